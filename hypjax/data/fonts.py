@@ -1,0 +1,262 @@
+"""Letters of the font files that matplotlib ships, grouped into visually distinct classes.
+
+The files are read where the installed matplotlib keeps them. Which character a face holds is
+taken from its character map, which is not always true (see `LYING_FACES`), and two characters
+are one class when most faces draw them alike (Latin A, Greek Alpha, Cyrillic A).
+"""
+
+import collections
+import dataclasses
+import functools
+import pathlib
+import unicodedata
+
+import fontTools.ttLib
+import fontTools.unicodedata
+import matplotlib
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+SIZE = 48  # Side of an image in pixels.
+SUPERSAMPLE = 3  # Glyphs are drawn this much larger, then averaged down.
+EM = 30  # Font size, the same for every letter so that c and C stay apart.
+BASELINE = 35  # Row of the baseline: room for two accents above, for a cedilla below.
+MARGIN = 3  # Glyphs that come nearer than this to the border are shrunk.
+
+MIN_FACES = 10  # Characters in fewer faces make no class.
+
+# Modifier letters (Lm) are left out: most are accents and primes of a few pixels, the others
+# superscripts of letters that are present at full size.
+LETTER_CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lo"})
+
+# Faces whose character map gives letters the shapes of something else.
+LYING_FACES = frozenset(
+    {
+        "LastResortHE-Regular",  # One placeholder box for each block of Unicode.
+        "cmex10",  # Brackets, integrals and radicals at the codes of letters.
+        "cmsy10",  # Arrows and relations at a-z; calligraphic capitals at A-Z.
+    }
+)
+# The other Computer Modern faces are true for A-Z and a-z only: in their TeX encoding
+# U+00C0 is AE, U+00AA is Psi, and in cmmi10 U+00C0 is upsilon.
+ASCII_ONLY_PREFIX = "cm"
+# Single lies: this face has che with descender and ghe with descender exchanged.
+LYING_GLYPHS = {"DejaVuSansMono-Oblique": frozenset({0x04CB, 0x04CC, 0x04F6, 0x04F7})}
+
+# Two drawings are alike when their squared difference is at most this part of the larger one's
+# squared ink. Redrawn copies of a letter (STIX Alpha and A) are below 0.01; the closest letters
+# that are meant to differ (O with breve, O with caron) are above 0.014 in the median face.
+SAME_TOLERANCE = 0.01
+# Characters are one class when more than this part of the faces that hold both draw them alike.
+SAME_SHARE = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Glyph:
+    """One character in one face."""
+
+    face: str
+    codepoint: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GlyphClass:
+    """Characters that are drawn alike, and one glyph for each face that holds any of them.
+
+    Attributes:
+      codepoints: the member characters, ascending.
+      glyphs: one per face, ordered by face; the member with the lowest code point stands for
+        the class in each face.
+    """
+
+    codepoints: tuple[int, ...]
+    glyphs: tuple[Glyph, ...]
+
+    @property
+    def name(self) -> str:
+        """The first member and its Unicode name, unique among classes."""
+        character = chr(self.codepoints[0])
+        return f"{character} {unicodedata.name(character)}"
+
+    @property
+    def script(self) -> str:
+        """Name of the script, such as 'Latin'."""
+        code = fontTools.unicodedata.script(self._scripted_character)
+        return fontTools.unicodedata.script_name(code)
+
+    @property
+    def base(self) -> str:
+        """The letter without its accents: 'e' for 'é'; letters such as 'ø' are their own."""
+        return unicodedata.normalize("NFD", self._scripted_character)[0]
+
+    @property
+    def _scripted_character(self) -> str:
+        """The first member that belongs to a script: Greek mu, not the common micro sign."""
+        members = [chr(codepoint) for codepoint in self.codepoints]
+        scripted = (c for c in members if fontTools.unicodedata.script(c) != "Zyyy")
+        return next(scripted, members[0])
+
+
+def face_path(face: str) -> pathlib.Path:
+    """Returns the font file of a face."""
+    return pathlib.Path(matplotlib.get_data_path(), "fonts", "ttf", f"{face}.ttf")
+
+
+def truthful_faces() -> list[str]:
+    """Returns the names of the faces whose character maps can be believed, sorted."""
+    directory = face_path("any").parent
+    return sorted({path.stem for path in directory.glob("*.ttf")} - LYING_FACES)
+
+
+def letters_of(face: str) -> list[int]:
+    """Returns the code points of the letters that a face draws, ascending."""
+    with fontTools.ttLib.TTFont(face_path(face), lazy=True) as font:
+        mapped = set(font.getBestCmap()) - LYING_GLYPHS.get(face, frozenset())
+    letters = [c for c in sorted(mapped) if unicodedata.category(chr(c)) in LETTER_CATEGORIES]
+    if face.startswith(ASCII_ONLY_PREFIX):
+        letters = [c for c in letters if c < 128]
+    return letters
+
+
+@functools.cache
+def _load_font(face: str) -> ImageFont.FreeTypeFont:
+    # The basic layout needs no optional library, so every machine draws the same.
+    return ImageFont.truetype(
+        face_path(face), EM * SUPERSAMPLE, layout_engine=ImageFont.Layout.BASIC
+    )
+
+
+def draw(glyph: Glyph) -> Image.Image:
+    """Draws a glyph centred on the canvas, standing on the baseline, light on dark.
+
+    Args:
+      glyph: what to draw.
+
+    Returns:
+      Greyscale ('L') image of side SIZE * SUPERSAMPLE.
+    """
+    font, character = _load_font(glyph.face), chr(glyph.codepoint)
+    left, top, right, bottom = font.getbbox(character, anchor="ls")
+    shrink = _shrink_to_fit(right - left, -top, bottom)
+    if shrink < 1:
+        font = font.font_variant(size=font.size * shrink)
+        left, top, right, bottom = font.getbbox(character, anchor="ls")
+    side = SIZE * SUPERSAMPLE
+    canvas = Image.new("L", (side, side), 0)
+    corner = ((side - left - right) // 2, BASELINE * SUPERSAMPLE)
+    ImageDraw.Draw(canvas).text(corner, character, fill=255, font=font, anchor="ls")
+    return canvas
+
+
+def _shrink_to_fit(width: int, ascent: int, descent: int) -> float:
+    """Returns the scale at which a glyph of this extent keeps the margin, 1 at most."""
+    room_and_need = (
+        (SIZE - 2 * MARGIN, width),
+        (BASELINE - MARGIN, ascent),
+        (SIZE - BASELINE - MARGIN, descent),
+    )
+    return min([1.0] + [SUPERSAMPLE * room / need for room, need in room_and_need if need > 0])
+
+
+def draw_small(glyph: Glyph) -> np.ndarray:
+    """Draws a glyph at the size of the data set, without any random change.
+
+    Args:
+      glyph: what to draw.
+
+    Returns:
+      (SIZE, SIZE) uint8, 0 for the ground and 255 for full ink.
+    """
+    return np.asarray(draw(glyph).reduce(SUPERSAMPLE))
+
+
+@functools.cache
+def glyph_classes() -> tuple[GlyphClass, ...]:
+    """Returns every class with at least MIN_FACES faces, by lowest code point.
+
+    It draws all candidate glyphs and compares them, which takes some seconds; the result is kept.
+    """
+    letters = {face: letters_of(face) for face in truthful_faces()}
+    frequency = collections.Counter(c for held in letters.values() for c in held)
+    candidates = np.array(sorted(c for c, n in frequency.items() if n >= MIN_FACES))
+    held_by, alike = _compare_candidates(candidates, letters)
+    groups = _connected(alike)
+    classes = [_make_class(candidates[group].tolist(), held_by) for group in groups]
+    return tuple(c for c in classes if len(c.glyphs) >= MIN_FACES)
+
+
+def _compare_candidates(
+    candidates: np.ndarray, letters: dict[str, list[int]]
+) -> tuple[dict[str, set[int]], np.ndarray]:
+    """Compares all pairs of candidates in every face.
+
+    Returns:
+      The candidates that each face really draws, and a (N, N) bool matrix of the pairs that are
+      one letter.
+    """
+    n = len(candidates)
+    shared, same = np.zeros((n, n), np.int32), np.zeros((n, n), np.int32)
+    held_by = {}
+    for face, mapped in letters.items():
+        rows = np.flatnonzero(np.isin(candidates, mapped))
+        if not len(rows):
+            continue
+        images = np.stack([draw_small(Glyph(face, c)) for c in candidates[rows].tolist()])
+        drawn = ~_is_missing(images, face)
+        rows, images = rows[drawn], images[drawn]
+        held_by[face] = set(candidates[rows].tolist())
+        shared[np.ix_(rows, rows)] += 1
+        same[np.ix_(rows, rows)] += _alike(images)
+    alike = same > SAME_SHARE * shared
+    return held_by, alike | _canonically_equal(candidates)
+
+
+def _is_missing(images: np.ndarray, face: str) -> np.ndarray:
+    """Tells which of the (N, SIZE, SIZE) images are blank or the face's sign for no glyph."""
+    no_character = 0xFFFF  # Never assigned, so every face draws its .notdef glyph for it.
+    notdef = draw_small(Glyph(face, no_character))
+    return ~images.any(axis=(1, 2)) | (images == notdef).all(axis=(1, 2))
+
+
+def _alike(images: np.ndarray) -> np.ndarray:
+    """Returns the (N, N) bool matrix of the pairs within SAME_TOLERANCE of each other."""
+    # Six bits keep all sums of products below 2**24, where float32 is exact: the classes do not
+    # depend on the order in which a linear algebra library adds.
+    ink = (images.reshape(len(images), -1) >> 2).astype(np.float32)
+    products = ink @ ink.T
+    squares = np.diagonal(products)
+    difference = squares[:, None] + squares - 2 * products
+    return difference <= SAME_TOLERANCE * np.maximum(squares[:, None], squares)
+
+
+def _canonically_equal(candidates: np.ndarray) -> np.ndarray:
+    """Returns the (N, N) bool matrix of pairs that Unicode calls the same (angstrom sign, Å)."""
+    normal = np.array([unicodedata.normalize("NFC", chr(c)) for c in candidates])
+    return normal[:, None] == normal
+
+
+def _connected(related: np.ndarray) -> list[list[int]]:
+    """Returns the connected components of a symmetric (N, N) relation, by first index."""
+    root = list(range(len(related)))
+
+    def find(i: int) -> int:
+        while root[i] != i:
+            i = root[i]
+        return i
+
+    for i, j in np.argwhere(np.triu(related, 1)).tolist():
+        first, second = sorted((find(i), find(j)))
+        root[second] = first
+    groups = collections.defaultdict(list)
+    for i in range(len(related)):
+        groups[find(i)].append(i)
+    return list(groups.values())
+
+
+def _make_class(codepoints: list[int], held_by: dict[str, set[int]]) -> GlyphClass:
+    glyphs = []
+    for face, held in sorted(held_by.items()):
+        members = [c for c in codepoints if c in held]
+        if members:
+            glyphs.append(Glyph(face, members[0]))
+    return GlyphClass(tuple(codepoints), tuple(glyphs))
