@@ -1,0 +1,1 @@
+"""Datasets: their records, the plans of their batches, and the input that carries plans out."""

@@ -195,8 +195,9 @@ def dist_matrix(x: Float[Array, "n d"], y: Float[Array, "m d"], c: Scalar) -> Fl
     ones. Where single distances matter to the last digit, use `dist`.
     """
     x, y = _floating(x, y)
-    conformal = lambda_x(x, c) / 2 * (lambda_x(y, c) / 2).T  # 1/P: multiplying beats dividing
-    return _distance_from_ratio(products.square_distances(x, y) * conformal, c)
+    # Multiplying by 1/P one factor at a time makes no other matrix of this size.
+    q = products.square_distances(x, y) * (lambda_x(x, c) / 2) * (lambda_x(y, c) / 2).T
+    return _distance_from_ratio(q, c)
 
 
 def to_lorentz(x: Float[Array, "*b d"], c: Scalar) -> Float[Array, "*b d+1"]:

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from einops import rearrange
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from hypjax.geometry import Space
 from hypjax.interfaces import Batch, Outputs
@@ -41,21 +41,25 @@ def pairwise_cross_entropy(
     points = rearrange(embeddings, "n k d -> (k n) d")
     logits = -space.distance_matrix(points, points) / temperature
     blocks = rearrange(logits, "(i a) (j b) -> i j a b", i=samples, j=samples)
-    own = jax.vmap(_own_subset, in_axes=(0))(blocks[jnp.arange(samples), jnp.arange(samples)])
-    losses = jax.vmap(jax.vmap(_pair_loss, in_axes=(0, None)))(blocks, own)
-    return jnp.sum(losses, where=~jnp.eye(samples, dtype=bool))
+    own = jnp.eye(samples, dtype=bool)
+    candidates, positives = jax.vmap(jax.vmap(_block_terms))(blocks, own)
+    negatives = jnp.diagonal(candidates).T[:, None]  # of each anchor, in its own subset
+    losses = jnp.mean(jnp.logaddexp(candidates, negatives) - positives, axis=-1)
+    return jnp.sum(losses, where=~own)
 
 
-def _own_subset(logits: Float[Array, "n n"]) -> Float[Array, " n"]:
-    """Log-sum of an anchor's negatives in its own subset, which all its pairs have in common."""
-    itself = jnp.eye(logits.shape[0], dtype=bool)
-    return jax.nn.logsumexp(logits, axis=-1, where=~itself)
+def _block_terms(
+    logits: Float[Array, "n n"], own: Bool[Array, ""]
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """What a block contributes to each of its anchors.
 
-
-def _pair_loss(logits: Float[Array, "n n"], own: Float[Array, " n"]) -> Float[Array, ""]:
-    """Mean cross-entropy of one subset's anchors against another subset and their own."""
-    normalizer = jnp.logaddexp(jax.nn.logsumexp(logits, axis=-1), own)
-    return jnp.mean(normalizer - jnp.diagonal(logits))
+    Returns:
+        The log-sum over the block's images, in the anchors' own subset without the anchor itself,
+        and the logit of the image of the anchor's class.
+    """
+    same_class = jnp.eye(logits.shape[0], dtype=bool)
+    candidates = jax.nn.logsumexp(logits, axis=-1, where=~(own & same_class))
+    return candidates, jnp.sum(logits, axis=-1, where=same_class)
 
 
 @dataclasses.dataclass(frozen=True)

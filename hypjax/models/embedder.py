@@ -1,0 +1,60 @@
+"""Encoder and head: images to the two vectors that objectives and evaluation use."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from hypjax.interfaces import Outputs
+from hypjax.models.vit import VisionTransformer
+
+
+class Embedder(nn.Module):
+    """An encoder, and a head that maps its embedding to fewer coordinates.
+
+    The head is one float32 Dense layer with a semi-orthogonal kernel and bias 0 (Hyp-ViT,
+    Section 3.2); what it returns lies in no space yet.
+
+    Attributes:
+        encoder: Module that maps normalised images to embeddings.
+        head_dim: Coordinates of the head's output.
+    """
+
+    encoder: nn.Module
+    head_dim: int
+
+    @nn.compact
+    def __call__(self, images: Float[Array, "batch height width channels"]) -> Outputs:
+        """Embeds normalised images."""
+        pooled = self.encoder(images).astype(jnp.float32)
+        head = nn.Dense(
+            self.head_dim,
+            kernel_init=nn.initializers.orthogonal(),
+            precision=jax.lax.Precision.HIGHEST,
+            name="head",
+        )
+        return Outputs(pooled=pooled, projected=head(pooled))
+
+
+def create_embedder(config: ConfigDict) -> Embedder:
+    """Builds the model that a run's configuration describes.
+
+    Args:
+        config: The run's whole configuration, already validated.
+    """
+    model = config.model
+    encoder = VisionTransformer(
+        patch_size=model.patch_size,
+        width=model.width,
+        depth=model.depth,
+        num_heads=model.num_heads,
+        dtype=_compute_dtype(model.precision),
+    )
+    return Embedder(encoder=encoder, head_dim=model.head_dim)
+
+
+def _compute_dtype(precision: str) -> jnp.dtype:
+    if precision == "auto":
+        precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return jnp.dtype(precision)

@@ -1,0 +1,123 @@
+"""Vision Transformer (Dosovitskiy et al., ICLR 2021), with timm's numerics.
+
+GELU is the exact one, LayerNorm's ε is 1e-6, queries, keys and values come from one fused matrix
+with bias, and the position embedding includes the class token.
+"""
+
+import contextlib
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from jaxtyping import Array, Float
+
+_TOKEN_INIT = nn.initializers.truncated_normal(0.02)
+
+
+class VisionTransformer(nn.Module):
+    """Maps images to the class token after the final LayerNorm.
+
+    Attributes:
+        patch_size: Side of a patch in pixels; it divides the image's sides.
+        width: Coordinates of a token, and of the embedding.
+        depth: Number of blocks.
+        num_heads: Attention heads; they divide the width.
+        mlp_ratio: Width of a block's hidden layer beside that of a token.
+        dtype: Of activations and products. float32 products are true float32 on every device;
+            bfloat16 ones take their speed. Parameters, LayerNorm statistics, softmax and the
+            result are float32 in either case.
+    """
+
+    patch_size: int
+    width: int
+    depth: int
+    num_heads: int
+    mlp_ratio: float = 4
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, "batch height width channels"], return_tokens: bool = False
+    ) -> Float[Array, "batch dim"] | Float[Array, "batch tokens dim"]:
+        """Embeds normalised images.
+
+        Args:
+            images: Normalised pixels.
+            return_tokens: Return all tokens after the final LayerNorm, the class token first,
+                as timm's `forward_features` does.
+        """
+        with _full_products_in(self.dtype):
+            tokens = self._tokens(images)
+            for i in range(self.depth):
+                tokens = Block(self.num_heads, self.mlp_ratio, self.dtype, name=f"block_{i}")(
+                    tokens
+                )
+            tokens = _layer_norm("norm", jnp.float32)(tokens)
+        return tokens if return_tokens else tokens[:, 0]
+
+    def _tokens(self, images: Array) -> Array:
+        """Patches and class token, with their positions added."""
+        p = self.patch_size
+        patches = rearrange(images, "b (h p) (w q) c -> b (h w) (p q c)", p=p, q=p)
+        patches = nn.Dense(self.width, dtype=self.dtype, name="patch_embed")(patches)
+        cls = self.param("cls_token", _TOKEN_INIT, (1, 1, self.width))
+        positions = self.param("pos_embed", _TOKEN_INIT, (1, patches.shape[1] + 1, self.width))
+        cls = jnp.broadcast_to(cls, (len(images), 1, self.width))
+        return jnp.concatenate([cls.astype(self.dtype), patches], axis=1) + positions.astype(
+            self.dtype
+        )
+
+
+class Block(nn.Module):
+    """Pre-norm Transformer block: attention, then a two-layer perceptron."""
+
+    num_heads: int
+    mlp_ratio: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
+        """Applies the block."""
+        width = x.shape[-1]
+        x = x + Attention(self.num_heads, self.dtype, name="attention")(
+            _layer_norm("norm_1", self.dtype)(x)
+        )
+        hidden = _dense(int(width * self.mlp_ratio), self.dtype, "fc_1")(
+            _layer_norm("norm_2", self.dtype)(x)
+        )
+        return x + _dense(width, self.dtype, "fc_2")(nn.gelu(hidden, approximate=False))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with a fused projection of queries, keys and values."""
+
+    num_heads: int
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
+        """Attends over all tokens."""
+        width = x.shape[-1]
+        qkv = _dense(3 * width, self.dtype, "qkv")(x)
+        query, key, value = rearrange(qkv, "b t (n h d) -> n b t h d", n=3, h=self.num_heads)
+        mixed = jax.nn.dot_product_attention(query, key, value)
+        return _dense(width, self.dtype, "proj")(rearrange(mixed, "b t h d -> b t (h d)"))
+
+
+def _dense(features: int, dtype: jnp.dtype, name: str) -> nn.Dense:
+    return nn.Dense(features, dtype=dtype, kernel_init=_TOKEN_INIT, name=name)
+
+
+def _layer_norm(name: str, dtype: jnp.dtype) -> nn.LayerNorm:
+    # E[x²] − E[x]² would cancel for tokens whose mean is large beside their deviation.
+    return nn.LayerNorm(epsilon=1e-6, dtype=dtype, use_fast_variance=False, name=name)
+
+
+def _full_products_in(dtype: jnp.dtype) -> contextlib.AbstractContextManager:
+    """Keeps float32 products float32 where a device would round their factors."""
+    return (
+        jax.default_matmul_precision("highest")
+        if dtype == jnp.float32
+        else contextlib.nullcontext()
+    )
