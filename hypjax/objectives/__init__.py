@@ -1,6 +1,14 @@
 """Objectives: losses with their parameters and state, written against a space."""
 
 from hypjax.objectives.base import Metrics, Objective, Spec
+from hypjax.objectives.create import create_objective
 from hypjax.objectives.pairwise import PairwiseCrossEntropy, pairwise_cross_entropy
 
-__all__ = ["Metrics", "Objective", "PairwiseCrossEntropy", "Spec", "pairwise_cross_entropy"]
+__all__ = [
+    "Metrics",
+    "Objective",
+    "PairwiseCrossEntropy",
+    "Spec",
+    "create_objective",
+    "pairwise_cross_entropy",
+]

@@ -1,0 +1,51 @@
+"""Letters the model has never seen, found among other letters: the embedded default.
+
+Variants: `hyp` (Poincaré ball) and `sph` (sphere). A small Vision Transformer is trained from
+scratch, so what the published recipe says of fine-tuning does not hold: learning rate, schedule,
+batch, crops and image scale were chosen on the validation classes.
+"""
+
+from ml_collections import ConfigDict
+
+from hypjax.config import default_config, variant_error
+
+VARIANTS = ("hyp", "sph")
+
+
+def get_config(variant: str = "hyp") -> ConfigDict:
+    """Returns the configuration of a variant."""
+    if variant not in VARIANTS:
+        raise variant_error(variant, VARIANTS)
+    config = default_config()
+    config.name, config.variant = "glyphs", variant
+
+    config.data.name = "glyphs"
+    config.data.channels = 1
+    config.data.image_size = 32
+    config.data.resize = 32
+    config.data.mean, config.data.std = (0.5,), (0.5,)
+    config.data.crop_area = (0.7, 1.0)
+    config.data.crop_ratio = (0.9, 1.1)
+    config.data.flip = 0.0  # A mirrored letter is another letter.
+    config.data.validation_classes = 100
+
+    config.model.patch_size = 8
+    config.model.width = 128
+    config.model.depth = 4
+    config.model.num_heads = 4
+    config.model.head_dim = 128
+
+    if variant == "sph":
+        config.objective.space = "sphere"
+
+    config.optim.learning_rate = 1e-3
+    config.optim.schedule = "cosine"
+    config.optim.warmup_steps = 50
+    config.optim.frozen = ()  # Nothing is pretrained.
+
+    config.train.total_steps = 400
+    config.train.batch_size = 512
+    config.train.samples_per_class = 2
+
+    config.eval.every = 50
+    return config

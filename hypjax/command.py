@@ -1,0 +1,34 @@
+"""What every command shares: flags in, one call, mistakes answered in one sentence."""
+
+from collections.abc import Callable, Sequence
+
+from absl import app, flags
+
+from hypjax import errors
+
+_OVERRIDE = "--config."
+
+
+def run(main: Callable[[list[str]], None]) -> None:
+    """Parses the command line and calls `main` with its overrides of the configuration.
+
+    Flags of the form --config.FIELD=VALUE are collected as 'FIELD=VALUE'; all others are absl's.
+    A user's mistake is answered in one sentence, without a traceback.
+    """
+    with errors.reported():
+        app.run(main, flags_parser=_parse)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    overrides = [arg.removeprefix(_OVERRIDE) for arg in argv if arg.startswith(_OVERRIDE)]
+    try:
+        rest = flags.FLAGS([arg for arg in argv if not arg.startswith(_OVERRIDE)])
+    except flags.UnrecognizedFlagError as error:
+        raise errors.UserError(
+            f"unknown flag --{error.flagname} (--help lists the flags)"
+        ) from error
+    except flags.Error as error:
+        raise errors.UserError(f"{error} (--help lists the flags)") from error
+    if len(rest) > 1:
+        raise errors.UserError(f"unexpected argument {rest[1]!r}; flags are written --NAME=VALUE")
+    return overrides

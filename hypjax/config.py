@@ -1,0 +1,291 @@
+"""A run's configuration: defaults, validation, and identity.
+
+Files in `configs/` start from `default_config`, which holds the published recipe of Hyp-ViT, and
+say what differs. Everything but `config.run` is what a run is, and makes its identity; `config.run`
+is where and how it happens to run.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from hypjax.errors import UserError
+from hypjax.optim import GROUPS
+
+
+def default_config() -> ConfigDict:
+    """Returns the defaults: Hyp-ViT's recipe (Ermolov et al., CVPR 2022, Section 4 and code)."""
+    config = ConfigDict()
+    config.name = ""  # Of the experiment, and
+    config.variant = ""  # of its variant; together they name the default workdir.
+    config.seed = 0
+
+    config.data = data = ConfigDict()
+    data.name = "glyphs"
+    data.channels = 3
+    data.image_size = 224
+    data.resize = 224  # Shorter side before the centre crop of the test view.
+    data.mean = (0.5, 0.5, 0.5)  # Pixel scaling of ViT; DeiT and DINO use ImageNet's.
+    data.std = (0.5, 0.5, 0.5)
+    data.crop_area = (0.2, 1.0)  # RandomResizedCrop
+    data.crop_ratio = (3 / 4, 4 / 3)
+    data.flip = 0.5
+    data.validation_classes = 0  # Training classes held out to choose by.
+
+    config.model = model = ConfigDict()
+    model.patch_size = 16  # ViT-S/16
+    model.width = 384
+    model.depth = 12
+    model.num_heads = 6
+    model.head_dim = 128
+    # Of the encoder's products: float32, bfloat16, or auto, which is bfloat16 on accelerators.
+    model.precision = "auto"
+
+    config.objective = objective = ConfigDict()
+    objective.name = "pairwise_cross_entropy"
+    objective.space = "poincare"
+    objective.c = 0.1
+    objective.clip_radius = placeholder(float)  # None: features are not clipped.
+    objective.clip_radius = 2.3
+    objective.temperature = 0.2
+
+    config.optim = optim = ConfigDict()
+    optim.learning_rate = 3e-5  # vit, deit; dino: 1e-5
+    optim.schedule = "constant"
+    optim.warmup_steps = 0
+    optim.weight_decay = 0.01
+    optim.b1 = 0.9
+    optim.b2 = 0.999
+    optim.eps = 1e-8
+    optim.clip_norm = 3.0
+    optim.frozen = ("patch_projection",)  # Names of parameter groups, see hypjax/optim.py.
+
+    config.train = train = ConfigDict()
+    train.total_steps = 200
+    train.batch_size = 900  # samples_per_class images of each class
+    train.samples_per_class = 2
+
+    config.eval = evaluation = ConfigDict()
+    evaluation.ks = (1, 2, 4, 8)  # of Recall@K
+    evaluation.every = 0  # Steps between evaluations on the validation classes; 0: none.
+
+    config.run = run = ConfigDict()
+    run.data_dir = placeholder(str)  # None: TFDS's default, ~/tensorflow_datasets.
+    run.workers = 0  # Processes that decode; 0: threads.
+    run.eval_batch_size = 256
+    run.log_every = 10  # Steps between lines of metrics.jsonl.
+    run.checkpoint_every = 1000  # Steps between checkpoints.
+    return config.lock()
+
+
+# Fields that may be None.
+OPTIONAL = frozenset({"objective.clip_radius", "run.data_dir"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What a field must satisfy, in code and in words."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+_SCALARS = {
+    int: Rule(lambda value: type(value) is int, "a whole number"),
+    float: Rule(
+        lambda value: type(value) in (int, float) and math.isfinite(value), "a finite number"
+    ),
+    str: Rule(lambda value: isinstance(value, str), "a text"),
+}
+
+
+def field_type(field: str) -> Rule:
+    """The type that a field's default has, as a rule.
+
+    Args:
+        field: A dotted name, such as 'train.total_steps'.
+    """
+    default = flatten(default_config())[field]
+    if isinstance(default, tuple):
+        scalar = _SCALARS[type(default[0])]
+        return Rule(
+            lambda value: isinstance(value, tuple) and all(map(scalar.holds, value)),
+            f"a list in which each item is {scalar.words}",
+        )
+    scalar = _SCALARS[str if default is None else type(default)]
+    if field in OPTIONAL:
+        return Rule(lambda value: value is None or scalar.holds(value), scalar.words + ", or None")
+    return scalar
+
+
+def _one_of(*choices: str) -> Rule:
+    return Rule(lambda value: value in choices, "one of " + ", ".join(choices))
+
+
+def _at_least(bound: float) -> Rule:
+    return Rule(lambda value: value >= bound, f"at least {bound}")
+
+
+def _within(low: float, high: float) -> Rule:
+    return Rule(lambda value: low <= value <= high, f"between {low} and {high}")
+
+
+def _range_within(low: float, high: float) -> Rule:
+    return Rule(
+        lambda value: len(value) == 2 and low < value[0] <= value[1] <= high,
+        f"two ascending numbers above {low} and up to {high}",
+    )
+
+
+_POSITIVE = Rule(lambda value: value > 0, "above 0")
+
+_RULES = {
+    "seed": _at_least(0),
+    "data.name": _one_of("glyphs"),
+    "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
+    "data.image_size": _at_least(1),
+    "data.std": Rule(lambda value: all(v > 0 for v in value), "above 0 in every channel"),
+    "data.crop_area": _range_within(0, 1),
+    "data.crop_ratio": _range_within(0, float("inf")),
+    "data.flip": _within(0, 1),
+    "data.validation_classes": _at_least(0),
+    "model.patch_size": _at_least(1),
+    "model.width": _at_least(1),
+    "model.depth": _at_least(1),
+    "model.num_heads": _at_least(1),
+    "model.head_dim": _at_least(1),
+    "model.precision": _one_of("auto", "float32", "bfloat16"),
+    "objective.name": _one_of("pairwise_cross_entropy"),
+    "objective.space": _one_of("poincare", "sphere"),
+    "objective.c": _at_least(0),
+    "objective.clip_radius": Rule(lambda value: value is None or value > 0, "above 0, or None"),
+    "objective.temperature": _POSITIVE,
+    "optim.learning_rate": _at_least(0),
+    "optim.schedule": _one_of("constant", "cosine"),
+    "optim.warmup_steps": _at_least(0),
+    "optim.weight_decay": _at_least(0),
+    "optim.b1": Rule(lambda value: 0 <= value < 1, "at least 0 and below 1"),
+    "optim.b2": Rule(lambda value: 0 <= value < 1, "at least 0 and below 1"),
+    "optim.eps": _POSITIVE,
+    "optim.clip_norm": _POSITIVE,
+    "optim.frozen": Rule(
+        lambda value: set(value) <= set(GROUPS), "names among " + ", ".join(GROUPS)
+    ),
+    "train.total_steps": _at_least(1),
+    "train.samples_per_class": _at_least(2),
+    "eval.ks": Rule(lambda value: value and all(k >= 1 for k in value), "numbers from 1"),
+    "eval.every": _at_least(0),
+    "run.workers": _at_least(0),
+    "run.eval_batch_size": _at_least(1),
+    "run.log_every": _at_least(1),
+    "run.checkpoint_every": _at_least(1),
+}
+
+
+def validate(config: ConfigDict) -> None:
+    """Refuses a configuration that cannot be run, before anything is compiled.
+
+    Raises:
+        UserError: A field is unknown, missing or impossible; the message names it.
+    """
+    fields = flatten(config)
+    known = flatten(default_config())
+    for field in fields.keys() - known.keys():
+        raise UserError(f"unknown field config.{field}{nearest(field, known)}")
+    for field in known.keys() - fields.keys():
+        raise UserError(f"config.{field} is missing; start from hypjax.config.default_config()")
+    for field, value in fields.items():
+        kind = field_type(field)
+        if not kind.holds(value):
+            refuse(field, value, kind.words)
+    for field, rule in _RULES.items():
+        if not rule.holds(fields[field]):
+            refuse(field, fields[field], rule.words)
+    _validate_together(config)
+
+
+def _validate_together(config: ConfigDict) -> None:
+    """Rules that tie fields to one another."""
+    data, model, optim, train = config.data, config.model, config.optim, config.train
+    classes, rest = divmod(train.batch_size, train.samples_per_class)
+    if rest or classes < 2:
+        words = f"a multiple of train.samples_per_class ({train.samples_per_class}), twice or more"
+        refuse("train.batch_size", train.batch_size, words)
+    if data.image_size % model.patch_size:
+        refuse(
+            "data.image_size",
+            data.image_size,
+            f"a multiple of model.patch_size ({model.patch_size})",
+        )
+    if data.resize < data.image_size:
+        refuse("data.resize", data.resize, f"at least data.image_size ({data.image_size})")
+    if model.width % model.num_heads:
+        refuse("model.width", model.width, f"a multiple of model.num_heads ({model.num_heads})")
+    for field in ("mean", "std"):
+        if len(data[field]) != data.channels:
+            refuse(f"data.{field}", data[field], f"one number a channel ({data.channels})")
+    if optim.warmup_steps > train.total_steps:
+        refuse(
+            "optim.warmup_steps",
+            optim.warmup_steps,
+            f"at most train.total_steps ({train.total_steps})",
+        )
+
+
+def refuse(field: str, value: Any, words: str) -> None:
+    """Raises the error for a field's impossible value."""
+    raise UserError(f"config.{field} is {value!r}; it must be {words}")
+
+
+def nearest(name: str, valid: Collection[str]) -> str:
+    """Returns '; did you mean X?' with the most similar of some valid names."""
+    return f"; did you mean {difflib.get_close_matches(name, valid, n=1, cutoff=0)[0]}?"
+
+
+def variant_error(variant: str, valid: Collection[str]) -> UserError:
+    """What a configuration file raises for a variant it does not have."""
+    return UserError(f"unknown variant {variant!r}{nearest(variant, valid)}")
+
+
+def identity(config: ConfigDict) -> dict[str, Any]:
+    """What a run is: all fields, by dotted name, but those of `config.run`."""
+    fields = json.loads(json.dumps(flatten(config)))  # Tuples become lists, as in saved files.
+    return {field: value for field, value in sorted(fields.items()) if not field.startswith("run.")}
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Fields in which two identities differ, as 'field: old -> new'."""
+    fields = sorted(old.keys() | new.keys())
+    return [f"{f}: {old.get(f)} -> {new.get(f)}" for f in fields if old.get(f) != new.get(f)]
+
+
+def default_workdir(config: ConfigDict, overrides: Collection[str]) -> str:
+    """Where a run goes without --workdir: runs/<config>-<variant>, and a hash of its overrides.
+
+    Args:
+        config: The run's configuration.
+        overrides: 'field=value' from the command line; those of `config.run` make no difference.
+    """
+    overrides = sorted(o for o in overrides if not o.startswith("run."))
+    workdir = f"runs/{config.name}-{config.variant}"
+    if overrides:
+        workdir += "-" + hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:8]
+    return workdir
+
+
+def flatten(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """All fields of a configuration, by dotted name."""
+    fields = {}
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            fields |= flatten(value, f"{prefix}{name}.")
+        else:
+            fields[prefix + name] = value
+    return fields

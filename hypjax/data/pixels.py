@@ -1,0 +1,48 @@
+"""Pixels on the host: one decoder, and the two views of an image."""
+
+import io
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+# Colour mode by number of channels.
+_MODES = {1: "L", 3: "RGB"}
+
+
+def decode(encoded: bytes, channels: int) -> Image.Image:
+    """Decodes an image file to greyscale (1 channel) or RGB (3); EXIF orientation is ignored."""
+    image = Image.open(io.BytesIO(encoded))
+    return image.convert(_MODES[channels])
+
+
+def crop_and_resize(
+    image: Image.Image, box: np.ndarray, side: int
+) -> UInt8[np.ndarray, "side side channels"]:
+    """Cuts out a box (top, left, height, width) and resizes it to a square.
+
+    Pillow's bicubic filter with antialiasing, applied to the crop alone.
+    """
+    top, left, height, width = (int(n) for n in box)
+    cropped = image.crop((left, top, left + width, top + height))
+    return _array(cropped.resize((side, side), Image.Resampling.BICUBIC))
+
+
+def central_view(
+    image: Image.Image, shorter_side: int, side: int
+) -> UInt8[np.ndarray, "side side channels"]:
+    """The test view: the shorter side resized, bicubic, then a square cut from the centre.
+
+    Sizes round as torchvision's Resize and CenterCrop do.
+    """
+    shorter = min(image.size)
+    size = tuple(shorter_side * length // shorter for length in image.size)
+    resized = image.resize(size, Image.Resampling.BICUBIC)
+    left = round((resized.width - side) / 2)
+    top = round((resized.height - side) / 2)
+    return _array(resized.crop((left, top, left + side, top + side)))
+
+
+def _array(image: Image.Image) -> UInt8[np.ndarray, "height width channels"]:
+    array = np.asarray(image)
+    return array if array.ndim == 3 else array[..., None]

@@ -1,0 +1,140 @@
+"""Plans: which images make up a batch and how they are cropped, as a pure function of (seed, step).
+
+A plan is a few small arrays on the host. Worker processes, or the device, only carry it out, so
+pixels never depend on the number of workers or on where a run was resumed.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int, Shaped
+
+# Streams of random numbers that must not repeat one another.
+_CLASSES, _IMAGES, _CROPS = range(3)
+_CROP_ATTEMPTS = 10
+
+
+class Plan(NamedTuple):
+    """One batch to be.
+
+    Attributes:
+        ids: Position of each image in the training set.
+        labels: Its class.
+        boxes: What to cut from it: top, left, height, width, in pixels.
+        flips: Whether to mirror it left to right.
+    """
+
+    ids: Int[np.ndarray, " batch"]
+    labels: Int[np.ndarray, " batch"]
+    boxes: Int[np.ndarray, "batch 4"]
+    flips: Bool[np.ndarray, " batch"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomCrop:
+    """Distribution of crop boxes, that of torchvision's RandomResizedCrop, and of flips.
+
+    Attributes:
+        area: Least and largest share of the image's area.
+        ratio: Least and largest width / height, drawn uniformly on a logarithmic scale.
+        flip: Probability of mirroring.
+    """
+
+    area: tuple[float, float]
+    ratio: tuple[float, float]
+    flip: float
+
+    def boxes(
+        self, rng: np.random.Generator, sizes: Int[np.ndarray, "n 2"]
+    ) -> Int[np.ndarray, "n 4"]:
+        """Draws one box for each image of the given height and width.
+
+        The first of ten attempts that fits is taken; where none does, the largest centred box
+        within the bounds of the ratio.
+        """
+        height, width = sizes[:, :1], sizes[:, 1:]
+        shape = (len(sizes), _CROP_ATTEMPTS)
+        area = height * width * rng.uniform(*self.area, shape)
+        ratio = np.exp(rng.uniform(*np.log(self.ratio), shape))
+        h = np.rint(np.sqrt(area / ratio)).astype(np.int64)
+        w = np.rint(np.sqrt(area * ratio)).astype(np.int64)
+        fits = (0 < h) & (h <= height) & (0 < w) & (w <= width)
+        first = np.argmax(fits, axis=1)[:, None]
+        chosen = np.concatenate(
+            [np.take_along_axis(h, first, axis=1), np.take_along_axis(w, first, axis=1)], axis=1
+        )
+        fitted = fits.any(axis=1)[:, None]
+        extent = np.where(fitted, chosen, self._largest(sizes))
+        room = sizes - extent
+        corner = np.where(fitted, rng.integers(0, room, endpoint=True), room // 2)
+        return np.concatenate([corner, extent], axis=1).astype(np.int32)
+
+    def _largest(self, sizes: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+        height, width = sizes[:, 0], sizes[:, 1]
+        low, high = self.ratio
+        h = np.where(width / height < low, np.rint(width / low), height)
+        w = np.where(width / height > high, np.rint(height * high), width)
+        return np.stack([h, w], axis=1).astype(np.int64)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassBalancedPlans:
+    """Batches of N classes with d images each (Hyp-ViT's sampling).
+
+    In an epoch a random permutation of all classes is cut into batches, so that no class comes
+    twice; classes that do not fill a batch wait for another epoch. A class's d images are distinct
+    where it has as many. Images of one class are neighbours in the batch.
+
+    Attributes:
+        labels: Class of each training image, from 0 without gaps.
+        sizes: Height and width of each training image.
+        classes_per_batch: N.
+        samples_per_class: d.
+        crop: Distribution of crops and flips.
+        seed: Of all random choices.
+    """
+
+    labels: Int[np.ndarray, " images"]
+    sizes: Int[np.ndarray, "images 2"]
+    classes_per_batch: int
+    samples_per_class: int
+    crop: RandomCrop
+    seed: int
+
+    @functools.cached_property
+    def _members(self) -> list[Int[np.ndarray, " members"]]:
+        """Positions of each class's images."""
+        order = np.argsort(self.labels, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(self.labels))[:-1])
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Number of whole batches that the classes make."""
+        return len(self._members) // self.classes_per_batch
+
+    def __call__(self, step: int) -> Plan:
+        """Returns the plan of a step, counted from 0."""
+        epoch, batch = divmod(step, self.batches_per_epoch)
+        permutation = self._rng(_CLASSES, epoch).permutation(len(self._members))
+        first = batch * self.classes_per_batch
+        classes = permutation[first : first + self.classes_per_batch]
+        rng = self._rng(_IMAGES, step)
+        ids = np.concatenate([self._draw(rng, self._members[c]) for c in classes])
+        rng = self._rng(_CROPS, step)
+        return Plan(
+            ids=ids.astype(np.int32),
+            labels=self.labels[ids].astype(np.int32),
+            boxes=self.crop.boxes(rng, self.sizes[ids]),
+            flips=rng.random(len(ids)) < self.crop.flip,
+        )
+
+    def _draw(
+        self, rng: np.random.Generator, members: Shaped[np.ndarray, " members"]
+    ) -> Shaped[np.ndarray, " d"]:
+        repeats = len(members) < self.samples_per_class
+        return rng.choice(members, self.samples_per_class, replace=repeats)
+
+    def _rng(self, stream: int, index: int) -> np.random.Generator:
+        return np.random.default_rng((self.seed, stream, index))
