@@ -14,6 +14,7 @@ from hypjax.reporting import write_json
 
 _CONFIG = "config.json"
 _RESULTS = "results.json"
+_CHECKPOINTS = "checkpoints"
 
 
 class Workdir:
@@ -63,17 +64,21 @@ class Workdir:
         """Marks the run as finished."""
         write_json(self.path / _RESULTS, results)
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a state to restore."""
+        return any(path.name.isdigit() for path in (self.path / _CHECKPOINTS).glob("*"))
+
     def checkpoints(self) -> "Checkpoints":
-        """The checkpoints in the folder."""
-        return Checkpoints(self.path / "checkpoints")
+        """The checkpoints in the folder, which is made where it does not exist."""
+        return Checkpoints(self.path / _CHECKPOINTS)
 
 
 class Checkpoints:
     """The latest state of a run, as named trees that can be read apart."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Opens a folder of checkpoints; it is made by the first `save`."""
-        self._path = path
+        """Opens a folder of checkpoints."""
         options = ocp.CheckpointManagerOptions(max_to_keep=1)
         self._manager = ocp.CheckpointManager(path, options=options)
 

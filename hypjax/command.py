@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from hypjax import errors
 
@@ -29,6 +29,8 @@ def _parse(argv: Sequence[str]) -> list[str]:
         ) from error
     except flags.Error as error:
         raise errors.UserError(f"{error} (--help lists the flags)") from error
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes.
     if len(rest) > 1:
         raise errors.UserError(f"unexpected argument {rest[1]!r}; flags are written --NAME=VALUE")
     return overrides

@@ -180,7 +180,7 @@ _RULES = {
     ),
     "train.total_steps": _at_least(1),
     "train.samples_per_class": _at_least(2),
-    "eval.ks": Rule(lambda value: value and all(k >= 1 for k in value), "numbers from 1"),
+    "eval.ks": Rule(lambda value: len(value) > 0 and min(value) >= 1, "one or more numbers from 1"),
     "eval.every": _at_least(0),
     "run.workers": _at_least(0),
     "run.eval_batch_size": _at_least(1),

@@ -101,10 +101,9 @@ def evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
         UserError: The folder holds no checkpoint, or one of another run.
     """
     run = Workdir(pathlib.Path(workdir), config)
-    checkpoints = run.checkpoints()
-    if checkpoints.latest_step is None:
+    if not run.has_checkpoint:
         raise UserError(f"{run.path} holds no checkpoint to evaluate; train first")
-    model = create_embedder(config)
+    model, checkpoints = create_embedder(config), run.checkpoints()
     (params,) = checkpoints.restore(model=model_shapes(config, model))
     checkpoints.close()
     evaluator = Evaluator(config, model, create_objective(config).score_space)

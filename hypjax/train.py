@@ -94,7 +94,7 @@ def make_train_step(
         params = optim.merge(optax.apply_updates(trained, updates), frozen)
         metrics |= {
             "loss": loss,
-            "gradient_norm": optax.global_norm(gradient),
+            "gradient_norm": optax.tree.norm(gradient),
             "learning_rate": jnp.asarray(schedule(state.step)),
         }
         return TrainState(state.step + 1, params, opt_state, objective_state), metrics
@@ -311,8 +311,8 @@ def create_plans(config: ConfigDict, splits: Splits) -> ClassBalancedPlans:
     classes = config.train.batch_size // samples
     if classes > splits.train.num_classes:
         raise UserError(
-            f"config.train.batch_size is {config.train.batch_size}, {classes} classes with {samples} "
-            f"images each, but there are {splits.train.num_classes} training classes"
+            f"config.train.batch_size is {config.train.batch_size}, {classes} classes with "
+            f"{samples} images each, but there are {splits.train.num_classes} training classes"
         )
     crop = RandomCrop(config.data.crop_area, config.data.crop_ratio, config.data.flip)
     return ClassBalancedPlans(

@@ -1,0 +1,101 @@
+"""The real command line, as a user types it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_train import SHORT
+
+
+@pytest.fixture
+def hypjax_main(repository, data_dir, tmp_path):
+    def run(*args):
+        return subprocess.run(
+            [sys.executable, "-m", "hypjax.main", *args],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(repository)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run
+
+
+@pytest.fixture
+def glyphs(repository, data_dir):
+    return [
+        f"--config={repository}/configs/glyphs.py",
+        *(f"--config.{override}" for override in SHORT),
+        f"--config.run.data_dir={data_dir}",
+    ]
+
+
+def test_trains_then_repeats_its_results_then_evaluates(hypjax_main, glyphs, tmp_path):
+    first = hypjax_main(*glyphs, "--workdir=run")
+    assert first.returncode == 0, first.stderr
+    assert "step 6/6" in first.stderr and "Traceback" not in first.stderr
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    shown = [line.split() for line in first.stdout.splitlines()]
+    final = [f"{value:.4f}" for value in results["final"]["head"].values()]
+    assert ["final", "head", *final] in shown
+
+    again = hypjax_main(*glyphs, "--workdir=run")
+    assert again.returncode == 0 and "already" in again.stdout
+    evaluated = hypjax_main(*glyphs, "--workdir=run", "--mode=evaluate")
+    assert ["final", "head", *final] in [line.split() for line in evaluated.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "error: no configuration named; try --config=configs/glyphs.py"),
+        (["--confg=x"], "error: unknown flag --confg (--help lists the flags)"),
+        (["--config=x.py", "extra"], "error: unexpected argument 'extra'"),
+        (["--config=none.py"], "error: no configuration file none.py"),
+        (["--config=x.py", "--mode=train_"], "error: flag --mode=train_: value should be one of"),
+    ],
+)
+def test_mistakes_are_answered_in_one_sentence(hypjax_main, args, message):
+    finished = hypjax_main(*args)
+    assert finished.returncode == 1
+    assert finished.stderr.startswith(message)
+    assert len(finished.stderr.splitlines()) == 1
+
+
+def test_mistakes_in_the_configuration_are_answered_in_one_sentence(hypjax_main, glyphs):
+    finished = hypjax_main(*glyphs, "--config.train.total_stepz=3")
+    assert finished.returncode == 1
+    assert finished.stderr == (
+        "error: unknown field config.train.total_stepz; did you mean train.total_steps?\n"
+    )
+    taken = hypjax_main(*glyphs, "--workdir=/proc/nowhere")
+    assert taken.returncode == 1
+    assert taken.stderr.startswith("error: cannot write to /proc/nowhere")
+
+
+def test_help_lists_the_flags(hypjax_main):
+    finished = hypjax_main("--help")
+    assert all(flag in finished.stdout for flag in ("--config", "--workdir", "--mode"))
+
+
+def test_importing_hypjax_is_light(repository):
+    program = "import sys, hypjax; print(sorted({'jax', 'flax', 'tensorflow'} & set(sys.modules)))"
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, check=True
+    )
+    assert finished.stdout.strip() == "[]"
+
+
+def test_training_needs_neither_tensorflow_nor_torch(repository):
+    program = (
+        "import sys, hypjax.train, hypjax.evaluate;"
+        "print(sorted({'tensorflow', 'torch'} & set(sys.modules)))"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, check=True
+    )
+    assert finished.stdout.strip() == "[]"

@@ -1,0 +1,105 @@
+"""Plans: Hyp-ViT's sampling, and crop boxes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypjax.data.plans import ClassBalancedPlans, RandomCrop
+
+CROP = RandomCrop(area=(0.2, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
+
+
+def plans(counts, classes_per_batch, samples, seed=0, crop=CROP):
+    """Plans for a training set with the given number of images in each class, shuffled."""
+    rng = np.random.default_rng(1)
+    labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+    sizes = rng.integers(30, 200, size=(len(labels), 2))
+    return ClassBalancedPlans(labels, sizes, classes_per_batch, samples, crop, seed)
+
+
+datasets = st.lists(st.integers(1, 7), min_size=5, max_size=30)
+
+
+@given(counts=datasets, n=st.integers(2, 5), d=st.integers(2, 4), step=st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_a_batch_holds_n_classes_with_d_images_side_by_side(counts, n, d, step):
+    plan = plans(counts, n, d)
+    batch = plan(step)
+    assert batch.ids.shape == (n * d,)
+    labels = batch.labels.reshape(n, d)
+    assert (labels == labels[:, :1]).all() and len(set(labels[:, 0])) == n
+    np.testing.assert_array_equal(plan.labels[batch.ids], batch.labels)
+    for row, label in zip(batch.ids.reshape(n, d), labels[:, 0], strict=True):
+        if counts[label] >= d:
+            assert len(set(row)) == d
+
+
+@given(counts=datasets, n=st.integers(2, 5), epoch=st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_a_class_comes_at_most_once_an_epoch(counts, n, epoch):
+    plan = plans(counts, n, 2)
+    steps = range(epoch * plan.batches_per_epoch, (epoch + 1) * plan.batches_per_epoch)
+    classes = np.concatenate([plan(step).labels[::2] for step in steps])
+    assert len(classes) == len(counts) // n * n == len(set(classes))
+
+
+def test_a_plan_is_a_function_of_seed_and_step_alone():
+    one, other = plans([5] * 20, 4, 2), plans([5] * 20, 4, 2)
+    forwards = [one(step) for step in range(12)]
+    backwards = [other(step) for step in reversed(range(12))][::-1]
+    for a, b in zip(forwards, backwards, strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+    changed = plans([5] * 20, 4, 2, seed=1)(0)
+    assert not np.array_equal(changed.ids, forwards[0].ids)
+    assert not np.array_equal(changed.boxes, forwards[0].boxes)
+
+
+def test_all_classes_and_images_come_equally_often():
+    plan = plans([4] * 10, 4, 2)  # Two classes wait in each epoch.
+    ids = np.concatenate([plan(step).ids for step in range(4000)])
+    expected = 4000 * 8 / 40
+    counts = np.bincount(ids, minlength=40)
+    assert np.abs(counts - expected).max() < 5 * np.sqrt(expected)
+
+
+def test_boxes_lie_in_their_images():
+    plan = plans([5] * 30, 10, 4)
+    for step in range(30):
+        batch = plan(step)
+        (top, left, height, width), sizes = batch.boxes.T, plan.sizes[batch.ids]
+        assert (height > 0).all() and (width > 0).all()
+        assert (top >= 0).all() and (top + height <= sizes[:, 0]).all()
+        assert (left >= 0).all() and (left + width <= sizes[:, 1]).all()
+
+
+def test_boxes_have_the_stated_distribution():
+    sizes = np.full((40_000, 2), 1000)
+    boxes = CROP.boxes(np.random.default_rng(0), sizes).astype(float)
+    area, ratio = boxes[:, 2] * boxes[:, 3] / 1e6, boxes[:, 3] / boxes[:, 2]
+    assert area.min() > 0.199 and 0.9 < area.max() <= 1
+    assert ratio.min() > 0.745 and ratio.max() < 1.34
+    inner = area < 0.5  # Larger areas are rejected more often for elongated boxes.
+    quantiles = [0.25, 0.5, 0.75]
+    expected = np.log(3 / 4) + np.array(quantiles) * np.log(16 / 9)
+    np.testing.assert_allclose(np.quantile(np.log(ratio[inner]), quantiles), expected, atol=0.01)
+    np.testing.assert_allclose(
+        np.quantile(area[inner], quantiles), [0.275, 0.35, 0.425], atol=0.005
+    )
+    place = boxes[inner, 0] / (1000 - boxes[inner, 2])
+    np.testing.assert_allclose(np.quantile(place, quantiles), quantiles, atol=0.015)
+
+
+@pytest.mark.parametrize(
+    ("size", "box"), [((10, 1000), (0, 493, 10, 13)), ((1000, 10), (493, 0, 13, 10))]
+)
+def test_an_image_too_narrow_for_any_box_gives_its_centre(size, box):
+    boxes = CROP.boxes(np.random.default_rng(0), np.tile([size], (50, 1)))
+    np.testing.assert_array_equal(boxes, np.tile([box], (50, 1)))
+
+
+def test_flips_have_the_stated_probability():
+    flips = np.concatenate([plans([5] * 30, 10, 4)(step).flips for step in range(300)])
+    assert abs(flips.mean() - 0.5) < 0.02
+    still = RandomCrop((0.2, 1.0), (0.75, 1.33), flip=0.0)
+    assert not plans([5] * 30, 10, 4, crop=still)(0).flips.any()

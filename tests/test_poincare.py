@@ -1,0 +1,217 @@
+"""The ball against closed forms, in float64 and float32, and at the places where formulas break."""
+
+import jax
+import jax.numpy as jnp
+import jax.test_util
+import mpmath
+import numpy as np
+import pytest
+
+from hypjax.geometry import poincare
+
+CURVATURES = [0.01, 0.1, 1.0, 10.0]
+
+
+def points(seed, shape, c, largest, smallest=0.0):
+    """Random points with norms up to `largest` / √c, in float64."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=shape)
+    norms = rng.uniform(smallest, largest, size=(*shape[:-1], 1))
+    return x / np.linalg.norm(x, axis=-1, keepdims=True) * norms / np.sqrt(c)
+
+
+def exact_distance(x, y, c):
+    """Eq. 2 of Hyp-ViT in fifty digits."""
+    with mpmath.workdps(50):
+        c = mpmath.mpf(c)
+        x, y = [[mpmath.mpf(float(v)) for v in vector] for vector in (x, y)]
+        dot = lambda a, b: mpmath.fsum(u * v for u, v in zip(a, b, strict=True))  # noqa: E731
+        xy, xx, yy = -dot(x, y), dot(x, x), dot(y, y)
+        left, right = 1 + 2 * c * xy + c * yy, 1 - c * xx
+        numerator = [-left * u + right * v for u, v in zip(x, y, strict=True)]
+        norm = mpmath.sqrt(dot(numerator, numerator)) / (1 + 2 * c * xy + c**2 * xx * yy)
+        return float(2 / mpmath.sqrt(c) * mpmath.atanh(mpmath.sqrt(c) * norm))
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_distance_is_that_of_the_paper(float64, c):
+    x, y = points(0, (40, 5), c, 0.999), points(1, (40, 5), c, 0.999)
+    y[:10] = x[:10] + 1e-6 * y[:10]  # close pairs
+    expected = [exact_distance(a, b, c) for a, b in zip(x, y, strict=True)]
+    np.testing.assert_allclose(poincare.dist(x, y, c), expected, rtol=1e-9)
+    y[10:20] *= 1 / np.linalg.norm(y[10:20], axis=-1, keepdims=True) * 0.999 / np.sqrt(c)
+    np.testing.assert_allclose(
+        np.diagonal(poincare.dist_matrix(x[10:], y[10:], c)),
+        [exact_distance(a, b, c) for a, b in zip(x[10:], y[10:], strict=True)],
+        rtol=1e-9,
+    )
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_float32_distance_of_separated_points(c):
+    x, y = points(0, (200, 16), c, 0.9), points(1, (200, 16), c, 0.9)
+    x, y = x.astype(np.float32), y.astype(np.float32)
+    expected = [exact_distance(a, b, c) for a, b in zip(x, y, strict=True)]
+    np.testing.assert_allclose(poincare.dist(x, y, c), expected, rtol=1e-5)
+    np.testing.assert_allclose(np.diagonal(poincare.dist_matrix(x, y, c)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-3, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("dim", [2, 32, 128])
+def test_distance_matrix_in_the_recipes_range(dim, spread):
+    """At the clip radius all points are as far out as they get, and rounding weighs most."""
+    c, rng = 0.1, np.random.default_rng(dim)
+    v = rng.normal(size=dim) + spread * rng.normal(size=(400, dim)) * np.sqrt(dim)
+    v = poincare.clip_features((100 * v).astype(np.float32), 2.3)
+    x = np.asarray(poincare.expmap0(v, c))
+    with jax.enable_x64(True):
+        wide = x.astype(np.float64)
+        expected = np.asarray(poincare.dist(wide[:, None], wide[None], c))
+    error = np.abs(np.asarray(jax.jit(poincare.dist_matrix)(x, x, c)) - expected)
+    assert error.max() < 5e-3
+    assert (error / np.maximum(expected, 1)).max(where=expected > 1, initial=0) < 1e-5
+
+
+def test_curvature_zero_is_flat():
+    x, y = points(0, (9, 4), 1.0, 3.0), points(1, (9, 4), 1.0, 3.0)
+    flat = np.linalg.norm(x - y, axis=-1)
+    np.testing.assert_allclose(poincare.dist(x, y, 0.0), 2 * flat, rtol=1e-6)
+    np.testing.assert_allclose(poincare.dist(x, y, 1e-9), 2 * flat, rtol=1e-6)
+    np.testing.assert_allclose(poincare.mobius_add(x, y, 0.0), x + y, rtol=1e-6)
+    np.testing.assert_allclose(poincare.expmap0(x, 0.0), x, rtol=1e-6)
+    np.testing.assert_allclose(poincare.logmap(x, y, 0.0), y - x, rtol=1e-5)
+    np.testing.assert_allclose(poincare.expmap(x, y, 0.0), x + y, rtol=1e-6)
+    np.testing.assert_allclose(poincare.project(100 * x, 0.0), 100 * x, rtol=1e-6)
+    np.testing.assert_allclose(poincare.frechet_mean(x, 0.0), x.mean(axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_maps_are_inverse_to_each_other(float64, c):
+    x, y = points(0, (50, 6), c, 0.99), points(1, (50, 6), c, 0.99)
+    np.testing.assert_allclose(poincare.expmap0(poincare.logmap0(y, c), c), y, rtol=1e-9)
+    np.testing.assert_allclose(poincare.expmap(x, poincare.logmap(x, y, c), c), y, rtol=1e-8)
+    lorentz = poincare.to_lorentz(x, c)
+    np.testing.assert_allclose(poincare.from_lorentz(lorentz, c), x, rtol=1e-9)
+    norm = np.sum(lorentz[:, 1:] ** 2, axis=-1) - lorentz[:, 0] ** 2
+    np.testing.assert_allclose(norm, -1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_logmap_has_the_length_of_the_distance(float64, c):
+    x, y = points(0, (50, 6), c, 0.99), points(1, (50, 6), c, 0.99)
+    length = np.linalg.norm(poincare.logmap(x, y, c), axis=-1) * poincare.lambda_x(x, c)[:, 0]
+    np.testing.assert_allclose(length, poincare.dist(x, y, c), rtol=1e-9)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_hyperboloid_measures_the_same_distance(float64, c):
+    x, y = points(0, (50, 6), c, 0.9), points(1, (50, 6), c, 0.9)
+    a, b = poincare.to_lorentz(x, c), poincare.to_lorentz(y, c)
+    inner = np.sum(a[:, 1:] * b[:, 1:], axis=-1) - a[:, 0] * b[:, 0]
+    np.testing.assert_allclose(np.arccosh(-inner) / np.sqrt(c), poincare.dist(x, y, c), rtol=1e-9)
+
+
+def test_project_leaves_the_inside_alone_and_bounds_the_rest():
+    c = 0.1
+    inside = points(0, (20, 3), c, 0.9999).astype(np.float32)
+    np.testing.assert_array_equal(poincare.project(inside, c), inside)
+    outside = poincare.project(10 * points(0, (20, 3), c, 2.0, smallest=1.0), c)
+    np.testing.assert_allclose(np.linalg.norm(outside, axis=-1) * np.sqrt(c), 1 - 1e-5, atol=2e-7)
+
+
+def test_clip_features_bounds_the_norm_and_none_switches_it_off():
+    v = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    np.testing.assert_allclose(
+        poincare.clip_features(v, 2.5), [[1.5, 2.0], [0.3, 0.4], [0.0, 0.0]], rtol=1e-6
+    )
+    np.testing.assert_allclose(poincare.clip_features(v, None), v, rtol=1e-6)
+
+
+@pytest.mark.parametrize("c", [0.0, 0.1, 1.0])
+def test_frechet_mean_is_where_the_gradient_vanishes(float64, c):
+    x, weights = points(0, (3, 8, 4), c or 1.0, 0.99), np.arange(24.0).reshape(3, 8)
+    mean = poincare.frechet_mean(x, c, weights)
+    assert mean.shape == (3, 4)
+    logs = poincare.logmap(mean[:, None], x, c)
+    residual = np.sum(weights[..., None] * logs, axis=-2)
+    np.testing.assert_allclose(residual, 0, atol=1e-11 * np.abs(weights[..., None] * logs).max())
+
+
+@pytest.mark.parametrize("c", [0.0, 0.1, 1.0])
+def test_frechet_mean_is_differentiable(float64, c):
+    x, weights = jnp.asarray(points(0, (5, 3), c or 1.0, 0.9)), jnp.arange(1.0, 6.0)
+    direction = jnp.asarray([1.0, -2.0, 0.5])
+
+    def value(x, weights):
+        return poincare.frechet_mean(x, c, weights) @ direction
+
+    jax.test_util.check_grads(value, (x, weights), order=1, modes=["rev"], rtol=1e-6)
+
+
+def test_frechet_mean_of_one_point_is_the_point():
+    x = points(0, (1, 4), 0.1, 0.9).astype(np.float32)
+    np.testing.assert_allclose(poincare.frechet_mean(x, 0.1), x[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("c", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(
+    "name", ["apart", "coincident", "zero", "one at zero", "at the clip radius"]
+)
+def test_gradients_are_finite_everywhere(c, name):
+    x, y = points(0, (4, 3), 1.0, 0.9).astype(np.float32), points(1, (4, 3), 1.0, 0.9)
+    if name == "coincident":
+        y = x
+    elif name == "zero":
+        x, y = np.zeros_like(x), np.zeros_like(x)
+    elif name == "one at zero":
+        y = np.zeros_like(x)
+    elif name == "at the clip radius":
+        x = x / np.linalg.norm(x, axis=-1, keepdims=True) * np.float32(0.5)
+
+    def total(x, y, c):
+        clipped = poincare.clip_features(x, 0.5)
+        results = [
+            poincare.dist(x, y, c),
+            poincare.dist_matrix(x, y, c),
+            poincare.dist_matrix(x, x, c),
+            poincare.mobius_add(x, y, c),
+            poincare.expmap0(x, c),
+            poincare.logmap0(x, c),
+            poincare.expmap(x, y, c),
+            poincare.logmap(x, y, c),
+            poincare.project(x, c),
+            poincare.lambda_x(x, c),
+            poincare.dist(clipped, y, c),
+            poincare.frechet_mean(jnp.stack([x, y]), c),
+        ]
+        return sum(jnp.sum(r) for r in results)
+
+    value, gradients = jax.value_and_grad(total, argnums=(0, 1, 2))(
+        jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32), jnp.float32(c)
+    )
+    assert np.isfinite(value)
+    assert all(np.isfinite(g).all() for g in gradients)
+
+
+def test_gradient_of_the_distance_matrix_equals_that_of_single_distances(float64):
+    x, y = points(0, (6, 4), 1.0, 0.9), points(1, (5, 4), 1.0, 0.9)
+    weights = np.random.default_rng(2).normal(size=(6, 5))
+    matrix = lambda x, y, c: jnp.sum(weights * poincare.dist_matrix(x, y, c))  # noqa: E731
+    single = lambda x, y, c: jnp.sum(weights * poincare.dist(x[:, None], y, c))  # noqa: E731
+    for got, expected in zip(
+        jax.grad(matrix, (0, 1, 2))(x, y, 0.7), jax.grad(single, (0, 1, 2))(x, y, 0.7), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-8)
+    jax.test_util.check_grads(matrix, (x, y, 0.7), order=2, modes=["rev"], rtol=1e-5)
+
+
+def test_inputs_of_half_precision_are_computed_in_float32():
+    x = jnp.asarray(points(0, (3, 4), 0.1, 0.9), jnp.bfloat16)
+    assert poincare.dist_matrix(x, x, 0.1).dtype == jnp.float32
+    assert poincare.expmap0(x, 0.1).dtype == jnp.float32
+
+
+def test_leading_axes_broadcast():
+    x, y = points(0, (2, 1, 3), 0.1, 0.9), points(1, (1, 5, 3), 0.1, 0.9)
+    assert poincare.dist(x, y, 0.1).shape == (2, 5)
+    assert poincare.logmap(x, y, 0.1).shape == (2, 5, 3)

@@ -1,0 +1,147 @@
+"""Recall@K against float64 brute force, and in the cases that make naive counts lie."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.retrieval import match_ranks, recall, recall_at_k
+
+SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 0.8), PoincareBall(0.0, None)]
+
+
+def brute_force(queries, query_labels, gallery, gallery_labels, space, itself):
+    """Sorts all float64 distances, equal ones by index, and looks for the first match."""
+    with jax.enable_x64(True):
+        x, y = (np.asarray(z, np.float64) for z in (queries, gallery))
+        distances = np.stack([np.asarray(space.distance(row, y)) for row in x])
+    ranks = []
+    for i, row in enumerate(distances):
+        order = np.lexsort((np.arange(len(row)), row))
+        order = order[order != i] if itself else order
+        hits = np.flatnonzero(gallery_labels[order] == query_labels[i])
+        ranks.append(hits[0] if len(hits) else np.iinfo(np.int32).max)
+    return np.array(ranks)
+
+
+def labelled_points(space, seed, n, dim, classes, duplicates):
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(n, dim)).astype(np.float32)
+    features[rng.integers(0, n, duplicates)] = features[rng.integers(0, n, duplicates)]
+    return np.asarray(space.embed(features)), rng.integers(0, classes, n)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_equals_brute_force_on_2000_points_with_duplicates(space):
+    x, labels = labelled_points(space, 0, 2000, 32, 150, duplicates=500)
+    expected = brute_force(x, labels, x, labels, space, itself=True)
+    recalls = recall_at_k(x, labels, ks=(1, 2, 4, 8, 10, 100), space=space)
+    assert recalls == {k: np.mean(expected < k) for k in recalls}
+    # A rank in the hundreds may differ by one where float32 cannot tell two distances apart.
+    difference = np.abs(match_ranks(x, labels, space=space) - expected)
+    assert difference.max() <= 1 and np.mean(difference > 0) <= 1e-3
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_equals_brute_force_with_a_gallery_apart(space):
+    x, labels = labelled_points(space, 0, 150, 8, 20, duplicates=0)
+    y, gallery_labels = labelled_points(space, 1, 333, 8, 20, duplicates=100)
+    expected = brute_force(x, labels, y, gallery_labels, space, itself=False)
+    got = match_ranks(x, labels, y, gallery_labels, space=space)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 3000, 100_000])
+def test_result_does_not_depend_on_the_block(monkeypatch, block_bytes):
+    space = PoincareBall(0.1, 2.3)
+    x, labels = labelled_points(space, 0, 130, 8, 20, duplicates=30)
+    expected = match_ranks(x, labels, space=space)
+    monkeypatch.setattr(recall, "_BLOCK_BYTES", block_bytes)
+    jax.clear_caches()
+    np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
+
+
+@given(seed=st.integers(0, 2**32 - 1), dim=st.integers(1, 6), copies=st.integers(0, 12))
+@settings(max_examples=30, deadline=None)
+def test_small_galleries_full_of_ties(seed, dim, copies):
+    """Coordinates on a coarse grid make many distances equal in float64 and float32 alike."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(-2, 3, size=(40, dim)) / 8
+    x[:copies] = x[0]
+    labels = rng.integers(0, 6, 40)
+    space = PoincareBall(0.0, None)
+    expected = brute_force(x, labels, x, labels, space, itself=True)
+    np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_constant_embeddings_score_at_chance(space):
+    x = np.asarray(space.embed(np.tile([[0.3, 0.4, 0.5]], (1000, 1))))
+    labels = np.random.default_rng(0).permutation(np.arange(1000) // 10)
+    recalls = recall_at_k(x, labels, ks=(1, 100), space=space)
+    assert recalls[1] <= 0.02
+    assert recalls[100] == pytest.approx(1 - 0.9**10, abs=0.2)
+
+
+def test_a_copy_of_the_query_counts_as_its_neighbour():
+    """Dropping the first hit as 'the query itself' would drop the copy instead."""
+    x = np.array([[0.1, 0.2], [0.1, 0.2], [0.5, 0.5], [0.5, 0.6]])
+    np.testing.assert_array_equal(
+        match_ranks(x, [0, 0, 1, 1], space=PoincareBall(0.1)), [0, 0, 0, 0]
+    )
+
+
+def test_an_equally_far_item_before_the_match_comes_first():
+    x = np.array([[0.0, 0.0], [0.0, 0.2], [0.2, 0.0], [0.0, -0.2]])
+    labels = [7, 5, 7, 6]
+    assert match_ranks(x, labels, space=PoincareBall(0.1))[0] == 1
+
+
+def test_queries_without_a_match_are_left_out():
+    x = np.array([[0.1, 0.0], [0.12, 0.0], [0.5, 0.5]])
+    assert recall_at_k(x, [0, 0, 9], ks=(1,), space=PoincareBall(0.1)) == {1: 1.0}
+    with pytest.raises(UserError, match="no query has an item of its own class"):
+        recall_at_k(x, [0, 1, 2], ks=(1,), space=PoincareBall(0.1))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_embeddings_that_are_not_finite_are_an_error(value):
+    x, labels = labelled_points(Sphere(), 0, 20, 4, 5, duplicates=0)
+    bad = x.copy()
+    bad[11, 2] = value
+    for call in (
+        lambda: recall_at_k(bad, labels, ks=(1,), space=Sphere()),
+        lambda: recall_at_k(x, labels, bad, labels, ks=(1,), space=Sphere()),
+    ):
+        with pytest.raises(UserError, match="embedding 11 is not finite"):
+            call()
+
+
+def test_sizes_that_do_not_fit_are_named():
+    x = np.zeros((5, 3))
+    ball = PoincareBall()
+    with pytest.raises(UserError, match=r"queries has 5 rows but labels of shape \(4,\)"):
+        recall_at_k(x, np.zeros(4, int), ks=(1,), space=ball)
+    with pytest.raises(UserError, match="queries have 3 coordinates, the gallery 2"):
+        recall_at_k(x, np.zeros(5, int), x[:, :2], np.zeros(5, int), ks=(1,), space=ball)
+    with pytest.raises(UserError, match="a gallery needs gallery_labels"):
+        recall_at_k(x, np.zeros(5, int), x, ks=(1,), space=ball)
+    with pytest.raises(UserError, match="queries must be"):
+        recall_at_k(x[:0], np.zeros(0, int), ks=(1,), space=ball)
+
+
+def test_labels_may_be_any_integers():
+    x, labels = labelled_points(Sphere(), 0, 60, 4, 9, duplicates=0)
+    expected = match_ranks(x, labels, space=Sphere())
+    np.testing.assert_array_equal(match_ranks(x, -(10**12) * labels, space=Sphere()), expected)
+
+
+def test_half_precision_points_are_compared_in_float32():
+    x, labels = labelled_points(PoincareBall(), 0, 60, 4, 9, duplicates=0)
+    x = jnp.asarray(x, jnp.bfloat16)
+    expected = match_ranks(np.asarray(x, np.float32), labels, space=PoincareBall())
+    np.testing.assert_array_equal(match_ranks(x, labels, space=PoincareBall()), expected)

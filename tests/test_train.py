@@ -1,0 +1,276 @@
+"""The train step: what it changes, what it compiles to, and the loop around it."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax import config_files, optim, train
+from hypjax.checkpoints import Workdir
+from hypjax.errors import UserError
+from hypjax.evaluate import embed_function, evaluate
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.interfaces import Batch
+from hypjax.models import create_embedder
+from hypjax.objectives import Spec, create_objective
+from hypjax.retrieval import recall
+
+SMALL = ["model.width=32", "model.depth=1", "model.num_heads=2", "model.head_dim=8"]
+SHORT = [
+    *SMALL,
+    "train.total_steps=6",
+    "train.batch_size=24",
+    "optim.warmup_steps=2",
+    "eval.every=3",
+    "run.log_every=2",
+]
+
+
+@pytest.fixture
+def load(repository, data_dir):
+    """Loads configs/glyphs.py at a size for tests."""
+
+    def load(*overrides, variant="hyp"):
+        spec = str(repository / f"configs/glyphs.py:{variant}")
+        return config_files.load(spec, [*SHORT, f"run.data_dir={data_dir}", *overrides])
+
+    return load
+
+
+def parts(config):
+    model, objective = create_embedder(config), create_objective(config)
+    return model, objective, optim.create_optimizer(config)
+
+
+def start(config):
+    model, objective, optimizer = parts(config)
+    spec = Spec(12, 2, config.model.width, config.model.head_dim, 100)
+    state = train.create_state(config, model, objective, optimizer, spec)
+    step = train.make_train_step(config, model, objective, optimizer)
+    return state, jax.jit(step, donate_argnums=0)
+
+
+def random_batch(seed=0, size=24):
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(size // 2, dtype=np.int32), 2)
+    pixels = rng.integers(0, 256, (size, 32, 32, 1), dtype=np.uint8)
+    ids = np.arange(size, dtype=np.int32)
+    return jax.device_put(Batch(pixels, labels, ids, np.zeros(size, bool)))
+
+
+def leaves(tree):
+    return {
+        jax.tree_util.keystr(k): np.asarray(v) for k, v in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def test_frozen_groups_stay_bit_identical_and_all_else_moves(load):
+    state, step = start(
+        load(
+            "optim.frozen=patch_projection,head", "optim.schedule=constant", "optim.warmup_steps=0"
+        )
+    )
+    before = leaves(state.params)
+    for i in range(3):
+        state, _ = step(state, random_batch(i))
+    for name, after in leaves(state.params).items():
+        held = "patch_embed" in name or "'head'" in name
+        assert held == np.array_equal(after, before[name]), name
+
+
+def test_an_update_is_adamw_on_the_clipped_gradient_of_the_trained_parameters(load):
+    """One step beside AdamW written out: clip by the global norm, decay everything, decoupled."""
+    config = load(
+        "optim.frozen=patch_projection",
+        "optim.clip_norm=0.01",
+        "optim.schedule=constant",
+        "optim.warmup_steps=0",
+        "optim.weight_decay=0.3",
+        "optim.learning_rate=0.01",
+    )
+    state, step = start(config)
+    model, objective, _ = parts(config)
+    batch = random_batch()
+
+    def loss_of(params):
+        images = (batch.images / 255 - 0.5) / 0.5
+        outputs = model.apply({"params": params["model"]}, images)
+        return objective.loss({}, {}, outputs, None, batch, jax.random.key(0))[0]
+
+    gradient = jax.jit(jax.grad(loss_of))(state.params)["model"]
+    params = jax.device_get(state.params["model"])
+    del gradient["encoder"]["patch_embed"]
+    norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(gradient)))
+    after, metrics = step(state, batch)
+    np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-4)
+    assert norm > 0.01
+    updated = leaves(after.params["model"])
+    for name, g in leaves(gradient).items():
+        g = g * 0.01 / norm
+        before = leaves(params)[name]
+        expected = before - 0.01 * (g / (np.abs(g) + 1e-8) + 0.3 * before)
+        known = np.abs(g) > 1e-6  # Smaller ones are rounding, which Adam turns into full steps.
+        np.testing.assert_allclose(updated[name][known], expected[known], rtol=1e-3, atol=1e-4)
+
+
+def test_split_and_merge_are_inverse():
+    params = {
+        "model": {
+            "encoder": {"patch_embed": {"kernel": 1.0}, "norm": {"scale": 2.0}},
+            "head": {"bias": 3.0},
+        },
+        "objective": {},
+    }
+    for frozen in ([], ["patch_projection"], ["encoder", "head"], list(optim.GROUPS)):
+        trained, held = optim.split_frozen(params, frozen)
+        assert optim.merge(trained, held) == params
+    trained, held = optim.split_frozen(params, ["patch_projection"])
+    assert held == {"model": {"encoder": {"patch_embed": {"kernel": 1.0}}}}
+    assert "patch_embed" not in trained["model"]["encoder"]
+
+
+def test_learning_rate_rises_and_then_falls_or_stays(load):
+    def rates(schedule):
+        overrides = ["train.total_steps=10", "optim.warmup_steps=4", "optim.learning_rate=1"]
+        rate = optim.learning_rate(load(*overrides, f"optim.schedule={schedule}"))
+        return [float(rate(step)) for step in range(11)]
+
+    rise = [0, 0.25, 0.5, 0.75]
+    np.testing.assert_allclose(rates("constant"), rise + [1] * 7)
+    cosine = [(1 + np.cos(np.pi * i / 6)) / 2 for i in range(7)]
+    np.testing.assert_allclose(rates("cosine"), rise + cosine, atol=1e-6)
+
+
+def test_the_step_compiles_once_reuses_its_state_and_moves_nothing_to_the_host(load):
+    state, step = start(load())
+    step(state, random_batch())
+    state, _ = start(load())
+    kernel = state.params["model"]["head"]["kernel"]
+    batch = random_batch()
+    with jax.transfer_guard("disallow"):
+        state, _ = step(state, batch)
+    assert kernel.is_deleted()
+    for i in range(3):
+        state, _ = step(state, random_batch(i))
+    assert step._cache_size() == 1
+
+
+_PRODUCT = r"stablehlo\.(dot_general|convolution)\b"
+
+
+def float32_products(lowered):
+    """The precision of each product with a float32 factor in a lowered program.
+
+    Attention's own products of bfloat16 queries, keys and values ask for bfloat16 by name, also
+    where their gradients arrive in float32; they belong to the encoder and are left out.
+    """
+    text = lowered.as_text()
+    products = [line for line in text.splitlines() if re.search(_PRODUCT, line)]
+    single = [line for line in products if "f32" in re.search(r": \(([^)]*)\)", line)[1]]
+    attention = ("batching_dims = [0, 1]", "lhs_precision_type = bf16")
+    others = [line for line in single if not all(mark in line for mark in attention)]
+    return [re.search(r"precision = \[(\w+), (\w+)\]", line) or line for line in others]
+
+
+def lower(function, *args, **kwargs):
+    """Lowers for an accelerator, where precision matters."""
+    return jax.jit(function).trace(*args, **kwargs).lower(lowering_platforms=("tpu",))
+
+
+@pytest.mark.parametrize("variant", ["hyp", "sph"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_no_float32_product_is_rounded(load, variant, precision):
+    config = load(f"model.precision={precision}", variant=variant)
+    model, objective, optimizer = parts(config)
+    state, _ = start(config)
+    step = train.make_train_step(config, model, objective, optimizer)
+    spaces = {"head": objective.score_space, "encoder": Sphere()}
+    programs = {
+        "train": lower(step, state, random_batch()),
+        "embed": lower(
+            embed_function(config, model, spaces), state.params["model"], random_batch().images
+        ),
+    }
+    for name, program in programs.items():
+        found = float32_products(program)
+        assert found, name
+        for product in found:
+            assert isinstance(product, re.Match), f"{name}: {product}"
+            assert product.groups() == ("HIGHEST", "HIGHEST"), f"{name}: {product.string}"
+
+
+@pytest.mark.parametrize("space", [PoincareBall(), Sphere()])
+def test_no_product_of_the_search_is_rounded(space):
+    x, labels = jnp.zeros((50, 8)), jnp.zeros(50, int)
+    program = recall._ranks.trace(x, labels, x, labels, space=space, itself=True)
+    found = float32_products(program.lower(lowering_platforms=("tpu",)))
+    assert found and all(product.groups() == ("HIGHEST", "HIGHEST") for product in found)
+
+
+def test_a_run_leaves_results_metrics_and_a_model(load, tmp_path, capsys):
+    config = load()
+    results = train.train_and_evaluate(config, tmp_path)
+    assert json.loads((tmp_path / "results.json").read_text()) == results
+    for recalls in (results["untrained"], results["final"], results["validation"]["final"]):
+        assert recalls.keys() == {"head", "encoder"}
+        for values in recalls.values():
+            assert list(values) == ["recall@1", "recall@2", "recall@4", "recall@8"]
+            assert all(0 < value < 1 for value in values.values())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if "loss" in line]
+    assert steps == [2, 4, 6]
+    assert {"loss", "gradient_norm", "learning_rate", "images_per_second", "input_wait"} <= lines[
+        0
+    ].keys()
+    assert [line["step"] for line in lines if "validation" in line] == [3, 6]
+
+    capsys.readouterr()
+    assert evaluate(config, tmp_path) == {"final": results["final"]}
+    assert train.train_and_evaluate(config, tmp_path) == results
+    assert "already" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_ends_as_an_undisturbed_one(load, tmp_path, monkeypatch):
+    config = load("run.checkpoint_every=2")
+    undisturbed = train.train_and_evaluate(config, tmp_path / "whole")
+    log = train.reporting.MetricsLog.write
+
+    def interrupted(self, step, values):
+        log(self, step, values)
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.reporting.MetricsLog, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train.train_and_evaluate(config, tmp_path / "parts")
+    assert train.train_and_evaluate(config, tmp_path / "parts") == undisturbed
+
+    def losses(folder):
+        lines = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").open()]
+        return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+
+    assert losses("parts") == losses("whole")
+
+
+def test_a_folder_of_another_run_is_refused(load, tmp_path):
+    Workdir(tmp_path, load()).create()
+    with pytest.raises(UserError, match=r"another configuration \(seed: 0 -> 1\)"):
+        train.train_and_evaluate(load("seed=1"), tmp_path)
+    Workdir(tmp_path, load("run.workers=1"))
+
+
+def test_a_folder_without_a_checkpoint_cannot_be_evaluated(load, tmp_path):
+    with pytest.raises(UserError, match="holds no checkpoint to evaluate; train first"):
+        evaluate(load(), tmp_path / "empty")
+    assert not (tmp_path / "empty").exists()
+
+
+def test_a_batch_of_more_classes_than_there_are_is_refused(load, tmp_path):
+    with pytest.raises(UserError, match="1000 classes with 2 images each, but there are 848"):
+        train.train_and_evaluate(load("train.batch_size=2000"), tmp_path)
+    with pytest.raises(UserError, match="data.validation_classes is 947, but there are 948"):
+        train.train_and_evaluate(load("data.validation_classes=947"), tmp_path)
