@@ -1,0 +1,44 @@
+"""Recall beside pytorch-metric-learning and faiss."""
+
+import numpy as np
+import pytest
+
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.retrieval import recall_at_k
+
+
+def labelled(space, n=1500, dim=24, classes=60):
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(classes, dim))
+    labels = rng.integers(0, classes, n)
+    features = centres[labels] + 1.5 * rng.normal(size=(n, dim))
+    return np.asarray(space.embed(features.astype(np.float32))), labels
+
+
+@pytest.mark.parametrize("dim", [8, 24, 128])
+def test_recall_at_1_is_that_of_pytorch_metric_learning(dim):
+    pytest.importorskip("pytorch_metric_learning", reason="needs the parity extra")
+    pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
+    import torch
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    x, labels = labelled(Sphere(), dim=dim)
+    calculator = AccuracyCalculator(include=("precision_at_1",), device=torch.device("cpu"))
+    expected = calculator.get_accuracy(torch.tensor(x), torch.tensor(labels))
+    got = recall_at_k(x, labels, ks=(1,), space=Sphere())
+    assert got[1] == pytest.approx(expected["precision_at_1"], abs=1e-6)
+
+
+@pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 0.8)], ids=str)
+def test_recall_is_that_of_a_sorted_inner_product_search(space):
+    faiss = pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
+    x, labels = labelled(space)
+    gallery = np.ascontiguousarray(space.search_vectors(x, "gallery"), np.float32)
+    index = faiss.IndexFlatIP(gallery.shape[1])
+    index.add(gallery)
+    _, found = index.search(np.ascontiguousarray(space.search_vectors(x, "query"), np.float32), 33)
+    others = np.stack([row[row != i][:32] for i, row in enumerate(found)])
+    hits = labels[others] == labels[:, None]
+    recalls = recall_at_k(x, labels, ks=(1, 2, 8, 32), space=space)
+    for k, recall in recalls.items():
+        assert recall == pytest.approx(hits[:, :k].any(axis=1).mean(), abs=1e-6)
