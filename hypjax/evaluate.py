@@ -87,7 +87,7 @@ def embed_function(
     return embed
 
 
-def evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
+def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     """Evaluates a run's last checkpoint on the test classes and prints the table.
 
     Args:
@@ -100,16 +100,26 @@ def evaluate(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
     Raises:
         UserError: The folder holds no checkpoint, or one of another run.
     """
-    run = Workdir(pathlib.Path(workdir), config)
-    if not run.has_checkpoint:
-        raise UserError(f"{run.path} holds no checkpoint to evaluate; train first")
-    model, checkpoints = create_embedder(config), run.checkpoints()
-    (params,) = checkpoints.restore(model=model_shapes(config, model))
-    checkpoints.close()
+    model, params = restore_model(config, workdir)
     evaluator = Evaluator(config, model, create_objective(config).score_space)
     results = {"final": evaluator.recalls(params, open_splits(config).test)}
     print(reporting.format_results(results))
     return results
+
+
+def restore_model(config: ConfigDict, workdir: str | pathlib.Path) -> tuple[Embedder, PyTree]:
+    """The model of a run's last checkpoint, and its parameters.
+
+    Raises:
+        UserError: The folder holds no checkpoint, or one of another run.
+    """
+    run = Workdir(pathlib.Path(workdir), config)
+    if not run.has_checkpoint:
+        raise UserError(f"{run.path} holds no checkpoint; train first")
+    model, checkpoints = create_embedder(config), run.checkpoints()
+    (params,) = checkpoints.restore(model=_model_shapes(config, model))
+    checkpoints.close()
+    return model, params
 
 
 def example_images(config: ConfigDict) -> Float[Array, "1 side side channels"]:
@@ -118,6 +128,6 @@ def example_images(config: ConfigDict) -> Float[Array, "1 side side channels"]:
     return jnp.zeros((1, side, side, config.data.channels))
 
 
-def model_shapes(config: ConfigDict, model: Embedder) -> PyTree:
+def _model_shapes(config: ConfigDict, model: Embedder) -> PyTree:
     """Shapes and dtypes of a model's parameters, without computing any."""
     return jax.eval_shape(model.init, jax.random.key(0), example_images(config))["params"]

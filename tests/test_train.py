@@ -264,7 +264,7 @@ def test_a_folder_of_another_run_is_refused(load, tmp_path):
 
 
 def test_a_folder_without_a_checkpoint_cannot_be_evaluated(load, tmp_path):
-    with pytest.raises(UserError, match="holds no checkpoint to evaluate; train first"):
+    with pytest.raises(UserError, match="holds no checkpoint; train first"):
         evaluate(load(), tmp_path / "empty")
     assert not (tmp_path / "empty").exists()
 

@@ -29,7 +29,9 @@ def test_recall_at_1_is_that_of_pytorch_metric_learning(dim):
     assert got[1] == pytest.approx(expected["precision_at_1"], abs=1e-6)
 
 
-@pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 0.8)], ids=str)
+@pytest.mark.parametrize(
+    "space", [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 0.8)], ids=str
+)
 def test_recall_is_that_of_a_sorted_inner_product_search(space):
     faiss = pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
     x, labels = labelled(space)

@@ -24,7 +24,7 @@ def peer():
 
 
 def converted(model):
-    """timm's weights under Flax's names."""
+    """Weights of timm's model under Flax's names."""
     weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
 
     def dense(name):

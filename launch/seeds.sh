@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Trains a configuration with several seeds, one after the other; finished ones only print their
+# results: launch/seeds.sh configs/glyphs.py:hyp 0 1 2
+set -euo pipefail
+config=$1
+shift
+for seed in "$@"; do
+  echo "== seed $seed"
+  python -m hypjax.main --config="$config" --config.seed="$seed"
+done
