@@ -228,6 +228,8 @@ def _validate_together(config: ConfigDict) -> None:
         refuse("data.resize", data.resize, f"at least data.image_size ({data.image_size})")
     if model.width % model.num_heads:
         refuse("model.width", model.width, f"a multiple of model.num_heads ({model.num_heads})")
+    if config.eval.every and not data.validation_classes:
+        refuse("eval.every", config.eval.every, "0 where data.validation_classes is 0")
     for field in ("mean", "std"):
         if len(data[field]) != data.channels:
             refuse(f"data.{field}", data[field], f"one number a channel ({data.channels})")

@@ -13,10 +13,14 @@ class UserError(Exception):
 def reported() -> Iterator[None]:
     """Prints a `UserError` as one sentence on stderr and exits with status 1.
 
-    Commands wrap their whole body in it; library code only raises.
+    Commands wrap their whole body in it; library code only raises. An interrupt from the keyboard
+    exits with the shell's status for it.
     """
     try:
         yield
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)

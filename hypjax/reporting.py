@@ -1,13 +1,16 @@
 """What a run tells: progress on the terminal, metrics.jsonl, results.json, the final table."""
 
+import contextlib
 import datetime
 import json
 import pathlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
+import numpy as np
 import tqdm
 
 _PLAIN_SECONDS = 10  # Between progress lines where there is no terminal.
@@ -27,7 +30,7 @@ class Progress:
             batch_size: Images of a step.
         """
         self._step, self._total, self._batch_size = first, total, batch_size
-        self._loss = float("nan")
+        self._loss: float | None = None
         self._first, self._started = first, time.monotonic()
         self._spoken = self._started
         self._bar = None
@@ -64,12 +67,70 @@ class Progress:
         return (self._step - self._first) / max(time.monotonic() - self._started, 1e-9)
 
     def _line(self) -> str:
+        loss = "" if self._loss is None else f"loss {self._loss:.4f}  "
         seconds = round((self._total - self._step) / max(self._rate(), 1e-9))
         return (
-            f"step {self._step}/{self._total}  loss {self._loss:.4f}  "
+            f"step {self._step}/{self._total}  {loss}"
             f"{self._rate() * self._batch_size:.0f} images/s  "
             f"{datetime.timedelta(seconds=seconds)} left"
         )
+
+
+class Meter:
+    """Collects what steps return, and times how long they wait for their input.
+
+    At most two steps are under way at once: while one computes, the next one's input is fetched.
+    A wait during which the device computes counts as well, so the share is an upper bound.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        """Starts the clock.
+
+        Args:
+            batch_size: Images of a step.
+        """
+        self._batch_size = batch_size
+        self._metrics: list[Mapping[str, Any]] = []
+        self._all_steps, self._all_seconds, self._all_wait = 0, 0.0, 0.0
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Leaves out of the rates what happened since the last reading, such as a compilation."""
+        jax.block_until_ready(self._metrics[-1:])
+        self._steps, self._wait, self._started = 0, 0.0, time.monotonic()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Times the body as waiting for input."""
+        started = time.monotonic()
+        yield
+        self._wait += time.monotonic() - started
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Takes a step's metrics, and lets the step before it finish."""
+        jax.block_until_ready(self._metrics[-1:])
+        self._metrics.append(metrics)
+        self._steps += 1
+
+    def read(self) -> dict[str, float]:
+        """Means since the last reading, images a second, and the share of time spent waiting."""
+        metrics = jax.device_get(self._metrics)
+        seconds = time.monotonic() - self._started
+        values = {name: float(np.mean([m[name] for m in metrics])) for name in metrics[0]}
+        values["images_per_second"] = self._steps * self._batch_size / seconds
+        values["input_wait"] = self._wait / seconds
+        self._all_steps += self._steps
+        self._all_seconds += seconds
+        self._all_wait += self._wait
+        self._metrics = []
+        self.restart_clock()
+        return values
+
+    def summary(self) -> str:
+        """One line about all readings together."""
+        seconds = max(self._all_seconds, 1e-9)
+        rate = self._all_steps * self._batch_size / seconds
+        return f"{rate:.0f} images/s, {self._all_wait / seconds:.1%} of the time waiting for input"
 
 
 class MetricsLog:

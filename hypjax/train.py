@@ -1,14 +1,12 @@
 """Training: one jitted step, and the loop around it."""
 
-import contextlib
+import functools
 import pathlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, Int, PyTree
 from ml_collections import ConfigDict
@@ -141,8 +139,18 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[
     if checkpoints.latest_step is not None:
         state = restore(checkpoints, state)
         print(f"continuing after step {checkpoints.latest_step}")
+    batches = training_batches(
+        splits.train,
+        plan,
+        first_step=int(state.step),
+        last_step=config.train.total_steps,
+        side=config.data.image_size,
+        channels=config.data.channels,
+        workers=config.run.workers,
+    )
     train_step = jax.jit(make_train_step(config, model, objective, optimizer), donate_argnums=0)
-    state = train(config, run, checkpoints, state, train_step, plan, splits, evaluator)
+    validation = functools.partial(evaluator.recalls, dataset=splits.validation)
+    state = train(config, run, checkpoints, state, train_step, batches, validation)
 
     final = evaluate_splits(evaluator, state, splits)
     results = {"untrained": untrained.pop("test"), "final": final.pop("test")}
@@ -161,99 +169,50 @@ def train(
     checkpoints: Checkpoints,
     state: TrainState,
     train_step: TrainStep,
-    plan: ClassBalancedPlans,
-    splits: Splits,
-    evaluator: Evaluator,
+    batches: Iterator[Batch],
+    validation: Callable[[PyTree], reporting.Recalls],
 ) -> TrainState:
-    """Runs the steps that are left, and writes metrics and checkpoints meanwhile."""
+    """Runs the steps that are left, and writes metrics and checkpoints meanwhile.
+
+    Args:
+        config: The run's configuration.
+        run: Its folder.
+        checkpoints: Its checkpoints.
+        state: Where to begin; it is overwritten.
+        train_step: One step, jitted.
+        batches: One for each step that is left.
+        validation: Scores the model's parameters on held-out classes, every `eval.every` steps.
+
+    Returns:
+        The state after the last step.
+    """
     first, total = int(state.step), config.train.total_steps
-    batches = training_batches(
-        splits.train,
-        plan,
-        first_step=first,
-        last_step=total,
-        side=config.data.image_size,
-        channels=config.data.channels,
-        workers=config.run.workers,
-    )
     log = reporting.MetricsLog(run.path / "metrics.jsonl", first)
     progress = reporting.Progress(first, total, config.train.batch_size)
-    meter = Meter(config.train.batch_size)
+    meter = reporting.Meter(config.train.batch_size)
     for step in range(first + 1, total + 1):
         with meter.waiting():
             batch = next(batches)
         state, metrics = train_step(state, jax.device_put(batch))
         meter.add(metrics)
-        progress.advance()
         if step == first + 1:
-            meter.restart()  # The first step compiles: its time tells nothing of the others'.
+            meter.restart_clock()  # It compiles: its time tells nothing of the others'.
         if step % config.run.log_every == 0 or step == total:
             values = meter.read()
             log.write(step, values)
             progress.show(values["loss"])
-        if splits.validation and config.eval.every and step % config.eval.every == 0:
-            recalls = evaluator.recalls(state.params["model"], splits.validation)
+        progress.advance()
+        if config.eval.every and step % config.eval.every == 0:
+            recalls = validation(state.params["model"])
             log.write(step, {"validation": recalls})
             progress.say(f"step {step}: validation {reporting.format_recalls(recalls)}")
-            meter.restart()
+            meter.restart_clock()
         if step % config.run.checkpoint_every == 0 or step == total:
             save(checkpoints, state)
     progress.close()
     log.close()
     print(meter.summary())
     return state
-
-
-class Meter:
-    """Collects what steps return, and times how long they wait for their input.
-
-    At most two steps are under way at once: while one computes, the next one's input is fetched.
-    A wait that the device spends computing counts as well, so the share is an upper bound.
-    """
-
-    def __init__(self, batch_size: int) -> None:
-        """Starts the clock."""
-        self._batch_size = batch_size
-        self._total_seconds = self._total_wait = 0.0
-        self._steps = 0
-        self.restart()
-
-    def restart(self) -> None:
-        """Forgets all that was collected since the last reading."""
-        self._metrics: list[Metrics] = []
-        self._wait, self._started = 0.0, time.monotonic()
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Times the body as waiting for input."""
-        started = time.monotonic()
-        yield
-        self._wait += time.monotonic() - started
-
-    def add(self, metrics: Metrics) -> None:
-        """Takes a step's metrics, and lets the step before it finish."""
-        jax.block_until_ready(self._metrics[-1:])
-        self._metrics.append(metrics)
-
-    def read(self) -> dict[str, float]:
-        """Means since the last reading, images a second, and the share of time spent waiting."""
-        steps = len(self._metrics)
-        metrics = jax.device_get(self._metrics)
-        seconds = time.monotonic() - self._started
-        values = {name: float(np.mean([m[name] for m in metrics])) for name in metrics[0]}
-        values["images_per_second"] = steps * self._batch_size / seconds
-        values["input_wait"] = self._wait / seconds
-        self._steps += steps
-        self._total_seconds += seconds
-        self._total_wait += self._wait
-        self.restart()
-        return values
-
-    def summary(self) -> str:
-        """One line about all readings together."""
-        rate = self._steps * self._batch_size / self._total_seconds
-        share = self._total_wait / self._total_seconds
-        return f"trained at {rate:.0f} images/s, {share:.1%} of the time waiting for input"
 
 
 def evaluate_splits(

@@ -77,6 +77,7 @@ def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
             "config.model.width is 128; it must be a multiple of model.num_heads",
         ),
         ("data.mean=0.5,0.5,0.5", "must be one number a channel (1)"),
+        ("data.validation_classes=0", "must be 0 where data.validation_classes is 0"),
         ("optim.warmup_steps=100000", "must be at most train.total_steps"),
     ],
 )

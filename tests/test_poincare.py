@@ -145,7 +145,7 @@ def test_frechet_mean_is_differentiable(float64, c):
     def value(x, weights):
         return poincare.frechet_mean(x, c, weights) @ direction
 
-    jax.test_util.check_grads(value, (x, weights), order=1, modes=["rev"], rtol=1e-6)
+    jax.test_util.check_grads(jax.jit(value), (x, weights), order=1, modes=["rev"], rtol=1e-6)
 
 
 def test_frechet_mean_of_one_point_is_the_point():
@@ -186,7 +186,7 @@ def test_gradients_are_finite_everywhere(c, name):
         ]
         return sum(jnp.sum(r) for r in results)
 
-    value, gradients = jax.value_and_grad(total, argnums=(0, 1, 2))(
+    value, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(
         jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32), jnp.float32(c)
     )
     assert np.isfinite(value)
@@ -202,7 +202,7 @@ def test_gradient_of_the_distance_matrix_equals_that_of_single_distances(float64
         jax.grad(matrix, (0, 1, 2))(x, y, 0.7), jax.grad(single, (0, 1, 2))(x, y, 0.7), strict=True
     ):
         np.testing.assert_allclose(got, expected, rtol=1e-8)
-    jax.test_util.check_grads(matrix, (x, y, 0.7), order=2, modes=["rev"], rtol=1e-5)
+    jax.test_util.check_grads(jax.jit(matrix), (x, y, 0.7), order=2, modes=["rev"], rtol=1e-5)
 
 
 def test_inputs_of_half_precision_are_computed_in_float32():

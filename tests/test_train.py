@@ -96,7 +96,7 @@ def test_an_update_is_adamw_on_the_clipped_gradient_of_the_trained_parameters(lo
     batch = random_batch()
 
     def loss_of(params):
-        images = (batch.images / 255 - 0.5) / 0.5
+        images = (batch.images / 255 - config.data.mean[0]) / config.data.std[0]
         outputs = model.apply({"params": params["model"]}, images)
         return objective.loss({}, {}, outputs, None, batch, jax.random.key(0))[0]
 
