@@ -4,6 +4,8 @@ import json
 import pathlib
 from typing import Any
 
+import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
@@ -95,12 +97,16 @@ class Checkpoints:
     def restore(self, **like: PyTree) -> tuple[PyTree, ...]:
         """Reads trees of the latest state, in the order they are asked for.
 
+        They come by way of the host, so that they may have been saved on other devices, and are
+        left free to move, like new ones: committed arrays would compile a second train step.
+
         Args:
             **like: Trees of the same structure, shapes and dtypes; `jax.eval_shape` gives them.
         """
-        items = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
+        host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
+        items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}
         restored = self._manager.restore(self.latest_step, args=ocp.args.Composite(**items))
-        return tuple(restored[name] for name in like)
+        return tuple(jax.device_put(restored[name]) for name in like)
 
     def close(self) -> None:
         """Waits until everything is written."""

@@ -21,7 +21,10 @@ from hypjax.optim import GROUPS
 
 
 def default_config() -> ConfigDict:
-    """Returns the defaults: Hyp-ViT's recipe (Ermolov et al., CVPR 2022, Section 4 and code)."""
+    """Returns the defaults: Hyp-ViT's recipe (Ermolov et al., CVPR 2022, Section 4 and code).
+
+    Where the recipe depends on the dataset, the comment tells whose value stands here.
+    """
     config = ConfigDict()
     config.name = ""  # Of the experiment, and
     config.variant = ""  # of its variant; together they name the default workdir.
@@ -31,7 +34,7 @@ def default_config() -> ConfigDict:
     data.name = "glyphs"
     data.channels = 3
     data.image_size = 224
-    data.resize = 224  # Shorter side before the centre crop of the test view.
+    data.resize = 224  # Shorter side before the test view's centre crop; CUB: 256.
     data.mean = (0.5, 0.5, 0.5)  # Pixel scaling of ViT; DeiT and DINO use ImageNet's.
     data.std = (0.5, 0.5, 0.5)
     data.crop_area = (0.2, 1.0)  # RandomResizedCrop
@@ -68,12 +71,12 @@ def default_config() -> ConfigDict:
     optim.frozen = ("patch_projection",)  # Names of parameter groups, see hypjax/optim.py.
 
     config.train = train = ConfigDict()
-    train.total_steps = 200
+    train.total_steps = 200  # CUB
     train.batch_size = 900  # samples_per_class images of each class
-    train.samples_per_class = 2
+    train.samples_per_class = 2  # SOP, In-Shop; CUB, Cars: 9.
 
     config.eval = evaluation = ConfigDict()
-    evaluation.ks = (1, 2, 4, 8)  # of Recall@K
+    evaluation.ks = (1, 2, 4, 8)  # of Recall@K; CUB, Cars.
     evaluation.every = 0  # Steps between evaluations on the validation classes; 0: none.
 
     config.run = run = ConfigDict()
@@ -197,9 +200,9 @@ def validate(config: ConfigDict) -> None:
     """
     fields = flatten(config)
     known = flatten(default_config())
-    for field in fields.keys() - known.keys():
+    for field in sorted(fields.keys() - known.keys()):
         raise UserError(f"unknown field config.{field}{nearest(field, known)}")
-    for field in known.keys() - fields.keys():
+    for field in sorted(known.keys() - fields.keys()):
         raise UserError(f"config.{field} is missing; start from hypjax.config.default_config()")
     for field, value in fields.items():
         kind = field_type(field)

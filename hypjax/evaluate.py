@@ -90,25 +90,29 @@ def embed_function(
 def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     """Evaluates a run's last checkpoint on the test classes and prints the table.
 
+    Only the last step's model is called final.
+
     Args:
         config: The run's configuration.
         workdir: Its folder.
 
     Returns:
-        {"final": {"head": {"recall@1": ...}, "encoder": {...}}}.
+        {"final": {"head": {"recall@1": ...}, "encoder": {...}}}, with "step 1000" in the place of
+        "final" where training was interrupted there.
 
     Raises:
         UserError: The folder holds no checkpoint, or one of another run.
     """
-    model, params = restore_model(config, workdir)
+    model, params, step = restore_model(config, workdir)
+    name = "final" if step == config.train.total_steps else f"step {step}"
     evaluator = Evaluator(config, model, create_objective(config).score_space)
-    results = {"final": evaluator.recalls(params, open_splits(config).test)}
+    results = {name: evaluator.recalls(params, open_splits(config).test)}
     print(reporting.format_results(results))
     return results
 
 
-def restore_model(config: ConfigDict, workdir: str | pathlib.Path) -> tuple[Embedder, PyTree]:
-    """The model of a run's last checkpoint, and its parameters.
+def restore_model(config: ConfigDict, workdir: str | pathlib.Path) -> tuple[Embedder, PyTree, int]:
+    """The model of a run's last checkpoint, its parameters, and the steps it was trained for.
 
     Raises:
         UserError: The folder holds no checkpoint, or one of another run.
@@ -118,8 +122,9 @@ def restore_model(config: ConfigDict, workdir: str | pathlib.Path) -> tuple[Embe
         raise UserError(f"{run.path} holds no checkpoint; train first")
     model, checkpoints = create_embedder(config), run.checkpoints()
     (params,) = checkpoints.restore(model=_model_shapes(config, model))
+    step = checkpoints.latest_step
     checkpoints.close()
-    return model, params
+    return model, params, step
 
 
 def example_images(config: ConfigDict) -> Float[Array, "1 side side channels"]:

@@ -42,7 +42,7 @@ def merge(trained: PyTree, frozen: PyTree) -> PyTree:
 def learning_rate(config: ConfigDict) -> optax.Schedule:
     """The learning rate of each step: constant, or falling along a half cosine to 0.
 
-    Either is reached by a linear rise over `optim.warmup_steps`.
+    Either is reached by a linear rise from 0 over `optim.warmup_steps`.
 
     Args:
         config: The run's whole configuration.

@@ -117,8 +117,9 @@ class Meter:
         metrics = jax.device_get(self._metrics)
         seconds = time.monotonic() - self._started
         values = {name: float(np.mean([m[name] for m in metrics])) for name in metrics[0]}
-        values["images_per_second"] = self._steps * self._batch_size / seconds
-        values["input_wait"] = self._wait / seconds
+        if self._steps:
+            values["images_per_second"] = self._steps * self._batch_size / seconds
+            values["input_wait"] = self._wait / seconds
         self._all_steps += self._steps
         self._all_seconds += seconds
         self._all_wait += self._wait

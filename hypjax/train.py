@@ -1,5 +1,6 @@
 """Training: one jitted step, and the loop around it."""
 
+import contextlib
 import functools
 import pathlib
 from collections.abc import Callable, Iterator
@@ -135,28 +136,27 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[
     print_model(state, splits, plan)
     untrained = evaluate_splits(evaluator, state, splits)
 
-    checkpoints = run.checkpoints()
-    if checkpoints.latest_step is not None:
-        state = restore(checkpoints, state)
-        print(f"continuing after step {checkpoints.latest_step}")
-    batches = training_batches(
-        splits.train,
-        plan,
-        first_step=int(state.step),
-        last_step=config.train.total_steps,
-        side=config.data.image_size,
-        channels=config.data.channels,
-        workers=config.run.workers,
-    )
-    train_step = jax.jit(make_train_step(config, model, objective, optimizer), donate_argnums=0)
-    validation = functools.partial(evaluator.recalls, dataset=splits.validation)
-    state = train(config, run, checkpoints, state, train_step, batches, validation)
+    with contextlib.closing(run.checkpoints()) as checkpoints:
+        if checkpoints.latest_step is not None:
+            state = restore(checkpoints, state)
+            print(f"continuing after step {checkpoints.latest_step}")
+        batches = training_batches(
+            splits.train,
+            plan,
+            first_step=int(state.step),
+            last_step=config.train.total_steps,
+            side=config.data.image_size,
+            channels=config.data.channels,
+            workers=config.run.workers,
+        )
+        train_step = jax.jit(make_train_step(config, model, objective, optimizer), donate_argnums=0)
+        validation = functools.partial(evaluator.recalls, dataset=splits.validation)
+        state = train(config, run, checkpoints, state, train_step, batches, validation)
 
     final = evaluate_splits(evaluator, state, splits)
     results = {"untrained": untrained.pop("test"), "final": final.pop("test")}
     if splits.validation:
         results["validation"] = {"untrained": untrained["validation"], "final": final["validation"]}
-    checkpoints.close()
     run.write_results(results)
     print_results(results)
     print(f"results.json, metrics.jsonl and the model are in {run.path}")
@@ -197,7 +197,8 @@ def train(
         meter.add(metrics)
         if step == first + 1:
             meter.restart_clock()  # It compiles: its time tells nothing of the others'.
-        if step % config.run.log_every == 0 or step == total:
+        last, saving = step == total, step % config.run.checkpoint_every == 0
+        if last or saving or step % config.run.log_every == 0:
             values = meter.read()
             log.write(step, values)
             progress.show(values["loss"])
@@ -207,7 +208,7 @@ def train(
             log.write(step, {"validation": recalls})
             progress.say(f"step {step}: validation {reporting.format_recalls(recalls)}")
             meter.restart_clock()
-        if step % config.run.checkpoint_every == 0 or step == total:
+        if last or saving:
             save(checkpoints, state)
     progress.close()
     log.close()

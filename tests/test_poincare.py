@@ -211,6 +211,18 @@ def test_inputs_of_half_precision_are_computed_in_float32():
     assert poincare.expmap0(x, 0.1).dtype == jnp.float32
 
 
+def test_a_point_outside_has_no_distance():
+    outside, inside = np.array([[1.01, 0.0]]), np.array([[0.0, 0.5]])
+    assert np.isnan(poincare.dist(outside, inside, 1.0)).all()
+    assert np.isnan(poincare.dist_matrix(outside, inside, 1.0)).all()
+
+
+def test_frechet_mean_keeps_the_dtype(float64):
+    x = points(0, (5, 3), 0.1, 0.9)
+    assert poincare.frechet_mean(x.astype(np.float32), 0.1).dtype == jnp.float32
+    assert poincare.frechet_mean(x.astype(np.float32), 0.1, np.ones(5)).dtype == jnp.float64
+
+
 def test_leading_axes_broadcast():
     x, y = points(0, (2, 1, 3), 0.1, 0.9), points(1, (1, 5, 3), 0.1, 0.9)
     assert poincare.dist(x, y, 0.1).shape == (2, 5)

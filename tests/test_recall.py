@@ -103,7 +103,9 @@ def test_an_equally_far_item_before_the_match_comes_first():
 
 def test_queries_without_a_match_are_left_out():
     x = np.array([[0.1, 0.0], [0.12, 0.0], [0.5, 0.5]])
-    assert recall_at_k(x, [0, 0, 9], ks=(1,), space=PoincareBall(0.1)) == {1: 1.0}
+    with pytest.warns(UserWarning, match="1 of 3 queries have no match and are left out"):
+        recalls = recall_at_k(x, [0, 0, 9], ks=(1,), space=PoincareBall(0.1))
+    assert recalls == {1: 1.0}
     with pytest.raises(UserError, match="no query has an item of its own class"):
         recall_at_k(x, [0, 1, 2], ks=(1,), space=PoincareBall(0.1))
 
@@ -119,6 +121,13 @@ def test_embeddings_that_are_not_finite_are_an_error(value):
     ):
         with pytest.raises(UserError, match="embedding 11 is not finite"):
             call()
+
+
+def test_points_that_float32_cannot_tell_from_the_boundary_are_an_error():
+    x, labels = labelled_points(Sphere(), 0, 40, 4, 5, duplicates=0)
+    x = x.astype(np.float64) * (1 - 1e-9)
+    with pytest.raises(UserError, match="lies outside the ball of radius 1/√1, or all but on it"):
+        recall_at_k(x, labels, ks=(1,), space=PoincareBall(1.0))
 
 
 def test_sizes_that_do_not_fit_are_named():

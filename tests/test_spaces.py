@@ -78,7 +78,15 @@ def test_riemannian_gradients_are_scaled_by_the_inverse_metric():
     factor = (1 - 0.1 * np.sum(np.square(x), axis=-1, keepdims=True)) ** 2 / 4
     expected = pull(jnp.asarray(weights * factor, jnp.float32))[0]
     got = jax.vjp(scaled.embed, features)[1](jnp.asarray(weights, jnp.float32))[0]
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_riemannian_scaling_leaves_the_gradient_of_the_curvature_alone():
+    slopes = [
+        jax.grad(lambda c, r=riemannian: PoincareBall(c, 2.3, r).embed(features).sum())(0.1)
+        for riemannian in (False, True)
+    ]
+    np.testing.assert_allclose(slopes[1], slopes[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)

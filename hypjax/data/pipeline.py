@@ -30,7 +30,7 @@ class _PlannedBatch:
         plan = self.plan(int(step))
         images = np.empty((len(plan.ids), self.side, self.side, self.channels), np.uint8)
         for i, (image_id, box) in enumerate(zip(plan.ids, plan.boxes, strict=True)):
-            image = pixels.decode(self.dataset.encoded_image(image_id), self.channels)
+            image = pixels.decode(self.dataset.encoded_image(int(image_id)), self.channels)
             images[i] = pixels.crop_and_resize(image, box, self.side)
         return Batch(images=images, labels=plan.labels, ids=plan.ids, flips=plan.flips)
 

@@ -13,6 +13,9 @@ error of `dist` and `dist_matrix` between well-separated points (√c‖x − y�
     r      0.5    0.9    0.99   0.999  0.9999  0.99999
     error  3e-7   5e-7   2e-6   9e-6   9e-5    5e-4
 
+Gradients there are about five times less exact. A point on the boundary or outside has no distance:
+the result is NaN or infinite. `project` brings points inside.
+
 Notation: s = ‖x − y‖², P = (1 − c‖x‖²)(1 − c‖y‖²), and q = s / P, so that c·q = sinh²(√c·d/2).
 
 Sources: Ganea et al., "Hyperbolic Neural Networks" (NeurIPS 2018), Section 2, for the Möbius
@@ -22,6 +25,7 @@ operations and the maps; Ermolov et al., "Hyperbolic Vision Transformers" (CVPR 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from hypjax.geometry import products
@@ -35,27 +39,27 @@ MAX_NORM = 1 - 1e-5
 _FRECHET_STEPS = 1000
 
 
-def _floating(*arrays: Array) -> list[Array]:
+def _floating(*arrays: ArrayLike) -> list[Array]:
     """Brings the inputs to one dtype: float64 where one of them is, otherwise float32."""
     dtype = jnp.result_type(jnp.float32, *arrays)
     return [jnp.asarray(array, dtype) for array in arrays]
 
 
-def _square_norm(x: Float[Array, "*b d"], keepdims: bool = True) -> Array:
+def _square_norm(x: Float[ArrayLike, "*b d"], keepdims: bool = True) -> Array:
     return jnp.sum(x * x, axis=-1, keepdims=keepdims)
 
 
 def _sqrt(u: Array) -> Array:
-    """√u with the gradient 0 at u = 0, where the true one is infinite."""
-    positive = u > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, u, 1)), 0)
+    """√u with the gradient 0 at u = 0, where the true one is infinite; NaN below."""
+    zero = u == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, u)))
 
 
 def _even(u: Array, function, series: tuple[float, ...]) -> Array:
     """A function of √u that is smooth in u: by its Taylor series near 0, directly elsewhere.
 
-    Five terms up to u = 1e-3 leave an error below 1e-16, so that value and gradient are exact to
-    the dtype on both sides of the seam.
+    Five terms up to u = 1e-3 leave an error below 1e-16. Above, a gradient by cancelling quotients
+    loses up to three digits at the seam, where its share in any gradient of a distance is small.
     """
     near = u < 1e-3
     root = jnp.sqrt(jnp.where(near, 1, u))
@@ -89,7 +93,7 @@ def _distance_from_ratio(q: Array, c: Scalar) -> Array:
 def _slope_in_ratio(tangent: Array, distance: Array, q: Array, c: Scalar) -> Array:
     """Derivative 1/√(q·(1 + c·q)): cheaper than differentiating asinh, and 0 at q = 0."""
     del distance
-    apart = q > 0
+    apart = q != 0
     return jnp.where(apart, lax.rsqrt(jnp.where(apart, q * (1 + c * q), 1)), 0) * tangent
 
 
@@ -101,13 +105,13 @@ def _slope_in_curvature(tangent: Array, distance: Array, q: Array, c: Scalar) ->
 _distance_from_ratio.defjvps(_slope_in_ratio, _slope_in_curvature)
 
 
-def lambda_x(x: Float[Array, "*b d"], c: Scalar) -> Float[Array, "*b 1"]:
+def lambda_x(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b 1"]:
     """Conformal factor λ_x = 2 / (1 − c‖x‖²)."""
     (x,) = _floating(x)
     return 2 / (1 - c * _square_norm(x))
 
 
-def clip_features(v: Float[Array, "*b d"], radius: float | None) -> Float[Array, "*b d"]:
+def clip_features(v: Float[ArrayLike, "*b d"], radius: float | None) -> Float[Array, "*b d"]:
     """Shortens vectors longer than `radius` to that length (Guo et al., CVPR 2022, Eq. 5).
 
     Args:
@@ -122,7 +126,7 @@ def clip_features(v: Float[Array, "*b d"], radius: float | None) -> Float[Array,
     return jnp.where(outside, v * (radius / jnp.sqrt(jnp.where(outside, square, 1))), v)
 
 
-def project(x: Float[Array, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def project(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     """Moves points outside the ball of radius (1 − 1e-5)/√c radially onto its surface."""
     (x,) = _floating(x)
     u = c * _square_norm(x)
@@ -130,7 +134,9 @@ def project(x: Float[Array, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     return jnp.where(outside, x * (MAX_NORM / jnp.sqrt(jnp.where(outside, u, 1))), x)
 
 
-def mobius_add(x: Float[Array, "*b d"], y: Float[Array, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def mobius_add(
+    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
+) -> Float[Array, "*b d"]:
     """Möbius addition x ⊕ y (Hyp-ViT, Eq. 1)."""
     x, y = _floating(x, y)
     xx, yy = _square_norm(x), _square_norm(y)
@@ -139,7 +145,7 @@ def mobius_add(x: Float[Array, "*b d"], y: Float[Array, "*b d"], c: Scalar) -> F
     return numerator / (1 + 2 * c * xy + c**2 * xx * yy)
 
 
-def expmap0(v: Float[Array, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def expmap0(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     """Exponential map at the origin, tanh(√c‖v‖)·v / (√c‖v‖) (Hyp-ViT, Eq. 3 at x = 0).
 
     Far out tanh rounds to 1 and the result lies on the boundary; `project` brings it inside.
@@ -148,19 +154,23 @@ def expmap0(v: Float[Array, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     return v * _tanh_ratio(c * _square_norm(v))
 
 
-def logmap0(x: Float[Array, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def logmap0(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     """Logarithmic map at the origin, artanh(√c‖x‖)·x / (√c‖x‖): the inverse of `expmap0`."""
     (x,) = _floating(x)
     return x * _artanh_ratio(c * _square_norm(x))
 
 
-def expmap(x: Float[Array, "*b d"], v: Float[Array, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def expmap(
+    x: Float[ArrayLike, "*#b d"], v: Float[ArrayLike, "*#b d"], c: Scalar
+) -> Float[Array, "*b d"]:
     """Exponential map at x of the tangent vector v (Hyp-ViT, Eq. 3)."""
     x, v = _floating(x, v)
     return mobius_add(x, expmap0(v * lambda_x(x, c) / 2, c), c)
 
 
-def logmap(x: Float[Array, "*b d"], y: Float[Array, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+def logmap(
+    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
+) -> Float[Array, "*b d"]:
     """Logarithmic map at x of the point y: the inverse of `expmap` in its second argument."""
     x, y = _floating(x, y)
     difference, q = _moved_to_origin(x, y, c)
@@ -181,7 +191,9 @@ def _moved_to_origin(x: Array, y: Array, c: Scalar) -> tuple[Array, Array]:
     return (inside * delta - c * s * x) / (p + c * s), s / p
 
 
-def dist(x: Float[Array, "*b d"], y: Float[Array, "*b d"], c: Scalar) -> Float[Array, "*b"]:
+def dist(
+    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
+) -> Float[Array, "*b"]:
     """Geodesic distance of points, pairwise along the leading axes (Hyp-ViT, Eq. 2).
 
     Computed as (2/√c)·asinh(√(c·s/P)), which equals the paper's (2/√c)·artanh(√c‖−x ⊕ y‖) and,
@@ -193,12 +205,15 @@ def dist(x: Float[Array, "*b d"], y: Float[Array, "*b d"], c: Scalar) -> Float[A
     return _distance_from_ratio(s / p, c)
 
 
-def dist_matrix(x: Float[Array, "n d"], y: Float[Array, "m d"], c: Scalar) -> Float[Array, "n m"]:
+def dist_matrix(
+    x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"], c: Scalar
+) -> Float[Array, "n m"]:
     """Geodesic distances of all pairs, by one matrix product and O(n·m) memory.
 
     s comes from ‖x‖² + ‖y‖² − 2⟨x, y⟩, whose float32 error of a few 2⁻²³·(‖x‖² + ‖y‖²) shows for
     close points: at c = 0.1 and the clip radius 2.3, up to 4e-3 in the distance of coincident
-    ones. Where single distances matter to the last digit, use `dist`.
+    ones, and gradients of distances below about 0.01 are too small. Where single distances matter
+    to the last digit, use `dist`.
     """
     x, y = _floating(x, y)
     # Multiplying by 1/P one factor at a time makes no other matrix of this size.
@@ -206,7 +221,7 @@ def dist_matrix(x: Float[Array, "n d"], y: Float[Array, "m d"], c: Scalar) -> Fl
     return _distance_from_ratio(q, c)
 
 
-def to_lorentz(x: Float[Array, "*b d"], c: Scalar) -> Float[Array, "*b d+1"]:
+def to_lorentz(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d+1"]:
     """Coordinates on the unit hyperboloid ⟨X, X⟩_L = −1, the time coordinate first.
 
     Distances there are √c times those in the ball, hence c > 0.
@@ -216,14 +231,14 @@ def to_lorentz(x: Float[Array, "*b d"], c: Scalar) -> Float[Array, "*b d+1"]:
     return jnp.concatenate([1 + u, 2 * jnp.sqrt(c) * x], axis=-1) / (1 - u)
 
 
-def from_lorentz(x: Float[Array, "*b d+1"], c: Scalar) -> Float[Array, "*b d"]:
+def from_lorentz(x: Float[ArrayLike, "*b d+1"], c: Scalar) -> Float[Array, "*b d"]:
     """Ball coordinates of points on the unit hyperboloid: the inverse of `to_lorentz`; c > 0."""
     (x,) = _floating(x)
     return x[..., 1:] / (jnp.sqrt(c) * (1 + x[..., :1]))
 
 
 def frechet_mean(
-    x: Float[Array, "*b n d"], c: Scalar, weights: Float[Array, "*b n"] | None = None
+    x: Float[ArrayLike, "*b n d"], c: Scalar, weights: Float[ArrayLike, "*b n"] | None = None
 ) -> Float[Array, "*b d"]:
     """The point with the least weighted sum of squared distances to n points.
 
@@ -240,8 +255,8 @@ def frechet_mean(
     Returns:
         The mean, one for each leading index of x.
     """
-    (x,) = _floating(x)
-    weights = jnp.ones(x.shape[:-1], x.dtype) if weights is None else _floating(x, weights)[1]
+    weights = jnp.ones(jnp.shape(x)[:-1], jnp.float32) if weights is None else weights
+    x, weights = _floating(x, weights)
     weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     mean = lax.stop_gradient(_descend(*lax.stop_gradient((x, c, weights))))
     return _newton_step(mean, x, c, weights)
@@ -298,6 +313,5 @@ def _hessian(logs: Array, c: Scalar, weights: Array) -> Array:
     outer = jnp.einsum(
         "...n,...ni,...nj->...ij", weights * along[..., 0], logs, logs, precision="highest"
     )
-    return outer + jnp.sum(weights[..., None] * across, axis=-2)[..., None] * jnp.eye(
-        logs.shape[-1]
-    )
+    identity = jnp.eye(logs.shape[-1], dtype=logs.dtype)
+    return outer + jnp.sum(weights[..., None] * across, axis=-2)[..., None] * identity

@@ -3,7 +3,8 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from hypjax.interfaces import Outputs
@@ -25,7 +26,7 @@ class Embedder(nn.Module):
     head_dim: int
 
     @nn.compact
-    def __call__(self, images: Float[Array, "batch height width channels"]) -> Outputs:
+    def __call__(self, images: Float[ArrayLike, "batch height width channels"]) -> Outputs:
         """Embeds normalised images."""
         pooled = self.encoder(images).astype(jnp.float32)
         head = nn.Dense(

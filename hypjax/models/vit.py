@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from einops import rearrange
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 _TOKEN_INIT = nn.initializers.truncated_normal(0.02)
@@ -24,9 +25,9 @@ class VisionTransformer(nn.Module):
         depth: Number of blocks.
         num_heads: Attention heads; they divide the width.
         mlp_ratio: Width of a block's hidden layer beside that of a token.
-        dtype: Of activations and products. float32 products are true float32 on every device;
-            bfloat16 ones take their speed. Parameters, LayerNorm statistics, softmax and the
-            result are float32 in either case.
+        dtype: Of the products and of what lies between two of them. float32 products are true
+            float32 on every device; bfloat16 ones take their speed. Parameters, the sums that run
+            from block to block, LayerNorm statistics, softmax and the result are float32.
     """
 
     patch_size: int
@@ -34,11 +35,11 @@ class VisionTransformer(nn.Module):
     depth: int
     num_heads: int
     mlp_ratio: float = 4
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(
-        self, images: Float[Array, "batch height width channels"], return_tokens: bool = False
+        self, images: Float[ArrayLike, "batch height width channels"], return_tokens: bool = False
     ) -> Float[Array, "batch dim"] | Float[Array, "batch tokens dim"]:
         """Embeds normalised images.
 
@@ -56,7 +57,7 @@ class VisionTransformer(nn.Module):
             tokens = _layer_norm("norm", jnp.float32)(tokens)
         return tokens if return_tokens else tokens[:, 0]
 
-    def _tokens(self, images: Array) -> Array:
+    def _tokens(self, images: ArrayLike) -> Array:
         """Patches and class token, with their positions added."""
         p = self.patch_size
         patches = rearrange(images, "b (h p) (w q) c -> b (h w) (p q c)", p=p, q=p)
@@ -64,9 +65,7 @@ class VisionTransformer(nn.Module):
         cls = self.param("cls_token", _TOKEN_INIT, (1, 1, self.width))
         positions = self.param("pos_embed", _TOKEN_INIT, (1, patches.shape[1] + 1, self.width))
         cls = jnp.broadcast_to(cls, (len(images), 1, self.width))
-        return jnp.concatenate([cls.astype(self.dtype), patches], axis=1) + positions.astype(
-            self.dtype
-        )
+        return jnp.concatenate([cls, patches], axis=1) + positions
 
 
 class Block(nn.Module):
@@ -74,7 +73,7 @@ class Block(nn.Module):
 
     num_heads: int
     mlp_ratio: float
-    dtype: jnp.dtype
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
@@ -93,7 +92,7 @@ class Attention(nn.Module):
     """Multi-head self-attention with a fused projection of queries, keys and values."""
 
     num_heads: int
-    dtype: jnp.dtype
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
@@ -105,19 +104,19 @@ class Attention(nn.Module):
         return _dense(width, self.dtype, "proj")(rearrange(mixed, "b t h d -> b t (h d)"))
 
 
-def _dense(features: int, dtype: jnp.dtype, name: str) -> nn.Dense:
+def _dense(features: int, dtype: DTypeLike, name: str) -> nn.Dense:
     return nn.Dense(features, dtype=dtype, kernel_init=_TOKEN_INIT, name=name)
 
 
-def _layer_norm(name: str, dtype: jnp.dtype) -> nn.LayerNorm:
+def _layer_norm(name: str, dtype: DTypeLike) -> nn.LayerNorm:
     # E[x²] − E[x]² would cancel for tokens whose mean is large beside their deviation.
     return nn.LayerNorm(epsilon=1e-6, dtype=dtype, use_fast_variance=False, name=name)
 
 
-def _full_products_in(dtype: jnp.dtype) -> contextlib.AbstractContextManager:
+def _full_products_in(dtype: DTypeLike) -> contextlib.AbstractContextManager:
     """Keeps float32 products float32 where a device would round their factors."""
     return (
         jax.default_matmul_precision("highest")
-        if dtype == jnp.float32
+        if jnp.dtype(dtype) == jnp.float32
         else contextlib.nullcontext()
     )

@@ -1,6 +1,6 @@
 """The face every objective shows to the train step."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
@@ -28,6 +28,7 @@ class Spec(NamedTuple):
     training_images: int
 
 
+@runtime_checkable
 class Objective(Protocol):
     """A loss with its parameters and its state, as a pair of pure functions.
 

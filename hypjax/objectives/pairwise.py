@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from einops import rearrange
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from hypjax.geometry import Space
@@ -13,7 +14,7 @@ from hypjax.objectives.base import Metrics, Spec
 
 
 def pairwise_cross_entropy(
-    embeddings: Float[Array, "classes samples dim"], *, space: Space, temperature: float
+    embeddings: Float[ArrayLike, "classes samples dim"], *, space: Space, temperature: float
 ) -> Float[Array, ""]:
     """Pairwise cross-entropy of a class-balanced batch (Hyp-ViT, Eq. 5).
 

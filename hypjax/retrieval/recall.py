@@ -1,12 +1,14 @@
 """Recall@K by counting ranks: exact, blockwise, and without sorting anything."""
 
 import functools
+import warnings
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from hypjax.errors import UserError
@@ -22,10 +24,10 @@ _NO_MATCH = np.iinfo(np.int32).max
 
 
 def recall_at_k(
-    queries: Float[Array, "n d"],
-    query_labels: Int[Array, " n"],
-    gallery: Float[Array, "m d"] | None = None,
-    gallery_labels: Int[Array, " m"] | None = None,
+    queries: Float[ArrayLike, "n d"],
+    query_labels: Int[ArrayLike, " n"],
+    gallery: Float[ArrayLike, "m d"] | None = None,
+    gallery_labels: Int[ArrayLike, " m"] | None = None,
     *,
     ks: Sequence[int],
     space: Space,
@@ -34,7 +36,7 @@ def recall_at_k(
 
     A query's rank is the number of items that an exact search lists before its nearest match:
     those strictly nearer, and those equally far that come earlier in the gallery. Queries without
-    any match are left out of the mean.
+    any match are left out of the mean, with a warning that counts them.
 
     Args:
         queries: Points of the space.
@@ -52,17 +54,20 @@ def recall_at_k(
             match.
     """
     ranks = match_ranks(queries, query_labels, gallery, gallery_labels, space=space)
-    ranks = ranks[ranks != _NO_MATCH]
-    if not len(ranks):
+    found = ranks[ranks != _NO_MATCH]
+    if not len(found):
         raise UserError("no query has an item of its own class to find; check the labels")
-    return {int(k): float(np.mean(ranks < k)) for k in ks}
+    if len(found) < len(ranks):
+        excluded = f"{len(ranks) - len(found)} of {len(ranks)} queries"
+        warnings.warn(f"{excluded} have no match and are left out of the recall", stacklevel=2)
+    return {int(k): float(np.mean(found < k)) for k in ks}
 
 
 def match_ranks(
-    queries: Float[Array, "n d"],
-    query_labels: Int[Array, " n"],
-    gallery: Float[Array, "m d"] | None = None,
-    gallery_labels: Int[Array, " m"] | None = None,
+    queries: Float[ArrayLike, "n d"],
+    query_labels: Int[ArrayLike, " n"],
+    gallery: Float[ArrayLike, "m d"] | None = None,
+    gallery_labels: Int[ArrayLike, " m"] | None = None,
     *,
     space: Space,
 ) -> Int[np.ndarray, " n"]:
@@ -74,10 +79,10 @@ def match_ranks(
     if itself:
         gallery, gallery_labels = queries, query_labels
     _check_sizes(queries, query_labels, gallery, gallery_labels)
-    space.check(queries)
-    if not itself:
-        space.check(gallery)
-    queries, gallery = (jnp.asarray(x, jnp.float32) for x in (queries, gallery))
+    queries = jnp.asarray(queries, jnp.float32)
+    gallery = queries if itself else jnp.asarray(gallery, jnp.float32)
+    for points in (queries,) if itself else (queries, gallery):
+        space.check(points)
     query_labels, gallery_labels = _dense_labels(query_labels, gallery_labels)
     return np.asarray(
         _ranks(queries, query_labels, gallery, gallery_labels, space=space, itself=itself)
@@ -86,10 +91,10 @@ def match_ranks(
 
 @functools.partial(jax.jit, static_argnames="itself")
 def _ranks(
-    queries: Float[Array, "n d"],
-    query_labels: Int[Array, " n"],
-    gallery: Float[Array, "m d"],
-    gallery_labels: Int[Array, " m"],
+    queries: Float[ArrayLike, "n d"],
+    query_labels: Int[ArrayLike, " n"],
+    gallery: Float[ArrayLike, "m d"],
+    gallery_labels: Int[ArrayLike, " m"],
     *,
     space: Space,
     itself: bool,
@@ -118,11 +123,11 @@ def _ranks(
 
 
 def _block_ranks(
-    queries: Float[Array, "b k"],
+    queries: Float[ArrayLike, "b k"],
     labels: Int[Array, " b"],
     positions: Int[Array, " b"],
-    gallery: Float[Array, "p k"],
-    gallery_labels: Int[Array, " p"],
+    gallery: Float[ArrayLike, "p k"],
+    gallery_labels: Int[ArrayLike, " p"],
     gallery_size: int,
 ) -> Int[Array, " b"]:
     """Ranks of a block of queries in the whole gallery.
