@@ -18,6 +18,11 @@ _PLAIN_SECONDS = 10  # Between progress lines where there is no terminal.
 Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, "encoder": ...}
 
 
+def say(text: str) -> None:
+    """Prints a line on stderr, beside results on stdout, without spoiling a bar."""
+    tqdm.tqdm.write(text, file=sys.stderr)
+
+
 class Progress:
     """A bar on a terminal, and a line every ten seconds elsewhere."""
 
@@ -53,10 +58,6 @@ class Progress:
             self._bar.set_postfix_str(
                 f"loss {loss:.4f}, {self._rate() * self._batch_size:.0f} images/s"
             )
-
-    def say(self, text: str) -> None:
-        """Prints a line without spoiling the bar."""
-        tqdm.tqdm.write(text, file=sys.stderr)
 
     def close(self) -> None:
         """Leaves the bar as it stands."""

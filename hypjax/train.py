@@ -139,7 +139,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[
     with contextlib.closing(run.checkpoints()) as checkpoints:
         if checkpoints.latest_step is not None:
             state = restore(checkpoints, state)
-            print(f"continuing after step {checkpoints.latest_step}")
+            reporting.say(f"continuing after step {checkpoints.latest_step}")
         batches = training_batches(
             splits.train,
             plan,
@@ -206,13 +206,13 @@ def train(
         if config.eval.every and step % config.eval.every == 0:
             recalls = validation(state.params["model"])
             log.write(step, {"validation": recalls})
-            progress.say(f"step {step}: validation {reporting.format_recalls(recalls)}")
+            reporting.say(f"step {step}: validation {reporting.format_recalls(recalls)}")
             meter.restart_clock()
         if last or saving:
             save(checkpoints, state)
     progress.close()
     log.close()
-    print(meter.summary())
+    reporting.say(meter.summary())
     return state
 
 
@@ -257,8 +257,10 @@ def print_model(state: TrainState, splits: Splits, plan: ClassBalancedPlans) -> 
     parts = [
         f"{n}: {d.num_classes} classes, {len(d)} images" for n, d in splits._asdict().items() if d
     ]
-    print(f"{parameters:,} parameters on {jax.devices()[0].device_kind}; " + "; ".join(parts))
-    print(f"{plan.batches_per_epoch} batches an epoch")
+    reporting.say(
+        f"{parameters:,} parameters on {jax.devices()[0].device_kind}; " + "; ".join(parts)
+    )
+    reporting.say(f"{plan.batches_per_epoch} batches an epoch")
 
 
 def create_plans(config: ConfigDict, splits: Splits) -> ClassBalancedPlans:

@@ -283,7 +283,7 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(load, tmp_path, monkeypat
     halfway = evaluate(config, tmp_path / "parts")
     assert halfway.keys() == {"step 3"} and halfway["step 3"] != undisturbed["final"]
     assert train.train_and_evaluate(config, tmp_path / "parts") == undisturbed
-    assert "continuing after step 3" in capsys.readouterr().out
+    assert "continuing after step 3" in capsys.readouterr().err
 
     def losses(folder):
         lines = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").open()]

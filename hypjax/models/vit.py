@@ -79,12 +79,10 @@ class Block(nn.Module):
     def __call__(self, x: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
         """Applies the block."""
         width = x.shape[-1]
-        x = x + Attention(self.num_heads, self.dtype, name="attention")(
-            _layer_norm("norm_1", self.dtype)(x)
-        )
-        hidden = _dense(int(width * self.mlp_ratio), self.dtype, "fc_1")(
-            _layer_norm("norm_2", self.dtype)(x)
-        )
+        normed = _layer_norm("norm_1", self.dtype)(x)
+        x = x + Attention(self.num_heads, self.dtype, name="attention")(normed)
+        normed = _layer_norm("norm_2", self.dtype)(x)
+        hidden = _dense(int(width * self.mlp_ratio), self.dtype, "fc_1")(normed)
         return x + _dense(width, self.dtype, "fc_2")(nn.gelu(hidden, approximate=False))
 
 
@@ -115,8 +113,6 @@ def _layer_norm(name: str, dtype: DTypeLike) -> nn.LayerNorm:
 
 def _full_products_in(dtype: DTypeLike) -> contextlib.AbstractContextManager:
     """Keeps float32 products float32 where a device would round their factors."""
-    return (
-        jax.default_matmul_precision("highest")
-        if jnp.dtype(dtype) == jnp.float32
-        else contextlib.nullcontext()
-    )
+    if jnp.dtype(dtype) == jnp.float32:
+        return jax.default_matmul_precision("highest")
+    return contextlib.nullcontext()
