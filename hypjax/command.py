@@ -1,5 +1,6 @@
 """What every command shares: flags in, one call, mistakes answered in one sentence."""
 
+import sys
 from collections.abc import Callable, Sequence
 
 from absl import app, flags, logging
@@ -23,6 +24,8 @@ def _parse(argv: Sequence[str]) -> list[str]:
     overrides = [arg.removeprefix(_OVERRIDE) for arg in argv if arg.startswith(_OVERRIDE)]
     try:
         rest = flags.FLAGS([arg for arg in argv if not arg.startswith(_OVERRIDE)])
+    except SystemExit:
+        sys.exit(0)  # Help was asked for and given, which absl counts as a failure.
     except flags.UnrecognizedFlagError as error:
         raise errors.UserError(
             f"unknown flag --{error.flagname} (--help lists the flags)"

@@ -72,6 +72,9 @@ def test_mistakes_in_the_configuration_are_answered_in_one_sentence(hypjax_main,
     assert finished.stderr == (
         "error: unknown field config.train.total_stepz; did you mean train.total_steps?\n"
     )
+    unwritable = hypjax_main(*glyphs, "--config.run.data_dir=/proc/nowhere")
+    assert unwritable.returncode == 1
+    assert unwritable.stderr.splitlines()[-1].startswith("error: cannot write to /proc/nowhere")
     taken = hypjax_main(*glyphs, "--workdir=/proc/nowhere")
     assert taken.returncode == 1
     assert taken.stderr.startswith("error: cannot write to /proc/nowhere")
@@ -79,6 +82,7 @@ def test_mistakes_in_the_configuration_are_answered_in_one_sentence(hypjax_main,
 
 def test_help_lists_the_flags(hypjax_main):
     finished = hypjax_main("--help")
+    assert finished.returncode == 0
     assert all(flag in finished.stdout for flag in ("--config", "--workdir", "--mode"))
 
 

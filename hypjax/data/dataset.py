@@ -6,7 +6,7 @@ import io
 import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,12 +97,19 @@ def open_splits(config: ConfigDict) -> Splits:
 def _prepare(builder: tfds.core.DatasetBuilder) -> None:
     print(f"preparing {builder.name} in {builder.data_dir} (once)", file=sys.stderr, flush=True)
     tfds.disable_progress_bar()
+    with _writing_to(builder.data_dir), contextlib.redirect_stdout(io.StringIO()):
+        builder.download_and_prepare()
+
+
+@contextlib.contextmanager
+def _writing_to(directory: str) -> Iterator[None]:
+    """Tells a user who may not write, or has no space left, what to do."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            builder.download_and_prepare()
-    except OSError as error:
+        yield
+    except (OSError, RuntimeError) as error:  # ArrayRecord's writer raises the latter.
+        reason = getattr(error, "strerror", None) or str(error).split(";")[0]
         raise UserError(
-            f"cannot write {builder.name} to {builder.data_dir} ({error.strerror}); "
+            f"cannot write to {directory} ({reason}); "
             "name another folder with --config.run.data_dir"
         ) from error
 
@@ -111,7 +118,8 @@ def _open(builder: tfds.core.DatasetBuilder, split: str) -> Dataset:
     records = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
     path = pathlib.Path(builder.data_dir) / f"index-{split}.npz"
     if not path.exists():
-        _write_index(path, records)
+        with _writing_to(builder.data_dir):
+            _write_index(path, records)
     with np.load(path) as index:
         return Dataset(records, np.arange(len(records)), index["labels"], index["sizes"])
 
