@@ -27,7 +27,7 @@ class Space(Protocol):
         """Maps features (a head's output, unbounded) to points of the space."""
 
     def distance(
-        self, x: Float[ArrayLike, "*b d"], y: Float[ArrayLike, "*b d"]
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
     ) -> Float[Array, "*b"]:
         """Distances of points, pairwise along the leading axes, by subtraction."""
 
@@ -56,7 +56,7 @@ class Sphere:
         return jnp.where(positive, features / jnp.sqrt(jnp.where(positive, square, 1)), 0)
 
     def distance(
-        self, x: Float[ArrayLike, "*b d"], y: Float[ArrayLike, "*b d"]
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
     ) -> Float[Array, "*b"]:
         """‖x − y‖², which is 2 − 2cos on the sphere."""
         return jnp.sum((x - y) ** 2, axis=-1)
@@ -107,7 +107,7 @@ class PoincareBall:
         return poincare.project(poincare.expmap0(v, self.c), self.c)
 
     def distance(
-        self, x: Float[ArrayLike, "*b d"], y: Float[ArrayLike, "*b d"]
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
     ) -> Float[Array, "*b"]:
         """Geodesic distances, by subtraction."""
         return poincare.dist(x, y, self.c)

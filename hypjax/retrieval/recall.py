@@ -151,7 +151,9 @@ def _pad_rows(x: Array, multiple: int, fill: float) -> Array:
     return jnp.pad(x, padding, constant_values=fill)
 
 
-def _dense_labels(query_labels: Array, gallery_labels: Array) -> tuple[np.ndarray, np.ndarray]:
+def _dense_labels(
+    query_labels: ArrayLike, gallery_labels: ArrayLike
+) -> tuple[np.ndarray, np.ndarray]:
     """Renumbers labels of any integers from 0, which leaves negative ones to padding."""
     both = np.concatenate([np.asarray(query_labels), np.asarray(gallery_labels)])
     dense = np.unique(both, return_inverse=True)[1].astype(np.int32)
@@ -159,7 +161,10 @@ def _dense_labels(query_labels: Array, gallery_labels: Array) -> tuple[np.ndarra
 
 
 def _check_sizes(
-    queries: Array, query_labels: Array, gallery: Array, gallery_labels: Array
+    queries: ArrayLike,
+    query_labels: ArrayLike,
+    gallery: ArrayLike,
+    gallery_labels: ArrayLike | None,
 ) -> None:
     if gallery_labels is None:
         raise UserError("a gallery needs gallery_labels")
