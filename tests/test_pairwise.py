@@ -131,6 +131,18 @@ def test_a_batch_with_nothing_to_compare_is_refused():
         pairwise_cross_entropy(jnp.zeros((4, 1, 3)), space=BALL, temperature=0.2)
 
 
+@pytest.mark.parametrize("shape", [(450, 2, 128), (100, 9, 128)])
+def test_loss_and_gradient_need_little_memory(shape):
+    """A few matrices of the batch's distances, and nothing of the size images² × coordinates."""
+
+    def loss(features):
+        return pairwise_cross_entropy(BALL.embed(features), space=BALL, temperature=0.2)
+
+    features = jax.ShapeDtypeStruct(shape, jnp.float32)
+    compiled = jax.jit(jax.value_and_grad(loss)).lower(features).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 40e6
+
+
 def test_the_objective_takes_neighbouring_images_as_one_class():
     objective = PairwiseCrossEntropy(BALL, temperature=0.2, samples_per_class=3)
     features = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
