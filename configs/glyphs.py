@@ -17,7 +17,7 @@ def get_config(variant: str = "hyp") -> ConfigDict:
     if variant not in VARIANTS:
         raise variant_error(variant, VARIANTS)
     config = default_config()
-    config.name, config.variant = "glyphs", variant
+    config.variant = variant
 
     config.data.name = "glyphs"
     config.data.channels = 1

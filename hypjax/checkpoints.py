@@ -22,25 +22,33 @@ _CHECKPOINTS = "checkpoints"
 class Workdir:
     """Everything a run keeps, in one folder."""
 
-    def __init__(self, path: pathlib.Path, config: ConfigDict) -> None:
+    def __init__(
+        self, path: pathlib.Path, config: ConfigDict, compared: tuple[str, ...] = ("",)
+    ) -> None:
         """Opens a run's folder, whether it exists or not; nothing is written yet.
+
+        Args:
+            path: The folder.
+            config: The run's configuration.
+            compared: What the names of those fields begin with that must be as the run has them.
 
         Raises:
             UserError: The folder belongs to a run with another configuration.
         """
         self.path = path.absolute()
         self._config = config
-        self._check_identity()
+        self._check_identity(compared)
 
-    def _check_identity(self) -> None:
+    def _check_identity(self, compared: tuple[str, ...]) -> None:
         saved = self.path / _CONFIG
         if not saved.exists():
             return
         changes = differences(json.loads(saved.read_text())["identity"], identity(self._config))
+        changes = [change for change in changes if change.startswith(compared)]
         if changes:
             raise UserError(
                 f"{self.path} holds a run with another configuration ({'; '.join(changes)}); "
-                "name another folder with --workdir"
+                "repeat its settings, or name another folder with --workdir"
             )
 
     def create(self) -> None:

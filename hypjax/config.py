@@ -26,8 +26,8 @@ def default_config() -> ConfigDict:
     Where the recipe depends on the dataset, the comment tells whose value stands here.
     """
     config = ConfigDict()
-    config.name = ""  # Of the experiment, and
-    config.variant = ""  # of its variant; together they name the default workdir.
+    config.name = ""  # The configuration file's, set when it is loaded, and
+    config.variant = ""  # its variant's; together they name the default workdir.
     config.seed = 0
 
     config.data = data = ConfigDict()
@@ -84,7 +84,7 @@ def default_config() -> ConfigDict:
     run.workers = 0  # Processes that decode; 0: threads.
     run.eval_batch_size = 256
     run.log_every = 10  # Steps between lines of metrics.jsonl.
-    run.checkpoint_every = 1000  # Steps between checkpoints.
+    run.checkpoint_every = 100  # Steps between checkpoints.
     return config.lock()
 
 
@@ -271,17 +271,18 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [f"{f}: {old.get(f)} -> {new.get(f)}" for f in fields if old.get(f) != new.get(f)]
 
 
-def default_workdir(config: ConfigDict, overrides: Collection[str]) -> str:
-    """Where a run goes without --workdir: runs/<config>-<variant>, and a hash of its overrides.
+def default_workdir(config: ConfigDict, unchanged: ConfigDict) -> str:
+    """Where a run goes without --workdir: runs/<config>-<variant>, and a hash of what was changed.
 
     Args:
         config: The run's configuration.
-        overrides: 'field=value' from the command line; those of `config.run` make no difference.
+        unchanged: The same before fields were set on the command line. Those of `config.run` make
+            no difference, nor does a value that the file has already.
     """
-    overrides = sorted(o for o in overrides if not o.startswith("run."))
-    workdir = f"runs/{config.name}-{config.variant}"
-    if overrides:
-        workdir += "-" + hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:8]
+    changes = differences(identity(unchanged), identity(config))
+    workdir = f"runs/{unchanged.name}-{unchanged.variant}"
+    if changes:
+        workdir += "-" + hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
     return workdir
 
 

@@ -27,6 +27,7 @@ def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """
     path, _, variant = spec.partition(":")
     config = _call(_module(pathlib.Path(path)), path, variant)
+    config.name = pathlib.Path(path).stem
     for override in overrides:
         _set(config, override)
     validate(config)
@@ -69,6 +70,9 @@ def _attempt(function: Any, path: str | pathlib.Path, *args: Any) -> Any:
 def _set(config: ConfigDict, override: str) -> None:
     field, equals, text = override.partition("=")
     known = flatten(config)
+    inside = [name for name in known if name.startswith(field + ".")]
+    if inside:
+        raise UserError(f"config.{field} is a group of fields, such as config.{inside[0]}")
     if field not in known:
         raise UserError(f"unknown field config.{field}{nearest(field, known)}")
     if not equals:

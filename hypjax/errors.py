@@ -22,5 +22,8 @@ def reported() -> Iterator[None]:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        print(
+            "interrupted; the same command goes on from the last checkpoint, if any",
+            file=sys.stderr,
+        )
         sys.exit(130)

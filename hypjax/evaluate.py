@@ -90,7 +90,8 @@ def embed_function(
 def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     """Evaluates a run's last checkpoint on the test classes and prints the table.
 
-    Only the last step's model is called final.
+    Fields that shape neither images nor model, such as `eval.ks`, may differ from the run's. Only
+    the model of a finished run is called final.
 
     Args:
         config: The run's configuration.
@@ -103,28 +104,30 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     Raises:
         UserError: The folder holds no checkpoint, or one of another run.
     """
-    model, params, step = restore_model(config, workdir)
-    name = "final" if step == config.train.total_steps else f"step {step}"
+    model, params, name = restore_model(config, workdir)
     evaluator = Evaluator(config, model, create_objective(config).score_space)
     results = {name: evaluator.recalls(params, open_splits(config).test)}
+    print(f"Recall on the test classes, by the model in {workdir}:")
     print(reporting.format_results(results))
     return results
 
 
-def restore_model(config: ConfigDict, workdir: str | pathlib.Path) -> tuple[Embedder, PyTree, int]:
-    """The model of a run's last checkpoint, its parameters, and the steps it was trained for.
+def restore_model(config: ConfigDict, workdir: str | pathlib.Path) -> tuple[Embedder, PyTree, str]:
+    """The model of a run's last checkpoint, its parameters, and its name: final, or a step's.
 
     Raises:
         UserError: The folder holds no checkpoint, or one of another run.
     """
-    run = Workdir(pathlib.Path(workdir), config)
+    run = Workdir(pathlib.Path(workdir), config, compared=("data.", "model.", "objective."))
     if not run.has_checkpoint:
-        raise UserError(f"{run.path} holds no checkpoint; train first")
+        raise UserError(
+            f"{run.path} holds no checkpoint; train first, or name a run's folder with --workdir"
+        )
     model, checkpoints = create_embedder(config), run.checkpoints()
     (params,) = checkpoints.restore(model=_model_shapes(config, model))
-    step = checkpoints.latest_step
+    name = f"step {checkpoints.latest_step}" if run.results is None else "final"
     checkpoints.close()
-    return model, params, step
+    return model, params, name
 
 
 def example_images(config: ConfigDict) -> Float[Array, "1 side side channels"]:

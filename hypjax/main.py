@@ -29,7 +29,8 @@ def main(overrides: list[str]) -> None:
     if not _CONFIG.value:
         raise UserError("no configuration named; try --config=configs/glyphs.py")
     config = config_files.load(_CONFIG.value, overrides)
-    workdir = pathlib.Path(_WORKDIR.value or default_workdir(config, overrides)).expanduser()
+    default = default_workdir(config, unchanged=config_files.load(_CONFIG.value))
+    workdir = pathlib.Path(_WORKDIR.value or default).expanduser()
     if _MODE.value == "evaluate":
         from hypjax.evaluate import evaluate
 

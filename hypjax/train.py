@@ -287,5 +287,5 @@ def print_results(results: dict[str, Any]) -> None:
     print("Recall on the test classes:")
     print(reporting.format_results({k: results[k] for k in ("untrained", "final")}))
     if "validation" in results:
-        print("Recall on the training classes held out for validation:")
+        print("Recall on the training classes held out for validation (fewer, so easier):")
         print(reporting.format_results(results["validation"]))

@@ -1,5 +1,7 @@
 """Configurations: what is refused, and in which words."""
 
+import pathlib
+
 import pytest
 
 from hypjax import config_files
@@ -50,7 +52,7 @@ def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
             "unknown field config.train.total_stepz; did you mean train.total_steps?",
         ),
         ("trian.total_steps=7", "did you mean train.total_steps?"),
-        ("train=7", "unknown field config.train; did you mean "),
+        ("train=7", "config.train is a group of fields, such as config.train."),
         ("seed", "config.seed needs a value: --config.seed=VALUE"),
         ("train.total_steps=abc", "config.train.total_steps is 'abc'; it must be a whole number"),
         ("train.total_steps=0", "config.train.total_steps is 0; it must be at least 1"),
@@ -156,10 +158,20 @@ def test_identity_is_everything_but_where_it_runs(glyphs):
     assert not any(field.startswith("run.") for field in plain)
 
 
-def test_default_workdir_names_experiment_variant_and_overrides(glyphs):
-    config = config_files.load(glyphs)
-    assert default_workdir(config, []) == "runs/glyphs-hyp"
-    assert default_workdir(config, ["run.workers=2"]) == "runs/glyphs-hyp"
-    changed = default_workdir(config, ["seed=1", "optim.learning_rate=1"])
+def test_default_workdir_names_experiment_variant_and_changes(glyphs):
+    plain = config_files.load(glyphs)
+
+    def workdir(*overrides):
+        return default_workdir(config_files.load(glyphs, overrides), unchanged=plain)
+
+    assert workdir() == workdir("run.workers=2") == workdir("seed=0") == "runs/glyphs-hyp"
+    changed = workdir("seed=1", "objective.c=0.5")
     assert changed.startswith("runs/glyphs-hyp-")
-    assert changed == default_workdir(config, ["optim.learning_rate=1", "seed=1", "run.workers=2"])
+    assert changed == workdir("objective.c=.5", "seed=1", "run.workers=2") != workdir("seed=1")
+
+
+def test_a_copied_file_names_its_own_folder(glyphs, tmp_path):
+    copy = tmp_path / "mine.py"
+    copy.write_text(pathlib.Path(glyphs).read_text())
+    config = config_files.load(str(copy))
+    assert default_workdir(config, unchanged=config) == "runs/mine-hyp"

@@ -262,6 +262,8 @@ def test_a_run_leaves_results_metrics_and_a_model(load, tmp_path, capsys):
 
     capsys.readouterr()
     assert evaluate(config, tmp_path) == {"final": results["final"]}
+    other = evaluate(load("eval.ks=1,100", "seed=5"), tmp_path)["final"]["head"]
+    assert other["recall@1"] == results["final"]["head"]["recall@1"] < other["recall@100"]
     assert train.train_and_evaluate(config, tmp_path) == results
     assert "already" in capsys.readouterr().out
 
@@ -299,8 +301,19 @@ def test_a_folder_of_another_run_is_refused(load, tmp_path):
     Workdir(tmp_path, load("run.workers=1"))
 
 
+def test_a_model_of_another_shape_is_not_evaluated(load, tmp_path):
+    Workdir(tmp_path, load()).create()
+    with pytest.raises(UserError, match=r"another configuration \(model.depth: 1 -> 2\)"):
+        evaluate(load("model.depth=2"), tmp_path)
+
+
+def test_the_default_run_can_be_resumed(repository):
+    config = config_files.load(str(repository / "configs/glyphs.py"))
+    assert config.run.checkpoint_every < config.train.total_steps / 2
+
+
 def test_a_folder_without_a_checkpoint_cannot_be_evaluated(load, tmp_path):
-    with pytest.raises(UserError, match="holds no checkpoint; train first"):
+    with pytest.raises(UserError, match="holds no checkpoint; train first, or name a run's folder"):
         evaluate(load(), tmp_path / "empty")
     assert not (tmp_path / "empty").exists()
 

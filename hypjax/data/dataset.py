@@ -138,7 +138,8 @@ def _hold_out(train: Dataset, count: int) -> tuple[Dataset, Dataset | None]:
     classes = np.unique(train.labels)
     if count > len(classes) - 2:
         raise UserError(
-            f"data.validation_classes is {count}, but there are {len(classes)} training classes"
+            f"config.data.validation_classes is {count}, "
+            f"but there are {len(classes)} training classes"
         )
     shuffled = np.random.default_rng(_VALIDATION_SEED).permutation(classes)
     rest = train.of_classes(shuffled[count:])
