@@ -109,7 +109,8 @@ class Checkpoints:
         left free to move, like new ones: committed arrays would compile a second train step.
 
         Args:
-            **like: Trees of the same structure, shapes and dtypes; `jax.eval_shape` gives them.
+            **like: Trees of the same structure, shapes and dtypes, of arrays or of what
+                `jax.eval_shape` returns.
         """
         host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}

@@ -234,8 +234,7 @@ def save(checkpoints: Checkpoints, state: TrainState) -> None:
 def restore(checkpoints: Checkpoints, like: TrainState) -> TrainState:
     """Restores the latest state that `save` wrote."""
     rest = (like.params["objective"], like.opt_state, like.objective_state)
-    shapes = jax.eval_shape(lambda: (like.params["model"], rest))
-    model, rest = checkpoints.restore(model=shapes[0], training=shapes[1])
+    model, rest = checkpoints.restore(model=like.params["model"], training=rest)
     params = {"model": model, "objective": rest[0]}
     return TrainState(jnp.int32(checkpoints.latest_step), params, rest[1], rest[2])
 
