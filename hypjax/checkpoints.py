@@ -1,122 +1,282 @@
-"""A run's folder: its identity, and the state of its last checkpoint (orbax)."""
+"""States of a run on disk (orbax): the latest two and the best, whole or named as damaged."""
 
-import json
+import contextlib
+import logging
 import pathlib
-from typing import Any
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jaxtyping import PyTree
-from ml_collections import ConfigDict
+from jax import lax
+from jaxtyping import Array, PyTree, UInt32
+from orbax.checkpoint import checkpoint_managers
 
-from hypjax.config import differences, flatten, identity
+from hypjax import reporting
 from hypjax.errors import UserError
-from hypjax.reporting import write_json
 
-_CONFIG = "config.json"
-_RESULTS = "results.json"
-_CHECKPOINTS = "checkpoints"
+_RECORD = "record"  # The item beside the trees: what a run remembers apart from arrays.
 
 
-class Workdir:
-    """Everything a run keeps, in one folder."""
+class Restored(NamedTuple):
+    """A state that was read.
 
-    def __init__(
-        self, path: pathlib.Path, config: ConfigDict, compared: tuple[str, ...] = ("",)
-    ) -> None:
-        """Opens a run's folder, whether it exists or not; nothing is written yet.
+    Attributes:
+        step: Steps done when it was saved.
+        trees: Its trees, in the order they were asked for.
+        record: What was saved beside them.
+    """
 
-        Args:
-            path: The folder.
-            config: The run's configuration.
-            compared: What the names of those fields begin with that must be as the run has them.
+    step: int
+    trees: tuple[PyTree, ...]
+    record: dict[str, Any]
 
-        Raises:
-            UserError: The folder belongs to a run with another configuration.
-        """
-        self.path = path.absolute()
-        self._config = config
-        self._check_identity(compared)
 
-    def _check_identity(self, compared: tuple[str, ...]) -> None:
-        saved = self.path / _CONFIG
-        if not saved.exists():
-            return
-        changes = differences(json.loads(saved.read_text())["identity"], identity(self._config))
-        changes = [change for change in changes if change.startswith(compared)]
-        if changes:
-            raise UserError(
-                f"{self.path} holds a run with another configuration ({'; '.join(changes)}); "
-                "repeat its settings, or name another folder with --workdir"
-            )
-
-    def create(self) -> None:
-        """Makes the folder and writes the configuration into it.
-
-        Raises:
-            UserError: The folder cannot be written.
-        """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            fields = {"identity": identity(self._config), "all": flatten(self._config)}
-            write_json(self.path / _CONFIG, fields)
-        except OSError as error:
-            raise UserError(f"cannot write to {self.path}: {error.strerror}") from error
-
-    @property
-    def results(self) -> dict[str, Any] | None:
-        """What a finished run found; None while it is not finished."""
-        path = self.path / _RESULTS
-        return json.loads(path.read_text()) if path.exists() else None
-
-    def write_results(self, results: dict[str, Any]) -> None:
-        """Marks the run as finished."""
-        write_json(self.path / _RESULTS, results)
-
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether there is a state to restore."""
-        return any(path.name.isdigit() for path in (self.path / _CHECKPOINTS).glob("*"))
-
-    def checkpoints(self) -> "Checkpoints":
-        """The checkpoints in the folder, which is made where it does not exist."""
-        return Checkpoints(self.path / _CHECKPOINTS)
+class DamagedError(Exception):
+    """A saved state that cannot be read, or is not what was saved."""
 
 
 class Checkpoints:
-    """The latest state of a run, as named trees that can be read apart."""
+    """The latest two states of a run and the best one, as named trees that can be read apart.
 
-    def __init__(self, path: pathlib.Path) -> None:
-        """Opens a folder of checkpoints."""
-        options = ocp.CheckpointManagerOptions(max_to_keep=1)
-        self._manager = ocp.CheckpointManager(path, options=options)
+    Saves run in the background. One that fails is told of and leaves those before as they are.
+    """
+
+    def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
+        """Opens a folder of checkpoints, which is made where it does not exist.
+
+        Args:
+            path: The folder.
+            read_only: Whether to leave it exactly as it is; it must exist.
+
+        Raises:
+            UserError: The folder cannot be made.
+        """
+        self._path = path
+        self._read_only = read_only
+        self._saving: int | None = None
+        try:
+            self._open()
+        except OSError as error:
+            raise UserError(f"cannot write to {path} ({error.strerror})") from error
+
+    def _open(self) -> None:
+        options = ocp.CheckpointManagerOptions(
+            read_only=self._read_only,
+            cleanup_tmp_directories=not self._read_only,  # What killed processes left half done.
+            preservation_policy=None if self._read_only else _LatestTwoAndBest(self),
+        )
+        self._manager = ocp.CheckpointManager(self._path, options=options)
+        self._scores = {step: self._saved_score(step) for step in self.steps}
 
     @property
-    def latest_step(self) -> int | None:
-        """Steps done at the latest checkpoint; None where there is none."""
-        return self._manager.latest_step()
+    def steps(self) -> list[int]:
+        """Steps done at each checkpoint, ascending; one being saved is among them."""
+        return sorted(self._manager.all_steps())
 
-    def save(self, step: int, **trees: PyTree) -> None:
-        """Starts to write a state; the one before is deleted once this one is complete."""
+    @property
+    def best_step(self) -> int | None:
+        """The checkpoint with the highest score, the earliest of equals; None: none has one."""
+        scored = [(score, -step) for step, score in self._scores.items() if score is not None]
+        return -max(scored)[1] if scored else None
+
+    @property
+    def best_score(self) -> float | None:
+        """The highest score of any checkpoint."""
+        return None if self.best_step is None else self._scores[self.best_step]
+
+    def save(
+        self, step: int, *, record: Mapping[str, Any], score: float | None = None, **trees: PyTree
+    ) -> None:
+        """Starts to save a state; once it is complete, those no longer kept are deleted.
+
+        Args:
+            step: Steps done.
+            record: What else to remember, as JSON.
+            score: On held-out classes; the higher the better. None: not measured.
+            **trees: Arrays, by name.
+        """
+        self.wait()
+        facts = {
+            "score": score,
+            "checksums": {name: int(checksum(tree)) for name, tree in trees.items()},
+            "record": record,
+        }
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
-        self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+        items[_RECORD] = ocp.args.JsonSave(facts)
+        self._saving, self._scores[step] = step, score
+        try:
+            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+        except Exception as error:  # TensorStore's for a full disk is a ValueError.
+            self._give_up(error)
 
-    def restore(self, **like: PyTree) -> tuple[PyTree, ...]:
-        """Reads trees of the latest state, in the order they are asked for.
+    def wait(self) -> None:
+        """Waits until what is being saved is complete, or warns that it cannot be."""
+        if self._saving is None:
+            return
+        try:
+            self._manager.wait_until_finished()
+            self._saving = None
+        except Exception as error:
+            self._give_up(error)
 
-        They come by way of the host, so that they may have been saved on other devices, and are
-        left free to move, like new ones: committed arrays would compile a second train step.
+    def _give_up(self, error: Exception) -> None:
+        """Tells of a save that failed, and removes what there is of it."""
+        step, self._saving = self._saving, None
+        reporting.warn(
+            f"the state after step {step} could not be saved in {self._path} ({_reason(error)}); "
+            "the next checkpoint is the next attempt"
+        )
+        # Orbax leaves the coroutines behind that the failure stopped.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        with contextlib.suppress(Exception):
+            self._manager.close()
+        for unfinished in self._path.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        with contextlib.suppress(OSError):  # A folder that is read-only now may be mended later.
+            self._open()
+
+    def restore_latest(self, **like: PyTree) -> Restored | None:
+        """Reads the latest state that is not damaged; None where nothing was ever saved.
+
+        Later ones, which are damaged, are named and put aside, unless the folder is read only.
 
         Args:
             **like: Trees of the same structure, shapes and dtypes, of arrays or of what
                 `jax.eval_shape` returns.
+
+        Raises:
+            UserError: All are damaged; they are left where they are.
+        """
+        damaged = {}
+        for step in reversed(self.steps):
+            try:
+                restored = self.restore(step, **like)
+            except DamagedError as error:
+                damaged[step] = str(error)
+                continue
+            for late, why in damaged.items():
+                self._put_aside(late, why)
+            return restored
+        if damaged:
+            raise UserError(
+                f"every checkpoint in {self._path} is damaged (steps "
+                f"{', '.join(map(str, damaged))}: {damaged[max(damaged)]}); nothing was changed: "
+                "bring a copy back, or name another folder with --workdir to begin anew"
+            )
+        return None
+
+    def restore(self, step: int, **like: PyTree) -> Restored:
+        """Reads trees of one state.
+
+        They come by way of the host, so that they may have been saved on other devices, and are
+        left free to move, like new ones: committed arrays would compile a second train step.
+
+        Raises:
+            DamagedError: It cannot be read, or is not what was saved.
         """
         host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}
-        restored = self._manager.restore(self.latest_step, args=ocp.args.Composite(**items))
-        return tuple(jax.device_put(restored[name]) for name in like)
+        try:
+            with _quiet_asyncio():
+                read = self._manager.restore(
+                    step, args=ocp.args.Composite(**items, record=ocp.args.JsonRestore())
+                )
+            facts = read[_RECORD]
+            sums, record = facts["checksums"], facts["record"]
+            trees = {name: read[name] for name in like}
+        except Exception as error:  # Each kind of damage has a kind of exception.
+            raise DamagedError(_reason(error)) from error
+        trees = jax.device_put(trees)
+        for name, tree in trees.items():
+            if int(checksum(tree)) != sums[name]:
+                raise DamagedError(f"its {name} differs from what was saved")
+        return Restored(step, tuple(trees.values()), record)
+
+    def _saved_score(self, step: int) -> float | None:
+        """The score saved with a state, if that can still be read."""
+        with contextlib.suppress(Exception):
+            args = ocp.args.Composite(record=ocp.args.JsonRestore())
+            return self._manager.restore(step, args=args)[_RECORD]["score"]
+        return None
+
+    def _put_aside(self, step: int, why: str) -> None:
+        told = f"the checkpoint of step {step} in {self._path} is damaged ({why})"
+        if self._read_only:
+            reporting.warn(told + "; an earlier one is used")
+            return
+        aside = self._path.parent / f"damaged-step-{step}"
+        number = 1
+        while aside.exists():
+            number += 1
+            aside = self._path.parent / f"damaged-step-{step}-{number}"
+        (self._path / str(step)).rename(aside)
+        self._manager.reload()
+        self._scores.pop(step, None)
+        reporting.warn(f"{told} and was put aside as {aside.name}; an earlier one is used")
 
     def close(self) -> None:
-        """Waits until everything is written."""
+        """Waits until everything is saved."""
+        self.wait()
         self._manager.close()
+
+
+class _LatestTwoAndBest:
+    """Orbax's preservation policy of these checkpoints."""
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
+
+    def should_preserve(
+        self,
+        checkpoints: Sequence[Any],
+        *,
+        context: checkpoint_managers.PreservationContext,
+    ) -> list[bool]:
+        """Whether to keep each checkpoint of an ascending list."""
+        del context
+        best = self._checkpoints.best_step
+        latest = {info.step for info in checkpoints[-2:]}
+        return [info.step in latest or info.step == best for info in checkpoints]
+
+
+@jax.jit
+def checksum(tree: PyTree) -> UInt32[Array, ""]:
+    """A number that changes with any single bit of a tree's arrays; computed where they lie.
+
+    Each word of an array is weighted by an odd number that tells its place, modulo 2³².
+    """
+    total = jnp.uint32(0)
+    for place, leaf in enumerate(jax.tree.leaves(tree)):
+        leaf = leaf.astype(jnp.uint8) if leaf.dtype == bool else leaf
+        word = jnp.dtype(f"uint{8 * min(leaf.dtype.itemsize, 4)}")
+        words = lax.bitcast_convert_type(leaf, word).astype(jnp.uint32).reshape(-1)
+        weights = 2 * lax.iota(jnp.uint32, words.size) + 1
+        total += jnp.uint32(2 * place + 1) * jnp.sum(words * weights, dtype=jnp.uint32)
+    return total
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in a few words."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error)
+    if "No space left" in text or "RESOURCE_EXHAUSTED" in text:
+        return "No space left on device"
+    return text.splitlines()[0][:120] if text else type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet_asyncio() -> Iterator[None]:
+    """Keeps asyncio from printing the same failure again for every array."""
+    logger = logging.getLogger("asyncio")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

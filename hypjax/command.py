@@ -1,6 +1,7 @@
 """What every command shares: flags in, one call, mistakes answered in one sentence."""
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 
 from absl import app, flags, logging
@@ -16,8 +17,14 @@ def run(main: Callable[[list[str]], None]) -> None:
     Flags of the form --config.FIELD=VALUE are collected as 'FIELD=VALUE'; all others are absl's.
     A user's mistake is answered in one sentence, without a traceback.
     """
+    warnings.showwarning = _show_warning
     with errors.reported():
         app.run(main, flags_parser=_parse)
+
+
+def _show_warning(message: Warning | str, *args: object, **kwargs: object) -> None:
+    """Prints a warning as a line, without the place in the code that gave it."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

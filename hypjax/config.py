@@ -31,7 +31,8 @@ def default_config() -> ConfigDict:
     config.seed = 0
 
     config.data = data = ConfigDict()
-    data.name = "glyphs"
+    data.name = "glyphs"  # or folder: own images, at
+    data.path = placeholder(str)  # a folder of classes, or a .csv or .parquet table.
     data.channels = 3
     data.image_size = 224
     data.resize = 224  # Shorter side before the test view's centre crop; CUB: 256.
@@ -40,7 +41,10 @@ def default_config() -> ConfigDict:
     data.crop_area = (0.2, 1.0)  # RandomResizedCrop
     data.crop_ratio = (3 / 4, 4 / 3)
     data.flip = 0.5
-    data.validation_classes = 0  # Training classes held out to choose by.
+    # Classes held out, as a number, or below 1 as a share of them:
+    data.validation_classes = 0.0  # of the training classes, to choose by;
+    data.test_classes = 0.0  # of all, to report, where own images say nothing of splits.
+    data.split_seed = 0  # Which classes these are; it does not vary with a run's seed.
 
     config.model = model = ConfigDict()
     model.patch_size = 16  # ViT-S/16
@@ -74,6 +78,8 @@ def default_config() -> ConfigDict:
     train.total_steps = 200  # CUB
     train.batch_size = 900  # samples_per_class images of each class
     train.samples_per_class = 2  # SOP, In-Shop; CUB, Cars: 9.
+    train.on_nonfinite = "stop"  # or skip: drop the update of a step that is not finite,
+    train.max_nonfinite = 10  # so often at most.
 
     config.eval = evaluation = ConfigDict()
     evaluation.ks = (1, 2, 4, 8)  # of Recall@K; CUB, Cars.
@@ -85,11 +91,12 @@ def default_config() -> ConfigDict:
     run.eval_batch_size = 256
     run.log_every = 10  # Steps between lines of metrics.jsonl.
     run.checkpoint_every = 100  # Steps between checkpoints.
+    run.wandb_project = placeholder(str)  # None: nothing is sent to Weights & Biases.
     return config.lock()
 
 
 # Fields that may be None.
-OPTIONAL = frozenset({"objective.clip_radius", "run.data_dir"})
+OPTIONAL = frozenset({"data.path", "objective.clip_radius", "run.data_dir", "run.wandb_project"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,18 +154,24 @@ def _range_within(low: float, high: float) -> Rule:
     )
 
 
+_CLASSES = Rule(
+    lambda value: value >= 0 and (value < 1 or value == int(value)),
+    "a number of classes, or a share of them below 1",
+)
 _POSITIVE = Rule(lambda value: value > 0, "above 0")
 
 _RULES = {
     "seed": _at_least(0),
-    "data.name": _one_of("glyphs"),
+    "data.name": _one_of("glyphs", "folder"),
     "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
     "data.image_size": _at_least(1),
     "data.std": Rule(lambda value: all(v > 0 for v in value), "above 0 in every channel"),
     "data.crop_area": _range_within(0, 1),
     "data.crop_ratio": _range_within(0, float("inf")),
     "data.flip": _within(0, 1),
-    "data.validation_classes": _at_least(0),
+    "data.validation_classes": _CLASSES,
+    "data.test_classes": _CLASSES,
+    "data.split_seed": _at_least(0),
     "model.patch_size": _at_least(1),
     "model.width": _at_least(1),
     "model.depth": _at_least(1),
@@ -183,6 +196,8 @@ _RULES = {
     ),
     "train.total_steps": _at_least(1),
     "train.samples_per_class": _at_least(2),
+    "train.on_nonfinite": _one_of("stop", "skip"),
+    "train.max_nonfinite": _at_least(1),
     "eval.ks": Rule(lambda value: len(value) > 0 and min(value) >= 1, "one or more numbers from 1"),
     "eval.every": _at_least(0),
     "run.workers": _at_least(0),
@@ -231,8 +246,10 @@ def _validate_together(config: ConfigDict) -> None:
         refuse("data.resize", data.resize, f"at least data.image_size ({data.image_size})")
     if model.width % model.num_heads:
         refuse("model.width", model.width, f"a multiple of model.num_heads ({model.num_heads})")
-    if config.eval.every and not data.validation_classes:
-        refuse("eval.every", config.eval.every, "0 where data.validation_classes is 0")
+    if data.name == "folder" and not data.path:
+        refuse("data.path", data.path, "a folder of images, or a .csv or .parquet table")
+    if data.name != "folder" and data.path:
+        refuse("data.path", data.path, f"None where data.name is {data.name}")
     for field in ("mean", "std"):
         if len(data[field]) != data.channels:
             refuse(f"data.{field}", data[field], f"one number a channel ({data.channels})")

@@ -1,5 +1,6 @@
 """Evaluation: embeds images under the test view and scores both embeddings by Recall@K."""
 
+import contextlib
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt8
 from ml_collections import ConfigDict
 
-from hypjax import reporting
-from hypjax.checkpoints import Workdir
+from hypjax import memory, reporting
+from hypjax.checkpoints import Checkpoints, DamagedError
 from hypjax.data import device
 from hypjax.data.dataset import Dataset, open_splits
 from hypjax.data.pipeline import evaluation_batches
@@ -21,6 +22,7 @@ from hypjax.interfaces import Outputs
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import create_objective
 from hypjax.retrieval import recall_at_k
+from hypjax.workdir import Workdir
 
 
 class Evaluator:
@@ -35,25 +37,34 @@ class Evaluator:
         self._spaces = {"head": score_space, "encoder": Sphere()}
         self._embed = jax.jit(embed_function(config, model, self._spaces))
 
-    def recalls(self, params: PyTree, dataset: Dataset) -> dict[str, dict[str, float]]:
-        """Recall@K of both embeddings, each image searching all others.
+    def recalls(
+        self, params: PyTree, dataset: Dataset, gallery: Dataset | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Recall@K of both embeddings.
 
         Args:
             params: Of the model.
-            dataset: Images with their labels.
+            dataset: Images that search, with their labels.
+            gallery: Images to find; None: each searches all others.
 
         Returns:
             {"head": {"recall@1": ...}, "encoder": {...}}.
+
+        Raises:
+            UserError: An image cannot be read, or the device's memory does not suffice.
         """
-        points = self.points(params, dataset)
-        return {
-            part: {
-                f"recall@{k}": recall
-                for k, recall in recall_at_k(
-                    points[part], dataset.labels, ks=self._config.eval.ks, space=space
-                ).items()
-            }
+        with memory.explained("run.eval_batch_size"):
+            points = self.points(params, dataset)
+            found = self.points(params, gallery) if gallery else dict.fromkeys(points)
+        labels = gallery.labels if gallery else None
+        ks = self._config.eval.ks
+        recalls = {
+            part: recall_at_k(points[part], dataset.labels, found[part], labels, ks=ks, space=space)
             for part, space in self._spaces.items()
+        }
+        return {
+            part: {f"recall@{k}": recall for k, recall in values.items()}
+            for part, values in recalls.items()
         }
 
     def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
@@ -66,7 +77,8 @@ class Evaluator:
             batch_size=self._config.run.eval_batch_size,
             workers=self._config.run.workers,
         )
-        embedded = [self._embed(params, images) for images in batches]
+        with contextlib.closing(batches):
+            embedded = [self._embed(params, images) for images in batches]
         return {
             part: np.concatenate([np.asarray(points[part]) for points in embedded])[: len(dataset)]
             for part in self._spaces
@@ -88,46 +100,69 @@ def embed_function(
 
 
 def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
-    """Evaluates a run's last checkpoint on the test classes and prints the table.
+    """Evaluates a run's last checkpoint and its best one on the test classes; prints the table.
 
     Fields that shape neither images nor model, such as `eval.ks`, may differ from the run's. Only
-    the model of a finished run is called final.
+    the last model of a finished run is called final.
 
     Args:
         config: The run's configuration.
         workdir: Its folder.
 
     Returns:
-        {"final": {"head": {"recall@1": ...}, "encoder": {...}}}, with "step 1000" in the place of
-        "final" where training was interrupted there.
+        {"final": {"head": {"recall@1": ...}, "encoder": {...}}, "best": ...}, with "step 1000" in
+        the place of "final" where training was interrupted there, and "best" where a validation
+        on held-out classes chose one.
 
     Raises:
         UserError: The folder holds no checkpoint, or one of another run.
     """
-    model, params, name = restore_model(config, workdir)
+    model, states = restore_models(config, workdir)
     evaluator = Evaluator(config, model, create_objective(config).score_space)
-    results = {name: evaluator.recalls(params, open_splits(config).test)}
-    print(f"Recall on the test classes, by the model in {workdir}:")
+    splits = open_splits(config)
+    results = {
+        name: evaluator.recalls(params, splits.test, splits.gallery)
+        for name, params in states.items()
+    }
+    print(f"Recall on the test classes, by the models in {workdir}:")
     print(reporting.format_results(results))
     return results
 
 
-def restore_model(config: ConfigDict, workdir: str | pathlib.Path) -> tuple[Embedder, PyTree, str]:
-    """The model of a run's last checkpoint, its parameters, and its name: final, or a step's.
+def restore_models(
+    config: ConfigDict, workdir: str | pathlib.Path
+) -> tuple[Embedder, dict[str, PyTree]]:
+    """The model of a run, and its parameters by the names that `evaluate` gives them.
 
     Raises:
         UserError: The folder holds no checkpoint, or one of another run.
     """
     run = Workdir(pathlib.Path(workdir), config, compared=("data.", "model.", "objective."))
-    if not run.has_checkpoint:
+    model = create_embedder(config)
+    shapes = model_shapes(config, model)
+    latest = None
+    if run.has_checkpoint:
+        with contextlib.closing(run.checkpoints(read_only=True)) as checkpoints:
+            latest = checkpoints.restore_latest(model=shapes)
+            best = restore_best(checkpoints, shapes)
+    if latest is None:
         raise UserError(
             f"{run.path} holds no checkpoint; train first, or name a run's folder with --workdir"
         )
-    model, checkpoints = create_embedder(config), run.checkpoints()
-    (params,) = checkpoints.restore(model=_model_shapes(config, model))
-    name = f"step {checkpoints.latest_step}" if run.results is None else "final"
-    checkpoints.close()
-    return model, params, name
+    finished = run.results is not None and latest.step == run.total_steps
+    states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
+    return model, states | best
+
+
+def restore_best(checkpoints: Checkpoints, shapes: PyTree) -> dict[str, PyTree]:
+    """{"best": parameters}; nothing where no checkpoint is the best, or it is damaged."""
+    if checkpoints.best_step is None:
+        return {}
+    try:
+        return {"best": checkpoints.restore(checkpoints.best_step, model=shapes).trees[0]}
+    except DamagedError as error:
+        reporting.warn(f"the best checkpoint, of step {checkpoints.best_step}, is damaged: {error}")
+        return {}
 
 
 def example_images(config: ConfigDict) -> Float[Array, "1 side side channels"]:
@@ -136,6 +171,6 @@ def example_images(config: ConfigDict) -> Float[Array, "1 side side channels"]:
     return jnp.zeros((1, side, side, config.data.channels))
 
 
-def _model_shapes(config: ConfigDict, model: Embedder) -> PyTree:
+def model_shapes(config: ConfigDict, model: Embedder) -> PyTree:
     """Shapes and dtypes of a model's parameters, without computing any."""
     return jax.eval_shape(model.init, jax.random.key(0), example_images(config))["params"]

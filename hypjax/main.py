@@ -19,11 +19,15 @@ _WORKDIR = flags.DEFINE_string(
 _MODE = flags.DEFINE_enum(
     "mode", "train", ["train", "evaluate"], "Train and evaluate, or evaluate a finished run."
 )
+_PROFILE = flags.DEFINE_string(
+    "profile", None, "Steps to write a trace of, such as 10:15, for TensorBoard or Perfetto."
+)
 
 
 def main(overrides: list[str]) -> None:
     """Runs the mode that the flags ask for."""
     from hypjax import config_files
+    from hypjax.caches import keep_compiled_programs
     from hypjax.config import default_workdir
 
     if not _CONFIG.value:
@@ -31,6 +35,8 @@ def main(overrides: list[str]) -> None:
     config = config_files.load(_CONFIG.value, overrides)
     default = default_workdir(config, unchanged=config_files.load(_CONFIG.value))
     workdir = pathlib.Path(_WORKDIR.value or default).expanduser()
+    profile = _steps(_PROFILE.value)
+    keep_compiled_programs()
     if _MODE.value == "evaluate":
         from hypjax.evaluate import evaluate
 
@@ -38,7 +44,17 @@ def main(overrides: list[str]) -> None:
     else:
         from hypjax.train import train_and_evaluate
 
-        train_and_evaluate(config, workdir)
+        train_and_evaluate(config, workdir, profile)
+
+
+def _steps(text: str | None) -> tuple[int, int] | None:
+    """Reads '10:15'."""
+    if text is None:
+        return None
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise UserError(f"--profile is {text}; it must be two steps, such as 10:15")
+    return int(first), int(last)
 
 
 if __name__ == "__main__":

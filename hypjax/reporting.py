@@ -1,4 +1,4 @@
-"""What a run tells: progress on the terminal, metrics.jsonl, results.json, the final table."""
+"""What a run tells a person: messages, progress, the final table."""
 
 import contextlib
 import datetime
@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
-import numpy as np
 import tqdm
 
 _PLAIN_SECONDS = 10  # Between progress lines where there is no terminal.
@@ -21,6 +19,20 @@ Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, 
 def say(text: str) -> None:
     """Prints a line on stderr, beside results on stdout, without spoiling a bar."""
     tqdm.tqdm.write(text, file=sys.stderr)
+
+
+def warn(text: str) -> None:
+    """Prints what a user should know of, though the run goes on."""
+    say(f"warning: {text}")
+
+
+@contextlib.contextmanager
+def tolerating(what: str) -> Iterator[None]:
+    """Warns where something that can be done without could not be written."""
+    try:
+        yield
+    except OSError as error:
+        warn(f"{what} could not be written ({error.strerror})")
 
 
 class Progress:
@@ -77,96 +89,15 @@ class Progress:
         )
 
 
-class Meter:
-    """Collects what steps return, and times how long they wait for their input.
-
-    At most two steps are under way at once: while one computes, the next one's input is fetched.
-    A wait during which the device computes counts as well, so the share is an upper bound.
-    """
-
-    def __init__(self, batch_size: int) -> None:
-        """Starts the clock.
-
-        Args:
-            batch_size: Images of a step.
-        """
-        self._batch_size = batch_size
-        self._metrics: list[Mapping[str, Any]] = []
-        self._all_steps, self._all_seconds, self._all_wait = 0, 0.0, 0.0
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """Leaves out of the rates what happened since the last reading, such as a compilation."""
-        jax.block_until_ready(self._metrics[-1:])
-        self._steps, self._wait, self._started = 0, 0.0, time.monotonic()
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Times the body as waiting for input."""
-        started = time.monotonic()
-        yield
-        self._wait += time.monotonic() - started
-
-    def add(self, metrics: Mapping[str, Any]) -> None:
-        """Takes a step's metrics, and lets the step before it finish."""
-        jax.block_until_ready(self._metrics[-1:])
-        self._metrics.append(metrics)
-        self._steps += 1
-
-    def read(self) -> dict[str, float]:
-        """Means since the last reading, images a second, and the share of time spent waiting."""
-        metrics = jax.device_get(self._metrics)
-        seconds = time.monotonic() - self._started
-        values = {name: float(np.mean([m[name] for m in metrics])) for name in metrics[0]}
-        if self._steps:
-            values["images_per_second"] = self._steps * self._batch_size / seconds
-            values["input_wait"] = self._wait / seconds
-        self._all_steps += self._steps
-        self._all_seconds += seconds
-        self._all_wait += self._wait
-        self._metrics = []
-        self.restart_clock()
-        return values
-
-    def summary(self) -> str:
-        """One line about all readings together."""
-        seconds = max(self._all_seconds, 1e-9)
-        rate = self._all_steps * self._batch_size / seconds
-        return f"{rate:.0f} images/s, {self._all_wait / seconds:.1%} of the time waiting for input"
-
-
-class MetricsLog:
-    """Appends one JSON object a line to a file; a resumed run continues it."""
-
-    def __init__(self, path: pathlib.Path, first_step: int) -> None:
-        """Opens the file and drops what a lost run wrote after the step that is resumed."""
-        kept = []
-        if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step(line) <= first_step]
-        path.write_text("".join(line + "\n" for line in kept))
-        self._file = path.open("a", buffering=1)
-
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Writes the values of a step."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
-def _step(line: str) -> float:
-    """The step of a line, or infinity where a killed run left half of one."""
-    try:
-        return json.loads(line)["step"]
-    except ValueError:
-        return float("inf")
-
-
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes a file that appears whole or not at all."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a file that appears whole or not at all."""
     unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(json.dumps(value, indent=2) + "\n")
+    unfinished.write_text(text)
     unfinished.replace(path)
 
 

@@ -1,29 +1,35 @@
 """Training: one jitted step, and the loop around it."""
 
 import contextlib
-import functools
+import math
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import grain
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, PyTree
 from ml_collections import ConfigDict
 
-from hypjax import optim, reporting
-from hypjax.checkpoints import Checkpoints, Workdir
+from hypjax import interrupts, memory, optim, reporting
+from hypjax.checkpoints import Checkpoints
 from hypjax.config import validate
 from hypjax.data import device
 from hypjax.data.dataset import Splits, open_splits
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import ClassBalancedPlans, RandomCrop
-from hypjax.errors import UserError
-from hypjax.evaluate import Evaluator, example_images
+from hypjax.errors import Interrupted, UserError
+from hypjax.evaluate import Evaluator, example_images, restore_best
+from hypjax.finiteness import FiniteWatch
 from hypjax.interfaces import Batch
-from hypjax.models import Embedder, create_embedder
+from hypjax.meter import Meter
+from hypjax.models import Embedder, compute_dtype, create_embedder
 from hypjax.objectives import Metrics, Objective, Spec, create_objective
+from hypjax.telemetry import Telemetry
+from hypjax.tracing import Trace
+from hypjax.workdir import Workdir
 
 
 class TrainState(NamedTuple):
@@ -34,12 +40,14 @@ class TrainState(NamedTuple):
         params: {"model": ..., "objective": ...}.
         opt_state: Of the optimiser, for the trained parameters.
         objective_state: What the objective carries along.
+        skipped: Steps whose update was dropped, since it was not finite.
     """
 
     step: Int[Array, ""]
     params: PyTree
     opt_state: PyTree
     objective_state: PyTree
+    skipped: Int[Array, ""]
 
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
@@ -58,7 +66,9 @@ def create_state(
     objective_params, objective_state = objective.init(objective_key, spec)
     params = {"model": model_params, "objective": objective_params}
     trained, _ = optim.split_frozen(params, config.optim.frozen)
-    return TrainState(jnp.int32(0), params, optimizer.init(trained), objective_state)
+    return TrainState(
+        jnp.int32(0), params, optimizer.init(trained), objective_state, skipped=jnp.int32(0)
+    )
 
 
 def make_train_step(
@@ -70,7 +80,8 @@ def make_train_step(
     """The function of one step, to be jitted; it may overwrite the state it is given.
 
     The loss is that of the whole batch. The gradient is taken with respect to the trained
-    parameters alone, and its norm is theirs.
+    parameters alone, and its norm is theirs. The metrics tell whether loss, gradient and update are
+    finite; where they are not, the update is dropped if `train.on_nonfinite` says skip.
     """
     schedule = optim.learning_rate(config)
 
@@ -90,34 +101,53 @@ def make_train_step(
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained)
         objective_state, metrics = aux
         updates, opt_state = optimizer.update(gradient, state.opt_state, trained)
-        params = optim.merge(optax.apply_updates(trained, updates), frozen)
-        metrics |= {
+        changed = optax.apply_updates(trained, updates), opt_state, objective_state
+        norms = {
             "loss": loss,
             "gradient_norm": optax.tree.norm(gradient),
-            "learning_rate": jnp.asarray(schedule(state.step)),
+            "update_norm": optax.tree.norm(updates),
         }
-        return TrainState(state.step + 1, params, opt_state, objective_state), metrics
+        finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
+        if config.train.on_nonfinite == "skip":
+            before = trained, state.opt_state, state.objective_state
+            changed = jax.tree.map(lambda new, old: jnp.where(finite, new, old), changed, before)
+        trained, opt_state, objective_state = changed
+        skipped = state.skipped + jnp.where(finite, 0, 1)
+        params = optim.merge(trained, frozen)
+        metrics |= {
+            **norms,
+            "learning_rate": jnp.asarray(schedule(state.step)),
+            "finite": finite,
+            "skipped": skipped,
+        }
+        return TrainState(state.step + 1, params, opt_state, objective_state, skipped), metrics
 
     return train_step
 
 
-def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
+def train_and_evaluate(
+    config: ConfigDict, workdir: str | pathlib.Path, profile: tuple[int, int] | None = None
+) -> dict[str, Any]:
     """Trains a model from scratch and evaluates it before and after.
 
     A finished run is not trained again: its results are printed. An interrupted one continues
-    from its last checkpoint.
+    from its last checkpoint, and ends as if it had never been interrupted.
 
     Args:
         config: The run's configuration.
-        workdir: Folder for metrics.jsonl, results.json and the checkpoint.
+        workdir: Folder for results, measurements and checkpoints.
+        profile: First and last step of which to write a trace; None: no trace.
 
     Returns:
         What results.json holds: {"untrained": {"head": {"recall@1": ...}, "encoder": {...}},
-        "final": {...}}, measured on the test classes, and under "validation" the same, measured
-        on the training classes that were held out, if any.
+        "final": {...}}, measured on the test classes. Where classes were held out for validation,
+        also "best", of the checkpoint that did best on them, its step as "best_step", and under
+        "validation" the same, measured on those classes.
 
     Raises:
-        UserError: The configuration cannot be run, or the folder is another run's.
+        UserError: The configuration cannot be run, the folder is another run's or in use, a loss
+            is not finite, or nothing could be saved.
+        Interrupted: An interrupt came, and the state is saved.
     """
     validate(config)
     run = Workdir(pathlib.Path(workdir), config)
@@ -125,21 +155,23 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[
         print(f"{run.path} holds this run's results already:")
         print_results(run.results)
         return run.results
+    trace = Trace(run.path / "profile", profile, config.train.total_steps)
     splits = open_splits(config)
     plan = create_plans(config, splits)
-    run.create()
-
-    model, objective = create_embedder(config), create_objective(config)
-    optimizer = optim.create_optimizer(config)
-    evaluator = Evaluator(config, model, objective.score_space)
-    state = create_state(config, model, objective, optimizer, create_spec(config, splits))
-    print_model(state, splits, plan)
-    untrained = evaluate_splits(evaluator, state, splits)
-
-    with contextlib.closing(run.checkpoints()) as checkpoints:
-        if checkpoints.latest_step is not None:
-            state = restore(checkpoints, state)
-            reporting.say(f"continuing after step {checkpoints.latest_step}")
+    circumstances = {"images": splits.fingerprint, "precision": compute_dtype(config).name}
+    with run.claimed(circumstances), contextlib.closing(run.checkpoints()) as checkpoints:
+        model, objective = create_embedder(config), create_objective(config)
+        optimizer = optim.create_optimizer(config)
+        evaluator = Evaluator(config, model, objective.score_space)
+        state = create_state(config, model, objective, optimizer, create_spec(config, splits))
+        print_model(state, splits, plan)
+        restored = restore(checkpoints, state)
+        if restored is None:
+            recalls = Recalls(untrained=evaluate_splits(evaluator, state, splits))
+        else:
+            state, recalls = restored
+            reporting.say(f"continuing after step {int(state.step)}")
+        train_step = jax.jit(make_train_step(config, model, objective, optimizer), donate_argnums=0)
         batches = training_batches(
             splits.train,
             plan,
@@ -149,18 +181,42 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[
             channels=config.data.channels,
             workers=config.run.workers,
         )
-        train_step = jax.jit(make_train_step(config, model, objective, optimizer), donate_argnums=0)
-        validation = functools.partial(evaluator.recalls, dataset=splits.validation)
-        state = train(config, run, checkpoints, state, train_step, batches, validation)
-
-    final = evaluate_splits(evaluator, state, splits)
-    results = {"untrained": untrained.pop("test"), "final": final.pop("test")}
-    if splits.validation:
-        results["validation"] = {"untrained": untrained["validation"], "final": final["validation"]}
-    run.write_results(results)
-    print_results(results)
-    print(f"results.json, metrics.jsonl and the model are in {run.path}")
+        with contextlib.closing(batches), trace:
+            state, recalls = train(
+                config,
+                run,
+                checkpoints,
+                state,
+                recalls,
+                train_step,
+                batches,
+                splits,
+                evaluator,
+                trace,
+            )
+        results = collect_results(checkpoints, state, recalls, evaluator, splits)
+        print_results(results)
+        checkpoints.wait()
+        if not checkpoints.steps:
+            raise UserError(
+                f"no state of this run could be saved in {run.path}; the results above are all "
+                "there is: make room, and type the command again to repeat it"
+            )
+        run.write_results(results)
+    print(f"results.json, metrics.jsonl and the models are in {run.path}")
     return results
+
+
+class Recalls(NamedTuple):
+    """Recalls measured on the way to the results; saved with each state.
+
+    Attributes:
+        untrained: On the test classes and the validation classes, before the first step.
+        validation: The latest on the validation classes; None where there was none yet.
+    """
+
+    untrained: dict[str, reporting.Recalls]
+    validation: reporting.Recalls | None = None
 
 
 def train(
@@ -168,75 +224,177 @@ def train(
     run: Workdir,
     checkpoints: Checkpoints,
     state: TrainState,
+    recalls: Recalls,
     train_step: TrainStep,
-    batches: Iterator[Batch],
-    validation: Callable[[PyTree], reporting.Recalls],
-) -> TrainState:
-    """Runs the steps that are left, and writes metrics and checkpoints meanwhile.
+    batches: grain.DatasetIterator,
+    splits: Splits,
+    evaluator: Evaluator,
+    trace: Trace,
+) -> tuple[TrainState, Recalls]:
+    """Runs the steps that are left, and writes measurements and checkpoints meanwhile.
+
+    Checkpoints are saved every `run.checkpoint_every` steps, whenever the recall on the validation
+    classes is the highest so far, after the last step, and when training has to stop.
 
     Args:
         config: The run's configuration.
         run: Its folder.
         checkpoints: Its checkpoints.
         state: Where to begin; it is overwritten.
+        recalls: Those measured so far.
         train_step: One step, jitted.
         batches: One for each step that is left.
-        validation: Scores the model's parameters on held-out classes, every `eval.every` steps.
+        splits: The images.
+        evaluator: Scores the model on held-out classes, every `eval.every` steps and at the end.
+        trace: Of the steps to profile.
 
     Returns:
-        The state after the last step.
+        The state after the last step, and the recalls.
+
+    Raises:
+        UserError: A loss is not finite, or an image cannot be read any more.
+        Interrupted: An interrupt came.
     """
     first, total = int(state.step), config.train.total_steps
-    log = reporting.MetricsLog(run.path / "metrics.jsonl", first)
+    telemetry = Telemetry(run.path, first, config)
     progress = reporting.Progress(first, total, config.train.batch_size)
-    meter = reporting.Meter(config.train.batch_size)
-    for step in range(first + 1, total + 1):
-        with meter.waiting():
-            batch = next(batches)
-        state, metrics = train_step(state, jax.device_put(batch))
-        meter.add(metrics)
-        if step == first + 1:
-            meter.restart_clock()  # It compiles: its time tells nothing of the others'.
-        last, saving = step == total, step % config.run.checkpoint_every == 0
-        if last or saving or step % config.run.log_every == 0:
-            values = meter.read()
-            log.write(step, values)
-            progress.show(values["loss"])
-        progress.advance()
-        if config.eval.every and step % config.eval.every == 0:
-            recalls = validation(state.params["model"])
-            log.write(step, {"validation": recalls})
-            reporting.say(f"step {step}: validation {reporting.format_recalls(recalls)}")
-            meter.restart_clock()
-        if last or saving:
-            save(checkpoints, state)
-    progress.close()
-    log.close()
+    meter = Meter(config.train.batch_size)
+    watch = FiniteWatch(config, run.path, checkpoints, splits.train.name)
+    message = "interrupted: finishing this step and saving; once more to stop at once"
+    with (
+        interrupts.deferred(message) as interrupted,
+        memory.explained("train.batch_size, data.image_size or the model's size"),
+        contextlib.closing(telemetry),
+        contextlib.closing(progress),
+    ):
+        for step in range(first + 1, total + 1):
+            try:
+                with meter.waiting():
+                    batch = next(batches)
+            except UserError:  # An image cannot be read any more.
+                watch.settle()
+                if step > first + 1:
+                    save(checkpoints, state, recalls)
+                raise
+            trace.before(step)
+            state, metrics = train_step(state, jax.device_put(batch))
+            trace.after(step, metrics)
+            meter.add(metrics)
+            watch.add(step, batch.ids, metrics)
+            if step == first + 1:
+                meter.restart_clock()  # It compiles: its time tells nothing of the others'.
+            last, score = step == total, None
+            saving = last or step % config.run.checkpoint_every == 0
+            if saving or step % config.run.log_every == 0:
+                watch.settle()
+                values = meter.read()
+                telemetry.write(step, values)
+                progress.show(values.get("loss", math.nan))
+            progress.advance()
+            if splits.validation and (last or _due(step, config.eval.every)):
+                watch.settle()
+                scored = evaluator.recalls(state.params["model"], splits.validation)
+                recalls = recalls._replace(validation=scored)
+                telemetry.write(step, {"validation": scored})
+                reporting.say(f"step {step}: validation {reporting.format_recalls(scored)}")
+                score = scored["head"][f"recall@{min(config.eval.ks)}"]
+                saving |= score > (checkpoints.best_score or 0)
+                meter.restart_clock()
+            stopping = interrupted() and not last
+            if saving or stopping:
+                watch.settle()
+                save(checkpoints, state, recalls, score)
+            if stopping:
+                stop(checkpoints, step)
     reporting.say(meter.summary())
-    return state
+    return state, recalls
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def stop(checkpoints: Checkpoints, step: int) -> None:
+    """Ends training after an interrupt.
+
+    Raises:
+        Interrupted: Always.
+    """
+    checkpoints.wait()
+    if step in checkpoints.steps:
+        raise Interrupted(f"step {step} is saved, and the same command goes on from there")
+    raise Interrupted(f"step {step} could not be saved")
 
 
 def evaluate_splits(
     evaluator: Evaluator, state: TrainState, splits: Splits
-) -> dict[str, dict[str, dict[str, float]]]:
+) -> dict[str, reporting.Recalls]:
     """Recalls on the test classes and, where there are any, on the validation classes."""
     params = state.params["model"]
-    held_out = {"validation": splits.validation, "test": splits.test}
-    return {name: evaluator.recalls(params, data) for name, data in held_out.items() if data}
+    recalls = {"test": evaluator.recalls(params, splits.test, splits.gallery)}
+    if splits.validation:
+        recalls["validation"] = evaluator.recalls(params, splits.validation)
+    return recalls
 
 
-def save(checkpoints: Checkpoints, state: TrainState) -> None:
-    """Saves a state, the model apart from what only training needs."""
-    rest = (state.params["objective"], state.opt_state, state.objective_state)
-    checkpoints.save(int(state.step), model=state.params["model"], training=rest)
+def collect_results(
+    checkpoints: Checkpoints,
+    state: TrainState,
+    recalls: Recalls,
+    evaluator: Evaluator,
+    splits: Splits,
+) -> dict[str, Any]:
+    """Evaluates the last model and the best one, and puts all recalls together.
+
+    The best is chosen on the validation classes alone; without them there is none.
+    """
+    model = state.params["model"]
+    final = evaluator.recalls(model, splits.test, splits.gallery)
+    results: dict[str, Any] = {"untrained": recalls.untrained["test"], "final": final}
+    if splits.validation:
+        results["validation"] = {
+            "untrained": recalls.untrained["validation"],
+            "final": recalls.validation,
+        }
+        checkpoints.wait()
+        last_is_best = checkpoints.best_step == int(state.step)
+        best = {"best": model} if last_is_best else restore_best(checkpoints, model)
+        for name, params in best.items():
+            results[name] = evaluator.recalls(params, splits.test, splits.gallery)
+            results["validation"][name] = evaluator.recalls(params, splits.validation)
+            results["best_step"] = checkpoints.best_step
+    return results
 
 
-def restore(checkpoints: Checkpoints, like: TrainState) -> TrainState:
-    """Restores the latest state that `save` wrote."""
-    rest = (like.params["objective"], like.opt_state, like.objective_state)
-    model, rest = checkpoints.restore(model=like.params["model"], training=rest)
-    params = {"model": model, "objective": rest[0]}
-    return TrainState(jnp.int32(checkpoints.latest_step), params, rest[1], rest[2])
+def save(
+    checkpoints: Checkpoints, state: TrainState, recalls: Recalls, score: float | None = None
+) -> None:
+    """Saves a state, the model apart from what only training needs.
+
+    Args:
+        checkpoints: Where.
+        state: What.
+        recalls: Saved beside it.
+        score: On the validation classes, if it was measured after this very step.
+    """
+    step = int(state.step)
+    if step not in checkpoints.steps:
+        rest = (state.params["objective"], state.opt_state, state.objective_state, state.skipped)
+        checkpoints.save(
+            step, record=recalls._asdict(), score=score, model=state.params["model"], training=rest
+        )
+
+
+def restore(checkpoints: Checkpoints, like: TrainState) -> tuple[TrainState, Recalls] | None:
+    """Restores the latest state that `save` wrote and that is not damaged; None: there is none."""
+    rest = (like.params["objective"], like.opt_state, like.objective_state, like.skipped)
+    restored = checkpoints.restore_latest(model=like.params["model"], training=rest)
+    if restored is None:
+        return None
+    model, (objective, opt_state, objective_state, skipped) = restored.trees
+    params = {"model": model, "objective": objective}
+    state = TrainState(jnp.int32(restored.step), params, opt_state, objective_state, skipped)
+    return state, Recalls(**restored.record)
 
 
 def create_spec(config: ConfigDict, splits: Splits) -> Spec:
@@ -253,9 +411,9 @@ def create_spec(config: ConfigDict, splits: Splits) -> Spec:
 def print_model(state: TrainState, splits: Splits, plan: ClassBalancedPlans) -> None:
     """Prints what is trained on what."""
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
-    parts = [
-        f"{n}: {d.num_classes} classes, {len(d)} images" for n, d in splits._asdict().items() if d
-    ]
+    named = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    named["gallery"] = splits.gallery
+    parts = [f"{n}: {d.num_classes} classes, {len(d)} images" for n, d in named.items() if d]
     reporting.say(
         f"{parameters:,} parameters on {jax.devices()[0].device_kind}; " + "; ".join(parts)
     )
@@ -271,9 +429,11 @@ def create_plans(config: ConfigDict, splits: Splits) -> ClassBalancedPlans:
     samples = config.train.samples_per_class
     classes = config.train.batch_size // samples
     if classes > splits.train.num_classes:
+        most = splits.train.num_classes * samples
         raise UserError(
             f"config.train.batch_size is {config.train.batch_size}, {classes} classes with "
-            f"{samples} images each, but there are {splits.train.num_classes} training classes"
+            f"{samples} images each, but there are {splits.train.num_classes} training classes; "
+            f"set --config.train.batch_size={most} or less"
         )
     crop = RandomCrop(config.data.crop_area, config.data.crop_ratio, config.data.flip)
     return ClassBalancedPlans(
@@ -283,8 +443,11 @@ def create_plans(config: ConfigDict, splits: Splits) -> ClassBalancedPlans:
 
 def print_results(results: dict[str, Any]) -> None:
     """Prints the final table: before and after, head and encoder."""
+    shown = [name for name in ("untrained", "final", "best") if name in results]
     print("Recall on the test classes:")
-    print(reporting.format_results({k: results[k] for k in ("untrained", "final")}))
+    print(reporting.format_results({name: results[name] for name in shown}))
     if "validation" in results:
-        print("Recall on the training classes held out for validation (fewer, so easier):")
+        print("Recall on the training classes held out for validation:")
         print(reporting.format_results(results["validation"]))
+    if "best" in results:
+        print(f"best: step {results['best_step']}, chosen on the validation classes")

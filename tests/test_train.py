@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from hypjax import config_files, optim, train
-from hypjax.checkpoints import Checkpoints, Workdir
+from hypjax.checkpoints import Checkpoints
 from hypjax.errors import UserError
 from hypjax.evaluate import embed_function, evaluate
 from hypjax.geometry import PoincareBall, Sphere
@@ -21,6 +21,7 @@ from hypjax.interfaces import Batch
 from hypjax.models import create_embedder
 from hypjax.objectives import Spec, create_objective
 from hypjax.retrieval import recall
+from hypjax.workdir import Workdir
 
 SMALL = ["model.width=32", "model.depth=1", "model.num_heads=2", "model.head_dim=8"]
 SHORT = [
@@ -163,10 +164,12 @@ def test_a_restored_state_does_not_compile_the_step_again(load, tmp_path):
     state, step = start(load())
     state, _ = step(state, random_batch())
     checkpoints = Checkpoints(tmp_path)
-    train.save(checkpoints, state)
+    recalls = train.Recalls(untrained={"test": {"head": {"recall@1": 0.5}}})
+    train.save(checkpoints, state, recalls)
     checkpoints.close()
     fresh, step = start(load())
-    restored = train.restore(Checkpoints(tmp_path), fresh)
+    restored, remembered = train.restore(Checkpoints(tmp_path), fresh)
+    assert remembered == recalls
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -180,14 +183,15 @@ def test_a_checkpoint_of_other_devices_can_be_restored(tmp_path):
     program = (
         "import jax, pathlib, sys; from hypjax.checkpoints import Checkpoints;"
         "c = Checkpoints(pathlib.Path(sys.argv[1]));"
-        "c.save(1, model={'x': jax.device_put(jax.numpy.arange(3.0), jax.devices()[1])});"
+        "x = jax.device_put(jax.numpy.arange(3.0), jax.devices()[1]);"
+        "c.save(1, record={}, model={'x': x});"
         "c.close()"
     )
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", program, str(tmp_path)]
     subprocess.run(command, env=os.environ | flags, check=True, capture_output=True)
     shapes = {"x": jax.ShapeDtypeStruct((3,), jnp.float32)}
-    (model,) = Checkpoints(tmp_path).restore(model=shapes)
+    ((model,),) = [Checkpoints(tmp_path).restore_latest(model=shapes).trees]
     np.testing.assert_array_equal(model["x"], [0, 1, 2])
 
 
@@ -261,7 +265,8 @@ def test_a_run_leaves_results_metrics_and_a_model(load, tmp_path, capsys):
     assert [line["step"] for line in lines if "validation" in line] == [3, 6]
 
     capsys.readouterr()
-    assert evaluate(config, tmp_path) == {"final": results["final"]}
+    best = {"final": results["final"], "best": results["best"]}
+    assert evaluate(config, tmp_path) == best
     other = evaluate(load("eval.ks=1,100", "seed=5"), tmp_path)["final"]["head"]
     assert other["recall@1"] == results["final"]["head"]["recall@1"] < other["recall@100"]
     assert train.train_and_evaluate(config, tmp_path) == results
@@ -271,15 +276,15 @@ def test_a_run_leaves_results_metrics_and_a_model(load, tmp_path, capsys):
 def test_an_interrupted_run_ends_as_an_undisturbed_one(load, tmp_path, monkeypatch, capsys):
     config = load("run.checkpoint_every=3", "eval.every=6")
     undisturbed = train.train_and_evaluate(config, tmp_path / "whole")
-    log = train.reporting.MetricsLog.write
+    write = train.Telemetry.write
 
     def interrupted(self, step, values):
-        log(self, step, values)
+        write(self, step, values)
         if step == 4:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(train.reporting.MetricsLog, "write", interrupted)
+        patch.setattr(train.Telemetry, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train.train_and_evaluate(config, tmp_path / "parts")
     halfway = evaluate(config, tmp_path / "parts")
@@ -294,15 +299,20 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(load, tmp_path, monkeypat
     assert losses("parts") == losses("whole")
 
 
+def begin(config, path):
+    with Workdir(path, config).claimed({}):
+        pass
+
+
 def test_a_folder_of_another_run_is_refused(load, tmp_path):
-    Workdir(tmp_path, load()).create()
+    begin(load(), tmp_path)
     with pytest.raises(UserError, match=r"another configuration \(seed: 0 -> 1\)"):
         train.train_and_evaluate(load("seed=1"), tmp_path)
     Workdir(tmp_path, load("run.workers=1"))
 
 
 def test_a_model_of_another_shape_is_not_evaluated(load, tmp_path):
-    Workdir(tmp_path, load()).create()
+    begin(load(), tmp_path)
     with pytest.raises(UserError, match=r"another configuration \(model.depth: 1 -> 2\)"):
         evaluate(load("model.depth=2"), tmp_path)
 
@@ -321,5 +331,5 @@ def test_a_folder_without_a_checkpoint_cannot_be_evaluated(load, tmp_path):
 def test_a_batch_of_more_classes_than_there_are_is_refused(load, tmp_path):
     with pytest.raises(UserError, match="1000 classes with 2 images each, but there are 848"):
         train.train_and_evaluate(load("train.batch_size=2000"), tmp_path)
-    with pytest.raises(UserError, match="data.validation_classes is 947, but there are 948"):
+    with pytest.raises(UserError, match="takes 947 classes out of 948; two must"):
         train.train_and_evaluate(load("data.validation_classes=947"), tmp_path)

@@ -2,26 +2,25 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import io
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
 from jaxtyping import Int
 from ml_collections import ConfigDict
+from PIL import Image
 
+from hypjax.data import pixels
 from hypjax.data.glyphs import Glyphs
 from hypjax.errors import UserError
 
 BUILDERS = {"glyphs": Glyphs}
-
-# Which training classes are held out for validation does not vary with a run's seed, so that runs
-# with different seeds are compared on the same ones.
-_VALIDATION_SEED = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,12 +32,18 @@ class Dataset:
         positions: Which records these are.
         labels: Class of each of them.
         sizes: Height and width of each of them, in pixels.
+        names: What messages call the records; None: by position.
+        superlabels: Group that the class of each belongs to, where classes are grouped.
+        decode: From an image file's bytes and a number of channels to the image.
     """
 
     records: Sequence[Mapping[str, Any]]
     positions: Int[np.ndarray, " images"]
     labels: Int[np.ndarray, " images"]
     sizes: Int[np.ndarray, "images 2"]
+    names: Sequence[str] | None = None
+    superlabels: Int[np.ndarray, " images"] | None = None
+    decode: Callable[[bytes, int], Image.Image] = pixels.decode
 
     def __len__(self) -> int:
         """Number of images."""
@@ -49,33 +54,57 @@ class Dataset:
         """Number of distinct labels."""
         return len(np.unique(self.labels))
 
-    def encoded_image(self, i: int) -> bytes:
-        """Bytes of the i-th image file."""
-        return self.records[int(self.positions[i])]["image"]
+    def name(self, i: int) -> str:
+        """What to call the i-th image in a message."""
+        record = int(self.positions[i])
+        return f"record {record}" if self.names is None else self.names[record]
+
+    def image(self, i: int, channels: int) -> Image.Image:
+        """Decodes the i-th image.
+
+        Raises:
+            UserError: It cannot be read; the message names it.
+        """
+        try:
+            return self.decode(self.records[int(self.positions[i])]["image"], channels)
+        except Exception as error:  # Decoders of damaged files raise whatever they meet.
+            raise UserError(f"cannot read {self.name(i)} ({pixels.reason(error)})") from error
+
+    def take(self, chosen: Int[np.ndarray, " chosen"]) -> "Dataset":
+        """Some of the images, by their place."""
+        return dataclasses.replace(
+            self,
+            positions=self.positions[chosen],
+            labels=self.labels[chosen],
+            sizes=self.sizes[chosen],
+            superlabels=None if self.superlabels is None else self.superlabels[chosen],
+        )
+
+    def renumbered(self) -> "Dataset":
+        """The same with classes numbered from 0 without gaps."""
+        return dataclasses.replace(self, labels=np.unique(self.labels, return_inverse=True)[1])
 
     def of_classes(self, classes: Int[np.ndarray, " classes"]) -> "Dataset":
         """The images of some classes, which are numbered anew from 0."""
-        chosen = np.flatnonzero(np.isin(self.labels, classes))
-        return Dataset(
-            records=self.records,
-            positions=self.positions[chosen],
-            labels=np.unique(self.labels[chosen], return_inverse=True)[1],
-            sizes=self.sizes[chosen],
-        )
+        return self.take(np.flatnonzero(np.isin(self.labels, classes))).renumbered()
 
 
 class Splits(NamedTuple):
-    """The three parts of a benchmark; no class is in two of them.
+    """The parts of a benchmark.
 
     Attributes:
         train: To learn from.
         validation: Training classes held out to choose by; None where none are.
         test: To report, and never to choose by.
+        gallery: What the test images search; None: one another.
+        fingerprint: Differs where any image of the dataset does, by all that its index tells.
     """
 
     train: Dataset
     validation: Dataset | None
     test: Dataset
+    gallery: Dataset | None
+    fingerprint: str
 
 
 def open_splits(config: ConfigDict) -> Splits:
@@ -85,13 +114,22 @@ def open_splits(config: ConfigDict) -> Splits:
         config: The run's whole configuration.
 
     Raises:
-        UserError: The dataset is unknown, cannot be prepared, or has too few classes.
+        UserError: The dataset is unknown, cannot be prepared or read, or has too few classes.
     """
+    if config.data.name == "folder":
+        from hypjax.data.photos import open_photos
+
+        return open_photos(config)
     builder = BUILDERS[config.data.name](data_dir=config.run.data_dir)
     if not pathlib.Path(builder.data_dir).exists():
         _prepare(builder)
-    train, validation = _hold_out(_open(builder, "train"), config.data.validation_classes)
-    return Splits(train, validation, _open(builder, "test"))
+    train, test = _open(builder, "train"), _open(builder, "test")
+    index = [array.tobytes() for part in (train, test) for array in (part.labels, part.sizes)]
+    fingerprint = hashlib.sha256(b"".join([builder.info.full_name.encode(), *index])).hexdigest()
+    train, validation = hold_out(
+        train, config.data.validation_classes, config.data.split_seed, "validation"
+    )
+    return Splits(train, validation, test, gallery=None, fingerprint=fingerprint[:32])
 
 
 def _prepare(builder: tfds.core.DatasetBuilder) -> None:
@@ -133,14 +171,31 @@ def _write_index(path: pathlib.Path, records: Sequence[Mapping[str, Any]]) -> No
     unfinished.replace(path)
 
 
-def _hold_out(train: Dataset, count: int) -> tuple[Dataset, Dataset | None]:
-    """Takes some classes, chosen at random, out of the training set."""
-    classes = np.unique(train.labels)
+def hold_out(
+    dataset: Dataset, amount: float, seed: int, name: str
+) -> tuple[Dataset, Dataset | None]:
+    """Takes some classes, chosen at random, out of a dataset.
+
+    Args:
+        dataset: Where to take them from.
+        amount: How many classes, from 1 on; below 1, their share, but two at least. 0: none.
+        seed: Of the choice. It is not a run's, so that runs with other seeds are compared on the
+            same classes.
+        name: Of the part that is taken out: test or validation.
+
+    Returns:
+        The rest, and what was taken out.
+
+    Raises:
+        UserError: Fewer than two classes would be left.
+    """
+    classes = np.unique(dataset.labels)
+    count = int(amount) if amount >= 1 or amount == 0 else max(2, round(amount * len(classes)))
     if count > len(classes) - 2:
         raise UserError(
-            f"config.data.validation_classes is {count}, "
-            f"but there are {len(classes)} training classes"
+            f"config.data.{name}_classes is {amount:g}, which takes {count} classes out of "
+            f"{len(classes)}; two must be left to train on"
         )
-    shuffled = np.random.default_rng(_VALIDATION_SEED).permutation(classes)
-    rest = train.of_classes(shuffled[count:])
-    return rest, train.of_classes(shuffled[:count]) if count else None
+    shuffled = np.random.default_rng(seed).permutation(classes)
+    rest = dataset.of_classes(shuffled[count:])
+    return rest, dataset.of_classes(shuffled[:count]) if count else None

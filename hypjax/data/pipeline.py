@@ -1,7 +1,7 @@
 """Input: carries plans out in worker threads or processes, ahead of the training step."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import grain
 import numpy as np
@@ -30,7 +30,7 @@ class _PlannedBatch:
         plan = self.plan(int(step))
         images = np.empty((len(plan.ids), self.side, self.side, self.channels), np.uint8)
         for i, (image_id, box) in enumerate(zip(plan.ids, plan.boxes, strict=True)):
-            image = pixels.decode(self.dataset.encoded_image(int(image_id)), self.channels)
+            image = self.dataset.image(int(image_id), self.channels)
             images[i] = pixels.crop_and_resize(image, box, self.side)
         return Batch(images=images, labels=plan.labels, ids=plan.ids, flips=plan.flips)
 
@@ -49,7 +49,7 @@ class _CentralBatch:
         images = np.zeros((self.batch_size, self.side, self.side, self.channels), np.uint8)
         first = int(index) * self.batch_size
         for i in range(first, min(first + self.batch_size, len(self.dataset))):
-            image = pixels.decode(self.dataset.encoded_image(i), self.channels)
+            image = self.dataset.image(i, self.channels)
             images[i - first] = pixels.central_view(image, self.shorter_side, self.side)
         return images
 
@@ -63,8 +63,10 @@ def training_batches(
     side: int,
     channels: int,
     workers: int,
-) -> Iterator[Batch]:
+) -> grain.DatasetIterator:
     """Yields the batches of steps [first_step, last_step), prepared ahead of their use.
+
+    Close it to end what prepares them.
 
     Args:
         dataset: The training set.
@@ -87,8 +89,10 @@ def evaluation_batches(
     channels: int,
     batch_size: int,
     workers: int,
-) -> Iterator[UInt8[np.ndarray, "batch side side channels"]]:
+) -> grain.DatasetIterator:
     """Yields the test views of all images in order, the last batch filled up with black ones.
+
+    Close it to end what prepares them.
 
     Args:
         dataset: What to embed.
@@ -102,7 +106,7 @@ def evaluation_batches(
     return _iterate(make, range(-(-len(dataset) // batch_size)), workers)
 
 
-def _iterate(make: Callable[[int], object], numbers: range, workers: int) -> Iterator:
+def _iterate(make: Callable[[int], object], numbers: range, workers: int) -> grain.DatasetIterator:
     batches = grain.MapDataset.range(numbers.start, numbers.stop).map(make)
     ahead = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_BATCHES_AHEAD)
     batches = batches.to_iter_dataset(ahead)

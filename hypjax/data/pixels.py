@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 # Colour mode by number of channels.
 _MODES = {1: "L", 3: "RGB"}
@@ -14,6 +14,28 @@ def decode(encoded: bytes, channels: int) -> Image.Image:
     """Decodes an image file to greyscale (1 channel) or RGB (3); EXIF orientation is ignored."""
     image = Image.open(io.BytesIO(encoded))
     return image.convert(_MODES[channels])
+
+
+def decode_photo(encoded: bytes, channels: int) -> Image.Image:
+    """Decodes a user's own picture as a viewer shows it, to greyscale (1 channel) or RGB (3).
+
+    Turned upright as EXIF says, transparency on white, 16 bits scaled to 8, the first of several
+    frames.
+    """
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded)))
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert(_MODES[channels])
+
+
+def reason(error: Exception) -> str:
+    """Why an image could not be read, in a few words."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    return getattr(error, "strerror", None) or str(error).splitlines()[0] or type(error).__name__
 
 
 def crop_and_resize(

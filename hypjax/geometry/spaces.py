@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import poincare, products
@@ -25,6 +25,9 @@ class Space(Protocol):
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """Maps features (a head's output, unbounded) to points of the space."""
+
+    def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
+        """Which features `embed` shortens first."""
 
     def distance(
         self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
@@ -54,6 +57,10 @@ class Sphere:
         square = jnp.sum(features * features, axis=-1, keepdims=True)
         positive = square > 0
         return jnp.where(positive, features / jnp.sqrt(jnp.where(positive, square, 1)), 0)
+
+    def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
+        """None: lengths do not count."""
+        return jnp.zeros(jnp.shape(features)[:-1], bool)
 
     def distance(
         self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
@@ -101,6 +108,11 @@ class PoincareBall:
             constant = lax.stop_gradient(features)
             features = constant + lax.stop_gradient(scale) * (features - constant)
         return self._point(features)
+
+    def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
+        """Those longer than the clip radius."""
+        radius = jnp.inf if self.clip_radius is None else self.clip_radius
+        return jnp.linalg.norm(jnp.asarray(features), axis=-1) > radius
 
     def _point(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         v = poincare.clip_features(features, self.clip_radius)

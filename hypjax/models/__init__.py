@@ -1,6 +1,6 @@
 """Models: encoders, and the head on top of them."""
 
-from hypjax.models.embedder import Embedder, create_embedder
+from hypjax.models.embedder import Embedder, compute_dtype, create_embedder
 from hypjax.models.vit import VisionTransformer
 
-__all__ = ["Embedder", "VisionTransformer", "create_embedder"]
+__all__ = ["Embedder", "VisionTransformer", "compute_dtype", "create_embedder"]

@@ -50,12 +50,14 @@ def create_embedder(config: ConfigDict) -> Embedder:
         width=model.width,
         depth=model.depth,
         num_heads=model.num_heads,
-        dtype=_compute_dtype(model.precision),
+        dtype=compute_dtype(config),
     )
     return Embedder(encoder=encoder, head_dim=model.head_dim)
 
 
-def _compute_dtype(precision: str) -> jnp.dtype:
+def compute_dtype(config: ConfigDict) -> jnp.dtype:
+    """Of the encoder's products: what `model.precision` says, or what suits the device."""
+    precision = config.model.precision
     if precision == "auto":
         precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     return jnp.dtype(precision)

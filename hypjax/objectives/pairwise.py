@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from einops import rearrange
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
@@ -39,8 +40,19 @@ def pairwise_cross_entropy(
     classes, samples, _ = embeddings.shape
     if classes < 2 or samples < 2:
         raise ValueError(f"needs at least 2 classes and 2 samples, got {classes} and {samples}")
-    points = rearrange(embeddings, "n k d -> (k n) d")
-    logits = -space.distance_matrix(points, points) / temperature
+    points = _by_subset(embeddings)
+    return _cross_entropy(-space.distance_matrix(points, points) / temperature, samples)
+
+
+def _by_subset(
+    embeddings: Float[ArrayLike, "classes samples dim"],
+) -> Float[Array, "images dim"]:
+    """Lines the images up so that each subset's are neighbours, in the order of the classes."""
+    return rearrange(embeddings, "n k d -> (k n) d")
+
+
+def _cross_entropy(logits: Float[Array, "images images"], samples: int) -> Float[Array, ""]:
+    """The loss of a batch's logits, rows and columns lined up by subset."""
     blocks = rearrange(logits, "(i a) (j b) -> i j a b", i=samples, j=samples)
     own = jnp.eye(samples, dtype=bool)
     candidates, positives = jax.vmap(jax.vmap(_block_terms))(blocks, own)
@@ -100,7 +112,37 @@ class PairwiseCrossEntropy:
     ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
         """Loss of a batch whose images of one class are neighbours."""
         del params, teacher, batch, key
-        points = self.space.embed(outputs.projected)
-        embeddings = rearrange(points, "(n k) d -> n k d", k=self.samples_per_class)
-        loss = pairwise_cross_entropy(embeddings, space=self.space, temperature=self.temperature)
-        return loss, (state, {})
+        features = rearrange(outputs.projected, "(n k) d -> n k d", k=self.samples_per_class)
+        points = _by_subset(self.space.embed(features))
+        logits = -self.space.distance_matrix(points, points) / self.temperature
+        loss = _cross_entropy(logits, self.samples_per_class)
+        metrics = _telemetry(self.space, features, points, logits)
+        return loss, (state, metrics)
+
+
+def _telemetry(
+    space: Space,
+    features: Float[Array, "classes samples dim"],
+    points: Float[Array, "images dim"],
+    logits: Float[Array, "images images"],
+) -> Metrics:
+    """What tells how training goes, apart from the loss.
+
+    Returns:
+        Mean norm of the head's output and of its points in the space, share of clipped features,
+        range of the logits of different images, and share of images whose nearest neighbour in the
+        batch is of their class.
+    """
+    features, points, logits = lax.stop_gradient((features, points, logits))
+    images, classes = len(points), len(features)
+    itself = jnp.eye(images, dtype=bool)
+    nearest = jnp.argmax(jnp.where(itself, -jnp.inf, logits), axis=-1)
+    same_class = nearest % classes == jnp.arange(images) % classes
+    return {
+        "feature_norm": jnp.mean(jnp.linalg.norm(features, axis=-1)),
+        "embedding_norm": jnp.mean(jnp.linalg.norm(points, axis=-1)),
+        "clipped_share": jnp.mean(space.clipped(features)),
+        "logit_min": jnp.min(logits, where=~itself, initial=jnp.inf),
+        "logit_max": jnp.max(logits, where=~itself, initial=-jnp.inf),
+        "batch_recall@1": jnp.mean(same_class),
+    }

@@ -1,0 +1,48 @@
+"""Own images, from a folder with one sub-folder a class, or from a table.
+
+    python -m hypjax.main --config=configs/folder.py --config.data.path=photos/
+
+Variants: `hyp` (Poincaré ball) and `sph` (sphere). A small Vision Transformer is trained from
+scratch, so its sizes, schedule and learning rate are not the published recipe's; raise image size,
+width and depth where there are many images and an accelerator.
+"""
+
+from ml_collections import ConfigDict
+
+from hypjax.config import default_config, variant_error
+
+VARIANTS = ("hyp", "sph")
+
+
+def get_config(variant: str = "hyp") -> ConfigDict:
+    """Returns the configuration of a variant."""
+    if variant not in VARIANTS:
+        raise variant_error(variant, VARIANTS)
+    config = default_config()
+    config.variant = variant
+
+    config.data.name = "folder"
+    config.data.image_size = 96
+    config.data.resize = 96
+    config.data.test_classes = 0.25
+    config.data.validation_classes = 0.1
+
+    config.model.patch_size = 12
+    config.model.width = 192
+    config.model.depth = 6
+    config.model.num_heads = 3
+
+    if variant == "sph":
+        config.objective.space = "sphere"
+
+    config.optim.learning_rate = 5e-4
+    config.optim.schedule = "cosine"
+    config.optim.warmup_steps = 50
+    config.optim.frozen = ()  # Nothing is pretrained.
+
+    config.train.total_steps = 500
+    config.train.batch_size = 64
+    config.train.samples_per_class = 4
+
+    config.eval.every = 50
+    return config

@@ -1,0 +1,348 @@
+"""Own images: a folder of classes or a table, checked once and split by class."""
+
+import concurrent.futures
+import contextlib
+import csv
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tqdm
+from jaxtyping import Int
+from ml_collections import ConfigDict
+
+from hypjax import reporting
+from hypjax.caches import cache_folder
+from hypjax.data import pixels
+from hypjax.data.dataset import Dataset, Splits, hold_out
+from hypjax.errors import UserError
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+SPLITS = ("train", "validation", "test", "query", "gallery")
+_NAMED = 5  # Most files that a message names.
+
+
+class Photo(NamedTuple):
+    """One image of the user's.
+
+    Attributes:
+        path: Of the file.
+        label: Name of its class.
+        split: One of `SPLITS`; None where classes are yet to be split.
+        superlabel: Name of the group its class belongs to, if there are groups.
+    """
+
+    path: pathlib.Path
+    label: str
+    split: str | None = None
+    superlabel: str | None = None
+
+
+class Files(Sequence):
+    """Image files as records, read when they are asked for."""
+
+    def __init__(self, paths: Sequence[pathlib.Path]) -> None:
+        """Takes the files, in the records' order."""
+        self._paths = [str(path) for path in paths]
+
+    def __len__(self) -> int:
+        """Number of files."""
+        return len(self._paths)
+
+    def __getitem__(self, i: int) -> Mapping[str, Any]:
+        """The i-th file's bytes."""
+        return {"image": pathlib.Path(self._paths[i]).read_bytes()}
+
+
+def open_photos(config: ConfigDict) -> Splits:
+    """Opens the images at `config.data.path`.
+
+    They come from a folder with one sub-folder a class, from one with `train` and `test` that hold
+    such folders, or from a table, see `list_folder` and `read_table`. Every image is decoded once
+    to see that it can be; the outcome is kept in the cache folder until a file changes.
+
+    Args:
+        config: The run's whole configuration.
+
+    Raises:
+        UserError: There is no such folder or table, an image cannot be read, or the classes do not
+            suffice for training or for retrieval.
+    """
+    path = pathlib.Path(config.data.path).expanduser()
+    if path.is_dir():
+        photos = list_folder(path)
+    elif path.suffix.lower() in (".csv", ".parquet"):
+        photos = read_table(path)
+    else:
+        raise UserError(f"config.data.path is {path}: no folder, and no .csv or .parquet table")
+    sizes = _sizes(photos)
+    return _split(config, path, photos, sizes)
+
+
+def list_folder(root: pathlib.Path) -> list[Photo]:
+    """Images of a folder: its sub-folders are classes, or splits whose sub-folders are classes.
+
+    They are splits where `train` is among them and each has a name of `SPLITS`. Files at any depth
+    below a class belong to it. Hidden files, and files that are no images by their name, are
+    passed over.
+
+    Raises:
+        UserError: There are no sub-folders, or no images in them.
+    """
+    folders = _subfolders(root)
+    if not folders:
+        raise UserError(f"{root} has no sub-folders; put the images of each class into one")
+    names = {folder.name for folder in folders}
+    if "train" in names and names <= set(SPLITS):
+        classes = [(folder, split.name) for split in folders for folder in _subfolders(split)]
+    else:
+        classes = [(folder, None) for folder in folders]
+    photos = [
+        Photo(path, folder.name, split) for folder, split in classes for path in _images(folder)
+    ]
+    if not photos:
+        raise UserError(f"no images in the sub-folders of {root} ({', '.join(sorted(SUFFIXES))})")
+    return photos
+
+
+def _subfolders(folder: pathlib.Path) -> list[pathlib.Path]:
+    try:
+        return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    except OSError as error:
+        raise UserError(f"cannot read the folder {folder}: {error.strerror}") from error
+
+
+def _images(folder: pathlib.Path) -> list[pathlib.Path]:
+    found = []
+    for parent, folders, names in os.walk(folder, followlinks=True, onerror=_refuse_folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        paths = (pathlib.Path(parent, name) for name in names if not name.startswith("."))
+        found += [path for path in paths if path.suffix.lower() in SUFFIXES]
+    return sorted(found)
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise UserError(f"cannot read the folder {error.filename}: {error.strerror}") from error
+
+
+def read_table(table: pathlib.Path) -> list[Photo]:
+    """Images that a CSV or Parquet table lists.
+
+    Its columns are `path` (absolute, or relative to the table's folder), `label`, and, where
+    wanted, `split` (one of `SPLITS`) and `superlabel`.
+
+    Raises:
+        UserError: The table cannot be read, lacks a column or a value, names a file twice, or
+            puts a label into two groups.
+    """
+    rows = _rows(table)
+    groups: dict[str, str | None] = {}
+    seen: dict[pathlib.Path, int] = {}
+    photos = []
+    for number, row in enumerate(rows, start=1):
+        where = f"{table}, row {number}"
+        photo = _photo(table.parent, row, where)
+        if photos and (photo.split is None) != (photos[0].split is None):
+            raise UserError(f"{where}: either every row has a split, or none")
+        first = seen.setdefault(photo.path, number)
+        if first != number:
+            raise UserError(f"{where}: {row['path']} is in row {first} already")
+        group = groups.setdefault(photo.label, photo.superlabel)
+        if group != photo.superlabel:
+            raise UserError(
+                f"{where}: label {photo.label} has the superlabel {photo.superlabel} "
+                f"here and {group} before"
+            )
+        photos.append(photo)
+    if not photos:
+        raise UserError(f"{table} has no rows")
+    return photos
+
+
+def _rows(table: pathlib.Path) -> list[dict[str, Any]]:
+    try:
+        if table.suffix.lower() == ".csv":
+            with table.open(newline="", encoding="utf-8-sig") as file:
+                reader = csv.DictReader(file)
+                rows, columns = list(reader), reader.fieldnames or []
+        else:
+            import pyarrow.parquet
+
+            content = pyarrow.parquet.read_table(table)
+            rows, columns = content.to_pylist(), content.column_names
+    except OSError as error:
+        raise UserError(f"cannot read {table}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, csv.Error, ValueError) as error:
+        raise UserError(f"cannot read {table}: {str(error).splitlines()[0]}") from error
+    for column in ("path", "label"):
+        if column not in columns:
+            raise UserError(f"{table} has no column {column}; it has {', '.join(columns)}")
+    return rows
+
+
+def _photo(folder: pathlib.Path, row: Mapping[str, Any], where: str) -> Photo:
+    value = {
+        name: None if row.get(name) in (None, "") else str(row[name])
+        for name in ("path", "label", "split", "superlabel")
+    }
+    for name in ("path", "label"):
+        if value[name] is None:
+            raise UserError(f"{where}: no {name}")
+    if value["split"] is not None and value["split"] not in SPLITS:
+        raise UserError(
+            f"{where}: split is {value['split']}; it must be one of {', '.join(SPLITS)}"
+        )
+    return Photo(folder / value["path"], value["label"], value["split"], value["superlabel"])
+
+
+def _sizes(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 2"]:
+    """Height and width of each image, as it is seen; from the cache where nothing has changed.
+
+    Raises:
+        UserError: Images cannot be read; the message names the first of them.
+    """
+    known = cache_folder() / "photos" / f"{_digest(photos, mtime=True)}.npy"
+    if known.exists():
+        return np.load(known)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        measured = list(
+            tqdm.tqdm(
+                pool.map(_measure, (photo.path for photo in photos)),
+                "checking images",
+                len(photos),
+                unit="image",
+                disable=None,
+                leave=False,
+            )
+        )
+    broken = [outcome for outcome in measured if isinstance(outcome, str)]
+    if broken:
+        more = f" (and {len(broken) - _NAMED} more)" if len(broken) > _NAMED else ""
+        raise UserError(
+            f"cannot read {len(broken)} of {len(photos)} images: "
+            f"{'; '.join(broken[:_NAMED])}{more}; mend or remove them"
+        )
+    sizes = np.array(measured, np.int32)
+    with reporting.tolerating(f"the sizes of the images ({known})"):
+        known.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = known.with_name(f".{known.stem}-{os.getpid()}.npy")
+        np.save(unfinished, sizes)
+        unfinished.replace(known)
+    return sizes
+
+
+def _measure(path: pathlib.Path) -> tuple[int, int] | str:
+    """Height and width of an image, or why it cannot be read."""
+    try:
+        image = pixels.decode_photo(path.read_bytes(), channels=3)
+    except Exception as error:  # Decoders of damaged files raise whatever they meet.
+        return f"{path} ({pixels.reason(error)})"
+    return image.height, image.width
+
+
+def _digest(
+    photos: Iterable[Photo], root: pathlib.Path = pathlib.Path("/"), mtime: bool = False
+) -> str:
+    """Hash of what the list says and of the files' lengths; names are taken from `root` on."""
+    digest = hashlib.sha256()
+    for photo in photos:
+        with contextlib.suppress(OSError):  # A missing file is told of when it is read.
+            stat = photo.path.stat()
+            name = os.path.relpath(photo.path.absolute(), root.absolute())
+            facts = [name, *photo[1:], stat.st_size, stat.st_mtime_ns if mtime else 0]
+            digest.update(repr(facts).encode())
+    return digest.hexdigest()[:32]
+
+
+def _split(
+    config: ConfigDict,
+    path: pathlib.Path,
+    photos: Sequence[Photo],
+    sizes: Int[np.ndarray, "photos 2"],
+) -> Splits:
+    """Parts the images as they say themselves, or by class at random."""
+    data = config.data
+    everything = Dataset(
+        records=Files([photo.path for photo in photos]),
+        positions=np.arange(len(photos)),
+        labels=np.unique([photo.label for photo in photos], return_inverse=True)[1],
+        sizes=sizes,
+        names=[str(photo.path) for photo in photos],
+        superlabels=_superlabels(photos),
+        decode=pixels.decode_photo,
+    )
+    given = np.array([photo.split or "" for photo in photos])
+    gallery = None
+    if photos[0].split is None:
+        rest, test = hold_out(everything, data.test_classes, data.split_seed, "test")
+        if test is None:
+            raise UserError(f"{path} says nothing of splits; set --config.data.test_classes=0.25")
+        train, validation = hold_out(rest, data.validation_classes, data.split_seed, "validation")
+    else:
+        parts = {n: everything.take(np.flatnonzero(given == n)) for n in SPLITS if n in given}
+        _check_splits(path, set(parts))
+        test, gallery = parts.get("test", parts.get("query")), parts.get("gallery")
+        train, validation = parts["train"].renumbered(), parts.get("validation")
+        if validation is None:
+            train, validation = hold_out(
+                train, data.validation_classes, data.split_seed, "validation"
+            )
+        shared = set(np.unique(everything.labels[given == "train"])) & set(np.unique(test.labels))
+        if shared:
+            reporting.warn(f"{len(shared)} classes of {path} are in both train and test")
+    _check_classes(path, train, validation, test, gallery)
+    root = path if path.is_dir() else path.parent
+    return Splits(train, validation, test, gallery, fingerprint=_digest(photos, root))
+
+
+def _superlabels(photos: Sequence[Photo]) -> Int[np.ndarray, " photos"] | None:
+    if photos[0].superlabel is None:
+        return None
+    return np.unique([str(photo.superlabel) for photo in photos], return_inverse=True)[1]
+
+
+def _check_splits(path: pathlib.Path, given: set[str]) -> None:
+    tests = given - {"train", "validation"}
+    if "train" not in given or tests not in ({"test"}, {"query", "gallery"}):
+        raise UserError(
+            f"{path} has the splits {', '.join(sorted(given))}; "
+            "it needs train, and either test or both query and gallery"
+        )
+
+
+def _check_classes(
+    path: pathlib.Path,
+    train: Dataset,
+    validation: Dataset | None,
+    test: Dataset,
+    gallery: Dataset | None,
+) -> None:
+    for name, part in (("train", train), ("validation", validation), ("test", test)):
+        if part is not None and part.num_classes < 2:
+            raise UserError(
+                f"the {name} part of {path} has {part.num_classes} class; it needs two or more"
+            )
+    for name, queries, items in (
+        ("validation", validation, None),
+        ("test", test, gallery),
+    ):
+        if queries is not None and not _matches(queries, items):
+            raise UserError(
+                f"no image in the {name} part of {path} has another of its class to find"
+            )
+    single = int(np.sum(np.bincount(train.labels) == 1))
+    if single:
+        reporting.warn(
+            f"{single} of {train.num_classes} training classes have one image, "
+            "which is compared with itself under another crop"
+        )
+
+
+def _matches(queries: Dataset, gallery: Dataset | None) -> bool:
+    """Whether any query has an item of its class to find."""
+    if gallery is None:
+        return np.bincount(queries.labels).max() > 1
+    return bool(np.isin(queries.labels, gallery.labels).any())

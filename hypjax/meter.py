@@ -1,0 +1,94 @@
+"""Reads out the steps' metrics, and times them."""
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+
+class Meter:
+    """Collects what steps return, and times how long they wait for their input.
+
+    At most two steps are under way at once: while one computes, the next one's input is fetched.
+    A wait during which the device computes counts as well, so the share is an upper bound.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        """Starts the clock.
+
+        Args:
+            batch_size: Images of a step.
+        """
+        self._batch_size = batch_size
+        self._metrics: list[Mapping[str, Any]] = []
+        self._all_steps, self._all_seconds, self._all_wait = 0, 0.0, 0.0
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Leaves out of the rates what happened since the last reading, such as a compilation."""
+        jax.block_until_ready(self._metrics[-1:])
+        self._steps, self._wait, self._started = 0, 0.0, time.monotonic()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Times the body as waiting for input."""
+        started = time.monotonic()
+        yield
+        self._wait += time.monotonic() - started
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Takes a step's metrics, and lets the step before it finish."""
+        jax.block_until_ready(self._metrics[-1:])
+        self._metrics.append(metrics)
+        self._steps += 1
+
+    def read(self) -> dict[str, float]:
+        """What the steps since the last reading returned, how fast they were, and memory.
+
+        Steps that were not finite are left out. Values named `..._min` and `..._max` are the least
+        and the largest, `learning_rate` and `skipped` the latest, all others means. Images a
+        second, the share of time spent waiting for input, and the process's and the device's
+        highest use of memory, in bytes, are added.
+        """
+        metrics = jax.device_get(self._metrics)
+        seconds = time.monotonic() - self._started
+        finite = [m for m in metrics if m["finite"]]
+        names = [name for name in metrics[0] if name != "finite"] if finite else []
+        values = {n: float(_summarise(n)([m[n] for m in finite])) for n in names}
+        if self._steps:
+            values["images_per_second"] = self._steps * self._batch_size / seconds
+            values["input_wait"] = self._wait / seconds
+        values |= _memory()
+        self._all_steps += self._steps
+        self._all_seconds += seconds
+        self._all_wait += self._wait
+        self._metrics = []
+        self.restart_clock()
+        return values
+
+    def summary(self) -> str:
+        """One line about all readings together."""
+        seconds = max(self._all_seconds, 1e-9)
+        rate = self._all_steps * self._batch_size / seconds
+        return f"{rate:.0f} images/s, {self._all_wait / seconds:.1%} of the time waiting for input"
+
+
+def _summarise(name: str) -> Callable[[Sequence[float]], float]:
+    if name in ("learning_rate", "skipped"):
+        return lambda values: values[-1]
+    ends = {"_min": np.min, "_max": np.max}
+    return ends.get(name[-4:], np.mean)
+
+
+def _memory() -> dict[str, float]:
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = {"host_memory_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    device = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in device:
+        peak["device_memory_peak"] = device["peak_bytes_in_use"]
+    return peak

@@ -1,0 +1,207 @@
+"""What a run measures on its way: metrics.jsonl, TensorBoard, Weights & Biases."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from ml_collections import ConfigDict
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2
+from tensorboardX.summary import scalar
+
+from hypjax import reporting
+from hypjax.config import flatten
+from hypjax.errors import UserError
+
+Values = Mapping[str, Any]  # Numbers, or mappings of the same kind.
+
+_TENSORBOARD = "tensorboard"
+
+
+class Sink(Protocol):
+    """A place that takes what is measured."""
+
+    def write(self, step: int, values: Values) -> None:
+        """Takes the values of a step, whole or, with an `OSError`, not at all."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class Telemetry:
+    """Hands measurements to all sinks, and keeps for later what one cannot take now."""
+
+    def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
+        """Continues a run's measurements; what a lost process wrote after a step is dropped.
+
+        Args:
+            folder: The run's.
+            first_step: The step after which the run goes on.
+            config: Its configuration.
+
+        Raises:
+            UserError: Weights & Biases is asked for and cannot be used.
+        """
+        self._sinks: list[Sink] = [
+            JsonLines(folder / "metrics.jsonl", first_step),
+            EventFiles(folder / _TENSORBOARD, first_step),
+        ]
+        if config.run.wandb_project:
+            self._sinks.append(WandbRun(folder, config))
+        self._pending: list[list[tuple[int, Values]]] = [[] for _ in self._sinks]
+
+    def write(self, step: int, values: Values) -> None:
+        """Writes the values of a step, and those that could not be written before."""
+        for sink, pending in zip(self._sinks, self._pending, strict=True):
+            failed_before = bool(pending)
+            pending.append((step, values))
+            try:
+                while pending:
+                    sink.write(*pending[0])
+                    pending.pop(0)
+            except OSError as error:
+                if not failed_before:
+                    reporting.warn(
+                        f"measurements could not be written ({error.strerror}); "
+                        "they are kept, and tried again with the next ones"
+                    )
+
+    def close(self) -> None:
+        """Ends all sinks."""
+        for sink in self._sinks:
+            with contextlib.suppress(OSError):
+                sink.close()
+
+
+class JsonLines:
+    """One JSON object a line."""
+
+    def __init__(self, path: pathlib.Path, first_step: int) -> None:
+        """Drops the lines after a step, and half of one that a killed process left."""
+        self._path = path
+        self._file = None
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if _step(line) <= first_step]
+            with reporting.tolerating(str(path)):
+                reporting.write_text(path, "".join(line + "\n" for line in kept))
+
+    def write(self, step: int, values: Values) -> None:
+        """Appends a line; what a full disk took of it is cut off again."""
+        if self._file is None:
+            self._file = self._path.open("ab", buffering=0)
+        end = self._file.tell()
+        line = (json.dumps({"step": step, **values}) + "\n").encode()
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(28, "No space left on device")
+        except OSError:
+            self._file.truncate(end)
+            raise
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _step(line: str) -> float:
+    """The step of a line, or infinity where it is none."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+class EventFiles:
+    """TensorBoard's event files; a new one for each start, and after each failure."""
+
+    def __init__(self, folder: pathlib.Path, first_step: int) -> None:
+        """Prepares to write; nothing is written yet.
+
+        Args:
+            folder: Of the files.
+            first_step: TensorBoard is told to drop what earlier files hold of later steps.
+        """
+        self._folder, self._first_step = folder, first_step
+        self._writer: EventsWriter | None = None
+        self._files = 0
+
+    def write(self, step: int, values: Values) -> None:
+        """Writes each number under a name like validation/head/recall@1."""
+        try:
+            if self._writer is None:
+                self._writer = self._begin()
+            for name, value in _flat(values):
+                summary = scalar(name, value)
+                self._writer.write_event(
+                    event_pb2.Event(wall_time=time.time(), step=step, summary=summary)
+                )
+            self._writer.flush()
+        except OSError:
+            self._writer = None  # The file may end in half an event.
+            raise
+
+    def _begin(self) -> EventsWriter:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._files += 1
+        suffix = f".{os.getpid()}.{self._files}"
+        writer = EventsWriter(str(self._folder / "events"), suffix)
+        if self._files == 1:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            begins = self._first_step + 1
+            writer.write_event(
+                event_pb2.Event(wall_time=time.time(), step=begins, session_log=start)
+            )
+        return writer
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandbRun:
+    """A run of Weights & Biases, continued when the run is."""
+
+    def __init__(self, folder: pathlib.Path, config: ConfigDict) -> None:
+        """Begins or continues it."""
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError(
+                "config.run.wandb_project is set, but wandb is not installed: pip install wandb"
+            ) from error
+        try:
+            self._run = wandb.init(
+                project=config.run.wandb_project,
+                dir=folder,
+                id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
+                name=folder.name,
+                resume="allow",
+                config=flatten(config),
+                settings=wandb.Settings(silent=True),
+            )
+        except wandb.Error as error:
+            raise UserError(f"Weights & Biases cannot be used: {error}") from error
+
+    def write(self, step: int, values: Values) -> None:
+        """Logs the numbers of a step."""
+        self._run.log(dict(_flat(values)), step=step)
+
+    def close(self) -> None:
+        """Sends what is left."""
+        self._run.finish()
+
+
+def _flat(values: Values, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers by their path; those at the top are training's."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield (prefix or "train/") + name, float(value)

@@ -1,0 +1,60 @@
+"""A trace of some steps, for TensorBoard's profiler or Perfetto."""
+
+import pathlib
+from typing import Any, Self
+
+import jax
+
+from hypjax import reporting
+from hypjax.errors import UserError
+
+
+class Trace:
+    """Writes what the device and the host do during some steps into a folder."""
+
+    def __init__(self, folder: pathlib.Path, steps: tuple[int, int] | None, total: int) -> None:
+        """Prepares a trace.
+
+        Args:
+            folder: Where to write it.
+            steps: The first and the last step; None: no trace.
+            total: Steps of the run.
+
+        Raises:
+            UserError: There are no such steps.
+        """
+        if steps is not None and not 1 <= steps[0] <= steps[1] <= total:
+            raise UserError(
+                f"--profile is {steps[0]}:{steps[1]}; "
+                f"it must be two ascending steps from 1 to {total}"
+            )
+        self._folder = folder
+        self._first, self._last = steps or (0, 0)
+        self._running = False
+
+    def __enter__(self) -> Self:
+        """Ends a trace that is still running on leaving the body."""
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        """Ends a trace that is still running."""
+        if self._running:
+            self._stop()
+
+    def before(self, step: int) -> None:
+        """To be called before a step is dispatched."""
+        if not self._running and self._first <= step <= self._last:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            jax.profiler.start_trace(self._folder)
+            self._running = True
+
+    def after(self, step: int, outputs: Any) -> None:
+        """To be called with what a step returned."""
+        if self._running and step == self._last:
+            jax.block_until_ready(outputs)
+            self._stop()
+
+    def _stop(self) -> None:
+        jax.profiler.stop_trace()
+        self._running = False
+        reporting.say(f"trace written to {self._folder}; see it with tensorboard --logdir")

@@ -1,0 +1,164 @@
+"""A run's folder: whose it is, who writes it, and what a finished run found."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from hypjax import provenance, reporting
+from hypjax.checkpoints import Checkpoints
+from hypjax.config import differences, flatten, identity
+from hypjax.errors import UserError
+
+_CONFIG = "config.json"
+_RESULTS = "results.json"
+_PROVENANCE = "run.json"
+_CHECKPOINTS = "checkpoints"
+_LOCK = ".lock"
+
+
+class Workdir:
+    """Everything a run keeps, in one folder."""
+
+    def __init__(
+        self, path: pathlib.Path, config: ConfigDict, compared: tuple[str, ...] = ("",)
+    ) -> None:
+        """Opens a run's folder, whether it exists or not; nothing is written yet.
+
+        Args:
+            path: The folder.
+            config: The run's configuration.
+            compared: What the names of those fields begin with that must be as the run has them.
+
+        Raises:
+            UserError: The folder belongs to a run with another configuration, or is damaged.
+        """
+        self.path = path.absolute()
+        self._config = config
+        self._compare(identity(config), "identity", compared)
+
+    def _compare(
+        self, now: Mapping[str, Any], part: str, compared: tuple[str, ...] = ("",)
+    ) -> None:
+        saved = self._read(_CONFIG)
+        if saved is None:
+            return
+        if part not in saved:
+            raise UserError(f"{self.path / _CONFIG} is not one of hypjax; name another --workdir")
+        changes = [c for c in differences(saved[part], now) if c.startswith(compared)]
+        if changes:
+            raise UserError(
+                f"{self.path} holds a run with another configuration ({'; '.join(changes)}); "
+                "repeat its settings, or name another folder with --workdir"
+            )
+
+    @contextlib.contextmanager
+    def claimed(self, circumstances: Mapping[str, str]) -> Iterator[None]:
+        """Makes the folder this process's own during the body, and writes the configuration.
+
+        The operating system ends the claim with the process, however that ends.
+
+        Args:
+            circumstances: What, apart from the configuration, must be the same whenever the run
+                goes on, such as the images.
+
+        Raises:
+            UserError: The folder cannot be written, another process has it, or the circumstances
+                have changed.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / _LOCK).open("a+")
+        except OSError as error:
+            raise UserError(f"cannot write to {self.path} ({error.strerror})") from error
+        with lock:
+            self._lock(lock)
+            self._compare(identity(self._config), "identity")
+            self._compare(circumstances, "circumstances")
+            try:
+                self._write_beginning(circumstances)
+            except OSError as error:
+                raise UserError(f"cannot write to {self.path} ({error.strerror})") from error
+            yield
+
+    def _lock(self, lock: Any) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise UserError(
+                f"{self.path} is in use by {lock.read().strip() or 'another process'}; "
+                "wait for it to end, or name another folder with --workdir"
+            ) from error
+        except OSError:
+            reporting.warn(f"{self.path} cannot be locked; let no other process write to it")
+            return
+        with contextlib.suppress(OSError):  # Only a message needs it.
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+            lock.flush()
+
+    def _write_beginning(self, circumstances: Mapping[str, str]) -> None:
+        config = {
+            "identity": identity(self._config),
+            "circumstances": dict(circumstances),
+            "all": flatten(self._config),
+        }
+        reporting.write_json(self.path / _CONFIG, config)
+        earlier = self._read(_PROVENANCE) or {}
+        starts = earlier.pop("earlier_starts", []) + ([earlier] if earlier else [])
+        now = provenance.describe(self._config.seed)
+        reporting.write_json(self.path / _PROVENANCE, {**now, "earlier_starts": starts})
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the run, as its folder says."""
+        return (self._read(_CONFIG) or {"all": {}})["all"].get("train.total_steps")
+
+    @property
+    def results(self) -> dict[str, Any] | None:
+        """What a finished run found; None while it is not finished."""
+        return self._read(_RESULTS)
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        """Marks the run as finished.
+
+        Raises:
+            UserError: They cannot be written.
+        """
+        try:
+            reporting.write_json(self.path / _RESULTS, results)
+        except OSError as error:
+            raise UserError(
+                f"the results above could not be written to {self.path} ({error.strerror}); "
+                "mend that, and the same command evaluates the model again"
+            ) from error
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        path = self.path / name
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, NotADirectoryError) as error:
+            raise UserError(f"cannot read {path} ({error.strerror})") from error
+        except ValueError as error:
+            raise UserError(
+                f"{path} is damaged ({error}); bring a copy back, or name another folder "
+                "with --workdir"
+            ) from error
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a state to restore."""
+        return any(path.name.isdigit() for path in (self.path / _CHECKPOINTS).glob("*"))
+
+    def checkpoints(self, *, read_only: bool = False) -> Checkpoints:
+        """The checkpoints in the folder."""
+        return Checkpoints(self.path / _CHECKPOINTS, read_only=read_only)
