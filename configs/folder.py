@@ -37,7 +37,7 @@ def get_config(variant: str = "hyp") -> ConfigDict:
 
     config.optim.learning_rate = 5e-4
     config.optim.schedule = "cosine"
-    config.optim.warmup_steps = 50
+    config.optim.warmup_steps = 20
     config.optim.frozen = ()  # Nothing is pretrained.
 
     config.train.total_steps = 500

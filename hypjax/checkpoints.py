@@ -1,17 +1,23 @@
 """States of a run on disk (orbax): the latest two and the best, whole or named as damaged."""
 
 import contextlib
+import functools
+import gc
 import logging
+import os
 import pathlib
 import shutil
+import sys
+import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging as absl_logging
 from jax import lax
 from jaxtyping import Array, PyTree, UInt32
 from orbax.checkpoint import checkpoint_managers
@@ -19,6 +25,7 @@ from orbax.checkpoint import checkpoint_managers
 from hypjax import reporting
 from hypjax.errors import UserError
 
+_OVERHEAD = 2**16  # Bytes of a checkpoint beside its arrays, roughly.
 _RECORD = "record"  # The item beside the trees: what a run remembers apart from arrays.
 
 
@@ -56,6 +63,7 @@ class Checkpoints:
         Raises:
             UserError: The folder cannot be made.
         """
+        _report_failures_once()
         self._path = path
         self._read_only = read_only
         self._saving: int | None = None
@@ -65,7 +73,10 @@ class Checkpoints:
             raise UserError(f"cannot write to {path} ({error.strerror})") from error
 
     def _open(self) -> None:
+        # Where a folder cannot be made, Orbax's background threads would wait for it for minutes.
+        at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
         options = ocp.CheckpointManagerOptions(
+            async_options=at_once,
             read_only=self._read_only,
             cleanup_tmp_directories=not self._read_only,  # What killed processes left half done.
             preservation_policy=None if self._read_only else _LatestTwoAndBest(self),
@@ -109,32 +120,37 @@ class Checkpoints:
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         items[_RECORD] = ocp.args.JsonSave(facts)
         self._saving, self._scores[step] = step, score
-        try:
-            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
-        except Exception as error:  # TensorStore's for a full disk is a ValueError.
-            self._give_up(error)
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(trees)) + _OVERHEAD
+        composite = ocp.args.Composite(**items)
+        if self._attempt(lambda: _reserve(self._path, size)):
+            self._attempt(lambda: self._manager.save(step, args=composite, force=True))
 
     def wait(self) -> None:
         """Waits until what is being saved is complete, or warns that it cannot be."""
-        if self._saving is None:
-            return
-        try:
-            self._manager.wait_until_finished()
+        if self._saving is not None and self._attempt(self._manager.wait_until_finished):
             self._saving = None
-        except Exception as error:
-            self._give_up(error)
 
-    def _give_up(self, error: Exception) -> None:
+    def _attempt(self, action: Callable[[], object]) -> bool:
+        """Takes part in saving; a failure is told of, and ends what is being saved."""
+        try:
+            action()
+            return True
+        except Exception as error:  # TensorStore's for a full disk is a ValueError.
+            reason = _reason(error)
+        self._give_up(reason)
+        return False
+
+    def _give_up(self, reason: str) -> None:
         """Tells of a save that failed, and removes what there is of it."""
         step, self._saving = self._saving, None
         reporting.warn(
-            f"the state after step {step} could not be saved in {self._path} ({_reason(error)}); "
+            f"the state after step {step} could not be saved in {self._path} ({reason}); "
             "the next checkpoint is the next attempt"
         )
-        # Orbax leaves the coroutines behind that the failure stopped.
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         with contextlib.suppress(Exception):
             self._manager.close()
+        with warnings.catch_warnings(action="ignore"):
+            gc.collect()  # Of the coroutines that Orbax stopped, which would warn at any time.
         for unfinished in self._path.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         with contextlib.suppress(OSError):  # A folder that is read-only now may be mended later.
@@ -182,10 +198,8 @@ class Checkpoints:
         host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}
         try:
-            with _quiet_asyncio():
-                read = self._manager.restore(
-                    step, args=ocp.args.Composite(**items, record=ocp.args.JsonRestore())
-                )
+            args = ocp.args.Composite(**items, record=ocp.args.JsonRestore())
+            read = self._manager.restore(step, args=args)
             facts = read[_RECORD]
             sums, record = facts["checksums"], facts["record"]
             trees = {name: read[name] for name in like}
@@ -270,13 +284,26 @@ def _reason(error: Exception) -> str:
     return text.splitlines()[0][:120] if text else type(error).__name__
 
 
-@contextlib.contextmanager
-def _quiet_asyncio() -> Iterator[None]:
-    """Keeps asyncio from printing the same failure again for every array."""
-    logger = logging.getLogger("asyncio")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _reserve(path: pathlib.Path, size: int) -> None:
+    """Raises an `OSError` where a folder cannot take as many bytes."""
+    with tempfile.TemporaryFile(dir=path) as probe:
+        os.posix_fallocate(probe.fileno(), 0, size)
+
+
+@functools.cache
+def _report_failures_once() -> None:
+    """Drops what Orbax's and TensorStore's threads print of failures that are told of here."""
+    absl_logging.get_absl_logger().addFilter(_is_news)
+    logging.getLogger("asyncio").addFilter(_is_news)
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    sys.unraisablehook = hook
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    told = "OCDBT" in record.getMessage() or ".orbax-checkpoint-tmp" in record.getMessage()
+    return not told and "orbax/checkpoint/_src/futures" not in record.pathname

@@ -25,12 +25,22 @@ def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     Raises:
         UserError: The file or the variant does not exist, or a field is unknown or impossible.
     """
-    path, _, variant = spec.partition(":")
-    config = _call(_module(pathlib.Path(path)), path, variant)
-    config.name = pathlib.Path(path).stem
+    config = read(spec)
     for override in overrides:
         _set(config, override)
     validate(config)
+    return config
+
+
+def read(spec: str) -> ConfigDict:
+    """Loads a configuration as its file has it, which may leave fields to the command line.
+
+    Raises:
+        UserError: The file or the variant does not exist.
+    """
+    path, _, variant = spec.partition(":")
+    config = _call(_module(pathlib.Path(path)), path, variant)
+    config.name = pathlib.Path(path).stem
     return config
 
 

@@ -33,7 +33,7 @@ def main(overrides: list[str]) -> None:
     if not _CONFIG.value:
         raise UserError("no configuration named; try --config=configs/glyphs.py")
     config = config_files.load(_CONFIG.value, overrides)
-    default = default_workdir(config, unchanged=config_files.load(_CONFIG.value))
+    default = default_workdir(config, unchanged=config_files.read(_CONFIG.value))
     workdir = pathlib.Path(_WORKDIR.value or default).expanduser()
     profile = _steps(_PROFILE.value)
     keep_compiled_programs()

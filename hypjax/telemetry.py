@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ml_collections import ConfigDict
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
-from tensorboardX.summary import scalar
+from tensorboardX.proto.summary_pb2 import Summary
 
 from hypjax import reporting
 from hypjax.config import flatten
@@ -136,11 +136,11 @@ class EventFiles:
         try:
             if self._writer is None:
                 self._writer = self._begin()
-            for name, value in _flat(values):
-                summary = scalar(name, value)
-                self._writer.write_event(
-                    event_pb2.Event(wall_time=time.time(), step=step, summary=summary)
-                )
+            numbers = [Summary.Value(tag=name, simple_value=n) for name, n in _flat(values)]
+            summary = Summary(value=numbers)
+            self._writer.write_event(
+                event_pb2.Event(wall_time=time.time(), step=step, summary=summary)
+            )
             self._writer.flush()
         except OSError:
             self._writer = None  # The file may end in half an event.

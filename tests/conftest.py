@@ -3,7 +3,9 @@
 import pathlib
 
 import jax
+import numpy as np
 import pytest
+from PIL import Image
 
 
 @pytest.fixture
@@ -27,3 +29,27 @@ def data_dir(tmp_path_factory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("datasets")
     Glyphs(data_dir=directory).download_and_prepare()
     return directory
+
+
+@pytest.fixture(scope="session")
+def photos_folder(tmp_path_factory) -> pathlib.Path:
+    """A folder of 10 classes with 6 small pictures each, of noise around a colour."""
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for label in range(10):
+        (root / f"class{label}").mkdir()
+        colour = rng.integers(100, 156, 3)
+        for i in range(6):
+            height, width = rng.integers(20, 30, 2)
+            noise = rng.integers(-90, 90, (height, width, 3))
+            picture = np.clip(colour + noise, 0, 255).astype(np.uint8)
+            Image.fromarray(picture).save(root / f"class{label}" / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def caches(tmp_path_factory):
+    """Keeps the user's cache folder out of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
+        yield

@@ -1,0 +1,83 @@
+"""Runs that are killed or interrupted, and typed again."""
+
+import os
+import pathlib
+import random
+import signal
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from tests import photos
+
+KILLS = int(os.environ.get("HYPJAX_TEST_KILLS", "10"))
+STEADY = ["train.total_steps=16", "run.checkpoint_every=1", "optim.learning_rate=1e-3"]
+
+
+def saved_arrays(run: pathlib.Path) -> dict:
+    """All arrays of a run's last checkpoint."""
+    last = max((run / "checkpoints").iterdir(), key=lambda folder: int(folder.name))
+    with ocp.StandardCheckpointer() as reader:
+        trees = {item: reader.restore(last / item) for item in ("model", "training")}
+    return {jax.tree_util.keystr(k): v for k, v in jax.tree_util.tree_leaves_with_path(trees)}
+
+
+def assert_same_run(run: pathlib.Path, other: pathlib.Path) -> None:
+    assert (run / "results.json").read_bytes() == (other / "results.json").read_bytes()
+    arrays, others = saved_arrays(run), saved_arrays(other)
+    assert arrays.keys() == others.keys() and len(arrays) > 50
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, others[name], err_msg=name)
+
+
+def kill_while_saving(process, run: pathlib.Path, sightings: int) -> None:
+    """Kills a process once it has been seen saving some times."""
+    seen = set()
+    while process.poll() is None and len(seen) < sightings:
+        seen |= {path.name for path in run.glob("checkpoints/*tmp*")}
+        time.sleep(0.001)
+    process.kill()
+
+
+def test_a_run_killed_again_and_again_ends_as_an_undisturbed_one(photos_folder, tmp_path):
+    """Every other kill comes while a state is being saved."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    undisturbed = photos.run(photos_folder, whole, *STEADY)
+    assert undisturbed.returncode == 0, undisturbed.stderr_text
+    rng = random.Random(0)
+    runs, kills = [tmp_path / "run0"], 0
+    while kills < KILLS:
+        process = photos.start(photos_folder, runs[-1], *STEADY)
+        if kills % 2:
+            kill_while_saving(process, runs[-1], rng.randint(1, 4))
+        else:
+            time.sleep(rng.uniform(0, 6))
+            process.kill()
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+        if (runs[-1] / "results.json").exists():
+            runs.append(tmp_path / f"run{len(runs)}")
+        assert len(runs) <= KILLS
+    for run in runs:
+        finished = photos.run(photos_folder, run, *STEADY)
+        assert finished.returncode == 0, finished.stderr_text
+        assert_same_run(run, whole)
+
+
+def test_an_interrupt_saves_first_and_says_how_to_go_on(photos_folder, tmp_path):
+    long = ["train.total_steps=3000", "run.checkpoint_every=3000", "eval.every=0"]
+    process = photos.start(photos_folder, tmp_path, *long)
+    metrics = tmp_path / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_text()):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (saved,) = (int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert 0 < saved < 3000
+    assert "interrupted: finishing this step and saving" in printed
+    assert printed.splitlines()[-1] == (
+        f"interrupted; step {saved} is saved, and the same command goes on from there"
+    )
