@@ -94,7 +94,7 @@ class JsonLines:
         """Appends a line; what a full disk took of it is cut off again."""
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
-        end = self._file.tell()
+        end = os.fstat(self._file.fileno()).st_size
         line = (json.dumps({"step": step, **values}) + "\n").encode()
         try:
             if self._file.write(line) < len(line):
