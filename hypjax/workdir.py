@@ -74,7 +74,7 @@ class Workdir:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / _LOCK).open("a+")
+            lock = (self.path / _LOCK).open("a+b", buffering=0)
         except OSError as error:
             raise UserError(f"cannot write to {self.path} ({error.strerror})") from error
         with lock:
@@ -93,7 +93,7 @@ class Workdir:
         except BlockingIOError as error:
             lock.seek(0)
             raise UserError(
-                f"{self.path} is in use by {lock.read().strip() or 'another process'}; "
+                f"{self.path} is in use by {lock.read().decode() or 'another process'}; "
                 "wait for it to end, or name another folder with --workdir"
             ) from error
         except OSError:
@@ -101,8 +101,7 @@ class Workdir:
             return
         with contextlib.suppress(OSError):  # Only a message needs it.
             lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-            lock.flush()
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def _write_beginning(self, circumstances: Mapping[str, str]) -> None:
         config = {

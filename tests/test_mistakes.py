@@ -1,0 +1,289 @@
+"""What users get wrong, each answered by one sentence and status 1, before anything compiles."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import jax
+import pytest
+
+from hypjax import errors, evaluate, train
+from hypjax.workdir import Workdir
+from tests import photos
+from tests.test_checkpoints import small_disk
+from tests.test_photos import fill, write_picture, write_table
+
+_NOBODY = 65534
+
+
+@pytest.fixture
+def mistake(capsys, monkeypatch):
+    """Runs the program, which may compile nothing, and returns the one line it prints."""
+
+    def mistake(path, *overrides, workdir="run", mode=train.train_and_evaluate):
+        def compiles(*args, **kwargs):
+            raise AssertionError("something was to be compiled")
+
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit:
+            patch.setattr(jax, "jit", compiles)
+            patch.setattr(train, "create_state", compiles)
+            with errors.reported():
+                mode(photos.load(path, *overrides), workdir)
+        assert exit.value.code == 1
+        (line,) = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("warning")]
+        return line
+
+    monkeypatch.chdir(tempfile.mkdtemp())
+    return mistake
+
+
+@contextlib.contextmanager
+def ordinary_user():
+    """Root reads and writes everything."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(_NOBODY)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that everyone may enter, unlike pytest's."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+CLASSES = [f"{label}/{i}.png" for label in "abcdefgh" for i in "12"]
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (
+            "train.total_stepz=5",
+            "error: unknown field config.train.total_stepz; did you mean train.total_steps?",
+        ),
+        (
+            "objective.temperature=0",
+            "error: config.objective.temperature is 0.0; it must be above 0",
+        ),
+        (
+            "train.batch_size=64",
+            "error: config.train.batch_size is 64, 32 classes with 2 images each, but there are "
+            "4 training classes; set --config.train.batch_size=8 or less",
+        ),
+        (
+            "data.validation_classes=6",
+            "error: config.data.validation_classes is 6, which takes 6 classes out of 7; "
+            "two must be left to train on",
+        ),
+        (
+            "data.validation_classes=0.5x",
+            "error: config.data.validation_classes is '0.5x'; it must be a finite number",
+        ),
+        (
+            "data.test_classes=0",
+            "error: PHOTOS says nothing of splits; set --config.data.test_classes=0.25",
+        ),
+        (
+            "data.path=/nowhere",
+            "error: config.data.path is /nowhere: no folder, and no .csv or .parquet table",
+        ),
+        (
+            "data.path=None",
+            "error: config.data.path is None; it must be a folder of images, or a .csv or "
+            ".parquet table",
+        ),
+    ],
+)
+def test_settings(mistake, photos_folder, override, line):
+    assert mistake(photos_folder, override) == line.replace("PHOTOS", str(photos_folder))
+
+
+def test_unknown_variant():
+    with pytest.raises(errors.UserError, match="unknown variant 'hyperbolic'; did you mean hyp?"):
+        photos.config_files.load(photos.CONFIG + ":hyperbolic", ["data.path=x"])
+
+
+def test_empty_folder(mistake, tmp_path):
+    assert mistake(tmp_path) == (
+        f"error: {tmp_path} has no sub-folders; put the images of each class into one"
+    )
+    (tmp_path / "a").mkdir()
+    assert mistake(tmp_path).startswith(f"error: no images in the sub-folders of {tmp_path} (.bmp")
+
+
+def test_text_file_named_jpg(mistake, tmp_path):
+    fill(tmp_path, CLASSES)
+    (tmp_path / "a/3.jpg").write_text("no image")
+    assert mistake(tmp_path) == (
+        f"error: cannot read 1 of 17 images: {tmp_path}/a/3.jpg (not an image); mend or remove them"
+    )
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+def test_truncated_image(mistake, tmp_path, suffix):
+    fill(tmp_path, CLASSES)
+    broken = tmp_path / f"a/3.{suffix}"
+    write_picture(broken, size=(64, 64))
+    broken.write_bytes(broken.read_bytes()[: broken.stat().st_size * 2 // 3])
+    line = mistake(tmp_path)
+    assert line.startswith(f"error: cannot read 1 of 17 images: {broken} (")
+    assert line.endswith("); mend or remove them")
+
+
+def test_many_broken_images_are_counted(mistake, tmp_path):
+    fill(tmp_path, CLASSES)
+    for i in range(8):
+        (tmp_path / f"a/broken{i}.jpg").write_bytes(b"")
+    line = mistake(tmp_path)
+    assert "cannot read 8 of 24 images" in line and "(and 3 more)" in line
+
+
+def test_unreadable_file(mistake, open_folder):
+    fill(open_folder, CLASSES)
+    (open_folder / "a/1.png").chmod(0)
+    with ordinary_user():
+        line = mistake(open_folder, workdir=open_folder / "run")
+    assert line == (
+        f"error: cannot read 1 of 16 images: {open_folder}/a/1.png (Permission denied); "
+        "mend or remove them"
+    )
+    (open_folder / "a").chmod(0)
+    with ordinary_user():
+        line = mistake(open_folder, workdir=open_folder / "run")
+    assert line == f"error: cannot read the folder {open_folder}/a: Permission denied"
+    (open_folder / "a").chmod(0o755)
+
+
+def table(tmp_path, *rows, header="path,label,split,superlabel"):
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join([header, *rows]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        (["a/1.png,a,trian,"], "TABLE, row 1: split is trian; it must be one of train, valid"),
+        (["a/1.png,,,"], "TABLE, row 1: no label"),
+        (
+            ["a/1.png,a,train,", "a/2.png,a,,"],
+            "TABLE, row 2: either every row has a split, or none",
+        ),
+        (["a/1.png,a,,", "a/1.png,b,,"], "TABLE, row 2: a/1.png is in row 1 already"),
+        (["a/1.png,a,,x", "a/2.png,a,,y"], "TABLE, row 2: label a has the superlabel y here"),
+        (["a/1.png,a,train,", "b/1.png,b,query,"], "TABLE has the splits query, train; it needs"),
+        (["a/9.png,a,,", "b/1.png,b,,"], "cannot read 1 of 2 images: FOLDER/a/9.png (No such file"),
+        ([], "TABLE has no rows"),
+    ],
+)
+def test_tables(mistake, tmp_path, rows, line):
+    path = table(fill(tmp_path, CLASSES), *rows)
+    line = line.replace("TABLE", str(path)).replace("FOLDER", str(tmp_path))
+    assert mistake(path).startswith(f"error: {line}")
+
+
+def test_table_without_a_column(mistake, tmp_path):
+    path = table(tmp_path, "1.png,a", header="file,label")
+    assert mistake(path) == f"error: {path} has no column path; it has file, label"
+    path = tmp_path / "table.parquet"
+    path.write_bytes(b"no table")
+    assert mistake(path).startswith(f"error: cannot read {path}: ")
+
+
+def test_classes_that_do_not_suffice(mistake, tmp_path):
+    rows = [
+        {"path": f"{c}/1.png", "label": c, "split": s}
+        for c, s in zip("abc", ["train"] * 3, strict=True)
+    ]
+    rows += [{"path": "d/1.png", "label": "d", "split": "test"}]
+    path = write_table(fill(tmp_path, CLASSES) / "table.csv", rows)
+    assert mistake(path, "data.validation_classes=0") == (
+        f"error: the test part of {path} has 1 class; it needs two or more"
+    )
+    rows += [{"path": "e/1.png", "label": "e", "split": "test"}]
+    write_table(path, rows)
+    assert mistake(path, "data.validation_classes=0") == (
+        f"error: no image in the test part of {path} has another of its class to find"
+    )
+
+
+def test_class_with_one_image(tmp_path, capsys):
+    """It trains, and is told of; in the test it is left out of the recall, and counted."""
+    fill(tmp_path, [name for name in CLASSES if name not in ("a/2.png", "b/2.png")])
+    rows = [
+        {"path": name, "label": name[0], "split": "train" if name[0] in "acdef" else "test"}
+        for name in CLASSES
+        if (tmp_path / name).exists()
+    ]
+    path = write_table(tmp_path / "table.csv", rows)
+    config = photos.load(path, "data.validation_classes=0", "train.total_steps=2")
+    with pytest.warns(UserWarning, match="1 of 5 queries have no match and are left out"):
+        train.train_and_evaluate(config, tmp_path / "run")
+    assert "1 of 5 training classes have one image" in capsys.readouterr().err
+
+
+def test_workdir_of_another_run(mistake, photos_folder, tmp_path):
+    with Workdir(tmp_path, photos.load(photos_folder)).claimed({}):
+        pass
+    line = mistake(photos_folder, "seed=3", "objective.c=0.5", workdir=tmp_path)
+    assert line == (
+        f"error: {tmp_path} holds a run with another configuration "
+        "(objective.c: 0.1 -> 0.5; seed: 0 -> 3); repeat its settings, or name another folder "
+        "with --workdir"
+    )
+
+
+def test_workdir_in_use(mistake, photos_folder, tmp_path):
+    with Workdir(tmp_path, photos.load(photos_folder)).claimed({}):
+        line = mistake(photos_folder, workdir=tmp_path)
+    assert line.startswith(f"error: {tmp_path} is in use by process {os.getpid()} on ")
+
+
+def test_workdir_that_cannot_be_written(mistake, photos_folder, open_folder, tmp_path):
+    pictures = shutil.copytree(photos_folder, open_folder / "pictures")
+    pictures.chmod(0o755)
+    (open_folder / "run").mkdir(mode=0o555)
+    with ordinary_user():
+        line = mistake(pictures, workdir=open_folder / "run")
+    assert line == f"error: cannot write to {open_folder}/run (Permission denied)"
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        line = mistake(photos_folder, workdir=disk / "run")
+        assert line == f"error: cannot write to {disk}/run (Read-only file system)"
+
+
+def test_no_space_from_the_beginning(mistake, photos_folder, tmp_path):
+    with small_disk(tmp_path / "disk", "8k") as disk:
+        with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+        line = mistake(photos_folder, workdir=disk / "run")
+        assert line == f"error: cannot write to {disk}/run (No space left on device)"
+
+
+def test_evaluation_without_a_checkpoint(mistake, photos_folder):
+    line = mistake(photos_folder, workdir="none", mode=evaluate.evaluate)
+    assert line == (
+        f"error: {pathlib.Path('none').absolute()} holds no checkpoint; train first, or name a "
+        "run's folder with --workdir"
+    )
+
+
+def test_out_of_memory_names_what_to_lower(photos_folder, tmp_path, monkeypatch):
+    def exhausted(*args, **kwargs):
+        return lambda *args: jax.numpy.zeros(2**50)
+
+    monkeypatch.setattr(train, "make_train_step", exhausted)
+    with pytest.raises(errors.UserError, match="out of memory on cpu; lower train.batch_size"):
+        train.train_and_evaluate(photos.load(photos_folder), tmp_path)
