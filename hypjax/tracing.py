@@ -1,7 +1,7 @@
 """A trace of some steps, for TensorBoard's profiler or Perfetto."""
 
 import pathlib
-from typing import Any, Self
+from typing import Any
 
 import jax
 
@@ -32,15 +32,6 @@ class Trace:
         self._first, self._last = steps or (0, 0)
         self._running = False
 
-    def __enter__(self) -> Self:
-        """Ends a trace that is still running on leaving the body."""
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        """Ends a trace that is still running."""
-        if self._running:
-            self._stop()
-
     def before(self, step: int) -> None:
         """To be called before a step is dispatched."""
         if not self._running and self._first <= step <= self._last:
@@ -52,9 +43,11 @@ class Trace:
         """To be called with what a step returned."""
         if self._running and step == self._last:
             jax.block_until_ready(outputs)
-            self._stop()
+            self.end()
 
-    def _stop(self) -> None:
-        jax.profiler.stop_trace()
-        self._running = False
-        reporting.say(f"trace written to {self._folder}; see it with tensorboard --logdir")
+    def end(self) -> None:
+        """Ends the trace if it is running."""
+        if self._running:
+            self._running = False
+            jax.profiler.stop_trace()
+            reporting.say(f"trace written to {self._folder}; tensorboard --logdir shows it")

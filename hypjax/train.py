@@ -1,7 +1,7 @@
 """Training: one jitted step, and the loop around it."""
 
 import contextlib
-import math
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,12 +22,10 @@ from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import ClassBalancedPlans, RandomCrop
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import Evaluator, example_images, restore_best
-from hypjax.finiteness import FiniteWatch
 from hypjax.interfaces import Batch
-from hypjax.meter import Meter
 from hypjax.models import Embedder, compute_dtype, create_embedder
+from hypjax.monitor import Monitor
 from hypjax.objectives import Metrics, Objective, Spec, create_objective
-from hypjax.telemetry import Telemetry
 from hypjax.tracing import Trace
 from hypjax.workdir import Workdir
 
@@ -172,29 +170,28 @@ def train_and_evaluate(
             state, recalls = restored
             reporting.say(f"continuing after step {int(state.step)}")
         train_step = jax.jit(make_train_step(config, model, objective, optimizer), donate_argnums=0)
+        first = int(state.step)
         batches = training_batches(
             splits.train,
             plan,
-            first_step=int(state.step),
+            first_step=first,
             last_step=config.train.total_steps,
             side=config.data.image_size,
             channels=config.data.channels,
             workers=config.run.workers,
         )
-        with contextlib.closing(batches), trace:
+        monitor = Monitor(config, run.path, first, checkpoints, splits.train.name, trace)
+        validation = splits.validation and functools.partial(
+            evaluator.recalls, dataset=splits.validation
+        )
+        with contextlib.closing(batches), monitor:
+            if first == 0:
+                monitor.write(0, recalls.untrained)
             state, recalls = train(
-                config,
-                run,
-                checkpoints,
-                state,
-                recalls,
-                train_step,
-                batches,
-                splits,
-                evaluator,
-                trace,
+                config, state, recalls, train_step, batches, validation, checkpoints, monitor
             )
-        results = collect_results(checkpoints, state, recalls, evaluator, splits)
+            results = collect_results(checkpoints, state, recalls, evaluator, splits)
+            monitor.write(config.train.total_steps, {"test": results["final"]})
         print_results(results)
         checkpoints.wait()
         if not checkpoints.steps:
@@ -221,32 +218,29 @@ class Recalls(NamedTuple):
 
 def train(
     config: ConfigDict,
-    run: Workdir,
-    checkpoints: Checkpoints,
     state: TrainState,
     recalls: Recalls,
     train_step: TrainStep,
     batches: grain.DatasetIterator,
-    splits: Splits,
-    evaluator: Evaluator,
-    trace: Trace,
+    validation: Callable[[PyTree], reporting.Recalls] | None,
+    checkpoints: Checkpoints,
+    monitor: Monitor,
 ) -> tuple[TrainState, Recalls]:
-    """Runs the steps that are left, and writes measurements and checkpoints meanwhile.
+    """Runs the steps that are left, under a monitor, and saves checkpoints meanwhile.
 
-    Checkpoints are saved every `run.checkpoint_every` steps, whenever the recall on the validation
+    A checkpoint is saved every `run.checkpoint_every` steps, whenever the recall on the validation
     classes is the highest so far, after the last step, and when training has to stop.
 
     Args:
         config: The run's configuration.
-        run: Its folder.
-        checkpoints: Its checkpoints.
         state: Where to begin; it is overwritten.
         recalls: Those measured so far.
         train_step: One step, jitted.
         batches: One for each step that is left.
-        splits: The images.
-        evaluator: Scores the model on held-out classes, every `eval.every` steps and at the end.
-        trace: Of the steps to profile.
+        validation: Scores the model's parameters on held-out classes, every `eval.every` steps and
+            at the end; None: there are no such classes.
+        checkpoints: The run's.
+        monitor: Told of every step.
 
     Returns:
         The state after the last step, and the recalls.
@@ -256,57 +250,37 @@ def train(
         Interrupted: An interrupt came.
     """
     first, total = int(state.step), config.train.total_steps
-    telemetry = Telemetry(run.path, first, config)
-    progress = reporting.Progress(first, total, config.train.batch_size)
-    meter = Meter(config.train.batch_size)
-    watch = FiniteWatch(config, run.path, checkpoints, splits.train.name)
     message = "interrupted: finishing this step and saving; once more to stop at once"
     with (
         interrupts.deferred(message) as interrupted,
         memory.explained("train.batch_size, data.image_size or the model's size"),
-        contextlib.closing(telemetry),
-        contextlib.closing(progress),
     ):
         for step in range(first + 1, total + 1):
             try:
-                with meter.waiting():
+                with monitor.waiting(step):
                     batch = next(batches)
             except UserError:  # An image cannot be read any more.
-                watch.settle()
+                monitor.settle()
                 if step > first + 1:
                     save(checkpoints, state, recalls)
                 raise
-            trace.before(step)
             state, metrics = train_step(state, jax.device_put(batch))
-            trace.after(step, metrics)
-            meter.add(metrics)
-            watch.add(step, batch.ids, metrics)
-            if step == first + 1:
-                meter.restart_clock()  # It compiles: its time tells nothing of the others'.
             last, score = step == total, None
-            saving = last or step % config.run.checkpoint_every == 0
-            if saving or step % config.run.log_every == 0:
-                watch.settle()
-                values = meter.read()
-                telemetry.write(step, values)
-                progress.show(values.get("loss", math.nan))
-            progress.advance()
-            if splits.validation and (last or _due(step, config.eval.every)):
-                watch.settle()
-                scored = evaluator.recalls(state.params["model"], splits.validation)
-                recalls = recalls._replace(validation=scored)
-                telemetry.write(step, {"validation": scored})
-                reporting.say(f"step {step}: validation {reporting.format_recalls(scored)}")
-                score = scored["head"][f"recall@{min(config.eval.ks)}"]
+            saving = last or _due(step, config.run.checkpoint_every)
+            monitor.add(step, batch.ids, metrics, saving)
+            if validation and (last or _due(step, config.eval.every)):
+                monitor.settle()
+                recalls = recalls._replace(validation=validation(state.params["model"]))
+                monitor.validated(step, recalls.validation)
+                score = recalls.validation["head"][f"recall@{min(config.eval.ks)}"]
                 saving |= score > (checkpoints.best_score or 0)
-                meter.restart_clock()
             stopping = interrupted() and not last
             if saving or stopping:
-                watch.settle()
+                monitor.settle()
                 save(checkpoints, state, recalls, score)
             if stopping:
                 stop(checkpoints, step)
-    reporting.say(meter.summary())
+    reporting.say(monitor.summary())
     return state, recalls
 
 

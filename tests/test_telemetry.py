@@ -63,7 +63,7 @@ def test_metrics_tell_how_training_goes(finished):
         } <= line.keys()
         assert line["host_memory_peak"] > 50e6 and line["logit_min"] < line["logit_max"] <= 0
     assert measured[0]["learning_rate"] == pytest.approx(5e-4 / 2)  # That of step 2 itself.
-    assert [line["step"] for line in lines(finished) if "validation" in line] == [4, 8, 12]
+    assert [line["step"] for line in lines(finished) if "validation" in line] == [0, 4, 8, 12]
 
 
 def test_tensorboard_shows_the_same_with_no_step_twice(finished):
@@ -74,7 +74,8 @@ def test_tensorboard_shows_the_same_with_no_step_twice(finished):
         [value for _, value in shown["train/loss"]], [m["loss"] for m in measured], rtol=1e-6
     )
     curve = shown["validation/head/recall@1"]
-    assert [step for step, _ in curve] == [4, 8, 12]
+    assert [step for step, _ in curve] == [0, 4, 8, 12]
+    assert [step for step, _ in shown["test/encoder/recall@2"]] == [0, 12]
 
 
 def test_a_trace_is_written(finished):

@@ -205,7 +205,7 @@ def _sizes(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 2"]:
         UserError: Images cannot be read; the message names the first of them.
     """
     known = cache_folder() / "photos" / f"{_digest(photos, mtime=True)}.npy"
-    if known.exists():
+    with contextlib.suppress(OSError, ValueError):
         return np.load(known)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         measured = list(
