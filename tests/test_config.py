@@ -79,7 +79,11 @@ def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
             "config.model.width is 128; it must be a multiple of model.num_heads",
         ),
         ("data.mean=0.5,0.5,0.5", "must be one number a channel (1)"),
-        ("data.validation_classes=0", "must be 0 where data.validation_classes is 0"),
+        ("data.validation_classes=1.5", "must be a number of classes, or a share of them below 1"),
+        ("data.validation_classes=-3", "must be a number of classes, or a share of them below 1"),
+        ("data.path=photos", "must be None where data.name is glyphs"),
+        ("data.name=folder", "config.data.path is None; it must be a folder of images, or a .csv"),
+        ("train.on_nonfinite=ignore", "must be one of stop, skip"),
         ("optim.warmup_steps=100000", "must be at most train.total_steps"),
     ],
 )

@@ -16,6 +16,7 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 from PIL import Image
 
+from hypjax.config import nearest
 from hypjax.data import pixels
 from hypjax.data.glyphs import Glyphs
 from hypjax.errors import UserError
@@ -120,9 +121,7 @@ def open_splits(config: ConfigDict) -> Splits:
         from hypjax.data.photos import open_photos
 
         return open_photos(config)
-    builder = BUILDERS[config.data.name](data_dir=config.run.data_dir)
-    if not pathlib.Path(builder.data_dir).exists():
-        _prepare(builder)
+    builder = open_builder(config.data.name, config.run.data_dir)
     train, test = _open(builder, "train"), _open(builder, "test")
     index = [array.tobytes() for part in (train, test) for array in (part.labels, part.sizes)]
     fingerprint = hashlib.sha256(b"".join([builder.info.full_name.encode(), *index])).hexdigest()
@@ -130,6 +129,20 @@ def open_splits(config: ConfigDict) -> Splits:
         train, config.data.validation_classes, config.data.split_seed, "validation"
     )
     return Splits(train, validation, test, gallery=None, fingerprint=fingerprint[:32])
+
+
+def open_builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
+    """Opens a dataset's builder, prepared.
+
+    Raises:
+        UserError: There is no such dataset, or it cannot be prepared.
+    """
+    if name not in BUILDERS:
+        raise UserError(f"no dataset is named {name!r}{nearest(name, BUILDERS)}")
+    builder = BUILDERS[name](data_dir=data_dir)
+    if not pathlib.Path(builder.data_dir).exists():
+        _prepare(builder)
+    return builder
 
 
 def _prepare(builder: tfds.core.DatasetBuilder) -> None:
