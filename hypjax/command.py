@@ -1,5 +1,8 @@
 """What every command shares: flags in, one call, mistakes answered in one sentence."""
 
+import multiprocessing
+import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,8 +21,21 @@ def run(main: Callable[[list[str]], None]) -> None:
     A user's mistake is answered in one sentence, without a traceback.
     """
     warnings.showwarning = _show_warning
+    signal.signal(signal.SIGINT, _end)
     with errors.reported():
         app.run(main, flags_parser=_parse)
+
+
+def _end(signum: int, frame: object) -> None:
+    """Ends the program at once; training holds interrupts back until its state is saved.
+
+    As an exception, an interrupt can be lost in a callback, or crash threads at the exit.
+    """
+    del signum, frame
+    os.write(2, b"\ninterrupted; the same command goes on from the last checkpoint, if any\n")
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    os._exit(errors.INTERRUPTED)
 
 
 def _show_warning(message: Warning | str, *args: object, **kwargs: object) -> None:

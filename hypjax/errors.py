@@ -1,9 +1,10 @@
 """The one class for users' mistakes, and the one place that prints them."""
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
+
+INTERRUPTED = 130  # The shell's status for an interrupt from the keyboard.
 
 
 class UserError(Exception):
@@ -18,17 +19,14 @@ class Interrupted(KeyboardInterrupt):
 def reported() -> Iterator[None]:
     """Prints a `UserError` as one sentence on stderr and exits with status 1.
 
-    Commands wrap their whole body in it; library code only raises. An interrupt from the keyboard
-    exits with the shell's status for it.
+    Commands wrap their whole body in it; library code only raises. After an interrupt that was
+    prepared for it exits with the shell's status for interrupts.
     """
     try:
         yield
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt as interrupt:
-        saved = "the same command goes on from the last checkpoint, if any"
-        print(f"interrupted; {interrupt if str(interrupt) else saved}", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130)  # Whatever a thread was computing would crash the interpreter's own exit.
+    except Interrupted as interrupt:
+        print(f"interrupted; {interrupt}", file=sys.stderr)
+        sys.exit(INTERRUPTED)
