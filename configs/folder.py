@@ -22,20 +22,21 @@ def get_config(variant: str = "hyp") -> ConfigDict:
     config.variant = variant
 
     config.data.name = "folder"
-    config.data.image_size = 96
-    config.data.resize = 96
+    config.data.image_size = 64
+    config.data.resize = 64
+    config.data.crop_area = (0.5, 1.0)
     config.data.test_classes = 0.25
     config.data.validation_classes = 0.1
 
-    config.model.patch_size = 12
-    config.model.width = 192
-    config.model.depth = 6
-    config.model.num_heads = 3
+    config.model.patch_size = 8
+    config.model.width = 128
+    config.model.depth = 4
+    config.model.num_heads = 4
 
     if variant == "sph":
         config.objective.space = "sphere"
 
-    config.optim.learning_rate = 5e-4
+    config.optim.learning_rate = 2e-3
     config.optim.schedule = "cosine"
     config.optim.warmup_steps = 20
     config.optim.frozen = ()  # Nothing is pretrained.

@@ -62,7 +62,7 @@ def test_metrics_tell_how_training_goes(finished):
             *("images_per_second", "input_wait", "host_memory_peak", "skipped"),
         } <= line.keys()
         assert line["host_memory_peak"] > 50e6 and line["logit_min"] < line["logit_max"] <= 0
-    assert measured[0]["learning_rate"] == pytest.approx(5e-4 / 2)  # That of step 2 itself.
+    assert measured[0]["learning_rate"] == pytest.approx(2e-3 / 2)  # That of step 2 itself.
     assert [line["step"] for line in lines(finished) if "validation" in line] == [0, 4, 8, 12]
 
 
