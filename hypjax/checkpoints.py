@@ -77,7 +77,7 @@ class Checkpoints:
         at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
         options = ocp.CheckpointManagerOptions(
             async_options=at_once,
-            read_only=self._read_only,
+            create=not self._read_only,
             cleanup_tmp_directories=not self._read_only,  # What killed processes left half done.
             preservation_policy=None if self._read_only else _LatestTwoAndBest(self),
         )
