@@ -151,18 +151,18 @@ def restore_models(
         )
     finished = run.results is not None and latest.step == run.total_steps
     states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
-    return model, states | best
+    return model, states if best is None else states | {"best": best}
 
 
-def restore_best(checkpoints: Checkpoints, shapes: PyTree) -> dict[str, PyTree]:
-    """{"best": parameters}; nothing where no checkpoint is the best, or it is damaged."""
+def restore_best(checkpoints: Checkpoints, shapes: PyTree) -> PyTree | None:
+    """The model of the best checkpoint; None where there is none, or it is damaged."""
     if checkpoints.best_step is None:
-        return {}
+        return None
     try:
-        return {"best": checkpoints.restore(checkpoints.best_step, model=shapes).trees[0]}
+        return checkpoints.restore(checkpoints.best_step, model=shapes).trees[0]
     except DamagedError as error:
         reporting.warn(f"the best checkpoint, of step {checkpoints.best_step}, is damaged: {error}")
-        return {}
+        return None
 
 
 def example_images(config: ConfigDict) -> Float[Array, "1 side side channels"]:

@@ -322,22 +322,22 @@ def collect_results(
 
     The best is chosen on the validation classes alone; without them there is none.
     """
+
+    def test_recalls(params: PyTree) -> reporting.Recalls:
+        return evaluator.recalls(params, splits.test, splits.gallery)
+
     model = state.params["model"]
-    final = evaluator.recalls(model, splits.test, splits.gallery)
-    results: dict[str, Any] = {"untrained": recalls.untrained["test"], "final": final}
-    if splits.validation:
-        results["validation"] = {
-            "untrained": recalls.untrained["validation"],
-            "final": recalls.validation,
-        }
-        checkpoints.wait()
-        last_is_best = checkpoints.best_step == int(state.step)
-        best = {"best": model} if last_is_best else restore_best(checkpoints, model)
-        for name, params in best.items():
-            results[name] = evaluator.recalls(params, splits.test, splits.gallery)
-            results["validation"][name] = evaluator.recalls(params, splits.validation)
-            results["best_step"] = checkpoints.best_step
-    return results
+    results = {"untrained": recalls.untrained["test"], "final": test_recalls(model)}
+    if not splits.validation:
+        return results
+    held_out = {"untrained": recalls.untrained["validation"], "final": recalls.validation}
+    checkpoints.wait()
+    if checkpoints.best_step == int(state.step):
+        results["best"], held_out["best"] = results["final"], held_out["final"]
+    elif (best := restore_best(checkpoints, model)) is not None:
+        results["best"] = test_recalls(best)
+        held_out["best"] = evaluator.recalls(best, splits.validation)
+    return results | {"best_step": checkpoints.best_step, "validation": held_out}
 
 
 def save(
