@@ -9,6 +9,19 @@ from hypjax import reporting
 
 
 @contextlib.contextmanager
+def ignored() -> Iterator[None]:
+    """Lets processes that are started in the body ignore interrupts from the keyboard."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
 def deferred(message: str) -> Iterator[Callable[[], bool]]:
     """Holds the first interrupt back during the body; a second one acts at once.
 

@@ -3,10 +3,9 @@
 import contextlib
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import grain
 import jax
 import jax.numpy as jnp
 import optax
@@ -221,7 +220,7 @@ def train(
     state: TrainState,
     recalls: Recalls,
     train_step: TrainStep,
-    batches: grain.DatasetIterator,
+    batches: Iterator[Batch],
     validation: Callable[[PyTree], reporting.Recalls] | None,
     checkpoints: Checkpoints,
     monitor: Monitor,

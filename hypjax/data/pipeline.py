@@ -1,13 +1,16 @@
 """Input: carries plans out in worker threads or processes, ahead of the training step."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import TypeVar
 
 import grain
+import jax
 import numpy as np
 from absl import flags
 from jaxtyping import UInt8
 
+from hypjax import interrupts
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.plans import Plan
@@ -15,6 +18,8 @@ from hypjax.interfaces import Batch
 
 _THREADS = 2  # A process's interpreter lock leaves no work for more.
 _BATCHES_AHEAD = 4
+
+Made = TypeVar("Made")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,7 +68,7 @@ def training_batches(
     side: int,
     channels: int,
     workers: int,
-) -> grain.DatasetIterator:
+) -> Generator[Batch, None, None]:
     """Yields the batches of steps [first_step, last_step), prepared ahead of their use.
 
     Close it to end what prepares them.
@@ -89,7 +94,7 @@ def evaluation_batches(
     channels: int,
     batch_size: int,
     workers: int,
-) -> grain.DatasetIterator:
+) -> Generator[UInt8[np.ndarray, "batch side side channels"], None, None]:
     """Yields the test views of all images in order, the last batch filled up with black ones.
 
     Close it to end what prepares them.
@@ -106,7 +111,9 @@ def evaluation_batches(
     return _iterate(make, range(-(-len(dataset) // batch_size)), workers)
 
 
-def _iterate(make: Callable[[int], object], numbers: range, workers: int) -> grain.DatasetIterator:
+def _iterate(
+    make: Callable[[int], Made], numbers: range, workers: int
+) -> Generator[Made, None, None]:
     batches = grain.MapDataset.range(numbers.start, numbers.stop).map(make)
     ahead = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_BATCHES_AHEAD)
     batches = batches.to_iter_dataset(ahead)
@@ -114,4 +121,12 @@ def _iterate(make: Callable[[int], object], numbers: range, workers: int) -> gra
         if not flags.FLAGS.is_parsed():  # In notebooks; Grain's workers read absl's flags.
             flags.FLAGS.mark_as_parsed()
         batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
-    return iter(batches)
+    iterator = iter(batches)
+    try:
+        with interrupts.ignored():  # By the workers, which inherit it: one is meant for the run.
+            iterator.start_prefetch()
+        for batch in iterator:
+            # Arrays in shared memory must not be in use any more when the workers end.
+            yield jax.tree.map(np.array, batch) if workers else batch
+    finally:
+        iterator.close()
