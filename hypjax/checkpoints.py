@@ -1,8 +1,10 @@
 """States of a run on disk (orbax): the latest two and the best, whole or named as damaged."""
 
 import contextlib
+import errno
 import functools
 import gc
+import json
 import logging
 import os
 import pathlib
@@ -10,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -67,6 +70,7 @@ class Checkpoints:
         self._path = path
         self._read_only = read_only
         self._saving: int | None = None
+        self._failed: set[int] = set()
         try:
             self._open()
         except OSError as error:
@@ -82,12 +86,13 @@ class Checkpoints:
             preservation_policy=None if self._read_only else _LatestTwoAndBest(self),
         )
         self._manager = ocp.CheckpointManager(self._path, options=options)
+        self._unreadable: set[int] = set()
         self._scores = {step: self._saved_score(step) for step in self.steps}
 
     @property
     def steps(self) -> list[int]:
         """Steps done at each checkpoint, ascending; one being saved is among them."""
-        return sorted(self._manager.all_steps())
+        return sorted(set(self._manager.all_steps()) - self._failed)
 
     @property
     def best_step(self) -> int | None:
@@ -117,9 +122,11 @@ class Checkpoints:
             "checksums": {name: int(checksum(tree)) for name, tree in trees.items()},
             "record": record,
         }
+        facts["checksum"] = _text_checksum(facts)
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         items[_RECORD] = ocp.args.JsonSave(facts)
         self._saving, self._scores[step] = step, score
+        self._failed.discard(step)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(trees)) + _OVERHEAD
         composite = ocp.args.Composite(**items)
         if self._attempt(lambda: _reserve(self._path, size)):
@@ -143,6 +150,8 @@ class Checkpoints:
     def _give_up(self, reason: str) -> None:
         """Tells of a save that failed, and removes what there is of it."""
         step, self._saving = self._saving, None
+        self._failed.add(step)
+        del self._scores[step]
         reporting.warn(
             f"the state after step {step} could not be saved in {self._path} ({reason}); "
             "the next checkpoint is the next attempt"
@@ -153,7 +162,7 @@ class Checkpoints:
             gc.collect()  # Of the coroutines that Orbax stopped, which would warn at any time.
         for unfinished in self._path.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
-        with contextlib.suppress(OSError):  # A folder that is read-only now may be mended later.
+        with contextlib.suppress(Exception):  # What is read-only now may be mended later.
             self._open()
 
     def restore_latest(self, **like: PyTree) -> Restored | None:
@@ -177,6 +186,8 @@ class Checkpoints:
                 continue
             for late, why in damaged.items():
                 self._put_aside(late, why)
+            for early in sorted(self._unreadable & set(self.steps) - damaged.keys()):
+                self._put_aside(early, "its record cannot be read")
             return restored
         if damaged:
             raise UserError(
@@ -200,8 +211,8 @@ class Checkpoints:
         try:
             args = ocp.args.Composite(**items, record=ocp.args.JsonRestore())
             read = self._manager.restore(step, args=args)
-            facts = read[_RECORD]
-            sums, record = facts["checksums"], facts["record"]
+            facts = _whole(read[_RECORD])
+            sums = {name: facts["checksums"][name] for name in like}
             trees = {name: read[name] for name in like}
         except Exception as error:  # Each kind of damage has a kind of exception.
             raise DamagedError(_reason(error)) from error
@@ -209,29 +220,51 @@ class Checkpoints:
         for name, tree in trees.items():
             if int(checksum(tree)) != sums[name]:
                 raise DamagedError(f"its {name} differs from what was saved")
-        return Restored(step, tuple(trees.values()), record)
+        return Restored(step, tuple(trees.values()), facts["record"])
+
+    def restore_best(self, **like: PyTree) -> Restored | None:
+        """Reads trees of the best state; None where there is none.
+
+        Where it is damaged, it is named and put aside, and the best of the others is read.
+        """
+        while self.best_step is not None:
+            try:
+                return self.restore(self.best_step, **like)
+            except DamagedError as error:
+                self._put_aside(self.best_step, str(error))
+        return None
 
     def _saved_score(self, step: int) -> float | None:
         """The score saved with a state, if that can still be read."""
-        with contextlib.suppress(Exception):
+        try:
             args = ocp.args.Composite(record=ocp.args.JsonRestore())
-            return self._manager.restore(step, args=args)[_RECORD]["score"]
-        return None
+            return _whole(self._manager.restore(step, args=args)[_RECORD])["score"]
+        except Exception:  # Each kind of damage has a kind of exception.
+            self._unreadable.add(step)
+            return None
 
     def _put_aside(self, step: int, why: str) -> None:
         told = f"the checkpoint of step {step} in {self._path} is damaged ({why})"
+        self._scores.pop(step, None)
         if self._read_only:
-            reporting.warn(told + "; an earlier one is used")
+            reporting.warn(told + "; another one is used")
             return
         aside = self._path.parent / f"damaged-step-{step}"
         number = 1
         while aside.exists():
             number += 1
             aside = self._path.parent / f"damaged-step-{step}-{number}"
-        (self._path / str(step)).rename(aside)
+        try:
+            (self._path / str(step)).rename(aside)
+        except OSError as error:
+            reporting.warn(f"{told} and could not be put aside ({error.strerror})")
+            return
         self._manager.reload()
-        self._scores.pop(step, None)
-        reporting.warn(f"{told} and was put aside as {aside.name}; an earlier one is used")
+        reporting.warn(f"{told} and was put aside as {aside.name}; another one is used")
+
+    def kept_anyway(self) -> set[int | None]:
+        """The best checkpoint, and damaged ones, which may yet be mended."""
+        return {self.best_step, *self._unreadable}
 
     def close(self) -> None:
         """Waits until everything is saved."""
@@ -253,22 +286,25 @@ class _LatestTwoAndBest:
     ) -> list[bool]:
         """Whether to keep each checkpoint of an ascending list."""
         del context
-        best = self._checkpoints.best_step
-        latest = {info.step for info in checkpoints[-2:]}
-        return [info.step in latest or info.step == best for info in checkpoints]
+        kept = {info.step for info in checkpoints[-2:]}
+        kept |= self._checkpoints.kept_anyway()
+        return [info.step in kept for info in checkpoints]
 
 
 @jax.jit
 def checksum(tree: PyTree) -> UInt32[Array, ""]:
     """A number that changes with any single bit of a tree's arrays; computed where they lie.
 
-    Each word of an array is weighted by an odd number that tells its place, modulo 2³².
+    The words of an array are mixed one by one, as hash functions do it, and summed with odd weights
+    that tell their place, modulo 2³².
     """
     total = jnp.uint32(0)
     for place, leaf in enumerate(jax.tree.leaves(tree)):
         leaf = leaf.astype(jnp.uint8) if leaf.dtype == bool else leaf
         word = jnp.dtype(f"uint{8 * min(leaf.dtype.itemsize, 4)}")
         words = lax.bitcast_convert_type(leaf, word).astype(jnp.uint32).reshape(-1)
+        words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
+        words = words ^ (words >> 13)
         weights = 2 * lax.iota(jnp.uint32, words.size) + 1
         total += jnp.uint32(2 * place + 1) * jnp.sum(words * weights, dtype=jnp.uint32)
     return total
@@ -284,10 +320,28 @@ def _reason(error: Exception) -> str:
     return text.splitlines()[0][:120] if text else type(error).__name__
 
 
+def _text_checksum(facts: Mapping[str, Any]) -> int:
+    told = {name: value for name, value in facts.items() if name != "checksum"}
+    return zlib.crc32(json.dumps(told, sort_keys=True).encode())
+
+
+def _whole(facts: dict[str, Any]) -> dict[str, Any]:
+    if _text_checksum(facts) != facts["checksum"]:
+        raise DamagedError("its record differs from what was saved")
+    return facts
+
+
 def _reserve(path: pathlib.Path, size: int) -> None:
     """Raises an `OSError` where a folder cannot take as many bytes."""
     with tempfile.TemporaryFile(dir=path) as probe:
-        os.posix_fallocate(probe.fileno(), 0, size)
+        try:
+            os.posix_fallocate(probe.fileno(), 0, size)
+        except (AttributeError, OSError) as error:  # macOS, and some network file systems.
+            full = errno.ENOSPC, "No space left on device"
+            if getattr(error, "errno", None) not in (None, errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            if shutil.disk_usage(path).free < size:
+                raise OSError(*full) from error
 
 
 @functools.cache

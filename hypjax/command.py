@@ -21,7 +21,8 @@ def run(main: Callable[[list[str]], None]) -> None:
     A user's mistake is answered in one sentence, without a traceback.
     """
     warnings.showwarning = _show_warning
-    signal.signal(signal.SIGINT, _end)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
     with errors.reported():
         app.run(main, flags_parser=_parse)
 
@@ -31,11 +32,11 @@ def _end(signum: int, frame: object) -> None:
 
     As an exception, an interrupt can be lost in a callback, or crash threads at the exit.
     """
-    del signum, frame
+    del frame
     os.write(2, b"\ninterrupted; the same command goes on from the last checkpoint, if any\n")
     for worker in multiprocessing.active_children():
         worker.kill()
-    os._exit(errors.INTERRUPTED)
+    os._exit(128 + signum)
 
 
 def _show_warning(message: Warning | str, *args: object, **kwargs: object) -> None:

@@ -51,6 +51,8 @@ def _module(path: pathlib.Path) -> types.ModuleType:
             f"no configuration file {path}" + (nearest(str(path), beside) if beside else "")
         )
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None:
+        raise UserError(f"{path} is no Python file; try --config=configs/glyphs.py")
     module = importlib.util.module_from_spec(spec)
     _attempt(spec.loader.exec_module, path, module)
     return module

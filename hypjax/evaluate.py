@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, PyTree, UInt8
 from ml_collections import ConfigDict
 
 from hypjax import memory, reporting
-from hypjax.checkpoints import Checkpoints, DamagedError
 from hypjax.data import device
 from hypjax.data.dataset import Dataset, open_splits
 from hypjax.data.pipeline import evaluation_batches
@@ -115,11 +114,13 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         on held-out classes chose one.
 
     Raises:
-        UserError: The folder holds no checkpoint, or one of another run.
+        UserError: The folder holds no checkpoint, or one of another run, or the images have
+            changed, so that others may be among the test classes than were.
     """
     model, states = restore_models(config, workdir)
     evaluator = Evaluator(config, model, create_objective(config).score_space)
     splits = open_splits(config)
+    Workdir(pathlib.Path(workdir), config, compared=()).require({"images": splits.fingerprint})
     results = {
         name: evaluator.recalls(params, splits.test, splits.gallery)
         for name, params in states.items()
@@ -144,25 +145,14 @@ def restore_models(
     if run.has_checkpoint:
         with contextlib.closing(run.checkpoints(read_only=True)) as checkpoints:
             latest = checkpoints.restore_latest(model=shapes)
-            best = restore_best(checkpoints, shapes)
+            best = checkpoints.restore_best(model=shapes)
     if latest is None:
         raise UserError(
             f"{run.path} holds no checkpoint; train first, or name a run's folder with --workdir"
         )
     finished = run.results is not None and latest.step == run.total_steps
     states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
-    return model, states if best is None else states | {"best": best}
-
-
-def restore_best(checkpoints: Checkpoints, shapes: PyTree) -> PyTree | None:
-    """The model of the best checkpoint; None where there is none, or it is damaged."""
-    if checkpoints.best_step is None:
-        return None
-    try:
-        return checkpoints.restore(checkpoints.best_step, model=shapes).trees[0]
-    except DamagedError as error:
-        reporting.warn(f"the best checkpoint, of step {checkpoints.best_step}, is damaged: {error}")
-        return None
+    return model, states if best is None else states | {"best": best.trees[0]}
 
 
 def example_images(config: ConfigDict) -> Float[Array, "1 side side channels"]:

@@ -67,11 +67,19 @@ class FiniteWatch:
         told = {n: str(v) for n, v in values.items()}  # JSON knows neither nan nor inf.
         with reporting.tolerating(str(self._folder / _FILE)):
             reporting.write_json(self._folder / _FILE, {"step": step, **told, "images": images})
+        skipped = int(jax.device_get(metrics["skipped"]))
+        train = self._config.train
+        if train.on_nonfinite == "skip" and skipped <= train.max_nonfinite:
+            reporting.warn(
+                f"{found}; its update is skipped, {skipped} of {train.max_nonfinite} so far "
+                f"(its images are listed in {_FILE})"
+            )
+            return
         named = ", ".join(f"{image['id']} ({image['name']})" for image in images[:_NAMED])
         found += f" (images {named} and {len(images) - _NAMED} others, listed in {_FILE})"
-        self._skip_or_stop(found, int(jax.device_get(metrics["skipped"])))
+        self._stop(found)
 
-    def _skip_or_stop(self, found: str, skipped: int) -> None:
+    def _stop(self, found: str) -> None:
         train = self._config.train
         self._checkpoints.wait()
         steps = self._checkpoints.steps
@@ -81,9 +89,7 @@ class FiniteWatch:
                 f"{found}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, "
                 f"in a new run"
             )
-        if skipped > train.max_nonfinite:
-            raise UserError(
-                f"{found}, after train.max_nonfinite = {train.max_nonfinite} that were skipped; "
-                f"{good}. Lower optim.learning_rate in a new run"
-            )
-        reporting.warn(f"{found}; its update is skipped, {skipped} of {train.max_nonfinite} so far")
+        raise UserError(
+            f"{found}, after train.max_nonfinite = {train.max_nonfinite} that were skipped; "
+            f"{good}. Lower optim.learning_rate in a new run: this one would repeat itself"
+        )

@@ -1,4 +1,4 @@
-"""An interrupt from the keyboard that waits for a good moment."""
+"""Signals to end, from the keyboard or from a scheduler, that wait for a good moment."""
 
 import contextlib
 import signal
@@ -7,23 +7,12 @@ from collections.abc import Callable, Iterator
 
 from hypjax import reporting
 
-
-@contextlib.contextmanager
-def ignored() -> Iterator[None]:
-    """Lets processes that are started in the body ignore interrupts from the keyboard."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def deferred(message: str) -> Iterator[Callable[[], bool]]:
-    """Holds the first interrupt back during the body; a second one acts at once.
+    """Holds the first SIGINT or SIGTERM back during the body; a second one acts at once.
 
     Outside the main thread, where signals cannot be caught, nothing is held back.
 
@@ -37,16 +26,20 @@ def deferred(message: str) -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield come.is_set
         return
-    before = signal.getsignal(signal.SIGINT)
 
     def hold_back(signum: int, frame: object) -> None:
         del signum, frame
         come.set()
-        signal.signal(signal.SIGINT, before)
+        restore()
         reporting.say(message)
 
-    signal.signal(signal.SIGINT, hold_back)
+    before = {number: signal.signal(number, hold_back) for number in ENDING}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
     try:
         yield come.is_set
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()

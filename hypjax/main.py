@@ -30,6 +30,10 @@ def main(overrides: list[str]) -> None:
     from hypjax.caches import keep_compiled_programs
     from hypjax.config import default_workdir
 
+    if _WORKDIR.value == "":
+        raise UserError("--workdir is empty; name a folder, or leave the flag out")
+    if _MODE.value == "evaluate" and _PROFILE.value:
+        raise UserError("--profile is for training; leave it out with --mode=evaluate")
     if not _CONFIG.value:
         raise UserError("no configuration named; try --config=configs/glyphs.py")
     config = config_files.load(_CONFIG.value, overrides)

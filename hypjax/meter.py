@@ -58,8 +58,9 @@ class Meter:
         metrics = jax.device_get(self._metrics)
         seconds = time.monotonic() - self._started
         finite = [m for m in metrics if m["finite"]]
-        names = [name for name in metrics[0] if name != "finite"] if finite else []
+        names = metrics[0].keys() - {"finite", "skipped"} if finite else ()
         values = {n: float(_summarise(n)([m[n] for m in finite])) for n in names}
+        values["skipped"] = int(metrics[-1]["skipped"])
         if self._steps:
             values["images_per_second"] = self._steps * self._batch_size / seconds
             values["input_wait"] = self._wait / seconds
@@ -79,7 +80,7 @@ class Meter:
 
 
 def _summarise(name: str) -> Callable[[Sequence[float]], float]:
-    if name in ("learning_rate", "skipped"):
+    if name == "learning_rate":
         return lambda values: values[-1]
     ends = {"_min": np.min, "_max": np.max}
     return ends.get(name[-4:], np.mean)

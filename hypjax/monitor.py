@@ -41,7 +41,7 @@ class Monitor:
             trace: Of the steps to profile.
         """
         self._first, self._total = first_step, config.train.total_steps
-        self._every = config.run.log_every
+        self._reported = first_step
         self._telemetry = Telemetry(folder, first_step, config)
         self._progress = reporting.Progress(first_step, self._total, config.train.batch_size)
         self._meter = Meter(config.train.batch_size)
@@ -65,31 +65,39 @@ class Monitor:
             yield
         self._trace.before(step)
 
-    def add(
-        self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any], saving: bool
-    ) -> None:
-        """Takes what a step returned, and writes what is due.
+    def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
+        """Takes what a step returned.
 
         Args:
             step: Steps done, this one included.
             ids: Its images.
             metrics: What it returned, still being computed.
-            saving: Whether the state after it is to be saved.
 
         Raises:
-            UserError: This step or the one before was not finite.
+            UserError: The step before was not finite.
         """
         self._trace.after(step, metrics)
         self._meter.add(metrics)
         self._watch.add(step, ids, metrics)
         if step == self._first + 1:
             self._meter.restart_clock()  # It compiles: its time tells nothing of the others'.
-        if saving or step % self._every == 0:
-            self.settle()
-            values = self._meter.read()
-            self._telemetry.write(step, values)
-            self._progress.show(values.get("loss", math.nan))
         self._progress.advance()
+
+    def report(self, step: int) -> None:
+        """Writes what the steps since the last report returned, unless that is done already.
+
+        To be called before a state is saved, so that no step's values are lost with the process.
+
+        Raises:
+            UserError: This step was not finite.
+        """
+        self.settle()
+        if step == self._reported:
+            return
+        self._reported = step
+        values = self._meter.read()
+        self._telemetry.write(step, values)
+        self._progress.show(values.get("loss", math.nan))
 
     def settle(self) -> None:
         """Waits for the last step; to be called before its state is used.

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import json
+import os
 import pathlib
 import sys
 import time
@@ -48,6 +49,7 @@ class Progress:
         """
         self._step, self._total, self._batch_size = first, total, batch_size
         self._loss: float | None = None
+        self._compiles = True
         self._first, self._started = first, time.monotonic()
         self._spoken = self._started
         self._bar = None
@@ -57,6 +59,9 @@ class Progress:
     def advance(self) -> None:
         """Counts one step."""
         self._step += 1
+        if self._compiles:  # The first step's time tells nothing of the others'.
+            self._compiles = False
+            self._first, self._started = self._step, time.monotonic()
         if self._bar:
             self._bar.update()
         elif time.monotonic() - self._spoken >= _PLAIN_SECONDS or self._step == self._total:
@@ -97,7 +102,10 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 def write_text(path: pathlib.Path, text: str) -> None:
     """Writes a file that appears whole or not at all."""
     unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(text)
+    with unfinished.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # Else a power failure may leave an empty file of this name.
     unfinished.replace(path)
 
 

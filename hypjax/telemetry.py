@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -85,10 +86,11 @@ class JsonLines:
         """Drops the lines after a step, and half of one that a killed process left."""
         self._path = path
         self._file = None
-        if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step(line) <= first_step]
-            with reporting.tolerating(str(path)):
-                reporting.write_text(path, "".join(line + "\n" for line in kept))
+        with reporting.tolerating(str(path)):
+            if path.exists():
+                lines = path.read_text(errors="replace").splitlines()
+                kept = [line + "\n" for line in lines if _is_of(line, first_step)]
+                reporting.write_text(path, "".join(kept))
 
     def write(self, step: int, values: Values) -> None:
         """Appends a line; what a full disk took of it is cut off again."""
@@ -109,12 +111,16 @@ class JsonLines:
             self._file.close()
 
 
-def _step(line: str) -> float:
-    """The step of a line, or infinity where it is none."""
+def _is_of(line: str, first_step: int) -> bool:
+    """Whether a line was written before the state after a step was saved.
+
+    Recalls on the test classes are written before the first step and after the last save.
+    """
     try:
-        return json.loads(line)["step"]
+        values = json.loads(line)
+        return values["step"] < first_step + ("test" not in values)
     except (ValueError, KeyError, TypeError):
-        return float("inf")
+        return False
 
 
 class EventFiles:
@@ -129,7 +135,7 @@ class EventFiles:
         """
         self._folder, self._first_step = folder, first_step
         self._writer: EventsWriter | None = None
-        self._files = 0
+        self._files, self._started = 0, False
 
     def write(self, step: int, values: Values) -> None:
         """Writes each number under a name like validation/head/recall@1."""
@@ -151,12 +157,14 @@ class EventFiles:
         self._files += 1
         suffix = f".{os.getpid()}.{self._files}"
         writer = EventsWriter(str(self._folder / "events"), suffix)
-        if self._files == 1:
+        if not self._started:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            begins = self._first_step + 1
+            begins = self._first_step and self._first_step + 1  # Step 0 is written anew.
             writer.write_event(
                 event_pb2.Event(wall_time=time.time(), step=begins, session_log=start)
             )
+            writer.flush()
+            self._started = True
         return writer
 
     def close(self) -> None:
@@ -165,17 +173,25 @@ class EventFiles:
             self._writer.close()
 
 
+def require_wandb(config: ConfigDict) -> None:
+    """Sees early that Weights & Biases is installed, if it is asked for.
+
+    Raises:
+        UserError: It is not.
+    """
+    if config.run.wandb_project and importlib.util.find_spec("wandb") is None:
+        raise UserError(
+            "config.run.wandb_project is set, but wandb is not installed: pip install wandb"
+        )
+
+
 class WandbRun:
     """A run of Weights & Biases, continued when the run is."""
 
     def __init__(self, folder: pathlib.Path, config: ConfigDict) -> None:
         """Begins or continues it."""
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError(
-                "config.run.wandb_project is set, but wandb is not installed: pip install wandb"
-            ) from error
+        import wandb
+
         try:
             self._run = wandb.init(
                 project=config.run.wandb_project,

@@ -50,4 +50,4 @@ class Trace:
         if self._running:
             self._running = False
             jax.profiler.stop_trace()
-            reporting.say(f"trace written to {self._folder}; tensorboard --logdir shows it")
+            reporting.say(f"trace written to {self._folder}; XProf and Perfetto show it")

@@ -20,11 +20,12 @@ from hypjax.data.dataset import Splits, open_splits
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import ClassBalancedPlans, RandomCrop
 from hypjax.errors import Interrupted, UserError
-from hypjax.evaluate import Evaluator, example_images, restore_best
+from hypjax.evaluate import Evaluator, example_images
 from hypjax.interfaces import Batch
 from hypjax.models import Embedder, compute_dtype, create_embedder
 from hypjax.monitor import Monitor
 from hypjax.objectives import Metrics, Objective, Spec, create_objective
+from hypjax.telemetry import require_wandb
 from hypjax.tracing import Trace
 from hypjax.workdir import Workdir
 
@@ -109,11 +110,13 @@ def make_train_step(
             before = trained, state.opt_state, state.objective_state
             changed = jax.tree.map(lambda new, old: jnp.where(finite, new, old), changed, before)
         trained, opt_state, objective_state = changed
-        skipped = state.skipped + jnp.where(finite, 0, 1)
+        dropped = state.skipped
+        skipped = dropped + jnp.where(finite, 0, 1)
         params = optim.merge(trained, frozen)
         metrics |= {
             **norms,
-            "learning_rate": jnp.asarray(schedule(state.step)),
+            # The optimiser does not count dropped updates, so its schedule lags behind.
+            "learning_rate": jnp.asarray(schedule(state.step - dropped)),
             "finite": finite,
             "skipped": skipped,
         }
@@ -151,7 +154,10 @@ def train_and_evaluate(
     if run.results is not None:
         print(f"{run.path} holds this run's results already:")
         print_results(run.results)
+        if profile is not None:
+            reporting.warn("nothing is left to be traced")
         return run.results
+    require_wandb(config)
     trace = Trace(run.path / "profile", profile, config.train.total_steps)
     splits = open_splits(config)
     plan = create_plans(config, splits)
@@ -192,11 +198,13 @@ def train_and_evaluate(
             results = collect_results(checkpoints, state, recalls, evaluator, splits)
             monitor.write(config.train.total_steps, {"test": results["final"]})
         print_results(results)
+        save(checkpoints, state, recalls, score(config, recalls))  # If it failed the first time.
         checkpoints.wait()
-        if not checkpoints.steps:
+        if config.train.total_steps not in checkpoints.steps:
+            saved = f"from step {checkpoints.steps[-1]}" if checkpoints.steps else "anew"
             raise UserError(
-                f"no state of this run could be saved in {run.path}; the results above are all "
-                "there is: make room, and type the command again to repeat it"
+                f"the last state of this run could not be saved in {run.path}, so that it is not "
+                f"finished; make room, and the same command goes on {saved}"
             )
         run.write_results(results)
     print(f"results.json, metrics.jsonl and the models are in {run.path}")
@@ -258,29 +266,42 @@ def train(
             try:
                 with monitor.waiting(step):
                     batch = next(batches)
-            except UserError:  # An image cannot be read any more.
+            except Exception:  # An image cannot be read, or an interrupt ended the workers.
                 monitor.settle()
                 if step > first + 1:
                     save(checkpoints, state, recalls)
+                if interrupted():
+                    stop(checkpoints, step - 1)
                 raise
             state, metrics = train_step(state, jax.device_put(batch))
-            last, score = step == total, None
+            last, scored = step == total, None
             saving = last or _due(step, config.run.checkpoint_every)
-            monitor.add(step, batch.ids, metrics, saving)
-            if validation and (last or _due(step, config.eval.every)):
-                monitor.settle()
+            validating = validation and (last or _due(step, config.eval.every))
+            monitor.add(step, batch.ids, metrics)
+            if saving or validating or _due(step, config.run.log_every):
+                monitor.report(step)
+            if validating:
                 recalls = recalls._replace(validation=validation(state.params["model"]))
                 monitor.validated(step, recalls.validation)
-                score = recalls.validation["head"][f"recall@{min(config.eval.ks)}"]
-                saving |= score > (checkpoints.best_score or 0)
+                scored, best = score(config, recalls), checkpoints.best_score
+                saving |= best is None or scored > best
             stopping = interrupted() and not last
             if saving or stopping:
-                monitor.settle()
-                save(checkpoints, state, recalls, score)
+                monitor.report(step)
+                save(checkpoints, state, recalls, scored)
             if stopping:
                 stop(checkpoints, step)
     reporting.say(monitor.summary())
+    if skipped := int(state.skipped):
+        reporting.warn(f"{skipped} of {total} updates were not finite and were skipped")
     return state, recalls
+
+
+def score(config: ConfigDict, recalls: Recalls) -> float | None:
+    """By which checkpoints are compared: Recall@K of the head on the validation classes."""
+    if recalls.validation is None:
+        return None
+    return recalls.validation["head"][f"recall@{min(config.eval.ks)}"]
 
 
 def _due(step: int, every: int) -> bool:
@@ -333,10 +354,12 @@ def collect_results(
     checkpoints.wait()
     if checkpoints.best_step == int(state.step):
         results["best"], held_out["best"] = results["final"], held_out["final"]
-    elif (best := restore_best(checkpoints, model)) is not None:
-        results["best"] = test_recalls(best)
-        held_out["best"] = evaluator.recalls(best, splits.validation)
-    return results | {"best_step": checkpoints.best_step, "validation": held_out}
+    elif (best := checkpoints.restore_best(model=model)) is not None:
+        results["best"] = test_recalls(best.trees[0])
+        held_out["best"] = evaluator.recalls(best.trees[0], splits.validation)
+    if "best" in results:
+        results["best_step"] = checkpoints.best_step
+    return results | {"validation": held_out}
 
 
 def save(
@@ -386,11 +409,11 @@ def print_model(state: TrainState, splits: Splits, plan: ClassBalancedPlans) -> 
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
     named = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     named["gallery"] = splits.gallery
-    parts = [f"{n}: {d.num_classes} classes, {len(d)} images" for n, d in named.items() if d]
+    parts = [f"{n}: {d.describe()}" for n, d in named.items() if d]
     reporting.say(
         f"{parameters:,} parameters on {jax.devices()[0].device_kind}; " + "; ".join(parts)
     )
-    reporting.say(f"{plan.batches_per_epoch} batches an epoch")
+    reporting.say(f"batches in an epoch of all classes: {plan.batches_per_epoch}")
 
 
 def create_plans(config: ConfigDict, splits: Splits) -> ClassBalancedPlans:

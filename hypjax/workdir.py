@@ -41,21 +41,46 @@ class Workdir:
         """
         self.path = path.absolute()
         self._config = config
-        self._compare(identity(config), "identity", compared)
+        changes = self._changes("identity", identity(config))
+        self._refuse([change for change in changes if change.startswith(compared)])
 
-    def _compare(
-        self, now: Mapping[str, Any], part: str, compared: tuple[str, ...] = ("",)
-    ) -> None:
+    def _changes(self, part: str, now: Mapping[str, Any]) -> list[str]:
+        """In what a part of config.json differs from what it would be now."""
         saved = self._read(_CONFIG)
         if saved is None:
-            return
+            return []
         if part not in saved:
             raise UserError(f"{self.path / _CONFIG} is not one of hypjax; name another --workdir")
-        changes = [c for c in differences(saved[part], now) if c.startswith(compared)]
+        return differences(saved[part], now)
+
+    def _refuse(self, changes: list[str]) -> None:
         if changes:
             raise UserError(
                 f"{self.path} holds a run with another configuration ({'; '.join(changes)}); "
                 "repeat its settings, or name another folder with --workdir"
+            )
+
+    def require(self, circumstances: Mapping[str, str]) -> None:
+        """Refuses circumstances other than the run began in.
+
+        Args:
+            circumstances: {"images": fingerprint, "precision": dtype}, or some of them.
+
+        Raises:
+            UserError: One differs.
+        """
+        saved = (self._read(_CONFIG) or {}).get("circumstances", {})
+        changed = [name for name in circumstances if circumstances[name] != saved.get(name)]
+        if saved and "images" in changed:
+            raise UserError(
+                f"the images have changed since the run in {self.path} began (some were added, "
+                "removed or edited); bring them back, or name another folder with --workdir"
+            )
+        if saved and changed:
+            raise UserError(
+                f"the run in {self.path} computes in {saved['precision']} and would go on in "
+                f"{circumstances['precision']}, which model.precision=auto means on this device; "
+                "continue it on a device like the first, or name another folder with --workdir"
             )
 
     @contextlib.contextmanager
@@ -79,8 +104,8 @@ class Workdir:
             raise UserError(f"cannot write to {self.path} ({error.strerror})") from error
         with lock:
             self._lock(lock)
-            self._compare(identity(self._config), "identity")
-            self._compare(circumstances, "circumstances")
+            self._refuse(self._changes("identity", identity(self._config)))
+            self.require(circumstances)
             try:
                 self._write_beginning(circumstances)
             except OSError as error:
@@ -110,7 +135,9 @@ class Workdir:
             "all": flatten(self._config),
         }
         reporting.write_json(self.path / _CONFIG, config)
-        earlier = self._read(_PROVENANCE) or {}
+        earlier = {}
+        with contextlib.suppress(UserError):  # A damaged one is no reason to stop.
+            earlier = self._read(_PROVENANCE) or {}
         starts = earlier.pop("earlier_starts", []) + ([earlier] if earlier else [])
         now = provenance.describe(self._config.seed)
         reporting.write_json(self.path / _PROVENANCE, {**now, "earlier_starts": starts})
@@ -145,7 +172,9 @@ class Workdir:
             return json.loads(path.read_text())
         except FileNotFoundError:
             return None
-        except (OSError, NotADirectoryError) as error:
+        except NotADirectoryError as error:
+            raise UserError(f"{self.path} is a file; --workdir must name a folder") from error
+        except OSError as error:
             raise UserError(f"cannot read {path} ({error.strerror})") from error
         except ValueError as error:
             raise UserError(

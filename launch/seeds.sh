@@ -2,6 +2,10 @@
 # Trains a configuration with several seeds, one after the other; finished ones only print their
 # results: launch/seeds.sh configs/glyphs.py:hyp 0 1 2
 set -euo pipefail
+if [ $# -lt 2 ]; then
+  echo "usage: launch/seeds.sh CONFIG SEED..., as in launch/seeds.sh configs/glyphs.py:hyp 0 1 2" >&2
+  exit 2
+fi
 config=$1
 shift
 for seed in "$@"; do

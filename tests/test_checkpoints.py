@@ -120,6 +120,32 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(tmp_path, 
     assert on_disk(path) == [1, 2]
 
 
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty, lose_an_item])
+def test_a_damaged_best_checkpoint_is_put_aside_and_the_next_best_is_used(tmp_path, capfd, damage):
+    path = tmp_path / "checkpoints"
+    with contextlib.closing(Checkpoints(path)) as checkpoints:
+        for step, score in ((1, 0.9), (2, 0.5), (3, 0.4)):
+            save(checkpoints, step, score)
+    damage(path / "1")
+    with contextlib.closing(Checkpoints(path)) as checkpoints:
+        checkpoints.restore_latest(model=state(0))
+        assert checkpoints.restore_best(model=state(0)).step == checkpoints.best_step == 2
+        save(checkpoints, 4)
+    assert on_disk(path) == [2, 3, 4] and (tmp_path / "damaged-step-1").exists()
+    assert "the checkpoint of step 1 in" in capfd.readouterr().err
+
+
+def test_a_changed_record_is_damage(tmp_path):
+    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+        save(checkpoints, 1, 0.25)
+    (record,) = (p for p in (tmp_path / "1/record").iterdir() if "0.25" in p.read_text())
+    record.write_text(record.read_text().replace("0.25", "0.75"))
+    checkpoints = Checkpoints(tmp_path, read_only=True)
+    assert checkpoints.best_step is None
+    with pytest.raises(UserError, match="its record differs from what was saved"):
+        checkpoints.restore_latest(model=state(0))
+
+
 def test_where_all_are_damaged_nothing_is_changed(tmp_path):
     path = tmp_path / "checkpoints"
     with contextlib.closing(Checkpoints(path)) as checkpoints:
@@ -185,7 +211,7 @@ def test_a_run_on_a_full_disk_goes_on_and_ends_with_an_error_only_if_nothing_was
     photos_folder, tmp_path, capsys
 ):
     with small_disk(tmp_path / "disk", "64k") as disk:
-        with pytest.raises(UserError, match="no state of this run could be saved"):
+        with pytest.raises(UserError, match="the last state of this run could not be saved"):
             train.train_and_evaluate(photos.load(photos_folder), disk / "run")
         printed = capsys.readouterr()
         assert printed.err.count("warning: the state after step") >= 4

@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from hypjax import errors, evaluate, train
+from hypjax.data.dataset import open_splits
 from hypjax.workdir import Workdir
 from tests import photos
 from tests.test_checkpoints import small_disk
@@ -23,13 +24,14 @@ _NOBODY = 65534
 def mistake(capsys, monkeypatch):
     """Runs the program, which may compile nothing, and returns the one line it prints."""
 
-    def mistake(path, *overrides, workdir="run", mode=train.train_and_evaluate):
+    def mistake(path, *overrides, workdir="run", mode=train.train_and_evaluate, compiling=False):
         def compiles(*args, **kwargs):
             raise AssertionError("something was to be compiled")
 
         with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit:
-            patch.setattr(jax, "jit", compiles)
-            patch.setattr(train, "create_state", compiles)
+            if not compiling:
+                patch.setattr(jax, "jit", compiles)
+                patch.setattr(train, "create_state", compiles)
             with errors.reported():
                 mode(photos.load(path, *overrides), workdir)
         assert exit.value.code == 1
@@ -83,8 +85,8 @@ CLASSES = [f"{label}/{i}.png" for label in "abcdefgh" for i in "12"]
         ),
         (
             "data.validation_classes=6",
-            "error: config.data.validation_classes is 6, which takes 6 classes out of 7; "
-            "two must be left to train on",
+            "error: config.data.validation_classes is 6, 6 of 7 classes, but two must remain to "
+            "train on; set --config.data.validation_classes=5 or less",
         ),
         (
             "data.validation_classes=0.5x",
@@ -165,6 +167,14 @@ def test_unreadable_file(mistake, open_folder):
     (open_folder / "a").chmod(0o755)
 
 
+def test_unknown_folder_beside_train(mistake, tmp_path):
+    fill(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "test/d/1.png"])
+    assert mistake(tmp_path) == (
+        f"error: {tmp_path} has val beside train, which holds classes; splits are called train, "
+        "validation, test, query, gallery"
+    )
+
+
 def table(tmp_path, *rows, header="path,label,split,superlabel"):
     path = tmp_path / "table.csv"
     path.write_text("\n".join([header, *rows]))
@@ -195,7 +205,14 @@ def test_tables(mistake, tmp_path, rows, line):
 
 def test_table_without_a_column(mistake, tmp_path):
     path = table(tmp_path, "1.png,a", header="file,label")
-    assert mistake(path) == f"error: {path} has no column path; it has file, label"
+    assert mistake(path) == f"error: {path} has no column path; its columns are file, label"
+    assert mistake(table(tmp_path, header="path;label")).endswith(
+        "has no column path; its columns are path;label; commas separate columns"
+    )
+    path.write_bytes(b"")
+    assert mistake(path) == f"error: {path} has no column path; it is empty"
+    path.write_bytes("path,label\n\xe9.png,a".encode("latin-1"))
+    assert mistake(path) == f"error: cannot read {path}: save it as UTF-8"
     path = tmp_path / "table.parquet"
     path.write_bytes(b"no table")
     assert mistake(path).startswith(f"error: cannot read {path}: ")
@@ -216,6 +233,49 @@ def test_classes_that_do_not_suffice(mistake, tmp_path):
     assert mistake(path, "data.validation_classes=0") == (
         f"error: no image in the test part of {path} has another of its class to find"
     )
+
+
+def test_validation_on_the_test_classes(mistake, tmp_path):
+    rows = [
+        {"path": name, "label": name[0], "split": split}
+        for name, split in zip(
+            CLASSES, ["train"] * 8 + ["validation", "test"] * 3 + ["test"] * 2, strict=True
+        )
+    ]
+    path = write_table(fill(tmp_path, CLASSES) / "table.csv", rows)
+    assert mistake(path) == (
+        f"error: {path} has 3 classes in both validation and test, such as e; "
+        "the best model would be chosen on what it is tested on"
+    )
+
+
+def test_a_missing_file_is_named_also_where_the_others_are_known(mistake, tmp_path):
+    rows = [{"path": name, "label": name[0]} for name in CLASSES]
+    path = write_table(fill(tmp_path, CLASSES) / "table.csv", rows)
+    open_splits(photos.load(path))
+    write_table(path, [*rows, {"path": "no/such.png", "label": "a"}])
+    assert mistake(path) == (
+        f"error: cannot read 1 of 17 images: {tmp_path}/no/such.png (No such file or directory); "
+        "mend or remove them"
+    )
+
+
+def test_images_that_changed(mistake, tmp_path):
+    """Neither a run goes on with them, nor is its model tested on them."""
+    fill(tmp_path / "photos", CLASSES)
+    config = photos.load(tmp_path / "photos", "train.total_steps=2", "train.batch_size=4")
+    train.train_and_evaluate(config, tmp_path / "run")
+    changed = tmp_path / "photos/a/1.png"
+    size = changed.stat().st_size
+    write_picture(changed, colour=(10, 20, 31))
+    assert changed.stat().st_size == size
+    overrides = "train.total_steps=2", "train.batch_size=4"
+    for mode in (evaluate.evaluate, train.train_and_evaluate):
+        line = mistake(
+            *(tmp_path / "photos", *overrides), workdir=tmp_path / "run", mode=mode, compiling=True
+        )
+        assert line.startswith(f"error: the images have changed since the run in {tmp_path}/run")
+        (tmp_path / "run/results.json").unlink(missing_ok=True)
 
 
 def test_class_with_one_image(tmp_path, capsys):

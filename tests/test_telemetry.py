@@ -141,7 +141,7 @@ def test_wandb_gets_the_same_numbers(photos_folder, tmp_path, monkeypatch):
 def test_wandb_that_is_not_installed_is_named(photos_folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match="pip install wandb"):
-        Telemetry(tmp_path, 0, photos.load(photos_folder, "run.wandb_project=birds"))
+        train.train_and_evaluate(photos.load(photos_folder, "run.wandb_project=birds"), tmp_path)
 
 
 def test_readings_summarise_finite_steps():

@@ -330,5 +330,5 @@ def test_a_folder_without_a_checkpoint_cannot_be_evaluated(load, tmp_path):
 def test_a_batch_of_more_classes_than_there_are_is_refused(load, tmp_path):
     with pytest.raises(UserError, match="1000 classes with 2 images each, but there are 848"):
         train.train_and_evaluate(load("train.batch_size=2000"), tmp_path)
-    with pytest.raises(UserError, match="takes 947 classes out of 948; two must"):
+    with pytest.raises(UserError, match="947 of 948 classes, but two must remain"):
         train.train_and_evaluate(load("data.validation_classes=947"), tmp_path)

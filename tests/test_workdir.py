@@ -51,8 +51,11 @@ def test_other_circumstances_are_refused(tmp_path):
     workdir = Workdir(tmp_path, photos.load("photos"))
     with workdir.claimed({"images": "a", "precision": "float32"}):
         pass
-    with pytest.raises(UserError, match="images: a -> b"):
+    with pytest.raises(UserError, match="the images have changed since the run in"):
         with workdir.claimed({"images": "b", "precision": "float32"}):
+            pass
+    with pytest.raises(UserError, match="computes in float32 and would go on in bfloat16"):
+        with workdir.claimed({"images": "a", "precision": "bfloat16"}):
             pass
 
 

@@ -55,6 +55,13 @@ class Dataset:
         """Number of distinct labels."""
         return len(np.unique(self.labels))
 
+    def describe(self) -> str:
+        """How much there is, in words."""
+        told = f"{self.num_classes} classes"
+        if self.superlabels is not None:
+            told += f" in {len(np.unique(self.superlabels))} groups"
+        return f"{told}, {len(self)} images"
+
     def name(self, i: int) -> str:
         """What to call the i-th image in a message."""
         record = int(self.positions[i])
@@ -205,9 +212,11 @@ def hold_out(
     classes = np.unique(dataset.labels)
     count = int(amount) if amount >= 1 or amount == 0 else max(2, round(amount * len(classes)))
     if count > len(classes) - 2:
+        least = "two at least, so " if 0 < amount < 1 else ""
         raise UserError(
-            f"config.data.{name}_classes is {amount:g}, which takes {count} classes out of "
-            f"{len(classes)}; two must be left to train on"
+            f"config.data.{name}_classes is {amount:g}, {least}{count} of {len(classes)} classes, "
+            "but two must remain to train on; "
+            f"set --config.data.{name}_classes={max(len(classes) - 2, 0)} or less"
         )
     shuffled = np.random.default_rng(seed).permutation(classes)
     rest = dataset.of_classes(shuffled[count:])

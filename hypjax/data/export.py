@@ -1,7 +1,7 @@
 """Writes a prepared dataset's images as folders, to look at or to begin own ones from."""
 
 import pathlib
-import shutil
+import tempfile
 
 import tensorflow_datasets as tfds
 import tqdm
@@ -27,11 +27,11 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
     if output.exists():
         raise UserError(f"{output} exists already; name another folder, or remove it")
     builder = open_builder(dataset, data_dir)
-    unfinished = output.with_name(output.name + ".unfinished")
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        count = sum(_export_split(builder, split, unfinished) for split in ("train", "test"))
-        unfinished.rename(output)
+        with tempfile.TemporaryDirectory(dir=output.absolute().parent) as folder:
+            unfinished = pathlib.Path(folder, output.name)
+            count = sum(_export_split(builder, split, unfinished) for split in ("train", "test"))
+            unfinished.rename(output)
     except OSError as error:
         raise UserError(f"cannot write to {output} ({error.strerror})") from error
     return count

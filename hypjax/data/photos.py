@@ -6,6 +6,7 @@ import csv
 import hashlib
 import os
 import pathlib
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -78,16 +79,15 @@ def open_photos(config: ConfigDict) -> Splits:
         photos = read_table(path)
     else:
         raise UserError(f"config.data.path is {path}: no folder, and no .csv or .parquet table")
-    sizes = _sizes(photos)
-    return _split(config, path, photos, sizes)
+    return _split(config, path, photos, _measured(photos))
 
 
 def list_folder(root: pathlib.Path) -> list[Photo]:
     """Images of a folder: its sub-folders are classes, or splits whose sub-folders are classes.
 
-    They are splits where `train` is among them and each has a name of `SPLITS`. Files at any depth
-    below a class belong to it. Hidden files, and files that are no images by their name, are
-    passed over.
+    They are splits where `train` is among them and has sub-folders itself; each is then called by a
+    name of `SPLITS`. Files at any depth below a class belong to it. Hidden files, and files that
+    are no images by their name, are passed over.
 
     Raises:
         UserError: There are no sub-folders, or no images in them.
@@ -96,7 +96,12 @@ def list_folder(root: pathlib.Path) -> list[Photo]:
     if not folders:
         raise UserError(f"{root} has no sub-folders; put the images of each class into one")
     names = {folder.name for folder in folders}
-    if "train" in names and names <= set(SPLITS):
+    if "train" in names and _subfolders(root / "train"):
+        if others := names - set(SPLITS):
+            raise UserError(
+                f"{root} has {', '.join(sorted(others))} beside train, which holds classes; "
+                f"splits are called {', '.join(SPLITS)}"
+            )
         classes = [(folder, split.name) for split in folders for folder in _subfolders(split)]
     else:
         classes = [(folder, None) for folder in folders]
@@ -140,14 +145,14 @@ def read_table(table: pathlib.Path) -> list[Photo]:
     """
     rows = _rows(table)
     groups: dict[str, str | None] = {}
-    seen: dict[pathlib.Path, int] = {}
+    seen: dict[str, int] = {}
     photos = []
     for number, row in enumerate(rows, start=1):
         where = f"{table}, row {number}"
         photo = _photo(table.parent, row, where)
         if photos and (photo.split is None) != (photos[0].split is None):
             raise UserError(f"{where}: either every row has a split, or none")
-        first = seen.setdefault(photo.path, number)
+        first = seen.setdefault(os.path.realpath(photo.path), number)
         if first != number:
             raise UserError(f"{where}: {row['path']} is in row {first} already")
         group = groups.setdefault(photo.label, photo.superlabel)
@@ -175,11 +180,15 @@ def _rows(table: pathlib.Path) -> list[dict[str, Any]]:
             rows, columns = content.to_pylist(), content.column_names
     except OSError as error:
         raise UserError(f"cannot read {table}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error, ValueError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read {table}: save it as UTF-8") from error
+    except (csv.Error, ValueError) as error:
         raise UserError(f"cannot read {table}: {str(error).splitlines()[0]}") from error
     for column in ("path", "label"):
         if column not in columns:
-            raise UserError(f"{table} has no column {column}; it has {', '.join(columns)}")
+            found = f"its columns are {', '.join(columns)}" if columns else "it is empty"
+            hint = "; commas separate columns" if len(columns) == 1 else ""
+            raise UserError(f"{table} has no column {column}; {found}{hint}")
     return rows
 
 
@@ -198,15 +207,17 @@ def _photo(folder: pathlib.Path, row: Mapping[str, Any], where: str) -> Photo:
     return Photo(folder / value["path"], value["label"], value["split"], value["superlabel"])
 
 
-def _sizes(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 2"]:
-    """Height and width of each image, as it is seen; from the cache where nothing has changed.
+def _measured(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
+    """Height, width and a checksum of each image; from the cache where no file has changed.
 
     Raises:
         UserError: Images cannot be read; the message names the first of them.
     """
-    known = cache_folder() / "photos" / f"{_digest(photos, mtime=True)}.npy"
-    with contextlib.suppress(OSError, ValueError):
-        return np.load(known)
+    known = cache_folder() / "photos" / f"{_hash(map(_file_facts, photos))}.npy"
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        measured = np.load(known)
+        if measured.shape == (len(photos), 3):
+            return measured
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         measured = list(
             tqdm.tqdm(
@@ -225,35 +236,38 @@ def _sizes(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 2"]:
             f"cannot read {len(broken)} of {len(photos)} images: "
             f"{'; '.join(broken[:_NAMED])}{more}; mend or remove them"
         )
-    sizes = np.array(measured, np.int32)
+    found = np.array(measured)
     with reporting.tolerating(f"the sizes of the images ({known})"):
         known.parent.mkdir(parents=True, exist_ok=True)
         unfinished = known.with_name(f".{known.stem}-{os.getpid()}.npy")
-        np.save(unfinished, sizes)
+        np.save(unfinished, found)
         unfinished.replace(known)
-    return sizes
+    return found
 
 
-def _measure(path: pathlib.Path) -> tuple[int, int] | str:
-    """Height and width of an image, or why it cannot be read."""
+def _measure(path: pathlib.Path) -> tuple[int, int, int] | str:
+    """Height, width and checksum of an image, or why it cannot be read."""
     try:
-        image = pixels.decode_photo(path.read_bytes(), channels=3)
+        content = path.read_bytes()
+        image = pixels.decode_photo(content, channels=3)
     except Exception as error:  # Decoders of damaged files raise whatever they meet.
         return f"{path} ({pixels.reason(error)})"
-    return image.height, image.width
+    return image.height, image.width, zlib.crc32(content)
 
 
-def _digest(
-    photos: Iterable[Photo], root: pathlib.Path = pathlib.Path("/"), mtime: bool = False
-) -> str:
-    """Hash of what the list says and of the files' lengths; names are taken from `root` on."""
+def _file_facts(photo: Photo) -> tuple[Any, ...]:
+    """What changes where a file does, as far as can be told without reading it."""
+    try:
+        stat = photo.path.stat()
+    except OSError:
+        return (str(photo.path.absolute()), None)
+    return (str(photo.path.absolute()), stat.st_size, stat.st_mtime_ns)
+
+
+def _hash(facts: Iterable[tuple[Any, ...]]) -> str:
     digest = hashlib.sha256()
-    for photo in photos:
-        with contextlib.suppress(OSError):  # A missing file is told of when it is read.
-            stat = photo.path.stat()
-            name = os.path.relpath(photo.path.absolute(), root.absolute())
-            facts = [name, *photo[1:], stat.st_size, stat.st_mtime_ns if mtime else 0]
-            digest.update(repr(facts).encode())
+    for fact in facts:
+        digest.update(repr(fact).encode())
     return digest.hexdigest()[:32]
 
 
@@ -261,7 +275,7 @@ def _split(
     config: ConfigDict,
     path: pathlib.Path,
     photos: Sequence[Photo],
-    sizes: Int[np.ndarray, "photos 2"],
+    measured: Int[np.ndarray, "photos 3"],
 ) -> Splits:
     """Parts the images as they say themselves, or by class at random."""
     data = config.data
@@ -269,7 +283,7 @@ def _split(
         records=Files([photo.path for photo in photos]),
         positions=np.arange(len(photos)),
         labels=np.unique([photo.label for photo in photos], return_inverse=True)[1],
-        sizes=sizes,
+        sizes=measured[:, :2].astype(np.int32),
         names=[str(photo.path) for photo in photos],
         superlabels=_superlabels(photos),
         decode=pixels.decode_photo,
@@ -290,18 +304,37 @@ def _split(
             train, validation = hold_out(
                 train, data.validation_classes, data.split_seed, "validation"
             )
-        shared = set(np.unique(everything.labels[given == "train"])) & set(np.unique(test.labels))
-        if shared:
-            reporting.warn(f"{len(shared)} classes of {path} are in both train and test")
+        _check_overlap(path, photos)
     _check_classes(path, train, validation, test, gallery)
-    root = path if path.is_dir() else path.parent
-    return Splits(train, validation, test, gallery, fingerprint=_digest(photos, root))
+    root = (path if path.is_dir() else path.parent).absolute()
+    facts = (
+        (os.path.relpath(photo.path.absolute(), root), *photo[1:], *row)
+        for photo, row in zip(photos, measured.tolist(), strict=True)
+    )
+    return Splits(train, validation, test, gallery, fingerprint=_hash(facts))
 
 
 def _superlabels(photos: Sequence[Photo]) -> Int[np.ndarray, " photos"] | None:
-    if photos[0].superlabel is None:
+    if all(photo.superlabel is None for photo in photos):
         return None
-    return np.unique([str(photo.superlabel) for photo in photos], return_inverse=True)[1]
+    return np.unique([photo.superlabel or "" for photo in photos], return_inverse=True)[1]
+
+
+def _check_overlap(path: pathlib.Path, photos: Sequence[Photo]) -> None:
+    """Tells of classes in two parts, and refuses to choose by what is to be reported."""
+    classes = {split: {p.label for p in photos if p.split == split} for split in SPLITS}
+    reported = classes["test"] | classes["query"] | classes["gallery"]
+    if chosen := classes["validation"] & reported:
+        raise UserError(
+            f"{path} has {len(chosen)} classes in both validation and test, such as {min(chosen)}; "
+            "the best model would be chosen on what it is tested on"
+        )
+    for name, others in (("validation", classes["validation"]), ("test", reported)):
+        if shared := classes["train"] & others:
+            reporting.warn(
+                f"{len(shared)} of the classes in {path} are in both train and {name}, "
+                f"such as {min(shared)}"
+            )
 
 
 def _check_splits(path: pathlib.Path, given: set[str]) -> None:

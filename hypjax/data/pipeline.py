@@ -1,6 +1,8 @@
 """Input: carries plans out in worker threads or processes, ahead of the training step."""
 
 import dataclasses
+import gc
+import signal
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
@@ -10,7 +12,6 @@ import numpy as np
 from absl import flags
 from jaxtyping import UInt8
 
-from hypjax import interrupts
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.plans import Plan
@@ -120,13 +121,24 @@ def _iterate(
     if workers:
         if not flags.FLAGS.is_parsed():  # In notebooks; Grain's workers read absl's flags.
             flags.FLAGS.mark_as_parsed()
-        batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+        options = grain.MultiprocessingOptions(num_workers=workers)
+        batches = batches.mp_prefetch(options, worker_init_fn=_ignore_interrupts)
     iterator = iter(batches)
     try:
-        with interrupts.ignored():  # By the workers, which inherit it: one is meant for the run.
-            iterator.start_prefetch()
-        for batch in iterator:
-            # Arrays in shared memory must not be in use any more when the workers end.
-            yield jax.tree.map(np.array, batch) if workers else batch
+        yield from map(_copy, iterator) if workers else iterator
     finally:
         iterator.close()
+        if workers:
+            del iterator, batches
+            gc.collect()  # Frees what is left in shared memory, while its owners are there.
+
+
+def _copy(batch: Made) -> Made:
+    """Takes a batch out of shared memory."""
+    return jax.tree.map(np.array, batch)
+
+
+def _ignore_interrupts(index: int, count: int) -> None:
+    """Leaves an interrupt, which a terminal sends to all processes, to the one that saves."""
+    del index, count
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

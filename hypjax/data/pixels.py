@@ -21,10 +21,16 @@ def decode_photo(encoded: bytes, channels: int) -> Image.Image:
 
     Turned upright as EXIF says, transparency on white, 16 bits scaled to 8, the first of several
     frames.
+
+    Raises:
+        ValueError: Its pixels have 32 bits, which no common scale gives a meaning.
+        OSError: It cannot be decoded.
     """
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded)))
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("it has 32 bits a pixel; save it with 8 or 16")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -35,7 +41,8 @@ def reason(error: Exception) -> str:
     """Why an image could not be read, in a few words."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image"
-    return getattr(error, "strerror", None) or str(error).splitlines()[0] or type(error).__name__
+    text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
+    return text or type(error).__name__
 
 
 def crop_and_resize(
