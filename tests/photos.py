@@ -24,29 +24,29 @@ def load(path, *overrides):
     return config_files.load(CONFIG, [*SMALL, f"data.path={path}", *overrides])
 
 
-def command(path, workdir, *overrides, flags=()):
+def command(path, workdir, *overrides):
     """The command line of a small run."""
     fields = [*SMALL, f"data.path={path}", *overrides]
     return [
         *(sys.executable, "-m", "hypjax.main", f"--config={CONFIG}", f"--workdir={workdir}"),
         *(f"--config.{field}" for field in fields),
-        *flags,
     ]
 
 
-def start(*args, **kwargs):
+def start(path, workdir, *overrides, **options):
     """Starts the command."""
     return subprocess.Popen(
-        command(*args, **kwargs),
+        command(path, workdir, *overrides),
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        **options,
     )
 
 
-def run(*args, **kwargs):
+def run(path, workdir, *overrides):
     """Runs the command to its end."""
-    process = start(*args, **kwargs)
+    process = start(path, workdir, *overrides)
     process.stdout_text, process.stderr_text = process.communicate(timeout=300)
     return process

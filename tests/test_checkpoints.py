@@ -164,6 +164,7 @@ def test_the_checksum_tells_any_bit_and_any_place():
     tree = {"a": jnp.arange(6, dtype=jnp.float32), "b": jnp.array([True, False]), "c": jnp.int8(3)}
     changed = [
         {"a": tree["a"][jnp.array([1, 0, 2, 3, 4, 5])]},
+        {"a": -tree["a"]},
         {"b": ~tree["b"]},
         {"c": jnp.int8(4)},
     ]

@@ -9,6 +9,7 @@ import time
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 
 from tests import photos
 
@@ -70,7 +71,7 @@ def test_an_interrupt_saves_first_and_says_how_to_go_on(photos_folder, tmp_path)
     long = ["train.total_steps=3000", "run.checkpoint_every=3000", "eval.every=0"]
     process = photos.start(photos_folder, tmp_path, *long)
     metrics = tmp_path / "metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and metrics.read_text()):
+    while process.poll() is None and not (metrics.exists() and "loss" in metrics.read_text()):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, printed = process.communicate(timeout=60)
@@ -81,3 +82,30 @@ def test_an_interrupt_saves_first_and_says_how_to_go_on(photos_folder, tmp_path)
     assert printed.splitlines()[-1] == (
         f"interrupted; step {saved} is saved, and the same command goes on from there"
     )
+
+
+def ends(group: int) -> bool:
+    """Whether the last process of a group ends within some seconds."""
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_the_run_and_not_its_workers(photos_folder, tmp_path, number):
+    """A terminal sends an interrupt to all processes of a command; no other one is left over."""
+    long = ["train.total_steps=30000", "run.checkpoint_every=30000", "run.workers=1"]
+    process = photos.start(photos_folder, tmp_path, *long, "eval.every=0", start_new_session=True)
+    metrics = tmp_path / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and "loss" in metrics.read_text()):
+        time.sleep(0.01)
+    os.killpg(process.pid, number)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "is saved, and the same command goes on from there" in printed
+    assert "Traceback" not in printed and "leaked" not in printed
+    assert ends(process.pid), "a process is left over"

@@ -260,7 +260,7 @@ def test_a_missing_file_is_named_also_where_the_others_are_known(mistake, tmp_pa
     )
 
 
-def test_images_that_changed(mistake, tmp_path):
+def test_images_that_changed(mistake, tmp_path, capsys):
     """Neither a run goes on with them, nor is its model tested on them."""
     fill(tmp_path / "photos", CLASSES)
     config = photos.load(tmp_path / "photos", "train.total_steps=2", "train.batch_size=4")
@@ -270,6 +270,7 @@ def test_images_that_changed(mistake, tmp_path):
     write_picture(changed, colour=(10, 20, 31))
     assert changed.stat().st_size == size
     overrides = "train.total_steps=2", "train.batch_size=4"
+    capsys.readouterr()
     for mode in (evaluate.evaluate, train.train_and_evaluate):
         line = mistake(
             *(tmp_path / "photos", *overrides), workdir=tmp_path / "run", mode=mode, compiling=True
