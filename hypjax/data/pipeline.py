@@ -12,6 +12,7 @@ import numpy as np
 from absl import flags
 from jaxtyping import UInt8
 
+from hypjax import interrupts
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.plans import Plan
@@ -122,7 +123,7 @@ def _iterate(
         if not flags.FLAGS.is_parsed():  # In notebooks; Grain's workers read absl's flags.
             flags.FLAGS.mark_as_parsed()
         options = grain.MultiprocessingOptions(num_workers=workers)
-        batches = batches.mp_prefetch(options, worker_init_fn=_ignore_interrupts)
+        batches = batches.mp_prefetch(options, worker_init_fn=_ignore_signals)
     iterator = iter(batches)
     try:
         yield from map(_copy, iterator) if workers else iterator
@@ -138,7 +139,8 @@ def _copy(batch: Made) -> Made:
     return jax.tree.map(np.array, batch)
 
 
-def _ignore_interrupts(index: int, count: int) -> None:
-    """Leaves an interrupt, which a terminal sends to all processes, to the one that saves."""
+def _ignore_signals(index: int, count: int) -> None:
+    """Leaves signals, which terminals send to all processes, to the one that saves."""
     del index, count
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in interrupts.ENDING:
+        signal.signal(number, signal.SIG_IGN)
