@@ -9,12 +9,13 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
+from hypjax import train
 from hypjax.config import default_config
 from hypjax.data import photos as own
 from hypjax.data import pixels
 from hypjax.data.dataset import open_splits
 from hypjax.errors import UserError
-from hypjax.evaluate import Evaluator
+from hypjax.evaluate import Evaluator, evaluate
 from hypjax.geometry import Sphere
 from hypjax.retrieval import recall_at_k
 from tests import photos
@@ -243,3 +244,24 @@ def test_a_file_that_vanishes_is_named(tmp_path):
     gone.unlink()
     with pytest.raises(UserError, match=rf"cannot read {gone} \(No such file or directory\)"):
         splits.train.image(0, 3)
+
+
+def test_real_photos_train_resume_and_are_evaluated(tmp_path):
+    pictures = photos.REPOSITORY.parent / "shared/data/CUB_200_2011/images"
+    if not pictures.exists():
+        pytest.skip("the photos of shared/data are not here")
+    settings = ["data.test_classes=2", "data.validation_classes=0", "train.batch_size=4"]
+    config = photos.load(pictures, *settings, "train.total_steps=6")
+    report = train.Monitor.report
+
+    def interrupted(self, step):
+        report(self, step)
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train.Monitor, "report", interrupted)
+        train.train_and_evaluate(config, tmp_path)
+    results = train.train_and_evaluate(config, tmp_path)
+    assert evaluate(config, tmp_path) == {"final": results["final"]}
+    assert results["final"]["head"].keys() == {"recall@1", "recall@2"}
