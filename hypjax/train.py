@@ -146,7 +146,7 @@ def train_and_evaluate(
 
     Raises:
         UserError: The configuration cannot be run, the folder is another run's or in use, a loss
-            is not finite, or nothing could be saved.
+            is not finite, or the last state could not be saved.
         Interrupted: An interrupt came, and the state is saved.
     """
     validate(config)
@@ -195,10 +195,11 @@ def train_and_evaluate(
             state, recalls = train(
                 config, state, recalls, train_step, batches, validation, checkpoints, monitor
             )
+            checkpoints.wait()
+            save(checkpoints, state, recalls, score(config, recalls))  # Again, if that failed.
             results = collect_results(checkpoints, state, recalls, evaluator, splits)
             monitor.write(config.train.total_steps, {"test": results["final"]})
         print_results(results)
-        save(checkpoints, state, recalls, score(config, recalls))  # If it failed the first time.
         checkpoints.wait()
         if config.train.total_steps not in checkpoints.steps:
             saved = f"from step {checkpoints.steps[-1]}" if checkpoints.steps else "anew"
@@ -291,7 +292,8 @@ def train(
                 save(checkpoints, state, recalls, scored)
             if stopping:
                 stop(checkpoints, step)
-    reporting.say(monitor.summary())
+    if total > first:
+        reporting.say(monitor.summary())
     if skipped := int(state.skipped):
         reporting.warn(f"{skipped} of {total} updates were not finite and were skipped")
     return state, recalls
@@ -387,6 +389,7 @@ def restore(checkpoints: Checkpoints, like: TrainState) -> tuple[TrainState, Rec
     restored = checkpoints.restore_latest(model=like.params["model"], training=rest)
     if restored is None:
         return None
+    checkpoints.restore_best(model=like.params["model"])  # Names it if damaged, not at the end.
     model, (objective, opt_state, objective_state, skipped) = restored.trees
     params = {"model": model, "objective": objective}
     state = TrainState(jnp.int32(restored.step), params, opt_state, objective_state, skipped)

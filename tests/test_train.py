@@ -259,7 +259,7 @@ def test_a_run_leaves_results_metrics_and_a_model(load, tmp_path, capsys):
             assert all(0 < value < 1 for value in values.values())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in lines if "loss" in line]
-    assert steps == [2, 4, 6]
+    assert steps == [2, 3, 4, 6]
     assert {"loss", "gradient_norm", "learning_rate", "images_per_second"} <= lines[1].keys()
     assert [line["step"] for line in lines if "validation" in line] == [0, 3, 6]
 
