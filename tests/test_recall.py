@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.retrieval import match_ranks, recall, recall_at_k
+from hypjax.retrieval import match_ranks, ranks, recall_at_k
 
 SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 0.8), PoincareBall(0.0, None)]
 
@@ -55,12 +55,12 @@ def test_equals_brute_force_with_a_gallery_apart(space):
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("block_bytes", [1, 3000, 100_000])
-def test_result_does_not_depend_on_the_block(monkeypatch, block_bytes):
+@pytest.mark.parametrize("tile", [64, 128])
+def test_result_does_not_depend_on_the_tile(monkeypatch, tile):
     space = PoincareBall(0.1, 2.3)
     x, labels = labelled_points(space, 0, 130, 8, 20, duplicates=30)
     expected = match_ranks(x, labels, space=space)
-    monkeypatch.setattr(recall, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(ranks, "_TILE", tile)
     jax.clear_caches()
     np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
 

@@ -1,14 +1,14 @@
 """Spaces: small objects that answer "how far", with one face for losses, search and plots."""
 
 import dataclasses
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import poincare, products
@@ -17,6 +17,23 @@ from hypjax.geometry import poincare, products
 _FLOAT32_MARGIN = 1e-6
 
 Role = Literal["query", "gallery"]
+
+
+class SearchTerms(NamedTuple):
+    """What exact search compares points by.
+
+    The nearer point j is to point i, the larger is ⟨query_i, gallery_j⟩ − offset_j. The product is
+    symmetric, to the last bit, so that one tile of products serves searches in both directions.
+
+    Attributes:
+        query: Vectors of the points that search.
+        gallery: Vectors of the points to be found.
+        offset: Of the points to be found.
+    """
+
+    query: Float[Array, "n k"]
+    gallery: Float[Array, "n k"]
+    offset: Float[Array, " n"]
 
 
 @runtime_checkable
@@ -42,8 +59,19 @@ class Space(Protocol):
     def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n k"]:
         """Vectors whose inner product, query with gallery, is the larger the closer the points."""
 
-    def check(self, x: Float[ArrayLike, "n d"]) -> None:
-        """Raises a `UserError` that names the first row that is no point of the space."""
+    def search_terms(self, x: Float[ArrayLike, "n d"]) -> SearchTerms:
+        """The same ranking as `search_vectors`, by a product that both roles share."""
+
+    def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+        """Which rows are no points of the space, by a name for the reason."""
+
+    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
+        """Raises a `UserError` that names the first row that is no point of the space.
+
+        Args:
+            x: Rows of coordinates.
+            first: Number by which messages call the first row.
+        """
 
 
 @jax.tree_util.register_dataclass
@@ -78,11 +106,18 @@ class Sphere:
         """The points themselves, in either role: the inner product is the cosine."""
         return x
 
-    def check(self, x: Float[ArrayLike, "n d"]) -> None:
+    def search_terms(self, x: Float[ArrayLike, "n d"]) -> SearchTerms:
+        """The points themselves, and no offset."""
+        return SearchTerms(x, x, jnp.zeros_like(x[:, 0]))
+
+    def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+        """Rows that are not finite or not of length 1."""
+        norm = jnp.linalg.norm(x, axis=-1)
+        return {"infinite": _not_finite(x), "length": ~(jnp.abs(norm - 1) <= 1e-3)}
+
+    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
         """Raises a `UserError` unless every row is finite and of length 1."""
-        x = np.asarray(x, np.float64)
-        _refuse(~np.isfinite(x).all(axis=-1), "is not finite")
-        _refuse(np.abs(np.linalg.norm(x, axis=-1) - 1) > 1e-3, "is not of length 1")
+        _refuse(self, x, first, {"infinite": "is not finite", "length": "is not of length 1"})
 
 
 @jax.tree_util.register_dataclass
@@ -141,16 +176,48 @@ class PoincareBall:
             return jnp.concatenate([2 * x, -(1 + self.c * xx)], axis=-1)
         return jnp.concatenate([x, xx], axis=-1) / (1 - self.c * xx)
 
-    def check(self, x: Float[ArrayLike, "n d"]) -> None:
+    def search_terms(self, x: Float[ArrayLike, "n d"]) -> SearchTerms:
+        """One coordinate more than the points, valid for every c >= 0.
+
+        With a = 2x/(1 − c‖x‖²) and p = 2‖x‖²/(1 − c‖x‖²), the query (a, −√c·p), the gallery
+        (a, √c·p) and the offset p give −2s/P, up to a constant of the query.
+        """
+        xx = jnp.sum(x * x, axis=-1, keepdims=True)
+        gap = 1 - self.c * xx
+        a, p = 2 * x / gap, 2 * xx / gap
+        last = jnp.sqrt(self.c) * p
+        query = jnp.concatenate([a, -last], axis=-1)
+        return SearchTerms(query, jnp.concatenate([a, last], axis=-1), p[:, 0])
+
+    def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+        """Rows that are not finite, or not inside the ball to float32."""
+        inside = self.c * jnp.sum(x * x, axis=-1) <= 1 - _FLOAT32_MARGIN
+        return {"infinite": _not_finite(x), "outside": ~inside}
+
+    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
         """Raises a `UserError` unless every row is finite and, to float32, inside the ball."""
-        x = np.asarray(x, np.float64)
-        _refuse(~np.isfinite(x).all(axis=-1), "is not finite")
-        outside = float(self.c) * np.sum(x * x, axis=-1) > 1 - _FLOAT32_MARGIN
-        _refuse(outside, f"lies outside the ball of radius 1/√{float(self.c):g}, or all but on it")
+        outside = f"lies outside the ball of radius 1/√{float(self.c):g}, or all but on it"
+        _refuse(self, x, first, {"infinite": "is not finite", "outside": outside})
 
 
-def _refuse(rows: np.ndarray, why: str) -> None:
-    if rows.any():
-        raise UserError(
-            f"embedding {int(np.argmax(rows))} {why} ({int(rows.sum())} of {rows.size} rows)"
-        )
+def _not_finite(x: Float[ArrayLike, "n d"]) -> Bool[Array, " n"]:
+    return ~jnp.all(jnp.isfinite(x), axis=-1)
+
+
+def _refuse(space: Space, x: Float[ArrayLike, "n d"], first: int, words: Mapping[str, str]) -> None:
+    """Looks for flaws where the points are, so that only counts come back from a device."""
+    with jax.enable_x64(True):
+        found = jax.device_get(_count_flaws(space, x))
+    for flaw, why in words.items():
+        row, count = found[flaw]
+        if count:
+            raise UserError(f"embedding {first + row} {why} ({count} of {len(x)} rows)")
+
+
+@jax.jit
+def _count_flaws(
+    space: Space, x: Float[ArrayLike, "n d"]
+) -> dict[str, tuple[Int[Array, ""], Int[Array, ""]]]:
+    """The first row with each flaw, and how many have it."""
+    flaws = space.flaws(x.astype(jnp.float64))
+    return {name: (jnp.argmax(rows), jnp.sum(rows)) for name, rows in flaws.items()}

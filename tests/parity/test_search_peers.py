@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.retrieval import recall_at_k
+from hypjax.retrieval import mean_average_precision_at_r, r_precision, recall_at_k
 
 
 def labelled(space, n=1500, dim=24, classes=60):
@@ -16,17 +16,22 @@ def labelled(space, n=1500, dim=24, classes=60):
 
 
 @pytest.mark.parametrize("dim", [8, 24, 128])
-def test_recall_at_1_is_that_of_pytorch_metric_learning(dim):
+def test_scores_are_those_of_pytorch_metric_learning(dim):
     pytest.importorskip("pytorch_metric_learning", reason="needs the parity extra")
     pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
     import torch
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
     x, labels = labelled(Sphere(), dim=dim)
-    calculator = AccuracyCalculator(include=("precision_at_1",), device=torch.device("cpu"))
+    names = ("precision_at_1", "mean_average_precision_at_r", "r_precision")
+    calculator = AccuracyCalculator(include=names, device=torch.device("cpu"))
     expected = calculator.get_accuracy(torch.tensor(x), torch.tensor(labels))
-    got = recall_at_k(x, labels, ks=(1,), space=Sphere())
-    assert got[1] == pytest.approx(expected["precision_at_1"], abs=1e-6)
+    got = (
+        recall_at_k(x, labels, ks=(1,), space=Sphere())[1],
+        mean_average_precision_at_r(x, labels, space=Sphere()),
+        r_precision(x, labels, space=Sphere()),
+    )
+    assert got == pytest.approx([expected[name] for name in names], abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+"""What every search does with its points: checks them, and prepares what it compares."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int
+
+from hypjax.errors import UserError
+from hypjax.geometry import SearchTerms, Space
+
+# Rows of what is multiplied come in multiples of this, so that none falls into the remainder loop
+# of a matrix product, whose last bit differs: equal items get equal products, and tie.
+MULTIPLE = 64
+
+
+def float32(x: Float[ArrayLike, "n d"]) -> Float[ArrayLike, "n d"]:
+    """The points in float32, where they are: JAX arrays stay on their device."""
+    return x.astype(jnp.float32) if isinstance(x, jax.Array) else np.asarray(x, np.float32)
+
+
+def search_terms(space: Space, x: Float[ArrayLike, "n d"]) -> SearchTerms:
+    """What points are compared by, computed in float64 and rounded to float32.
+
+    Near the boundary of a ball, 1 − c‖x‖² would keep few digits in float32.
+    """
+    with jax.enable_x64(True):
+        return _search_terms(space, x)
+
+
+@jax.jit
+def _search_terms(space: Space, x: Float[ArrayLike, "n d"]) -> SearchTerms:
+    terms = space.search_terms(x.astype(jnp.float64))
+    return jax.tree.map(lambda term: term.astype(jnp.float32), terms)
+
+
+def pad_rows(x: Array, rows: int, fill: float = 0) -> Array:
+    """Appends rows up to a number."""
+    pad = np.pad if isinstance(x, np.ndarray) else jnp.pad
+    padding = [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1)
+    return pad(x, padding, constant_values=fill)
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-number // multiple) * multiple
+
+
+def check_points(queries: Float[ArrayLike, "n d"], gallery: Float[ArrayLike, "m d"]) -> None:
+    """Refuses what are no rows of coordinates.
+
+    Raises:
+        UserError: The shapes do not fit each other, or there are no points.
+    """
+    for name, points in (("queries", queries), ("gallery", gallery)):
+        if np.ndim(points) != 2 or 0 in np.shape(points):
+            raise UserError(f"{name} must be [number, dimension], got shape {np.shape(points)}")
+        if not jnp.issubdtype(points.dtype, jnp.floating):
+            raise UserError(f"{name} must be floating-point numbers, got {points.dtype}")
+    if np.shape(queries)[1] != np.shape(gallery)[1]:
+        raise UserError(
+            f"queries have {np.shape(queries)[1]} coordinates, the gallery {np.shape(gallery)[1]}"
+        )
+
+
+def check_labelled(
+    queries: Float[ArrayLike, "n d"],
+    query_labels: Int[ArrayLike, " n"],
+    gallery: Float[ArrayLike, "m d"],
+    gallery_labels: Int[ArrayLike, " m"] | None,
+) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
+    """Checks points and labels, and numbers the classes from 0.
+
+    Raises:
+        UserError: Shapes do not fit one another, or labels are no whole numbers.
+    """
+    if gallery_labels is None:
+        raise UserError("a gallery needs gallery_labels")
+    check_points(queries, gallery)
+    both = []
+    for name, points, labels in (
+        ("queries", queries, query_labels),
+        ("gallery", gallery, gallery_labels),
+    ):
+        labels = np.asarray(labels)
+        if labels.shape != (len(points),):
+            raise UserError(f"{name} has {len(points)} rows but labels of shape {labels.shape}")
+        if not np.issubdtype(labels.dtype, np.integer):
+            raise UserError(f"labels of the {name} must be whole numbers, got {labels.dtype}")
+        both.append(labels)
+    dense = np.unique(np.concatenate(both), return_inverse=True)[1].astype(np.int32)
+    return dense[: len(queries)], dense[len(queries) :]

@@ -1,0 +1,105 @@
+"""Scores of a retrieval against their definitions, written out query by query."""
+
+import numpy as np
+import pytest
+
+from hypjax import retrieval
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.retrieval import bootstrap_interval, metrics, query_scores, scores_by_class
+
+BALL = PoincareBall(0.1, 2.3)
+
+
+def labelled(n=300, dim=6, classes=25, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, n)
+    centres = np.random.default_rng(9).normal(size=(classes, dim))
+    features = centres[labels] + rng.normal(size=(n, dim))
+    return np.array(BALL.embed(features.astype(np.float32))), labels
+
+
+def by_definition(name, hits, matches):
+    """Score of one query, from which items of the whole list are matches."""
+    if name == "mrr":
+        return 1 / (1 + np.flatnonzero(hits)[0])
+    if name.startswith("precision@"):
+        return np.mean(hits[: int(name[10:])])
+    if name.startswith("recall@"):
+        return float(any(hits[: int(name[7:])]))
+    precisions = [np.mean(hits[: i + 1]) if hits[i] else 0 for i in range(matches)]
+    return np.mean(precisions) if name == "map@r" else np.mean(hits[:matches])
+
+
+NAMES = ["recall@1", "recall@7", "precision@1", "precision@10", "mrr", "map@r", "r_precision"]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_scores_are_those_of_their_definitions(apart, monkeypatch):
+    x, labels = labelled()
+    gallery = labelled(200, seed=1) if apart else ()
+    monkeypatch.setattr(metrics, "_ENTRIES", 2000)  # Several parts.
+    scores = query_scores(x, labels, *gallery, metrics=NAMES, space=BALL)
+    y, y_labels = gallery or (x, labels)
+    distances = np.asarray(BALL.distance_matrix(x, y), np.float64)
+    if not apart:
+        np.fill_diagonal(distances, np.inf)
+    for i, row in enumerate(distances):
+        order = np.argsort(row, kind="stable")[: len(y) - (not apart)]
+        hits = y_labels[order] == labels[i]
+        for name in NAMES:
+            expected = by_definition(name, hits, hits.sum())
+            assert scores[name][i] == pytest.approx(expected, abs=1e-12), (name, i)
+    arguments = {"space": BALL}
+    assert retrieval.mean_average_precision_at_r(x, labels, *gallery, **arguments) == pytest.approx(
+        scores["map@r"].mean()
+    )
+    assert retrieval.r_precision(x, labels, *gallery, **arguments) == pytest.approx(
+        scores["r_precision"].mean()
+    )
+    assert retrieval.mean_reciprocal_rank(x, labels, *gallery, **arguments) == pytest.approx(
+        scores["mrr"].mean()
+    )
+    assert retrieval.precision_at_k(x, labels, *gallery, ks=(10,), **arguments) == {
+        10: pytest.approx(scores["precision@10"].mean())
+    }
+
+
+def test_queries_without_a_match_are_left_out_of_every_mean():
+    x, labels = labelled(50, classes=4)
+    labels[3] = 99
+    with pytest.warns(UserWarning, match="1 of 50 queries have no match and are left out"):
+        scores = query_scores(x, labels, metrics=NAMES, space=BALL)
+    for values in scores.values():
+        np.testing.assert_array_equal(np.flatnonzero(np.isnan(values)), [3])
+    by_class = scores_by_class(scores["map@r"], labels)
+    assert sorted(by_class) == [0, 1, 2, 3]
+    assert by_class[2] == pytest.approx(scores["map@r"][labels == 2].mean())
+
+
+def test_an_interval_covers_the_mean_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    covered = 0
+    for seed in range(200):
+        scores = rng.binomial(1, 0.7, 150).astype(float)
+        low, high = bootstrap_interval(scores, confidence=0.9, num_resamples=300, seed=seed)
+        covered += low <= 0.7 <= high
+    assert 0.83 <= covered / 200 <= 0.96
+    assert bootstrap_interval(np.array([1.0, np.nan, 1.0])) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["recall", "recall@0", "recall@x", "map", "map@5", "precision@"])
+def test_unknown_metrics_are_refused(name):
+    x, labels = labelled(20, classes=2)
+    with pytest.raises(UserError, match="unknown metric"):
+        query_scores(x, labels, metrics=[name], space=BALL)
+
+
+def test_mistakes_are_named():
+    x, labels = labelled(20, classes=2)
+    with pytest.raises(UserError, match="k is 20, but there are 19 items"):
+        query_scores(x, labels, metrics=["precision@20"], space=BALL)
+    with pytest.raises(UserError, match="labels of the queries must be whole numbers"):
+        query_scores(x, labels / 2, metrics=["mrr"], space=BALL)
+    with pytest.raises(UserError, match="is not of length 1"):
+        query_scores(x, labels, metrics=["mrr"], space=Sphere())

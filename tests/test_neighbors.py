@@ -1,0 +1,220 @@
+"""Exact search against float64 brute force, from memory, from disk and over several devices."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors, recall_at_k
+
+SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 0.8), PoincareBall(0.0, None)]
+
+
+def points(space, seed, n, dim):
+    features = np.random.default_rng(seed).normal(size=(n, dim))
+    return np.array(space.embed(features.astype(np.float32)))
+
+
+def near_the_boundary(c, n, dim):
+    rng = np.random.default_rng(2)
+    directions = rng.normal(size=(n, dim))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    radii = 0.999 * rng.uniform(0, 1, (n, 1)) ** (1 / 8)
+    return (directions * radii / np.sqrt(c or 1)).astype(np.float32)
+
+
+def clusters(space, n, dim):
+    rng = np.random.default_rng(3)
+    centres = rng.normal(size=(20, dim))[rng.integers(0, 20, n)]
+    return np.asarray(space.embed((centres + 1e-3 * rng.normal(size=(n, dim))).astype(np.float32)))
+
+
+def excess(space, queries, gallery, found):
+    """By how much found items are farther than the true ones of their rank, in float32's units.
+
+    Measured in squared distances over 1 − c‖y‖², by which a query's neighbours are ranked.
+    """
+    c = getattr(space, "c", 0.0)
+    x, y = np.asarray(queries, np.float64), np.asarray(gallery, np.float64)
+    xx, yy = np.sum(x * x, axis=1)[:, None], np.sum(y * y, axis=1)
+    keys = np.stack([np.sum((row - y) ** 2, axis=1) for row in x]) / (1 - c * yy)
+    unit = 2.0**-23 * (xx + yy) / (1 - c * yy)
+    true = np.argsort(keys, axis=1, kind="stable")[:, : found.shape[1]]
+    gap = np.take_along_axis(keys, found, 1) - np.take_along_axis(keys, true, 1)
+    units = np.maximum(np.take_along_axis(unit, found, 1), np.take_along_axis(unit, true, 1))
+    return np.max(gap / units)
+
+
+CASES = {
+    "random": lambda space: (points(space, 0, 200, 32), points(space, 1, 1500, 32)),
+    "2d": lambda space: (points(space, 0, 130, 2), points(space, 1, 700, 2)),
+    "512d": lambda space: (points(space, 0, 65, 512), points(space, 1, 900, 512)),
+    "clusters": lambda space: (clusters(space, 150, 64), clusters(space, 1000, 64)),
+    "one item": lambda space: (points(space, 0, 3, 8), points(space, 1, 1, 8)),
+}
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_equals_float64_brute_force(space, case):
+    x, y = CASES[case](space)
+    k = min(50, len(y))
+    distances, ids = nearest_neighbors(x, y, k=k, space=space)
+    assert distances.dtype == np.float32 and ids.dtype == np.int32
+    assert all(len(set(row)) == k for row in ids)
+    assert excess(space, x, y, ids) <= 8
+    with jax.enable_x64(True):
+        expected = space.distance(np.float64(x)[:, None], np.float64(y)[ids])
+    np.testing.assert_allclose(distances, expected, rtol=3e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("c", [0.01, 0.1, 1.0, 10.0])
+def test_equals_brute_force_up_to_the_boundary(c):
+    space, x = PoincareBall(c, None), near_the_boundary(c, 600, 16)
+    _, ids = nearest_neighbors(x[:100], x, k=20, space=space)
+    assert excess(space, x[:100], x, ids) <= 8
+
+
+def test_on_one_radius_hyperbolic_and_cosine_rankings_coincide():
+    features = 9 * np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
+    ball = PoincareBall(0.1, 2.3)
+    cosine = nearest_neighbors(*[np.asarray(Sphere().embed(features))] * 2, k=10, space=Sphere())
+    hyperbolic = nearest_neighbors(*[np.asarray(ball.embed(features))] * 2, k=10, space=ball)
+    np.testing.assert_array_equal(cosine[1], hyperbolic[1])
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_equal_items_come_in_the_order_of_the_gallery(space):
+    x = points(space, 0, 70, 8)
+    copies = np.random.default_rng(0).integers(0, 70, 3000)
+    distances, ids = nearest_neighbors(x, x[copies], k=40, space=space)
+    tied = np.diff(distances, axis=1) == 0
+    assert tied.mean() > 0.5
+    assert (np.diff(ids, axis=1)[tied] > 0).all()
+    first = [np.flatnonzero(copies == i)[:5] for i in range(70)]
+    for row, mine in zip(ids, first, strict=True):
+        np.testing.assert_array_equal(row[: len(mine)], mine)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_recall_of_the_lists_is_recall_by_counting(space):
+    x = points(space, 0, 1200, 16)
+    x[np.arange(0, 1200, 3)] = x[np.arange(1, 1200, 3)]  # Many ties, some within a class.
+    labels = np.random.default_rng(1).integers(0, 40, 1200)
+    _, ids = nearest_neighbors(x, x, k=100, space=space, exclude_self=True)
+    hits = labels[ids] == labels[:, None]
+    ranks = match_ranks(x, labels, space=space)
+    listed = np.where(hits.any(axis=1), hits.argmax(axis=1), 100)
+    np.testing.assert_array_equal(np.minimum(ranks, 100), listed)
+    for k, recall in recall_at_k(x, labels, ks=(1, 10, 100), space=space).items():
+        assert recall == pytest.approx(hits[:, :k].any(axis=1).mean(), abs=1e-12)
+
+
+def test_excludes_itself_and_not_its_copies():
+    x = points(Sphere(), 0, 300, 8)
+    x[7] = x[200]
+    _, ids = nearest_neighbors(x, x, k=5, space=Sphere(), exclude_self=True)
+    assert not (ids == np.arange(300)[:, None]).any()
+    assert ids[7, 0] == 200 and ids[200, 0] == 7
+    same = np.tile(x[:1], (100, 1))  # More copies than neighbours: itself is not among these.
+    _, ids = nearest_neighbors(same, same, k=3, space=Sphere(), exclude_self=True)
+    np.testing.assert_array_equal(ids[50], [0, 1, 2])
+    np.testing.assert_array_equal(ids[1], [0, 2, 3])
+
+
+@pytest.mark.parametrize("block_bytes", [200_000, 2_000_000])
+def test_streams_a_file_in_chunks_of_any_size(monkeypatch, tmp_path, block_bytes):
+    space = PoincareBall(0.1, 2.3)
+    x, y = points(space, 0, 300, 16), points(space, 1, 5000, 16)
+    y[4000:] = y[:1000]
+    expected = nearest_neighbors(x, y, k=70, space=space)
+    np.save(tmp_path / "gallery.npy", y)
+    mapped = np.load(tmp_path / "gallery.npy", mmap_mode="r")
+    monkeypatch.setattr(neighbors, "_BLOCK_BYTES", block_bytes)
+    for gallery in (mapped, jnp.asarray(y)):
+        for block_size in (64, 100):
+            found = nearest_neighbors(x, gallery, k=70, space=space, block_size=block_size)
+            np.testing.assert_array_equal(found[1], expected[1])
+            np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+
+
+def test_half_precision_points_are_compared_in_float32():
+    x = jnp.asarray(points(Sphere(), 0, 200, 8), jnp.bfloat16)
+    expected = nearest_neighbors(*[np.asarray(x, np.float32)] * 2, k=5, space=PoincareBall(0.1))
+    found = nearest_neighbors(x, x, k=5, space=PoincareBall(0.1))
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+DEVICES = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors
+assert jax.device_count() == 8
+rng = np.random.default_rng(0)
+for space in (Sphere(), PoincareBall(0.1, 2.3)):
+    x = np.array(space.embed(rng.normal(size=(2000, 16)).astype(np.float32)))
+    x[500:900] = x[:400]
+    labels = rng.integers(0, 300, 2000)
+    one = jax.device_put(x, jax.devices()[0])
+    expected = nearest_neighbors(x[:200], one, k=30, space=space)
+    sharded = jax.device_put(x, NamedSharding(Mesh(jax.devices(), "rows"), P("rows")))
+    ranks = match_ranks(x, labels, space=space)
+    listed = nearest_neighbors(x, one, k=300, space=space, exclude_self=True)[1]
+    hits = labels[listed] == labels[:, None]
+    first = np.where(hits.any(axis=1), hits.argmax(axis=1), 300)
+    np.testing.assert_array_equal(np.minimum(ranks, 300), first)
+    for limit in (neighbors._BLOCK_BYTES, 20_000):
+        neighbors._BLOCK_BYTES = limit
+        for gallery in (x, sharded):
+            found = nearest_neighbors(x[:200], gallery, k=30, space=space)
+            np.testing.assert_array_equal(found[1], expected[1])
+            np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+"""
+
+
+def test_eight_devices_find_the_same(repository):
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    subprocess.run(
+        [sys.executable, "-c", DEVICES], cwd=repository, env=environment, check=True, timeout=300
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: {"k": 0}, "k is 0, but there are 40 items for a query to find"),
+        (lambda x: {"k": 41}, "k is 41, but there are 40 items"),
+        (lambda x: {"k": 40, "exclude_self": True}, "k is 40, but there are 39 items"),
+        (
+            lambda x: {"gallery": x[:0]},
+            r"gallery must be \[number, dimension\], got shape \(0, 4\)",
+        ),
+        (lambda x: {"gallery": x[:, :3]}, "queries have 4 coordinates, the gallery 3"),
+        (lambda x: {"gallery": x.astype(int)}, "gallery must be floating-point numbers"),
+        (lambda x: {"queries": 0 * x}, "embedding 0 is not of length 1"),
+        (lambda x: {"gallery": np.where(np.arange(40)[:, None] == 9, np.nan, x)}, "embedding 9 is"),
+        (lambda x: {"queries": x[:9], "exclude_self": True}, "exclude_self means that the gallery"),
+        (lambda x: {"block_size": 0}, "block_size is 0; it must be at least 1"),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    x = points(Sphere(), 0, 40, 4)
+    arguments = {"queries": x, "gallery": x, "k": 3, "space": Sphere()} | change(x)
+    with pytest.raises(UserError, match=message):
+        nearest_neighbors(arguments.pop("queries"), arguments.pop("gallery"), **arguments)
+
+
+def test_a_bad_row_far_down_a_file_is_named(monkeypatch):
+    x = points(Sphere(), 0, 1000, 4)
+    bad = np.concatenate([x, x])
+    bad[1500, 2] = np.inf
+    monkeypatch.setattr(neighbors, "_BLOCK_BYTES", 100_000)
+    with pytest.raises(UserError, match="embedding 1500 is not finite"):
+        nearest_neighbors(x[:64], bad, k=3, space=Sphere())
