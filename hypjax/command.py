@@ -27,6 +27,14 @@ def run(main: Callable[[list[str]], None]) -> None:
         app.run(main, flags_parser=_parse)
 
 
+def refuse_overrides(overrides: list[str]) -> None:
+    """What a command does that takes no configuration."""
+    if overrides:
+        raise errors.UserError(
+            f"this command takes no configuration, but got --config.{overrides[0]}"
+        )
+
+
 def _end(signum: int, frame: object) -> None:
     """Ends the program at once; training holds interrupts back until its state is saved.
 

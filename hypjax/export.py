@@ -14,8 +14,7 @@ _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where datasets lie; TFDS's de
 
 def main(overrides: list[str]) -> None:
     """Writes the images."""
-    if overrides:
-        raise UserError(f"this command takes no configuration, but got --config.{overrides[0]}")
+    command.refuse_overrides(overrides)
     if not _OUTPUT.value:
         raise UserError("no folder named; try --output=letters")
     from hypjax.data.export import export

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from hypjax import provenance, reporting
 from hypjax.checkpoints import Checkpoints
-from hypjax.config import differences, flatten, identity
+from hypjax.config import default_config, differences, flatten, identity, validate
 from hypjax.errors import UserError
 
 _CONFIG = "config.json"
@@ -21,6 +21,29 @@ _RESULTS = "results.json"
 _PROVENANCE = "run.json"
 _CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
+
+
+def saved_config(workdir: pathlib.Path) -> ConfigDict:
+    """The configuration of the run in a folder, as the folder tells it.
+
+    Raises:
+        UserError: The folder holds no run, or one that this version cannot read.
+    """
+    path = workdir / _CONFIG
+    try:
+        fields = json.loads(path.read_text())["all"]
+    except OSError as error:
+        raise UserError(f"{workdir} holds no run ({_CONFIG}: {error.strerror})") from error
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path} is damaged, or not one of hypjax") from error
+    config = default_config()
+    for field in sorted(fields.keys() - flatten(config).keys()):
+        raise UserError(f"{path} has the field {field}, which this version of hypjax does not know")
+    fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+    with config.unlocked(), config.ignore_type():
+        config.update_from_flattened_dict(fields)
+    validate(config)
+    return config
 
 
 class Workdir:

@@ -20,7 +20,7 @@ from hypjax.geometry import PoincareBall, Sphere
 from hypjax.interfaces import Batch
 from hypjax.models import create_embedder
 from hypjax.objectives import Spec, create_objective
-from hypjax.retrieval import recall
+from hypjax.retrieval import galleries, neighbors, ranks
 from hypjax.telemetry import Telemetry
 from hypjax.workdir import Workdir
 
@@ -242,10 +242,19 @@ def test_no_float32_product_is_rounded(load, variant, precision):
 
 @pytest.mark.parametrize("space", [PoincareBall(), Sphere()])
 def test_no_product_of_the_search_is_rounded(space):
-    x, labels = jnp.zeros((50, 8)), jnp.zeros(50, int)
-    program = recall._ranks.trace(x, labels, x, labels, space=space, itself=True)
-    found = float32_products(program.lower(lowering_platforms=("tpu",)))
-    assert found and all(product.groups() == ("HIGHEST", "HIGHEST") for product in found)
+    x, mesh = np.asarray(space.embed(jnp.ones((64, 8)))), ranks.Mesh(jax.local_devices(), "tiles")
+    points = ranks._sorted(space, x, np.zeros(64, np.int32))
+    tiles = ranks._deal(mesh, np.zeros((1, 2), np.int32))
+    nearest = ranks._Nearest(points.offset, points.ids)
+    chunk = next(galleries.place(x).chunks(space, 64))
+    programs = [
+        ranks._nearest_matches(mesh, True).trace(points, points, tiles),
+        ranks._ranks(mesh, True).trace(points, points, nearest, tiles, tiles),
+        jax.jit(neighbors._multiply).trace(jnp.zeros((64, 64)), points.query, chunk),
+    ]
+    for program in programs:
+        found = float32_products(program.lower(lowering_platforms=("tpu",)))
+        assert found and all(product.groups() == ("HIGHEST", "HIGHEST") for product in found)
 
 
 def test_a_run_leaves_results_metrics_and_a_model(load, tmp_path, capsys):

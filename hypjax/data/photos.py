@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import csv
+import glob
 import hashlib
 import os
 import pathlib
@@ -111,6 +112,69 @@ def list_folder(root: pathlib.Path) -> list[Photo]:
     if not photos:
         raise UserError(f"no images in the sub-folders of {root} ({', '.join(sorted(SUFFIXES))})")
     return photos
+
+
+def find_photos(where: str) -> list[Photo]:
+    """Images to embed, whose classes need not be known.
+
+    Args:
+        where: A folder, at any depth below which they lie (its sub-folders are classes, if there
+            are any, as `list_folder` tells); a .csv or .parquet table as in `read_table`; a .txt
+            file with a path a line, relative to its folder; a pattern such as 'photos/*.jpg'; or
+            one image.
+
+    Returns:
+        The images, with '' as label where the class is not known.
+
+    Raises:
+        UserError: There are none.
+    """
+    path = pathlib.Path(where).expanduser()
+    if path.is_dir():
+        photos = _below(path)
+    elif path.suffix.lower() in (".csv", ".parquet"):
+        photos = read_table(path)
+    elif path.suffix.lower() == ".txt":
+        photos = [Photo(path.parent / line, "") for line in _lines(path)]
+    elif path.is_file():
+        photos = [Photo(path, "")]
+    else:
+        found = sorted(glob.glob(str(path), recursive=True))
+        photos = [Photo(pathlib.Path(name), "") for name in found if pathlib.Path(name).is_file()]
+    if not photos:
+        raise UserError(f"no images at {where}")
+    return photos
+
+
+def _below(root: pathlib.Path) -> list[Photo]:
+    names = {folder.name for folder in _subfolders(root)}
+    splits = "train" in names and names <= set(SPLITS) and bool(_subfolders(root / "train"))
+    photos = []
+    for path in _images(root):
+        folders = path.relative_to(root).parts[splits:-1]
+        photos.append(Photo(path, folders[0] if folders else ""))
+    return photos
+
+
+def _lines(path: pathlib.Path) -> list[str]:
+    try:
+        return [line for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read {path}: save it as UTF-8") from error
+
+
+def files_of(photos: Sequence[Photo]) -> Dataset:
+    """Images in their order, unchecked, without classes or sizes."""
+    return Dataset(
+        records=Files([photo.path for photo in photos]),
+        positions=np.arange(len(photos)),
+        labels=np.zeros(len(photos), np.int32),
+        sizes=np.zeros((len(photos), 2), np.int32),
+        names=[str(photo.path) for photo in photos],
+        decode=pixels.decode_photo,
+    )
 
 
 def _subfolders(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -4,7 +4,7 @@ import dataclasses
 import gc
 import signal
 from collections.abc import Callable, Generator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import grain
 import jax
@@ -16,12 +16,25 @@ from hypjax import interrupts
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.plans import Plan
+from hypjax.errors import UserError
 from hypjax.interfaces import Batch
 
 _THREADS = 2  # A process's interpreter lock leaves no work for more.
 _BATCHES_AHEAD = 4
 
 Made = TypeVar("Made")
+
+
+class ReadableBatch(NamedTuple):
+    """The test views of images, some of which may be broken.
+
+    Attributes:
+        images: Black where there is none.
+        broken: {place in the batch: reason}, both as texts.
+    """
+
+    images: UInt8[np.ndarray, "batch side side channels"]
+    broken: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,21 +57,31 @@ class _PlannedBatch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _CentralBatch:
-    """Turns a batch's number into the test view of the images in it, the last one padded."""
+    """Turns a batch's number into the test view of the images in it, the last one padded.
+
+    Where broken images are tolerated, these are black, and told by their places and reasons.
+    """
 
     dataset: Dataset
     shorter_side: int
     side: int
     channels: int
     batch_size: int
+    tolerant: bool = False
 
-    def __call__(self, index: int) -> UInt8[np.ndarray, "batch side side channels"]:
+    def __call__(self, index: int) -> UInt8[np.ndarray, "batch side side channels"] | ReadableBatch:
         images = np.zeros((self.batch_size, self.side, self.side, self.channels), np.uint8)
+        broken = {}
         first = int(index) * self.batch_size
         for i in range(first, min(first + self.batch_size, len(self.dataset))):
-            image = self.dataset.image(i, self.channels)
-            images[i - first] = pixels.central_view(image, self.shorter_side, self.side)
-        return images
+            try:
+                image = self.dataset.image(i, self.channels)
+                images[i - first] = pixels.central_view(image, self.shorter_side, self.side)
+            except UserError as error:
+                if not self.tolerant:
+                    raise
+                broken[str(i - first)] = pixels.reason(error.__cause__)
+        return ReadableBatch(images, broken) if self.tolerant else images
 
 
 def training_batches(
@@ -110,6 +133,20 @@ def evaluation_batches(
         workers: Processes that decode; 0 uses threads of this one.
     """
     make = _CentralBatch(dataset, shorter_side, side, channels, batch_size)
+    return _iterate(make, range(-(-len(dataset) // batch_size)), workers)
+
+
+def readable_batches(
+    dataset: Dataset,
+    *,
+    shorter_side: int,
+    side: int,
+    channels: int,
+    batch_size: int,
+    workers: int,
+) -> Generator[ReadableBatch, None, None]:
+    """Yields what `evaluation_batches` does, beside the images that could not be read."""
+    make = _CentralBatch(dataset, shorter_side, side, channels, batch_size, tolerant=True)
     return _iterate(make, range(-(-len(dataset) // batch_size)), workers)
 
 

@@ -1,0 +1,62 @@
+"""Embeds images with a trained run.
+
+python -m hypjax.embed --workdir=runs/a --images=photos/ --output=gallery.npz
+"""
+
+import pathlib
+
+from absl import flags
+
+from hypjax import command
+from hypjax.errors import UserError
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run.")
+_IMAGES = flags.DEFINE_string(
+    "images",
+    None,
+    "A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt file with a "
+    "path a line, or a .csv or .parquet table.",
+)
+_OUTPUT = flags.DEFINE_string("output", None, "File to write, such as gallery.npz.")
+_EMBEDDING = flags.DEFINE_enum(
+    "embedding", "head", ["head", "encoder"], "What the loss trained, or the encoder's output."
+)
+_EXPORT = flags.DEFINE_list(
+    "export", [], "Other forms to write beside it, for other search engines: faiss, parquet."
+)
+
+
+def main(overrides: list[str]) -> None:
+    """Embeds the images."""
+    for name in ("workdir", "images", "output"):
+        if not flags.FLAGS[name].value:
+            raise UserError(f"--{name} is missing (--help tells what it is)")
+    command.refuse_overrides(overrides)
+    output = pathlib.Path(_OUTPUT.value).expanduser()
+    if output.suffix != ".npz":
+        raise UserError(f"--output is {output}; its name must end in .npz")
+    from hypjax.caches import keep_compiled_programs
+    from hypjax.data.photos import find_photos
+    from hypjax.inference import TrainedEmbedder
+    from hypjax.retrieval.embeddings import EXPORTS
+
+    for kind in _EXPORT.value:
+        if kind not in EXPORTS:
+            raise UserError(f"--export={kind} is unknown; there are {', '.join(EXPORTS)}")
+    keep_compiled_programs()
+    photos = find_photos(_IMAGES.value)
+    embedder = TrainedEmbedder(pathlib.Path(_WORKDIR.value).expanduser(), _EMBEDDING.value)
+    embeddings = embedder.embed_to(output, photos)
+    print(f"{len(embeddings)} images are in {output}")
+    for kind in _EXPORT.value:
+        path = output.with_suffix(f".{kind}")
+        EXPORTS[kind](embeddings, path)
+        print(f"and, for other engines, in {path}")
+    if embeddings.unreadable:
+        print(f"{len(embeddings.unreadable)} could not be read, and are listed in the file:")
+        for path, reason in embeddings.unreadable.items():
+            print(f"  {path} ({reason})")
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,260 @@
+"""Embedding images with a trained run, so that they can be searched."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import jax
+import numpy as np
+import tqdm
+from jaxtyping import Float
+
+from hypjax import memory, reporting
+from hypjax.data.dataset import Dataset
+from hypjax.data.photos import Photo, files_of
+from hypjax.data.pipeline import readable_batches
+from hypjax.errors import UserError
+from hypjax.evaluate import embed_function, restore_models
+from hypjax.geometry import Sphere
+from hypjax.interfaces import Hits
+from hypjax.objectives import create_objective
+from hypjax.retrieval.embeddings import Embeddings, describe_space
+from hypjax.retrieval.neighbors import search
+from hypjax.workdir import saved_config
+
+Part = Literal["head", "encoder"]
+_SECONDS_BETWEEN_SAVES = 60
+
+
+class TrainedEmbedder:
+    """A trained run's model: the best by its validation classes where there are any, or the last.
+
+    Attributes:
+        space: Where its embeddings lie.
+        fingerprint: Of all that they depend on; equal ones can be compared.
+    """
+
+    def __init__(self, workdir: pathlib.Path, part: Part = "head") -> None:
+        """Restores the model.
+
+        Args:
+            workdir: The run's folder.
+            part: The embedding that the loss trained, or the encoder's before it.
+
+        Raises:
+            UserError: The folder holds no trained model.
+        """
+        self._config = config = saved_config(workdir)
+        model, states = restore_models(config, workdir)
+        self._params = states.get("best", next(iter(states.values())))
+        space = create_objective(config).score_space if part == "head" else Sphere()
+        self.space = space
+        self._part = part
+        self._embed = jax.jit(embed_function(config, model, {part: space}))
+        self.fingerprint = self._fingerprint()
+
+    def _fingerprint(self) -> str:
+        data = self._config.data
+        view = [data[name] for name in ("channels", "image_size", "resize", "mean", "std")]
+        facts = [self._part, describe_space(self.space), view]
+        digest = hashlib.sha256(json.dumps(facts).encode())
+        for leaf in jax.tree.leaves(self._params):
+            digest.update(np.ascontiguousarray(leaf))
+        return digest.hexdigest()[:32]
+
+    def batches(
+        self, dataset: Dataset
+    ) -> Iterator[tuple[Float[np.ndarray, "batch d"], dict[int, str]]]:
+        """Yields the embeddings of a dataset's images in order, batch by batch.
+
+        Beside them stands, for those that could not be read, why; their embeddings mean nothing.
+
+        Raises:
+            UserError: The device's memory does not suffice.
+        """
+        size = self._config.run.eval_batch_size
+        batches = readable_batches(
+            dataset,
+            shorter_side=self._config.data.resize,
+            side=self._config.data.image_size,
+            channels=self._config.data.channels,
+            batch_size=size,
+            workers=self._config.run.workers,
+        )
+        with contextlib.closing(batches), memory.explained("run.eval_batch_size"):
+            for first, batch in zip(range(0, len(dataset), size), batches, strict=True):
+                points = self._embed(self._params, batch.images)[self._part]
+                broken = {int(place): str(reason) for place, reason in batch.broken.items()}
+                yield np.asarray(points)[: len(dataset) - first], broken
+
+    def embed(self, photos: Sequence[Photo]) -> Embeddings:
+        """Embeds images at once, as few as a query has."""
+        points, broken = _joined(self.batches(files_of(photos)))
+        return self._embeddings(photos, points, broken)
+
+    def embed_to(self, path: pathlib.Path, photos: Sequence[Photo]) -> Embeddings:
+        """Embeds images into a file, or goes on where that was interrupted.
+
+        What is done is saved every minute in a folder beside the file, which is removed at the end.
+
+        Raises:
+            UserError: The file or the folder cannot be written, or the file exists and holds
+                something else.
+        """
+        if path.exists():
+            done = Embeddings.load(path)
+            if not self._is_of(done, photos):
+                raise UserError(
+                    f"{path} exists already and holds other images or another run's embeddings; "
+                    "name another file, or remove it"
+                )
+            reporting.say(f"{path} is complete already")
+            return done
+        parts = _Parts(path, self._facts(photos))
+        bar = tqdm.tqdm(total=len(photos), unit="image", disable=None, initial=parts.done)
+        with bar:
+            for points, broken in self.batches(files_of(photos[parts.done :])):
+                parts.add(points, broken)
+                bar.update(len(points))
+        embeddings = self._embeddings(photos, *parts.joined())
+        embeddings.save(path)
+        parts.remove()
+        return embeddings
+
+    def _facts(self, photos: Sequence[Photo]) -> str:
+        names = [(str(photo.path), photo.label) for photo in photos]
+        return hashlib.sha256(json.dumps([self.fingerprint, names]).encode()).hexdigest()
+
+    def _is_of(self, embeddings: Embeddings, photos: Sequence[Photo]) -> bool:
+        known = {*embeddings.ids.tolist(), *embeddings.unreadable}
+        return self.fingerprint == embeddings.fingerprint and known == {
+            str(photo.path) for photo in photos
+        }
+
+    def _embeddings(
+        self, photos: Sequence[Photo], points: Float[np.ndarray, "n d"], broken: dict[int, str]
+    ) -> Embeddings:
+        kept = [i for i in range(len(photos)) if i not in broken]
+        return Embeddings(
+            vectors=points[kept].astype(np.float32),
+            ids=np.array([str(photos[i].path) for i in kept], dtype=str),
+            labels=np.array([photos[i].label for i in kept], dtype=str),
+            space=self.space,
+            fingerprint=self.fingerprint,
+            unreadable={str(photos[i].path): reason for i, reason in broken.items()},
+        )
+
+
+def _joined(
+    batches: Iterator[tuple[Float[np.ndarray, "batch d"], dict[int, str]]],
+) -> tuple[Float[np.ndarray, "n d"], dict[int, str]]:
+    points, broken, count = [], {}, 0
+    for batch, reasons in batches:
+        points.append(batch)
+        broken |= {count + place: reason for place, reason in reasons.items()}
+        count += len(batch)
+    return np.concatenate(points), broken
+
+
+class _Parts:
+    """What is done of a file, in a folder beside it."""
+
+    def __init__(self, path: pathlib.Path, facts: str) -> None:
+        """Takes up what was done of the same images by the same model, and drops anything else."""
+        self._folder = path.with_name(f"{path.name}.unfinished")
+        self._pending: list[tuple[np.ndarray, dict[int, str]]] = []
+        self._saved = time.monotonic()
+        owner = self._folder / "facts"
+        with _written(self._folder):
+            if not owner.exists() or owner.read_text() != facts:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder.mkdir(parents=True)
+                reporting.write_text(owner, facts)
+        self.done = sum(len(points) for points, _ in self._load())
+
+    def _load(self) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
+        for path in sorted(self._folder.glob("*.npz")):
+            with np.load(path, allow_pickle=False) as part:
+                reasons = zip(part["places"].tolist(), part["reasons"].tolist(), strict=True)
+                yield part["points"], dict(reasons)
+
+    def add(self, points: np.ndarray, broken: dict[int, str]) -> None:
+        """Takes a batch, and saves those that have waited long enough."""
+        self._pending.append((points, broken))
+        if time.monotonic() - self._saved >= _SECONDS_BETWEEN_SAVES:
+            self._save()
+
+    def _save(self) -> None:
+        points, broken = _joined(iter(self._pending))
+        path = self._folder / f"{self.done:012d}.npz"
+        with _written(self._folder):
+            unfinished = path.with_suffix(".unfinished")
+            with unfinished.open("wb") as file:
+                places, reasons = np.array(list(broken), int), np.array(list(broken.values()), str)
+                np.savez(file, points=points, places=places, reasons=reasons)
+            unfinished.replace(path)
+        self.done += len(points)
+        self._pending, self._saved = [], time.monotonic()
+
+    def joined(self) -> tuple[Float[np.ndarray, "n d"], dict[int, str]]:
+        """All that is done."""
+        return _joined(iter([*self._load(), *self._pending]))
+
+    def remove(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _written(folder: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror or error})") from error
+
+
+def find(
+    embedder: TrainedEmbedder, photos: Sequence[Photo], gallery: Embeddings, k: int
+) -> list[Hits]:
+    """The nearest images of a gallery to each query.
+
+    An image is not found as its own neighbour. A query's class is known where it is told, where the
+    image is in the gallery, or where its folder has the name of one of the gallery's classes.
+
+    Raises:
+        UserError: The gallery comes from another run, a query cannot be read, or k is too large.
+    """
+    if gallery.fingerprint != embedder.fingerprint:
+        raise UserError(
+            "the gallery was embedded by another run, by other parameters or as another embedding; "
+            "embed it again with this run"
+        )
+    queries = embedder.embed(photos)
+    for path, reason in queries.unreadable.items():
+        raise UserError(f"cannot read {path} ({reason})")
+    places = {os.path.realpath(path): i for i, path in enumerate(gallery.ids.tolist())}
+    own = np.array([places.get(os.path.realpath(path), -1) for path in queries.ids])
+    excluded = own if (own >= 0).any() else None
+    distances, found = search(queries.vectors, excluded, gallery.vectors, k=k, space=gallery.space)
+    classes = set(gallery.labels.tolist()) - {""}
+    hits = []
+    for i, photo in enumerate(photos):
+        folder = photo.path.absolute().parent.name
+        label = photo.label or (str(gallery.labels[own[i]]) if own[i] >= 0 else "")
+        label = label or (folder if folder in classes else "")
+        hits.append(
+            Hits(
+                query=str(photo.path),
+                label=label,
+                paths=gallery.ids[found[i]].tolist(),
+                labels=gallery.labels[found[i]].tolist(),
+                distances=distances[i].tolist(),
+            )
+        )
+    return hits

@@ -1,0 +1,51 @@
+"""Finds the nearest neighbours of images.
+
+python -m hypjax.search --workdir=runs/a --gallery=gallery.npz --query=bird.jpg
+"""
+
+import pathlib
+
+from absl import flags
+
+from hypjax import command
+from hypjax.errors import UserError
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run that embedded the gallery.")
+_GALLERY = flags.DEFINE_string("gallery", None, "File that python -m hypjax.embed wrote.")
+_QUERY = flags.DEFINE_string(
+    "query", None, "An image; or several, named as by --images of python -m hypjax.embed."
+)
+_K = flags.DEFINE_integer("k", 10, "Number of neighbours.", lower_bound=1)
+_EMBEDDING = flags.DEFINE_enum(
+    "embedding", "head", ["head", "encoder"], "What the gallery was embedded by."
+)
+_OUTPUT = flags.DEFINE_string("output", None, "Picture of the hits to draw, such as hits.png.")
+
+
+def main(overrides: list[str]) -> None:
+    """Searches, and prints a table for each query."""
+    for name in ("workdir", "gallery", "query"):
+        if not flags.FLAGS[name].value:
+            raise UserError(f"--{name} is missing (--help tells what it is)")
+    command.refuse_overrides(overrides)
+    from hypjax.caches import keep_compiled_programs
+    from hypjax.data.photos import find_photos
+    from hypjax.inference import TrainedEmbedder, find
+    from hypjax.retrieval.embeddings import Embeddings
+
+    gallery = Embeddings.load(pathlib.Path(_GALLERY.value).expanduser())
+    photos = find_photos(_QUERY.value)
+    keep_compiled_programs()
+    embedder = TrainedEmbedder(pathlib.Path(_WORKDIR.value).expanduser(), _EMBEDDING.value)
+    found = find(embedder, photos, gallery, _K.value)
+    for hits in found:
+        print(hits.table())
+    if _OUTPUT.value:
+        from hypjax.viz.hits import draw
+
+        draw(found, pathlib.Path(_OUTPUT.value).expanduser())
+        print(f"drawn in {_OUTPUT.value}")
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,186 @@
+"""Embedding and searching own images, by the commands and by what they are made of."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypjax import inference, train
+from hypjax.data.photos import find_photos
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
+from tests import photos
+
+
+@pytest.fixture(scope="module")
+def run(photos_folder, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("run")
+    train.train_and_evaluate(photos.load(photos_folder, "run.eval_batch_size=16"), workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def embedder(run):
+    return inference.TrainedEmbedder(run)
+
+
+def command(name, *args, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", f"hypjax.{name}", *args],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(photos.REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_embeds_then_finds_then_draws(run, photos_folder, tmp_path):
+    shutil.copytree(photos_folder, tmp_path / "photos")
+    (tmp_path / "photos/class1/broken.jpg").write_text("no image")
+    where = f"--workdir={run}"
+    done = command(
+        *("embed", where, "--images=photos", "--output=g.npz", "--export=parquet"), cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "60 images are in g.npz" in done.stdout
+    assert "broken.jpg (not an image)" in done.stdout
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["g.npz", "g.parquet", "photos"]
+
+    query = "--query=photos/class3/2.png"
+    found = command(
+        *("search", where, "--gallery=g.npz", query, "--k=5", "--output=hits.png"), cwd=tmp_path
+    )
+    assert found.returncode == 0, found.stderr
+    lines = [line.split() for line in found.stdout.splitlines()]
+    assert lines[0] == ["photos/class3/2.png", "(class3)"]
+    assert [line[0] for line in lines[2:7]] == ["1", "2", "3", "4", "5"]
+    assert all((line[2] == "right") == ("class3" in line[3]) for line in lines[2:7])
+    assert "photos/class3/2.png" not in {line[3] for line in lines[2:7]}
+    distances = [float(line[1]) for line in lines[2:7]]
+    assert distances == sorted(distances) and distances[0] > 0
+    with Image.open(tmp_path / "hits.png") as picture:
+        assert picture.width > 5 * picture.height / 2
+
+
+def test_what_is_saved_is_what_was_embedded(embedder, photos_folder, tmp_path):
+    found = find_photos(str(photos_folder))
+    made = embedder.embed_to(tmp_path / "g.npz", found)
+    read = Embeddings.load(tmp_path / "g.npz")
+    np.testing.assert_array_equal(read.vectors, made.vectors)
+    assert read.ids.tolist() == [str(photo.path) for photo in found]
+    assert read.labels.tolist() == [photo.path.parent.name for photo in found]
+    assert (read.space, read.fingerprint) == (embedder.space, embedder.fingerprint)
+    assert read.vectors.dtype == np.float32
+    read.space.check(read.vectors)
+    again = embedder.embed_to(tmp_path / "g.npz", found)
+    np.testing.assert_array_equal(again.vectors, made.vectors)
+    with pytest.raises(UserError, match="exists already and holds other images"):
+        embedder.embed_to(tmp_path / "g.npz", found[1:])
+
+
+def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, monkeypatch):
+    found = find_photos(str(photos_folder))
+    broken = tmp_path / "broken.png"
+    broken.write_text("no image")
+    found.insert(5, found[0]._replace(path=broken))
+    whole = embedder.embed_to(tmp_path / "whole.npz", found)
+    monkeypatch.setattr(inference, "_SECONDS_BETWEEN_SAVES", 0)
+    batches, seen = embedder.batches, []
+
+    def two_batches(dataset):
+        for i, batch in enumerate(batches(dataset)):
+            if i == 2:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(embedder, "batches", two_batches)
+    with pytest.raises(KeyboardInterrupt):
+        embedder.embed_to(tmp_path / "g.npz", found)
+    assert not (tmp_path / "g.npz").exists()
+    monkeypatch.setattr(
+        embedder, "batches", lambda dataset: (seen.append(len(dataset)), batches(dataset))[1]
+    )
+    resumed = embedder.embed_to(tmp_path / "g.npz", found)
+    assert seen == [61 - 32]
+    np.testing.assert_array_equal(resumed.ids, whole.ids)
+    np.testing.assert_allclose(resumed.vectors, whole.vectors, atol=1e-6)
+    assert resumed.unreadable == whole.unreadable == {str(broken): "not an image"}
+    assert sorted(p.name for p in tmp_path.glob("g.*")) == ["g.npz"]
+
+
+def test_another_runs_gallery_is_refused(run, embedder, photos_folder):
+    gallery = embedder.embed(find_photos(str(photos_folder)))
+    encoder = inference.TrainedEmbedder(run, "encoder")
+    assert encoder.space == Sphere()
+    query = find_photos(str(photos_folder / "class1/1.png"))
+    with pytest.raises(UserError, match="the gallery was embedded by another run"):
+        inference.find(encoder, query, gallery, 3)
+    with pytest.raises(UserError, match="k is 60, but there are 59 items"):
+        inference.find(embedder, query, gallery, 60)
+
+
+def test_a_query_that_cannot_be_read_is_named(embedder, photos_folder, tmp_path):
+    (tmp_path / "q.png").write_bytes(b"\x89PNG")
+    gallery = embedder.embed(find_photos(str(photos_folder)))
+    with pytest.raises(UserError, match=r"cannot read .*q.png \(not an image\)"):
+        inference.find(embedder, find_photos(str(tmp_path / "q.png")), gallery, 3)
+
+
+def test_images_are_found_as_they_are_named(photos_folder, tmp_path):
+    def names(where):
+        return [(photo.path.name, photo.label) for photo in find_photos(str(where))]
+
+    assert names(photos_folder / "class1")[:2] == [("0.png", ""), ("1.png", "")]
+    assert names(photos_folder / "class1/*.png") == names(photos_folder / "class1")
+    (tmp_path / "list.txt").write_text(f"{photos_folder}/class2/3.png\n\n")
+    assert names(tmp_path / "list.txt") == [("3.png", "")]
+    table = tmp_path / "table.csv"
+    table.write_text(f"path,label\n{photos_folder}/class2/3.png,finch\n")
+    assert names(table) == [("3.png", "finch")]
+    for split in ("train", "test"):
+        shutil.copytree(photos_folder / "class1", tmp_path / f"split/{split}/wren")
+    assert set(names(tmp_path / "split")) == {(f"{i}.png", "wren") for i in range(6)}
+    with pytest.raises(UserError, match="no images at "):
+        find_photos(str(tmp_path / "*.jpg"))
+
+
+@pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.3, None), PoincareBall(0.1, 2.3, True)])
+def test_a_space_can_be_written_and_read(space):
+    assert space_of(json.loads(json.dumps(describe_space(space)))) == space
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.write_text("x"), "is no .npz file of plain arrays"),
+        (lambda path: np.savez(path, a=np.ones(3)), "is not written by hypjax.embed"),
+        (lambda path: np.savez(path, format=np.array([{}], object)), "no .npz file of plain"),
+        (lambda path: None, "cannot read .*No such file"),
+    ],
+)
+def test_files_of_others_are_refused(make, message, tmp_path):
+    make(tmp_path / "g.npz")
+    with pytest.raises(UserError, match=message):
+        Embeddings.load(tmp_path / "g.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("embed", ["--workdir=none", "--images=."], "--output is missing"),
+        ("embed", ["--workdir=none", "--images=.", "--output=g.txt"], "its name must end in .npz"),
+        ("search", ["--workdir=none", "--gallery=g.npz", "--query=q"], "cannot read g.npz"),
+    ],
+)
+def test_mistakes_on_the_command_line_take_one_line(name, args, message, tmp_path):
+    done = command(name, *args, cwd=tmp_path)
+    assert done.returncode == 1
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1
