@@ -6,6 +6,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import app, flags, logging
 
@@ -14,8 +15,10 @@ from hypjax import errors
 _OVERRIDE = "--config."
 
 
-def run(main: Callable[[list[str]], None]) -> None:
+def run(main: Callable[..., None], choices: Sequence[str] = ()) -> None:
     """Parses the command line and calls `main` with its overrides of the configuration.
+
+    Where there are choices, one of them may be named without a flag, and is passed too, or None.
 
     Flags of the form --config.FIELD=VALUE are collected as 'FIELD=VALUE'; all others are absl's.
     A user's mistake is answered in one sentence, without a traceback.
@@ -24,7 +27,7 @@ def run(main: Callable[[list[str]], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end)
     with errors.reported():
-        app.run(main, flags_parser=_parse)
+        app.run(lambda parsed: main(*parsed), flags_parser=lambda argv: _parse(argv, choices))
 
 
 def refuse_overrides(overrides: list[str]) -> None:
@@ -52,7 +55,7 @@ def _show_warning(message: Warning | str, *args: object, **kwargs: object) -> No
     print(f"warning: {message}", file=sys.stderr)
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
+def _parse(argv: Sequence[str], choices: Sequence[str]) -> list[Any]:
     overrides = [arg.removeprefix(_OVERRIDE) for arg in argv if arg.startswith(_OVERRIDE)]
     try:
         rest = flags.FLAGS([arg for arg in argv if not arg.startswith(_OVERRIDE)])
@@ -66,6 +69,9 @@ def _parse(argv: Sequence[str]) -> list[str]:
         raise errors.UserError(f"{error} (--help lists the flags)") from error
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes.
-    if len(rest) > 1:
-        raise errors.UserError(f"unexpected argument {rest[1]!r}; flags are written --NAME=VALUE")
-    return overrides
+    named = rest[1:]
+    if len(named) > bool(choices):
+        raise errors.UserError(f"unexpected argument {named[-1]!r}; flags are written --NAME=VALUE")
+    if named and named[0] not in choices:
+        raise errors.UserError(f"{named[0]!r} is not one of {', '.join(choices)}")
+    return [overrides, *(named or [None])] if choices else [overrides]

@@ -82,7 +82,8 @@ def default_config() -> ConfigDict:
     train.max_nonfinite = 10  # so often at most.
 
     config.eval = evaluation = ConfigDict()
-    evaluation.ks = (1, 2, 4, 8)  # of Recall@K; CUB, Cars.
+    evaluation.ks = (1, 2, 4, 8)  # of Recall@K and precision@K; CUB, Cars.
+    evaluation.metrics = ("recall",)  # and, where wanted, others of `METRICS`.
     evaluation.every = 0  # Steps between evaluations on the validation classes; 0: none.
 
     config.run = run = ConfigDict()
@@ -94,6 +95,8 @@ def default_config() -> ConfigDict:
     run.wandb_project = placeholder(str)  # None: nothing is sent to Weights & Biases.
     return config.lock()
 
+
+METRICS = ("recall", "precision", "mrr", "map@r", "r_precision")
 
 # Fields that may be None.
 OPTIONAL = frozenset({"data.path", "objective.clip_radius", "run.data_dir", "run.wandb_project"})
@@ -199,6 +202,10 @@ _RULES = {
     "train.on_nonfinite": _one_of("stop", "skip"),
     "train.max_nonfinite": _at_least(1),
     "eval.ks": Rule(lambda value: len(value) > 0 and min(value) >= 1, "one or more numbers from 1"),
+    "eval.metrics": Rule(
+        lambda value: "recall" in value and set(value) <= set(METRICS),
+        "recall, and others among " + ", ".join(METRICS[1:]),
+    ),
     "eval.every": _at_least(0),
     "run.workers": _at_least(0),
     "run.eval_batch_size": _at_least(1),

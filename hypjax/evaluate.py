@@ -20,7 +20,7 @@ from hypjax.geometry import Space, Sphere
 from hypjax.interfaces import Outputs
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import create_objective
-from hypjax.retrieval import recall_at_k
+from hypjax.retrieval import mean_score, query_scores
 from hypjax.workdir import Workdir
 
 
@@ -39,7 +39,7 @@ class Evaluator:
     def recalls(
         self, params: PyTree, dataset: Dataset, gallery: Dataset | None = None
     ) -> dict[str, dict[str, float]]:
-        """Recall@K of both embeddings.
+        """Recall@K of both embeddings, and what else `eval.metrics` names.
 
         Args:
             params: Of the model.
@@ -56,15 +56,29 @@ class Evaluator:
             points = self.points(params, dataset)
             found = self.points(params, gallery) if gallery else dict.fromkeys(points)
         labels = gallery.labels if gallery else None
-        ks = self._config.eval.ks
-        recalls = {
-            part: recall_at_k(points[part], dataset.labels, found[part], labels, ks=ks, space=space)
+        scores = {
+            part: query_scores(
+                points[part],
+                dataset.labels,
+                found[part],
+                labels,
+                metrics=self._metrics(),
+                space=space,
+            )
             for part, space in self._spaces.items()
         }
         return {
-            part: {f"recall@{k}": recall for k, recall in values.items()}
-            for part, values in recalls.items()
+            part: {name: mean_score(values) for name, values in of_part.items()}
+            for part, of_part in scores.items()
         }
+
+    def _metrics(self) -> list[str]:
+        """Names of the scores: recall and precision at each K, the others as they are."""
+        names = []
+        for name in self._config.eval.metrics:
+            each = name in ("recall", "precision")
+            names += [f"{name}@{k}" for k in self._config.eval.ks] if each else [name]
+        return names
 
     def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
         """Embeds all images of a dataset, each part in its space."""

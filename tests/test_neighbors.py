@@ -13,7 +13,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors, recall_at_k
 
-SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 0.8), PoincareBall(0.0, None)]
+SPACES = [Sphere(), PoincareBall(1.0, 0.8), PoincareBall(0.0, None)]
 
 
 def points(space, seed, n, dim):

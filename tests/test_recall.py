@@ -101,6 +101,16 @@ def test_an_equally_far_item_before_the_match_comes_first():
     assert match_ranks(x, labels, space=PoincareBall(0.1))[0] == 1
 
 
+def test_ranks_tell_which_queries_have_no_match():
+    x, labels = labelled_points(Sphere(), 0, 300, 4, 5, duplicates=0)
+    labels[7] = 9
+    apart = match_ranks(x, labels, x, np.where(labels == 3, 2, labels), space=Sphere())
+    np.testing.assert_array_equal(apart == ranks.NO_MATCH, labels == 3)
+    np.testing.assert_array_equal(
+        np.flatnonzero(match_ranks(x, labels, space=Sphere()) == ranks.NO_MATCH), [7]
+    )
+
+
 def test_queries_without_a_match_are_left_out():
     x = np.array([[0.1, 0.0], [0.12, 0.0], [0.5, 0.5]])
     with pytest.warns(UserWarning, match="1 of 3 queries have no match and are left out"):

@@ -275,7 +275,10 @@ def test_a_run_leaves_results_metrics_and_a_model(load, tmp_path, capsys):
     capsys.readouterr()
     best = {"final": results["final"], "best": results["best"]}
     assert evaluate(config, tmp_path) == best
-    other = evaluate(load("eval.ks=1,100", "seed=5"), tmp_path)["final"]["head"]
+    changed = load("eval.ks=1,100", "eval.metrics=recall,precision,map@r", "seed=5")
+    other = evaluate(changed, tmp_path)["final"]["head"]
+    assert list(other) == ["recall@1", "recall@100", "precision@1", "precision@100", "map@r"]
+    assert other["recall@1"] == other["precision@1"] > other["map@r"]
     assert other["recall@1"] == results["final"]["head"]["recall@1"] < other["recall@100"]
     assert train.train_and_evaluate(config, tmp_path) == results
     assert "already" in capsys.readouterr().out

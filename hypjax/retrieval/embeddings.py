@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space, Sphere
+from hypjax.geometry.spaces import Role
 
 _FORMAT = "hypjax embeddings 1"
 _SPACES = {"poincare": PoincareBall, "sphere": Sphere}
@@ -92,10 +93,10 @@ class Embeddings:
             unreadable=dict(arrays["unreadable"].tolist()),
         )
 
-    def search_vectors(self) -> Float[np.ndarray, "n k"]:
-        """What an inner-product index holds in the points' place, float32."""
+    def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
+        """What an inner-product index holds in the points' place, or is asked for, float32."""
         with jax.enable_x64(True):
-            vectors = self.space.search_vectors(np.asarray(self.vectors, np.float64), "gallery")
+            vectors = self.space.search_vectors(np.asarray(self.vectors, np.float64), role)
         return np.asarray(vectors, np.float32)
 
     def export_faiss(self, path: pathlib.Path) -> None:

@@ -23,7 +23,7 @@ from hypjax.retrieval import inputs
 from hypjax.retrieval.galleries import AXIS, Chunk, Gallery, place
 
 _BLOCK_SIZE = 512  # Queries at a time.
-_BLOCK_BYTES = 256 * 2**20  # Products of a block of queries and a chunk stay below this.
+_BLOCK_BYTES = 128 * 2**20  # Products of a block of queries and a chunk stay below this.
 _GROUP = 64  # Columns whose largest score stands for them all, until the best groups are chosen.
 _ROWS_AT_A_TIME = 64  # Of a block; a CPU's cache holds their candidates.
 _MAX_THREADS = 4

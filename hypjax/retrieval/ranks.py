@@ -206,7 +206,8 @@ def _nearest_matches(mesh: Mesh, itself: bool) -> Callable[[_Points, _Points, _T
             scores = inner_products(queries.query, items.gallery) - items.offset
             scores = jnp.where(matches, scores, -jnp.inf)
             found = jnp.max(scores, axis=1)
-            ids = jnp.min(jnp.where(scores == found[:, None], items.ids, NO_MATCH), axis=1)
+            nearest = matches & (scores == found[:, None])
+            ids = jnp.min(jnp.where(nearest, items.ids, NO_MATCH), axis=1)
             nearer = _nearer(_part(best, row, height), _Nearest(found, ids))
             return jax.tree.map(
                 lambda x, part: lax.dynamic_update_slice_in_dim(x, part, row * height, axis=0),

@@ -1,10 +1,18 @@
 """Recall beside pytorch-metric-learning and faiss."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.retrieval import mean_average_precision_at_r, r_precision, recall_at_k
+from hypjax.retrieval import (
+    mean_average_precision_at_r,
+    nearest_neighbors,
+    r_precision,
+    recall_at_k,
+)
+from hypjax.retrieval.embeddings import Embeddings
 
 
 def labelled(space, n=1500, dim=24, classes=60):
@@ -49,3 +57,20 @@ def test_recall_is_that_of_a_sorted_inner_product_search(space):
     recalls = recall_at_k(x, labels, ks=(1, 2, 8, 32), space=space)
     for k, recall in recalls.items():
         assert recall == pytest.approx(hits[:, :k].any(axis=1).mean(), abs=1e-6)
+
+
+@pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.1, 2.3)], ids=str)
+def test_the_readmes_index_finds_what_we_find(space, tmp_path, monkeypatch):
+    pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
+    x, labels = labelled(space)
+    ids = np.array([f"{i}.png" for i in range(len(x))])
+    gallery = Embeddings(x, ids, labels.astype(str), space, "0", {})
+    gallery.save(tmp_path / "gallery.npz")
+    gallery.export_faiss(tmp_path / "gallery.faiss")
+    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = [part for part in readme.split("```") if "faiss.read_index" in part]
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(example.removeprefix("python"), names)
+    _, found = nearest_neighbors(x, x, k=10, space=space)
+    np.testing.assert_array_equal(names["found"], found)

@@ -1,0 +1,1 @@
+"""What this machine makes of hypjax, beside its peers."""

@@ -1,0 +1,163 @@
+"""Timing of works beside their peers, interleaved, and the table of the outcome."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from hypjax import reporting
+
+_SAMPLES_APART = 0.01  # Seconds.
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Something to be timed.
+
+    Attributes:
+        name: What it is.
+        ours: Does it, and waits for the result.
+        peer: Does the same; None where there is nobody to compare with, or it is not installed.
+        peer_name: Who that is, or what to install.
+        limit: Seconds that the machine needs at least, by a rate measured in the same run.
+    """
+
+    name: str
+    ours: Callable[[], Any]
+    peer: Callable[[], Any] | None
+    peer_name: str
+    limit: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Seconds and bytes that a work took.
+
+    Attributes:
+        name: Of the work.
+        ours: Seconds of each repeat.
+        peer: Seconds of each of the peer's.
+        peer_name: Who that is.
+        limit: Seconds that the machine needs at least.
+        memory: Bytes by which the process grew at most during one of ours, result included; None
+            where the system does not tell.
+    """
+
+    name: str
+    ours: list[float]
+    peer: list[float]
+    peer_name: str
+    limit: float | None
+    memory: int | None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times faster ours is, by medians."""
+        if not self.peer:
+            return None
+        return statistics.median(self.peer) / statistics.median(self.ours)
+
+
+def measure(work: Work, repeats: int) -> Outcome:
+    """Times a work and its peer in turn, after each has run once."""
+    reporting.say(work.name)
+    both = [work.ours] + ([work.peer] if work.peer else [])
+    for run in both:
+        run()
+    seconds: list[list[float]] = [[] for _ in both]
+    for _ in range(repeats):
+        for run, taken in zip(both, seconds, strict=True):
+            started = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - started)
+    with _growth() as grown:
+        work.ours()
+    peer = seconds[1] if work.peer else []
+    return Outcome(work.name, seconds[0], peer, work.peer_name, work.limit, grown.get("bytes"))
+
+
+@contextlib.contextmanager
+def _growth() -> Iterator[dict[str, int]]:
+    """Watches how much resident memory the process gains during the body."""
+    grown: dict[str, int] = {}
+    before, ended = _resident(), threading.Event()
+    if before is None:
+        yield grown
+        return
+
+    def watch() -> None:
+        while not ended.wait(_SAMPLES_APART):
+            grown["bytes"] = max(grown.get("bytes", 0), _resident() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield grown
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _resident() -> int | None:
+    """Bytes of memory that are the process's own, without files it has mapped."""
+    try:
+        pages = pathlib.Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return None
+    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
+
+
+def product_rate(dim: int, side: int = 2048) -> float:
+    """Float32 operations a second of the best matrix products of this shape, at full precision."""
+    key = jax.random.key(0)
+    x = jax.random.normal(key, (side, dim))
+
+    @jax.jit
+    def products(x: jax.Array) -> jax.Array:
+        def multiply(_: int, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, _ = carried
+            result = jax.numpy.matmul(x, x.T, precision="highest")
+            return x.at[0, 0].add(1e-6 * result[0, 0]), result
+
+        return jax.lax.fori_loop(0, 50, multiply, (x, jax.numpy.zeros((side, side))))[1]
+
+    products(x).block_until_ready()
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        products(x).block_until_ready()
+        seconds.append(time.perf_counter() - started)
+    return 50 * 2 * side * side * dim / min(seconds)
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """A line a work, as Markdown: times, ratio, share of the limit and memory."""
+    lines = [
+        "| work | ours | peer | ratio | share of the product | memory |",
+        "|---|---|---|---|---|---|",
+    ]
+    for outcome in outcomes:
+        ours = statistics.median(outcome.ours)
+        spread = f"{min(outcome.ours):.2f}–{max(outcome.ours):.2f}"
+        peer = outcome.peer_name
+        if outcome.peer:
+            peer += f" {statistics.median(outcome.peer):.2f} s"
+        ratio = "" if outcome.ratio is None else f"{outcome.ratio:.2f}"
+        share = "" if outcome.limit is None else f"{outcome.limit / ours:.0%}"
+        memory = "" if outcome.memory is None else f"{outcome.memory / 2**20:.0f} MiB"
+        lines.append(
+            f"| {outcome.name} | {ours:.2f} s ({spread}) | {peer} | {ratio} | {share} | {memory} |"
+        )
+    return "\n".join(lines)
+
+
+def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """The outcomes for programs, with the ratios."""
+    return [dataclasses.asdict(outcome) | {"ratio": outcome.ratio} for outcome in outcomes]

@@ -1,0 +1,147 @@
+"""Search and recall beside faiss."""
+
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from hypjax.benchmarks.measure import Work, product_rate
+from hypjax.geometry import PoincareBall, Space, Sphere
+from hypjax.retrieval import nearest_neighbors, recall_at_k
+
+_KS = (1, 10, 100, 1000)
+_DIM = 128
+_SPACES = {"cosine": Sphere(), "hyperbolic": PoincareBall(0.1, 2.3)}
+_INSTALL = "faiss (pip install faiss-cpu)"
+
+
+def works(quick: bool) -> Iterator[Work]:
+    """What is timed: SOP's size, and a gallery of two million; quick: a tenth of each."""
+    n, classes, streamed = (6050, 1131, 200_000) if quick else (60_500, 11_316, 2_000_000)
+    rate = product_rate(_DIM)
+    labels = np.random.default_rng(0).integers(0, classes, n)
+    points = {name: _points(space, labels) for name, space in _SPACES.items()}
+    yield from _recalls(points, labels, rate)
+    yield from _neighbors(points, rate)
+    yield from _streamed(streamed, rate)
+
+
+def _points(space: Space, labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n d"]:
+    rng = np.random.default_rng(1)
+    centres = rng.normal(size=(labels.max() + 1, _DIM))
+    features = centres[labels] + 1.2 * rng.normal(size=(len(labels), _DIM))
+    return np.array(space.embed(features.astype(np.float32)))
+
+
+def _recalls(
+    points: dict[str, np.ndarray], labels: Int[np.ndarray, " n"], rate: float
+) -> Iterator[Work]:
+    def ours(name: str, itself: bool) -> Callable[[], object]:
+        gallery = () if itself else (points[name].copy(), labels)
+        return lambda: recall_at_k(points[name], labels, *gallery, ks=_KS, space=_SPACES[name])
+
+    n = len(labels)
+    product = 2 * n * n * _DIM / rate
+    for itself in (True, False):
+        words = f"Recall@{{{','.join(map(str, _KS))}}}, {n}×{n}×{_DIM}, "
+        words += "itself" if itself else "apart"
+        limit = product / 2 if itself else product
+        peer = _faiss_recall(points["cosine"], labels, itself) if _faiss() else None
+        name = "faiss k=1001 and hit counting" if peer else _INSTALL
+        yield Work(f"{words}, cosine", ours("cosine", itself), peer, name, limit)
+        yield Work(
+            f"{words}, hyperbolic",
+            ours("hyperbolic", itself),
+            ours("cosine", itself),
+            "ours, cosine",
+            limit,
+        )
+
+
+def _faiss() -> bool:
+    try:
+        import faiss  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _faiss_search(
+    gallery: Float[np.ndarray, "m k"], queries: Float[np.ndarray, "n k"], k: int
+) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
+    import faiss
+
+    def run() -> tuple[np.ndarray, np.ndarray]:
+        index = faiss.IndexFlatIP(gallery.shape[1])
+        index.add(gallery)
+        return index.search(queries, k)
+
+    return run
+
+
+def _faiss_recall(
+    points: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"], itself: bool
+) -> Callable[[], dict[int, float]]:
+    search = _faiss_search(points, points, max(_KS) + itself)
+
+    def run() -> dict[int, float]:
+        _, found = search()
+        first = np.full(len(found), max(_KS))
+        for start in range(0, len(found), 1000):
+            part = found[start : start + 1000]
+            queries = np.arange(start, start + len(part))
+            hits = labels[part] == labels[queries, None]
+            if itself:
+                hits &= part != queries[:, None]
+            first[queries] = np.where(hits.any(axis=1), hits.argmax(axis=1), max(_KS))
+        return {k: float(np.mean(first < k + itself)) for k in _KS}
+
+    return run
+
+
+def _neighbors(points: dict[str, np.ndarray], rate: float) -> Iterator[Work]:
+    for name, space in _SPACES.items():
+        x = points[name]
+        product = 2 * len(x) ** 2 * _DIM / rate
+        for k in (10, 100):
+            peer = None
+            if _faiss():
+                vectors = [
+                    np.ascontiguousarray(space.search_vectors(x, role), np.float32)
+                    for role in ("gallery", "query")
+                ]
+                peer = _faiss_search(*vectors, k)
+            yield Work(
+                f"{k} nearest, {len(x)}×{len(x)}×{_DIM}, {name}",
+                lambda x=x, k=k, space=space: nearest_neighbors(x, x, k=k, space=space),
+                peer,
+                "faiss IndexFlatIP" if peer else _INSTALL,
+                product,
+            )
+
+
+def _streamed(items: int, rate: float) -> Iterator[Work]:
+    """A gallery on disk beside the same in memory."""
+    space, queries = _SPACES["hyperbolic"], 2000
+    rng = np.random.default_rng(2)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "gallery.npy")
+        shape = (items, _DIM)
+        file = np.lib.format.open_memmap(path, "w+", np.float32, shape)
+        for start in range(0, items, 100_000):
+            part = file[start : start + 100_000]
+            part[:] = space.embed(rng.normal(size=part.shape).astype(np.float32))
+        file.flush()
+        del file
+        mapped = np.load(path, mmap_mode="r")
+        x, held = np.array(mapped[:queries]), jnp.asarray(mapped)
+        yield Work(
+            f"100 nearest, {queries}×{items}×{_DIM} on disk, hyperbolic",
+            lambda: nearest_neighbors(x, mapped, k=100, space=space),
+            lambda: nearest_neighbors(x, held, k=100, space=space),
+            "ours, in memory",
+            2 * queries * items * _DIM / rate,
+        )

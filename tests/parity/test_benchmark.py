@@ -1,0 +1,40 @@
+"""The benchmark as a user types it."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+
+def test_retrieval_beside_faiss(tmp_path):
+    pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
+    done = subprocess.run(
+        [sys.executable, "-m", "hypjax.benchmark", "retrieval", "--quick"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    written = json.loads((tmp_path / "benchmark.json").read_text())
+    assert written["machine"]["versions"]["jax"]
+    assert len(written["retrieval"]) == 9
+    for work in written["retrieval"]:
+        assert work["ratio"] > 0 and work["limit"] > 0
+        assert work["name"] in done.stdout
+
+
+def test_mistakes_are_answered_in_one_sentence(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "hypjax.benchmark", "retrival"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and done.stderr == "error: 'retrival' is not one of retrieval\n"
