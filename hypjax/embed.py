@@ -38,11 +38,13 @@ def main(overrides: list[str]) -> None:
     from hypjax.caches import keep_compiled_programs
     from hypjax.data.photos import find_photos
     from hypjax.inference import TrainedEmbedder
-    from hypjax.retrieval.embeddings import EXPORTS
+    from hypjax.retrieval.embeddings import EXPORTS, require_faiss
 
     for kind in _EXPORT.value:
         if kind not in EXPORTS:
             raise UserError(f"--export={kind} is unknown; there are {', '.join(EXPORTS)}")
+    if "faiss" in _EXPORT.value:
+        require_faiss()
     keep_compiled_programs()
     photos = find_photos(_IMAGES.value)
     embedder = TrainedEmbedder(pathlib.Path(_WORKDIR.value).expanduser(), _EMBEDDING.value)

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from hypjax import memory, reporting
 from hypjax.data import device
-from hypjax.data.dataset import Dataset, open_splits
+from hypjax.data.dataset import Dataset, Splits, open_splits
 from hypjax.data.pipeline import evaluation_batches
 from hypjax.errors import UserError
 from hypjax.geometry import Space, Sphere
@@ -98,6 +98,23 @@ class Evaluator:
         }
 
 
+def check_depth(config: ConfigDict, splits: Splits) -> None:
+    """Refuses a K that is larger than what there is to find, where precision is asked for.
+
+    Raises:
+        UserError: It is.
+    """
+    if "precision" not in config.eval.metrics:
+        return
+    items = [len(splits.gallery) if splits.gallery else len(splits.test) - 1]
+    items += [len(splits.validation) - 1] if splits.validation else []
+    if max(config.eval.ks) > min(items):
+        raise UserError(
+            f"config.eval.ks holds {max(config.eval.ks)}, but for precision there are only "
+            f"{min(items)} images to find"
+        )
+
+
 def embed_function(
     config: ConfigDict, model: Embedder, spaces: dict[str, Space]
 ) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], dict[str, Array]]:
@@ -134,6 +151,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     model, states = restore_models(config, workdir)
     evaluator = Evaluator(config, model, create_objective(config).score_space)
     splits = open_splits(config)
+    check_depth(config, splits)
     Workdir(pathlib.Path(workdir), config, compared=()).require({"images": splits.fingerprint})
     results = {
         name: evaluator.recalls(params, splits.test, splits.gallery)

@@ -1,12 +1,14 @@
 """Embedding images with a trained run, so that they can be searched."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import pathlib
 import shutil
 import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -17,7 +19,7 @@ from jaxtyping import Float
 
 from hypjax import memory, reporting
 from hypjax.data.dataset import Dataset
-from hypjax.data.photos import Photo, files_of
+from hypjax.data.photos import Photo, files_of, fingerprint
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import UserError
 from hypjax.evaluate import embed_function, restore_models
@@ -109,33 +111,24 @@ class TrainedEmbedder:
         """
         if path.exists():
             done = Embeddings.load(path)
-            if not self._is_of(done, photos):
+            if (done.fingerprint, done.images) != (self.fingerprint, fingerprint(photos)):
                 raise UserError(
                     f"{path} exists already and holds other images or another run's embeddings; "
                     "name another file, or remove it"
                 )
             reporting.say(f"{path} is complete already")
             return done
-        parts = _Parts(path, self._facts(photos))
-        bar = tqdm.tqdm(total=len(photos), unit="image", disable=None, initial=parts.done)
-        with bar:
-            for points, broken in self.batches(files_of(photos[parts.done :])):
-                parts.add(points, broken)
-                bar.update(len(points))
-        embeddings = self._embeddings(photos, *parts.joined())
-        embeddings.save(path)
-        parts.remove()
+        with _Parts(path, f"{self.fingerprint} {fingerprint(photos)}") as parts:
+            with tqdm.tqdm(
+                total=len(photos), unit="image", disable=None, initial=parts.done
+            ) as bar:
+                for points, broken in self.batches(files_of(photos[parts.done :])):
+                    parts.add(points, broken)
+                    bar.update(len(points))
+            embeddings = self._embeddings(photos, *parts.joined())
+            embeddings.save(path)
+            parts.remove()
         return embeddings
-
-    def _facts(self, photos: Sequence[Photo]) -> str:
-        names = [(str(photo.path), photo.label) for photo in photos]
-        return hashlib.sha256(json.dumps([self.fingerprint, names]).encode()).hexdigest()
-
-    def _is_of(self, embeddings: Embeddings, photos: Sequence[Photo]) -> bool:
-        known = {*embeddings.ids.tolist(), *embeddings.unreadable}
-        return self.fingerprint == embeddings.fingerprint and known == {
-            str(photo.path) for photo in photos
-        }
 
     def _embeddings(
         self, photos: Sequence[Photo], points: Float[np.ndarray, "n d"], broken: dict[int, str]
@@ -147,6 +140,7 @@ class TrainedEmbedder:
             labels=np.array([photos[i].label for i in kept], dtype=str),
             space=self.space,
             fingerprint=self.fingerprint,
+            images=fingerprint(photos),
             unreadable={str(photos[i].path): reason for i, reason in broken.items()},
         )
 
@@ -166,23 +160,53 @@ class _Parts:
     """What is done of a file, in a folder beside it."""
 
     def __init__(self, path: pathlib.Path, facts: str) -> None:
-        """Takes up what was done of the same images by the same model, and drops anything else."""
+        """Takes up what was done of the same images by the same model, and drops anything else.
+
+        Raises:
+            UserError: The folder cannot be written, or another process is at it.
+        """
         self._folder = path.with_name(f"{path.name}.unfinished")
         self._pending: list[tuple[np.ndarray, dict[int, str]]] = []
         self._saved = time.monotonic()
         owner = self._folder / "facts"
         with _written(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._folder / "lock").open("w")
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(f"{path} is being written by another process") from error
             if not owner.exists() or owner.read_text() != facts:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._folder.mkdir(parents=True)
+                for part in self._folder.glob("*.npz"):
+                    part.unlink()
                 reporting.write_text(owner, facts)
-        self.done = sum(len(points) for points, _ in self._load())
+            self.done = sum(len(points) for points, _ in self._load())
+            for part in self._folder.glob("*.npz"):
+                if part.stem >= _stem(self.done):
+                    part.unlink()  # Damaged, or after one that is.
+
+    def __enter__(self) -> "_Parts":
+        """Nothing more to do."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Lets others have the folder."""
+        self._lock.close()
 
     def _load(self) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
+        """Yields the parts in order, up to the first that is damaged."""
+        done = 0
         for path in sorted(self._folder.glob("*.npz")):
-            with np.load(path, allow_pickle=False) as part:
-                reasons = zip(part["places"].tolist(), part["reasons"].tolist(), strict=True)
-                yield part["points"], dict(reasons)
+            try:
+                with np.load(path, allow_pickle=False) as file:
+                    part = {name: file[name] for name in ("points", "places", "reasons")}
+            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+                return
+            if path.stem != _stem(done):
+                return
+            done += len(part["points"])
+            reasons = zip(part["places"].tolist(), part["reasons"].tolist(), strict=True)
+            yield part["points"], dict(reasons)
 
     def add(self, points: np.ndarray, broken: dict[int, str]) -> None:
         """Takes a batch, and saves those that have waited long enough."""
@@ -192,7 +216,7 @@ class _Parts:
 
     def _save(self) -> None:
         points, broken = _joined(iter(self._pending))
-        path = self._folder / f"{self.done:012d}.npz"
+        path = self._folder / f"{_stem(self.done)}.npz"
         with _written(self._folder):
             unfinished = path.with_suffix(".unfinished")
             with unfinished.open("wb") as file:
@@ -209,6 +233,11 @@ class _Parts:
     def remove(self) -> None:
         """Removes the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _stem(done: int) -> str:
+    """Name of the part before which so many images are done."""
+    return f"{done:012d}"
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The tuples of arrays that rooms hand to each other, so that none needs to know another."""
 
+import os
 from typing import NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, UInt8
@@ -62,10 +63,16 @@ class Hits(NamedTuple):
         """Rank, distance, whether it is right, and path, a line a hit."""
         known = f" ({self.label})" if self.label else ""
         lines = [
-            f"{self.query}{known}",
+            f"{_shown(self.query)}{known}",
             "rank   distance  " + ("       " if known else "") + "path",
         ]
         for i, (path, distance) in enumerate(zip(self.paths, self.distances, strict=True)):
             mark = f"{self.mark(i):<7}" if known else ""
-            lines.append(f"{i + 1:>4} {distance:>10.4f}  {mark}{path}")
+            lines.append(f"{i + 1:>4} {distance:>10.4f}  {mark}{_shown(path)}")
         return "\n".join(lines)
+
+
+def _shown(path: str) -> str:
+    """A path as one would type it here."""
+    shorter = os.path.relpath(path)
+    return path if shorter.startswith(os.pardir) else shorter

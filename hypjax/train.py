@@ -20,7 +20,7 @@ from hypjax.data.dataset import Splits, open_splits
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import ClassBalancedPlans, RandomCrop
 from hypjax.errors import Interrupted, UserError
-from hypjax.evaluate import Evaluator, example_images
+from hypjax.evaluate import Evaluator, check_depth, example_images
 from hypjax.interfaces import Batch
 from hypjax.models import Embedder, compute_dtype, create_embedder
 from hypjax.monitor import Monitor
@@ -160,6 +160,7 @@ def train_and_evaluate(
     require_wandb(config)
     trace = Trace(run.path / "profile", profile, config.train.total_steps)
     splits = open_splits(config)
+    check_depth(config, splits)
     plan = create_plans(config, splits)
     circumstances = {"images": splits.fingerprint, "precision": compute_dtype(config).name}
     with run.claimed(circumstances), contextlib.closing(run.checkpoints()) as checkpoints:

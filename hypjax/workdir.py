@@ -34,7 +34,7 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
         fields = json.loads(path.read_text())["all"]
     except OSError as error:
         raise UserError(f"{workdir} holds no run ({_CONFIG}: {error.strerror})") from error
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged, or not one of hypjax") from error
     config = default_config()
     for field in sorted(fields.keys() - flatten(config).keys()):

@@ -15,7 +15,9 @@ from hypjax import inference, train
 from hypjax.data.photos import find_photos
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
+from hypjax.interfaces import Hits
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
+from hypjax.viz.hits import draw
 from tests import photos
 
 
@@ -116,6 +118,38 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
     assert sorted(p.name for p in tmp_path.glob("g.*")) == ["g.npz"]
 
 
+def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_path, monkeypatch):
+    shutil.copytree(photos_folder, tmp_path / "photos")
+    found = find_photos(str(tmp_path / "photos"))
+    path = tmp_path / "g.npz"
+    monkeypatch.setattr(inference, "_SECONDS_BETWEEN_SAVES", 0)
+    monkeypatch.setattr(Embeddings, "save", lambda *_: (_ for _ in ()).throw(UserError("full")))
+    with pytest.raises(UserError, match="full"):
+        embedder.embed_to(path, found)
+    monkeypatch.undo()
+    parts = sorted((tmp_path / "g.npz.unfinished").glob("*.npz"))
+    assert len(parts) == 4
+    parts[1].write_bytes(b"")
+    whole = embedder.embed(found)
+    np.testing.assert_allclose(embedder.embed_to(path, found).vectors, whole.vectors, atol=1e-6)
+    for changed in (
+        [found[0]._replace(label="other"), *found[1:]],
+        [*found[1:], found[0]],
+    ):
+        with pytest.raises(UserError, match="exists already"):
+            embedder.embed_to(path, changed)
+    Image.new("RGB", (25, 25)).save(found[3].path)
+    with pytest.raises(UserError, match="exists already"):
+        embedder.embed_to(path, found)
+
+
+def test_two_processes_do_not_write_one_file(embedder, photos_folder, tmp_path):
+    found = find_photos(str(photos_folder))
+    with inference._Parts(tmp_path / "g.npz", "facts"):
+        with pytest.raises(UserError, match="g.npz is being written by another process"):
+            embedder.embed_to(tmp_path / "g.npz", found)
+
+
 def test_another_runs_gallery_is_refused(run, embedder, photos_folder):
     gallery = embedder.embed(find_photos(str(photos_folder)))
     encoder = inference.TrainedEmbedder(run, "encoder")
@@ -148,6 +182,11 @@ def test_images_are_found_as_they_are_named(photos_folder, tmp_path):
     for split in ("train", "test"):
         shutil.copytree(photos_folder / "class1", tmp_path / f"split/{split}/wren")
     assert set(names(tmp_path / "split")) == {(f"{i}.png", "wren") for i in range(6)}
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/loop").symlink_to(tmp_path / "links")
+    (tmp_path / "links/same").symlink_to(photos_folder / "class1")
+    (tmp_path / "links/again").symlink_to(photos_folder / "class1")
+    assert [name for name, _ in names(tmp_path / "links")] == [f"{i}.png" for i in range(6)]
     with pytest.raises(UserError, match="no images at "):
         find_photos(str(tmp_path / "*.jpg"))
 
@@ -162,6 +201,8 @@ def test_a_space_can_be_written_and_read(space):
     [
         (lambda path: path.write_text("x"), "is no .npz file of plain arrays"),
         (lambda path: np.savez(path, a=np.ones(3)), "is not written by hypjax.embed"),
+        (lambda path: np.save(path.open("wb"), np.ones(3)), "is not written by hypjax.embed"),
+        (lambda path: np.savez(path, format=np.array("hypjax embeddings 1")), "is damaged"),
         (lambda path: np.savez(path, format=np.array([{}], object)), "no .npz file of plain"),
         (lambda path: None, "cannot read .*No such file"),
     ],
@@ -170,6 +211,14 @@ def test_files_of_others_are_refused(make, message, tmp_path):
     make(tmp_path / "g.npz")
     with pytest.raises(UserError, match=message):
         Embeddings.load(tmp_path / "g.npz")
+
+
+def test_names_with_dollars_are_drawn(tmp_path):
+    found = [Hits("q$_", "a$_$", ["x.png"], ["$b_"], [0.5])]
+    draw(found, tmp_path / "hits.png")
+    assert (tmp_path / "hits.png").exists()
+    with pytest.raises(UserError, match="cannot draw .*hits.xyz"):
+        draw(found, tmp_path / "hits.xyz")
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,8 @@ def test_an_interval_covers_the_mean_as_often_as_it_says():
         covered += low <= 0.7 <= high
     assert 0.83 <= covered / 200 <= 0.96
     assert bootstrap_interval(np.array([1.0, np.nan, 1.0])) == (1.0, 1.0)
+    with pytest.raises(UserError, match="no score to resample"):
+        bootstrap_interval(np.array([np.nan]))
 
 
 @pytest.mark.parametrize("name", ["recall", "recall@0", "recall@x", "map", "map@5", "precision@"])

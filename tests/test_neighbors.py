@@ -144,11 +144,15 @@ def test_streams_a_file_in_chunks_of_any_size(monkeypatch, tmp_path, block_bytes
             np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
 
 
-def test_half_precision_points_are_compared_in_float32():
+@pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.1)], ids=str)
+def test_half_precision_points_are_compared_in_float32(space):
+    """Rounded to bfloat16, unit vectors are up to 0.4% longer or shorter."""
     x = jnp.asarray(points(Sphere(), 0, 200, 8), jnp.bfloat16)
-    expected = nearest_neighbors(*[np.asarray(x, np.float32)] * 2, k=5, space=PoincareBall(0.1))
-    found = nearest_neighbors(x, x, k=5, space=PoincareBall(0.1))
-    np.testing.assert_array_equal(found[1], expected[1])
+    distances, ids = nearest_neighbors(x, x, k=5, space=space)
+    exact = np.asarray(x, np.float32)
+    np.testing.assert_array_equal(ids, nearest_neighbors(exact, exact, k=5, space=space)[1])
+    assert excess(space, exact, exact, ids) <= 8
+    assert (np.diff(distances, axis=1) > -1e-6).all()
 
 
 DEVICES = """
@@ -201,6 +205,10 @@ def test_eight_devices_find_the_same(repository):
         (lambda x: {"queries": 0 * x}, "embedding 0 is not of length 1"),
         (lambda x: {"gallery": np.where(np.arange(40)[:, None] == 9, np.nan, x)}, "embedding 9 is"),
         (lambda x: {"queries": x[:9], "exclude_self": True}, "exclude_self means that the gallery"),
+        (
+            lambda x: {"gallery": 1e19 * x, "space": PoincareBall(0.0, None)},
+            "embedding 0 is too far out",
+        ),
         (lambda x: {"block_size": 0}, "block_size is 0; it must be at least 1"),
     ],
 )

@@ -153,6 +153,12 @@ def test_sizes_that_do_not_fit_are_named():
         recall_at_k(x[:0], np.zeros(0, int), ks=(1,), space=ball)
 
 
+def test_labels_that_no_integer_type_holds_together_are_refused():
+    x = np.asarray(Sphere().embed(np.ones((2, 3))))
+    with pytest.raises(UserError, match="must fit into int64"):
+        recall_at_k(x, np.array([2**63, 1], np.uint64), ks=(1,), space=Sphere())
+
+
 def test_labels_may_be_any_integers():
     x, labels = labelled_points(Sphere(), 0, 60, 4, 9, duplicates=0)
     expected = match_ranks(x, labels, space=Sphere())

@@ -89,14 +89,15 @@ def _faiss_recall(
 
     def run() -> dict[int, float]:
         _, found = search()
-        first = np.full(len(found), max(_KS))
+        nowhere = max(_KS) + itself
+        first = np.full(len(found), nowhere)
         for start in range(0, len(found), 1000):
             part = found[start : start + 1000]
             queries = np.arange(start, start + len(part))
             hits = labels[part] == labels[queries, None]
             if itself:
                 hits &= part != queries[:, None]
-            first[queries] = np.where(hits.any(axis=1), hits.argmax(axis=1), max(_KS))
+            first[queries] = np.where(hits.any(axis=1), hits.argmax(axis=1), nowhere)
         return {k: float(np.mean(first < k + itself)) for k in _KS}
 
     return run

@@ -124,7 +124,7 @@ def find_photos(where: str) -> list[Photo]:
             one image.
 
     Returns:
-        The images, with '' as label where the class is not known.
+        The images by absolute paths, each once, with '' as label where the class is not known.
 
     Raises:
         UserError: There are none.
@@ -143,7 +143,8 @@ def find_photos(where: str) -> list[Photo]:
         photos = [Photo(pathlib.Path(name), "") for name in found if pathlib.Path(name).is_file()]
     if not photos:
         raise UserError(f"no images at {where}")
-    return photos
+    once = {os.path.realpath(photo.path): photo for photo in reversed(photos)}
+    return [photo._replace(path=photo.path.absolute()) for photo in reversed(once.values())]
 
 
 def _below(root: pathlib.Path) -> list[Photo]:
@@ -158,7 +159,8 @@ def _below(root: pathlib.Path) -> list[Photo]:
 
 def _lines(path: pathlib.Path) -> list[str]:
     try:
-        return [line for line in path.read_text().splitlines() if line.strip()]
+        lines = path.read_text("utf-8-sig").split("\n")
+        return [line.strip() for line in lines if line.strip()]
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -185,8 +187,13 @@ def _subfolders(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _images(folder: pathlib.Path) -> list[pathlib.Path]:
-    found = []
+    found, visited = [], set()
     for parent, folders, names in os.walk(folder, followlinks=True, onerror=_refuse_folder):
+        real = os.path.realpath(parent)
+        if real in visited:  # By a link that leads back up.
+            folders.clear()
+            continue
+        visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = (pathlib.Path(parent, name) for name in names if not name.startswith("."))
         found += [path for path in paths if path.suffix.lower() in SUFFIXES]
@@ -269,6 +276,11 @@ def _photo(folder: pathlib.Path, row: Mapping[str, Any], where: str) -> Photo:
             f"{where}: split is {value['split']}; it must be one of {', '.join(SPLITS)}"
         )
     return Photo(folder / value["path"], value["label"], value["split"], value["superlabel"])
+
+
+def fingerprint(photos: Sequence[Photo]) -> str:
+    """Differs where a file, a label or the order does, as far as files tell unread."""
+    return _hash((*_file_facts(photo), photo.label) for photo in photos)
 
 
 def _measured(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:

@@ -15,6 +15,10 @@ from hypjax.geometry import poincare, products
 
 # Nearer to the boundary, float32 may round 1 − c‖x‖² to 0.
 _FLOAT32_MARGIN = 1e-6
+# Farther out, what points are compared by would overflow.
+_FLOAT32_FAR = 1e37
+# By which unit vectors in bfloat16 may miss the length 1.
+_LENGTH_MARGIN = 2**-7
 
 Role = Literal["query", "gallery"]
 
@@ -107,13 +111,16 @@ class Sphere:
         return x
 
     def search_terms(self, x: Float[ArrayLike, "n d"]) -> SearchTerms:
-        """The points themselves, and no offset."""
-        return SearchTerms(x, x, jnp.zeros_like(x[:, 0]))
+        """The points themselves, and what rounding has left them longer than 1.
+
+        So they are ranked by ‖x − y‖², as `distance` measures.
+        """
+        return SearchTerms(x, x, (jnp.sum(x * x, axis=-1) - 1) / 2)
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
         """Rows that are not finite or not of length 1."""
         norm = jnp.linalg.norm(x, axis=-1)
-        return {"infinite": _not_finite(x), "length": ~(jnp.abs(norm - 1) <= 1e-3)}
+        return {"infinite": _not_finite(x), "length": ~(jnp.abs(norm - 1) <= _LENGTH_MARGIN)}
 
     def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
         """Raises a `UserError` unless every row is finite and of length 1."""
@@ -191,13 +198,15 @@ class PoincareBall:
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
         """Rows that are not finite, or not inside the ball to float32."""
-        inside = self.c * jnp.sum(x * x, axis=-1) <= 1 - _FLOAT32_MARGIN
-        return {"infinite": _not_finite(x), "outside": ~inside}
+        xx = jnp.sum(x * x, axis=-1)
+        inside = self.c * xx <= 1 - _FLOAT32_MARGIN
+        return {"infinite": _not_finite(x), "outside": ~inside, "far": ~(xx < _FLOAT32_FAR)}
 
     def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
         """Raises a `UserError` unless every row is finite and, to float32, inside the ball."""
         outside = f"lies outside the ball of radius 1/√{float(self.c):g}, or all but on it"
-        _refuse(self, x, first, {"infinite": "is not finite", "outside": outside})
+        words = {"infinite": "is not finite", "outside": outside, "far": "is too far out"}
+        _refuse(self, x, first, words)
 
 
 def _not_finite(x: Float[ArrayLike, "n d"]) -> Bool[Array, " n"]:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import types
 import zipfile
 from collections.abc import Callable, Iterator
 
@@ -30,6 +31,7 @@ class Embeddings:
         labels: Names of their classes; empty where they are not known.
         space: Where the points lie.
         fingerprint: Of the model that made them; others' points cannot be compared with these.
+        images: Fingerprint of the image files and their labels.
         unreadable: {path: reason} of images that are not among them.
     """
 
@@ -38,6 +40,7 @@ class Embeddings:
     labels: np.ndarray
     space: Space
     fingerprint: str
+    images: str
     unreadable: dict[str, str]
 
     def __len__(self) -> int:
@@ -48,7 +51,7 @@ class Embeddings:
         """Writes an .npz file, which appears whole or not at all.
 
         Its arrays are `vectors`, `ids`, `labels`, `unreadable` (pairs of path and reason), `space`
-        (JSON), `fingerprint` and `format`.
+        (JSON), `fingerprint`, `images` and `format`.
 
         Raises:
             UserError: It cannot be written.
@@ -64,6 +67,7 @@ class Embeddings:
                 unreadable=pairs,
                 space=np.array(json.dumps(describe_space(self.space))),
                 fingerprint=np.array(self.fingerprint),
+                images=np.array(self.images),
             )
 
     @classmethod
@@ -74,24 +78,32 @@ class Embeddings:
             UserError: It cannot be read, or is another kind of file.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            file = np.load(path, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise UserError(f"{path} is not written by hypjax.embed")
+            with file:
                 arrays = {name: file[name] for name in file.files}
         except OSError as error:
             raise UserError(f"cannot read {path} ({error.strerror or error})") from error
         except (ValueError, zipfile.BadZipFile, EOFError) as error:
             raise UserError(f"{path} is no .npz file of plain arrays, or is damaged") from error
-        except AttributeError as error:  # A single array has no names.
-            raise UserError(f"{path} is not written by hypjax.embed") from error
         if str(arrays.get("format")) != _FORMAT:
             raise UserError(f"{path} is not written by hypjax.embed")
-        return cls(
-            vectors=arrays["vectors"],
-            ids=arrays["ids"],
-            labels=arrays["labels"],
-            space=space_of(json.loads(str(arrays["space"]))),
-            fingerprint=str(arrays["fingerprint"]),
-            unreadable=dict(arrays["unreadable"].tolist()),
-        )
+        try:
+            read = cls(
+                vectors=arrays["vectors"],
+                ids=arrays["ids"],
+                labels=arrays["labels"],
+                space=space_of(json.loads(str(arrays["space"]))),
+                fingerprint=str(arrays["fingerprint"]),
+                images=str(arrays["images"]),
+                unreadable=dict(arrays["unreadable"].tolist()),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path} is damaged ({error}); embed the images again") from error
+        if not len(read.vectors) == len(read.ids) == len(read.labels):
+            raise UserError(f"{path} is damaged (lengths differ); embed the images again")
+        return read
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
         """What an inner-product index holds in the points' place, or is asked for, float32."""
@@ -105,10 +117,7 @@ class Embeddings:
         Raises:
             UserError: faiss is not installed, or the file cannot be written.
         """
-        try:
-            import faiss
-        except ImportError as error:
-            raise UserError("--export=faiss needs faiss: pip install faiss-cpu") from error
+        faiss = require_faiss()
         vectors = self.search_vectors()
         index = faiss.IndexFlatIP(vectors.shape[1])
         index.add(vectors)
@@ -142,6 +151,19 @@ class Embeddings:
         }
         with _unfinished(path) as unfinished:
             pyarrow.parquet.write_table(table.replace_schema_metadata(facts), unfinished)
+
+
+def require_faiss() -> types.ModuleType:
+    """Imports faiss.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise UserError("--export=faiss needs faiss: pip install faiss-cpu") from error
+    return faiss
 
 
 EXPORTS: dict[str, Callable[[Embeddings, pathlib.Path], None]] = {

@@ -46,21 +46,25 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def check_points(queries: Float[ArrayLike, "n d"], gallery: Float[ArrayLike, "m d"]) -> None:
-    """Refuses what are no rows of coordinates.
+def check_points(
+    queries: Float[ArrayLike, "n d"], gallery: Float[ArrayLike, "m d"]
+) -> tuple[Float[np.ndarray | Array, "n d"], Float[np.ndarray | Array, "m d"]]:
+    """Takes points as arrays, where they are, and refuses what are no rows of coordinates.
 
     Raises:
         UserError: The shapes do not fit each other, or there are no points.
     """
+    queries, gallery = (x if hasattr(x, "dtype") else np.asarray(x) for x in (queries, gallery))
     for name, points in (("queries", queries), ("gallery", gallery)):
-        if np.ndim(points) != 2 or 0 in np.shape(points):
-            raise UserError(f"{name} must be [number, dimension], got shape {np.shape(points)}")
+        if points.ndim != 2 or 0 in points.shape:
+            raise UserError(f"{name} must be [number, dimension], got shape {points.shape}")
         if not jnp.issubdtype(points.dtype, jnp.floating):
             raise UserError(f"{name} must be floating-point numbers, got {points.dtype}")
-    if np.shape(queries)[1] != np.shape(gallery)[1]:
+    if queries.shape[1] != gallery.shape[1]:
         raise UserError(
-            f"queries have {np.shape(queries)[1]} coordinates, the gallery {np.shape(gallery)[1]}"
+            f"queries have {queries.shape[1]} coordinates, the gallery {gallery.shape[1]}"
         )
+    return queries, gallery
 
 
 def check_labelled(
@@ -87,6 +91,8 @@ def check_labelled(
             raise UserError(f"{name} has {len(points)} rows but labels of shape {labels.shape}")
         if not np.issubdtype(labels.dtype, np.integer):
             raise UserError(f"labels of the {name} must be whole numbers, got {labels.dtype}")
-        both.append(labels)
+        if labels.max() > np.iinfo(np.int64).max:
+            raise UserError(f"labels of the {name} must fit into int64, got {labels.max()}")
+        both.append(labels.astype(np.int64))
     dense = np.unique(np.concatenate(both), return_inverse=True)[1].astype(np.int32)
     return dense[: len(queries)], dense[len(queries) :]

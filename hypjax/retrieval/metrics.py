@@ -135,7 +135,7 @@ def query_scores(
 
     Raises:
         UserError: A point is not finite or outside the space, sizes do not fit, a metric is
-            unknown, K exceeds the gallery, or no query has a match.
+            unknown, precision's K exceeds the gallery, or no query has a match.
     """
     chosen = {name: _metric(name) for name in metrics}
     own = np.arange(len(queries)) if gallery is None else None
@@ -262,8 +262,13 @@ def bootstrap_interval(
         confidence: Share of resamples' means inside the interval.
         num_resamples: Number of resamples.
         seed: Of the resampling.
+
+    Raises:
+        UserError: No query has a match.
     """
     scores = scores[~np.isnan(scores)]
+    if not len(scores):
+        raise UserError("there is no score to resample; no query has a match")
     rng = np.random.default_rng(seed)
     means = [rng.choice(scores, len(scores)).mean() for _ in range(num_resamples)]
     tail = (1 - confidence) / 2

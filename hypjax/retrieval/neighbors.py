@@ -24,6 +24,7 @@ from hypjax.retrieval.galleries import AXIS, Chunk, Gallery, place
 
 _BLOCK_SIZE = 512  # Queries at a time.
 _BLOCK_BYTES = 128 * 2**20  # Products of a block of queries and a chunk stay below this.
+_FOUND_BYTES = 64 * 2**20  # Points of neighbours that are fetched at a time.
 _GROUP = 64  # Columns whose largest score stands for them all, until the best groups are chosen.
 _ROWS_AT_A_TIME = 64  # Of a block; a CPU's cache holds their candidates.
 _MAX_THREADS = 4
@@ -45,7 +46,7 @@ def nearest_neighbors(
 
     A NumPy gallery, which may be memory-mapped and larger than a device's memory, is streamed in
     chunks, each shared out over all local devices. A JAX array is searched by the devices that hold
-    it. What is needed beyond inputs and result does not grow with them.
+    it. Beyond inputs and result, memory grows only by two copies of the queries.
 
     Args:
         queries: Points of the space.
@@ -62,7 +63,7 @@ def nearest_neighbors(
         UserError: A point is not finite or outside the space, sizes do not fit, or k is not between
             1 and the number of items.
     """
-    inputs.check_points(queries, gallery)
+    queries, gallery = inputs.check_points(queries, gallery)
     if exclude_self and len(queries) != len(gallery):
         raise UserError(
             f"exclude_self means that the gallery is the queries, but they are {len(gallery)} and "
@@ -258,8 +259,13 @@ def _merge(best: _Best | None, found: _Best, devices: int) -> _Best:
 def _distances(
     space: Space, gallery: Gallery, block: _Block, best: _Best
 ) -> Float[np.ndarray, "b k"]:
-    points, rows = gallery.points(best.ids)
-    return np.asarray(_distances_of_rows(space, block.points, points, rows))
+    size, k = best.ids.shape
+    step = max(1, min(size, _FOUND_BYTES // (4 * k * block.points.shape[1])))
+    parts = []
+    for part in (slice(start, start + step) for start in range(0, size, step)):
+        points, rows = gallery.points(best.ids[part])
+        parts.append(np.asarray(_distances_of_rows(space, block.points[part], points, rows)))
+    return np.concatenate(parts)
 
 
 @jax.jit

@@ -26,6 +26,16 @@ def draw(found: Sequence[Hits], output: pathlib.Path) -> None:
     Raises:
         UserError: It cannot be written.
     """
+    try:
+        with matplotlib.rc_context({"text.parse_math": False}):  # A path may hold dollar signs.
+            _grid(found).savefig(output)
+    except OSError as error:
+        raise UserError(f"cannot write to {output} ({error.strerror or error})") from error
+    except ValueError as error:
+        raise UserError(f"cannot draw {output}: {error}") from error
+
+
+def _grid(found: Sequence[Hits]) -> Figure:
     columns = 1 + len(found[0].paths)
     figure = Figure(figsize=(_INCHES * columns, (_INCHES + 0.3) * len(found)), layout="tight")
     FigureCanvasAgg(figure)
@@ -35,13 +45,7 @@ def draw(found: Sequence[Hits], output: pathlib.Path) -> None:
         for i, axis in enumerate(row[1:]):
             title = f"{hits.distances[i]:.3f} {hits.labels[i]}".strip()
             _show(axis, hits.paths[i], title, _COLOURS[hits.mark(i)])
-    try:
-        with matplotlib.rc_context({"text.parse_math": False}):  # A path may hold dollar signs.
-            figure.savefig(output)
-    except OSError as error:
-        raise UserError(f"cannot write to {output} ({error.strerror or error})") from error
-    except ValueError as error:
-        raise UserError(f"cannot draw {output}: {error}") from error
+    return figure
 
 
 def _show(axis: Axes, path: str, title: str, colour: str) -> None:

@@ -64,7 +64,7 @@ def test_the_readmes_index_finds_what_we_find(space, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
     x, labels = labelled(space)
     ids = np.array([f"{i}.png" for i in range(len(x))])
-    gallery = Embeddings(x, ids, labels.astype(str), space, "0", {})
+    gallery = Embeddings(x, ids, labels.astype(str), space, "0", "0", {})
     gallery.save(tmp_path / "gallery.npz")
     gallery.export_faiss(tmp_path / "gallery.faiss")
     readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
