@@ -170,3 +170,26 @@ def test_half_precision_points_are_compared_in_float32():
     x = jnp.asarray(x, jnp.bfloat16)
     expected = match_ranks(np.asarray(x, np.float32), labels, space=PoincareBall())
     np.testing.assert_array_equal(match_ranks(x, labels, space=PoincareBall()), expected)
+
+
+@given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=40), tile=st.sampled_from([64, 128]))
+@settings(max_examples=100, deadline=None)
+def test_small_classes_lie_within_a_tile(sizes, tile):
+    rows = ranks._rows_of_classes(np.array(sizes), tile)
+    assert len(rows) == sum(sizes) and (np.diff(rows) > 0).all()
+    for size, end in zip(sizes, np.cumsum(sizes), strict=True):
+        if 0 < size <= tile // 16:
+            assert rows[end - size] // tile == rows[end - 1] // tile
+
+
+def test_classes_of_all_sizes_over_many_tiles(monkeypatch):
+    monkeypatch.setattr(ranks, "_TILE", 64)
+    jax.clear_caches()
+    space = Sphere()
+    x, _ = labelled_points(space, 0, 700, 8, 5, duplicates=100)
+    labels = np.repeat(np.arange(60), np.random.default_rng(0).integers(1, 22, 60))[:700]
+    labels = np.random.default_rng(1).permutation(np.pad(labels, (0, 700 - len(labels))))
+    expected = brute_force(x, labels, x, labels, space, itself=True)
+    got = match_ranks(x, labels, space=space)
+    jax.clear_caches()
+    assert np.mean(got != expected) < 0.01 and np.abs(got - expected)[expected < 700].max() <= 1

@@ -66,8 +66,9 @@ def match_ranks(
     matching, plain = _deal(mesh, matching), _deal(mesh, plain)
     nearest = _nearest_matches(mesh, itself)(*points, matching)
     ranks = _ranks(mesh, itself)(*points, nearest, matching, plain)
+    real = searching.ids != NO_MATCH
     unsorted = np.empty(len(queries), np.int32)
-    unsorted[np.asarray(searching.ids)[: len(queries)]] = np.asarray(ranks)[: len(queries)]
+    unsorted[searching.ids[real]] = np.asarray(ranks)[real]
     return unsorted
 
 
@@ -121,15 +122,34 @@ def _sorted(
     points = inputs.float32(points)
     space.check(points)
     terms = inputs.search_terms(space, points)
-    order = np.argsort(labels, kind="stable").astype(np.int32)
-    size = inputs.round_up(len(labels), _tile(len(labels)))
+    order = np.argsort(labels, kind="stable")
+    rows = _rows_of_classes(np.bincount(labels), _tile(len(labels)))
+    source = np.full(inputs.round_up(rows[-1] + 1, _tile(len(labels))), -1)
+    source[rows] = order
+    real = source >= 0
     return _Points(
-        inputs.pad_rows(terms.query[order], size),
-        inputs.pad_rows(terms.gallery[order], size),
-        inputs.pad_rows(terms.offset[order], size, fill=np.inf),
-        inputs.pad_rows(labels[order].astype(np.int32), size, fill=-1),
-        inputs.pad_rows(order, size, fill=NO_MATCH),
+        terms.query[source],
+        terms.gallery[source],
+        jnp.where(real, terms.offset[source], jnp.inf),
+        np.where(real, labels[source], -1).astype(np.int32),
+        np.where(real, source, NO_MATCH).astype(np.int32),
     )
+
+
+def _rows_of_classes(sizes: Int[np.ndarray, " classes"], tile: int) -> Int[np.ndarray, " n"]:
+    """Rows of points in the order of their classes, small ones of which never cross a tile's edge.
+
+    So tiles beside the diagonal need not be looked at twice for the sake of one class.
+    """
+    starts, end = [], 0
+    for size in sizes.tolist():
+        left = -end % tile
+        if left < size <= tile // 16:
+            end += left
+        starts.append(end)
+        end += size
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(np.array(starts) - before, sizes) + np.arange(sizes.sum())
 
 
 def _tile(points: int) -> int:
@@ -144,13 +164,9 @@ def _tiles(
 
     Where points search one another, a plain tile stands for its mirror image too.
     """
-    spans = []
-    for sorted_labels in (query_labels, labels):
-        real = sorted_labels[sorted_labels >= 0]
-        starts = range(0, len(real), _tile(len(real)))
-        parts = [real[start : start + _tile(len(real))] for start in starts]
-        spans.append((np.array([p[0] for p in parts]), np.array([p[-1] for p in parts])))
-    (row_first, row_last), (first, last) = spans
+    rows, columns = (x.reshape(-1, _tile(len(x))) for x in (query_labels, labels))
+    row_first, first = rows[:, 0], columns[:, 0]
+    row_last, last = rows.max(axis=1), columns.max(axis=1)
     matching = (row_first[:, None] <= last) & (first <= row_last[:, None])
     plain = np.triu(~matching) if itself else ~matching
     return np.argwhere(matching), np.argwhere(plain)
