@@ -1,10 +1,9 @@
 """Exact nearest neighbours: blockwise, jitted, from memory, from disk, or over several devices."""
 
-import concurrent.futures
 import functools
 import os
-import threading
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -95,11 +94,11 @@ def search(
     size = inputs.round_up(min(block_size, len(queries)), inputs.MULTIPLE)
     rows = inputs.round_up(max(min(placed.rows, _BLOCK_BYTES // (4 * size)), k), inputs.MULTIPLE)
     blocks = _blocks(queries, size, space, placed.mesh)
-    searcher = _Searcher(placed.mesh, k, (size, rows))
-    with concurrent.futures.ThreadPoolExecutor(searcher.threads) as pool:
+    with ThreadPoolExecutor(_threads(placed.mesh)) as pool:
+        searcher = _Searcher(placed.mesh, k, (size, rows), pool)
         best = [None] * len(blocks)
         for chunk in placed.chunks(space, rows):
-            best = list(pool.map(functools.partial(searcher.update, chunk), blocks, best))
+            best = [searcher.update(chunk, *both) for both in zip(blocks, best, strict=True)]
         distances = pool.map(functools.partial(_distances, space, placed), blocks, best)
     ids = np.concatenate([np.asarray(block.ids) for block in best])
     return np.concatenate(list(distances))[: len(queries)], ids[: len(queries)]
@@ -145,42 +144,46 @@ def _blocks(queries: Float[ArrayLike, "n d"], size: int, space: Space, mesh: Mes
     return blocks
 
 
+def _threads(mesh: Mesh) -> int:
+    """How many threads share what a single core of a CPU would do alone; a divisor of a block."""
+    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
+        return 1
+    cores = min(os.cpu_count() or 1, _MAX_THREADS)
+    return 1 << (cores.bit_length() - 1)
+
+
 class _Searcher:
-    """Searches chunks for blocks of queries, in several threads on a CPU.
+    """Searches chunks for blocks of queries.
 
-    There, all cores share a product, but one alone selects the best of it; with threads, the others
-    multiply and select meanwhile. An accelerator needs one thread.
-
-    Attributes:
-        threads: How many may call `update` at a time.
+    On a CPU all cores share a product, but one alone would select the best of it: there, threads
+    select for parts of a block.
     """
 
-    def __init__(self, mesh: Mesh, k: int, shape: tuple[int, int]) -> None:
+    def __init__(self, mesh: Mesh, k: int, shape: tuple[int, int], pool: Executor) -> None:
         """Compiles nothing yet.
 
         Args:
             mesh: Devices that share the gallery.
             k: Number of neighbours.
             shape: Queries of a block, and rows of a chunk on each device.
+            pool: As many threads as `_threads` says.
         """
-        waiting = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
-        self.threads = min(os.cpu_count() or 1, _MAX_THREADS) if waiting else 1
-        self._wait = jax.block_until_ready if waiting else lambda arrays: arrays
+        self._pool = pool
+        self._parts = np.split(np.arange(shape[0], dtype=np.int32), _threads(mesh))
         self._multiply, self._select = _programs(mesh, k)
-        self._product = threading.Lock()
         # Room for products, which is used again and again: memory is dear when it is touched first.
-        self._rooms: list[Array] = []
-        self._new_room = functools.partial(
-            jnp.zeros, (mesh.size * shape[0], shape[1]), device=NamedSharding(mesh, P(AXIS))
-        )
+        size = (mesh.size * shape[0], shape[1])
+        self._room = jnp.zeros(size, device=NamedSharding(mesh, P(AXIS)))
 
     def update(self, chunk: Chunk, block: _Block, best: _Best | None) -> _Best:
         """The best items of what was searched before and of a chunk."""
-        with self._product:
-            room = self._rooms.pop() if self._rooms else self._new_room()
-            products, maxima = self._wait(self._multiply(room, block.vectors, chunk))
-        found = self._wait(self._select(products, maxima, chunk))
-        self._rooms.append(products)
+        self._room, maxima = self._multiply(self._room, block.vectors, chunk)
+        select = functools.partial(self._select, self._room, maxima, chunk)
+        if len(self._parts) == 1:
+            found = select(self._parts[0])
+        else:  # A program runs in its thread only while that waits for it.
+            found = self._pool.map(lambda rows: jax.block_until_ready(select(rows)), self._parts)
+            found = jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
         if best is None and chunk.first.size == 1:
             return found
         return _merge(best, found, chunk.first.size)
@@ -196,7 +199,7 @@ def _programs(mesh: Mesh, k: int) -> tuple[Callable, Callable]:
     select = jax.shard_map(
         functools.partial(_select, k=k),
         mesh=mesh,
-        in_specs=(P(AXIS), P(AXIS), shared),
+        in_specs=(P(AXIS), P(AXIS), shared, P()),
         out_specs=P(AXIS),
         check_vma=False,
     )
@@ -214,14 +217,19 @@ def _multiply(
 
 
 def _select(
-    products: Float[Array, "b r"], maxima: Float[Array, "b groups"], chunk: Chunk, *, k: int
+    products: Float[Array, "b r"],
+    maxima: Float[Array, "b groups"],
+    chunk: Chunk,
+    rows: Int[Array, " p"],
+    *,
+    k: int,
 ) -> _Best:
-    """The k best items of each query.
+    """The k best items of each query in some rows of the block.
 
     They are in the k groups with the largest maxima: an item elsewhere has one before it in each of
     these. Of equal ones the first is taken, among groups as among items.
     """
-    rows, num_groups = maxima.shape
+    num_groups = maxima.shape[1]
     count = min(k, num_groups)
     grouped = products.reshape(-1, _GROUP)
     offsets = chunk.offset.reshape(-1, _GROUP)
@@ -238,7 +246,7 @@ def _select(
         items = groups[places // _GROUP] * _GROUP + places % _GROUP
         return _Best(scores, chunk.first + items)
 
-    return lax.map(select_row, (jnp.arange(rows), maxima), batch_size=_ROWS_AT_A_TIME)
+    return lax.map(select_row, (rows, maxima[rows]), batch_size=_ROWS_AT_A_TIME)
 
 
 @functools.partial(jax.jit, static_argnames="devices")
