@@ -44,7 +44,7 @@ def _end(signum: int, frame: object) -> None:
     As an exception, an interrupt can be lost in a callback, or crash threads at the exit.
     """
     del frame
-    os.write(2, b"\ninterrupted; the same command goes on from the last checkpoint, if any\n")
+    os.write(2, b"\ninterrupted; the same command goes on from what was saved, if anything\n")
     for worker in multiprocessing.active_children():
         worker.kill()
     os._exit(128 + signum)

@@ -21,8 +21,8 @@ _OUTPUT = flags.DEFINE_string("output", None, "File to write, such as gallery.np
 _EMBEDDING = flags.DEFINE_enum(
     "embedding", "head", ["head", "encoder"], "What the loss trained, or the encoder's output."
 )
-_EXPORT = flags.DEFINE_list(
-    "export", [], "Other forms to write beside it, for other search engines: faiss, parquet."
+_EXPORT = flags.DEFINE_multi_string(
+    "export", [], "Another form to write beside it, for other search engines: faiss, or parquet."
 )
 
 
@@ -40,17 +40,18 @@ def main(overrides: list[str]) -> None:
     from hypjax.inference import TrainedEmbedder
     from hypjax.retrieval.embeddings import EXPORTS, require_faiss
 
-    for kind in _EXPORT.value:
+    exports = [kind for value in _EXPORT.value for kind in value.split(",")]
+    for kind in exports:
         if kind not in EXPORTS:
             raise UserError(f"--export={kind} is unknown; there are {', '.join(EXPORTS)}")
-    if "faiss" in _EXPORT.value:
+    if "faiss" in exports:
         require_faiss()
     keep_compiled_programs()
     photos = find_photos(_IMAGES.value)
     embedder = TrainedEmbedder(pathlib.Path(_WORKDIR.value).expanduser(), _EMBEDDING.value)
     embeddings = embedder.embed_to(output, photos)
     print(f"{len(embeddings)} images are in {output}")
-    for kind in _EXPORT.value:
+    for kind in exports:
         path = output.with_suffix(f".{kind}")
         EXPORTS[kind](embeddings, path)
         print(f"and, for other engines, in {path}")

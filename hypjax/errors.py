@@ -1,10 +1,12 @@
 """The one class for users' mistakes, and the one place that prints them."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 
 INTERRUPTED = 130  # The shell's status for an interrupt from the keyboard.
+CLOSED_PIPE = 141  # The same where output went to a program that ended.
 
 
 class UserError(Exception):
@@ -20,10 +22,14 @@ def reported() -> Iterator[None]:
     """Prints a `UserError` as one sentence on stderr and exits with status 1.
 
     Commands wrap their whole body in it; library code only raises. After an interrupt that was
-    prepared for it exits with the shell's status for interrupts.
+    prepared for it exits with the shell's status for interrupts, and quietly where nobody reads on.
     """
     try:
         yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # For Python's own flush.
+        sys.exit(CLOSED_PIPE)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

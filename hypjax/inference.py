@@ -17,11 +17,11 @@ import numpy as np
 import tqdm
 from jaxtyping import Float
 
-from hypjax import memory, reporting
+from hypjax import interrupts, memory, reporting
 from hypjax.data.dataset import Dataset
 from hypjax.data.photos import Photo, files_of, fingerprint
 from hypjax.data.pipeline import readable_batches
-from hypjax.errors import UserError
+from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import embed_function, restore_models
 from hypjax.geometry import Sphere
 from hypjax.interfaces import Hits
@@ -32,6 +32,7 @@ from hypjax.workdir import saved_config
 
 Part = Literal["head", "encoder"]
 _SECONDS_BETWEEN_SAVES = 60
+_INTERRUPTED = "interrupted: saving what is done; once more to stop at once"
 
 
 class TrainedEmbedder:
@@ -103,11 +104,13 @@ class TrainedEmbedder:
     def embed_to(self, path: pathlib.Path, photos: Sequence[Photo]) -> Embeddings:
         """Embeds images into a file, or goes on where that was interrupted.
 
-        What is done is saved every minute in a folder beside the file, which is removed at the end.
+        What is done is saved every minute, and at an interrupt, in a folder beside the file, which
+        is removed at the end.
 
         Raises:
-            UserError: The file or the folder cannot be written, or the file exists and holds
-                something else.
+            UserError: The file or the folder cannot be written, the file exists and holds something
+                else, or no image can be read.
+            Interrupted: An interrupt came, and what is done is saved.
         """
         if path.exists():
             done = Embeddings.load(path)
@@ -119,13 +122,26 @@ class TrainedEmbedder:
             reporting.say(f"{path} is complete already")
             return done
         with _Parts(path, f"{self.fingerprint} {fingerprint(photos)}") as parts:
-            with tqdm.tqdm(
-                total=len(photos), unit="image", disable=None, initial=parts.done
-            ) as bar:
+            with (
+                tqdm.tqdm(total=len(photos), unit="image", disable=None, initial=parts.done) as bar,
+                interrupts.deferred(_INTERRUPTED) as interrupted,
+            ):
                 for points, broken in self.batches(files_of(photos[parts.done :])):
-                    parts.add(points, broken)
+                    stopping = interrupted()
+                    parts.add(points, broken, saving=stopping)
                     bar.update(len(points))
+                    if stopping and parts.done < len(photos):
+                        raise Interrupted(
+                            f"{parts.done} of {len(photos)} images are saved, and the same command "
+                            "goes on from there"
+                        )
             embeddings = self._embeddings(photos, *parts.joined())
+            if not len(embeddings):
+                parts.remove()
+                raise UserError(
+                    f"none of the {len(photos)} images can be read; of the first: "
+                    f"{next(iter(embeddings.unreadable.values()))}"
+                )
             embeddings.save(path)
             parts.remove()
         return embeddings
@@ -208,10 +224,10 @@ class _Parts:
             reasons = zip(part["places"].tolist(), part["reasons"].tolist(), strict=True)
             yield part["points"], dict(reasons)
 
-    def add(self, points: np.ndarray, broken: dict[int, str]) -> None:
-        """Takes a batch, and saves those that have waited long enough."""
+    def add(self, points: np.ndarray, broken: dict[int, str], *, saving: bool) -> None:
+        """Takes a batch, and saves those that have waited long enough, or all if told to."""
         self._pending.append((points, broken))
-        if time.monotonic() - self._saved >= _SECONDS_BETWEEN_SAVES:
+        if saving or time.monotonic() - self._saved >= _SECONDS_BETWEEN_SAVES:
             self._save()
 
     def _save(self) -> None:
@@ -253,8 +269,9 @@ def find(
 ) -> list[Hits]:
     """The nearest images of a gallery to each query.
 
-    An image is not found as its own neighbour. A query's class is known where it is told, where the
-    image is in the gallery, or where its folder has the name of one of the gallery's classes.
+    They come in the order of their distances. An image is not found as its own neighbour. A query's
+    class is known where it is told, where the image is in the gallery, or where its folder has the
+    name of one of the gallery's classes.
 
     Raises:
         UserError: The gallery comes from another run, a query cannot be read, or k is too large.
@@ -271,6 +288,9 @@ def find(
     own = np.array([places.get(os.path.realpath(path), -1) for path in queries.ids])
     excluded = own if (own >= 0).any() else None
     distances, found = search(queries.vectors, excluded, gallery.vectors, k=k, space=gallery.space)
+    # By the distances that are shown: the search's products put near-ties in another order.
+    order = np.argsort(distances, axis=1, kind="stable")
+    distances, found = (np.take_along_axis(x, order, axis=1) for x in (distances, found))
     classes = set(gallery.labels.tolist()) - {""}
     hits = []
     for i, photo in enumerate(photos):

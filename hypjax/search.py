@@ -19,6 +19,7 @@ _K = flags.DEFINE_integer("k", 10, "Number of neighbours.", lower_bound=1)
 _EMBEDDING = flags.DEFINE_enum(
     "embedding", "head", ["head", "encoder"], "What the gallery was embedded by."
 )
+_PICTURES = (".png", ".pdf", ".svg", ".jpg")
 _OUTPUT = flags.DEFINE_string("output", None, "Picture of the hits to draw, such as hits.png.")
 
 
@@ -28,6 +29,12 @@ def main(overrides: list[str]) -> None:
         if not flags.FLAGS[name].value:
             raise UserError(f"--{name} is missing (--help tells what it is)")
     command.refuse_overrides(overrides)
+    output = _OUTPUT.value and pathlib.Path(_OUTPUT.value).expanduser()
+    if output and output.suffix not in _PICTURES:
+        raise UserError(f"--output is {output}; its name must end in {', '.join(_PICTURES)}")
+    if output and not output.parent.is_dir():
+        raise UserError(f"--output is {output}, but there is no folder {output.parent}")
+    from hypjax import reporting
     from hypjax.caches import keep_compiled_programs
     from hypjax.data.photos import find_photos
     from hypjax.inference import TrainedEmbedder, find
@@ -38,13 +45,13 @@ def main(overrides: list[str]) -> None:
     keep_compiled_programs()
     embedder = TrainedEmbedder(pathlib.Path(_WORKDIR.value).expanduser(), _EMBEDDING.value)
     found = find(embedder, photos, gallery, _K.value)
-    for hits in found:
-        print(hits.table())
-    if _OUTPUT.value:
+    if output:
         from hypjax.viz.hits import draw
 
-        draw(found, pathlib.Path(_OUTPUT.value).expanduser())
-        print(f"drawn in {_OUTPUT.value}")
+        draw(found, output)
+        reporting.say(f"drawn in {output}")
+    for hits in found:
+        print(hits.table())
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from PIL import Image
 
 from hypjax import inference, train
 from hypjax.data.photos import find_photos
-from hypjax.errors import UserError
+from hypjax.errors import Interrupted, UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.interfaces import Hits
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
@@ -94,17 +95,16 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
     broken.write_text("no image")
     found.insert(5, found[0]._replace(path=broken))
     whole = embedder.embed_to(tmp_path / "whole.npz", found)
-    monkeypatch.setattr(inference, "_SECONDS_BETWEEN_SAVES", 0)
     batches, seen = embedder.batches, []
 
-    def two_batches(dataset):
+    def interrupted(dataset):
         for i, batch in enumerate(batches(dataset)):
-            if i == 2:
-                raise KeyboardInterrupt
+            if i == 1:
+                signal.raise_signal(signal.SIGINT)
             yield batch
 
-    monkeypatch.setattr(embedder, "batches", two_batches)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(embedder, "batches", interrupted)
+    with pytest.raises(Interrupted, match="32 of 61 images are saved"):
         embedder.embed_to(tmp_path / "g.npz", found)
     assert not (tmp_path / "g.npz").exists()
     monkeypatch.setattr(
@@ -116,6 +116,13 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
     np.testing.assert_allclose(resumed.vectors, whole.vectors, atol=1e-6)
     assert resumed.unreadable == whole.unreadable == {str(broken): "not an image"}
     assert sorted(p.name for p in tmp_path.glob("g.*")) == ["g.npz"]
+
+
+def test_a_gallery_of_nothing_readable_is_refused(embedder, tmp_path):
+    (tmp_path / "broken.png").write_text("no image")
+    with pytest.raises(UserError, match="none of the 1 images can be read; .* not an image"):
+        embedder.embed_to(tmp_path / "g.npz", find_photos(str(tmp_path)))
+    assert [p.name for p in tmp_path.iterdir()] == ["broken.png"]
 
 
 def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_path, monkeypatch):

@@ -107,6 +107,8 @@ class Embeddings:
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
         """What an inner-product index holds in the points' place, or is asked for, float32."""
+        if role not in ("query", "gallery"):
+            raise UserError(f"role is {role!r}; it must be query or gallery")
         with jax.enable_x64(True):
             vectors = self.space.search_vectors(np.asarray(self.vectors, np.float64), role)
         return np.asarray(vectors, np.float32)

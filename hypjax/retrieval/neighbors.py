@@ -41,7 +41,8 @@ def nearest_neighbors(
     """The k nearest items of a gallery to each query, by exact search.
 
     Items are ranked by inner products (see `hypjax.geometry.SearchTerms`), equal ones by their
-    place in the gallery; the distances of the k found are recomputed by subtraction.
+    place in the gallery; the distances of the k found are recomputed by subtraction. Where two
+    differ by less than a float32 product resolves, the smaller may come second.
 
     A NumPy gallery, which may be memory-mapped and larger than a device's memory, is streamed in
     chunks, each shared out over all local devices. A JAX array is searched by the devices that hold
