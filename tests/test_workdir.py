@@ -68,13 +68,15 @@ def test_damaged_files_are_named(tmp_path, name):
         print(Workdir(tmp_path, photos.load("photos")).results)
 
 
-def test_a_run_tells_where_it_ran(tmp_path):
+def test_a_run_tells_where_it_ran(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "hypjax.main", "--workdir=a b"])
     for _ in range(2):
         with Workdir(tmp_path, photos.load("photos", "seed=7")).claimed({}):
             pass
     told = json.loads((tmp_path / "run.json").read_text())
     assert told["seed"] == 7 and told["device"] == "cpu"
-    assert "pytest" in told["command"] and "jax" in told["versions"]
+    assert told["command"] == "python -m hypjax.main '--workdir=a b'"
+    assert "jax" in told["versions"]
     (earlier,) = told["earlier_starts"]
     assert earlier["versions"] == told["versions"] and "earlier_starts" not in earlier
     head = subprocess.run(
