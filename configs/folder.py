@@ -28,6 +28,7 @@ def get_config(variant: str = "hyp") -> ConfigDict:
     config.data.test_classes = 0.25
     config.data.validation_classes = 0.1
 
+    config.model.architecture = "vit"
     config.model.patch_size = 8
     config.model.width = 128
     config.model.depth = 4

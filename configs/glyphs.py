@@ -31,6 +31,7 @@ def get_config(variant: str = "hyp") -> ConfigDict:
     config.data.flip = 0.0  # A mirrored letter is another letter.
     config.data.validation_classes = 100
 
+    config.model.architecture = "vit"
     config.model.patch_size = 8
     config.model.width = 128
     config.model.depth = 4

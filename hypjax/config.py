@@ -47,10 +47,15 @@ def default_config() -> ConfigDict:
     data.split_seed = 0  # Which classes these are; it does not vary with a run's seed.
 
     config.model = model = ConfigDict()
-    model.patch_size = 16  # ViT-S/16
-    model.width = 384
-    model.depth = 12
-    model.num_heads = 6
+    model.architecture = "vit_small_patch16_224"  # timm's name, or vit: a Transformer with these
+    model.patch_size = 0  # sizes, which are 0 elsewhere.
+    model.width = 0
+    model.depth = 0
+    model.num_heads = 0
+    model.weights = placeholder(str)  # Of the encoder: a timm hub id, a file, or a run's folder.
+    # Of tokens, in training and in evaluation: cls, cls_dist_mean, avg, max, avg_max or gem.
+    model.pooling = "cls"
+    model.eval_pooling = "cls"
     model.head_dim = 128
     # Of the encoder's products: float32, bfloat16, or auto, which is bfloat16 on accelerators.
     model.precision = "auto"
@@ -96,10 +101,19 @@ def default_config() -> ConfigDict:
     return config.lock()
 
 
+DATASETS = ("glyphs", "folder", "cub200", "cars196", "sop", "inshop")
 METRICS = ("recall", "precision", "mrr", "map@r", "r_precision")
 
 # Fields that may be None.
-OPTIONAL = frozenset({"data.path", "objective.clip_radius", "run.data_dir", "run.wandb_project"})
+OPTIONAL = frozenset(
+    {
+        "data.path",
+        "model.weights",
+        "objective.clip_radius",
+        "run.data_dir",
+        "run.wandb_project",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +179,7 @@ _POSITIVE = Rule(lambda value: value > 0, "above 0")
 
 _RULES = {
     "seed": _at_least(0),
-    "data.name": _one_of("glyphs", "folder"),
+    "data.name": _one_of(*DATASETS),
     "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
     "data.image_size": _at_least(1),
     "data.std": Rule(lambda value: all(v > 0 for v in value), "above 0 in every channel"),
@@ -175,11 +189,12 @@ _RULES = {
     "data.validation_classes": _CLASSES,
     "data.test_classes": _CLASSES,
     "data.split_seed": _at_least(0),
-    "model.patch_size": _at_least(1),
-    "model.width": _at_least(1),
-    "model.depth": _at_least(1),
-    "model.num_heads": _at_least(1),
+    "model.patch_size": _at_least(0),
+    "model.width": _at_least(0),
+    "model.depth": _at_least(0),
+    "model.num_heads": _at_least(0),
     "model.head_dim": _at_least(1),
+    "model.weights": Rule(lambda value: value != "", "a name, a file or a folder, or None"),
     "model.precision": _one_of("auto", "float32", "bfloat16"),
     "objective.name": _one_of("pairwise_cross_entropy"),
     "objective.space": _one_of("poincare", "sphere"),
@@ -243,15 +258,14 @@ def _validate_together(config: ConfigDict) -> None:
     if rest or classes < 2:
         words = f"a multiple of train.samples_per_class ({train.samples_per_class}), twice or more"
         refuse("train.batch_size", train.batch_size, words)
-    if data.image_size % model.patch_size:
-        refuse(
-            "data.image_size",
-            data.image_size,
-            f"a multiple of model.patch_size ({model.patch_size})",
-        )
     if data.resize < data.image_size:
         refuse("data.resize", data.resize, f"at least data.image_size ({data.image_size})")
-    if model.width % model.num_heads:
+    for field in ("patch_size", "width", "depth", "num_heads"):
+        if model.architecture == "vit" and model[field] == 0:
+            refuse(f"model.{field}", 0, "at least 1 where model.architecture is vit")
+        if model.architecture != "vit" and model[field] != 0:
+            refuse(f"model.{field}", model[field], "0 where model.architecture names the sizes")
+    if model.architecture == "vit" and model.width % model.num_heads:
         refuse("model.width", model.width, f"a multiple of model.num_heads ({model.num_heads})")
     if data.name == "folder" and not data.path:
         refuse("data.path", data.path, "a folder of images, or a .csv or .parquet table")

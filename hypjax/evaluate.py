@@ -1,6 +1,7 @@
 """Evaluation: embeds images under the test view and scores both embeddings by Recall@K."""
 
 import contextlib
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt8
 from ml_collections import ConfigDict
 
-from hypjax import memory, reporting
+from hypjax import memory, published, reporting
+from hypjax.config import validate
 from hypjax.data import device
 from hypjax.data.dataset import Dataset, Splits, open_splits
 from hypjax.data.pipeline import evaluation_batches
@@ -21,7 +23,8 @@ from hypjax.interfaces import Outputs
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import create_objective
 from hypjax.retrieval import mean_score, query_scores
-from hypjax.workdir import Workdir
+from hypjax.weights import model_shapes, pretrained_encoder, restore_models
+from hypjax.workdir import Workdir, saved_config
 
 
 class Evaluator:
@@ -30,10 +33,17 @@ class Evaluator:
     The head is compared in the objective's space, the encoder by cosine (Hyp-ViT, Section 4.2).
     """
 
-    def __init__(self, config: ConfigDict, model: Embedder, score_space: Space) -> None:
-        """Prepares the jitted embedding; it compiles at its first use."""
+    def __init__(self, config: ConfigDict, score_space: Space | None) -> None:
+        """Prepares the jitted embedding; it compiles at its first use.
+
+        Args:
+            config: The run's configuration.
+            score_space: Of the head's embedding; None: the encoder's alone is scored.
+        """
         self._config = config
-        self._spaces = {"head": score_space, "encoder": Sphere()}
+        head = {} if score_space is None else {"head": score_space}
+        self._spaces = {**head, "encoder": Sphere()}
+        model = create_embedder(config, evaluating=True)
         self._embed = jax.jit(embed_function(config, model, self._spaces))
 
     def recalls(
@@ -82,20 +92,58 @@ class Evaluator:
 
     def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
         """Embeds all images of a dataset, each part in its space."""
-        batches = evaluation_batches(
-            dataset,
-            shorter_side=self._config.data.resize,
-            side=self._config.data.image_size,
-            channels=self._config.data.channels,
-            batch_size=self._config.run.eval_batch_size,
-            workers=self._config.run.workers,
-        )
-        with contextlib.closing(batches):
-            embedded = [self._embed(params, images) for images in batches]
-        return {
-            part: np.concatenate([np.asarray(points[part]) for points in embedded])[: len(dataset)]
-            for part in self._spaces
-        }
+        return embed_dataset(self._config, functools.partial(self._embed, params), dataset)
+
+
+def embed_dataset(
+    config: ConfigDict, embed: Callable[[UInt8[Array, "b s s c"]], PyTree], dataset: Dataset
+) -> PyTree:
+    """Embeds all images of a dataset under the test view: NumPy arrays, a row an image.
+
+    Args:
+        config: The run's configuration.
+        embed: From pixels of a batch, always as many, to arrays.
+        dataset: The images.
+    """
+    batches = evaluation_batches(
+        dataset,
+        shorter_side=config.data.resize,
+        side=config.data.image_size,
+        channels=config.data.channels,
+        batch_size=config.run.eval_batch_size,
+        workers=config.run.workers,
+    )
+    with contextlib.closing(batches):
+        embedded = [embed(images) for images in batches]
+    return jax.tree.map(
+        lambda *parts: np.concatenate([np.asarray(part) for part in parts])[: len(dataset)],
+        *embedded,
+    )
+
+
+def pretrained_features(config: ConfigDict) -> Float[np.ndarray, "images dim"]:
+    """Embeddings of the training images by the encoder that `model.weights` names.
+
+    As in Hyp-ViT's Table 1: not normalised, under a test view that cuts nothing off the shorter
+    side, whatever `data.resize` says.
+
+    Raises:
+        UserError: There are no such weights, or the images cannot be read.
+    """
+    validate(config)
+    encoder = create_embedder(config, evaluating=True).encoder
+    images = open_splits(config).train
+    params = jax.device_put(pretrained_encoder(config, encoder))
+    config = config.copy_and_resolve_references()
+    config.data.resize = config.data.image_size
+
+    @jax.jit
+    def embed(images: Array) -> Array:
+        images = device.normalize(images, config.data.mean, config.data.std)
+        return encoder.apply({"params": params}, images).astype(jnp.float32)
+
+    with memory.explained("run.eval_batch_size"):
+        return embed_dataset(config, embed, images)
 
 
 def check_depth(config: ConfigDict, splits: Splits) -> None:
@@ -113,6 +161,30 @@ def check_depth(config: ConfigDict, splits: Splits) -> None:
             f"config.eval.ks holds {max(config.eval.ks)}, but for precision there are only "
             f"{min(items)} images to find"
         )
+
+
+def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
+    """Evaluates the encoder that `model.weights` names on the test classes; prints the table.
+
+    Returns:
+        {"pretrained": {"encoder": {"recall@1": ...}}}.
+
+    Raises:
+        UserError: There are no such weights, or they do not fit; or the images cannot be read.
+    """
+    validate(config)
+    model = create_embedder(config)
+    splits = open_splits(config)
+    check_depth(config, splits)
+    shapes = model_shapes(config, model)
+    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    params["encoder"] = jax.device_put(pretrained_encoder(config, model.encoder))
+    evaluator = Evaluator(config, None)
+    results = {"pretrained": evaluator.recalls(params, splits.test, splits.gallery)}
+    print(f"Recall on the test classes, by {config.model.weights}:")
+    print(reporting.format_results(results))
+    published.show(results, config)
+    return results
 
 
 def embed_function(
@@ -148,8 +220,8 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         UserError: The folder holds no checkpoint, or one of another run, or the images have
             changed, so that others may be among the test classes than were.
     """
-    model, states = restore_models(config, workdir)
-    evaluator = Evaluator(config, model, create_objective(config).score_space)
+    _, states = restore_models(config, workdir)
+    evaluator = Evaluator(config, create_objective(config).score_space)
     splits = open_splits(config)
     check_depth(config, splits)
     Workdir(pathlib.Path(workdir), config, compared=()).require({"images": splits.fingerprint})
@@ -159,40 +231,5 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     }
     print(f"Recall on the test classes, by the models in {workdir}:")
     print(reporting.format_results(results))
+    published.show(results, saved_config(pathlib.Path(workdir)))
     return results
-
-
-def restore_models(
-    config: ConfigDict, workdir: str | pathlib.Path
-) -> tuple[Embedder, dict[str, PyTree]]:
-    """The model of a run, and its parameters by the names that `evaluate` gives them.
-
-    Raises:
-        UserError: The folder holds no checkpoint, or one of another run.
-    """
-    run = Workdir(pathlib.Path(workdir), config, compared=("data.", "model.", "objective."))
-    model = create_embedder(config)
-    shapes = model_shapes(config, model)
-    latest = None
-    if run.has_checkpoint:
-        with contextlib.closing(run.checkpoints(read_only=True)) as checkpoints:
-            latest = checkpoints.restore_latest(model=shapes)
-            best = checkpoints.restore_best(model=shapes)
-    if latest is None:
-        raise UserError(
-            f"{run.path} holds no checkpoint; train first, or name a run's folder with --workdir"
-        )
-    finished = run.results is not None and latest.step == run.total_steps
-    states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
-    return model, states if best is None else states | {"best": best.trees[0]}
-
-
-def example_images(config: ConfigDict) -> Float[Array, "1 side side channels"]:
-    """One black image, to initialise a model with."""
-    side = config.data.image_size
-    return jnp.zeros((1, side, side, config.data.channels))
-
-
-def model_shapes(config: ConfigDict, model: Embedder) -> PyTree:
-    """Shapes and dtypes of a model's parameters, without computing any."""
-    return jax.eval_shape(model.init, jax.random.key(0), example_images(config))["params"]

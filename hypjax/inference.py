@@ -22,12 +22,13 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.photos import Photo, files_of, fingerprint
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import Interrupted, UserError
-from hypjax.evaluate import embed_function, restore_models
+from hypjax.evaluate import embed_function
 from hypjax.geometry import Sphere
 from hypjax.interfaces import Hits
 from hypjax.objectives import create_objective
 from hypjax.retrieval.embeddings import Embeddings, describe_space
 from hypjax.retrieval.neighbors import search
+from hypjax.weights import restore_best
 from hypjax.workdir import saved_config
 
 Part = Literal["head", "encoder"]
@@ -54,8 +55,7 @@ class TrainedEmbedder:
             UserError: The folder holds no trained model.
         """
         self._config = config = saved_config(workdir)
-        model, states = restore_models(config, workdir)
-        self._params = states.get("best", next(iter(states.values())))
+        model, self._params = restore_best(workdir)
         space = create_objective(config).score_space if part == "head" else Sphere()
         self.space = space
         self._part = part
@@ -65,7 +65,8 @@ class TrainedEmbedder:
     def _fingerprint(self) -> str:
         data = self._config.data
         view = [data[name] for name in ("channels", "image_size", "resize", "mean", "std")]
-        facts = [self._part, describe_space(self.space), view]
+        pooling = self._config.model.eval_pooling
+        facts = [self._part, describe_space(self.space), view, pooling]
         digest = hashlib.sha256(json.dumps(facts).encode())
         for leaf in jax.tree.leaves(self._params):
             digest.update(np.ascontiguousarray(leaf))

@@ -17,7 +17,10 @@ _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run. Default: runs/<config>-<variant>, and a hash of overrides."
 )
 _MODE = flags.DEFINE_enum(
-    "mode", "train", ["train", "evaluate"], "Train and evaluate, or evaluate a finished run."
+    "mode",
+    "train",
+    ["train", "evaluate"],
+    "Train and evaluate, or evaluate: the run in --workdir; without it, the pretrained encoder.",
 )
 _PROFILE = flags.DEFINE_string(
     "profile", None, "Steps to write a trace of, such as 10:15, for TensorBoard or Perfetto."
@@ -42,9 +45,12 @@ def main(overrides: list[str]) -> None:
     profile = _steps(_PROFILE.value)
     keep_compiled_programs()
     if _MODE.value == "evaluate":
-        from hypjax.evaluate import evaluate
+        from hypjax.evaluate import evaluate, evaluate_pretrained
 
-        evaluate(config, workdir)
+        if config.model.weights and not _WORKDIR.value:
+            evaluate_pretrained(config)
+        else:
+            evaluate(config, workdir)
     else:
         from hypjax.train import train_and_evaluate
 

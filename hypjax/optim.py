@@ -14,6 +14,7 @@ GROUPS = {
     "head": ("model", "head"),
     "objective": ("objective",),
 }
+_STATISTICS = "statistics"  # What a BatchNorm measured lies below this name, and is never trained.
 
 
 def split_frozen(params: PyTree, frozen: Collection[str]) -> tuple[PyTree, PyTree]:
@@ -28,7 +29,11 @@ def split_frozen(params: PyTree, frozen: Collection[str]) -> tuple[PyTree, PyTre
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
     stems = [GROUPS[name] for name in frozen]
-    held = {path for path in flat if any(path[: len(stem)] == stem for stem in stems)}
+    held = {
+        path
+        for path in flat
+        if _STATISTICS in path or any(path[: len(stem)] == stem for stem in stems)
+    }
     trained = {path: leaf for path, leaf in flat.items() if path not in held}
     return unflatten_dict(trained), unflatten_dict({path: flat[path] for path in held})
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Int, PyTree
 from ml_collections import ConfigDict
 
-from hypjax import interrupts, memory, optim, reporting
+from hypjax import interrupts, memory, optim, published, reporting
 from hypjax.checkpoints import Checkpoints
 from hypjax.config import validate
 from hypjax.data import device
@@ -20,13 +21,14 @@ from hypjax.data.dataset import Splits, open_splits
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import ClassBalancedPlans, RandomCrop
 from hypjax.errors import Interrupted, UserError
-from hypjax.evaluate import Evaluator, check_depth, example_images
+from hypjax.evaluate import Evaluator, check_depth
 from hypjax.interfaces import Batch
 from hypjax.models import Embedder, compute_dtype, create_embedder
 from hypjax.monitor import Monitor
 from hypjax.objectives import Metrics, Objective, Spec, create_objective
 from hypjax.telemetry import require_wandb
 from hypjax.tracing import Trace
+from hypjax.weights import example_images, pretrained_encoder
 from hypjax.workdir import Workdir
 
 
@@ -67,6 +69,16 @@ def create_state(
     return TrainState(
         jnp.int32(0), params, optimizer.init(trained), objective_state, skipped=jnp.int32(0)
     )
+
+
+def with_pretrained(config: ConfigDict, model: Embedder, state: TrainState) -> TrainState:
+    """Puts the weights that `model.weights` names in the place of the encoder's random ones."""
+    if config.model.weights is None:
+        return state
+    reporting.say(f"the encoder starts from {config.model.weights}")
+    encoder = jax.device_put(pretrained_encoder(config, model.encoder))
+    params = {**state.params, "model": {**state.params["model"], "encoder": encoder}}
+    return state._replace(params=params)
 
 
 def make_train_step(
@@ -128,7 +140,7 @@ def make_train_step(
 def train_and_evaluate(
     config: ConfigDict, workdir: str | pathlib.Path, profile: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """Trains a model from scratch and evaluates it before and after.
+    """Trains a model, from pretrained weights where these are named, and evaluates it.
 
     A finished run is not trained again: its results are printed. An interrupted one continues
     from its last checkpoint, and ends as if it had never been interrupted.
@@ -140,9 +152,9 @@ def train_and_evaluate(
 
     Returns:
         What results.json holds: {"untrained": {"head": {"recall@1": ...}, "encoder": {...}},
-        "final": {...}}, measured on the test classes. Where classes were held out for validation,
-        also "best", of the checkpoint that did best on them, its step as "best_step", and under
-        "validation" the same, measured on those classes.
+        "final": {...}}, measured on the test classes before and after. Where classes were held
+        out for validation, also "best", of the checkpoint that did best on them, its step as
+        "best_step", and under "validation" the same, measured on those classes.
 
     Raises:
         UserError: The configuration cannot be run, the folder is another run's or in use, a loss
@@ -153,24 +165,27 @@ def train_and_evaluate(
     run = Workdir(pathlib.Path(workdir), config)
     if run.results is not None:
         print(f"{run.path} holds this run's results already:")
-        print_results(run.results)
+        print_results(run.results, config)
         if profile is not None:
             reporting.warn("nothing is left to be traced")
         return run.results
     require_wandb(config)
+    model, objective = create_embedder(config), create_objective(config)
     trace = Trace(run.path / "profile", profile, config.train.total_steps)
     splits = open_splits(config)
     check_depth(config, splits)
     plan = create_plans(config, splits)
     circumstances = {"images": splits.fingerprint, "precision": compute_dtype(config).name}
     with run.claimed(circumstances), contextlib.closing(run.checkpoints()) as checkpoints:
-        model, objective = create_embedder(config), create_objective(config)
         optimizer = optim.create_optimizer(config)
-        evaluator = Evaluator(config, model, objective.score_space)
-        state = create_state(config, model, objective, optimizer, create_spec(config, splits))
+        evaluator = Evaluator(config, objective.score_space)
+        spec = create_spec(config, model, splits)
+        state = create_state(config, model, objective, optimizer, spec)
         print_model(state, splits, plan)
         restored = restore(checkpoints, state)
         if restored is None:
+            warn_of_frozen(config, state)
+            state = with_pretrained(config, model, state)
             recalls = Recalls(untrained=evaluate_splits(evaluator, state, splits))
         else:
             state, recalls = restored
@@ -200,7 +215,7 @@ def train_and_evaluate(
             save(checkpoints, state, recalls, score(config, recalls))  # Again, if that failed.
             results = collect_results(checkpoints, state, recalls, evaluator, splits)
             monitor.write(config.train.total_steps, {"test": results["final"]})
-        print_results(results)
+        print_results(results, config)
         checkpoints.wait()
         if config.train.total_steps not in checkpoints.steps:
             saved = f"from step {checkpoints.steps[-1]}" if checkpoints.steps else "anew"
@@ -397,12 +412,12 @@ def restore(checkpoints: Checkpoints, like: TrainState) -> tuple[TrainState, Rec
     return state, Recalls(**restored.record)
 
 
-def create_spec(config: ConfigDict, splits: Splits) -> Spec:
+def create_spec(config: ConfigDict, model: Embedder, splits: Splits) -> Spec:
     """What the objective may need to know of the run."""
     return Spec(
         classes=splits.train.num_classes,
         samples_per_class=config.train.samples_per_class,
-        encoder_dim=config.model.width,
+        encoder_dim=model.encoder.dim,
         head_dim=config.model.head_dim,
         training_images=len(splits.train),
     )
@@ -418,6 +433,17 @@ def print_model(state: TrainState, splits: Splits, plan: ClassBalancedPlans) -> 
         f"{parameters:,} parameters on {jax.devices()[0].device_kind}; " + "; ".join(parts)
     )
     reporting.say(f"batches in an epoch of all classes: {plan.batches_per_epoch}")
+
+
+def warn_of_frozen(config: ConfigDict, state: TrainState) -> None:
+    """Warns where freezing does nothing, or keeps what is random as it is."""
+    for group in config.optim.frozen:
+        _, frozen = optim.split_frozen(state.params, (group,))
+        stem = optim.GROUPS[group]
+        if not any(path[: len(stem)] == stem for path in flatten_dict(frozen)):
+            reporting.warn(f"optim.frozen names {group}, of which this model has none")
+        elif config.model.weights is None:
+            reporting.warn(f"{group} stays random: it is frozen, and model.weights is None")
 
 
 def create_plans(config: ConfigDict, splits: Splits) -> ClassBalancedPlans:
@@ -441,8 +467,8 @@ def create_plans(config: ConfigDict, splits: Splits) -> ClassBalancedPlans:
     )
 
 
-def print_results(results: dict[str, Any]) -> None:
-    """Prints the final table: before and after, head and encoder."""
+def print_results(results: dict[str, Any], config: ConfigDict) -> None:
+    """Prints the final table: before and after, head and encoder, and what was published."""
     shown = [name for name in ("untrained", "final", "best") if name in results]
     print("Recall on the test classes:")
     print(reporting.format_results({name: results[name] for name in shown}))
@@ -451,3 +477,4 @@ def print_results(results: dict[str, Any]) -> None:
         print(reporting.format_results(results["validation"]))
     if "best" in results:
         print(f"best: step {results['best_step']}, chosen on the validation classes")
+    published.show(results, config)

@@ -36,6 +36,7 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
         raise UserError(f"{workdir} holds no run ({_CONFIG}: {error.strerror})") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged, or not one of hypjax") from error
+    fields.setdefault("model.architecture", "vit")  # There was no other once.
     config = default_config()
     for field in sorted(fields.keys() - flatten(config).keys()):
         raise UserError(f"{path} has the field {field}, which this version of hypjax does not know")

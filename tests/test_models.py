@@ -8,7 +8,7 @@ import pytest
 from hypjax import config_files
 from hypjax.models import Embedder, VisionTransformer, create_embedder
 
-SMALL = dict(patch_size=8, width=24, depth=2, num_heads=3)
+SMALL = dict(image_size=16, patch_size=8, width=24, depth=2, num_heads=3)
 images = np.random.default_rng(0).normal(size=(3, 16, 24, 3)).astype(np.float32)
 
 

@@ -144,7 +144,7 @@ def test_queries_search_the_gallery(tmp_path, photos_folder):
         def points(self, params, dataset):
             return dict.fromkeys(("head", "encoder"), points[id(dataset)])
 
-    evaluator = Stub(config, None, Sphere())
+    evaluator = Stub(config, Sphere())
     recalls = evaluator.recalls(None, splits.test, splits.gallery)["head"]
     wanted = recall_at_k(
         *(points[id(splits.test)], splits.test.labels),

@@ -1,6 +1,17 @@
 """Models: encoders, and the head on top of them."""
 
-from hypjax.models.embedder import Embedder, compute_dtype, create_embedder
+from hypjax.models.architectures import ARCHITECTURES, create_encoder
+from hypjax.models.embedder import Embedder, create_embedder
+from hypjax.models.precision import compute_dtype
+from hypjax.models.resnet import ResNet
 from hypjax.models.vit import VisionTransformer
 
-__all__ = ["Embedder", "VisionTransformer", "compute_dtype", "create_embedder"]
+__all__ = [
+    "ARCHITECTURES",
+    "Embedder",
+    "ResNet",
+    "VisionTransformer",
+    "compute_dtype",
+    "create_embedder",
+    "create_encoder",
+]

@@ -8,6 +8,8 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from hypjax.interfaces import Outputs
+from hypjax.models.architectures import Encoder, checked, create_encoder
+from hypjax.models.precision import compute_dtype
 from hypjax.models.vit import VisionTransformer
 
 
@@ -22,7 +24,7 @@ class Embedder(nn.Module):
         head_dim: Coordinates of the head's output.
     """
 
-    encoder: nn.Module
+    encoder: Encoder
     head_dim: int
 
     @nn.compact
@@ -38,26 +40,31 @@ class Embedder(nn.Module):
         return Outputs(pooled=pooled, projected=head(pooled))
 
 
-def create_embedder(config: ConfigDict) -> Embedder:
+def create_embedder(config: ConfigDict, *, evaluating: bool = False) -> Embedder:
     """Builds the model that a run's configuration describes.
 
     Args:
         config: The run's whole configuration, already validated.
+        evaluating: Pool by `model.eval_pooling` and not as in training; parameters are the same.
+
+    Raises:
+        UserError: The architecture is unknown, or image size or pooling do not fit it.
     """
     model = config.model
+    pooling = model.eval_pooling if evaluating else model.pooling
+    dtype = compute_dtype(config)
+    if model.architecture != "vit":
+        encoder = create_encoder(
+            model.architecture, image_size=config.data.image_size, pooling=pooling, dtype=dtype
+        )
+        return Embedder(encoder=encoder, head_dim=model.head_dim)
     encoder = VisionTransformer(
+        image_size=config.data.image_size,
         patch_size=model.patch_size,
         width=model.width,
         depth=model.depth,
         num_heads=model.num_heads,
-        dtype=compute_dtype(config),
+        pooling=pooling,
+        dtype=dtype,
     )
-    return Embedder(encoder=encoder, head_dim=model.head_dim)
-
-
-def compute_dtype(config: ConfigDict) -> jnp.dtype:
-    """Of the encoder's products: what `model.precision` says, or what suits the device."""
-    precision = config.model.precision
-    if precision == "auto":
-        precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    return jnp.dtype(precision)
+    return Embedder(encoder=checked(encoder), head_dim=model.head_dim)

@@ -1,10 +1,9 @@
 """Vision Transformer (Dosovitskiy et al., ICLR 2021), with timm's numerics.
 
 GELU is the exact one, LayerNorm's ε is 1e-6, queries, keys and values come from one fused matrix
-with bias, and the position embedding includes the class token.
+with bias, and the position embedding includes the class token. A distilled model (DeiT, Touvron et
+al., ICML 2021) has a second such token.
 """
-
-import contextlib
 
 import flax.linen as nn
 import jax
@@ -13,29 +12,48 @@ from einops import rearrange
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
+from hypjax.models.pooling import pool_tokens
+from hypjax.models.precision import full_products_in
+
 _TOKEN_INIT = nn.initializers.truncated_normal(0.02)
 
 
 class VisionTransformer(nn.Module):
-    """Maps images to the class token after the final LayerNorm.
+    """Maps images to one embedding, pooled from the tokens after the final LayerNorm.
 
     Attributes:
-        patch_size: Side of a patch in pixels; it divides the image's sides.
+        image_size: Side of the images in pixels; it tells how many positions weights are for.
+        patch_size: Side of a patch; it divides the images' sides.
         width: Coordinates of a token, and of the embedding.
         depth: Number of blocks.
         num_heads: Attention heads; they divide the width.
+        distilled: Whether a distillation token follows the class token.
+        pooling: How tokens become an embedding, see `hypjax.models.pooling`.
         mlp_ratio: Width of a block's hidden layer beside that of a token.
         dtype: Of the products and of what lies between two of them. float32 products are true
             float32 on every device; bfloat16 ones take their speed. Parameters, the sums that run
             from block to block, LayerNorm statistics, softmax and the result are float32.
     """
 
+    image_size: int
     patch_size: int
     width: int
     depth: int
     num_heads: int
+    distilled: bool = False
+    pooling: str = "cls"
     mlp_ratio: float = 4
     dtype: DTypeLike = jnp.float32
+
+    @property
+    def dim(self) -> int:
+        """Coordinates of the embedding."""
+        return self.width
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens before those of the patches."""
+        return 2 if self.distilled else 1
 
     @nn.compact
     def __call__(
@@ -48,24 +66,28 @@ class VisionTransformer(nn.Module):
             return_tokens: Return all tokens after the final LayerNorm, the class token first,
                 as timm's `forward_features` does.
         """
-        with _full_products_in(self.dtype):
+        with full_products_in(self.dtype):
             tokens = self._tokens(images)
             for i in range(self.depth):
                 tokens = Block(self.num_heads, self.mlp_ratio, self.dtype, name=f"block_{i}")(
                     tokens
                 )
             tokens = _layer_norm("norm", jnp.float32)(tokens)
-        return tokens if return_tokens else tokens[:, 0]
+        if return_tokens:
+            return tokens
+        return pool_tokens(tokens, self.num_prefix_tokens, self.pooling)
 
     def _tokens(self, images: ArrayLike) -> Array:
-        """Patches and class token, with their positions added."""
+        """Class token, distillation token if there is one, and patches; with their positions."""
         p = self.patch_size
         patches = rearrange(images, "b (h p) (w q) c -> b (h w) (p q c)", p=p, q=p)
         patches = nn.Dense(self.width, dtype=self.dtype, name="patch_embed")(patches)
-        cls = self.param("cls_token", _TOKEN_INIT, (1, 1, self.width))
-        positions = self.param("pos_embed", _TOKEN_INIT, (1, patches.shape[1] + 1, self.width))
-        cls = jnp.broadcast_to(cls, (len(images), 1, self.width))
-        return jnp.concatenate([cls, patches], axis=1) + positions
+        names = ("cls_token", "dist_token")[: self.num_prefix_tokens]
+        prefix = [self.param(name, _TOKEN_INIT, (1, 1, self.width)) for name in names]
+        number = len(prefix) + patches.shape[1]
+        positions = self.param("pos_embed", _TOKEN_INIT, (1, number, self.width))
+        prefix = [jnp.broadcast_to(token, (len(images), 1, self.width)) for token in prefix]
+        return jnp.concatenate([*prefix, patches], axis=1) + positions
 
 
 class Block(nn.Module):
@@ -109,10 +131,3 @@ def _dense(features: int, dtype: DTypeLike, name: str) -> nn.Dense:
 def _layer_norm(name: str, dtype: DTypeLike) -> nn.LayerNorm:
     # E[x²] − E[x]² would cancel for tokens whose mean is large beside their deviation.
     return nn.LayerNorm(epsilon=1e-6, dtype=dtype, use_fast_variance=False, name=name)
-
-
-def _full_products_in(dtype: DTypeLike) -> contextlib.AbstractContextManager:
-    """Keeps float32 products float32 where a device would round their factors."""
-    if jnp.dtype(dtype) == jnp.float32:
-        return jax.default_matmul_precision("highest")
-    return contextlib.nullcontext()

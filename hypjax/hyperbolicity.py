@@ -1,0 +1,78 @@
+"""How tree-like embeddings are, and the curvature that suggests (Hyp-ViT, Table 1).
+
+python -m hypjax.hyperbolicity --config=configs/cub.py:hyp-vit
+"""
+
+import pathlib
+
+from absl import flags
+
+from hypjax import command
+from hypjax.errors import UserError
+
+_CONFIG = flags.DEFINE_string(
+    "config",
+    None,
+    "Configuration whose pretrained encoder embeds its training images; --config.FIELD=VALUE sets "
+    "a field of it.",
+)
+_EMBEDDINGS = flags.DEFINE_string(
+    "embeddings", None, "File that python -m hypjax.embed wrote, instead of a configuration."
+)
+_SAMPLES = flags.DEFINE_integer("samples", 2000, "Points of each draw.", lower_bound=4)
+_TRIALS = flags.DEFINE_integer("trials", 100, "Random draws.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Of the draws.", lower_bound=0)
+
+
+def main(overrides: list[str]) -> None:
+    """Prints the relative δ over random draws."""
+    if bool(_CONFIG.value) == bool(_EMBEDDINGS.value):
+        raise UserError("name either --config or --embeddings (--help tells what they are)")
+    import jax
+
+    from hypjax.caches import keep_compiled_programs
+    from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
+
+    keep_compiled_programs()
+    if _EMBEDDINGS.value:
+        from hypjax.retrieval.embeddings import Embeddings
+
+        command.refuse_overrides(overrides)
+        points = _features(Embeddings.load(pathlib.Path(_EMBEDDINGS.value).expanduser()))
+        published = None
+    else:
+        from hypjax import config_files
+        from hypjax.evaluate import pretrained_features
+        from hypjax.published import published_delta
+
+        config = config_files.load(_CONFIG.value, overrides)
+        points, published = pretrained_features(config), published_delta(config)
+    key = jax.random.key(_SEED.value)
+    deltas = relative_delta(points, num_samples=_SAMPLES.value, num_trials=_TRIALS.value, key=key)
+    drawn = min(_SAMPLES.value, len(points))
+    print(f"relative delta: {deltas.mean():.4f} ± {deltas.std():.4f}")
+    print(f"  over {_TRIALS.value} draws of {drawn} of {len(points)} points")
+    print(f"curvature c it suggests: {curvature_from_delta(deltas.mean()):.3f}")
+    if published is not None:
+        difference = deltas.mean() - published
+        print(f"published (Hyp-ViT, Table 1): {published:.3f} (ours {difference:+.3f})")
+
+
+def _features(embeddings: "Embeddings") -> "np.ndarray":
+    """Embeddings before the map into their space, as far as they can be brought back."""
+    import numpy as np
+
+    from hypjax import reporting
+    from hypjax.geometry import PoincareBall, poincare
+
+    if isinstance(embeddings.space, PoincareBall):
+        return np.asarray(poincare.logmap0(embeddings.vectors, embeddings.space.c))
+    reporting.warn(
+        "these embeddings are of length 1; Hyp-ViT's Table 1 measures the encoder's before that, "
+        "as --config does"
+    )
+    return embeddings.vectors
+
+
+if __name__ == "__main__":
+    command.run(main)

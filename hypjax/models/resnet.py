@@ -1,0 +1,126 @@
+"""ResNet-50 (He et al., CVPR 2016), with timm's numerics and BatchNorms that stay as pretrained.
+
+The stride of a bottleneck lies in its 3×3 convolution, as in torchvision and timm ("v1.5").
+"""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, Float
+
+from hypjax.models.pooling import pool_tokens
+from hypjax.models.precision import full_products_in
+
+_CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+class ResNet(nn.Module):
+    """Maps images to pooled features of the last stage.
+
+    Attributes:
+        image_size: Side of the images in pixels.
+        stage_sizes: Bottlenecks of each stage; a later stage has half the side and twice the width.
+        width: Channels inside a bottleneck of the first stage, a quarter of what it returns.
+        pooling: How places become an embedding: `avg`, `max`, `avg_max` or `gem`.
+        dtype: Of the convolutions and of what lies between them; float32 ones are true float32.
+    """
+
+    image_size: int
+    stage_sizes: tuple[int, ...] = (3, 4, 6, 3)
+    width: int = 64
+    pooling: str = "avg"
+    dtype: DTypeLike = jnp.float32
+
+    @property
+    def dim(self) -> int:
+        """Coordinates of the embedding."""
+        return 4 * self.width * 2 ** (len(self.stage_sizes) - 1)
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """None: all tokens are places."""
+        return 0
+
+    @nn.compact
+    def __call__(
+        self, images: Float[ArrayLike, "batch height width channels"], return_tokens: bool = False
+    ) -> Float[Array, "batch dim"] | Float[Array, "batch places dim"]:
+        """Embeds normalised images.
+
+        Args:
+            images: Normalised pixels.
+            return_tokens: Return the last stage's features, row by row.
+        """
+        with full_products_in(self.dtype):
+            x = _conv(self.width, 7, self.dtype, "stem_conv", stride=2)(jnp.asarray(images))
+            x = nn.relu(FrozenBatchNorm(self.dtype, name="stem_norm")(x))
+            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+            for stage, blocks in enumerate(self.stage_sizes):
+                for block in range(blocks):
+                    x = Bottleneck(
+                        self.width * 2**stage,
+                        stride=2 if stage > 0 and block == 0 else 1,
+                        dtype=self.dtype,
+                        name=f"stage_{stage}_block_{block}",
+                    )(x)
+        tokens = rearrange(x, "b h w c -> b (h w) c").astype(jnp.float32)
+        return tokens if return_tokens else pool_tokens(tokens, 0, self.pooling)
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions beside a shortcut, which is projected where the shape changes."""
+
+    width: int
+    stride: int
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 4*width"]:
+        """Applies the block."""
+        conv = functools.partial(_conv, dtype=self.dtype)
+        norm = functools.partial(FrozenBatchNorm, self.dtype)
+        y = nn.relu(norm(name="norm_1")(conv(self.width, 1, name="conv_1")(x)))
+        y = nn.relu(norm(name="norm_2")(conv(self.width, 3, name="conv_2", stride=self.stride)(y)))
+        y = norm(name="norm_3")(conv(4 * self.width, 1, name="conv_3")(y))
+        if x.shape != y.shape:
+            x = conv(4 * self.width, 1, name="shortcut_conv", stride=self.stride)(x)
+            x = norm(name="shortcut_norm")(x)
+        return nn.relu(x + y)
+
+
+class FrozenBatchNorm(nn.Module):
+    """BatchNorm by the statistics of the pretraining, which lie beside its trained affine map."""
+
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*b c"]) -> Float[Array, "*b c"]:
+        """Normalises each channel."""
+        channels = x.shape[-1]
+        scale = self.param("scale", nn.initializers.ones, (channels,))
+        bias = self.param("bias", nn.initializers.zeros, (channels,))
+        statistics = self.param(
+            "statistics",
+            lambda _: {"mean": jnp.zeros(channels), "variance": jnp.ones(channels)},
+        )
+        factor = scale * jax.lax.rsqrt(statistics["variance"] + 1e-5)
+        shift = bias - statistics["mean"] * factor
+        return (x * factor + shift).astype(self.dtype)
+
+
+def _conv(features: int, size: int, dtype: DTypeLike, name: str, stride: int = 1) -> nn.Conv:
+    padding = ((size // 2, size // 2),) * 2
+    return nn.Conv(
+        features,
+        (size, size),
+        strides=stride,
+        padding=padding,
+        use_bias=False,
+        dtype=dtype,
+        kernel_init=_CONV_INIT,
+        name=name,
+    )

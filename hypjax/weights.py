@@ -1,0 +1,90 @@
+"""Where a model's parameters come from: a run's checkpoints, or weights pretrained elsewhere."""
+
+import contextlib
+import pathlib
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+from ml_collections import ConfigDict
+
+from hypjax import reporting
+from hypjax.errors import UserError
+from hypjax.models import Embedder, create_embedder
+from hypjax.models.architectures import Encoder
+from hypjax.models.pretrained import convert_timm, load_timm, timm_state_dict
+from hypjax.workdir import Workdir, saved_config
+
+
+def restore_models(
+    config: ConfigDict, workdir: str | pathlib.Path
+) -> tuple[Embedder, dict[str, PyTree]]:
+    """The model of a run as it is evaluated, and its parameters by the names `evaluate` gives them.
+
+    Raises:
+        UserError: The folder holds no checkpoint, or one of another run.
+    """
+    run = Workdir(pathlib.Path(workdir), config, compared=("data.", "model.", "objective."))
+    model = create_embedder(config, evaluating=True)
+    shapes = model_shapes(config, model)
+    latest = None
+    if run.has_checkpoint:
+        with contextlib.closing(run.checkpoints(read_only=True)) as checkpoints:
+            latest = checkpoints.restore_latest(model=shapes)
+            best = checkpoints.restore_best(model=shapes)
+    if latest is None:
+        raise UserError(
+            f"{run.path} holds no checkpoint; train first, or name a run's folder with --workdir"
+        )
+    finished = run.results is not None and latest.step == run.total_steps
+    states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
+    return model, states if best is None else states | {"best": best.trees[0]}
+
+
+def example_images(config: ConfigDict) -> Float[Array, "1 side side channels"]:
+    """One black image, to initialise a model with."""
+    side = config.data.image_size
+    return jnp.zeros((1, side, side, config.data.channels))
+
+
+def model_shapes(config: ConfigDict, model: Embedder) -> PyTree:
+    """Shapes and dtypes of a model's parameters, without computing any."""
+    return jax.eval_shape(model.init, jax.random.key(0), example_images(config))["params"]
+
+
+def restore_best(workdir: pathlib.Path) -> tuple[Embedder, PyTree]:
+    """The model of a run as it is evaluated, with its best parameters, or its last.
+
+    Raises:
+        UserError: The folder holds no trained run.
+    """
+    model, states = restore_models(saved_config(workdir), workdir)
+    return model, states.get("best", next(iter(states.values())))
+
+
+def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
+    """The encoder's parameters that `model.weights` names: of the hub, a file, or another run.
+
+    Of another run it is the best model, or the last one.
+
+    Raises:
+        UserError: There are none, or they do not fit the encoder.
+    """
+    weights = config.model.weights
+    if not weights:
+        raise UserError("config.model.weights is None; name weights, as configs/cub.py does")
+    folder = pathlib.Path(weights).expanduser()
+    if not folder.is_dir():
+        return load_timm(weights, encoder, config.data.channels)
+    other = saved_config(folder)
+    model, params = restore_best(folder)
+    as_here = dict(image_size=encoder.image_size, pooling=encoder.pooling, dtype=encoder.dtype)
+    if model.encoder.clone(**as_here) != encoder:
+        raise UserError(f"the encoder of the run in {weights} is of another architecture or size")
+    if (other.data.mean, other.data.std) != (config.data.mean, config.data.std):
+        reporting.warn(f"the run in {weights} scales pixels by another data.mean and data.std")
+    try:
+        state = timm_state_dict(params["encoder"], model.encoder)
+        return convert_timm(state, encoder, config.data.channels)
+    except UserError as error:
+        raise UserError(f"weights {weights}: {error}") from error

@@ -1,0 +1,332 @@
+"""Training beside a PyTorch transcription of the recipe: same weights, pixels and batches.
+
+As a command it does the same at the size of the published encoder, which takes minutes:
+
+    python -m tests.parity.test_trajectory --size=small
+"""
+
+import argparse
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tqdm import tqdm
+
+from hypjax import optim, train
+from hypjax.config import default_config, validate
+from hypjax.interfaces import Batch
+from hypjax.models import create_embedder
+from hypjax.models.pretrained import convert_timm
+from hypjax.objectives import create_objective
+from tests.parity import conftest
+
+conftest.pytest_configure(None)  # As a command nobody else calls it before timm is imported.
+torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
+timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
+geoopt = pytest.importorskip("geoopt", reason="needs the parity extra: geoopt")
+
+TINY = {"patch_size": 8, "width": 48, "depth": 3, "num_heads": 4, "head_dim": 6}
+SMALL = {"patch_size": 16, "width": 384, "depth": 12, "num_heads": 6, "head_dim": 128}
+
+# The recipe once more, from the paper, so that hypjax's defaults are compared as well.
+C, RADIUS, TEMPERATURE = 0.1, 2.3, 0.2
+CLIP_NORM, WEIGHT_DECAY, BETAS, EPSILON = 3.0, 0.01, (0.9, 0.999), 1e-8
+
+# The more noise, the farther the loss stays from 0, where rounding would be large beside it; with
+# the least, some gradients are short enough not to be clipped.
+CASES = {
+    "ball-12x2": dict(space="poincare", classes=12, samples=2, noise=15),
+    "ball-5x9": dict(space="poincare", classes=5, samples=9, noise=30),
+    "sphere-12x2": dict(space="sphere", classes=12, samples=2, noise=20),
+}
+
+
+class Trajectory(NamedTuple):
+    """What one side saw.
+
+    Attributes:
+        losses: Before each step.
+        norms: Of the gradients, before they were clipped.
+        clipped: Shares of features that were clipped.
+        pooled: The encoder's embeddings of held-out images, after the last step.
+        projected: The head's.
+        patch_projection: Kernel and bias, before the first step and after the last.
+    """
+
+    losses: np.ndarray
+    norms: np.ndarray
+    clipped: np.ndarray
+    pooled: np.ndarray
+    projected: np.ndarray
+    patch_projection: tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]
+
+
+class Comparison(NamedTuple):
+    """Both sides, and how far they are apart.
+
+    Attributes:
+        hypjax: Its trajectory.
+        peer: That of the transcription.
+        differences: The largest relative ones: of losses and gradient norms at any step, and of the
+            encoder's and the head's embeddings of the held-out images as a whole.
+    """
+
+    hypjax: Trajectory
+    peer: Trajectory
+    differences: dict[str, float]
+
+
+def compare(
+    model_kwargs,
+    image_size,
+    classes,
+    samples,
+    steps=30,
+    *,
+    space="poincare",
+    noise=20,
+    learning_rate=1e-3,
+):
+    """Trains both sides from the same weights on the same batches.
+
+    Parameters are not compared: attention ignores the keys' bias, so that its gradient is rounding
+    noise, of which Adam makes full steps.
+    """
+    *batches, held_out = make_batches(image_size, classes, samples, steps + 1, noise)
+    config = make_config(model_kwargs, image_size, classes, samples, steps, space, learning_rate)
+    encoder, head = make_peer(model_kwargs, image_size)
+    params = parameters_of(encoder, head, create_embedder(config))
+    got = run_hypjax(config, params, batches, held_out)
+    peer = run_peer(encoder, head, space, samples, learning_rate, batches, held_out)
+
+    def largest(a, b):
+        return float(np.max(np.abs(a - b) / np.abs(b)))
+
+    def overall(a, b):
+        return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+    differences = {
+        "loss": largest(got.losses, peer.losses),
+        "gradient norm": largest(got.norms, peer.norms),
+        "encoder": overall(got.pooled, peer.pooled),
+        "head": overall(got.projected, peer.projected),
+    }
+    return Comparison(got, peer, differences)
+
+
+def make_batches(image_size, classes, samples, number, noise):
+    """Noisy pictures of coarse patterns, one a class: something that a few steps can learn.
+
+    Every batch draws its classes from twice as many. Larger images are enlarged ones of 32 pixels,
+    since noise of single pixels would be lost in large patches.
+    """
+    rng = np.random.default_rng(0)
+    patterns = enlarged(rng.uniform(60, 196, (2 * classes, 4, 4, 3)), 8)
+    batches = []
+    for _ in range(number):
+        labels = rng.choice(len(patterns), classes, replace=False).repeat(samples)
+        pixels = patterns[labels] + rng.normal(0, noise, (len(labels), 32, 32, 3))
+        pixels = enlarged(np.clip(pixels, 0, 255).astype(np.uint8), image_size // 32)
+        flips = rng.random(len(labels)) < 0.5
+        batches.append(Batch(pixels, labels.astype(np.int32), np.arange(len(labels)), flips))
+    return batches
+
+
+def enlarged(images, factor):
+    return images.repeat(factor, axis=1).repeat(factor, axis=2)
+
+
+def make_config(model_kwargs, image_size, classes, samples, steps, space, learning_rate):
+    """The defaults of hypjax, but for sizes, space and learning rate."""
+    config = default_config()
+    config.model.update(model_kwargs, architecture="vit", precision="float32")
+    config.data.image_size = config.data.resize = image_size
+    config.objective.space = space
+    config.optim.learning_rate = learning_rate
+    config.train.update(total_steps=steps, samples_per_class=samples, batch_size=classes * samples)
+    validate(config)
+    return config
+
+
+def make_peer(model_kwargs, image_size):
+    """An encoder of timm's with random weights, and a linear head."""
+    torch.manual_seed(0)
+    width = model_kwargs["width"]
+    encoder = timm.models.VisionTransformer(
+        img_size=image_size,
+        patch_size=model_kwargs["patch_size"],
+        embed_dim=width,
+        depth=model_kwargs["depth"],
+        num_heads=model_kwargs["num_heads"],
+        num_classes=0,
+    )
+    # Biases and norms too, which start at 0 and 1. With timm's small weights alone the class token
+    # would hardly depend on the image.
+    for parameter in encoder.parameters():
+        parameter.data += 0.7 / width**0.5 * torch.randn_like(parameter)
+    head = torch.nn.Linear(width, model_kwargs["head_dim"])
+    torch.nn.init.orthogonal_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    return encoder, head
+
+
+def parameters_of(encoder, head, model):
+    """The peer's weights under Flax's names, copied: PyTorch's optimiser overwrites its own."""
+    state = {name: value.numpy().copy() for name, value in encoder.state_dict().items()}
+    weight, bias = (head.state_dict()[name].numpy().copy() for name in ("weight", "bias"))
+    model_params = {
+        "encoder": convert_timm(state, model.encoder),
+        "head": {"kernel": weight.T, "bias": bias},
+    }
+    return jax.device_put({"model": model_params, "objective": {}})
+
+
+def run_hypjax(config, params, batches, held_out):
+    model, objective = create_embedder(config), create_objective(config)
+    optimizer = optim.create_optimizer(config)
+    trained, _ = optim.split_frozen(params, config.optim.frozen)
+    state = train.TrainState(jnp.int32(0), params, optimizer.init(trained), {}, jnp.int32(0))
+
+    def patch_projection():
+        layer = state.params["model"]["encoder"]["patch_embed"]
+        return np.array(layer["kernel"]), np.array(layer["bias"])
+
+    step = jax.jit(train.make_train_step(config, model, objective, optimizer), donate_argnums=0)
+    before, rows = patch_projection(), []
+    for batch in tqdm(batches, "hypjax", disable=None):
+        state, metrics = step(state, jax.device_put(batch))
+        rows.append([float(metrics[k]) for k in ("loss", "gradient_norm", "clipped_share")])
+    images = held_out.images.astype(np.float32) / 127.5 - 1
+    outputs = jax.jit(model.apply)({"params": state.params["model"]}, images)
+    pooled, projected = np.array(outputs.pooled), np.array(outputs.projected)
+    return Trajectory(*np.array(rows).T, pooled, projected, (before, patch_projection()))
+
+
+def run_peer(encoder, head, space, samples, learning_rate, batches, held_out):
+    projection = encoder.patch_embed.proj
+    projection.requires_grad_(False)
+    trained = [p for p in (*encoder.parameters(), *head.parameters()) if p.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained, lr=learning_rate, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY
+    )
+
+    def patch_projection():
+        return projection.weight.detach().numpy().copy(), projection.bias.detach().numpy().copy()
+
+    before, rows = patch_projection(), []
+    for batch in tqdm(batches, "PyTorch", disable=None):
+        features = head(encoder(prepare(batch.images, batch.flips)))
+        loss = recipe_loss(features, space, samples)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(trained, CLIP_NORM)
+        optimizer.step()
+        long = features.norm(dim=-1) > RADIUS if space == "poincare" else torch.zeros(1)
+        rows.append([float(x.detach()) for x in (loss, norm, long.float().mean())])
+    with torch.no_grad():
+        pooled = encoder(prepare(held_out.images))
+        projected = head(pooled)
+    return Trajectory(
+        *np.array(rows).T, pooled.numpy(), projected.numpy(), (before, patch_projection())
+    )
+
+
+def prepare(images, flips=None):
+    """Pixels as PyTorch wants them: channels first, mirrored where told, mean and deviation 0.5."""
+    images = torch.tensor(images).permute(0, 3, 1, 2).float() / 255
+    if flips is not None:
+        pairs = zip(images, flips, strict=True)
+        images = torch.stack([image.flip(-1) if flip else image for image, flip in pairs])
+    return (images - 0.5) / 0.5
+
+
+def recipe_distances(features, space):
+    """From the head's output to the distances of all pairs (Eqs. 2 and 4)."""
+    if space == "sphere":
+        points = torch.nn.functional.normalize(features, dim=-1)
+        return 2 - 2 * points @ points.T
+    ball = geoopt.PoincareBall(c=C)
+    norms = features.norm(dim=-1, keepdim=True)
+    points = ball.expmap0(features * (RADIUS / norms).clamp(max=1), project=False)
+    return ball.dist(points[:, None], points[None])
+
+
+def recipe_loss(features, space, samples):
+    """Eq. 5, pair of subsets by pair; image i is sample i mod d of class i // d."""
+    classes = len(features) // samples
+    logits = -recipe_distances(features, space) / TEMPERATURE
+    logits = logits.reshape(classes, samples, classes, samples)
+    itself, positives = torch.eye(classes, dtype=torch.bool), torch.arange(classes)
+    total = 0
+    for i in range(samples):
+        for j in range(samples):
+            if i != j:
+                own = logits[:, i, :, i].masked_fill(itself, -torch.inf)
+                candidates = torch.cat([logits[:, i, :, j], own], dim=1)
+                total = total + torch.nn.functional.cross_entropy(candidates, positives)
+    return total
+
+
+@pytest.fixture(scope="module", params=CASES)
+def comparison(request):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # Products are so small that threads would wait for each other.
+    try:
+        return compare(TINY, 32, **CASES[request.param])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_losses_and_gradient_norms_agree_at_every_step(comparison):
+    assert len(comparison.hypjax.losses) == len(comparison.peer.losses) == 30
+    assert comparison.differences["loss"] < 1e-3
+    assert comparison.differences["gradient norm"] < 1e-3
+
+
+def test_trained_models_agree_on_held_out_images(comparison):
+    # Ten times what was seen, and less than what weight decay, or that of biases alone, changes.
+    assert comparison.differences["encoder"] < 3e-4
+    assert comparison.differences["head"] < 3e-4
+
+
+def test_patch_projection_stays_bit_identical(comparison):
+    for side in (comparison.hypjax, comparison.peer):
+        for before, after in zip(*side.patch_projection, strict=True):
+            np.testing.assert_array_equal(after, before)
+
+
+def test_training_goes_far_enough_to_tell_recipes_apart(comparison, request):
+    got, peer = comparison.hypjax, comparison.peer
+    assert peer.losses[-5:].mean() < 0.5 * peer.losses[0]
+    assert peer.norms.max() > CLIP_NORM
+    if "ball-12x2" in request.node.callspec.id:
+        assert peer.norms.min() < CLIP_NORM
+    if "ball" in request.node.callspec.id:
+        assert 0 < peer.clipped.mean() < 1
+    np.testing.assert_allclose(got.clipped, peer.clipped, atol=0.05)  # An image on the edge.
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=("tiny", "small"), default="tiny")
+    parser.add_argument("--space", choices=("poincare", "sphere"), default="poincare")
+    parser.add_argument("--classes", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--noise", type=float, default=80)
+    parser.add_argument("--learning_rate", type=float, default=1e-4)
+    args = vars(parser.parse_args())
+    sizes = {"tiny": (TINY, 32), "small": (SMALL, 224)}
+    got, peer, differences = compare(*sizes[args.pop("size")], **args)
+    print("step   loss: hypjax     PyTorch   gradient norm: hypjax     PyTorch")
+    for step in range(len(got.losses)):
+        losses = f"{got.losses[step]:14.6f} {peer.losses[step]:11.6f}"
+        print(f"{step + 1:4} {losses} {got.norms[step]:23.5f} {peer.norms[step]:11.5f}")
+    for name, value in differences.items():
+        print(f"largest relative difference, {name}: {value:.1e}")
+
+
+if __name__ == "__main__":
+    main()
