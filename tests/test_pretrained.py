@@ -153,6 +153,27 @@ def test_without_network_and_cache_it_says_what_to_download(tmp_path):
     assert str(tmp_path) in done.stderr
 
 
+def test_what_the_hub_has_sent_before_is_read_without_a_network(tmp_path):
+    encoder = create_encoder("vit_tiny_patch16_224")
+    repository = tmp_path / "hub/models--timm--vit_tiny_patch16_224.mine"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text("0123")
+    (repository / "snapshots/0123").mkdir(parents=True)
+    params = weights_of(encoder)
+    save_file(timm_state_dict(params, encoder), repository / "snapshots/0123/model.safetensors")
+    code = (
+        "from hypjax.models import create_encoder; from hypjax.models.pretrained import load_timm\n"
+        "encoder = create_encoder('vit_tiny_patch16_224')\n"
+        "print(load_timm('vit_tiny_patch16_224.mine', encoder)['norm']['scale'].sum())"
+    )
+    env = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONPATH": str(photos.REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(params["norm"]["scale"].sum(), rel=1e-5)
+
+
 def test_unknown_architectures_and_what_does_not_fit_them(repository):
     with pytest.raises(UserError, match="near ones are deit_small_patch16_224"):
         create_encoder("deit_smal_patch16_224")
