@@ -264,7 +264,10 @@ def _validate_together(config: ConfigDict) -> None:
         if model.architecture == "vit" and model[field] == 0:
             refuse(f"model.{field}", 0, "at least 1 where model.architecture is vit")
         if model.architecture != "vit" and model[field] != 0:
-            refuse(f"model.{field}", model[field], "0 where model.architecture names the sizes")
+            words = (
+                "0, as are patch_size, width, depth and num_heads where an architecture is named"
+            )
+            refuse(f"model.{field}", model[field], words)
     if model.architecture == "vit" and model.width % model.num_heads:
         refuse("model.width", model.width, f"a multiple of model.num_heads ({model.num_heads})")
     if data.name == "folder" and not data.path:

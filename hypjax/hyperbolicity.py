@@ -49,9 +49,11 @@ def main(overrides: list[str]) -> None:
         points, published = pretrained_features(config), published_delta(config)
     key = jax.random.key(_SEED.value)
     deltas = relative_delta(points, num_samples=_SAMPLES.value, num_trials=_TRIALS.value, key=key)
-    drawn = min(_SAMPLES.value, len(points))
-    print(f"relative delta: {deltas.mean():.4f} ± {deltas.std():.4f}")
-    print(f"  over {_TRIALS.value} draws of {drawn} of {len(points)} points")
+    if len(points) > _SAMPLES.value:
+        print(f"relative delta: {deltas.mean():.4f} ± {deltas.std():.4f}")
+        print(f"  over {_TRIALS.value} draws of {_SAMPLES.value} of {len(points)} points")
+    else:
+        print(f"relative delta: {deltas.mean():.4f}, of all {len(points)} points")
     print(f"curvature c it suggests: {curvature_from_delta(deltas.mean()):.3f}")
     if published is not None:
         difference = deltas.mean() - published

@@ -29,7 +29,7 @@ _PROFILE = flags.DEFINE_string(
 
 def main(overrides: list[str]) -> None:
     """Runs the mode that the flags ask for."""
-    from hypjax import config_files
+    from hypjax import config_files, reporting
     from hypjax.caches import keep_compiled_programs
     from hypjax.config import default_workdir
 
@@ -48,6 +48,8 @@ def main(overrides: list[str]) -> None:
         from hypjax.evaluate import evaluate, evaluate_pretrained
 
         if config.model.weights and not _WORKDIR.value:
+            if workdir.exists():
+                reporting.say(f"the run in {workdir} is evaluated with --workdir={workdir}")
             evaluate_pretrained(config)
         else:
             evaluate(config, workdir)

@@ -86,12 +86,12 @@ class Progress:
 
     def _line(self) -> str:
         loss = "" if self._loss is None else f"loss {self._loss:.4f}  "
-        seconds = round((self._total - self._step) / max(self._rate(), 1e-9))
-        return (
-            f"step {self._step}/{self._total}  {loss}"
-            f"{self._rate() * self._batch_size:.0f} images/s  "
-            f"{datetime.timedelta(seconds=seconds)} left"
-        )
+        line = f"step {self._step}/{self._total}  {loss}"
+        if not self._rate():
+            return line.rstrip()
+        seconds = round((self._total - self._step) / self._rate())
+        left = datetime.timedelta(seconds=seconds)
+        return f"{line}{self._rate() * self._batch_size:.0f} images/s  {left} left"
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:

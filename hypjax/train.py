@@ -71,14 +71,21 @@ def create_state(
     )
 
 
-def with_pretrained(config: ConfigDict, model: Embedder, state: TrainState) -> TrainState:
-    """Puts the weights that `model.weights` names in the place of the encoder's random ones."""
+def starting_encoder(config: ConfigDict, model: Embedder) -> PyTree | None:
+    """The encoder's parameters that `model.weights` names; None: it begins at random."""
     if config.model.weights is None:
-        return state
+        return None
+    encoder = pretrained_encoder(config, model.encoder)
     reporting.say(f"the encoder starts from {config.model.weights}")
-    encoder = jax.device_put(pretrained_encoder(config, model.encoder))
-    params = {**state.params, "model": {**state.params["model"], "encoder": encoder}}
-    return state._replace(params=params)
+    return encoder
+
+
+def with_encoder(state: TrainState, encoder: PyTree | None) -> TrainState:
+    """Puts an encoder's parameters, if there are any, in the place of the random ones."""
+    if encoder is None:
+        return state
+    model = {**state.params["model"], "encoder": jax.device_put(encoder)}
+    return state._replace(params={**state.params, "model": model})
 
 
 def make_train_step(
@@ -176,6 +183,8 @@ def train_and_evaluate(
     check_depth(config, splits)
     plan = create_plans(config, splits)
     circumstances = {"images": splits.fingerprint, "precision": compute_dtype(config).name}
+    # Read before the folder is claimed: a mistake in their name leaves nothing behind.
+    encoder = None if run.has_checkpoint else starting_encoder(config, model)
     with run.claimed(circumstances), contextlib.closing(run.checkpoints()) as checkpoints:
         optimizer = optim.create_optimizer(config)
         evaluator = Evaluator(config, objective.score_space)
@@ -185,7 +194,7 @@ def train_and_evaluate(
         restored = restore(checkpoints, state)
         if restored is None:
             warn_of_frozen(config, state)
-            state = with_pretrained(config, model, state)
+            state = with_encoder(state, encoder or starting_encoder(config, model))
             recalls = Recalls(untrained=evaluate_splits(evaluator, state, splits))
         else:
             state, recalls = restored

@@ -74,7 +74,7 @@ def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
         ("train.batch_size=2", "must be a multiple of train.samples_per_class (2), twice or more"),
         ("model.weights=", "must be a name, a file or a folder, or None"),
         ("model.depth=0", "must be at least 1 where model.architecture is vit"),
-        ("model.architecture=resnet50", "must be 0 where model.architecture names the sizes"),
+        ("model.architecture=resnet50", "must be 0, as are patch_size, width, depth and num_heads"),
         ("data.resize=24", "must be at least data.image_size (32)"),
         (
             "model.num_heads=3",

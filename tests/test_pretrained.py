@@ -251,6 +251,20 @@ def test_another_runs_folder_gives_weights_too(finished, photos_folder):
     assert_equal(found, restore_best(workdir)[1]["encoder"])
 
 
+def test_a_mistake_in_the_weights_name_leaves_no_folder_behind(photos_folder, tmp_path):
+    config = photos.load(photos_folder, "model.weights=absent.safetensors")
+    with pytest.raises(UserError, match="weights absent.safetensors: there is no such file"):
+        train.train_and_evaluate(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_own_images_are_fine_tuned_by_the_published_recipe():
+    config = config_files.load(f"{photos.CONFIG}:sph-dino", ["data.path=photos"])
+    assert config.model.weights == "vit_small_patch16_224.dino"
+    assert (config.objective.space, config.optim.learning_rate) == ("sphere", 1e-5)
+    assert (config.data.name, config.data.image_size) == ("folder", 224)
+
+
 def test_another_runs_encoder_must_be_the_same(finished, photos_folder):
     """Heads do not show in the shapes of parameters."""
     workdir, _ = finished

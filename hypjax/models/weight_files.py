@@ -49,7 +49,9 @@ def _downloaded(name: str) -> pathlib.Path:
     """The file of weights on the hub, from the cache if it is there (HF_HOME)."""
     import huggingface_hub
     from huggingface_hub import constants, errors
+    from huggingface_hub.utils import logging
 
+    logging.set_verbosity_error()  # It would tell of each of its attempts.
     repository = name.removeprefix("hf-hub:")
     if "/" in name and not name.startswith(("timm/", "hf-hub:")):
         raise UserError(
