@@ -30,6 +30,13 @@ def run(main: Callable[..., None], choices: Sequence[str] = ()) -> None:
         app.run(lambda parsed: main(*parsed), flags_parser=lambda argv: _parse(argv, choices))
 
 
+def require(*names: str) -> None:
+    """Refuses to go on without flags that a command cannot do without."""
+    for name in names:
+        if not flags.FLAGS[name].value:
+            raise errors.UserError(f"--{name} is missing (--help tells what it is)")
+
+
 def refuse_overrides(overrides: list[str]) -> None:
     """What a command does that takes no configuration."""
     if overrides:

@@ -16,9 +16,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "File to write, such as model.safe
 
 def main(overrides: list[str]) -> None:
     """Converts the run's best model, or its last."""
-    for name in ("workdir", "output"):
-        if not flags.FLAGS[name].value:
-            raise UserError(f"--{name} is missing (--help tells what it is)")
+    command.require("workdir", "output")
     command.refuse_overrides(overrides)
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if output.suffix != ".safetensors":

@@ -28,9 +28,7 @@ _EXPORT = flags.DEFINE_multi_string(
 
 def main(overrides: list[str]) -> None:
     """Embeds the images."""
-    for name in ("workdir", "images", "output"):
-        if not flags.FLAGS[name].value:
-            raise UserError(f"--{name} is missing (--help tells what it is)")
+    command.require("workdir", "images", "output")
     command.refuse_overrides(overrides)
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if output.suffix != ".npz":

@@ -35,11 +35,18 @@ def main(overrides: list[str]) -> None:
 
     keep_compiled_programs()
     if _EMBEDDINGS.value:
+        from hypjax import reporting
+        from hypjax.geometry import Sphere
         from hypjax.retrieval.embeddings import Embeddings
 
         command.refuse_overrides(overrides)
-        points = _features(Embeddings.load(pathlib.Path(_EMBEDDINGS.value).expanduser()))
-        published = None
+        embeddings = Embeddings.load(pathlib.Path(_EMBEDDINGS.value).expanduser())
+        points, published = embeddings.features(), None
+        if isinstance(embeddings.space, Sphere):
+            reporting.warn(
+                "these embeddings are of length 1; Hyp-ViT's Table 1 measures the encoder's before "
+                "that, as --config does"
+            )
     else:
         from hypjax import config_files
         from hypjax.evaluate import pretrained_features
@@ -58,22 +65,6 @@ def main(overrides: list[str]) -> None:
     if published is not None:
         difference = deltas.mean() - published
         print(f"published (Hyp-ViT, Table 1): {published:.3f} (ours {difference:+.3f})")
-
-
-def _features(embeddings: "Embeddings") -> "np.ndarray":
-    """Embeddings before the map into their space, as far as they can be brought back."""
-    import numpy as np
-
-    from hypjax import reporting
-    from hypjax.geometry import PoincareBall, poincare
-
-    if isinstance(embeddings.space, PoincareBall):
-        return np.asarray(poincare.logmap0(embeddings.vectors, embeddings.space.c))
-    reporting.warn(
-        "these embeddings are of length 1; Hyp-ViT's Table 1 measures the encoder's before that, "
-        "as --config does"
-    )
-    return embeddings.vectors
 
 
 if __name__ == "__main__":

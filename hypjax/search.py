@@ -25,9 +25,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Picture of the hits to draw, such
 
 def main(overrides: list[str]) -> None:
     """Searches, and prints a table for each query."""
-    for name in ("workdir", "gallery", "query"):
-        if not flags.FLAGS[name].value:
-            raise UserError(f"--{name} is missing (--help tells what it is)")
+    command.require("workdir", "gallery", "query")
     command.refuse_overrides(overrides)
     output = _OUTPUT.value and pathlib.Path(_OUTPUT.value).expanduser()
     if output and output.suffix not in _PICTURES:

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from hypjax import reporting
 from hypjax.errors import UserError
 from hypjax.models import Embedder, create_embedder
-from hypjax.models.architectures import Encoder
+from hypjax.models.architectures import Encoder, same_architecture
 from hypjax.models.pretrained import convert_timm, load_timm, timm_state_dict
 from hypjax.workdir import Workdir, saved_config
 
@@ -78,8 +78,7 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
         return load_timm(weights, encoder, config.data.channels)
     other = saved_config(folder)
     model, params = restore_best(folder)
-    as_here = dict(image_size=encoder.image_size, pooling=encoder.pooling, dtype=encoder.dtype)
-    if model.encoder.clone(**as_here) != encoder:
+    if not same_architecture(model.encoder, encoder):
         raise UserError(f"the encoder of the run in {weights} is of another architecture or size")
     if (other.data.mean, other.data.std) != (config.data.mean, config.data.std):
         reporting.warn(f"the run in {weights} scales pixels by another data.mean and data.std")

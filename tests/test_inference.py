@@ -89,6 +89,17 @@ def test_what_is_saved_is_what_was_embedded(embedder, photos_folder, tmp_path):
         embedder.embed_to(tmp_path / "g.npz", found[1:])
 
 
+def test_features_come_back_from_a_ball_clipped():
+    features = np.array([[0.3, -0.4], [3.0, 4.0]], np.float32)
+    for space, expected in (
+        (PoincareBall(0.5, 2.0), [[0.3, -0.4], [1.2, 1.6]]),
+        (Sphere(), [[0.6, -0.8], [0.6, 0.8]]),
+    ):
+        points = np.asarray(space.embed(features))
+        found = Embeddings(points, np.array(["a", "b"]), np.array(["", ""]), space, "", "", {})
+        np.testing.assert_allclose(found.features(), expected, atol=1e-6)
+
+
 def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, monkeypatch):
     found = find_photos(str(photos_folder))
     broken = tmp_path / "broken.png"

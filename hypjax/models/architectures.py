@@ -94,6 +94,12 @@ def checked(encoder: Encoder) -> Encoder:
     return encoder
 
 
+def same_architecture(one: Encoder, other: Encoder) -> bool:
+    """Whether two encoders differ at most in image size, pooling and the precision of products."""
+    apart = dict(image_size=other.image_size, pooling=other.pooling, dtype=other.dtype)
+    return one.clone(**apart) == other
+
+
 def encoder_shapes(encoder: Encoder, channels: int = 3) -> PyTree:
     """Shapes and dtypes of an encoder's parameters, without computing any."""
     side = encoder.image_size

@@ -18,7 +18,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float, PyTree
 
 from hypjax.errors import UserError
-from hypjax.models.architectures import ARCHITECTURES, Encoder, create_encoder, encoder_shapes
+from hypjax.models.architectures import (
+    ARCHITECTURES,
+    Encoder,
+    create_encoder,
+    encoder_shapes,
+    same_architecture,
+)
 from hypjax.models.embedder import Embedder
 from hypjax.models.resnet import ResNet
 from hypjax.models.weight_files import StateDict, read_state_dict
@@ -165,8 +171,7 @@ def pools_as_timm(encoder: Encoder) -> bool:
 
 
 def _timm_name(encoder: Encoder) -> str | None:
-    as_here = dict(image_size=encoder.image_size, pooling=encoder.pooling, dtype=encoder.dtype)
-    same = (name for name in ARCHITECTURES if create_encoder(name).clone(**as_here) == encoder)
+    same = (name for name in ARCHITECTURES if same_architecture(create_encoder(name), encoder))
     return next(same, None)
 
 

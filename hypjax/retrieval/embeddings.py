@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Space, Sphere
+from hypjax.geometry import PoincareBall, Space, Sphere, poincare
 from hypjax.geometry.spaces import Role
 
 _FORMAT = "hypjax embeddings 1"
@@ -112,6 +112,15 @@ class Embeddings:
         with jax.enable_x64(True):
             vectors = self.space.search_vectors(np.asarray(self.vectors, np.float64), role)
         return np.asarray(vectors, np.float32)
+
+    def features(self) -> Float[np.ndarray, "n d"]:
+        """Embeddings before the map into their space, as far as it can be undone.
+
+        Those of a ball come back clipped; lengths are lost on a sphere.
+        """
+        if isinstance(self.space, PoincareBall):
+            return np.asarray(poincare.logmap0(self.vectors, self.space.c))
+        return self.vectors
 
     def export_faiss(self, path: pathlib.Path) -> None:
         """Writes a faiss IndexFlatIP of the search vectors.
