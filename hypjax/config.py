@@ -33,6 +33,8 @@ def default_config() -> ConfigDict:
     config.data = data = ConfigDict()
     data.name = "glyphs"  # or folder: own images, at
     data.path = placeholder(str)  # a folder of classes, or a .csv or .parquet table.
+    # How files become pixels: exact, or fast, which takes JPEGs no larger than a view needs.
+    data.decoder = "exact"
     data.channels = 3
     data.image_size = 224
     data.resize = 224  # Shorter side before the test view's centre crop; CUB: 256.
@@ -43,7 +45,8 @@ def default_config() -> ConfigDict:
     data.flip = 0.5
     # Classes held out, as a number, or below 1 as a share of them:
     data.validation_classes = 0.0  # of the training classes, to choose by;
-    data.test_classes = 0.0  # of all, to report, where own images say nothing of splits.
+    # of all, to report, where own images say nothing of splits, or a partial copy has no test.
+    data.test_classes = 0.0
     data.split_seed = 0  # Which classes these are; it does not vary with a run's seed.
 
     config.model = model = ConfigDict()
@@ -83,6 +86,10 @@ def default_config() -> ConfigDict:
     train.total_steps = 200  # CUB
     train.batch_size = 900  # samples_per_class images of each class
     train.samples_per_class = 2  # SOP, In-Shop; CUB, Cars: 9.
+    # epoch_classes: each class at most once an epoch; drawn_classes: classes drawn anew for every
+    # batch (HIER, IRT); shuffled: images, whatever their classes.
+    train.sampling = "epoch_classes"
+    train.repeat_images = False  # True: a class's images are drawn with replacement (HIER).
     train.on_nonfinite = "stop"  # or skip: drop the update of a step that is not finite,
     train.max_nonfinite = 10  # so often at most.
 
@@ -94,6 +101,8 @@ def default_config() -> ConfigDict:
     config.run = run = ConfigDict()
     run.data_dir = placeholder(str)  # None: TFDS's default, ~/tensorflow_datasets.
     run.workers = 0  # Processes that decode; 0: threads.
+    run.cache = "none"  # or host: all images decoded once, in a memory-mapped file
+    run.cache_dir = placeholder(str)  # in this folder. None: ~/.cache/hypjax/decoded.
     run.eval_batch_size = 256
     run.log_every = 10  # Steps between lines of metrics.jsonl.
     run.checkpoint_every = 100  # Steps between checkpoints.
@@ -101,7 +110,8 @@ def default_config() -> ConfigDict:
     return config.lock()
 
 
-DATASETS = ("glyphs", "folder", "cub200", "cars196", "sop", "inshop")
+DATASETS = ("glyphs", "folder", "cub200", "cars196", "sop", "inshop", "omniglot")
+SAMPLINGS = ("epoch_classes", "drawn_classes", "shuffled")
 METRICS = ("recall", "precision", "mrr", "map@r", "r_precision")
 
 # Fields that may be None.
@@ -110,6 +120,7 @@ OPTIONAL = frozenset(
         "data.path",
         "model.weights",
         "objective.clip_radius",
+        "run.cache_dir",
         "run.data_dir",
         "run.wandb_project",
     }
@@ -130,6 +141,7 @@ _SCALARS = {
         lambda value: type(value) in (int, float) and math.isfinite(value), "a finite number"
     ),
     str: Rule(lambda value: isinstance(value, str), "a text"),
+    bool: Rule(lambda value: type(value) is bool, "True or False"),
 }
 
 
@@ -180,6 +192,7 @@ _POSITIVE = Rule(lambda value: value > 0, "above 0")
 _RULES = {
     "seed": _at_least(0),
     "data.name": _one_of(*DATASETS),
+    "data.decoder": _one_of("exact", "fast"),
     "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
     "data.image_size": _at_least(1),
     "data.std": Rule(lambda value: all(v > 0 for v in value), "above 0 in every channel"),
@@ -214,6 +227,7 @@ _RULES = {
     ),
     "train.total_steps": _at_least(1),
     "train.samples_per_class": _at_least(2),
+    "train.sampling": _one_of(*SAMPLINGS),
     "train.on_nonfinite": _one_of("stop", "skip"),
     "train.max_nonfinite": _at_least(1),
     "eval.ks": Rule(lambda value: len(value) > 0 and min(value) >= 1, "one or more numbers from 1"),
@@ -223,6 +237,7 @@ _RULES = {
     ),
     "eval.every": _at_least(0),
     "run.workers": _at_least(0),
+    "run.cache": _one_of("none", "host"),
     "run.eval_batch_size": _at_least(1),
     "run.log_every": _at_least(1),
     "run.checkpoint_every": _at_least(1),
@@ -254,6 +269,11 @@ def validate(config: ConfigDict) -> None:
 def _validate_together(config: ConfigDict) -> None:
     """Rules that tie fields to one another."""
     data, model, optim, train = config.data, config.model, config.optim, config.train
+    objective = config.objective
+    if train.sampling == "shuffled":
+        words = "epoch_classes or drawn_classes: this objective compares images of one class"
+        if objective.name == "pairwise_cross_entropy":
+            refuse("train.sampling", train.sampling, words)
     classes, rest = divmod(train.batch_size, train.samples_per_class)
     if rest or classes < 2:
         words = f"a multiple of train.samples_per_class ({train.samples_per_class}), twice or more"
@@ -274,6 +294,8 @@ def _validate_together(config: ConfigDict) -> None:
         refuse("data.path", data.path, "a folder of images, or a .csv or .parquet table")
     if data.name != "folder" and data.path:
         refuse("data.path", data.path, f"None where data.name is {data.name}")
+    if data.decoder == "fast" and config.run.cache != "none":
+        refuse("run.cache", config.run.cache, "none where data.decoder is fast")
     for field in ("mean", "std"):
         if len(data[field]) != data.channels:
             refuse(f"data.{field}", data[field], f"one number a channel ({data.channels})")

@@ -15,8 +15,9 @@ from ml_collections import ConfigDict
 from hypjax import memory, published, reporting
 from hypjax.config import validate
 from hypjax.data import device
-from hypjax.data.dataset import Dataset, Splits, open_splits
+from hypjax.data.dataset import Dataset, Splits
 from hypjax.data.pipeline import evaluation_batches
+from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import Space, Sphere
 from hypjax.interfaces import Outputs
@@ -121,18 +122,21 @@ def embed_dataset(
     )
 
 
-def pretrained_features(config: ConfigDict) -> Float[np.ndarray, "images dim"]:
+def pretrained_features(
+    config: ConfigDict,
+) -> tuple[Float[np.ndarray, "images dim"], tuple[str, ...]]:
     """Embeddings of the training images by the encoder that `model.weights` names.
 
-    As in Hyp-ViT's Table 1: not normalised, under a test view that cuts nothing off the shorter
-    side, whatever `data.resize` says.
+    With them, what every result computed from these images has to say. As in Hyp-ViT's Table 1:
+    not normalised, under a test view that cuts nothing off the shorter side, whatever
+    `data.resize` says.
 
     Raises:
         UserError: There are no such weights, or the images cannot be read.
     """
     validate(config)
     encoder = create_embedder(config, evaluating=True).encoder
-    images = open_splits(config).train
+    splits = open_splits(config)
     params = jax.device_put(pretrained_encoder(config, encoder))
     config = config.copy_and_resolve_references()
     config.data.resize = config.data.image_size
@@ -143,7 +147,7 @@ def pretrained_features(config: ConfigDict) -> Float[np.ndarray, "images dim"]:
         return encoder.apply({"params": params}, images).astype(jnp.float32)
 
     with memory.explained("run.eval_batch_size"):
-        return embed_dataset(config, embed, images)
+        return embed_dataset(config, embed, splits.train), splits.notes
 
 
 def check_depth(config: ConfigDict, splits: Splits) -> None:
@@ -183,6 +187,8 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     results = {"pretrained": evaluator.recalls(params, splits.test, splits.gallery)}
     print(f"Recall on the test classes, by {config.model.weights}:")
     print(reporting.format_results(results))
+    results |= reporting.noted(splits.notes)
+    reporting.print_notes(results)
     published.show(results, config)
     return results
 
@@ -231,5 +237,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     }
     print(f"Recall on the test classes, by the models in {workdir}:")
     print(reporting.format_results(results))
+    results |= reporting.noted(splits.notes)
+    reporting.print_notes(results)
     published.show(results, saved_config(pathlib.Path(workdir)))
     return results

@@ -67,8 +67,12 @@ def published_delta(config: ConfigDict) -> float | None:
 
 
 def show(results: Mapping[str, Any], config: ConfigDict) -> None:
-    """Prints `compare`'s lines, if there are any."""
-    if lines := compare(results, config):
+    """Prints `compare`'s lines, if there are any.
+
+    Not below results that have notes, such as those of a partial copy of a dataset: what was
+    published is of another experiment.
+    """
+    if not results.get("notes") and (lines := compare(results, config)):
         print(lines)
 
 

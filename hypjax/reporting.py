@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tqdm
@@ -107,6 +107,17 @@ def write_text(path: pathlib.Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())  # Else a power failure may leave an empty file of this name.
     unfinished.replace(path)
+
+
+def noted(notes: Sequence[str]) -> dict[str, list[str]]:
+    """What results hold of what is to be said of them: {"notes": [...]}, or nothing."""
+    return {"notes": list(notes)} if notes else {}
+
+
+def print_notes(results: Mapping[str, Any]) -> None:
+    """Prints what is to be said of results, a line each."""
+    for note in results.get("notes", ()):
+        print(f"note: {note}")
 
 
 def format_recalls(recalls: Recalls) -> str:

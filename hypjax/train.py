@@ -17,9 +17,10 @@ from hypjax import interrupts, memory, optim, published, reporting
 from hypjax.checkpoints import Checkpoints
 from hypjax.config import validate
 from hypjax.data import device
-from hypjax.data.dataset import Splits, open_splits
+from hypjax.data.dataset import Splits
 from hypjax.data.pipeline import training_batches
-from hypjax.data.plans import ClassBalancedPlans, RandomCrop
+from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, Plans, RandomCrop, ShuffledPlans
+from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import Evaluator, check_depth
 from hypjax.interfaces import Batch
@@ -375,6 +376,7 @@ def collect_results(
 
     model = state.params["model"]
     results = {"untrained": recalls.untrained["test"], "final": test_recalls(model)}
+    results |= reporting.noted(splits.notes)
     if not splits.validation:
         return results
     held_out = {"untrained": recalls.untrained["validation"], "final": recalls.validation}
@@ -432,7 +434,7 @@ def create_spec(config: ConfigDict, model: Embedder, splits: Splits) -> Spec:
     )
 
 
-def print_model(state: TrainState, splits: Splits, plan: ClassBalancedPlans) -> None:
+def print_model(state: TrainState, splits: Splits, plan: Plans) -> None:
     """Prints what is trained on what."""
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
     named = {"train": splits.train, "validation": splits.validation, "test": splits.test}
@@ -441,7 +443,7 @@ def print_model(state: TrainState, splits: Splits, plan: ClassBalancedPlans) -> 
     reporting.say(
         f"{parameters:,} parameters on {jax.devices()[0].device_kind}; " + "; ".join(parts)
     )
-    reporting.say(f"batches in an epoch of all classes: {plan.batches_per_epoch}")
+    reporting.say(f"batches in an epoch: {plan.batches_per_epoch}")
 
 
 def warn_of_frozen(config: ConfigDict, state: TrainState) -> None:
@@ -455,13 +457,23 @@ def warn_of_frozen(config: ConfigDict, state: TrainState) -> None:
             reporting.warn(f"{group} stays random: it is frozen, and model.weights is None")
 
 
-def create_plans(config: ConfigDict, splits: Splits) -> ClassBalancedPlans:
+def create_plans(config: ConfigDict, splits: Splits) -> Plans:
     """The batches of a run.
 
     Raises:
-        UserError: A batch asks for more classes than there are.
+        UserError: A batch asks for more classes, or images, than there are.
     """
-    samples = config.train.samples_per_class
+    images, train = splits.train, config.train
+    crop = RandomCrop(config.data.crop_area, config.data.crop_ratio, config.data.flip)
+    common = (images.labels, images.sizes, train.batch_size, crop, config.seed)
+    if train.sampling == "shuffled":
+        if train.batch_size > len(images):
+            raise UserError(
+                f"config.train.batch_size is {train.batch_size}, but there are {len(images)} "
+                f"training images; set --config.train.batch_size={len(images)} or less"
+            )
+        return ShuffledPlans(*common)
+    samples = train.samples_per_class
     classes = config.train.batch_size // samples
     if classes > splits.train.num_classes:
         most = splits.train.num_classes * samples
@@ -470,10 +482,8 @@ def create_plans(config: ConfigDict, splits: Splits) -> ClassBalancedPlans:
             f"{samples} images each, but there are {splits.train.num_classes} training classes; "
             f"set --config.train.batch_size={most} or less"
         )
-    crop = RandomCrop(config.data.crop_area, config.data.crop_ratio, config.data.flip)
-    return ClassBalancedPlans(
-        splits.train.labels, splits.train.sizes, classes, samples, crop, config.seed
-    )
+    kind = {"epoch_classes": EpochClassPlans, "drawn_classes": DrawnClassPlans}[train.sampling]
+    return kind(*common, samples, train.repeat_images)
 
 
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:
@@ -486,4 +496,5 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
         print(reporting.format_results(results["validation"]))
     if "best" in results:
         print(f"best: step {results['best_step']}, chosen on the validation classes")
+    reporting.print_notes(results)
     published.show(results, config)

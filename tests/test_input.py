@@ -1,6 +1,14 @@
 """Pixels, and the input that delivers them."""
 
+import dataclasses
+import functools
 import io
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +16,11 @@ import pytest
 from PIL import Image
 
 from hypjax.data import device, pixels
-from hypjax.data.dataset import Dataset
+from hypjax.data.dataset import Dataset, fill_cache
+from hypjax.data.decoded import DecodedImages
 from hypjax.data.pipeline import evaluation_batches, training_batches
-from hypjax.data.plans import ClassBalancedPlans, RandomCrop
+from hypjax.data.plans import EpochClassPlans, RandomCrop
+from hypjax.errors import UserError
 
 
 def encoded(array):
@@ -29,7 +39,7 @@ def random_dataset(n=30, classes=6, seed=0):
 
 def batches(dataset, first=0, last=6, workers=0):
     crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
-    plan = ClassBalancedPlans(dataset.labels, dataset.sizes, 3, 2, crop, seed=0)
+    plan = EpochClassPlans(dataset.labels, dataset.sizes, 6, crop, 0, 2)
     return plan, list(
         training_batches(
             dataset, plan, first_step=first, last_step=last, side=16, channels=3, workers=workers
@@ -68,6 +78,210 @@ def test_worker_processes_deliver_the_same_pixels():
     _, there = batches(random_dataset(), workers=2)
     for a, b in zip(here, there, strict=True):
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+class Deadly(list):
+    """Records of which one ends the process that reads it."""
+
+    def __getitem__(self, i):
+        if i == 17:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(i)
+
+
+def test_a_worker_that_dies_tells_what_it_was_about():
+    dataset = random_dataset()
+    dataset = dataclasses.replace(dataset, records=Deadly(dataset.records))
+    plan, _ = batches(random_dataset(), last=0)
+    step = next(step for step in range(100) if 17 in plan(step).ids)
+    names = ", ".join(f"record {i}" for i in plan(step).ids)
+    message = rf"\(exit code -9\) while it prepared step {step + 1}, images {names}"
+    with pytest.raises(UserError, match=message):
+        batches(dataset, last=100, workers=1)
+
+
+def test_broken_images_are_named_by_workers_and_threads():
+    records = list(random_dataset().records)
+    records[17] = {"image": records[17]["image"][:100]}
+    dataset = dataclasses.replace(random_dataset(), records=records)
+    for workers in (0, 1):
+        with pytest.raises(UserError, match="cannot read record 17"):
+            batches(dataset, last=100, workers=workers)
+
+
+DELIVER = """
+import sys, numpy as np
+from hypjax.data.pipeline import training_batches
+from hypjax.data.splits import open_splits
+from hypjax.train import create_plans
+from tests import photos
+config = photos.load(sys.argv[1], "train.batch_size=8")
+first, process, processes, workers = map(int, sys.argv[2:6])
+splits = open_splits(config)
+found = list(training_batches(
+    splits.train, create_plans(config, splits), first_step=first, last_step=6, side=16, channels=3,
+    workers=workers, process=process, processes=processes))
+fields = zip(*found)
+np.savez(sys.argv[6], **dict(zip(found[0]._fields, map(np.stack, fields))))
+"""
+
+
+def test_two_processes_and_a_resumed_one_see_the_same_batches(photos_folder, tmp_path, repository):
+    """The first half of each batch in one process, the other in another, bit for bit."""
+    runs = {"whole": (0, 0, 1, 0), "a": (0, 0, 2, 0), "b": (0, 1, 2, 0), "resumed": (4, 0, 1, 2)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", DELIVER, photos_folder, *map(str, how), tmp_path / name],
+            cwd=repository,
+        )
+        for name, how in runs.items()
+    ]
+    assert [process.wait(timeout=300) for process in started] == [0] * 4
+    whole, a, b, resumed = (np.load(tmp_path / f"{name}.npz") for name in runs)
+    for field in whole:
+        shares = np.concatenate([a[field], b[field]], axis=1)
+        np.testing.assert_array_equal(shares, whole[field])
+        np.testing.assert_array_equal(resumed[field], whole[field][4:])
+
+
+def photo(width=500, height=400, seed=0):
+    """A picture with smooth regions and edges, as photos have them."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (height // 20, width // 20, 3), np.uint8))
+    return coarse.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def as_file(image, format="JPEG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def dataset_of(*files, **options):
+    sizes = []
+    for file in files:
+        image = Image.open(io.BytesIO(file))
+        sizes.append((image.height, image.width))
+    everything = np.arange(len(files))
+    records = [{"image": file} for file in files]
+    return Dataset(records, everything, everything, np.array(sizes), **options)
+
+
+BOX = np.array([31, 57, 300, 280])
+
+
+def test_crops_are_those_of_the_whole_decoded_image():
+    """Draft decoding, or a resize that looks beyond the box, would give other pixels."""
+    file = as_file(photo(), quality=90)
+    whole = Image.open(io.BytesIO(file)).convert("RGB")
+    expected = whole.crop((57, 31, 337, 331)).resize((32, 32), Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(dataset_of(file).crop(0, BOX, 32, 3), expected)
+    beyond = whole.resize((32, 32), Image.Resampling.BICUBIC, box=(57, 31, 337, 331))
+    assert not np.array_equal(expected, beyond)
+
+
+def test_the_host_cache_gives_the_same_pixels(tmp_path):
+    files = [as_file(photo(seed=i), quality=90) for i in range(3)]
+    files += [as_file(photo().convert("L"), "PNG"), as_file(photo().convert("CMYK"))]
+    for channels in (1, 3):
+        exact = dataset_of(*files)
+        decoded = DecodedImages(tmp_path / f"{channels}.bin", exact.sizes, channels)
+        cached = dataclasses.replace(exact, decoded=decoded)
+        fill_cache(cached, channels)
+        cached = pickle.loads(pickle.dumps(cached.take(np.array([4, 0, 2, 3]))))
+        for i, j in enumerate([4, 0, 2, 3]):
+            for view in ("crop", "central_view"):
+                arguments = (BOX, 32) if view == "crop" else (40, 32)
+                np.testing.assert_array_equal(
+                    getattr(cached, view)(i, *arguments, channels),
+                    getattr(exact, view)(j, *arguments, channels),
+                )
+            np.testing.assert_array_equal(cached.image(i, channels), exact.image(j, channels))
+
+
+def test_the_host_cache_is_filled_once_and_goes_on_after_an_interruption(tmp_path):
+    exact = random_dataset()
+    decoded = DecodedImages(tmp_path / "cache.bin", exact.sizes, 3)
+    calls = []
+
+    def decode(i, stop=None):
+        calls.append(i)
+        if i == stop:
+            raise KeyboardInterrupt
+        return np.asarray(exact.image(i, 3))
+
+    with pytest.raises(KeyboardInterrupt):
+        decoded.fill(functools.partial(decode, stop=20))
+    assert not (tmp_path / "cache.bin").exists()
+    with (tmp_path / "cache.unfinished").open("ab") as file:
+        file.write(b"part of an image")
+    calls.clear()
+    decoded.fill(decode)
+    assert sorted(calls) == list(range(20, 30))
+    for i in range(len(exact)):
+        np.testing.assert_array_equal(decoded[i], exact.image(i, 3))
+    calls.clear()
+    decoded.fill(decode)
+    assert not calls
+
+
+def test_no_space_for_the_host_cache_is_told_before_decoding(tmp_path, monkeypatch):
+    exact = random_dataset()
+    decoded = DecodedImages(tmp_path / "cache.bin", exact.sizes, 3)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match=r"0.0 GB are free; name another folder with"):
+        decoded.fill(None)
+
+
+def largest_difference(a, b):
+    return np.abs(np.asarray(a, int) - np.asarray(b, int)).max()
+
+
+@pytest.mark.parametrize(("side", "tolerance"), [(250, 2), (32, 16)])
+def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
+    """At 250 the image is decoded whole, at 32 at a quarter of its size."""
+    pytest.importorskip("simplejpeg")
+    files = [as_file(photo(801, 603), quality=90), as_file(photo().convert("L"), quality=90)]
+    exact = dataset_of(*files)
+    fast = dataclasses.replace(exact, fast=True)
+    box = np.array([31, 57, 300, 280])
+    for i in range(2):
+        for channels in (1, 3):
+            a, b = (d.crop(i, box, side, channels) for d in (exact, fast))
+            assert a.shape == b.shape and largest_difference(a, b) <= tolerance
+            a, b = (d.central_view(i, side + 20, side, channels) for d in (exact, fast))
+            assert a.shape == b.shape and largest_difference(a, b) <= tolerance
+
+
+def test_the_fast_decoder_leaves_to_the_exact_one_what_it_does_not_know():
+    pytest.importorskip("simplejpeg")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    files = [
+        as_file(photo(), "PNG"),
+        as_file(photo().convert("CMYK"), quality=90),
+        as_file(photo(), quality=90, exif=turned),
+    ]
+    exact = dataset_of(*files, upright=True)
+    fast = dataclasses.replace(exact, fast=True)
+    for i in range(len(files)):
+        np.testing.assert_array_equal(fast.crop(i, BOX, 32, 3), exact.crop(i, BOX, 32, 3))
+    broken = dataset_of(as_file(photo()), fast=True)
+    broken.records[0]["image"] = broken.records[0]["image"][:2000]
+    with pytest.raises(UserError, match="cannot read record 0"):
+        broken.crop(0, BOX, 32, 3)
+
+
+def test_images_of_one_pixel_and_of_odd_shapes_are_delivered():
+    files = [as_file(Image.new("RGB", size, (90, 80, 70)), "PNG") for size in [(1, 1), (1, 40)]]
+    dataset = dataset_of(*files)
+    crop = RandomCrop((0.2, 1.0), (0.75, 1.33), 0.5)
+    plans = EpochClassPlans(dataset.labels, dataset.sizes, 4, crop, 0, 2)
+    one = dict(side=16, channels=3, workers=0)
+    (batch,) = training_batches(dataset, plans, first_step=0, last_step=1, **one)
+    views = np.concatenate(list(evaluation_batches(dataset, shorter_side=18, batch_size=2, **one)))
+    assert (batch.images == (90, 80, 70)).all() and (views == (90, 80, 70)).all()
 
 
 def test_evaluation_views_come_in_order_with_the_last_batch_filled_up():

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from hypjax import errors, evaluate, train
-from hypjax.data.dataset import open_splits
+from hypjax.data.splits import open_splits
 from hypjax.workdir import Workdir
 from tests import photos
 from tests.test_checkpoints import small_disk

@@ -13,7 +13,7 @@ from hypjax import train
 from hypjax.config import default_config
 from hypjax.data import photos as own
 from hypjax.data import pixels
-from hypjax.data.dataset import open_splits
+from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.evaluate import Evaluator, evaluate
 from hypjax.geometry import Sphere
@@ -198,7 +198,7 @@ def test_photos_are_turned_upright(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     encoded = encode(Image.fromarray(np.ascontiguousarray(stored)), "PNG", exif=exif)
-    np.testing.assert_array_equal(pixels.decode_photo(encoded, 3), upright)
+    np.testing.assert_array_equal(pixels.decode(encoded, 3, upright=True), upright)
     assert np.asarray(pixels.decode(encoded, 3)).shape == stored.shape  # Benchmarks ignore it.
 
 
@@ -230,11 +230,11 @@ def test_any_colour_mode_is_read():
         (encode(see_through, "PNG", transparency=bytes(16)), white, 0),
     ]
     for i, (encoded, wanted, tolerance) in enumerate(cases):
-        image = pixels.decode_photo(encoded, 3)
+        image = pixels.decode(encoded, 3, upright=True)
         assert image.mode == "RGB"
         difference = np.abs(np.asarray(image, int) - wanted)
         assert difference.max() <= tolerance, (i, difference.max())
-        assert pixels.decode_photo(encoded, 1).mode == "L"
+        assert pixels.decode(encoded, 1).mode == "L"
 
 
 def test_a_file_that_vanishes_is_named(tmp_path):

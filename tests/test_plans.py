@@ -5,26 +5,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypjax.data.plans import ClassBalancedPlans, RandomCrop
+from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, RandomCrop, ShuffledPlans
 
 CROP = RandomCrop(area=(0.2, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
 
 
-def plans(counts, classes_per_batch, samples, seed=0, crop=CROP):
+def plans(counts, classes_per_batch, samples, seed=0, crop=CROP, kind=EpochClassPlans):
     """Plans for a training set with the given number of images in each class, shuffled."""
     rng = np.random.default_rng(1)
     labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
     sizes = rng.integers(30, 200, size=(len(labels), 2))
-    return ClassBalancedPlans(labels, sizes, classes_per_batch, samples, crop, seed)
+    return kind(labels, sizes, classes_per_batch * samples, crop, seed, samples)
 
 
 datasets = st.lists(st.integers(1, 7), min_size=5, max_size=30)
 
 
-@given(counts=datasets, n=st.integers(2, 5), d=st.integers(2, 4), step=st.integers(0, 10**6))
+kinds = st.sampled_from([EpochClassPlans, DrawnClassPlans])
+
+
+@given(
+    counts=datasets,
+    n=st.integers(2, 5),
+    d=st.integers(2, 4),
+    step=st.integers(0, 10**6),
+    kind=kinds,
+)
 @settings(max_examples=60, deadline=None)
-def test_a_batch_holds_n_classes_with_d_images_side_by_side(counts, n, d, step):
-    plan = plans(counts, n, d)
+def test_a_batch_holds_n_classes_with_d_images_side_by_side(counts, n, d, step, kind):
+    plan = plans(counts, n, d, kind=kind)
     batch = plan(step)
     assert batch.ids.shape == (n * d,)
     labels = batch.labels.reshape(n, d)
@@ -55,12 +64,59 @@ def test_a_plan_is_a_function_of_seed_and_step_alone():
     assert not np.array_equal(changed.boxes, forwards[0].boxes)
 
 
-def test_all_classes_and_images_come_equally_often():
-    plan = plans([4] * 10, 4, 2)  # Two classes wait in each epoch.
+@pytest.mark.parametrize("kind", [EpochClassPlans, DrawnClassPlans])
+def test_all_classes_and_images_come_equally_often(kind):
+    plan = plans([4] * 10, 4, 2, kind=kind)  # Two classes wait in each epoch.
     ids = np.concatenate([plan(step).ids for step in range(4000)])
     expected = 4000 * 8 / 40
     counts = np.bincount(ids, minlength=40)
     assert np.abs(counts - expected).max() < 5 * np.sqrt(expected)
+
+
+@given(counts=datasets, size=st.integers(1, 5), epoch=st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_shuffling_takes_every_image_once_an_epoch(counts, size, epoch):
+    by_class = plans(counts, 2, 2)
+    plan = ShuffledPlans(by_class.labels, by_class.sizes, size, CROP, seed=0)
+    steps = range(epoch * plan.batches_per_epoch, (epoch + 1) * plan.batches_per_epoch)
+    ids = np.concatenate([plan(step).ids for step in steps])
+    assert len(set(ids)) == len(ids) == sum(counts) // size * size
+    other = [plan(step).ids for step in range(steps.stop, steps.stop + len(steps))]
+    assert sum(counts) < 8 or not np.array_equal(np.concatenate(other), ids)
+
+
+def test_classes_are_drawn_anew_for_every_batch():
+    plan = plans([3] * 12, 4, 2, kind=DrawnClassPlans)
+    sets = [frozenset(plan(step).labels) for step in range(300)]
+    assert len(set(sets)) > 200  # Of 495 sets of four classes.
+    assert any(a & b for a, b in zip(sets, sets[1:], strict=False))
+    assert plan.batches_per_epoch == 36 // 8
+
+
+def test_images_are_drawn_with_replacement_where_that_is_asked_for():
+    labels, sizes = np.repeat(np.arange(10), 4), np.full((40, 2), 50)
+    plan = DrawnClassPlans(labels, sizes, 10, CROP, 0, samples_per_class=2, repeats=True)
+    pairs = np.concatenate([plan(step).ids.reshape(-1, 2) for step in range(400)])
+    assert abs(np.mean(pairs[:, 0] == pairs[:, 1]) - 1 / 4) < 0.05
+
+
+@given(
+    counts=datasets,
+    step=st.integers(0, 10**4),
+    processes=st.sampled_from([1, 2, 4]),
+    kind=st.sampled_from([EpochClassPlans, DrawnClassPlans, ShuffledPlans]),
+)
+@settings(max_examples=60, deadline=None)
+def test_processes_share_the_plan_that_one_would_carry_out(counts, step, processes, kind):
+    by_class = plans(counts, 4, 2, kind=EpochClassPlans if kind is ShuffledPlans else kind)
+    plan = by_class
+    if kind is ShuffledPlans:
+        plan = ShuffledPlans(by_class.labels, by_class.sizes, 4, CROP, seed=0)
+    whole = plan(step)
+    shares = [plan(step).share(process, processes) for process in range(processes)]
+    for field, parts in zip(whole, zip(*shares, strict=True), strict=True):
+        assert len({len(part) for part in parts}) == 1
+        np.testing.assert_array_equal(np.concatenate(parts), field)
 
 
 def test_boxes_lie_in_their_images():

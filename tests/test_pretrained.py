@@ -274,7 +274,8 @@ def test_another_runs_encoder_must_be_the_same(finished, photos_folder):
 
 
 def test_features_for_the_hyperbolicity_are_not_normalised(pretrained):
-    points = pretrained_features(pretrained[0])
+    points, notes = pretrained_features(pretrained[0])
+    assert not notes
     assert points.dtype == np.float32 and np.isfinite(points).all()
     assert np.linalg.norm(points, axis=1).std() > 0
 

@@ -27,6 +27,7 @@ class Work:
         peer: Does the same; None where there is nobody to compare with, or it is not installed.
         peer_name: Who that is, or what to install.
         limit: Seconds that the machine needs at least, by a rate measured in the same run.
+        items: Things done, if they are to be told by the second.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Work:
     peer: Callable[[], Any] | None
     peer_name: str
     limit: float | None = None
+    items: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Outcome:
         limit: Seconds that the machine needs at least.
         memory: Bytes by which the process grew at most during one of ours, result included; None
             where the system does not tell.
+        items: Things done.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Outcome:
     peer_name: str
     limit: float | None
     memory: int | None
+    items: int | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -80,7 +84,8 @@ def measure(work: Work, repeats: int) -> Outcome:
     with _growth() as grown:
         work.ours()
     peer = seconds[1] if work.peer else []
-    return Outcome(work.name, seconds[0], peer, work.peer_name, work.limit, grown.get("bytes"))
+    memory = grown.get("bytes")
+    return Outcome(work.name, seconds[0], peer, work.peer_name, work.limit, memory, work.items)
 
 
 @contextlib.contextmanager
@@ -148,14 +153,19 @@ def table(outcomes: Sequence[Outcome]) -> str:
         spread = f"{min(outcome.ours):.2f}–{max(outcome.ours):.2f}"
         peer = outcome.peer_name
         if outcome.peer:
-            peer += f" {statistics.median(outcome.peer):.2f} s"
+            peer += f" {_time(outcome.peer, outcome.items)}"
         ratio = "" if outcome.ratio is None else f"{outcome.ratio:.2f}"
         share = "" if outcome.limit is None else f"{outcome.limit / ours:.0%}"
         memory = "" if outcome.memory is None else f"{outcome.memory / 2**20:.0f} MiB"
-        lines.append(
-            f"| {outcome.name} | {ours:.2f} s ({spread}) | {peer} | {ratio} | {share} | {memory} |"
-        )
+        taken = f"{_time(outcome.ours, outcome.items)} ({spread})"
+        lines.append(f"| {outcome.name} | {taken} | {peer} | {ratio} | {share} | {memory} |")
     return "\n".join(lines)
+
+
+def _time(seconds: Sequence[float], items: int | None) -> str:
+    """The median, and how many things a second that is."""
+    median = statistics.median(seconds)
+    return f"{median:.2f} s" + ("" if items is None else f", {items / median:.0f}/s")
 
 
 def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

@@ -1,27 +1,20 @@
-"""Datasets on disk: records by position, beside an index of what plans need to know of them."""
+"""Datasets on disk: records by position, beside what plans need to know of them."""
 
 import contextlib
 import dataclasses
-import hashlib
-import io
-import os
 import pathlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow_datasets as tfds
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
 from ml_collections import ConfigDict
 from PIL import Image
 
-from hypjax.config import DATASETS, nearest
-from hypjax.data import pixels
-from hypjax.data.glyphs import Glyphs
+from hypjax.caches import cache_folder
+from hypjax.data import pixels, reduced
+from hypjax.data.decoded import DecodedImages
 from hypjax.errors import UserError
-
-BUILDERS = {"glyphs": Glyphs}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,7 +28,9 @@ class Dataset:
         sizes: Height and width of each of them, in pixels.
         names: What messages call the records; None: by position.
         superlabels: Group that the class of each belongs to, where classes are grouped.
-        decode: From an image file's bytes and a number of channels to the image.
+        upright: Whether images are turned as EXIF says, as a viewer does.
+        fast: Whether JPEGs are decoded no larger than needed; pixels then differ a little.
+        decoded: The records' pixels, where they are kept decoded.
     """
 
     records: Sequence[Mapping[str, Any]]
@@ -44,7 +39,9 @@ class Dataset:
     sizes: Int[np.ndarray, "images 2"]
     names: Sequence[str] | None = None
     superlabels: Int[np.ndarray, " images"] | None = None
-    decode: Callable[[bytes, int], Image.Image] = pixels.decode
+    upright: bool = False
+    fast: bool = False
+    decoded: DecodedImages | None = None
 
     def __len__(self) -> int:
         """Number of images."""
@@ -65,16 +62,72 @@ class Dataset:
     def name(self, i: int) -> str:
         """What to call the i-th image in a message."""
         record = int(self.positions[i])
-        return f"record {record}" if self.names is None else self.names[record]
+        return f"record {record}" if self.names is None else str(self.names[record])
 
     def image(self, i: int, channels: int) -> Image.Image:
-        """Decodes the i-th image.
+        """The i-th image, whole.
 
         Raises:
             UserError: It cannot be read; the message names it.
         """
+        with self._naming(i):
+            if self.decoded is not None:
+                return pixels.from_array(self.decoded[int(self.positions[i])])
+            return pixels.decode(self._encoded(i), channels, upright=self.upright)
+
+    def crop(
+        self, i: int, box: Int[np.ndarray, "4"], side: int, channels: int
+    ) -> UInt8[np.ndarray, "side side channels"]:
+        """A box (top, left, height, width) of the i-th image, resized to a square.
+
+        The same pixels as Pillow's crop followed by its bicubic resize, unless `fast`.
+
+        Raises:
+            UserError: The image cannot be read; the message names it.
+        """
+        with self._naming(i):
+            if self.decoded is not None:
+                top, left, height, width = box
+                whole = self.decoded[int(self.positions[i])]
+                part = pixels.from_array(whole[top : top + height, left : left + width])
+            else:
+                if self.fast:
+                    view = self._fast_view(i, tuple(map(int, box)), side, channels)
+                    if view is not None:
+                        return view
+                part = pixels.crop(self.image(i, channels), box)
+            return pixels.resize(part, side)
+
+    def central_view(
+        self, i: int, shorter_side: int, side: int, channels: int
+    ) -> UInt8[np.ndarray, "side side channels"]:
+        """The test view of the i-th image: its shorter side resized, then a square of its centre.
+
+        Raises:
+            UserError: The image cannot be read; the message names it.
+        """
+        with self._naming(i):
+            if self.fast:
+                box = pixels.central_box(tuple(map(int, self.sizes[i])), shorter_side, side)
+                if (view := self._fast_view(i, box, side, channels)) is not None:
+                    return view
+            return pixels.central_view(self.image(i, channels), shorter_side, side)
+
+    def _fast_view(
+        self, i: int, box: tuple[float, ...], side: int, channels: int
+    ) -> UInt8[np.ndarray, "side side channels"] | None:
+        return reduced.view(self._encoded(i), channels, box, side, self.upright)
+
+    def _encoded(self, i: int) -> bytes:
+        return self.records[int(self.positions[i])]["image"]
+
+    @contextlib.contextmanager
+    def _naming(self, i: int) -> Iterator[None]:
+        """Tells which image it is that cannot be read."""
         try:
-            return self.decode(self.records[int(self.positions[i])]["image"], channels)
+            yield
+        except UserError:
+            raise
         except Exception as error:  # Decoders of damaged files raise whatever they meet.
             raise UserError(f"cannot read {self.name(i)} ({pixels.reason(error)})") from error
 
@@ -105,7 +158,8 @@ class Splits(NamedTuple):
         validation: Training classes held out to choose by; None where none are.
         test: To report, and never to choose by.
         gallery: What the test images search; None: one another.
-        fingerprint: Differs where any image of the dataset does, by all that its index tells.
+        fingerprint: Differs where any image of the dataset does.
+        notes: What every result computed from it has to say.
     """
 
     train: Dataset
@@ -113,87 +167,34 @@ class Splits(NamedTuple):
     test: Dataset
     gallery: Dataset | None
     fingerprint: str
+    notes: tuple[str, ...] = ()
 
 
-def open_splits(config: ConfigDict) -> Splits:
-    """Opens a dataset, and prepares it first if it can be made without any download.
+def with_cache(dataset: Dataset, key: str, config: ConfigDict) -> Dataset:
+    """The same, reading decoded images, where `run.cache` says so; they are yet to be decoded.
 
     Args:
+        dataset: All images of a source, in its order.
+        key: Names the cache's file; it differs where any image does.
         config: The run's whole configuration.
+    """
+    if config.run.cache == "none":
+        return dataset
+    folder = pathlib.Path(config.run.cache_dir or cache_folder() / "decoded").expanduser()
+    channels = config.data.channels
+    decoded = DecodedImages(folder / f"{key}-{channels}.bin", dataset.sizes, channels)
+    return dataclasses.replace(dataset, decoded=decoded)
+
+
+def fill_cache(dataset: Dataset, channels: int) -> None:
+    """Decodes the images of what `with_cache` returned, unless that was done before.
 
     Raises:
-        UserError: The dataset is unknown, cannot be prepared or read, or has too few classes.
+        UserError: There is no space for them, or an image cannot be read.
     """
-    if config.data.name == "folder":
-        from hypjax.data.photos import open_photos
-
-        return open_photos(config)
-    builder = open_builder(config.data.name, config.run.data_dir)
-    train, test = _open(builder, "train"), _open(builder, "test")
-    index = [array.tobytes() for part in (train, test) for array in (part.labels, part.sizes)]
-    fingerprint = hashlib.sha256(b"".join([builder.info.full_name.encode(), *index])).hexdigest()
-    train, validation = hold_out(
-        train, config.data.validation_classes, config.data.split_seed, "validation"
-    )
-    return Splits(train, validation, test, gallery=None, fingerprint=fingerprint[:32])
-
-
-def open_builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
-    """Opens a dataset's builder, prepared.
-
-    Raises:
-        UserError: There is no such dataset, or it cannot be prepared.
-    """
-    if name in DATASETS and name not in BUILDERS:
-        raise UserError(
-            f"this version of hypjax cannot read {name} yet; until then, its images train as own "
-            "images: --config.data.name=folder --config.data.path=TABLE.csv"
-        )
-    if name not in BUILDERS:
-        raise UserError(f"no dataset is named {name!r}{nearest(name, BUILDERS)}")
-    builder = BUILDERS[name](data_dir=data_dir)
-    if not pathlib.Path(builder.data_dir).exists():
-        _prepare(builder)
-    return builder
-
-
-def _prepare(builder: tfds.core.DatasetBuilder) -> None:
-    print(f"preparing {builder.name} in {builder.data_dir} (once)", file=sys.stderr, flush=True)
-    tfds.disable_progress_bar()
-    with _writing_to(builder.data_dir), contextlib.redirect_stdout(io.StringIO()):
-        builder.download_and_prepare()
-
-
-@contextlib.contextmanager
-def _writing_to(directory: str) -> Iterator[None]:
-    """Tells a user who may not write, or has no space left, what to do."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:  # ArrayRecord's writer raises the latter.
-        reason = getattr(error, "strerror", None) or str(error).split(";")[0]
-        raise UserError(
-            f"cannot write to {directory} ({reason}); "
-            "name another folder with --config.run.data_dir"
-        ) from error
-
-
-def _open(builder: tfds.core.DatasetBuilder, split: str) -> Dataset:
-    records = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
-    path = pathlib.Path(builder.data_dir) / f"index-{split}.npz"
-    if not path.exists():
-        with _writing_to(builder.data_dir):
-            _write_index(path, records)
-    with np.load(path) as index:
-        return Dataset(records, np.arange(len(records)), index["labels"], index["sizes"])
-
-
-def _write_index(path: pathlib.Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Reads all records once; a rename makes the file appear whole or not at all."""
-    rows = [(r["label"], r["height"], r["width"]) for r in records]
-    index = np.array(rows, np.int32)
-    unfinished = path.with_name(f".{path.stem}-{os.getpid()}.npz")
-    np.savez(unfinished, labels=index[:, 0], sizes=index[:, 1:])
-    unfinished.replace(path)
+    if dataset.decoded is not None:
+        files = dataclasses.replace(dataset, decoded=None)
+        dataset.decoded.fill(lambda i: pixels.array(files.image(i, channels)))
 
 
 def hold_out(

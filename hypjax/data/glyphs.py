@@ -9,6 +9,7 @@ same order (though not the same file bytes: protobuf orders the fields of a reco
     source = builder.as_data_source("train", decoders={"image": tfds.decode.SkipDecoding()})
 """
 
+import io
 import math
 import zlib
 from collections.abc import Iterable, Iterator
@@ -16,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+import tqdm
 from PIL import Image
 
 from hypjax.data import fonts
+from hypjax.data.records import RecordBuilder
 
 _DESCRIPTION = """Letters rendered from the fonts of matplotlib under small random changes.
 
@@ -69,6 +72,12 @@ def _random_affine(rng: np.random.Generator) -> tuple[float, ...]:
     return (*linear[0].tolist(), float(offset[0]), *linear[1].tolist(), float(offset[1]))
 
 
+def _png(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
 def split_classes(
     classes: Iterable[fonts.GlyphClass],
 ) -> tuple[list[fonts.GlyphClass], list[fonts.GlyphClass]]:
@@ -93,66 +102,58 @@ def examples(classes: Iterable[fonts.GlyphClass]) -> Iterator[dict[str, Any]]:
     """Yields the records of some classes, class by class and then by face."""
     for glyph_class in classes:
         for glyph in glyph_class.glyphs:
+            image = _png(render(glyph))
             yield {
-                # Without TensorFlow, TFDS encodes images of Pillow but not arrays.
-                "image": Image.fromarray(render(glyph)),
+                "image": image,
+                "checksum": zlib.crc32(image),
                 "height": SIZE,
                 "width": SIZE,
                 "label": glyph_class.name,
                 "name": f"U+{glyph.codepoint:04X}/{glyph.face}",
                 "class_name": glyph_class.name,
+                "superlabel": glyph_class.script,
                 "script": glyph_class.script,
                 "base": glyph_class.base,
                 "face": glyph.face,
             }
 
 
-class Glyphs(tfds.core.GeneratorBasedBuilder):
+class Glyphs(RecordBuilder):
     """Letters in many faces; the classes of the two splits are disjoint."""
 
-    VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES = {"1.0.0": "First version."}
-    # Nothing is downloaded. Left to itself, TFDS 4.9 looks for a list of checksums, and for that
-    # imports importlib_resources, which it does not declare for this Python.
-    url_infos = None
-
-    def __init__(self, *, file_format: str = "array_record", **kwargs: Any):
-        """Opens the data set, prepared or not.
-
-        Args:
-          file_format: how records are stored; the default gives random access.
-          **kwargs: of the TFDS builder, `data_dir` above all.
-        """
-        super().__init__(file_format=file_format, **kwargs)
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        features = tfds.features.FeaturesDict(
-            {
-                "image": tfds.features.Image(shape=(SIZE, SIZE, 1), encoding_format="png"),
-                "height": np.int32,
-                "width": np.int32,
-                # Names follow in _split_generators, or from the prepared files: to find them
-                # means comparing all drawings, which opening a prepared data set must not cost.
-                "label": tfds.features.ClassLabel(),
-                "name": tfds.features.Text(doc="Code point and face, unique."),
-                "class_name": tfds.features.Text(doc="The letter and its Unicode name."),
-                "script": tfds.features.Text(),
-                "base": tfds.features.Text(doc="The letter without its accents."),
-                "face": tfds.features.Text(doc="Name of the font file."),
-            }
-        )
-        return self.dataset_info_from_configs(
-            description=_DESCRIPTION,
-            features=features,
-            supervised_keys=("image", "label"),
-            disable_shuffling=True,
-        )
+    VERSION = tfds.core.Version("1.1.0")
+    RELEASE_NOTES = {"1.1.0": "An index beside the records.", "1.0.0": "First version."}
+    DESCRIPTION = _DESCRIPTION
+    IMAGE_SHAPE = (SIZE, SIZE, 1)
+    FURTHER_FEATURES = {
+        "script": tfds.features.Text(doc="The superlabel, too."),
+        "base": tfds.features.Text(doc="The letter without its accents."),
+        "face": tfds.features.Text(doc="Name of the font file."),
+    }
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
         del dl_manager
+        # To find the classes means comparing all drawings, which opening a prepared data set must
+        # not cost.
         train, test = split_classes(fonts.glyph_classes())
         self.info.features["label"].names = [c.name for c in train + test]
-        return {"train": self._generate_examples(train), "test": self._generate_examples(test)}
+        bar = tqdm.tqdm(
+            desc="drawing glyphs",
+            total=sum(len(c.glyphs) for c in train + test),
+            unit="image",
+            disable=None,
+            leave=False,
+        )
+        return {
+            "train": self._generate_examples(train, bar),
+            "test": self._generate_examples(test, bar),
+        }
 
-    def _generate_examples(self, classes: list[fonts.GlyphClass]) -> Iterator[tuple[int, Any]]:
-        yield from enumerate(examples(classes))
+    def _generate_examples(
+        self, classes: list[fonts.GlyphClass], bar: tqdm.tqdm
+    ) -> Iterator[tuple[int, Any]]:
+        for numbered in enumerate(examples(classes)):
+            bar.update()
+            yield numbered
+        if bar.n == bar.total:
+            bar.close()

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from hypjax import reporting
 from hypjax.caches import cache_folder
 from hypjax.data import pixels
-from hypjax.data.dataset import Dataset, Splits, hold_out
+from hypjax.data.dataset import Dataset, Splits, fill_cache, hold_out, with_cache
 from hypjax.errors import UserError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
@@ -175,7 +175,7 @@ def files_of(photos: Sequence[Photo]) -> Dataset:
         labels=np.zeros(len(photos), np.int32),
         sizes=np.zeros((len(photos), 2), np.int32),
         names=[str(photo.path) for photo in photos],
-        decode=pixels.decode_photo,
+        upright=True,
     )
 
 
@@ -325,7 +325,7 @@ def _measure(path: pathlib.Path) -> tuple[int, int, int] | str:
     """Height, width and checksum of an image, or why it cannot be read."""
     try:
         content = path.read_bytes()
-        image = pixels.decode_photo(content, channels=3)
+        image = pixels.decode(content, channels=3, upright=True)
     except Exception as error:  # Decoders of damaged files raise whatever they meet.
         return f"{path} ({pixels.reason(error)})"
     return image.height, image.width, zlib.crc32(content)
@@ -355,6 +355,12 @@ def _split(
 ) -> Splits:
     """Parts the images as they say themselves, or by class at random."""
     data = config.data
+    root = (path if path.is_dir() else path.parent).absolute()
+    facts = (
+        (os.path.relpath(photo.path.absolute(), root), *photo[1:], *row)
+        for photo, row in zip(photos, measured.tolist(), strict=True)
+    )
+    fingerprint = _hash(facts)
     everything = Dataset(
         records=Files([photo.path for photo in photos]),
         positions=np.arange(len(photos)),
@@ -362,8 +368,10 @@ def _split(
         sizes=measured[:, :2].astype(np.int32),
         names=[str(photo.path) for photo in photos],
         superlabels=_superlabels(photos),
-        decode=pixels.decode_photo,
+        upright=True,
+        fast=data.decoder == "fast",
     )
+    everything = with_cache(everything, fingerprint, config)
     given = np.array([photo.split or "" for photo in photos])
     gallery = None
     if photos[0].split is None:
@@ -382,12 +390,8 @@ def _split(
             )
         _check_overlap(path, photos)
     _check_classes(path, train, validation, test, gallery)
-    root = (path if path.is_dir() else path.parent).absolute()
-    facts = (
-        (os.path.relpath(photo.path.absolute(), root), *photo[1:], *row)
-        for photo, row in zip(photos, measured.tolist(), strict=True)
-    )
-    return Splits(train, validation, test, gallery, fingerprint=_hash(facts))
+    fill_cache(everything, data.channels)
+    return Splits(train, validation, test, gallery, fingerprint)
 
 
 def _superlabels(photos: Sequence[Photo]) -> Int[np.ndarray, " photos"] | None:

@@ -1,13 +1,20 @@
-"""Input: carries plans out in worker threads or processes, ahead of the training step."""
+"""Input: carries plans out in worker threads or processes, ahead of the training step.
 
+Workers are given pieces of batches, so that the first batch comes soon and little memory holds what
+is ahead, however many they are. They deliver pixels alone: labels and flips are in the plan.
+"""
+
+import contextlib
 import dataclasses
+import functools
 import gc
+import os
+import re
 import signal
-from collections.abc import Callable, Generator
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, NamedTuple
 
 import grain
-import jax
 import numpy as np
 from absl import flags
 from jaxtyping import UInt8
@@ -19,14 +26,14 @@ from hypjax.data.plans import Plan
 from hypjax.errors import UserError
 from hypjax.interfaces import Batch
 
-_THREADS = 2  # A process's interpreter lock leaves no work for more.
-_BATCHES_AHEAD = 4
-
-Made = TypeVar("Made")
+_PIECE = 32  # Images.
+_AHEAD = 256  # Images that threads, or each process, prepare before they are asked for.
+_NAMED = 6  # Most images that a message names.
+_MOST_THREADS = 8  # The interpreter's lock leaves no work for more.
 
 
 class ReadableBatch(NamedTuple):
-    """The test views of images, some of which may be broken.
+    """Views of images, or a piece of it, of which some may be broken.
 
     Attributes:
         images: Black where there is none.
@@ -38,26 +45,52 @@ class ReadableBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _PlannedBatch:
-    """Turns a step's number into its batch."""
+class _Shares:
+    """A process's share of the plans; the latest are kept, since each serves several pieces."""
+
+    plan: Callable[[int], Plan]
+    process: int
+    processes: int
+
+    def __call__(self, step: int) -> Plan:
+        return self._kept(step)
+
+    @functools.cached_property
+    def _kept(self) -> Callable[[int], Plan]:
+        return functools.lru_cache(maxsize=16)(
+            lambda step: self.plan(step).share(self.process, self.processes)
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes, which keep their own."""
+        return {name: value for name, value in vars(self).items() if name != "_kept"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _PlannedViews:
+    """The crops that a step's plan wants."""
 
     dataset: Dataset
     plan: Callable[[int], Plan]
     side: int
     channels: int
 
-    def __call__(self, step: int) -> Batch:
-        plan = self.plan(int(step))
-        images = np.empty((len(plan.ids), self.side, self.side, self.channels), np.uint8)
-        for i, (image_id, box) in enumerate(zip(plan.ids, plan.boxes, strict=True)):
-            image = self.dataset.image(int(image_id), self.channels)
-            images[i] = pixels.crop_and_resize(image, box, self.side)
-        return Batch(images=images, labels=plan.labels, ids=plan.ids, flips=plan.flips)
+    def __call__(self, step: int, places: range) -> ReadableBatch:
+        plan = self.plan(step)
+        images = np.empty((len(places), self.side, self.side, self.channels), np.uint8)
+        for view, i in zip(images, places, strict=True):
+            image_id, box = int(plan.ids[i]), plan.boxes[i]
+            view[...] = self.dataset.crop(image_id, box, self.side, self.channels)
+        return ReadableBatch(images, {})
+
+    def names(self, step: int, places: range) -> str:
+        ids = self.plan(step).ids[places.start : places.stop]
+        return f"step {step + 1}, {_list(self.dataset, ids)}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _CentralBatch:
-    """Turns a batch's number into the test view of the images in it, the last one padded.
+class _CentralViews:
+    """The test views of the images of a batch, the last one padded.
 
     Where broken images are tolerated, these are black, and told by their places and reasons.
     """
@@ -69,19 +102,25 @@ class _CentralBatch:
     batch_size: int
     tolerant: bool = False
 
-    def __call__(self, index: int) -> UInt8[np.ndarray, "batch side side channels"] | ReadableBatch:
-        images = np.zeros((self.batch_size, self.side, self.side, self.channels), np.uint8)
+    def __call__(self, batch: int, places: range) -> ReadableBatch:
+        images = np.zeros((len(places), self.side, self.side, self.channels), np.uint8)
         broken = {}
-        first = int(index) * self.batch_size
-        for i in range(first, min(first + self.batch_size, len(self.dataset))):
+        for view, place in zip(images, places, strict=True):
+            if (i := batch * self.batch_size + place) >= len(self.dataset):
+                break
             try:
-                image = self.dataset.image(i, self.channels)
-                images[i - first] = pixels.central_view(image, self.shorter_side, self.side)
+                size = self.shorter_side, self.side
+                view[...] = self.dataset.central_view(i, *size, self.channels)
             except UserError as error:
                 if not self.tolerant:
                     raise
-                broken[str(i - first)] = pixels.reason(error.__cause__)
-        return ReadableBatch(images, broken) if self.tolerant else images
+                broken[str(place)] = pixels.reason(error.__cause__)
+        return ReadableBatch(images, broken)
+
+    def names(self, batch: int, places: range) -> str:
+        first = batch * self.batch_size
+        ids = range(first + places.start, min(first + places.stop, len(self.dataset)))
+        return f"an evaluation, {_list(self.dataset, ids)}"
 
 
 def training_batches(
@@ -93,6 +132,8 @@ def training_batches(
     side: int,
     channels: int,
     workers: int,
+    process: int = 0,
+    processes: int = 1,
 ) -> Generator[Batch, None, None]:
     """Yields the batches of steps [first_step, last_step), prepared ahead of their use.
 
@@ -106,9 +147,28 @@ def training_batches(
         side: Of the square images, in pixels.
         channels: 1 for greyscale, 3 for RGB.
         workers: Processes that decode; 0 uses threads of this one.
+        process: Which of several processes of a run this is. Each delivers its share of every
+            batch, in the order of their numbers.
+        processes: How many there are.
+
+    Raises:
+        UserError: An image cannot be read, or a worker process died; the message tells its images.
     """
-    make = _PlannedBatch(dataset, plan, side, channels)
-    return _iterate(make, range(first_step, last_step), workers)
+    shares = _Shares(plan, process, processes)
+    steps = range(first_step, last_step)
+    if not steps:
+        return
+    if len(plan(first_step).ids) % processes:
+        raise UserError(
+            f"config.train.batch_size is {len(plan(first_step).ids)}; "
+            f"it must be a multiple of the {processes} processes"
+        )
+    size = len(shares(first_step).ids)
+    batches = _iterate(_PlannedViews(dataset, shares, side, channels), steps, size, workers)
+    with contextlib.closing(batches):
+        for step, (images, _) in zip(steps, batches, strict=True):
+            ids, labels, _, flips = shares(step)
+            yield Batch(images=images, labels=labels, ids=ids, flips=flips)
 
 
 def evaluation_batches(
@@ -131,9 +191,15 @@ def evaluation_batches(
         channels: 1 for greyscale, 3 for RGB.
         batch_size: The same for all batches, so that one compilation serves.
         workers: Processes that decode; 0 uses threads of this one.
+
+    Raises:
+        UserError: An image cannot be read, or a worker process died; the message tells its images.
     """
-    make = _CentralBatch(dataset, shorter_side, side, channels, batch_size)
-    return _iterate(make, range(-(-len(dataset) // batch_size)), workers)
+    views = _CentralViews(dataset, shorter_side, side, channels, batch_size)
+    batches = _iterate(views, range(-(-len(dataset) // batch_size)), batch_size, workers)
+    with contextlib.closing(batches):
+        for images, _ in batches:
+            yield images
 
 
 def readable_batches(
@@ -146,34 +212,84 @@ def readable_batches(
     workers: int,
 ) -> Generator[ReadableBatch, None, None]:
     """Yields what `evaluation_batches` does, beside the images that could not be read."""
-    make = _CentralBatch(dataset, shorter_side, side, channels, batch_size, tolerant=True)
-    return _iterate(make, range(-(-len(dataset) // batch_size)), workers)
+    views = _CentralViews(dataset, shorter_side, side, channels, batch_size, tolerant=True)
+    return _iterate(views, range(-(-len(dataset) // batch_size)), batch_size, workers)
 
 
 def _iterate(
-    make: Callable[[int], Made], numbers: range, workers: int
-) -> Generator[Made, None, None]:
-    batches = grain.MapDataset.range(numbers.start, numbers.stop).map(make)
-    ahead = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_BATCHES_AHEAD)
-    batches = batches.to_iter_dataset(ahead)
-    if workers:
-        if not flags.FLAGS.is_parsed():  # In notebooks; Grain's workers read absl's flags.
-            flags.FLAGS.mark_as_parsed()
-        options = grain.MultiprocessingOptions(num_workers=workers)
-        batches = batches.mp_prefetch(options, worker_init_fn=_ignore_signals)
-    iterator = iter(batches)
+    views: _PlannedViews | _CentralViews, batches: range, size: int, workers: int
+) -> Generator[ReadableBatch, None, None]:
+    """Yields batches of the given size, whose pieces workers prepare."""
+    pieces = [range(i, min(i + _PIECE, size)) for i in range(0, size, _PIECE)]
+    iterator = iter(_prepared(views, batches, pieces, workers))
     try:
-        yield from map(_copy, iterator) if workers else iterator
+        for batch in batches:
+            images, broken = None, {}
+            for piece in pieces:
+                with _naming(views, batch, piece):
+                    delivered = next(iterator)
+                if images is None:
+                    images = np.empty((size, *delivered.images.shape[1:]), np.uint8)
+                images[piece.start : piece.stop] = delivered.images
+                broken |= delivered.broken
+                del delivered  # Its shared memory can go.
+            yield ReadableBatch(images, broken)
     finally:
         iterator.close()
         if workers:
-            del iterator, batches
+            del iterator
             gc.collect()  # Frees what is left in shared memory, while its owners are there.
 
 
-def _copy(batch: Made) -> Made:
-    """Takes a batch out of shared memory."""
-    return jax.tree.map(np.array, batch)
+def _prepared(
+    views: _PlannedViews | _CentralViews, batches: range, pieces: list[range], workers: int
+) -> grain.IterDataset:
+    """The pieces of all batches, in order."""
+
+    def make(i: int) -> ReadableBatch:
+        batch, piece = divmod(int(i), len(pieces))
+        return views(batches[batch], pieces[piece])
+
+    dataset = grain.MapDataset.range(len(batches) * len(pieces)).map(make)
+    ahead = _AHEAD // _PIECE
+    if not workers:
+        threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+        return dataset.to_iter_dataset(grain.ReadOptions(threads, max(ahead, threads)))
+    if not flags.FLAGS.is_parsed():  # In notebooks; Grain's workers read absl's flags.
+        flags.FLAGS.mark_as_parsed()
+    # One piece at a time, so that a worker that dies tells which it was about.
+    one = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
+    return one.mp_prefetch(options, worker_init_fn=_ignore_signals)
+
+
+@contextlib.contextmanager
+def _naming(
+    views: _PlannedViews | _CentralViews, batch: int, piece: range
+) -> Generator[None, None, None]:
+    """Tells what a worker process that died was about."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "exit code" not in str(error):
+            raise
+        raise UserError(
+            f"a worker process died (exit code {_exit_code(error)}) while it prepared "
+            f"{views.names(batch, piece)}; if memory ran out, lower --config.run.workers"
+        ) from error
+
+
+def _exit_code(error: RuntimeError) -> str:
+    found = re.search(r"exit code (-?\d+)", str(error))
+    return found.group(1) if found else "unknown"
+
+
+def _list(dataset: Dataset, ids: Iterable[int]) -> str:
+    """Names of images, the first and the last of many."""
+    names = [dataset.name(int(i)) for i in ids]
+    if len(names) > _NAMED:
+        names = [*names[: _NAMED - 1], "...", names[-1]]
+    return f"images {', '.join(names)}"
 
 
 def _ignore_signals(index: int, count: int) -> None:

@@ -7,26 +7,27 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 # Colour mode by number of channels.
-_MODES = {1: "L", 3: "RGB"}
+MODES = {1: "L", 3: "RGB"}
 
 
-def decode(encoded: bytes, channels: int) -> Image.Image:
-    """Decodes an image file to greyscale (1 channel) or RGB (3); EXIF orientation is ignored."""
-    image = Image.open(io.BytesIO(encoded))
-    return image.convert(_MODES[channels])
+def decode(encoded: bytes, channels: int, *, upright: bool = False) -> Image.Image:
+    """Decodes an image file, whole and exactly, to greyscale (1 channel) or RGB (3).
 
+    Transparency is shown on white, 16 bits are scaled to 8, of several frames the first is taken.
 
-def decode_photo(encoded: bytes, channels: int) -> Image.Image:
-    """Decodes a user's own picture as a viewer shows it, to greyscale (1 channel) or RGB (3).
-
-    Turned upright as EXIF says, transparency on white, 16 bits scaled to 8, the first of several
-    frames.
+    Args:
+        encoded: The file's bytes.
+        channels: 1 or 3.
+        upright: Whether to turn it as EXIF says, as a viewer does. The benchmarks' protocol, and so
+            their published numbers, ignore it.
 
     Raises:
         ValueError: Its pixels have 32 bits, which no common scale gives a meaning.
         OSError: It cannot be decoded.
     """
-    image = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded)))
+    image = Image.open(io.BytesIO(encoded))
+    if upright:
+        ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
@@ -34,7 +35,10 @@ def decode_photo(encoded: bytes, channels: int) -> Image.Image:
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert(_MODES[channels])
+    if image.mode != MODES[channels]:
+        return image.convert(MODES[channels])
+    image.load()
+    return image
 
 
 def reason(error: Exception) -> str:
@@ -45,33 +49,66 @@ def reason(error: Exception) -> str:
     return text or type(error).__name__
 
 
-def crop_and_resize(
-    image: Image.Image, box: np.ndarray, side: int
-) -> UInt8[np.ndarray, "side side channels"]:
-    """Cuts out a box (top, left, height, width) and resizes it to a square.
-
-    Pillow's bicubic filter with antialiasing, applied to the crop alone.
-    """
+def crop(image: Image.Image, box: np.ndarray) -> Image.Image:
+    """Cuts out a box (top, left, height, width)."""
     top, left, height, width = (int(n) for n in box)
-    cropped = image.crop((left, top, left + width, top + height))
-    return _array(cropped.resize((side, side), Image.Resampling.BICUBIC))
+    return image.crop((left, top, left + width, top + height))
+
+
+def resize(image: Image.Image, side: int) -> UInt8[np.ndarray, "side side channels"]:
+    """Resizes to a square by Pillow's bicubic filter with antialiasing."""
+    return array(image.resize((side, side), Image.Resampling.BICUBIC))
 
 
 def central_view(
     image: Image.Image, shorter_side: int, side: int
 ) -> UInt8[np.ndarray, "side side channels"]:
-    """The test view: the shorter side resized, bicubic, then a square cut from the centre.
-
-    Sizes round as torchvision's Resize and CenterCrop do.
-    """
-    shorter = min(image.size)
-    size = tuple(shorter_side * length // shorter for length in image.size)
+    """The test view: the shorter side resized, bicubic, then a square cut from the centre."""
+    size, corner = central_square(image.size, shorter_side, side)
+    left, top = corner
     resized = image.resize(size, Image.Resampling.BICUBIC)
-    left = round((resized.width - side) / 2)
-    top = round((resized.height - side) / 2)
-    return _array(resized.crop((left, top, left + side, top + side)))
+    return array(resized.crop((left, top, left + side, top + side)))
 
 
-def _array(image: Image.Image) -> UInt8[np.ndarray, "height width channels"]:
-    array = np.asarray(image)
-    return array if array.ndim == 3 else array[..., None]
+def central_square(
+    size: tuple[int, int], shorter_side: int, side: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where the test view lies; sizes round as torchvision's Resize and CenterCrop do.
+
+    Args:
+        size: Width and height of the image.
+        shorter_side: Length it is resized to.
+        side: Of the square.
+
+    Returns:
+        Width and height of the resized image, and left and top of the square in it.
+    """
+    shorter = min(size)
+    width, height = (shorter_side * length // shorter for length in size)
+    return (width, height), (round((width - side) / 2), round((height - side) / 2))
+
+
+def central_box(
+    size: tuple[int, int], shorter_side: int, side: int
+) -> tuple[float, float, float, float]:
+    """The part of an image that its test view shows: top, left, height and width, in its pixels.
+
+    Args:
+        size: Height and width of the image.
+        shorter_side: Length it is resized to.
+        side: Of the square.
+    """
+    (width, height), (left, top) = central_square(size[::-1], shorter_side, side)
+    down, across = size[0] / height, size[1] / width
+    return top * down, left * across, side * down, side * across
+
+
+def from_array(values: UInt8[np.ndarray, "height width channels"]) -> Image.Image:
+    """An image of these pixels."""
+    return Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values)
+
+
+def array(image: Image.Image) -> UInt8[np.ndarray, "height width channels"]:
+    """An image's pixels, with a last axis also where there is one channel."""
+    values = np.asarray(image)
+    return values if values.ndim == 3 else values[..., None]

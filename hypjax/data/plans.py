@@ -4,6 +4,7 @@ A plan is a few small arrays on the host. Worker processes, or the device, only 
 pixels never depend on the number of workers or on where a run was resumed.
 """
 
+import abc
 import dataclasses
 import functools
 from typing import NamedTuple
@@ -30,6 +31,16 @@ class Plan(NamedTuple):
     labels: Int[np.ndarray, " batch"]
     boxes: Int[np.ndarray, "batch 4"]
     flips: Bool[np.ndarray, " batch"]
+
+    def share(self, process: int, processes: int) -> "Plan":
+        """What one of several processes carries out: the plan is the same in all of them.
+
+        Args:
+            process: Its number, from 0.
+            processes: How many there are; they divide the batch.
+        """
+        each = len(self.ids) // processes
+        return Plan(*(array[process * each : (process + 1) * each] for array in self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,49 +91,36 @@ class RandomCrop:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ClassBalancedPlans:
-    """Batches of N classes with d images each (Hyp-ViT's sampling).
-
-    In an epoch a random permutation of all classes is cut into batches, so that no class comes
-    twice; classes that do not fill a batch wait for another epoch. A class's d images are distinct
-    where it has as many. Images of one class are neighbours in the batch.
+class Plans(abc.ABC):
+    """The batches of a run: which images, and which boxes of them, each step wants.
 
     Attributes:
         labels: Class of each training image, from 0 without gaps.
         sizes: Height and width of each training image.
-        classes_per_batch: N.
-        samples_per_class: d.
+        batch_size: Images of a batch.
         crop: Distribution of crops and flips.
         seed: Of all random choices.
     """
 
     labels: Int[np.ndarray, " images"]
     sizes: Int[np.ndarray, "images 2"]
-    classes_per_batch: int
-    samples_per_class: int
+    batch_size: int
     crop: RandomCrop
     seed: int
 
-    @functools.cached_property
-    def _members(self) -> list[Int[np.ndarray, " members"]]:
-        """Positions of each class's images."""
-        order = np.argsort(self.labels, kind="stable")
-        return np.split(order, np.cumsum(np.bincount(self.labels))[:-1])
-
     @property
+    @abc.abstractmethod
     def batches_per_epoch(self) -> int:
-        """Number of whole batches that the classes make."""
-        return len(self._members) // self.classes_per_batch
+        """Number of whole batches that an epoch has."""
+
+    @abc.abstractmethod
+    def choose(self, step: int) -> Int[np.ndarray, " batch"]:
+        """Positions of a step's images."""
 
     def __call__(self, step: int) -> Plan:
         """Returns the plan of a step, counted from 0."""
-        epoch, batch = divmod(step, self.batches_per_epoch)
-        permutation = self._rng(_CLASSES, epoch).permutation(len(self._members))
-        first = batch * self.classes_per_batch
-        classes = permutation[first : first + self.classes_per_batch]
-        rng = self._rng(_IMAGES, step)
-        ids = np.concatenate([self._draw(rng, self._members[c]) for c in classes])
-        rng = self._rng(_CROPS, step)
+        ids = self.choose(step)
+        rng = self.rng(_CROPS, step)
         return Plan(
             ids=ids.astype(np.int32),
             labels=self.labels[ids].astype(np.int32),
@@ -130,11 +128,96 @@ class ClassBalancedPlans:
             flips=rng.random(len(ids)) < self.crop.flip,
         )
 
+    def rng(self, stream: int, index: int) -> np.random.Generator:
+        """The random numbers that one of the streams has for a step or an epoch."""
+        return np.random.default_rng((self.seed, stream, index))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ShuffledPlans(Plans):
+    """Plain shuffling: in an epoch every image comes once, but those that do not fill a batch."""
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Number of whole batches that the images make."""
+        return len(self.labels) // self.batch_size
+
+    def choose(self, step: int) -> Int[np.ndarray, " batch"]:
+        """The step's part of its epoch's permutation of all images."""
+        epoch, batch = divmod(step, self.batches_per_epoch)
+        permutation = self.rng(_IMAGES, epoch).permutation(len(self.labels))
+        return permutation[batch * self.batch_size : (batch + 1) * self.batch_size]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassPlans(Plans):
+    """Batches of N classes with d images each; images of one class are neighbours.
+
+    Attributes:
+        samples_per_class: d; N is `batch_size / d`.
+        repeats: Whether a class's images are drawn independently, so that one may come twice
+            (HIER); else they are distinct, where the class has as many.
+    """
+
+    samples_per_class: int
+    repeats: bool = False
+
+    @property
+    def classes_per_batch(self) -> int:
+        """N."""
+        return self.batch_size // self.samples_per_class
+
+    @functools.cached_property
+    def members(self) -> list[Int[np.ndarray, " members"]]:
+        """Positions of each class's images."""
+        order = np.argsort(self.labels, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(self.labels))[:-1])
+
+    @abc.abstractmethod
+    def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
+        """The step's classes, all different."""
+
+    def choose(self, step: int) -> Int[np.ndarray, " batch"]:
+        """Positions of the images of the step's classes, class by class."""
+        rng = self.rng(_IMAGES, step)
+        classes = self.choose_classes(step)
+        return np.concatenate([self._draw(rng, self.members[c]) for c in classes])
+
     def _draw(
         self, rng: np.random.Generator, members: Shaped[np.ndarray, " members"]
     ) -> Shaped[np.ndarray, " d"]:
-        repeats = len(members) < self.samples_per_class
+        repeats = self.repeats or len(members) < self.samples_per_class
         return rng.choice(members, self.samples_per_class, replace=repeats)
 
-    def _rng(self, stream: int, index: int) -> np.random.Generator:
-        return np.random.default_rng((self.seed, stream, index))
+
+class EpochClassPlans(ClassPlans):
+    """Hyp-ViT's sampling: a permutation of all classes, cut into batches.
+
+    In an epoch no class comes twice; classes that do not fill a batch wait for another epoch.
+    """
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Number of whole batches that the classes make."""
+        return len(self.members) // self.classes_per_batch
+
+    def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
+        """The step's part of its epoch's permutation."""
+        epoch, batch = divmod(step, self.batches_per_epoch)
+        permutation = self.rng(_CLASSES, epoch).permutation(len(self.members))
+        first = batch * self.classes_per_batch
+        return permutation[first : first + self.classes_per_batch]
+
+
+class DrawnClassPlans(ClassPlans):
+    """Classes drawn anew for each batch (HIER; IRT on SOP and In-Shop)."""
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Number of whole batches that as many images as there are make."""
+        return len(self.labels) // self.batch_size
+
+    def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
+        """Classes of which each set is as likely as any other."""
+        rng = self.rng(_CLASSES, step)
+        return rng.choice(len(self.members), self.classes_per_batch, replace=False)

@@ -9,10 +9,13 @@ import sys
 import pytest
 
 
-def test_retrieval_beside_faiss(tmp_path):
-    pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
+@pytest.mark.parametrize(
+    ("suite", "peer", "works"), [("retrieval", "faiss", 9), ("input", "torchvision", 6)]
+)
+def test_a_suite_beside_its_peer(tmp_path, suite, peer, works):
+    pytest.importorskip(peer, reason=f"needs the parity extra: {peer}")
     done = subprocess.run(
-        [sys.executable, "-m", "hypjax.benchmark", "retrieval", "--quick"],
+        [sys.executable, "-m", "hypjax.benchmark", suite, "--quick"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
         capture_output=True,
@@ -22,9 +25,9 @@ def test_retrieval_beside_faiss(tmp_path):
     assert done.returncode == 0, done.stderr
     written = json.loads((tmp_path / "benchmark.json").read_text())
     assert written["machine"]["versions"]["jax"]
-    assert len(written["retrieval"]) == 9
-    for work in written["retrieval"]:
-        assert work["ratio"] > 0 and work["limit"] > 0
+    assert len(written[suite]) == works
+    for work in written[suite]:
+        assert work["ratio"] > 0 and (work["limit"] or work["items"]) > 0
         assert work["name"] in done.stdout
 
 
@@ -37,4 +40,6 @@ def test_mistakes_are_answered_in_one_sentence(tmp_path):
         text=True,
         timeout=60,
     )
-    assert done.returncode == 1 and done.stderr == "error: 'retrival' is not one of retrieval\n"
+    assert (
+        done.returncode == 1 and done.stderr == "error: 'retrival' is not one of retrieval, input\n"
+    )

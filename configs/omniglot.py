@@ -1,0 +1,52 @@
+"""Omniglot: handwritten characters of alphabets the model has never seen.
+
+Variants: `hyp` (Poincaré ball) and `sph` (sphere). No paper that hypjax follows has this dataset:
+the recipe is that of `configs/glyphs.py`, for drawings, and was not tuned.
+"""
+
+from ml_collections import ConfigDict
+
+from hypjax.config import default_config, variant_error
+
+VARIANTS = ("hyp", "sph")
+
+
+def get_config(variant: str = "hyp") -> ConfigDict:
+    """Returns the configuration of a variant."""
+    if variant not in VARIANTS:
+        raise variant_error(variant, VARIANTS)
+    config = default_config()
+    config.variant = variant
+
+    config.data.name = "omniglot"
+    config.data.channels = 1
+    config.data.image_size = 32  # Of 105.
+    config.data.resize = 32
+    config.data.mean, config.data.std = (0.92,), (0.24,)  # Of the training images.
+    config.data.crop_area = (0.9, 1.0)
+    config.data.crop_ratio = (0.95, 1.05)
+    config.data.flip = 0.0  # A mirrored character is another one.
+    config.data.validation_classes = 0.1
+
+    config.model.architecture = "vit"
+    config.model.patch_size = 8
+    config.model.width = 128
+    config.model.depth = 4
+    config.model.num_heads = 4
+    config.model.head_dim = 128
+
+    if variant == "sph":
+        config.objective.space = "sphere"
+
+    config.optim.learning_rate = 2e-3
+    config.optim.schedule = "cosine"
+    config.optim.warmup_steps = 50
+    config.optim.frozen = ()  # Nothing is pretrained.
+
+    config.train.total_steps = 500
+    config.train.batch_size = 200
+    config.train.samples_per_class = 2
+
+    config.eval.ks = (1, 5, 10, 19)  # A character has 20 drawings.
+    config.eval.every = 50
+    return config

@@ -1,0 +1,214 @@
+"""Input beside torchvision: decoding, cropping and resizing photos by all cores."""
+
+import contextlib
+import functools
+import os
+import pathlib
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from hypjax.benchmarks.measure import Work
+from hypjax.data import pixels
+from hypjax.data.dataset import Dataset, fill_cache
+from hypjax.data.decoded import DecodedImages
+from hypjax.data.photos import Files, find_photos
+from hypjax.data.pipeline import evaluation_batches, training_batches
+from hypjax.data.plans import RandomCrop, ShuffledPlans
+from hypjax.errors import UserError
+
+_SIDE, _SHORTER_SIDE = 224, 256
+_AREA, _RATIO = (0.2, 1.0), (3 / 4, 4 / 3)  # Of RandomResizedCrop, as Hyp-ViT has them.
+_BATCH = 100
+_INSTALL = "torchvision (pip install torchvision)"
+
+
+def works(quick: bool, images: str | None) -> Iterator[Work]:
+    """What is timed: 2,000 training views, and the test views of all photos.
+
+    Args:
+        quick: A tenth of it.
+        images: Folder of photos; None: some are made, of CUB's usual size.
+    """
+    with contextlib.ExitStack() as stack:
+        if images is None:
+            folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            paths = _photos(folder)
+        else:
+            paths = [photo.path for photo in find_photos(images)]
+        cache = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        yield from _works(paths, cache, batches=2 if quick else 20)
+
+
+def _works(paths: Sequence[pathlib.Path], cache: pathlib.Path, batches: int) -> Iterator[Work]:
+    files = _open(paths)
+    count = batches * _BATCH
+    height, width = files.sizes.mean(axis=0).round().astype(int)
+    what = f"{count} crops of photos of {width}×{height}"
+    train, name = _peer(paths, count, training=True)
+    for words, dataset in (
+        ("exact pixels", files),
+        ("fast decoder", _fast(files)),
+        ("exact pixels, host cache", _cached(files, cache)),
+    ):
+        if dataset is not None:
+            yield Work(
+                f"{what}, {words}",
+                functools.partial(_train, dataset, batches),
+                train,
+                name,
+                items=count,
+            )
+    yield from _large(batches * 5)
+    test, name = _peer(paths, len(paths), training=False)
+    evaluate = functools.partial(_evaluate, files)
+    yield Work(f"{len(paths)} test views, exact pixels", evaluate, test, name, items=len(paths))
+
+
+def _large(count: int) -> Iterator[Work]:
+    """Photos as cameras make them, which the fast decoder is for."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = _photos(pathlib.Path(folder), width=3000, count=8)
+        files = _open(paths)
+        train, name = _peer(paths, count, training=True)
+        for words, dataset in (("exact pixels", files), ("fast decoder", _fast(files))):
+            if dataset is not None:
+                yield Work(
+                    f"{count} crops of photos of 3000 pixels' width, {words}",
+                    functools.partial(_train, dataset, 5, count // 5),
+                    train,
+                    name,
+                    items=count,
+                )
+
+
+def _photos(folder: pathlib.Path, width: int = 500, count: int = 64) -> list[pathlib.Path]:
+    """Makes some JPEGs, of CUB's usual size, and about as large in bytes as photos are."""
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        height = int(width * rng.uniform(0.65, 0.85))
+        coarse = Image.fromarray(rng.integers(0, 256, (24, 32, 3), np.uint8))
+        smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.int16)
+        grain = rng.normal(0, 12, smooth.shape).astype(np.int16)
+        photo = Image.fromarray(np.clip(smooth + grain, 0, 255).astype(np.uint8))
+        photo.save(folder / f"{i}.jpg", quality=90)
+    return sorted(folder.iterdir())
+
+
+def _open(paths: Sequence[pathlib.Path]) -> Dataset:
+    sizes = []
+    for path in paths:
+        with Image.open(path) as image:
+            sizes.append((image.height, image.width))
+    everything = np.arange(len(paths))
+    return Dataset(Files(paths), everything, np.zeros_like(everything), np.array(sizes))
+
+
+def _fast(files: Dataset) -> Dataset | None:
+    from hypjax.data import reduced
+
+    try:
+        reduced.require()
+    except UserError:
+        return None
+    return Dataset(files.records, files.positions, files.labels, files.sizes, fast=True)
+
+
+def _cached(files: Dataset, folder: pathlib.Path) -> Dataset:
+    decoded = DecodedImages(folder / "decoded.bin", files.sizes, channels=3)
+    cached = Dataset(files.records, files.positions, files.labels, files.sizes, decoded=decoded)
+    fill_cache(cached, channels=3)
+    return cached
+
+
+def _train(dataset: Dataset, batches: int, size: int = _BATCH) -> None:
+    crop = RandomCrop(_AREA, _RATIO, flip=0.5)
+    # Photos may be fewer than a batch wants: the plan's images are taken again and again.
+    repeats = -(-size // len(dataset))
+    repeated = dataset.take(np.tile(np.arange(len(dataset)), repeats))
+    plans = ShuffledPlans(repeated.labels, repeated.sizes, size, crop, seed=0)
+    for _ in training_batches(
+        repeated, plans, first_step=0, last_step=batches, side=_SIDE, channels=3, workers=0
+    ):
+        pass
+
+
+def _evaluate(dataset: Dataset) -> None:
+    size = dict(shorter_side=_SHORTER_SIDE, side=_SIDE, channels=3)
+    for _ in evaluation_batches(dataset, **size, batch_size=_BATCH, workers=0):
+        pass
+
+
+def _peer(
+    paths: Sequence[pathlib.Path], count: int, training: bool
+) -> tuple[Callable[[], object] | None, str]:
+    """A pass over torchvision's DataLoader, whose workers are started once."""
+    if _torchvision() is None:
+        return None, _INSTALL
+    import torch
+
+    loader = torch.utils.data.DataLoader(
+        _TorchPhotos([str(path) for path in paths], count, training),
+        batch_size=_BATCH,
+        num_workers=len(os.sched_getaffinity(0)),
+        persistent_workers=True,
+        multiprocessing_context="forkserver",  # JAX's threads do not survive a fork.
+    )
+
+    def run() -> None:
+        for _ in loader:
+            pass
+
+    return run, f"torchvision DataLoader, {loader.num_workers} workers"
+
+
+class _TorchPhotos:
+    """The same views as PyTorch programs make them: a map-style dataset."""
+
+    def __init__(self, paths: Sequence[str], count: int, training: bool) -> None:
+        self._paths, self._count, self._training = paths, count, training
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i: int) -> Any:
+        with Image.open(self._paths[i % len(self._paths)]) as image:
+            return self._transform(image.convert(pixels.MODES[3]))
+
+    @functools.cached_property
+    def _transform(self) -> Callable[[Image.Image], Any]:
+        transforms = _torchvision().transforms
+        bicubic = transforms.InterpolationMode.BICUBIC
+        if self._training:
+            view = [
+                transforms.RandomResizedCrop(_SIDE, _AREA, _RATIO, interpolation=bicubic),
+                transforms.RandomHorizontalFlip(),
+            ]
+        else:
+            view = [transforms.Resize(_SHORTER_SIDE, bicubic), transforms.CenterCrop(_SIDE)]
+        half = (0.5, 0.5, 0.5)
+        return transforms.Compose([*view, transforms.ToTensor(), transforms.Normalize(half, half)])
+
+
+@functools.cache
+def _torchvision() -> types.ModuleType | None:
+    """torchvision, if it is installed; of a build without compiled operators, its Python part."""
+    for _ in range(2):
+        try:
+            import torchvision
+            from torchvision import transforms  # noqa: F401
+
+            return torchvision
+        except ImportError:
+            return None
+        except RuntimeError:  # Its operators are of another build than torch.
+            for name in [name for name in sys.modules if name.startswith("torchvision")]:
+                del sys.modules[name]
+            registrations = "torchvision._meta_registrations"
+            sys.modules[registrations] = types.ModuleType(registrations)
+    return None

@@ -1,0 +1,115 @@
+"""Archives as files by their names: .zip read in place, .tar and .tgz unpacked first."""
+
+import contextlib
+import functools
+import os
+import pathlib
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+
+import tqdm
+
+from hypjax import reporting
+from hypjax.errors import UserError
+
+SUFFIXES = (".zip", ".tgz", ".tar.gz", ".tar")
+_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
+_UNREADABLE = (*_DAMAGED, RuntimeError)  # Encrypted, or packed in a way that zipfile cannot read.
+
+Reader = Callable[[], bytes]
+
+
+def visible(name: str) -> bool:
+    """Whether a path is of a file that counts: not hidden, no stray of macOS, below its root."""
+    parts = pathlib.PurePosixPath(name).parts
+    return not any(part.startswith((".", "/")) or part == "__MACOSX" for part in parts)
+
+
+def walk(folder: pathlib.Path) -> dict[str, Reader]:
+    """Readers of all visible files below a folder, by their paths; links are followed.
+
+    Raises:
+        OSError: A folder cannot be listed.
+    """
+    readers, seen = {}, set()
+    for place, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
+        seen.add(os.path.realpath(place))
+        inner = (f for f in folders if visible(f))
+        folders[:] = sorted(f for f in inner if os.path.realpath(f"{place}/{f}") not in seen)
+        below = pathlib.PurePosixPath(place).relative_to(folder)
+        for file in filter(visible, files):
+            readers[str(below / file)] = pathlib.Path(place, file).read_bytes
+    return readers
+
+
+@contextlib.contextmanager
+def opened(
+    path: pathlib.Path, scratch: Callable[[], pathlib.Path], wanted: Callable[[str], bool]
+) -> Iterator[Mapping[str, Reader]]:
+    """Readers of an archive's files by their names; threads may read at once.
+
+    Args:
+        path: Of the archive.
+        scratch: Returns an empty folder to unpack to, where need be.
+        wanted: Of which names the files are unpacked.
+
+    Raises:
+        UserError: The archive is damaged, cannot be read or cannot be unpacked.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            if path.name.endswith(".zip"):
+                readers = _members(stack.enter_context(zipfile.ZipFile(path)))
+            else:
+                readers = _unpack(path, scratch(), wanted)
+        except _DAMAGED as error:
+            raise UserError(f"{path} is damaged ({error}); fetch it again") from error
+        except OSError as error:
+            place = error.filename or path
+            raise UserError(f"cannot read {place} ({error.strerror or error})") from error
+        yield readers
+
+
+def _members(archive: zipfile.ZipFile) -> dict[str, Reader]:
+    infos = [i for i in archive.infolist() if not i.is_dir() and visible(i.filename)]
+    return {info.filename: functools.partial(_read, archive, info) for info in infos}
+
+
+def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    try:
+        return archive.read(info)
+    except _UNREADABLE as error:
+        raise OSError(f"damaged in {archive.filename} ({error})") from error
+
+
+def _unpack(
+    path: pathlib.Path, folder: pathlib.Path, wanted: Callable[[str], bool]
+) -> dict[str, Reader]:
+    reporting.say(f"unpacking {path} for now")
+    size = path.stat().st_size
+    bar = {"total": size, "desc": path.name, "disable": None, "leave": False}
+    # Read as a stream, so that the bar tells the truth.
+    with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as counted:
+        with tarfile.open(fileobj=counted, mode="r|*") as packed:
+            for member in packed:
+                if member.isreg() and visible(member.name) and wanted(member.name):
+                    _extract(packed, member, path, folder)
+    return walk(folder)
+
+
+def _extract(
+    packed: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path, folder: pathlib.Path
+) -> None:
+    try:
+        packed.extract(member, folder, filter="data")
+    except OSError as error:
+        raise UserError(
+            f"cannot unpack {path} to {folder.parent} ({error.strerror or error}); unpack it where "
+            "there is room, and name that folder with --manual_dir=FOLDER"
+        ) from error
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -1,0 +1,129 @@
+"""The host cache: decoded images, one after the other, in one memory-mapped file.
+
+Lossless and at their original sizes, so that pixels are those of the exact decoder. The operating
+system keeps in memory what fits, and all processes of a machine share it.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tqdm
+from jaxtyping import Int, UInt8
+
+from hypjax.data.claims import claimed
+from hypjax.errors import UserError
+
+_AHEAD = 64  # Images decoded before they are written.
+
+
+class DecodedImages:
+    """The pixels of images of known sizes, in a file."""
+
+    def __init__(self, path: pathlib.Path, sizes: Int[np.ndarray, "images 2"], channels: int):
+        """Opens a file that may not be written yet.
+
+        Args:
+            path: Of the file.
+            sizes: Height and width of each image.
+            channels: 1 for greyscale, 3 for RGB.
+        """
+        self._path, self._sizes, self._channels = path, np.asarray(sizes, np.int64), channels
+        lengths = self._sizes.prod(axis=1) * channels
+        self._offsets = np.concatenate([[0], np.cumsum(lengths)])
+
+    @property
+    def bytes(self) -> int:
+        """Size of the whole file."""
+        return int(self._offsets[-1])
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self._sizes)
+
+    def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"]:
+        """The i-th image; read from the file when its pixels are."""
+        start, end = self._offsets[i : i + 2]
+        return self._map[start:end].reshape(*self._sizes[i], self._channels)
+
+    @functools.cached_property
+    def _map(self) -> np.memmap:
+        return np.memmap(self._path, np.uint8, mode="r")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes, which map the file themselves."""
+        return {name: value for name, value in vars(self).items() if name != "_map"}
+
+    def fill(self, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]) -> None:
+        """Writes the file, if it is not there; an interrupted attempt is continued.
+
+        Args:
+            decode: From an image's number to its pixels.
+
+        Raises:
+            UserError: There is no space, the folder cannot be written, or an image be decoded.
+        """
+        if self._path.exists() and self._path.stat().st_size == self.bytes:
+            return
+        with _writable(self._path), claimed(self._path.parent, "decoding images"):
+            if self._path.exists() and self._path.stat().st_size == self.bytes:
+                return  # Another process was quicker.
+            unfinished = self._path.with_suffix(".unfinished")
+            with unfinished.open("ab") as file:
+                whole = int(np.searchsorted(self._offsets, file.tell(), side="right")) - 1
+                file.truncate(self._offsets[whole])
+                self._require_space(self.bytes - int(self._offsets[whole]))
+                self._write(file, range(whole, len(self)), decode)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(self._path)
+
+    def _write(self, file: Any, images: range, decode: Callable[[int], np.ndarray]) -> None:
+        bar = tqdm.tqdm(
+            total=len(self),
+            initial=images.start,
+            desc="decoding images once",
+            unit="image",
+            disable=None,
+            leave=False,
+        )
+        with bar, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            for part in _parts(images):
+                for i, pixels in zip(part, pool.map(decode, part), strict=True):
+                    if pixels.shape != (*self._sizes[i], self._channels):
+                        raise UserError(
+                            f"image {i} is of shape {pixels.shape}, and not as its index says"
+                        )
+                    file.write(np.ascontiguousarray(pixels).data)
+                    bar.update()
+
+    def _require_space(self, wanted: int) -> None:
+        free = shutil.disk_usage(self._path.parent).free
+        if wanted > free:
+            raise UserError(
+                f"decoded images need {wanted / 1e9:.1f} GB more in {self._path.parent}, where "
+                f"{free / 1e9:.1f} GB are free; name another folder with --config.run.cache_dir, "
+                "or set --config.run.cache=none"
+            )
+
+
+def _parts(images: range) -> Iterator[range]:
+    return (images[i : i + _AHEAD] for i in range(0, len(images), _AHEAD))
+
+
+@contextlib.contextmanager
+def _writable(path: pathlib.Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot keep decoded images in {path.parent} ({error.strerror}); name another folder "
+            "with --config.run.cache_dir, or set --config.run.cache=none"
+        ) from error

@@ -1,0 +1,333 @@
+"""Prepared datasets on disk: ArrayRecord files as TFDS names them, beside an index in Parquet.
+
+The index of a split, `index-SPLIT.parquet`, tells of every record what plans, messages and scores
+need, so that opening a dataset reads no record:
+
+    label, height, width (int32), checksum (uint32: zlib.crc32 of the encoded image),
+    name, class_name, superlabel (strings; superlabel is '' where classes have no groups),
+    offset, length (int64: where in its record the encoded image lies, in bytes)
+
+TFDS's own writer keeps up to 1 GB of a split in memory and asks TensorFlow for more; this one
+writes each record as it comes.
+"""
+
+import itertools
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import tensorflow_datasets as tfds
+from jaxtyping import Int, Shaped, UInt32
+
+from hypjax.errors import UserError
+
+_SHARD_BYTES = 2**28
+_SCHEMA = pyarrow.schema(
+    [
+        ("label", pyarrow.int32()),
+        ("height", pyarrow.int32()),
+        ("width", pyarrow.int32()),
+        ("checksum", pyarrow.uint32()),
+        ("name", pyarrow.string()),
+        ("class_name", pyarrow.dictionary(pyarrow.int32(), pyarrow.string())),
+        ("superlabel", pyarrow.dictionary(pyarrow.int32(), pyarrow.string())),
+        ("offset", pyarrow.int64()),
+        ("length", pyarrow.int64()),
+    ]
+)
+
+Example = Mapping[str, Any]
+
+
+class EncodedImages(Sequence):
+    """The image files in a split's records, cut out of these unparsed.
+
+    To parse a record with TFDS takes longer than to read it, and threads wait for one another
+    meanwhile: input by threads was a tenth slower.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Any],
+        offsets: Int[np.ndarray, " images"],
+        lengths: Int[np.ndarray, " images"],
+    ) -> None:
+        """Takes TFDS's data source, and where the images lie in its records."""
+        self._records, self._offsets, self._lengths = records, offsets, lengths
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self._offsets)
+
+    def __getitem__(self, i: int) -> Mapping[str, bytes]:
+        """The i-th image's bytes, under `image`."""
+        start = int(self._offsets[i])
+        record = self._records.data_source[int(i)]
+        return {"image": record[start : start + int(self._lengths[i])]}
+
+
+class Records(NamedTuple):
+    """One split of a prepared dataset.
+
+    Attributes:
+        images: Random access to the records; `image` holds the encoded bytes.
+        labels: Class of each, a place in the names of the builder's feature `label`.
+        sizes: Height and width of each, in pixels.
+        checksums: zlib.crc32 of each image's encoded bytes.
+        names: What the dataset calls each image; unique.
+        class_names: Name of the class of each.
+        superlabels: Name of the group that the class of each belongs to; None: there are none.
+    """
+
+    images: EncodedImages
+    labels: Int[np.ndarray, " images"]
+    sizes: Int[np.ndarray, "images 2"]
+    checksums: UInt32[np.ndarray, " images"]
+    names: Shaped[np.ndarray, " images"]
+    class_names: Shaped[np.ndarray, " images"]
+    superlabels: Shaped[np.ndarray, " images"] | None
+
+
+class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """A TFDS builder whose records can be read by position, with an index beside them.
+
+    A subclass yields examples with an `image` (encoded bytes), its `checksum` (zlib.crc32), its
+    `height` and `width`, a `label` (a class's name or number), `name`, `class_name` and
+    `superlabel`.
+    """
+
+    DESCRIPTION: str
+    IMAGE_SHAPE: tuple[int | None, int | None, int] = (None, None, 3)
+    FURTHER_FEATURES: Mapping[str, Any] = {}
+
+    # TFDS is to download nothing. Left to itself, TFDS 4.9 looks for a list of checksums, and for
+    # that imports importlib_resources, which it does not declare for this Python.
+    url_infos = None
+
+    def __init__(self, *, file_format: str = "array_record", **kwargs: Any):
+        """Opens the dataset, prepared or not.
+
+        Args:
+            file_format: How records are stored; the default gives random access.
+            **kwargs: Of the TFDS builder, `data_dir` above all.
+        """
+        super().__init__(file_format=file_format, **kwargs)
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        features = {
+            "image": tfds.features.Image(shape=self.IMAGE_SHAPE),
+            "height": np.int32,
+            "width": np.int32,
+            # Names come with the files, or from the prepared dataset.
+            "label": tfds.features.ClassLabel(),
+            "name": tfds.features.Text(doc="What the dataset calls the image; unique."),
+            "class_name": tfds.features.Text(),
+            "superlabel": tfds.features.Text(doc="Group of the class; '' where there are none."),
+            **self.FURTHER_FEATURES,
+        }
+        return self.dataset_info_from_configs(
+            description=self.DESCRIPTION,
+            features=tfds.features.FeaturesDict(features),
+            supervised_keys=("image", "label"),
+            disable_shuffling=True,
+        )
+
+    def _example_writer(self) -> Any:
+        if self.info.file_format == tfds.core.FileFormat.ARRAY_RECORD:
+            return _ArrayRecordWriter()
+        return super()._example_writer()
+
+    def _generate_splits(
+        self,
+        dl_manager: tfds.download.DownloadManager,
+        download_config: tfds.download.DownloadConfig,
+    ) -> list[tfds.core.SplitInfo]:
+        """Writes all splits but the empty ones, which TFDS cannot describe."""
+        generators = self._split_generators(dl_manager)
+        limit = download_config.max_examples_per_split
+        written = (
+            self._write_split(name, (example for _, example in itertools.islice(examples, limit)))
+            for name, examples in generators.items()
+        )
+        return [split for split in written if split.num_examples]
+
+    def _write_split(self, name: str, examples: Iterator[Example]) -> tfds.core.SplitInfo:
+        index: dict[str, list[Any]] = {column: [] for column in _SCHEMA.names}
+        serialized = (self._serialize(example, index) for example in examples)
+        template = self._get_filename_template(split_name=name)
+        folder = pathlib.Path(self.data_dir)
+        unfinished, lengths, size = [], [], 0
+        for first in serialized:
+            shard = _Shard(first, serialized)
+            unfinished.append(folder / f"{name}-{len(lengths)}.unfinished")
+            self._example_writer().write(unfinished[-1], shard)
+            lengths.append(shard.length)
+            size += shard.size
+        for i, path in enumerate(unfinished):
+            path.rename(template.sharded_filepath(shard_index=i, num_shards=len(lengths)))
+        if lengths:
+            table = pyarrow.table(index, _SCHEMA)
+            pyarrow.parquet.write_table(table, folder / _index_name(name), compression="zstd")
+        return tfds.core.SplitInfo(
+            name=name, shard_lengths=lengths, num_bytes=size, filename_template=template
+        )
+
+    def _serialize(self, example: Example, index: dict[str, list[Any]]) -> bytes:
+        """Turns an example into a record, and notes it in the index."""
+        features = self.info.features
+        record = features.serialize_example({name: example[name] for name in features})
+        row = {
+            **example,
+            "label": features["label"].encode_example(example["label"]),
+            "offset": _find(example["image"], record),
+            "length": len(example["image"]),
+        }
+        for column, values in index.items():
+            values.append(row[column])
+        return record
+
+
+class _ArrayRecordWriter:
+    """Writes records as they are: images are compressed already, and TFDS would try again."""
+
+    def write(self, path: pathlib.Path, records: Iterable[tuple[int, bytes]]) -> None:
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+        try:
+            for _, record in records:
+                writer.write(record)
+        finally:
+            writer.close()
+
+
+class _Shard:
+    """Numbered records for one file: the first, and of the rest as many as it has room for.
+
+    Attributes:
+        length: Number of records so far.
+        size: Their bytes.
+    """
+
+    def __init__(self, first: bytes, rest: Iterator[bytes]) -> None:
+        self._records = itertools.chain([first], rest)
+        self.length = self.size = 0
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        while self.size < _SHARD_BYTES:
+            record = next(self._records, None)
+            if record is None:
+                return
+            self.length += 1
+            self.size += len(record)
+            yield self.length, record
+
+
+def open_records(builder: tfds.core.DatasetBuilder, split: str) -> Records:
+    """Opens one split of a prepared dataset; no record is read.
+
+    Args:
+        builder: Of the dataset.
+        split: Name of one of the splits that it has (`builder.info.splits`).
+
+    Raises:
+        UserError: Files are damaged or missing.
+    """
+    index = read_index(builder, split)
+    try:
+        images = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
+        records = sum(map(_number_of_records, builder.info.splits[split].filepaths))
+    except Exception as error:  # TFDS and ArrayRecord raise whatever they meet.
+        raise damaged(
+            builder.name, builder.data_dir, f"the records of {split} cannot be read"
+        ) from error
+    if not records == len(images) == len(index):
+        told = f"{split} has {min(records, len(images))} records, and its index {len(index)}"
+        raise damaged(builder.name, builder.data_dir, told)
+    superlabels = _strings(index["superlabel"])
+    return Records(
+        images=EncodedImages(images, index["offset"].to_numpy(), index["length"].to_numpy()),
+        labels=index["label"].to_numpy(),
+        sizes=np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1),
+        checksums=index["checksum"].to_numpy(),
+        names=_strings(index["name"]),
+        class_names=_strings(index["class_name"]),
+        superlabels=superlabels if superlabels.any() else None,
+    )
+
+
+def read_index(
+    builder: tfds.core.DatasetBuilder, split: str, columns: Sequence[str] = tuple(_SCHEMA.names)
+) -> pyarrow.Table:
+    """Reads columns of a split's index.
+
+    Raises:
+        UserError: It is damaged or missing.
+    """
+    path = pathlib.Path(builder.data_dir) / _index_name(split)
+    try:
+        table = pyarrow.parquet.read_table(path, columns=list(columns))
+        return table.select(list(columns)).cast(
+            pyarrow.schema([_SCHEMA.field(column) for column in columns])
+        )
+    except (OSError, KeyError, ValueError) as error:  # pyarrow's errors are ValueErrors.
+        raise damaged(builder.name, builder.data_dir, f"{path.name} cannot be read") from error
+
+
+def find_other_versions(builder: tfds.core.DatasetBuilder) -> list[str]:
+    """Versions of the dataset, oldest first, prepared beside the one that the builder reads."""
+    folder = pathlib.Path(builder.data_dir)
+    versions = [p.name for p in folder.parent.glob("*/") if tfds.core.Version.is_valid(p.name)]
+    return sorted((v for v in versions if v != folder.name), key=tfds.core.Version)
+
+
+def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
+    """Whether there is a folder for the dataset, which appears when all is written.
+
+    Raises:
+        UserError: It lacks the files that describe the dataset.
+    """
+    folder = pathlib.Path(builder.data_dir)
+    for name in ("dataset_info.json", "features.json", "label.labels.txt"):
+        if folder.exists() and not (folder / name).exists():
+            raise damaged(builder.name, folder, f"{name} is missing")
+    return folder.exists()
+
+
+def damaged(name: str, folder: str | pathlib.Path, what: str) -> UserError:
+    """The error for a prepared dataset that is not as it was written."""
+    return UserError(
+        f"{name} in {folder} is damaged ({what}); remove that folder, and run "
+        f"python -m hypjax.prepare --dataset={name} again"
+    )
+
+
+def _find(image: bytes, record: bytes) -> int:
+    """Where an image begins in its record; to search for all of it takes as long as to write it."""
+    start = record.index(image[:64])
+    return start if record.startswith(image, start) else record.index(image)
+
+
+def _index_name(split: str) -> str:
+    return f"index-{split}.parquet"
+
+
+def _number_of_records(path: Any) -> int:
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    reader = ArrayRecordReader(str(path))
+    try:
+        return reader.num_records()
+    finally:
+        reader.close()
+
+
+def _strings(column: pyarrow.ChunkedArray) -> Shaped[np.ndarray, " rows"]:
+    """An array of `str`, equal ones of which are one object where the column has a dictionary."""
+    if not pyarrow.types.is_dictionary(column.type):
+        return column.to_numpy()
+    values = column.unify_dictionaries().combine_chunks()
+    return values.dictionary.to_numpy(zero_copy_only=False)[values.indices.to_numpy()]

@@ -1,0 +1,278 @@
+"""Small copies of the benchmarks, as their official archives lay them out on disk."""
+
+import io
+import pathlib
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+
+class Written(NamedTuple):
+    """One image: what it is called within the dataset, what it is of, and its file's content."""
+
+    name: str
+    label: str
+    superlabel: str
+    content: bytes
+
+
+Splits = dict[str, list[Written]]
+
+
+def write_cub(
+    root: pathlib.Path,
+    classes: Iterable[int] = (1, 2, 101, 102),
+    images: int = 3,
+    broken: Mapping[str, bytes] | None = None,
+    missing: Collection[str] = (),
+    labels: bool = True,
+) -> Splits:
+    """Writes root/CUB_200_2011.
+
+    Args:
+        root: Folder that holds the dataset's; it may be missing.
+        classes: Their numbers: up to 100 of the training split, above of the test split.
+        images: Of each class.
+        broken: Content of files that are no proper images, by their names (those returned).
+        missing: Names of images that are listed but not there.
+        labels: Whether image_class_labels.txt is there.
+
+    Returns:
+        The images of each split, but the missing ones, sorted by class and path.
+    """
+    folder = root / "CUB_200_2011"
+    splits, listed, numbers = {"train": [], "test": []}, [], []
+    for number in classes:
+        label = f"{number:03d}.Bird_{number}"
+        paths = [f"{label}/Bird_{number}_{i:04d}.jpg" for i in range(images)]
+        written = [_written(f"images/{path}", label, broken=broken) for path in paths]
+        splits["train" if number <= 100 else "test"] += written
+        listed += reversed(paths)  # The official list is not sorted within a class.
+        numbers += [number] * images
+    _write_lines(folder / "images.txt", (f"{i} {path}" for i, path in enumerate(listed, 1)))
+    if labels:
+        rows = (f"{i} {number}" for i, number in enumerate(numbers, 1))
+        _write_lines(folder / "image_class_labels.txt", rows)
+    return _write(folder, splits, missing)
+
+
+def write_cars(
+    root: pathlib.Path,
+    classes: Iterable[int] = (1, 2, 99, 100),
+    images: int = 3,
+    broken: Mapping[str, bytes] | None = None,
+    missing: Collection[str] = (),
+    names: bool = True,
+) -> Splits:
+    """Writes root/cars196.
+
+    Args:
+        root: Folder that holds the dataset's; it may be missing.
+        classes: Their numbers: up to 98 of the training split, above of the test split.
+        images: Of each class.
+        broken: Content of files that are no proper images, by their names (those returned).
+        missing: Names of images that are listed but not there.
+        names: Whether the annotations name the classes.
+
+    Returns:
+        The images of each split, but the missing ones, by class and as they are listed.
+    """
+    splits, rows = {"train": [], "test": []}, []
+    for number in classes:
+        for i in range(images):
+            name = f"car_ims/{len(rows) + 1:06d}.jpg"
+            label = _car(number) if names else f"{number:03d}"
+            written = _written(name, label, broken=broken)
+            splits["train" if number <= 98 else "test"].append(written)
+            rows.append((name, number, i % 2))
+    kept = _write(root / "cars196", splits, missing)
+    write_annotations(root / "cars196/cars_annos.mat", rows, names)
+    return kept
+
+
+def write_sop(
+    root: pathlib.Path,
+    classes: int = 3,
+    images: int = 3,
+    broken: Mapping[str, bytes] | None = None,
+    missing: Collection[str] = (),
+) -> Splits:
+    """Writes root/Stanford_Online_Products: bicycles and chairs.
+
+    Args:
+        root: Folder that holds the dataset's; it may be missing.
+        classes: Number of those of each split.
+        images: Of each class.
+        broken: Content of files that are no proper images, by their names (those returned).
+        missing: Names of images that are listed but not there.
+
+    Returns:
+        The images of each split, but the missing ones, as they are listed.
+    """
+    folder = root / "Stanford_Online_Products"
+    splits, image_id = {"train": [], "test": []}, 0
+    for split, first in (("train", 1), ("test", 11319)):
+        rows = ["image_id class_id super_class_id path"]
+        for number in range(first, first + classes):
+            super_id, group = ((1, "bicycle"), (4, "chair"))[number % 2]
+            for i in range(images):
+                image_id += 1
+                name = f"{group}_final/{110000000000 + number}_{i}.JPG"
+                rows.append(f"{image_id} {number} {super_id} {name}")
+                splits[split].append(_written(name, f"{group}/{number}", group, broken))
+        _write_lines(folder / f"Ebay_{split}.txt", rows)
+    return _write(folder, splits, missing)
+
+
+def write_inshop(
+    root: pathlib.Path,
+    classes: int = 3,
+    images: int = 3,
+    broken: Mapping[str, bytes] | None = None,
+    missing: Collection[str] = (),
+) -> Splits:
+    """Writes root/Inshop_Clothes.
+
+    Args:
+        root: Folder that holds the dataset's; it may be missing.
+        classes: Number of those to train on, and of those to test on.
+        images: Of each class; one of a test class is a query, the others are in the gallery.
+        broken: Content of files that are no proper images, by their names (those returned).
+        missing: Names of images that are listed but not there.
+
+    Returns:
+        The images of each split, but the missing ones, as they are listed.
+    """
+    folder = root / "Inshop_Clothes"
+    splits, rows = {"train": [], "query": [], "gallery": []}, []
+    for number in range(1, 2 * classes + 1):
+        item, group = f"id_{number:08d}", ("WOMEN/Dresses", "MEN/Denim")[number % 2]
+        for i in range(images):
+            name = f"img/{group}/{item}/{i + 1:02d}_1_front.jpg"
+            split = "train" if number <= classes else "gallery" if i else "query"
+            splits[split].append(_written(name, item, group, broken))
+            rows.append(f"{name:<70} {item:<15} {split}")
+    header = "image_name item_id evaluation_status"
+    _write_lines(folder / "Eval/list_eval_partition.txt", [str(len(rows)), header, *rows])
+    return _write(folder, splits, missing, images_in="Img")
+
+
+def write_omniglot(
+    root: pathlib.Path,
+    characters: int = 2,
+    images: int = 3,
+    broken: Mapping[str, bytes] | None = None,
+    missing: Collection[str] = (),
+    small: bool = False,
+) -> Splits:
+    """Writes root/images_background and root/images_evaluation, or the two small background sets.
+
+    Args:
+        root: Folder that holds them; it may be missing.
+        characters: Of each of the three alphabets of a set.
+        images: Of each character.
+        broken: Content of files that are no proper images, by their names (those returned).
+        missing: Names of images that are not there.
+        small: Whether to write the two small sets, of which the alphabet Greek is in both.
+
+    Returns:
+        The images of each split, but the missing ones, sorted; of Greek those of the first set.
+    """
+    alphabets = {"train": ("Balinese", "Greek", "Latin"), "test": ("Atlantean", "Greek2", "Oriya")}
+    folders = {"train": "images_background", "test": "images_evaluation"}
+    if small:
+        alphabets["test"] = ("Greek", "Sanskrit", "Tagalog")
+        folders = {split: f"images_background_small{i}" for i, split in enumerate(folders, 1)}
+    written, drawn = {"train": [], "test": []}, 0
+    for split, folder in folders.items():
+        for alphabet in alphabets[split]:
+            for character in range(1, characters + 1):
+                label = f"{alphabet}/character{character:02d}"
+                drawn += 1
+                for i in range(1, images + 1):
+                    name = f"{folder}/{label}/{drawn:04d}_{i:02d}.png"
+                    written[split].append(_written(name, label, alphabet, broken))
+    kept = _write(root, written, missing)
+    return kept | {"test": [w for w in kept["test"] if w.superlabel not in alphabets["train"]]}
+
+
+def pack(folder: pathlib.Path, archive: pathlib.Path) -> pathlib.Path:
+    """Packs a folder under its own name into a .zip, .tar or .tgz, and removes it."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive, "w") as packed:
+            for path in paths:
+                packed.write(path, path.relative_to(folder.parent).as_posix())
+    else:
+        with tarfile.open(archive, "w" if archive.suffix == ".tar" else "w:gz") as packed:
+            for path in paths:
+                packed.add(path, path.relative_to(folder.parent).as_posix())
+    shutil.rmtree(folder)
+    return archive
+
+
+def picture(name: str, label: str) -> bytes:
+    """A JPEG, or a PNG of one bit, of noise around the colour of a class; each name has its own."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    colour = np.random.default_rng(zlib.crc32(label.encode())).integers(60, 196, 3)
+    height, width = rng.integers(20, 41, 2)
+    noise = rng.integers(-50, 51, (height, width, 3))
+    image, encoded = Image.fromarray((colour + noise).astype(np.uint8)), io.BytesIO()
+    if name.endswith(".png"):
+        image.convert("1").save(encoded, "PNG")
+    else:
+        image.save(encoded, "JPEG")
+    return encoded.getvalue()
+
+
+def _written(
+    name: str, label: str, superlabel: str = "", broken: Mapping[str, bytes] | None = None
+) -> Written:
+    content = (broken or {}).get(name)
+    content = picture(name, label) if content is None else content
+    return Written(name, label, superlabel, content)
+
+
+def _write(
+    folder: pathlib.Path, splits: Splits, missing: Collection[str], images_in: str = ""
+) -> Splits:
+    """Writes the images, and beside the first of each folder the kind of stray that copies have."""
+    kept = {split: [w for w in part if w.name not in missing] for split, part in splits.items()}
+    for written in (w for part in kept.values() for w in part):
+        path = folder / images_in / written.name
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            path.with_name(f"._{path.name}").write_bytes(b"Mac OS X stray")
+        path.write_bytes(written.content)
+    return kept
+
+
+def _write_lines(path: pathlib.Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _car(number: int) -> str:
+    return f"Maker Model/{number} Sedan 2012"
+
+
+def write_annotations(path: pathlib.Path, rows: list[tuple[str, int, int]], names: bool) -> None:
+    """Writes struct and cell arrays of one row, as the official file has them."""
+    import scipy.io
+
+    fields = ("relative_im_path", "bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "test")
+    annotations = np.empty((1, len(rows)), [(field, object) for field in fields])
+    for i, (name, number, test) in enumerate(rows):
+        annotations[0, i] = (name, 1, 2, 18, 19, number, test)
+    content = {"annotations": annotations}
+    if names:
+        content["class_names"] = np.array([[_car(n) for n in range(1, 197)]], object)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scipy.io.savemat(path, content)

@@ -1,0 +1,62 @@
+"""Views of images beside torchvision's."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypjax.data import pixels
+from hypjax.data.plans import RandomCrop
+
+transforms = pytest.importorskip(
+    "torchvision.transforms", reason="needs the parity extra: torchvision"
+)
+torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
+
+AREA, RATIO = (0.2, 1.0), (3 / 4, 4 / 3)
+BICUBIC = transforms.InterpolationMode.BICUBIC
+DRAWS = 4000
+
+
+@pytest.mark.parametrize("size", [(375, 500), (500, 333), (300, 300), (60, 200), (40, 41)])
+def test_crop_boxes_have_the_distribution_of_random_resized_crop(size):
+    """Kolmogorov and Smirnov's test; of a long image, a part of the boxes is the fallback's."""
+    stats = pytest.importorskip("scipy.stats")
+    torch.manual_seed(0)
+    image = Image.new("L", size[::-1])
+    theirs = np.array(
+        [
+            transforms.RandomResizedCrop.get_params(image, list(AREA), list(RATIO))
+            for _ in range(DRAWS)
+        ]
+    )
+    crop = RandomCrop(AREA, RATIO, flip=0.5)
+    ours = crop.boxes(np.random.default_rng(0), np.tile([size], (DRAWS, 1)))
+
+    def features(boxes):
+        top, left, height, width = boxes.T.astype(float)
+        room = np.maximum([size[0] - height, size[1] - width], 1)
+        places = top / room[0], left / room[1]
+        return [height * width, width / height, height, width, *places, top + left]
+
+    for mine, other in zip(features(ours), features(theirs), strict=True):
+        assert stats.ks_2samp(mine, other).pvalue > 1e-4
+
+
+def picture():
+    rng = np.random.default_rng(0)
+    return Image.fromarray(rng.integers(0, 256, (90, 120, 3), np.uint8))
+
+
+@pytest.mark.parametrize("box", [(0, 0, 90, 120), (3, 7, 50, 41), (60, 90, 30, 30), (5, 5, 1, 2)])
+def test_a_crop_has_the_pixels_of_resized_crop(box):
+    functional = transforms.functional
+    expected = functional.resized_crop(picture(), *box, [32, 32], BICUBIC)
+    ours = pixels.resize(pixels.crop(picture(), np.array(box)), 32)
+    np.testing.assert_array_equal(ours, expected)
+
+
+@pytest.mark.parametrize("size", [(90, 120), (121, 90), (50, 50), (37, 500)])
+def test_the_test_view_has_the_pixels_of_resize_and_center_crop(size):
+    image = picture().resize(size[::-1])
+    view = transforms.Compose([transforms.Resize(40, BICUBIC), transforms.CenterCrop(35)])
+    np.testing.assert_array_equal(pixels.central_view(image, 40, 35), view(image))
