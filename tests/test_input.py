@@ -234,13 +234,17 @@ def test_no_space_for_the_host_cache_is_told_before_decoding(tmp_path, monkeypat
         decoded.fill(None)
 
 
-def largest_difference(a, b):
-    return np.abs(np.asarray(a, int) - np.asarray(b, int)).max()
+def nearly_the_same(a, b, tolerance):
+    difference = np.abs(np.asarray(a, int) - np.asarray(b, int))
+    return difference.max() <= tolerance and difference.mean() <= tolerance / 10
 
 
-@pytest.mark.parametrize(("side", "tolerance"), [(250, 2), (32, 16)])
+@pytest.mark.parametrize(("side", "tolerance"), [(250, 2), (32, 12)])
 def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
-    """At 250 the image is decoded whole, at 32 at a quarter of its size."""
+    """At 250 the image is decoded whole, at 32 at a quarter of its size.
+
+    A shift by half of a pixel decoded there changes 50 levels, and 14 on average.
+    """
     pytest.importorskip("simplejpeg")
     files = [as_file(photo(801, 603), quality=90), as_file(photo().convert("L"), quality=90)]
     exact = dataset_of(*files)
@@ -249,9 +253,9 @@ def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
     for i in range(2):
         for channels in (1, 3):
             a, b = (d.crop(i, box, side, channels) for d in (exact, fast))
-            assert a.shape == b.shape and largest_difference(a, b) <= tolerance
+            assert nearly_the_same(a, b, tolerance)
             a, b = (d.central_view(i, side + 20, side, channels) for d in (exact, fast))
-            assert a.shape == b.shape and largest_difference(a, b) <= tolerance
+            assert nearly_the_same(a, b, tolerance)
 
 
 def test_the_fast_decoder_leaves_to_the_exact_one_what_it_does_not_know():

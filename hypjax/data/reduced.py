@@ -69,9 +69,9 @@ def view(
         )
     except ValueError:  # Damaged: let the exact decoder judge.
         return None
-    down, across = decoded.shape[0] / height, decoded.shape[1] / width
-    top, bottom = box[0] * down, (box[0] + box[2]) * down
-    left, right = box[1] * across, (box[1] + box[3]) * across
+    # A pixel stands for `factor` of them, also where the last ones reach beyond the image.
+    top, bottom = box[0] / factor, (box[0] + box[2]) / factor
+    left, right = box[1] / factor, (box[1] + box[3]) / factor
     y, x = math.floor(top), math.floor(left)
     part = decoded[y : math.ceil(bottom), x : math.ceil(right)]
     return pixels.array(
