@@ -275,7 +275,7 @@ def _validate_together(config: ConfigDict) -> None:
         if objective.name == "pairwise_cross_entropy":
             refuse("train.sampling", train.sampling, words)
     classes, rest = divmod(train.batch_size, train.samples_per_class)
-    if rest or classes < 2:
+    if train.sampling != "shuffled" and (rest or classes < 2):
         words = f"a multiple of train.samples_per_class ({train.samples_per_class}), twice or more"
         refuse("train.batch_size", train.batch_size, words)
     if data.resize < data.image_size:

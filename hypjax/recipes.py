@@ -5,13 +5,13 @@ Numbers are the paper's; where the code that its authors released differs, that 
 """
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
 from hypjax.config import default_config, variant_error
+from hypjax.cores import usable_cores
 
 SHORTER_SIDES = {"cub200": 256}  # Before the test view's crop, where it is not the crop's side.
 SPACES = {"hyp": "poincare", "sph": "sphere"}
@@ -125,6 +125,6 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     config.optim.learning_rate = encoder.learning_rate
     # A core decodes and crops some 400 photos a second, so that all are needed. On a few cores
     # threads are the faster ones: 690 photos a second on two, where two processes make 560.
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     config.run.workers = min(8, cores) if cores > 4 else 0
     return config

@@ -8,6 +8,7 @@ import pytest
 
 from hypjax import config_files, train
 from hypjax.data.dataset import Dataset
+from hypjax.data.plans import DrawnClassPlans, EpochClassPlans
 from hypjax.data.preparation import prepare
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
@@ -96,6 +97,58 @@ def test_a_copy_without_test_images_is_tested_on_held_out_classes(tmp_path, repo
     assert splits.notes[1] == "tested on 2 of the training classes, held out"
 
 
+def test_copies_that_cannot_be_used_are_refused(tmp_path, repository):
+    for i, (classes, message) in enumerate(
+        [
+            ((101, 102), r"this copy of cub200 in .* has no training images"),
+            ((1, 101, 102), "the train part of cub200 has 1 class; it needs two or more"),
+            ((1, 2, 101), "the test part of cub200 has 1 class; it needs two or more"),
+        ]
+    ):
+        folder = tmp_path / str(i)
+        prepared(folder, "cub", lambda root, classes=classes: disk.write_cub(root, classes))
+        with pytest.raises(UserError, match=message):
+            open_splits(load(repository, folder, "cub"))
+    prepared(tmp_path, "cub")
+    with pytest.raises(UserError, match="test_classes is 2.*; it must be 0: cub200 has test clas"):
+        open_splits(load(repository, tmp_path, "cub", "data.test_classes=2"))
+
+
+@pytest.mark.parametrize("part", ["query", "gallery"])
+def test_queries_never_search_without_their_gallery(tmp_path, repository, part):
+    """Half a test set is none."""
+    whole = disk.write_inshop(tmp_path / "whole")
+    missing = [file.name for file in whole[part]]
+    prepared(tmp_path, "inshop", lambda root: disk.write_inshop(root, missing=missing))
+    with pytest.raises(UserError, match="no test images"):
+        open_splits(load(repository, tmp_path, "inshop"))
+
+
+def test_groups_have_the_same_numbers_in_all_splits(tmp_path, repository):
+    prepared(tmp_path, "inshop")
+    splits = open_splits(load(repository, tmp_path, "inshop"))
+    numbers = {}
+    for part in (splits.train, splits.test, splits.gallery):
+        for i, number in enumerate(part.superlabels):
+            numbers.setdefault(part.name(i).split("/")[1], set()).add(int(number))
+    assert sorted(numbers) == ["MEN", "WOMEN"] and sorted(numbers.values()) == [{0}, {1}]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "repeats", "kind"),
+    [("epoch_classes", False, EpochClassPlans), ("drawn_classes", True, DrawnClassPlans)],
+)
+def test_a_configuration_names_its_sampling(tmp_path, repository, sampling, repeats, kind):
+    prepared(tmp_path, "cub")
+    fields = [f"train.sampling={sampling}", f"train.repeat_images={repeats}"]
+    config = load(repository, tmp_path, "cub", *fields)
+    plans = train.create_plans(config, open_splits(config))
+    assert type(plans) is kind and plans.repeats == repeats
+    assert (plans.batch_size, plans.samples_per_class) == (4, 2)
+    with pytest.raises(UserError, match="sampling is 'shuffled'; it must be epoch_classes or dr"):
+        train.validate(load(repository, tmp_path, "cub", "train.sampling=shuffled"))
+
+
 def test_another_copy_is_another_dataset(tmp_path, repository):
     """Labels and sizes are the same, and one image has other pixels."""
     prepared(tmp_path / "a", "cub")
@@ -122,12 +175,14 @@ def test_queries_whose_class_the_gallery_lacks_are_left_out_and_told(tmp_path, r
 
     class Stub(Evaluator):
         def points(self, params, dataset: Dataset):
-            points = np.eye(4)[np.unique(dataset.labels, return_inverse=True)[1] % 4]
+            points = np.eye(8)[dataset.labels]  # A class has a place of its own,
+            if dataset is splits.test:
+                points[dataset.labels == max(dataset.labels)] = np.eye(8)[min(dataset.labels)]
             return dict.fromkeys(("head", "encoder"), points)
 
     with pytest.warns(UserWarning, match="1 of 3 queries"):
         recalls = Stub(config, Sphere()).recalls(None, splits.test, splits.gallery)
-    assert recalls["head"]["recall@1"] in (0, 1 / 2, 1)
+    assert recalls["head"]["recall@1"] == 1 / 2  # but one query lies where another class does.
 
 
 def test_cached_runs_see_the_same_pixels_and_keep_them_once(tmp_path, repository, monkeypatch):

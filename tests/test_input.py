@@ -89,15 +89,24 @@ class Deadly(list):
         return super().__getitem__(i)
 
 
-def test_a_worker_that_dies_tells_what_it_was_about():
-    dataset = random_dataset()
-    dataset = dataclasses.replace(dataset, records=Deadly(dataset.records))
-    plan, _ = batches(random_dataset(), last=0)
+@pytest.mark.parametrize(("workers", "size", "seed"), [(1, 6, 1), (2, 6, 2), (3, 40, 3)])
+def test_a_worker_that_dies_tells_what_it_was_about(workers, size, seed):
+    """Of larger batches, the piece; not one that it had finished and others wait for."""
+    dataset = random_dataset(n=60, classes=20)
+    crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
+    plan = EpochClassPlans(dataset.labels, dataset.sizes, size, crop, seed, 2)
     step = next(step for step in range(100) if 17 in plan(step).ids)
-    names = ", ".join(f"record {i}" for i in plan(step).ids)
-    message = rf"\(exit code -9\) while it prepared step {step + 1}, images {names}"
+    first = 32 if 17 in plan(step).ids[32:] else 0
+    names = [f"record {i}" for i in plan(step).ids[first : first + 32]]
+    if len(names) > 6:
+        names = [*names[:5], "...", names[-1]]
+    message = rf"\(exit code -9\) while it prepared step {step + 1}, images {', '.join(names)};"
+    deadly = dataclasses.replace(dataset, records=Deadly(dataset.records))
+    batches = training_batches(
+        deadly, plan, first_step=0, last_step=100, side=16, channels=3, workers=workers
+    )
     with pytest.raises(UserError, match=message):
-        batches(dataset, last=100, workers=1)
+        list(batches)
 
 
 def test_broken_images_are_named_by_workers_and_threads():
@@ -160,7 +169,7 @@ def as_file(image, format="JPEG", **options):
 def dataset_of(*files, **options):
     sizes = []
     for file in files:
-        image = Image.open(io.BytesIO(file))
+        image = pixels.decode(file, 3, upright=options.get("upright", False))
         sizes.append((image.height, image.width))
     everything = np.arange(len(files))
     records = [{"image": file} for file in files]
@@ -199,7 +208,7 @@ def test_the_host_cache_gives_the_same_pixels(tmp_path):
             np.testing.assert_array_equal(cached.image(i, channels), exact.image(j, channels))
 
 
-def test_the_host_cache_is_filled_once_and_goes_on_after_an_interruption(tmp_path):
+def test_the_host_cache_is_filled_once_and_appears_whole(tmp_path):
     exact = random_dataset()
     decoded = DecodedImages(tmp_path / "cache.bin", exact.sizes, 3)
     calls = []
@@ -213,16 +222,24 @@ def test_the_host_cache_is_filled_once_and_goes_on_after_an_interruption(tmp_pat
     with pytest.raises(KeyboardInterrupt):
         decoded.fill(functools.partial(decode, stop=20))
     assert not (tmp_path / "cache.bin").exists()
-    with (tmp_path / "cache.unfinished").open("ab") as file:
-        file.write(b"part of an image")
     calls.clear()
     decoded.fill(decode)
-    assert sorted(calls) == list(range(20, 30))
+    assert sorted(calls) == list(range(30))
     for i in range(len(exact)):
         np.testing.assert_array_equal(decoded[i], exact.image(i, 3))
     calls.clear()
     decoded.fill(decode)
     assert not calls
+
+
+def test_a_photo_that_was_replaced_is_named():
+    """Its plan is for another size: what lies beyond the image would be black."""
+    dataset = dataset_of(as_file(photo()), as_file(photo(80, 60)))
+    replaced = dataclasses.replace(dataset, records=dataset.records[::-1])
+    for fast in (False, True):
+        message = r"cannot read record 0 \(it has 80×60 pixels, and had 500×400 before\)"
+        with pytest.raises(UserError, match=message):
+            dataclasses.replace(replaced, fast=fast).crop(0, BOX, 32, 3)
 
 
 def test_no_space_for_the_host_cache_is_told_before_decoding(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 import pathlib
 import sys
 import tempfile
@@ -14,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from hypjax.benchmarks.measure import Work
+from hypjax.cores import usable_cores
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, fill_cache
 from hypjax.data.decoded import DecodedImages
@@ -155,7 +155,7 @@ def _peer(
     loader = torch.utils.data.DataLoader(
         _TorchPhotos([str(path) for path in paths], count, training),
         batch_size=_BATCH,
-        num_workers=len(os.sched_getaffinity(0)),
+        num_workers=usable_cores(),
         persistent_workers=True,
         multiprocessing_context="forkserver",  # JAX's threads do not survive a fork.
     )

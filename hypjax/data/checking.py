@@ -4,7 +4,6 @@ import collections
 import concurrent.futures
 import contextlib
 import csv
-import os
 import pathlib
 import warnings
 import zlib
@@ -15,13 +14,14 @@ import tqdm
 from PIL import Image
 
 from hypjax import reporting
+from hypjax.cores import usable_cores
 from hypjax.data import pixels
 from hypjax.data.layouts import Listed
 from hypjax.data.records import Example
 from hypjax.errors import UserError
 
 SKIPPED = "skipped.tsv"
-_THREADS = min(os.cpu_count() or 1, 16)  # One thread writes, and keeps up with no more.
+_THREADS = min(usable_cores(), 16)  # One thread writes, and keeps up with no more.
 _AHEAD = 4 * _THREADS  # Images that are read before they are written, so many lie in memory.
 
 

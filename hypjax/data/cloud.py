@@ -6,6 +6,7 @@ Records are read at random, a few kilobytes at a time, which no object store doe
 import contextlib
 import hashlib
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -17,10 +18,20 @@ from hypjax.caches import cache_folder
 from hypjax.data.claims import claimed
 from hypjax.errors import UserError
 
+# As TFDS names the files of a split's records.
+_SHARD = re.compile(
+    r"(?P<stem>[^-]+-(?P<split>\w+)\.array_record)-(?P<number>\d+)-of-(?P<count>\d+)"
+)
+
 
 def is_url(data_dir: str) -> bool:
     """Whether a data directory is somewhere else than in this machine's file system."""
     return "://" in data_dir
+
+
+def copies() -> pathlib.Path:
+    """The folder that holds all copies."""
+    return cache_folder() / "datasets"
 
 
 def local_copy(url: str, name: str, version: str) -> pathlib.Path:
@@ -40,7 +51,7 @@ def local_copy(url: str, name: str, version: str) -> pathlib.Path:
         UserError: The storage cannot be reached, holds no such dataset, or the cache cannot be
             written.
     """
-    root = cache_folder() / "datasets" / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
+    root = copies() / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
     folder = root / name / version
     if not folder.exists():
         files, base, sizes = _listed(url, f"{name}/{version}")
@@ -81,9 +92,26 @@ def _copy(files: Any, base: str, sizes: dict[str, int], folder: pathlib.Path) ->
                 target.parent.mkdir(parents=True, exist_ok=True)
                 files.get_file(name, str(target))
                 bar.update(size)
+        _require_whole(base, unfinished)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _require_whole(base: str, folder: pathlib.Path) -> None:
+    """Refuses a copy of a dataset that is still being uploaded, which would be kept for good."""
+    present = {path.name for path in folder.iterdir()}
+    wanted = {"dataset_info.json", "features.json"}
+    for name in present:
+        if shard := _SHARD.fullmatch(name):
+            count = int(shard["count"])
+            wanted |= {f"{shard['stem']}-{i:05d}-of-{count:05d}" for i in range(count)}
+            wanted.add(f"index-{shard['split']}.parquet")
+    if missing := wanted - present:
+        raise UserError(
+            f"{base} is not complete, it lacks {min(missing)}; "
+            "copy all of the prepared folder there"
+        )
 
 
 @contextlib.contextmanager
@@ -101,6 +129,8 @@ def _reaching(url: str) -> Iterator[None]:
 def _copying(url: str, root: pathlib.Path) -> Iterator[None]:
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"cannot copy {url} to {root} ({_reason(error)})") from error
 

@@ -11,6 +11,7 @@ from jaxtyping import Int, UInt8
 from ml_collections import ConfigDict
 from PIL import Image
 
+from hypjax import reporting
 from hypjax.caches import cache_folder
 from hypjax.data import pixels, reduced
 from hypjax.data.decoded import DecodedImages
@@ -73,7 +74,7 @@ class Dataset:
         with self._naming(i):
             if self.decoded is not None:
                 return pixels.from_array(self.decoded[int(self.positions[i])])
-            return pixels.decode(self._encoded(i), channels, upright=self.upright)
+            return self._decode(i, self._encoded(i), channels)
 
     def crop(
         self, i: int, box: Int[np.ndarray, "4"], side: int, channels: int
@@ -91,11 +92,12 @@ class Dataset:
                 whole = self.decoded[int(self.positions[i])]
                 part = pixels.from_array(whole[top : top + height, left : left + width])
             else:
+                encoded = self._encoded(i)
                 if self.fast:
-                    view = self._fast_view(i, tuple(map(int, box)), side, channels)
+                    view = reduced.view(encoded, channels, tuple(box), side, self.upright)
                     if view is not None:
                         return view
-                part = pixels.crop(self.image(i, channels), box)
+                part = pixels.crop(self._decode(i, encoded, channels), box)
             return pixels.resize(part, side)
 
     def central_view(
@@ -107,16 +109,24 @@ class Dataset:
             UserError: The image cannot be read; the message names it.
         """
         with self._naming(i):
+            if self.decoded is not None:
+                return pixels.central_view(self.image(i, channels), shorter_side, side)
+            encoded = self._encoded(i)
             if self.fast:
                 box = pixels.central_box(tuple(map(int, self.sizes[i])), shorter_side, side)
-                if (view := self._fast_view(i, box, side, channels)) is not None:
+                view = reduced.view(encoded, channels, box, side, self.upright)
+                if view is not None:
                     return view
-            return pixels.central_view(self.image(i, channels), shorter_side, side)
+            return pixels.central_view(self._decode(i, encoded, channels), shorter_side, side)
 
-    def _fast_view(
-        self, i: int, box: tuple[float, ...], side: int, channels: int
-    ) -> UInt8[np.ndarray, "side side channels"] | None:
-        return reduced.view(self._encoded(i), channels, box, side, self.upright)
+    def _decode(self, i: int, encoded: bytes, channels: int) -> Image.Image:
+        image = pixels.decode(encoded, channels, upright=self.upright)
+        height, width = (int(length) for length in self.sizes[i])
+        if height and image.size != (width, height):
+            raise ValueError(
+                f"it has {image.width}×{image.height} pixels, and had {width}×{height} before"
+            )
+        return image
 
     def _encoded(self, i: int) -> bytes:
         return self.records[int(self.positions[i])]["image"]
@@ -182,7 +192,8 @@ def with_cache(dataset: Dataset, key: str, config: ConfigDict) -> Dataset:
         return dataset
     folder = pathlib.Path(config.run.cache_dir or cache_folder() / "decoded").expanduser()
     channels = config.data.channels
-    decoded = DecodedImages(folder / f"{key}-{channels}.bin", dataset.sizes, channels)
+    file = f"{key}-{channels}-{pixels.DECODER}.bin"
+    decoded = DecodedImages(folder / file, dataset.sizes, channels)
     return dataclasses.replace(dataset, decoded=decoded)
 
 
@@ -215,15 +226,52 @@ def hold_out(
     Raises:
         UserError: Fewer than two classes would be left.
     """
+    if amount == 0:
+        return dataset.renumbered(), None
     classes = np.unique(dataset.labels)
-    count = int(amount) if amount >= 1 or amount == 0 else max(2, round(amount * len(classes)))
+    count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
     if count > len(classes) - 2:
-        least = "two at least, so " if 0 < amount < 1 else ""
+        least = "two at least, so " if amount < 1 else ""
         raise UserError(
             f"config.data.{name}_classes is {amount:g}, {least}{count} of {len(classes)} classes, "
             "but two must remain to train on; "
             f"set --config.data.{name}_classes={max(len(classes) - 2, 0)} or less"
         )
     shuffled = np.random.default_rng(seed).permutation(classes)
-    rest = dataset.of_classes(shuffled[count:])
-    return rest, dataset.of_classes(shuffled[:count]) if count else None
+    return dataset.of_classes(shuffled[count:]), dataset.of_classes(shuffled[:count])
+
+
+def check_classes(name: str, splits: Splits) -> None:
+    """Refuses parts that cannot be trained on or searched, and tells of classes with one image.
+
+    Args:
+        name: What messages call the dataset.
+        splits: Its parts.
+
+    Raises:
+        UserError: A part has fewer than two classes, or nothing to find.
+    """
+    train, validation, test, gallery, *_ = splits
+    for part, images in (("train", train), ("validation", validation), ("test", test)):
+        if images is not None and images.num_classes < 2:
+            raise UserError(
+                f"the {part} part of {name} has {images.num_classes} class; it needs two or more"
+            )
+    for part, queries, items in (("validation", validation, None), ("test", test, gallery)):
+        if queries is not None and not _matches(queries, items):
+            raise UserError(
+                f"no image in the {part} part of {name} has another of its class to find"
+            )
+    single = int(np.sum(np.bincount(train.labels) == 1))
+    if single:
+        reporting.warn(
+            f"{single} of {train.num_classes} training classes have one image, "
+            "which is compared with itself under another crop"
+        )
+
+
+def _matches(queries: Dataset, gallery: Dataset | None) -> bool:
+    """Whether any query has an item of its class to find."""
+    if gallery is None:
+        return np.bincount(queries.labels).max() > 1
+    return bool(np.isin(queries.labels, gallery.labels).any())

@@ -17,10 +17,11 @@ import numpy as np
 import tqdm
 from jaxtyping import Int, UInt8
 
+from hypjax.cores import usable_cores
 from hypjax.data.claims import claimed
 from hypjax.errors import UserError
 
-_AHEAD = 64  # Images decoded before they are written.
+_AHEAD = 4 * usable_cores()  # Images decoded before they are written.
 
 
 class DecodedImages:
@@ -61,7 +62,7 @@ class DecodedImages:
         return {name: value for name, value in vars(self).items() if name != "_map"}
 
     def fill(self, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]) -> None:
-        """Writes the file, if it is not there; an interrupted attempt is continued.
+        """Writes the file, if it is not there.
 
         Args:
             decode: From an image's number to its pixels.
@@ -75,46 +76,31 @@ class DecodedImages:
             if self._path.exists() and self._path.stat().st_size == self.bytes:
                 return  # Another process was quicker.
             unfinished = self._path.with_suffix(".unfinished")
-            with unfinished.open("ab") as file:
-                whole = int(np.searchsorted(self._offsets, file.tell(), side="right")) - 1
-                file.truncate(self._offsets[whole])
-                self._require_space(self.bytes - int(self._offsets[whole]))
-                self._write(file, range(whole, len(self)), decode)
+            with unfinished.open("wb") as file:  # That of a process that was killed ends here.
+                self._require_space()
+                self._write(file, decode)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(self._path)
 
-    def _write(self, file: Any, images: range, decode: Callable[[int], np.ndarray]) -> None:
+    def _write(self, file: Any, decode: Callable[[int], np.ndarray]) -> None:
         bar = tqdm.tqdm(
-            total=len(self),
-            initial=images.start,
-            desc="decoding images once",
-            unit="image",
-            disable=None,
-            leave=False,
+            total=len(self), desc="decoding images once", unit="image", disable=None, leave=False
         )
-        with bar, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            for part in _parts(images):
-                for i, pixels in zip(part, pool.map(decode, part), strict=True):
-                    if pixels.shape != (*self._sizes[i], self._channels):
-                        raise UserError(
-                            f"image {i} is of shape {pixels.shape}, and not as its index says"
-                        )
+        with bar, concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
+            for first in range(0, len(self), _AHEAD):
+                for pixels in pool.map(decode, range(first, min(first + _AHEAD, len(self)))):
                     file.write(np.ascontiguousarray(pixels).data)
                     bar.update()
 
-    def _require_space(self, wanted: int) -> None:
+    def _require_space(self) -> None:
         free = shutil.disk_usage(self._path.parent).free
-        if wanted > free:
+        if self.bytes > free:
             raise UserError(
-                f"decoded images need {wanted / 1e9:.1f} GB more in {self._path.parent}, where "
+                f"decoded images need {self.bytes / 1e9:.1f} GB in {self._path.parent}, where "
                 f"{free / 1e9:.1f} GB are free; name another folder with --config.run.cache_dir, "
                 "or set --config.run.cache=none"
             )
-
-
-def _parts(images: range) -> Iterator[range]:
-    return (images[i : i + _AHEAD] for i in range(0, len(images), _AHEAD))
 
 
 @contextlib.contextmanager

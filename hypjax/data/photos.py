@@ -18,8 +18,9 @@ from ml_collections import ConfigDict
 
 from hypjax import reporting
 from hypjax.caches import cache_folder
+from hypjax.cores import usable_cores
 from hypjax.data import pixels
-from hypjax.data.dataset import Dataset, Splits, fill_cache, hold_out, with_cache
+from hypjax.data.dataset import Dataset, Splits, check_classes, fill_cache, hold_out, with_cache
 from hypjax.errors import UserError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
@@ -294,7 +295,7 @@ def _measured(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
         measured = np.load(known)
         if measured.shape == (len(photos), 3):
             return measured
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
         measured = list(
             tqdm.tqdm(
                 pool.map(_measure, (photo.path for photo in photos)),
@@ -389,9 +390,10 @@ def _split(
                 train, data.validation_classes, data.split_seed, "validation"
             )
         _check_overlap(path, photos)
-    _check_classes(path, train, validation, test, gallery)
+    splits = Splits(train, validation, test, gallery, fingerprint)
+    check_classes(str(path), splits)
     fill_cache(everything, data.channels)
-    return Splits(train, validation, test, gallery, fingerprint)
+    return splits
 
 
 def _superlabels(photos: Sequence[Photo]) -> Int[np.ndarray, " photos"] | None:
@@ -424,38 +426,3 @@ def _check_splits(path: pathlib.Path, given: set[str]) -> None:
             f"{path} has the splits {', '.join(sorted(given))}; "
             "it needs train, and either test or both query and gallery"
         )
-
-
-def _check_classes(
-    path: pathlib.Path,
-    train: Dataset,
-    validation: Dataset | None,
-    test: Dataset,
-    gallery: Dataset | None,
-) -> None:
-    for name, part in (("train", train), ("validation", validation), ("test", test)):
-        if part is not None and part.num_classes < 2:
-            raise UserError(
-                f"the {name} part of {path} has {part.num_classes} class; it needs two or more"
-            )
-    for name, queries, items in (
-        ("validation", validation, None),
-        ("test", test, gallery),
-    ):
-        if queries is not None and not _matches(queries, items):
-            raise UserError(
-                f"no image in the {name} part of {path} has another of its class to find"
-            )
-    single = int(np.sum(np.bincount(train.labels) == 1))
-    if single:
-        reporting.warn(
-            f"{single} of {train.num_classes} training classes have one image, "
-            "which is compared with itself under another crop"
-        )
-
-
-def _matches(queries: Dataset, gallery: Dataset | None) -> bool:
-    """Whether any query has an item of its class to find."""
-    if gallery is None:
-        return np.bincount(queries.labels).max() > 1
-    return bool(np.isin(queries.labels, gallery.labels).any())

@@ -11,6 +11,9 @@ import gc
 import os
 import re
 import signal
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
@@ -20,6 +23,7 @@ from absl import flags
 from jaxtyping import UInt8
 
 from hypjax import interrupts
+from hypjax.cores import usable_cores
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.plans import Plan
@@ -29,6 +33,7 @@ from hypjax.interfaces import Batch
 _PIECE = 32  # Images.
 _AHEAD = 256  # Images that threads, or each process, prepare before they are asked for.
 _NAMED = 6  # Most images that a message names.
+_GLANCE = 2  # Seconds between looks whether the parent lives.
 _MOST_THREADS = 8  # The interpreter's lock leaves no work for more.
 
 
@@ -221,13 +226,17 @@ def _iterate(
 ) -> Generator[ReadableBatch, None, None]:
     """Yields batches of the given size, whose pieces workers prepare."""
     pieces = [range(i, min(i + _PIECE, size)) for i in range(0, size, _PIECE)]
-    iterator = iter(_prepared(views, batches, pieces, workers))
+    log = _WorkLog(workers)
+    iterator = iter(_prepared(views, batches, pieces, workers, log))
     try:
-        for batch in batches:
+        for number in range(len(batches)):
             images, broken = None, {}
-            for piece in pieces:
-                with _naming(views, batch, piece):
+            for i, piece in enumerate(pieces, start=number * len(pieces)):
+                try:
                     delivered = next(iterator)
+                except RuntimeError as error:
+                    at, part = divmod(log.latest(of=i), len(pieces))
+                    raise _explained(error, views, batches[at], pieces[part]) from error
                 if images is None:
                     images = np.empty((size, *delivered.images.shape[1:]), np.uint8)
                 images[piece.start : piece.stop] = delivered.images
@@ -236,52 +245,85 @@ def _iterate(
             yield ReadableBatch(images, broken)
     finally:
         iterator.close()
+        log.close()
         if workers:
             del iterator
             gc.collect()  # Frees what is left in shared memory, while its owners are there.
 
 
+class _WorkLog:
+    """A small file in which worker processes note what they are about, should one of them die."""
+
+    _slots: np.memmap | None = None  # In a worker process, its own place.
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._file = tempfile.NamedTemporaryFile()
+        self._file.write(np.full(workers, -1, np.int64).tobytes())
+        self._file.flush()
+        self.path = self._file.name
+
+    def latest(self, of: int) -> int:
+        """What the worker has begun last from which piece `of` is awaited."""
+        if not self._workers:
+            return of
+        noted = np.fromfile(self.path, np.int64)
+        return max(int(noted[of % self._workers]), of)  # Workers take pieces in turn.
+
+    def close(self) -> None:
+        self._file.close()
+
+    @classmethod
+    def open(cls, path: str, worker: int) -> None:
+        """Opens a worker's place."""
+        cls._slots = np.memmap(path, np.int64, mode="r+")[worker : worker + 1]
+
+    @classmethod
+    def note(cls, piece: int) -> None:
+        """Notes what is begun; threads need not."""
+        if cls._slots is not None:
+            cls._slots[0] = piece
+
+
 def _prepared(
-    views: _PlannedViews | _CentralViews, batches: range, pieces: list[range], workers: int
+    views: _PlannedViews | _CentralViews,
+    batches: range,
+    pieces: list[range],
+    workers: int,
+    log: _WorkLog,
 ) -> grain.IterDataset:
     """The pieces of all batches, in order."""
 
     def make(i: int) -> ReadableBatch:
+        _WorkLog.note(int(i))
         batch, piece = divmod(int(i), len(pieces))
         return views(batches[batch], pieces[piece])
 
     dataset = grain.MapDataset.range(len(batches) * len(pieces)).map(make)
     ahead = _AHEAD // _PIECE
     if not workers:
-        threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+        threads = min(_MOST_THREADS, usable_cores())
         return dataset.to_iter_dataset(grain.ReadOptions(threads, max(ahead, threads)))
     if not flags.FLAGS.is_parsed():  # In notebooks; Grain's workers read absl's flags.
         flags.FLAGS.mark_as_parsed()
     # One piece at a time, so that a worker that dies tells which it was about.
     one = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
-    return one.mp_prefetch(options, worker_init_fn=_ignore_signals)
+    start = functools.partial(_start_worker, log.path, os.getpid())
+    return one.mp_prefetch(options, worker_init_fn=start)
 
 
-@contextlib.contextmanager
-def _naming(
-    views: _PlannedViews | _CentralViews, batch: int, piece: range
-) -> Generator[None, None, None]:
-    """Tells what a worker process that died was about."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "exit code" not in str(error):
-            raise
-        raise UserError(
-            f"a worker process died (exit code {_exit_code(error)}) while it prepared "
-            f"{views.names(batch, piece)}; if memory ran out, lower --config.run.workers"
-        ) from error
-
-
-def _exit_code(error: RuntimeError) -> str:
-    found = re.search(r"exit code (-?\d+)", str(error))
-    return found.group(1) if found else "unknown"
+def _explained(
+    error: RuntimeError, views: _PlannedViews | _CentralViews, batch: int, piece: range
+) -> Exception:
+    """Tells what a worker process that died was about; other errors stay as they are."""
+    exit_code = re.search(r"exit code (-?\d+)", str(error))
+    if exit_code is None:
+        return error
+    return UserError(
+        f"a worker process died (exit code {exit_code.group(1)}) while it prepared "
+        f"{views.names(batch, piece)}; if memory ran out, lower --config.run.workers"
+    )
 
 
 def _list(dataset: Dataset, ids: Iterable[int]) -> str:
@@ -292,8 +334,17 @@ def _list(dataset: Dataset, ids: Iterable[int]) -> str:
     return f"images {', '.join(names)}"
 
 
-def _ignore_signals(index: int, count: int) -> None:
-    """Leaves signals, which terminals send to all processes, to the one that saves."""
-    del index, count
+def _start_worker(log: str, parent: int, index: int, count: int) -> None:
+    """Leaves signals, which terminals send to all processes, to the parent, and ends with it."""
+    del count
     for number in interrupts.ENDING:
         signal.signal(number, signal.SIG_IGN)
+    _WorkLog.open(log, index)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process soon after its parent, which may have been killed."""
+    while os.getppid() == parent:
+        time.sleep(_GLANCE)
+    os._exit(1)

@@ -3,9 +3,12 @@
 import io
 
 import numpy as np
+import PIL
 from jaxtyping import UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
+# What decides on the pixels that `decode` gives, its own version first; names caches of them.
+DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"
 # Colour mode by number of channels.
 MODES = {1: "L", 3: "RGB"}
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
-# Streams of random numbers that must not repeat one another.
+# Streams of a run's random numbers that must not repeat one another.
 _CLASSES, _IMAGES, _CROPS = range(3)
 _CROP_ATTEMPTS = 10
 
@@ -87,7 +87,7 @@ class RandomCrop:
         low, high = self.ratio
         h = np.where(width / height < low, np.rint(width / low), height)
         w = np.where(width / height > high, np.rint(height * high), width)
-        return np.stack([h, w], axis=1).astype(np.int64)
+        return np.maximum(np.stack([h, w], axis=1), 1).astype(np.int64)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ import pyarrow.parquet
 import tensorflow_datasets as tfds
 from jaxtyping import Int, Shaped, UInt32
 
+from hypjax.data.cloud import copies
 from hypjax.errors import UserError
 
 _SHARD_BYTES = 2**28
@@ -299,10 +300,10 @@ def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
 
 def damaged(name: str, folder: str | pathlib.Path, what: str) -> UserError:
     """The error for a prepared dataset that is not as it was written."""
-    return UserError(
-        f"{name} in {folder} is damaged ({what}); remove that folder, and run "
-        f"python -m hypjax.prepare --dataset={name} again"
-    )
+    again = f"run python -m hypjax.prepare --dataset={name} again"
+    if pathlib.Path(folder).is_relative_to(copies()):
+        again = "it is copied again at the next start"
+    return UserError(f"{name} in {folder} is damaged ({what}); remove that folder, and {again}")
 
 
 def _find(image: bytes, record: bytes) -> int:

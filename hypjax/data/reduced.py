@@ -60,6 +60,8 @@ def view(
         height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
         if colours not in _COLOURS:
             return None
+        if box[0] + box[2] > height or box[1] + box[3] > width:
+            return None  # It is another image than was expected, which the exact decoder tells.
         factor = _factor(min(box[2:]) / (_GAP * side))
         decoded = simplejpeg.decode_jpeg(
             encoded,

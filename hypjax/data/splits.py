@@ -1,13 +1,29 @@
 """Opens what a configuration names: a prepared benchmark, or own images."""
 
+from __future__ import annotations
+
 import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Shaped
 from ml_collections import ConfigDict
 
+from hypjax.config import refuse
 from hypjax.data import reduced
-from hypjax.data.dataset import Dataset, Splits, fill_cache, hold_out, with_cache
+from hypjax.data.dataset import (
+    Dataset,
+    Splits,
+    check_classes,
+    fill_cache,
+    hold_out,
+    with_cache,
+)
 from hypjax.errors import UserError
+
+if TYPE_CHECKING:  # It imports TFDS, which own images do without.
+    from hypjax.data.records import Records
 
 
 def open_splits(config: ConfigDict) -> Splits:
@@ -49,18 +65,23 @@ def open_benchmark(config: ConfigDict) -> Splits:
     name, data = config.data.name, config.data
     builder = preparation.open_builder(name, config.run.data_dir)
     opened = {split: records.open_records(builder, split) for split in builder.info.splits}
+    groups = _groups(opened)
     digest = hashlib.sha256(builder.info.full_name.encode())
     for part in opened.values():
         for array in (part.labels, part.sizes, part.checksums):
             digest.update(array.tobytes())
     fingerprint = digest.hexdigest()[:32]
     parts = {
-        split: with_cache(_dataset(part, data.decoder), f"{fingerprint}-{split}", config)
+        split: with_cache(_dataset(part, groups, data), f"{fingerprint}-{split}", config)
         for split, part in opened.items()
     }
     note = preparation.partial(name, preparation.count(builder))
     notes = () if note is None else (note,)
-    train, test = parts["train"].renumbered(), parts.get("test", parts.get("query"))
+    if "train" not in parts:
+        raise UserError(f"this copy of {name} in {builder.data_dir} has no training images")
+    train, test, gallery = parts["train"].renumbered(), parts.get("test"), None
+    if {"query", "gallery"} <= parts.keys():
+        test, gallery = parts["query"], parts["gallery"]
     if test is None:
         train, test = hold_out(train, data.test_classes, data.split_seed, "test")
         if test is None:
@@ -69,20 +90,29 @@ def open_benchmark(config: ConfigDict) -> Splits:
                 "set --config.data.test_classes=0.5"
             )
         notes += (f"tested on {test.num_classes} of the training classes, held out",)
+    elif data.test_classes:
+        refuse("data.test_classes", data.test_classes, f"0: {name} has test classes of its own")
     train, validation = hold_out(train, data.validation_classes, data.split_seed, "validation")
+    splits = Splits(train, validation, test, gallery, fingerprint, notes)
+    check_classes(name, splits)
     for part in parts.values():
         fill_cache(part, data.channels)
-    return Splits(train, validation, test, parts.get("gallery"), fingerprint, notes)
+    return splits
 
 
-def _dataset(part: "records.Records", decoder: str) -> Dataset:  # noqa: F821
-    groups = part.superlabels
+def _groups(parts: Mapping[str, Records]) -> Shaped[np.ndarray, " groups"]:
+    """Names of the groups of classes in all splits, each once, sorted."""
+    named = [part.superlabels for part in parts.values() if part.superlabels is not None]
+    return np.unique(np.concatenate(named)) if named else np.array([])
+
+
+def _dataset(part: Records, groups: Shaped[np.ndarray, " groups"], data: ConfigDict) -> Dataset:
     return Dataset(
         records=part.images,
         positions=np.arange(len(part.labels)),
         labels=part.labels,
         sizes=part.sizes,
         names=part.names,
-        superlabels=None if groups is None else np.unique(groups, return_inverse=True)[1],
-        fast=decoder == "fast",
+        superlabels=np.searchsorted(groups, part.superlabels) if len(groups) else None,
+        fast=data.decoder == "fast",
     )

@@ -1,7 +1,6 @@
 """Exact nearest neighbours: blockwise, jitted, from memory, from disk, or over several devices."""
 
 import functools
-import os
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from hypjax.cores import usable_cores
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.products import inner_products
@@ -149,7 +149,7 @@ def _threads(mesh: Mesh) -> int:
     """How many threads share what a single core of a CPU would do alone; a divisor of a block."""
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
         return 1
-    cores = min(os.cpu_count() or 1, _MAX_THREADS)
+    cores = min(usable_cores(), _MAX_THREADS)
     return 1 << (cores.bit_length() - 1)
 
 
