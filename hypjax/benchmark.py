@@ -1,4 +1,7 @@
-"""Measures this machine, beside peers where they are installed: python -m hypjax.benchmark."""
+"""Measures this machine, beside peers where they are installed.
+
+python -m hypjax.benchmark [retrieval | input]: one suite, or all of them.
+"""
 
 import functools
 import pathlib

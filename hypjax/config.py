@@ -295,7 +295,11 @@ def _validate_together(config: ConfigDict) -> None:
     if data.name != "folder" and data.path:
         refuse("data.path", data.path, f"None where data.name is {data.name}")
     if data.decoder == "fast" and config.run.cache != "none":
-        refuse("run.cache", config.run.cache, "none where data.decoder is fast")
+        refuse(
+            "run.cache",
+            config.run.cache,
+            "none where data.decoder is fast, which decodes only what a view needs",
+        )
     for field in ("mean", "std"):
         if len(data[field]) != data.channels:
             refuse(f"data.{field}", data[field], f"one number a channel ({data.channels})")

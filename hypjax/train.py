@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Int, PyTree
@@ -19,7 +20,14 @@ from hypjax.config import validate
 from hypjax.data import device
 from hypjax.data.dataset import Splits
 from hypjax.data.pipeline import training_batches
-from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, Plans, RandomCrop, ShuffledPlans
+from hypjax.data.plans import (
+    ClassPlans,
+    DrawnClassPlans,
+    EpochClassPlans,
+    Plans,
+    RandomCrop,
+    ShuffledPlans,
+)
 from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import Evaluator, check_depth
@@ -444,6 +452,13 @@ def print_model(state: TrainState, splits: Splits, plan: Plans) -> None:
         f"{parameters:,} parameters on {jax.devices()[0].device_kind}; " + "; ".join(parts)
     )
     reporting.say(f"batches in an epoch: {plan.batches_per_epoch}")
+    if isinstance(plan, ClassPlans):
+        few = int(np.sum(np.bincount(plan.labels) < plan.samples_per_class))
+        if few:
+            reporting.say(
+                f"{few} of {splits.train.num_classes} training classes have fewer than "
+                f"{plan.samples_per_class} images, some of which come twice in a batch"
+            )
 
 
 def warn_of_frozen(config: ConfigDict, state: TrainState) -> None:

@@ -548,3 +548,34 @@ def test_the_real_letters_share_no_alphabet(downloads):
         assert alphabets["test"] == {"Japanese_(katakana)", "Sanskrit", "Tagalog"}
         assert not alphabets["train"] & alphabets["test"]
         assert all(i.read().startswith(b"\x89PNG") for part in splits.values() for i in part)
+
+
+def test_encrypted_archives_are_told_before_anything_is_read(tmp_path):
+    disk.write_inshop(tmp_path)
+    folder = tmp_path / "Inshop_Clothes/Img"
+    content = bytearray(disk.pack(folder / "img", folder / "img.zip").read_bytes())
+    for entry in re.finditer(b"PK\x01\x02", bytes(content)):  # Of the archive's directory.
+        content[entry.start() + 8] |= 1
+    (folder / "img.zip").write_bytes(content)
+    with pytest.raises(UserError, match=r"img.zip is encrypted; unpack it with the password"):
+        with LAYOUTS["inshop"].open(tmp_path, tmp_path / "downloads"):
+            pass
+
+
+def test_images_that_are_listed_but_not_there_are_named(tmp_path, capsys):
+    missing = ["images/001.Bird_1/Bird_1_0001.jpg", "images/101.Bird_101/Bird_101_0000.jpg"]
+    disk.write_cub(tmp_path, missing=missing)
+    with LAYOUTS["cub200"].open(tmp_path, tmp_path / "downloads") as splits:
+        assert [len(part) for part in splits.values()] == [5, 5]
+    told = f"warning: listed but not there: {missing[0]}, and 1 more\n"
+    assert capsys.readouterr().err == told
+
+
+def test_cars_without_their_list_are_refused_before_unpacking(tmp_path, capsys):
+    disk.write_cars(tmp_path)
+    disk.pack(tmp_path / "cars196/car_ims", tmp_path / "cars196/car_ims.tgz")
+    (tmp_path / "cars196/cars_annos.mat").unlink()
+    with pytest.raises(UserError, match="lacks cars_annos.mat, which lists the images"):
+        with LAYOUTS["cars196"].open(tmp_path, tmp_path / "downloads"):
+            pass
+    assert "unpacking" not in capsys.readouterr().err

@@ -248,15 +248,14 @@ def test_a_partial_copy_is_refused_before_any_image_is_read(tmp_path, monkeypatc
 def test_a_partial_copy_is_known_as_one_ever_after(tmp_path, capsys):
     benchmarks_on_disk.write_cub(tmp_path / "files", classes=(1, 101), images=3)
     prepared(tmp_path, allow_partial=True)
-    builder = prepared(tmp_path)
+    builder = prepared(tmp_path, allow_partial=True)
     note = (
         "a partial copy of cub200: train 3 of 5864 images in 1 of 100 classes, "
         "test 3 of 5924 in 1 of 100 classes"
     )
-    assert (
-        f"cub200 is prepared already\nwarning: it is {note}; to replace it, remove "
-        f"{builder.data_dir} and run this command again\n" in capsys.readouterr().err
-    )
+    assert capsys.readouterr().err.endswith("cub200 is prepared already\n")
+    with pytest.raises(UserError, match=f"holds {note}; use it with --allow_partial, or remove"):
+        prepared(tmp_path)
     assert preparation.summary(builder).splitlines()[1:] == [
         "  train         3 images,     1 classes",
         "  test          3 images,     1 classes",
@@ -275,6 +274,16 @@ def test_more_images_than_there_are_are_refused(tmp_path, cub):
     benchmarks_on_disk.write_cub(tmp_path / "files", images=3)
     with pytest.raises(UserError, match="they are more: train 6 of 4 images, test 6 of 4; remove"):
         prepared(tmp_path, allow_partial=True)
+
+
+def test_classes_of_both_halves_are_refused(tmp_path):
+    """As where the small sets of Omniglot are called by the names of the large ones."""
+    files = tmp_path / "files"
+    benchmarks_on_disk.write_omniglot(files, small=True)
+    for small, large in (("small1", "background"), ("small2", "evaluation")):
+        (files / f"images_background_{small}").rename(files / f"images_{large}")
+    with pytest.raises(UserError, match="Greek/character01 is in both train and test"):
+        prepared(tmp_path, "omniglot", allow_partial=True)
 
 
 def test_images_listed_twice_are_refused(tmp_path, cub, monkeypatch):
@@ -458,6 +467,19 @@ def test_the_command(tmp_path):
         "  train         6 images,     2 classes",
         "  test          6 images,     2 classes",
     ]
+
+
+def test_a_record_that_rots_is_told_with_its_folder(tmp_path, cub):
+    written = cub()
+    builder = prepared(tmp_path)
+    (path,) = pathlib.Path(builder.data_dir).glob("*train.array_record*")
+    content = bytearray(path.read_bytes())
+    content[content.index(written["train"][0].content) + 30] ^= 255
+    path.write_bytes(content)
+    images = records.open_records(builder, "train").images
+    with pytest.raises(UserError, match=rf"cub200 in {builder.data_dir} is damaged \(record"):
+        for image in images:
+            assert image
 
 
 @pytest.fixture

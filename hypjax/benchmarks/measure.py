@@ -144,10 +144,9 @@ def product_rate(dim: int, side: int = 2048) -> float:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """A line a work, as Markdown: times, ratio, share of the limit and memory."""
-    lines = [
-        "| work | ours | peer | ratio | share of the product | memory |",
-        "|---|---|---|---|---|---|",
-    ]
+    limited = any(outcome.limit for outcome in outcomes)
+    titles = ["work", "ours", "peer", "ratio", *["share of the product"] * limited, "memory"]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for outcome in outcomes:
         ours = statistics.median(outcome.ours)
         spread = f"{min(outcome.ours):.2f}–{max(outcome.ours):.2f}"
@@ -158,7 +157,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
         share = "" if outcome.limit is None else f"{outcome.limit / ours:.0%}"
         memory = "" if outcome.memory is None else f"{outcome.memory / 2**20:.0f} MiB"
         taken = f"{_time(outcome.ours, outcome.items)} ({spread})"
-        lines.append(f"| {outcome.name} | {taken} | {peer} | {ratio} | {share} | {memory} |")
+        cells = [outcome.name, taken, peer, ratio, *[share] * limited, memory]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -15,8 +15,9 @@ from hypjax import reporting
 from hypjax.errors import UserError
 
 SUFFIXES = (".zip", ".tgz", ".tar.gz", ".tar")
+_ENCRYPTED = 1  # Of a member's flags.
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
-_UNREADABLE = (*_DAMAGED, RuntimeError)  # Encrypted, or packed in a way that zipfile cannot read.
+_UNREADABLE = (*_DAMAGED, RuntimeError)  # Packed in a way that zipfile cannot read.
 
 Reader = Callable[[], bytes]
 
@@ -74,6 +75,10 @@ def opened(
 
 def _members(archive: zipfile.ZipFile) -> dict[str, Reader]:
     infos = [i for i in archive.infolist() if not i.is_dir() and visible(i.filename)]
+    if any(info.flag_bits & _ENCRYPTED for info in infos):
+        raise UserError(
+            f"{archive.filename} is encrypted; unpack it with the password that its owners gave you"
+        )
     return {info.filename: functools.partial(_read, archive, info) for info in infos}
 
 

@@ -75,13 +75,16 @@ class DecodedImages:
         with _writable(self._path), claimed(self._path.parent, "decoding images"):
             if self._path.exists() and self._path.stat().st_size == self.bytes:
                 return  # Another process was quicker.
+            self._require_space()
             unfinished = self._path.with_suffix(".unfinished")
-            with unfinished.open("wb") as file:  # That of a process that was killed ends here.
-                self._require_space()
-                self._write(file, decode)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(self._path)
+            try:
+                with unfinished.open("wb") as file:  # That of a process that was killed ends here.
+                    self._write(file, decode)
+                    file.flush()
+                    os.fsync(file.fileno())
+                unfinished.replace(self._path)
+            finally:
+                unfinished.unlink(missing_ok=True)
 
     def _write(self, file: Any, decode: Callable[[int], np.ndarray]) -> None:
         bar = tqdm.tqdm(
@@ -97,10 +100,14 @@ class DecodedImages:
         free = shutil.disk_usage(self._path.parent).free
         if self.bytes > free:
             raise UserError(
-                f"decoded images need {self.bytes / 1e9:.1f} GB in {self._path.parent}, where "
-                f"{free / 1e9:.1f} GB are free; name another folder with --config.run.cache_dir, "
+                f"decoded images need {_bytes(self.bytes)} in {self._path.parent}, where "
+                f"{_bytes(free)} are free; name another folder with --config.run.cache_dir, "
                 "or set --config.run.cache=none"
             )
+
+
+def _bytes(number: int) -> str:
+    return tqdm.tqdm.format_sizeof(number, "B")
 
 
 @contextlib.contextmanager

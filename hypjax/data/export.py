@@ -11,7 +11,8 @@ import tensorflow_datasets as tfds
 import tqdm
 from PIL import Image
 
-from hypjax.data.preparation import open_builder
+from hypjax import reporting
+from hypjax.data.preparation import count, open_builder, partial
 from hypjax.data.records import open_records
 from hypjax.errors import UserError
 
@@ -40,14 +41,16 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
     if output.exists():
         raise UserError(f"{output} exists already; name another folder, or remove it")
     builder = open_builder(dataset, data_dir)
+    if note := partial(dataset, count(builder)):
+        reporting.warn(f"this is {note}; results from the exported images cannot tell")
     try:
         with tempfile.TemporaryDirectory(dir=output.absolute().parent) as folder:
             unfinished = pathlib.Path(folder, output.name)
-            count = sum(_export_split(builder, split, unfinished) for split in builder.info.splits)
+            images = sum(_export_split(builder, split, unfinished) for split in builder.info.splits)
             unfinished.rename(output)
     except OSError as error:
         raise UserError(f"cannot write to {output} ({error.strerror})") from error
-    return count
+    return images
 
 
 def _export_split(builder: tfds.core.DatasetBuilder, split: str, output: pathlib.Path) -> int:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hypjax import reporting
 from hypjax.data.sources import Archive, Source, Tree
 from hypjax.errors import UserError
 
@@ -123,18 +124,32 @@ def _match(pattern: str, row: _Row, layout: str) -> re.Match[str]:
     return match
 
 
-class _Once:
-    """Refuses names that come twice, or that lead out of the dataset's folder."""
+class _Names:
+    """Watches the names that a list has."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
+        self._absent: list[str] = []
 
     def check(self, name: str, place: str) -> None:
+        """Refuses those that come twice, or that lead out of the dataset's folder."""
         if name.startswith("/") or ".." in name.split("/"):
             raise _damaged(place, f"{name!r} leads out of the dataset's folder")
         if name in self._seen:
             raise _damaged(place, f"{name!r} is listed twice")
         self._seen.add(name)
+
+    def there(self, name: str, tree: Tree) -> bool:
+        """Whether there is a file of this name."""
+        if name not in tree.files:
+            self._absent.append(name)
+        return name in tree.files
+
+    def tell(self) -> None:
+        """Tells of those without a file."""
+        if self._absent:
+            more = f", and {len(self._absent) - 1} more" if len(self._absent) > 1 else ""
+            reporting.warn(f"listed but not there: {self._absent[0]}{more}")
 
 
 def _listed(tree: Tree, name: str, file: str, label: str, superlabel: str = "") -> Listed:
@@ -143,9 +158,9 @@ def _listed(tree: Tree, name: str, file: str, label: str, superlabel: str = "") 
 
 def _list_cub(tree: Tree) -> Splits:
     """Lists by class number, then path; the class is the folder, as image_class_labels.txt says."""
-    once, found = _Once(), []
+    names, found = _Names(), []
     for row, image_id, path in _cub_paths(tree):
-        once.check(path, row.place)
+        names.check(path, row.place)
         number = int(path[:3])
         if not 1 <= number <= _CUB_CLASSES:
             raise _damaged(row.place, f"there is no class {number}")
@@ -154,9 +169,10 @@ def _list_cub(tree: Tree) -> Splits:
     splits: Splits = {"train": [], "test": []}
     for number, path, _, _ in sorted(found):
         name = f"images/{path}"
-        if name in tree.files:
+        if names.there(name, tree):
             split = "train" if number <= _CUB_CLASSES // 2 else "test"
             splits[split].append(_listed(tree, name, name, label=path.split("/")[0]))
+    names.tell()
     return splits
 
 
@@ -187,18 +203,19 @@ def _check_cub_labels(tree: Tree, found: list[tuple[int, str, str, _Row]]) -> No
 def _list_cars(tree: Tree) -> Splits:
     """Lists by class number; the official test flag has no part in it."""
     place = tree.root / "cars_annos.mat"
-    names, numbers, titles = _read_annotations(place, tree.read_list("cars_annos.mat"))
+    files, numbers, titles = _read_annotations(place, tree.read_list("cars_annos.mat"))
     labels = {number: _title(titles, number) for number in set(numbers)}
-    once = _Once()
+    names = _Names()
     splits: Splits = {"train": [], "test": []}
     for i in np.argsort(numbers, kind="stable"):
-        name, number = names[i], numbers[i]
-        once.check(name, f"{place}, annotation {i + 1}")
+        name, number = files[i], numbers[i]
+        names.check(name, f"{place}, annotation {i + 1}")
         if not 1 <= number <= _CARS_CLASSES:
             raise _damaged(f"{place}, annotation {i + 1}", f"there is no class {number}")
-        if name in tree.files:
+        if names.there(name, tree):
             split = "train" if number <= _CARS_CLASSES // 2 else "test"
             splits[split].append(_listed(tree, name, name, labels[number]))
+    names.tell()
     return splits
 
 
@@ -234,7 +251,7 @@ def _title(titles: list[str], number: int) -> str:
 def _list_sop(tree: Tree) -> Splits:
     """Lists in the order of the lists; the super-class is the folder."""
     columns = "image_id class_id super_class_id path"
-    once = _Once()
+    names = _Names()
     splits: Splits = {"train": [], "test": []}
     for split, listed in splits.items():
         file = f"Ebay_{split}.txt"
@@ -244,26 +261,28 @@ def _list_sop(tree: Tree) -> Splits:
         for row in rows[1:]:
             pattern = r"\d+\s+(\d+)\s+\d+\s+(([^/\s]+)_final/[^/]+)"
             number, name, group = _match(pattern, row, "1 1 1 bicycle_final/1_0.JPG").groups()
-            once.check(name, row.place)
-            if name in tree.files:
+            names.check(name, row.place)
+            if names.there(name, tree):
                 listed.append(_listed(tree, name, name, f"{group}/{number}", group))
+    names.tell()
     return splits
 
 
 def _list_inshop(tree: Tree) -> Splits:
     """Lists in the order of the list; the super-class is the category in the path."""
-    once = _Once()
+    names = _Names()
     splits: Splits = {"train": [], "query": [], "gallery": []}
     for row in _inshop_rows(tree):
         pattern = r"(img/(\S+)/[^/\s]+/[^/\s]+)\s+(\S+)\s+(\S+)"
         match = _match(pattern, row, "img/WOMEN/Dresses/id_00000001/1.jpg id_00000001 train")
         name, group, item, status = match.groups()
-        once.check(name, row.place)
+        names.check(name, row.place)
         if status not in splits:
             raise _damaged(row.place, f"{status!r} is not one of {', '.join(splits)}")
         file = f"Img/{name}" if f"Img/{name}" in tree.files else name
-        if file in tree.files:
+        if names.there(file, tree):
             splits[status].append(_listed(tree, name, file, item, group))
+    names.tell()
     return splits
 
 
@@ -291,6 +310,8 @@ def _list_omniglot(tree: Tree) -> Splits:
         return {"train": train, "test": test}
     train, test = (_drawings(tree, f"images_background_small{i}") for i in (1, 2))
     alphabets = {drawing.superlabel for drawing in train}
+    if both := sorted(alphabets & {drawing.superlabel for drawing in test}):
+        reporting.say(f"in both small sets, and so in train only: {', '.join(both)}")
     return {"train": train, "test": [d for d in test if d.superlabel not in alphabets]}
 
 
@@ -332,6 +353,7 @@ _LAYOUTS = (
             folders=("cars196",),
             entries=("cars_annos.mat", "car_ims"),
             archives=(Archive("car_ims.tgz", holds="car_ims/*"),),
+            beside=("cars_annos.mat",),
             wanted="car_ims.tgz and cars_annos.mat",
             origin=(
                 "a copy (their home https://ai.stanford.edu/~jkrause/cars/car_dataset.html is gone)"

@@ -23,6 +23,7 @@ from hypjax.data.records import (
     damaged,
     find_other_versions,
     is_prepared,
+    open_records,
     read_index,
 )
 from hypjax.errors import UserError
@@ -62,8 +63,10 @@ def prepare(
         )
     builder = _open(name, root)
     if is_prepared(builder):
-        _tell_of_prepared(builder)
+        _accept_prepared(builder, allow_partial)
         return builder
+    if manual_dir and not isinstance(builder, Benchmark):
+        raise UserError(f"{name} is made of no files; leave out --manual_dir")
     return _prepare(
         builder,
         root,
@@ -172,12 +175,17 @@ def _not_prepared(builder: RecordBuilder, root: str, data_dir: str | None) -> st
     )
 
 
-def _tell_of_prepared(builder: RecordBuilder) -> None:
-    reporting.say(f"{builder.name} is prepared already")
-    if note := partial(builder.name, count(builder)):
-        reporting.warn(
-            f"it is {note}; to replace it, remove {builder.data_dir} and run this command again"
+def _accept_prepared(builder: RecordBuilder, allow_partial: bool) -> None:
+    """Refuses a dataset that is damaged, or not what is asked for."""
+    for split in builder.info.splits:
+        open_records(builder, split)
+    note = partial(builder.name, count(builder))
+    if note and not allow_partial:
+        raise UserError(
+            f"{builder.data_dir} holds {note}; use it with --allow_partial, or remove that folder "
+            "to prepare another one"
         )
+    reporting.say(f"{builder.name} is prepared already")
 
 
 def _prepare(
@@ -208,6 +216,9 @@ def _prepare(
         started = time.monotonic()
         with _writing_to(folder, flag), contextlib.redirect_stdout(io.StringIO()):
             builder.download_and_prepare()
+    with contextlib.suppress(OSError):  # TFDS makes these, and leaves them empty.
+        pathlib.Path(root, "downloads", "extracted").rmdir()
+        pathlib.Path(root, "downloads").rmdir()
     _tell_of_speed(builder, time.monotonic() - started)
     return _open(name, root)
 
@@ -256,6 +267,12 @@ def _check(name: str, listing: Mapping[str, Sequence[Listed]], allow_partial: bo
         raise UserError(
             f"these files are no copy of {name}, they are more: "
             f"{_compared(expected, found, more)}; remove what does not belong to it"
+        )
+    trained = {image.label for image in listing.get("train", ())}
+    others = {image.label for split in listing if split != "train" for image in listing[split]}
+    if trained & others:
+        raise UserError(
+            f"{min(trained & others)} is in both train and test; these files are no copy of {name}"
         )
     if (note := partial(name, found)) and not allow_partial:
         raise UserError(f"this is {note}; use --allow_partial to go on; every result will say so")

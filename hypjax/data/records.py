@@ -55,18 +55,28 @@ class EncodedImages(Sequence):
         records: Sequence[Any],
         offsets: Int[np.ndarray, " images"],
         lengths: Int[np.ndarray, " images"],
+        name: str,
+        folder: str,
     ) -> None:
-        """Takes TFDS's data source, and where the images lie in its records."""
+        """Takes TFDS's data source, where the images lie in its records, and whose they are."""
         self._records, self._offsets, self._lengths = records, offsets, lengths
+        self._name, self._folder = name, folder
 
     def __len__(self) -> int:
         """Number of images."""
         return len(self._offsets)
 
     def __getitem__(self, i: int) -> Mapping[str, bytes]:
-        """The i-th image's bytes, under `image`."""
+        """The i-th image's bytes, under `image`.
+
+        Raises:
+            UserError: Its record is damaged.
+        """
         start = int(self._offsets[i])
-        record = self._records.data_source[int(i)]
+        try:
+            record = self._records.data_source[int(i)]
+        except Exception as error:  # ArrayRecord raises whatever it meets.
+            raise damaged(self._name, self._folder, f"record {i} cannot be read") from error
         return {"image": record[start : start + int(self._lengths[i])]}
 
 
@@ -250,7 +260,13 @@ def open_records(builder: tfds.core.DatasetBuilder, split: str) -> Records:
         raise damaged(builder.name, builder.data_dir, told)
     superlabels = _strings(index["superlabel"])
     return Records(
-        images=EncodedImages(images, index["offset"].to_numpy(), index["length"].to_numpy()),
+        images=EncodedImages(
+            images,
+            index["offset"].to_numpy(),
+            index["length"].to_numpy(),
+            builder.name,
+            str(builder.data_dir),
+        ),
         labels=index["label"].to_numpy(),
         sizes=np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1),
         checksums=index["checksum"].to_numpy(),

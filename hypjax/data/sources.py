@@ -90,6 +90,7 @@ class Source:
         archives: What else may stand for these.
         wanted: What a user has to get, in words.
         origin: From where, in words.
+        beside: Lists that are in no archive.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Source:
     archives: tuple[Archive, ...]
     wanted: str
     origin: str
+    beside: tuple[str, ...] = ()
 
     @property
     def advice(self) -> str:
@@ -135,6 +137,9 @@ class Source:
                 readers = self._entries(root)
             except OSError as error:
                 raise UserError(f"cannot read {error.filename} ({error.strerror})") from error
+            tree = Tree(root, readers)
+            for name in self.beside:
+                tree.read_list(name)  # Before what may take long.
             for archive in self.archives:
                 if path := archive.find(root):
                     members = archives.opened(path, scratch, self._belongs(archive))
@@ -208,6 +213,8 @@ class Source:
     def _not_found(self, manual_dir: pathlib.Path | None) -> str:
         if manual_dir is None:
             return f"{self.name} cannot be downloaded; {self.advice}"
+        if manual_dir.is_file():
+            return f"{manual_dir} is a file; name the folder that it lies in (--manual_dir)"
         if not manual_dir.is_dir():
             return f"there is no folder {manual_dir} (--manual_dir)"
         known = [*(f"{name}/" for name in self.folders), *(a.file for a in self.archives)]
