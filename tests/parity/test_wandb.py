@@ -29,6 +29,7 @@ def test_wandb_records_the_numbers_and_the_configuration(tmp_path, monkeypatch):
     telemetry = Telemetry(tmp_path, 0, config)
     telemetry.write(3, {"loss": 0.5, "validation": {"head": {"recall@1": 0.25}}})
     telemetry.close()
+    wandb.teardown()  # Its service writes the log, and may do so after the run has finished.
 
     (recorded,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     records = [Record.FromString(data) for data in log_records(recorded.read_bytes())]
