@@ -1,6 +1,5 @@
 """What every command shares: flags in, one call, mistakes answered in one sentence."""
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -10,7 +9,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from hypjax import errors
+from hypjax import errors, interrupts, peers
 
 _OVERRIDE = "--config."
 
@@ -24,9 +23,9 @@ def run(main: Callable[..., None], choices: Sequence[str] = ()) -> None:
     A user's mistake is answered in one sentence, without a traceback.
     """
     warnings.showwarning = _show_warning
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in interrupts.ENDING:
         signal.signal(number, _end)
-    with errors.reported():
+    with peers.ending_together(), errors.reported():
         app.run(lambda parsed: main(*parsed), flags_parser=lambda argv: _parse(argv, choices))
 
 
@@ -52,9 +51,7 @@ def _end(signum: int, frame: object) -> None:
     """
     del frame
     os.write(2, b"\ninterrupted; the same command goes on from what was saved, if anything\n")
-    for worker in multiprocessing.active_children():
-        worker.kill()
-    os._exit(128 + signum)
+    interrupts.end_now(interrupts.ENDING[signum])
 
 
 def _show_warning(message: Warning | str, *args: object, **kwargs: object) -> None:

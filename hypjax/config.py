@@ -103,6 +103,10 @@ def default_config() -> ConfigDict:
     run.workers = 0  # Processes that decode; 0: threads.
     run.cache = "none"  # or host: all images decoded once, in a memory-mapped file
     run.cache_dir = placeholder(str)  # in this folder. None: ~/.cache/hypjax/decoded.
+    # Copies of the parameters, and parts that each is cut into; images are shared out over all.
+    run.mesh = (-1, 1)  # −1: as many as there are devices for.
+    run.microbatch = 0  # Most images embedded at once, the same gradient in less memory; 0: all.
+    run.remat = False  # True: each block's activations are computed again for its gradient.
     run.eval_batch_size = 256
     run.log_every = 10  # Steps between lines of metrics.jsonl.
     run.checkpoint_every = 100  # Steps between checkpoints.
@@ -238,6 +242,11 @@ _RULES = {
     "eval.every": _at_least(0),
     "run.workers": _at_least(0),
     "run.cache": _one_of("none", "host"),
+    "run.mesh": Rule(
+        lambda value: len(value) == 2 and (value[0] == -1 or value[0] >= 1) and value[1] >= 1,
+        "two numbers: copies of the parameters (−1: as many as possible) and parts of each",
+    ),
+    "run.microbatch": _at_least(0),
     "run.eval_batch_size": _at_least(1),
     "run.log_every": _at_least(1),
     "run.checkpoint_every": _at_least(1),

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 INTERRUPTED = 130  # The shell's status for an interrupt from the keyboard.
+TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command, typed again, goes on.
 CLOSED_PIPE = 141  # The same where output went to a program that ended.
 
 
@@ -14,7 +15,16 @@ class UserError(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """An interrupt from the keyboard that was prepared for; the message says what is saved."""
+    """An interrupt that was prepared for; the message says what is saved.
+
+    Attributes:
+        status: With which the program is to end.
+    """
+
+    def __init__(self, message: str, status: int = INTERRUPTED) -> None:
+        """Takes the message and the status."""
+        super().__init__(message)
+        self.status = status
 
 
 @contextlib.contextmanager
@@ -22,7 +32,7 @@ def reported() -> Iterator[None]:
     """Prints a `UserError` as one sentence on stderr and exits with status 1.
 
     Commands wrap their whole body in it; library code only raises. After an interrupt that was
-    prepared for it exits with the shell's status for interrupts, and quietly where nobody reads on.
+    prepared for it exits with the interrupt's status, and quietly where nobody reads on.
     """
     try:
         yield
@@ -35,4 +45,4 @@ def reported() -> Iterator[None]:
         sys.exit(1)
     except Interrupted as interrupt:
         print(f"interrupted; {interrupt}", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(interrupt.status)

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree, UInt8
 from ml_collections import ConfigDict
 
-from hypjax import memory, published, reporting
+from hypjax import distributed, memory, parallel, published, reporting
 from hypjax.config import validate
 from hypjax.data import device
 from hypjax.data.dataset import Dataset, Splits
@@ -34,18 +35,23 @@ class Evaluator:
     The head is compared in the objective's space, the encoder by cosine (Hyp-ViT, Section 4.2).
     """
 
-    def __init__(self, config: ConfigDict, score_space: Space | None) -> None:
+    def __init__(
+        self, config: ConfigDict, score_space: Space | None, mesh: Mesh | None = None
+    ) -> None:
         """Prepares the jitted embedding; it compiles at its first use.
 
         Args:
             config: The run's configuration.
             score_space: Of the head's embedding; None: the encoder's alone is scored.
+            mesh: Devices that share the images; None: those that the configuration names.
         """
         self._config = config
+        self._mesh = mesh or parallel.create_mesh(config.run.mesh)
         head = {} if score_space is None else {"head": score_space}
         self._spaces = {**head, "encoder": Sphere()}
         model = create_embedder(config, evaluating=True)
-        self._embed = jax.jit(embed_function(config, model, self._spaces))
+        embed = embed_function(config, model, self._spaces)
+        self._embed = jax.jit(parallel.over_images(embed, self._mesh))
 
     def recalls(
         self, params: PyTree, dataset: Dataset, gallery: Dataset | None = None
@@ -78,10 +84,11 @@ class Evaluator:
             )
             for part, space in self._spaces.items()
         }
-        return {
+        means = {
             part: {name: mean_score(values) for name, values in of_part.items()}
             for part, of_part in scores.items()
         }
+        return distributed.from_first(lambda: means)  # So that all decide alike by them.
 
     def _metrics(self) -> list[str]:
         """Names of the scores: recall and precision at each K, the others as they are."""
@@ -93,29 +100,38 @@ class Evaluator:
 
     def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
         """Embeds all images of a dataset, each part in its space."""
-        return embed_dataset(self._config, functools.partial(self._embed, params), dataset)
+        params = parallel.place(params, parallel.everywhere(self._mesh))
+        embed = functools.partial(self._embed, params)
+        return embed_dataset(self._config, embed, dataset, self._mesh)
 
 
 def embed_dataset(
-    config: ConfigDict, embed: Callable[[UInt8[Array, "b s s c"]], PyTree], dataset: Dataset
+    config: ConfigDict,
+    embed: Callable[[UInt8[Array, "b s s c"]], PyTree],
+    dataset: Dataset,
+    mesh: Mesh,
 ) -> PyTree:
     """Embeds all images of a dataset under the test view: NumPy arrays, a row an image.
 
     Args:
         config: The run's configuration.
-        embed: From pixels of a batch, always as many, to arrays.
+        embed: From pixels of a batch, always as many and shared out over the devices, to arrays
+            that each of them has.
         dataset: The images.
+        mesh: The devices.
     """
+    size = parallel.slices(config.run.eval_batch_size, mesh).rows
     batches = evaluation_batches(
         dataset,
         shorter_side=config.data.resize,
         side=config.data.image_size,
         channels=config.data.channels,
-        batch_size=config.run.eval_batch_size,
+        batch_size=size,
         workers=config.run.workers,
+        rows=parallel.own_rows(mesh, size),
     )
     with contextlib.closing(batches):
-        embedded = [embed(images) for images in batches]
+        embedded = [parallel.whole(embed(parallel.share_out(mesh, images))) for images in batches]
     return jax.tree.map(
         lambda *parts: np.concatenate([np.asarray(part) for part in parts])[: len(dataset)],
         *embedded,
@@ -137,17 +153,18 @@ def pretrained_features(
     validate(config)
     encoder = create_embedder(config, evaluating=True).encoder
     splits = open_splits(config)
-    params = jax.device_put(pretrained_encoder(config, encoder))
+    mesh = parallel.create_mesh(config.run.mesh)
+    params = parallel.place(pretrained_encoder(config, encoder), parallel.everywhere(mesh))
     config = config.copy_and_resolve_references()
     config.data.resize = config.data.image_size
 
-    @jax.jit
-    def embed(images: Array) -> Array:
+    def embed(params: PyTree, images: Array) -> Array:
         images = device.normalize(images, config.data.mean, config.data.std)
         return encoder.apply({"params": params}, images).astype(jnp.float32)
 
+    jitted = functools.partial(jax.jit(parallel.over_images(embed, mesh)), params)
     with memory.explained("run.eval_batch_size"):
-        return embed_dataset(config, embed, splits.train), splits.notes
+        return embed_dataset(config, jitted, splits.train, mesh), splits.notes
 
 
 def check_depth(config: ConfigDict, splits: Splits) -> None:
@@ -182,7 +199,9 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     check_depth(config, splits)
     shapes = model_shapes(config, model)
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    params["encoder"] = jax.device_put(pretrained_encoder(config, model.encoder))
+    params["encoder"] = distributed.arrays_from_first(
+        lambda: pretrained_encoder(config, model.encoder), shapes["encoder"]
+    )
     evaluator = Evaluator(config, None)
     results = {"pretrained": evaluator.recalls(params, splits.test, splits.gallery)}
     print(f"Recall on the test classes, by {config.model.weights}:")
@@ -226,11 +245,14 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         UserError: The folder holds no checkpoint, or one of another run, or the images have
             changed, so that others may be among the test classes than were.
     """
-    _, states = restore_models(config, workdir)
+    states = restored_by_first(config, workdir)
     evaluator = Evaluator(config, create_objective(config).score_space)
     splits = open_splits(config)
     check_depth(config, splits)
-    Workdir(pathlib.Path(workdir), config, compared=()).require({"images": splits.fingerprint})
+    distributed.require_same({"images": splits.fingerprint})
+    if distributed.is_first():
+        run = Workdir(pathlib.Path(workdir), config, compared=())
+        run.require({"images": splits.fingerprint})
     results = {
         name: evaluator.recalls(params, splits.test, splits.gallery)
         for name, params in states.items()
@@ -239,5 +261,16 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     print(reporting.format_results(results))
     results |= reporting.noted(splits.notes)
     reporting.print_notes(results)
-    published.show(results, saved_config(pathlib.Path(workdir)))
+    if distributed.is_first():
+        published.show(results, saved_config(pathlib.Path(workdir)))
     return results
+
+
+def restored_by_first(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, PyTree]:
+    """What `restore_models` restores in the first process, in all of them."""
+    states = restore_models(config, workdir)[1] if distributed.is_first() else {}
+    shapes = model_shapes(config, create_embedder(config, evaluating=True))
+    return {
+        name: distributed.arrays_from_first(lambda name=name: states[name], shapes)
+        for name in distributed.from_first(lambda: list(states))
+    }

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Int
 from ml_collections import ConfigDict
 
-from hypjax import reporting
-from hypjax.checkpoints import Checkpoints
+from hypjax import distributed, reporting
 from hypjax.errors import UserError
+from hypjax.shared_checkpoints import SharedCheckpoints
 
 _FILE = "nonfinite.json"
 _NAMED = 3  # Images that a message names.
@@ -25,7 +25,7 @@ class FiniteWatch:
         self,
         config: ConfigDict,
         folder: pathlib.Path,
-        checkpoints: Checkpoints,
+        checkpoints: SharedCheckpoints,
         name: Callable[[int], str],
     ) -> None:
         """Begins to watch.
@@ -65,8 +65,9 @@ class FiniteWatch:
         found = f"the {what.replace('_', ' ')} of step {step} is {values[what]}"
         images = [{"id": int(i), "name": self._name(int(i))} for i in ids]
         told = {n: str(v) for n, v in values.items()}  # JSON knows neither nan nor inf.
-        with reporting.tolerating(str(self._folder / _FILE)):
-            reporting.write_json(self._folder / _FILE, {"step": step, **told, "images": images})
+        if distributed.is_first():
+            with reporting.tolerating(str(self._folder / _FILE)):
+                reporting.write_json(self._folder / _FILE, {"step": step, **told, "images": images})
         skipped = int(jax.device_get(metrics["skipped"]))
         train = self._config.train
         if train.on_nonfinite == "skip" and skipped <= train.max_nonfinite:

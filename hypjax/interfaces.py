@@ -10,18 +10,19 @@ class Batch(NamedTuple):
     """Images to train on, as the input delivers them.
 
     Images of one class are neighbours: image i is sample i mod d of class i // d of the batch.
+    Where several devices share the images, black ones after the last fill their shares up.
 
     Attributes:
         images: Cropped and resized pixels; normalisation and flips are left to the device.
-        labels: Training class of each image.
-        ids: Position of each image in the training set.
+        labels: Training class of each image, without those that fill up.
+        ids: Position of each image in the training set, likewise.
         flips: Whether the image is to be mirrored left to right.
     """
 
-    images: UInt8[Array, "batch height width channels"]
+    images: UInt8[Array, "rows height width channels"]
     labels: Int[Array, " batch"]
     ids: Int[Array, " batch"]
-    flips: Bool[Array, " batch"]
+    flips: Bool[Array, " rows"]
 
 
 class Outputs(NamedTuple):

@@ -1,17 +1,39 @@
 """Signals to end, from the keyboard or from a scheduler, that wait for a good moment."""
 
 import contextlib
+import multiprocessing
+import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from hypjax import reporting
+from hypjax.errors import INTERRUPTED, TRY_AGAIN
 
-ENDING = (signal.SIGINT, signal.SIGTERM)
+# The status after each: schedulers, which send SIGTERM, are to try again later.
+ENDING = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TRY_AGAIN}
+
+
+class Interrupt:
+    """Whether a signal to end has come, and with which status to end after it."""
+
+    def __init__(self) -> None:
+        """None has come yet."""
+        self._come = threading.Event()
+        self.status = TRY_AGAIN  # Of several processes, another one's may have come.
+
+    def __call__(self) -> bool:
+        """Whether one has come."""
+        return self._come.is_set()
+
+    def come(self, signum: int) -> None:
+        """Notes that one has."""
+        self.status = ENDING[signum]
+        self._come.set()
 
 
 @contextlib.contextmanager
-def deferred(message: str) -> Iterator[Callable[[], bool]]:
+def deferred(message: str) -> Iterator[Interrupt]:
     """Holds the first SIGINT or SIGTERM back during the body; a second one acts at once.
 
     Outside the main thread, where signals cannot be caught, nothing is held back.
@@ -20,16 +42,16 @@ def deferred(message: str) -> Iterator[Callable[[], bool]]:
         message: What to say when an interrupt comes.
 
     Yields:
-        A function that tells whether one has come.
+        What tells whether one has come.
     """
-    come = threading.Event()
+    interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
-        yield come.is_set
+        yield interrupt
         return
 
     def hold_back(signum: int, frame: object) -> None:
-        del signum, frame
-        come.set()
+        del frame
+        interrupt.come(signum)
         restore()
         reporting.say(message)
 
@@ -40,6 +62,13 @@ def deferred(message: str) -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
     try:
-        yield come.is_set
+        yield interrupt
     finally:
         restore()
+
+
+def end_now(status: int) -> None:
+    """Ends this process and its workers, whatever they do, without waiting for anything."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    os._exit(status)

@@ -22,6 +22,17 @@ _MODE = flags.DEFINE_enum(
     ["train", "evaluate"],
     "Train and evaluate, or evaluate: the run in --workdir; without it, the pretrained encoder.",
 )
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator",
+    None,
+    "For a run of several processes: HOST:PORT of the first one, or auto (Slurm, Open MPI, TPU).",
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+    "num_processes", None, "How many there are, where the coordinator is named.", lower_bound=1
+)
+_PROCESS_ID = flags.DEFINE_integer(
+    "process_id", None, "Which of them this is, from 0.", lower_bound=0
+)
 _PROFILE = flags.DEFINE_string(
     "profile", None, "Steps to write a trace of, such as 10:15, for TensorBoard or Perfetto."
 )
@@ -43,6 +54,7 @@ def main(overrides: list[str]) -> None:
     default = default_workdir(config, unchanged=config_files.read(_CONFIG.value))
     workdir = pathlib.Path(_WORKDIR.value or default).expanduser()
     profile = _steps(_PROFILE.value)
+    _join()
     keep_compiled_programs()
     if _MODE.value == "evaluate":
         from hypjax.evaluate import evaluate, evaluate_pretrained
@@ -57,6 +69,18 @@ def main(overrides: list[str]) -> None:
         from hypjax.train import train_and_evaluate
 
         train_and_evaluate(config, workdir, profile)
+
+
+def _join() -> None:
+    """Meets the other processes of the run, if there are any."""
+    known = (_NUM_PROCESSES.value, _PROCESS_ID.value)
+    if _COORDINATOR.value is None:
+        if known != (None, None):
+            raise UserError("--coordinator is missing: HOST:PORT of the first process")
+        return
+    from hypjax import distributed
+
+    distributed.join(_COORDINATOR.value, *known)
 
 
 def _steps(text: str | None) -> tuple[int, int] | None:

@@ -11,9 +11,9 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from hypjax import reporting
-from hypjax.checkpoints import Checkpoints
 from hypjax.finiteness import FiniteWatch
 from hypjax.meter import Meter
+from hypjax.shared_checkpoints import SharedCheckpoints
 from hypjax.telemetry import Telemetry, Values
 from hypjax.tracing import Trace
 
@@ -26,7 +26,7 @@ class Monitor:
         config: ConfigDict,
         folder: pathlib.Path,
         first_step: int,
-        checkpoints: Checkpoints,
+        checkpoints: SharedCheckpoints,
         name: Callable[[int], str],
         trace: Trace,
     ) -> None:

@@ -14,12 +14,22 @@ import tqdm
 
 _PLAIN_SECONDS = 10  # Between progress lines where there is no terminal.
 
+_muted = False
+
 Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, "encoder": ...}
 
 
 def say(text: str) -> None:
     """Prints a line on stderr, beside results on stdout, without spoiling a bar."""
-    tqdm.tqdm.write(text, file=sys.stderr)
+    if not _muted:
+        tqdm.tqdm.write(text, file=sys.stderr)
+
+
+def mute() -> None:
+    """Leaves it to another process to tell what all of them do; errors are still told."""
+    global _muted
+    _muted = True
+    sys.stdout = open(os.devnull, "w")
 
 
 def warn(text: str) -> None:
@@ -53,7 +63,7 @@ class Progress:
         self._first, self._started = first, time.monotonic()
         self._spoken = self._started
         self._bar = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not _muted:
             self._bar = tqdm.tqdm(initial=first, total=total, unit="step", dynamic_ncols=True)
 
     def advance(self) -> None:
@@ -66,7 +76,7 @@ class Progress:
             self._bar.update()
         elif time.monotonic() - self._spoken >= _PLAIN_SECONDS or self._step == self._total:
             self._spoken = time.monotonic()
-            print(self._line(), file=sys.stderr, flush=True)
+            say(self._line())
 
     def show(self, loss: float) -> None:
         """Shows the latest loss."""

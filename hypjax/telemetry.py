@@ -15,7 +15,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 from tensorboardX.proto.summary_pb2 import Summary
 
-from hypjax import reporting
+from hypjax import distributed, reporting
 from hypjax.config import flatten
 from hypjax.errors import UserError
 
@@ -48,12 +48,14 @@ class Telemetry:
         Raises:
             UserError: Weights & Biases is asked for and cannot be used.
         """
-        self._sinks: list[Sink] = [
-            JsonLines(folder / "metrics.jsonl", first_step),
-            EventFiles(folder / _TENSORBOARD, first_step),
-        ]
-        if config.run.wandb_project:
-            self._sinks.append(WandbRun(folder, config))
+        self._sinks: list[Sink] = []
+        if distributed.is_first():
+            self._sinks += [
+                JsonLines(folder / "metrics.jsonl", first_step),
+                EventFiles(folder / _TENSORBOARD, first_step),
+            ]
+            if config.run.wandb_project:
+                self._sinks.append(WandbRun(folder, config))
         self._pending: list[list[tuple[int, Values]]] = [[] for _ in self._sinks]
 
     def write(self, step: int, values: Values) -> None:

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.traverse_util import flatten_dict
+from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 from ml_collections import ConfigDict
 
-from hypjax import interrupts, memory, optim, published, reporting
-from hypjax.checkpoints import Checkpoints
-from hypjax.config import validate
+from hypjax import distributed, interrupts, memory, optim, parallel, published, reporting
+from hypjax.config import flatten, validate
 from hypjax.data import device
 from hypjax.data.dataset import Splits
 from hypjax.data.pipeline import training_batches
@@ -31,13 +31,14 @@ from hypjax.data.plans import (
 from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import Evaluator, check_depth
-from hypjax.interfaces import Batch
+from hypjax.interfaces import Batch, Outputs
 from hypjax.models import Embedder, compute_dtype, create_embedder
 from hypjax.monitor import Monitor
 from hypjax.objectives import Metrics, Objective, Spec, create_objective
+from hypjax.shared_checkpoints import SharedCheckpoints
 from hypjax.telemetry import require_wandb
 from hypjax.tracing import Trace
-from hypjax.weights import example_images, pretrained_encoder
+from hypjax.weights import example_images, model_shapes, pretrained_encoder
 from hypjax.workdir import Workdir
 
 
@@ -89,11 +90,25 @@ def starting_encoder(config: ConfigDict, model: Embedder) -> PyTree | None:
     return encoder
 
 
+def first_encoder(config: ConfigDict, model: Embedder) -> PyTree | None:
+    """`starting_encoder` of the first process, in all of them."""
+    like = model_shapes(config, model)["encoder"]
+    return distributed.arrays_from_first(lambda: starting_encoder(config, model), like)
+
+
+def shared_fields(config: ConfigDict) -> dict[str, Any]:
+    """Fields in which the processes of a run may not differ, with their values."""
+    own = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path", "run.input")
+    return {f"config.{n}": v for n, v in flatten(config).items() if not n.startswith(own)}
+
+
 def with_encoder(state: TrainState, encoder: PyTree | None) -> TrainState:
     """Puts an encoder's parameters, if there are any, in the place of the random ones."""
     if encoder is None:
         return state
-    model = {**state.params["model"], "encoder": jax.device_put(encoder)}
+    random = state.params["model"]["encoder"]
+    encoder = jax.tree.map(lambda x, old: parallel.place(x, old.sharding), encoder, random)
+    model = {**state.params["model"], "encoder": encoder}
     return state._replace(params={**state.params, "model": model})
 
 
@@ -102,24 +117,40 @@ def make_train_step(
     model: Embedder,
     objective: Objective,
     optimizer: optax.GradientTransformation,
+    mesh: Mesh | None = None,
 ) -> TrainStep:
     """The function of one step, to be jitted; it may overwrite the state it is given.
 
-    The loss is that of the whole batch. The gradient is taken with respect to the trained
+    The loss is that of the whole batch, wherever its images are embedded, and whether at once or in
+    the slices that `run.microbatch` asks for. The gradient is taken with respect to the trained
     parameters alone, and its norm is theirs. The metrics tell whether loss, gradient and update are
     finite; where they are not, the update is dropped if `train.on_nonfinite` says skip.
+
+    Args:
+        config: The run's configuration.
+        model: What is trained.
+        objective: By what.
+        optimizer: How.
+        mesh: Devices that share the images of each batch, which then is filled up to
+            `parallel.slices`; None: one device.
     """
     schedule = optim.learning_rate(config)
+    mesh = mesh or parallel.create_mesh((1, 1))
+
+    def embed(params: PyTree, images: Array, flips: Array) -> Outputs:
+        images = device.normalize(images, config.data.mean, config.data.std)
+        return model.apply({"params": params}, device.mirror(images, flips))
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        images = device.normalize(batch.images, config.data.mean, config.data.std)
-        images = device.mirror(images, batch.flips)
         trained, frozen = optim.split_frozen(state.params, config.optim.frozen)
+        slices = parallel.slices(len(batch.labels), mesh, config.run.microbatch)
+        embed_all = parallel.over_images(embed, mesh, slices.count)
 
         def loss_of(trained: PyTree) -> tuple[Array, tuple[PyTree, Metrics]]:
             params = optim.merge(trained, frozen)
-            outputs = model.apply({"params": params["model"]}, images)
+            outputs = embed_all(params["model"], batch.images, batch.flips)
+            outputs = jax.tree.map(lambda x: x[: len(batch.labels)], outputs)
             return objective.loss(
                 params["objective"], state.objective_state, outputs, None, batch, key
             )
@@ -153,6 +184,19 @@ def make_train_step(
     return train_step
 
 
+def compiled_once(train_step: TrainStep, mesh: Mesh, state: TrainState) -> TrainStep:
+    """Jits a step that takes and returns states lying where this one does."""
+    where = jax.tree.map(lambda x: x.sharding, state)
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(where, parallel.everywhere(mesh)))
+
+
+def share_out(mesh: Mesh, batch: Batch) -> Batch:
+    """Puts a batch on the devices: images and flips shared out, labels and ids everywhere."""
+    images, flips = parallel.share_out(mesh, (batch.images, batch.flips))
+    labels, ids = parallel.place((batch.labels, batch.ids), parallel.everywhere(mesh))
+    return Batch(images=images, labels=labels, ids=ids, flips=flips)
+
+
 def train_and_evaluate(
     config: ConfigDict, workdir: str | pathlib.Path, profile: tuple[int, int] | None = None
 ) -> dict[str, Any]:
@@ -179,37 +223,50 @@ def train_and_evaluate(
     """
     validate(config)
     run = Workdir(pathlib.Path(workdir), config)
-    if run.results is not None:
+    first_process = distributed.is_first()
+    results = distributed.from_first(lambda: run.results)
+    if results is not None:
         print(f"{run.path} holds this run's results already:")
-        print_results(run.results, config)
+        print_results(results, config)
         if profile is not None:
             reporting.warn("nothing is left to be traced")
-        return run.results
+        return results
     require_wandb(config)
+    mesh = parallel.create_mesh(config.run.mesh)
     model, objective = create_embedder(config), create_objective(config)
-    trace = Trace(run.path / "profile", profile, config.train.total_steps)
+    trace = Trace(
+        run.path / "profile", profile if first_process else None, config.train.total_steps
+    )
     splits = open_splits(config)
     check_depth(config, splits)
     plan = create_plans(config, splits)
     circumstances = {"images": splits.fingerprint, "precision": compute_dtype(config).name}
+    distributed.require_same({**circumstances, **shared_fields(config)})
     # Read before the folder is claimed: a mistake in their name leaves nothing behind.
-    encoder = None if run.has_checkpoint else starting_encoder(config, model)
-    with run.claimed(circumstances), contextlib.closing(run.checkpoints()) as checkpoints:
+    begins = distributed.from_first(lambda: not run.has_checkpoint)
+    encoder = first_encoder(config, model) if begins else None
+    claim = run.claimed(circumstances) if first_process else contextlib.nullcontext()
+    with claim, contextlib.closing(SharedCheckpoints(run.checkpoints)) as checkpoints:
         optimizer = optim.create_optimizer(config)
-        evaluator = Evaluator(config, objective.score_space)
+        evaluator = Evaluator(config, objective.score_space, mesh)
         spec = create_spec(config, model, splits)
         state = create_state(config, model, objective, optimizer, spec)
+        state = distributed.arrays_from_first(lambda state=state: state, state)
+        state = distributed.arrays_from_first(lambda state=state: state, state)
+        state = parallel.place(state, parallel.parted(mesh, state))
         print_model(state, splits, plan)
         restored = restore(checkpoints, state)
         if restored is None:
             warn_of_frozen(config, state)
-            state = with_encoder(state, encoder or starting_encoder(config, model))
+            state = with_encoder(state, encoder or first_encoder(config, model))
             recalls = Recalls(untrained=evaluate_splits(evaluator, state, splits))
         else:
             state, recalls = restored
             reporting.say(f"continuing after step {int(state.step)}")
-        train_step = jax.jit(make_train_step(config, model, objective, optimizer), donate_argnums=0)
+        train_step = make_train_step(config, model, objective, optimizer, mesh)
+        train_step = compiled_once(train_step, mesh, state)
         first = int(state.step)
+        slices = parallel.slices(config.train.batch_size, mesh, config.run.microbatch)
         batches = training_batches(
             splits.train,
             plan,
@@ -218,6 +275,7 @@ def train_and_evaluate(
             side=config.data.image_size,
             channels=config.data.channels,
             workers=config.run.workers,
+            rows=parallel.own_rows(mesh, slices.rows),
         )
         monitor = Monitor(config, run.path, first, checkpoints, splits.train.name, trace)
         validation = splits.validation and functools.partial(
@@ -227,7 +285,7 @@ def train_and_evaluate(
             if first == 0:
                 monitor.write(0, recalls.untrained)
             state, recalls = train(
-                config, state, recalls, train_step, batches, validation, checkpoints, monitor
+                config, mesh, state, recalls, train_step, batches, validation, checkpoints, monitor
             )
             checkpoints.wait()
             save(checkpoints, state, recalls, score(config, recalls))  # Again, if that failed.
@@ -235,13 +293,14 @@ def train_and_evaluate(
             monitor.write(config.train.total_steps, {"test": results["final"]})
         print_results(results, config)
         checkpoints.wait()
-        if config.train.total_steps not in checkpoints.steps:
-            saved = f"from step {checkpoints.steps[-1]}" if checkpoints.steps else "anew"
+        steps = checkpoints.steps
+        if config.train.total_steps not in steps:
+            saved = f"from step {steps[-1]}" if steps else "anew"
             raise UserError(
                 f"the last state of this run could not be saved in {run.path}, so that it is not "
                 f"finished; make room, and the same command goes on {saved}"
             )
-        run.write_results(results)
+        distributed.from_first(lambda: run.write_results(results))
     print(f"results.json, metrics.jsonl and the models are in {run.path}")
     return results
 
@@ -260,12 +319,13 @@ class Recalls(NamedTuple):
 
 def train(
     config: ConfigDict,
+    mesh: Mesh,
     state: TrainState,
     recalls: Recalls,
     train_step: TrainStep,
     batches: Iterator[Batch],
     validation: Callable[[PyTree], reporting.Recalls] | None,
-    checkpoints: Checkpoints,
+    checkpoints: SharedCheckpoints,
     monitor: Monitor,
 ) -> tuple[TrainState, Recalls]:
     """Runs the steps that are left, under a monitor, and saves checkpoints meanwhile.
@@ -275,6 +335,7 @@ def train(
 
     Args:
         config: The run's configuration.
+        mesh: The devices.
         state: Where to begin; it is overwritten.
         recalls: Those measured so far.
         train_step: One step, jitted.
@@ -292,6 +353,7 @@ def train(
         Interrupted: An interrupt came.
     """
     first, total = int(state.step), config.train.total_steps
+    agreed = distributed.Agreement(mesh)
     message = "interrupted: finishing this step and saving; once more to stop at once"
     with (
         interrupts.deferred(message) as interrupted,
@@ -302,13 +364,15 @@ def train(
                 with monitor.waiting(step):
                     batch = next(batches)
             except Exception:  # An image cannot be read, or an interrupt ended the workers.
+                if jax.process_count() > 1:
+                    raise  # The others are waiting in this step, and cannot take part in saving.
                 monitor.settle()
                 if step > first + 1:
                     save(checkpoints, state, recalls)
                 if interrupted():
-                    stop(checkpoints, step - 1)
+                    stop(checkpoints, step - 1, interrupted.status)
                 raise
-            state, metrics = train_step(state, jax.device_put(batch))
+            state, metrics = train_step(state, share_out(mesh, batch))
             last, scored = step == total, None
             saving = last or _due(step, config.run.checkpoint_every)
             validating = validation and (last or _due(step, config.eval.every))
@@ -320,12 +384,12 @@ def train(
                 monitor.validated(step, recalls.validation)
                 scored, best = score(config, recalls), checkpoints.best_score
                 saving |= best is None or scored > best
-            stopping = interrupted() and not last
+            stopping = agreed(interrupted()) and not last
             if saving or stopping:
                 monitor.report(step)
                 save(checkpoints, state, recalls, scored)
             if stopping:
-                stop(checkpoints, step)
+                stop(checkpoints, step, interrupted.status)
     if total > first:
         reporting.say(monitor.summary())
     if skipped := int(state.skipped):
@@ -344,16 +408,16 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def stop(checkpoints: Checkpoints, step: int) -> None:
-    """Ends training after an interrupt.
+def stop(checkpoints: SharedCheckpoints, step: int, status: int) -> None:
+    """Ends training after an interrupt, with a status.
 
     Raises:
         Interrupted: Always.
     """
     checkpoints.wait()
     if step in checkpoints.steps:
-        raise Interrupted(f"step {step} is saved, and the same command goes on from there")
-    raise Interrupted(f"step {step} could not be saved")
+        raise Interrupted(f"step {step} is saved, and the same command goes on from there", status)
+    raise Interrupted(f"step {step} could not be saved", status)
 
 
 def evaluate_splits(
@@ -368,7 +432,7 @@ def evaluate_splits(
 
 
 def collect_results(
-    checkpoints: Checkpoints,
+    checkpoints: SharedCheckpoints,
     state: TrainState,
     recalls: Recalls,
     evaluator: Evaluator,
@@ -389,7 +453,8 @@ def collect_results(
         return results
     held_out = {"untrained": recalls.untrained["validation"], "final": recalls.validation}
     checkpoints.wait()
-    if checkpoints.best_step == int(state.step):
+    best_step = checkpoints.best_step
+    if best_step == int(state.step):
         results["best"], held_out["best"] = results["final"], held_out["final"]
     elif (best := checkpoints.restore_best(model=model)) is not None:
         results["best"] = test_recalls(best.trees[0])
@@ -400,7 +465,7 @@ def collect_results(
 
 
 def save(
-    checkpoints: Checkpoints, state: TrainState, recalls: Recalls, score: float | None = None
+    checkpoints: SharedCheckpoints, state: TrainState, recalls: Recalls, score: float | None = None
 ) -> None:
     """Saves a state, the model apart from what only training needs.
 
@@ -418,7 +483,7 @@ def save(
         )
 
 
-def restore(checkpoints: Checkpoints, like: TrainState) -> tuple[TrainState, Recalls] | None:
+def restore(checkpoints: SharedCheckpoints, like: TrainState) -> tuple[TrainState, Recalls] | None:
     """Restores the latest state that `save` wrote and that is not damaged; None: there is none."""
     rest = (like.params["objective"], like.opt_state, like.objective_state, like.skipped)
     restored = checkpoints.restore_latest(model=like.params["model"], training=rest)
@@ -427,7 +492,8 @@ def restore(checkpoints: Checkpoints, like: TrainState) -> tuple[TrainState, Rec
     checkpoints.restore_best(model=like.params["model"])  # Names it if damaged, not at the end.
     model, (objective, opt_state, objective_state, skipped) = restored.trees
     params = {"model": model, "objective": objective}
-    state = TrainState(jnp.int32(restored.step), params, opt_state, objective_state, skipped)
+    step = parallel.place(jnp.int32(restored.step), like.step.sharding)
+    state = TrainState(step, params, opt_state, objective_state, skipped)
     return state, Recalls(**restored.record)
 
 

@@ -125,19 +125,19 @@ from hypjax.data.splits import open_splits
 from hypjax.train import create_plans
 from tests import photos
 config = photos.load(sys.argv[1], "train.batch_size=8")
-first, process, processes, workers = map(int, sys.argv[2:6])
+first, start, stop, workers = map(int, sys.argv[2:6])
 splits = open_splits(config)
 found = list(training_batches(
     splits.train, create_plans(config, splits), first_step=first, last_step=6, side=16, channels=3,
-    workers=workers, process=process, processes=processes))
+    workers=workers, rows=range(start, stop)))
 fields = zip(*found)
 np.savez(sys.argv[6], **dict(zip(found[0]._fields, map(np.stack, fields))))
 """
 
 
 def test_two_processes_and_a_resumed_one_see_the_same_batches(photos_folder, tmp_path, repository):
-    """The first half of each batch in one process, the other in another, bit for bit."""
-    runs = {"whole": (0, 0, 1, 0), "a": (0, 0, 2, 0), "b": (0, 1, 2, 0), "resumed": (4, 0, 1, 2)}
+    """The first rows of each batch of 8 in one process, the others in another, bit for bit."""
+    runs = {"whole": (0, 0, 8, 0), "a": (0, 0, 5, 0), "b": (0, 5, 10, 0), "resumed": (4, 0, 8, 2)}
     started = [
         subprocess.Popen(
             [sys.executable, "-c", DELIVER, photos_folder, *map(str, how), tmp_path / name],
@@ -148,9 +148,14 @@ def test_two_processes_and_a_resumed_one_see_the_same_batches(photos_folder, tmp
     assert [process.wait(timeout=300) for process in started] == [0] * 4
     whole, a, b, resumed = (np.load(tmp_path / f"{name}.npz") for name in runs)
     for field in whole:
-        shares = np.concatenate([a[field], b[field]], axis=1)
-        np.testing.assert_array_equal(shares, whole[field])
         np.testing.assert_array_equal(resumed[field], whole[field][4:])
+    for field in ("images", "flips"):
+        shares = np.concatenate([a[field], b[field]], axis=1)
+        np.testing.assert_array_equal(shares[:, :8], whole[field])
+        assert not shares[:, 8:].any()
+    for field in ("labels", "ids"):
+        np.testing.assert_array_equal(a[field], whole[field])
+        np.testing.assert_array_equal(b[field], whole[field])
 
 
 def photo(width=500, height=400, seed=0):

@@ -100,25 +100,6 @@ def test_images_are_drawn_with_replacement_where_that_is_asked_for():
     assert abs(np.mean(pairs[:, 0] == pairs[:, 1]) - 1 / 4) < 0.05
 
 
-@given(
-    counts=datasets,
-    step=st.integers(0, 10**4),
-    processes=st.sampled_from([1, 2, 4]),
-    kind=st.sampled_from([EpochClassPlans, DrawnClassPlans, ShuffledPlans]),
-)
-@settings(max_examples=60, deadline=None)
-def test_processes_share_the_plan_that_one_would_carry_out(counts, step, processes, kind):
-    by_class = plans(counts, 4, 2, kind=EpochClassPlans if kind is ShuffledPlans else kind)
-    plan = by_class
-    if kind is ShuffledPlans:
-        plan = ShuffledPlans(by_class.labels, by_class.sizes, 4, CROP, seed=0)
-    whole = plan(step)
-    shares = [plan(step).share(process, processes) for process in range(processes)]
-    for field, parts in zip(whole, zip(*shares, strict=True), strict=True):
-        assert len({len(part) for part in parts}) == 1
-        np.testing.assert_array_equal(np.concatenate(parts), field)
-
-
 def test_boxes_lie_in_their_images():
     plan = plans([5] * 30, 10, 4)
     for step in range(30):

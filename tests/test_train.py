@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from hypjax import config_files, optim, train
+from hypjax import config_files, optim, parallel, train
 from hypjax.checkpoints import Checkpoints
 from hypjax.errors import UserError
 from hypjax.evaluate import embed_function, evaluate
@@ -21,6 +21,7 @@ from hypjax.interfaces import Batch
 from hypjax.models import create_embedder
 from hypjax.objectives import Spec, create_objective
 from hypjax.retrieval import galleries, neighbors, ranks
+from hypjax.shared_checkpoints import SharedCheckpoints
 from hypjax.telemetry import Telemetry
 from hypjax.workdir import Workdir
 
@@ -55,8 +56,10 @@ def start(config):
     model, objective, optimizer = parts(config)
     spec = Spec(12, 2, config.model.width, config.model.head_dim, 100)
     state = train.create_state(config, model, objective, optimizer, spec)
-    step = train.make_train_step(config, model, objective, optimizer)
-    return state, jax.jit(step, donate_argnums=0)
+    mesh = parallel.create_mesh((1, 1))
+    state = parallel.place(state, parallel.parted(mesh, state))
+    step = train.make_train_step(config, model, objective, optimizer, mesh)
+    return state, train.compiled_once(step, mesh, state)
 
 
 def random_batch(seed=0, size=24):
@@ -164,12 +167,13 @@ def test_the_step_compiles_once_and_reuses_its_state(load):
 def test_a_restored_state_does_not_compile_the_step_again(load, tmp_path):
     state, step = start(load())
     state, _ = step(state, random_batch())
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = SharedCheckpoints(lambda: Checkpoints(tmp_path))
     recalls = train.Recalls(untrained={"test": {"head": {"recall@1": 0.5}}})
     train.save(checkpoints, state, recalls)
     checkpoints.close()
     fresh, step = start(load())
-    restored, remembered = train.restore(Checkpoints(tmp_path), fresh)
+    saved = SharedCheckpoints(lambda: Checkpoints(tmp_path))
+    restored, remembered = train.restore(saved, fresh)
     assert remembered == recalls
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):

@@ -50,21 +50,17 @@ class ReadableBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Shares:
-    """A process's share of the plans; the latest are kept, since each serves several pieces."""
+class _KeptPlans:
+    """Plans, of which the latest are kept, since each serves several pieces."""
 
     plan: Callable[[int], Plan]
-    process: int
-    processes: int
 
     def __call__(self, step: int) -> Plan:
         return self._kept(step)
 
     @functools.cached_property
     def _kept(self) -> Callable[[int], Plan]:
-        return functools.lru_cache(maxsize=16)(
-            lambda step: self.plan(step).share(self.process, self.processes)
-        )
+        return functools.lru_cache(maxsize=16)(self.plan)
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes, which keep their own."""
@@ -73,34 +69,39 @@ class _Shares:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _PlannedViews:
-    """The crops that a step's plan wants."""
+    """The crops that a step's plan wants in some rows of the batch, black ones after the last."""
 
     dataset: Dataset
     plan: Callable[[int], Plan]
+    rows: range
     side: int
     channels: int
 
     def __call__(self, step: int, places: range) -> ReadableBatch:
         plan = self.plan(step)
-        images = np.empty((len(places), self.side, self.side, self.channels), np.uint8)
-        for view, i in zip(images, places, strict=True):
+        images = np.zeros((len(places), self.side, self.side, self.channels), np.uint8)
+        for view, place in zip(images, places, strict=True):
+            if (i := self.rows[place]) >= len(plan.ids):
+                break
             image_id, box = int(plan.ids[i]), plan.boxes[i]
             view[...] = self.dataset.crop(image_id, box, self.side, self.channels)
         return ReadableBatch(images, {})
 
     def names(self, step: int, places: range) -> str:
-        ids = self.plan(step).ids[places.start : places.stop]
+        first = self.rows.start
+        ids = self.plan(step).ids[first + places.start : first + places.stop]
         return f"step {step + 1}, {_list(self.dataset, ids)}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _CentralViews:
-    """The test views of the images of a batch, the last one padded.
+    """The test views of the images in some rows of a batch, the last batch padded.
 
     Where broken images are tolerated, these are black, and told by their places and reasons.
     """
 
     dataset: Dataset
+    rows: range
     shorter_side: int
     side: int
     channels: int
@@ -111,7 +112,7 @@ class _CentralViews:
         images = np.zeros((len(places), self.side, self.side, self.channels), np.uint8)
         broken = {}
         for view, place in zip(images, places, strict=True):
-            if (i := batch * self.batch_size + place) >= len(self.dataset):
+            if (i := batch * self.batch_size + self.rows[place]) >= len(self.dataset):
                 break
             try:
                 size = self.shorter_side, self.side
@@ -123,7 +124,7 @@ class _CentralViews:
         return ReadableBatch(images, broken)
 
     def names(self, batch: int, places: range) -> str:
-        first = batch * self.batch_size
+        first = batch * self.batch_size + self.rows.start
         ids = range(first + places.start, min(first + places.stop, len(self.dataset)))
         return f"an evaluation, {_list(self.dataset, ids)}"
 
@@ -137,12 +138,12 @@ def training_batches(
     side: int,
     channels: int,
     workers: int,
-    process: int = 0,
-    processes: int = 1,
+    rows: range | None = None,
 ) -> Generator[Batch, None, None]:
     """Yields the batches of steps [first_step, last_step), prepared ahead of their use.
 
-    Close it to end what prepares them.
+    Images and flips are those of some rows of a batch, labels and ids those of all. Close it to end
+    what prepares them.
 
     Args:
         dataset: The training set.
@@ -152,28 +153,24 @@ def training_batches(
         side: Of the square images, in pixels.
         channels: 1 for greyscale, 3 for RGB.
         workers: Processes that decode; 0 uses threads of this one.
-        process: Which of several processes of a run this is. Each delivers its share of every
-            batch, in the order of their numbers.
-        processes: How many there are.
+        rows: Which images of each batch to deliver, black ones after its last; None: all.
 
     Raises:
         UserError: An image cannot be read, or a worker process died; the message tells its images.
     """
-    shares = _Shares(plan, process, processes)
+    plan = _KeptPlans(plan)
     steps = range(first_step, last_step)
     if not steps:
         return
-    if len(plan(first_step).ids) % processes:
-        raise UserError(
-            f"config.train.batch_size is {len(plan(first_step).ids)}; "
-            f"it must be a multiple of the {processes} processes"
-        )
-    size = len(shares(first_step).ids)
-    batches = _iterate(_PlannedViews(dataset, shares, side, channels), steps, size, workers)
+    rows = range(len(plan(first_step).ids)) if rows is None else rows
+    views = _PlannedViews(dataset, plan, rows, side, channels)
+    batches = _iterate(views, steps, len(rows), workers)
     with contextlib.closing(batches):
         for step, (images, _) in zip(steps, batches, strict=True):
-            ids, labels, _, flips = shares(step)
-            yield Batch(images=images, labels=labels, ids=ids, flips=flips)
+            ids, labels, _, flips = plan(step)
+            own = np.zeros(len(rows), bool)
+            own[: max(len(flips) - rows.start, 0)] = flips[rows.start : rows.stop]
+            yield Batch(images=images, labels=labels, ids=ids, flips=own)
 
 
 def evaluation_batches(
@@ -184,7 +181,8 @@ def evaluation_batches(
     channels: int,
     batch_size: int,
     workers: int,
-) -> Generator[UInt8[np.ndarray, "batch side side channels"], None, None]:
+    rows: range | None = None,
+) -> Generator[UInt8[np.ndarray, "rows side side channels"], None, None]:
     """Yields the test views of all images in order, the last batch filled up with black ones.
 
     Close it to end what prepares them.
@@ -196,12 +194,14 @@ def evaluation_batches(
         channels: 1 for greyscale, 3 for RGB.
         batch_size: The same for all batches, so that one compilation serves.
         workers: Processes that decode; 0 uses threads of this one.
+        rows: Which images of each batch to deliver; None: all.
 
     Raises:
         UserError: An image cannot be read, or a worker process died; the message tells its images.
     """
-    views = _CentralViews(dataset, shorter_side, side, channels, batch_size)
-    batches = _iterate(views, range(-(-len(dataset) // batch_size)), batch_size, workers)
+    rows = range(batch_size) if rows is None else rows
+    views = _CentralViews(dataset, rows, shorter_side, side, channels, batch_size)
+    batches = _iterate(views, range(-(-len(dataset) // batch_size)), len(rows), workers)
     with contextlib.closing(batches):
         for images, _ in batches:
             yield images
@@ -217,7 +217,8 @@ def readable_batches(
     workers: int,
 ) -> Generator[ReadableBatch, None, None]:
     """Yields what `evaluation_batches` does, beside the images that could not be read."""
-    views = _CentralViews(dataset, shorter_side, side, channels, batch_size, tolerant=True)
+    rows = range(batch_size)
+    views = _CentralViews(dataset, rows, shorter_side, side, channels, batch_size, tolerant=True)
     return _iterate(views, range(-(-len(dataset) // batch_size)), batch_size, workers)
 
 

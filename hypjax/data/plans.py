@@ -32,16 +32,6 @@ class Plan(NamedTuple):
     boxes: Int[np.ndarray, "batch 4"]
     flips: Bool[np.ndarray, " batch"]
 
-    def share(self, process: int, processes: int) -> "Plan":
-        """What one of several processes carries out: the plan is the same in all of them.
-
-        Args:
-            process: Its number, from 0.
-            processes: How many there are; they divide the batch.
-        """
-        each = len(self.ids) // processes
-        return Plan(*(array[process * each : (process + 1) * each] for array in self))
-
 
 @dataclasses.dataclass(frozen=True)
 class RandomCrop:

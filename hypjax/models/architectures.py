@@ -41,6 +41,7 @@ def create_encoder(
     image_size: int | None = None,
     pooling: str | None = None,
     dtype: DTypeLike = jnp.float32,
+    remat: bool = False,
 ) -> Encoder:
     """Builds the encoder that timm knows by a name.
 
@@ -50,6 +51,7 @@ def create_encoder(
         pooling: How tokens become an embedding; None: as timm does, by the class token, the mean of
             both tokens of a distilled model, or the average of a ResNet's places.
         dtype: Of the products.
+        remat: Whether a gradient computes what lies within a block again.
 
     Raises:
         UserError: The name is unknown, or the image size or the pooling does not fit.
@@ -58,7 +60,8 @@ def create_encoder(
         near = difflib.get_close_matches(timm_name, ARCHITECTURES, n=3, cutoff=0)
         raise UserError(f"unknown architecture {timm_name!r}; near ones are {', '.join(near)}")
     if timm_name == "resnet50":
-        return checked(ResNet(image_size or 224, pooling=pooling or "avg", dtype=dtype))
+        size = image_size or 224
+        return checked(ResNet(size, pooling=pooling or "avg", dtype=dtype, remat=remat))
     family, size, *distilled, patch_size, native_size = timm_name.split("_")
     width, num_heads = _SIZES[size]
     encoder = VisionTransformer(
@@ -70,6 +73,7 @@ def create_encoder(
         distilled=bool(distilled),
         pooling=pooling or ("cls_dist_mean" if distilled else "cls"),
         dtype=dtype,
+        remat=remat,
     )
     return checked(encoder)
 
@@ -95,8 +99,8 @@ def checked(encoder: Encoder) -> Encoder:
 
 
 def same_architecture(one: Encoder, other: Encoder) -> bool:
-    """Whether two encoders differ at most in image size, pooling and the precision of products."""
-    apart = dict(image_size=other.image_size, pooling=other.pooling, dtype=other.dtype)
+    """Whether two encoders differ at most in images' size, pooling, and how they are computed."""
+    apart = {name: getattr(other, name) for name in ("image_size", "pooling", "dtype", "remat")}
     return one.clone(**apart) == other
 
 

@@ -55,7 +55,11 @@ def create_embedder(config: ConfigDict, *, evaluating: bool = False) -> Embedder
     dtype = compute_dtype(config)
     if model.architecture != "vit":
         encoder = create_encoder(
-            model.architecture, image_size=config.data.image_size, pooling=pooling, dtype=dtype
+            model.architecture,
+            image_size=config.data.image_size,
+            pooling=pooling,
+            dtype=dtype,
+            remat=config.run.remat,
         )
         return Embedder(encoder=encoder, head_dim=model.head_dim)
     encoder = VisionTransformer(
@@ -66,5 +70,6 @@ def create_embedder(config: ConfigDict, *, evaluating: bool = False) -> Embedder
         num_heads=model.num_heads,
         pooling=pooling,
         dtype=dtype,
+        remat=config.run.remat,
     )
     return Embedder(encoder=checked(encoder), head_dim=model.head_dim)

@@ -27,6 +27,7 @@ class ResNet(nn.Module):
         width: Channels inside a bottleneck of the first stage, a quarter of what it returns.
         pooling: How places become an embedding: `avg`, `max`, `avg_max` or `gem`.
         dtype: Of the convolutions and of what lies between them; float32 ones are true float32.
+        remat: Whether a gradient computes what lies within a bottleneck again.
     """
 
     image_size: int
@@ -34,6 +35,7 @@ class ResNet(nn.Module):
     width: int = 64
     pooling: str = "avg"
     dtype: DTypeLike = jnp.float32
+    remat: bool = False
 
     @property
     def dim(self) -> int:
@@ -59,9 +61,10 @@ class ResNet(nn.Module):
             x = _conv(self.width, 7, self.dtype, "stem_conv", stride=2)(jnp.asarray(images))
             x = nn.relu(FrozenBatchNorm(self.dtype, name="stem_norm")(x))
             x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+            bottleneck = nn.remat(Bottleneck) if self.remat else Bottleneck
             for stage, blocks in enumerate(self.stage_sizes):
                 for block in range(blocks):
-                    x = Bottleneck(
+                    x = bottleneck(
                         self.width * 2**stage,
                         stride=2 if stage > 0 and block == 0 else 1,
                         dtype=self.dtype,

@@ -33,6 +33,7 @@ class VisionTransformer(nn.Module):
         dtype: Of the products and of what lies between two of them. float32 products are true
             float32 on every device; bfloat16 ones take their speed. Parameters, the sums that run
             from block to block, LayerNorm statistics, softmax and the result are float32.
+        remat: Whether a gradient computes what lies within a block again, instead of keeping it.
     """
 
     image_size: int
@@ -44,6 +45,7 @@ class VisionTransformer(nn.Module):
     pooling: str = "cls"
     mlp_ratio: float = 4
     dtype: DTypeLike = jnp.float32
+    remat: bool = False
 
     @property
     def dim(self) -> int:
@@ -66,10 +68,11 @@ class VisionTransformer(nn.Module):
             return_tokens: Return all tokens after the final LayerNorm, the class token first,
                 as timm's `forward_features` does.
         """
+        block = nn.remat(Block) if self.remat else Block
         with full_products_in(self.dtype):
             tokens = self._tokens(images)
             for i in range(self.depth):
-                tokens = Block(self.num_heads, self.mlp_ratio, self.dtype, name=f"block_{i}")(
+                tokens = block(self.num_heads, self.mlp_ratio, self.dtype, name=f"block_{i}")(
                     tokens
                 )
             tokens = _layer_norm("norm", jnp.float32)(tokens)
