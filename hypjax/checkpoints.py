@@ -79,9 +79,12 @@ class Checkpoints:
     def _open(self) -> None:
         # Where a folder cannot be made, Orbax's background threads would wait for it for minutes.
         at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
+        if not self._read_only:
+            self._path.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
             async_options=at_once,
-            create=not self._read_only,
+            create=False,
+            multiprocessing_options=_alone(),
             cleanup_tmp_directories=not self._read_only,  # What killed processes left half done.
             preservation_policy=None if self._read_only else _LatestTwoAndBest(self),
         )
@@ -270,6 +273,16 @@ class Checkpoints:
         """Waits until everything is saved."""
         self.wait()
         self._manager.close()
+
+
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """Has Orbax not wait for the other processes of a run, which take no part in what it does."""
+    if jax.process_count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    own = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process_{own}"
+    )
 
 
 class _LatestTwoAndBest:

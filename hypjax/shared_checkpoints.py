@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
@@ -49,6 +50,8 @@ class SharedCheckpoints:
         """See `Checkpoints.save`."""
         trees = parallel.whole(trees)
         if self._own is not None:
+            if jax.process_count() > 1:  # Orbax takes arrays of a global run to be in others' care.
+                trees = jax.tree.map(np.asarray, trees)
             self._own.save(step, record=record, score=score, **trees)
 
     def wait(self) -> None:
