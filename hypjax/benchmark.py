@@ -1,29 +1,46 @@
 """Measures this machine, beside peers where they are installed.
 
-python -m hypjax.benchmark [retrieval | input]: one suite, or all of them.
+python -m hypjax.benchmark [retrieval | input]: one suite, or both of them. python -m
+hypjax.benchmark memory: how much the train step takes, by compiling it without running it.
 """
 
 import functools
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
 from hypjax import command
 
 SUITES = ("retrieval", "input")
+MEMORY = "memory"
 
 _QUICK = flags.DEFINE_bool("quick", False, "A tenth of the size, once: to see that all works.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "How often each is timed.", lower_bound=1)
 _IMAGES = flags.DEFINE_string(
     "images", None, "Folder of photos for the input suite; None: some are made."
 )
+_TARGET = flags.DEFINE_string(
+    "target", None, "TPU slice to compile for, such as v5e:2x4 (needs libtpu); None: this machine."
+)
+_DEVICES = flags.DEFINE_integer("devices", 0, "How many to compile for; 0: all.", lower_bound=0)
 _OUTPUT = flags.DEFINE_string("output", "benchmark.json", "File for the figures.")
 
 
 def main(overrides: list[str], suite: str | None) -> None:
-    """Runs a suite, or all of them, and prints its table."""
+    """Runs a suite, or those that time something, and prints its table."""
     command.refuse_overrides(overrides)
     from hypjax import provenance, reporting
+
+    results = _memory() if suite == MEMORY else _timed([suite] if suite else SUITES)
+    output = pathlib.Path(_OUTPUT.value).expanduser()
+    with reporting.tolerating(str(output)):
+        reporting.write_json(output, {"machine": provenance.describe(seed=0), **results})
+        print(f"in {output}, with versions and all figures")
+
+
+def _timed(suites: Sequence[str]) -> dict[str, Any]:
     from hypjax.benchmarks import input as photos
     from hypjax.benchmarks import measure, retrieval
 
@@ -32,17 +49,21 @@ def main(overrides: list[str], suite: str | None) -> None:
         "input": functools.partial(photos.works, images=_IMAGES.value),
     }
     repeats = 1 if _QUICK.value else _REPEATS.value
-    results = {}
-    for name in [suite] if suite else SUITES:
+    results: dict[str, Any] = {"repeats": repeats}
+    for name in suites:
         outcomes = [measure.measure(work, repeats) for work in works[name](_QUICK.value)]
         print(measure.table(outcomes))
         results[name] = measure.as_json(outcomes)
-    output = pathlib.Path(_OUTPUT.value).expanduser()
-    with reporting.tolerating(str(output)):
-        machine = provenance.describe(seed=0)
-        reporting.write_json(output, {"machine": machine, "repeats": repeats, **results})
-        print(f"in {output}, with versions and every repeat")
+    return results
+
+
+def _memory() -> dict[str, Any]:
+    from hypjax.benchmarks import programs
+
+    rows = programs.step_memory(_TARGET.value, _DEVICES.value, _QUICK.value)
+    print(programs.memory_table(rows))
+    return {"target": _TARGET.value, MEMORY: rows}
 
 
 if __name__ == "__main__":
-    command.run(main, choices=SUITES)
+    command.run(main, choices=(*SUITES, MEMORY))

@@ -88,7 +88,7 @@ def slices(batch_size: int, mesh: Mesh, microbatch: int = 0) -> Slices:
 
 def own_rows(mesh: Mesh, rows: int) -> range:
     """The rows that this process's devices hold of an array that is shared out."""
-    places = _by_image(mesh).addressable_devices_indices_map((rows,)).values()
+    places = by_image(mesh).addressable_devices_indices_map((rows,)).values()
     bounds = [place[0].indices(rows) for place in places]
     return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 
@@ -96,7 +96,7 @@ def own_rows(mesh: Mesh, rows: int) -> range:
 def share_out(mesh: Mesh, rows: PyTree) -> PyTree:
     """Arrays with a row an image, of which each process gives `own_rows`, on all devices."""
     return jax.tree.map(
-        lambda x: jax.make_array_from_process_local_data(_by_image(mesh), np.asarray(x)), rows
+        lambda x: jax.make_array_from_process_local_data(by_image(mesh), np.asarray(x)), rows
     )
 
 
@@ -127,7 +127,8 @@ def everywhere(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
-def _by_image(mesh: Mesh) -> NamedSharding:
+def by_image(mesh: Mesh) -> NamedSharding:
+    """An array with a row an image, shared out over the devices."""
     return NamedSharding(mesh, P(AXES))
 
 

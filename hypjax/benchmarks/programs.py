@@ -1,0 +1,201 @@
+"""What compiled programs tell: memory, collectives, precision of products; also for absent TPUs.
+
+XLA's compiler for TPUs is in the package libtpu, and needs no TPU: a slice is named by its
+topology, such as v5e:2x4. Nothing is run.
+"""
+
+import collections
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from hypjax import optim, parallel, reporting, train
+from hypjax.config import default_config
+from hypjax.errors import UserError
+from hypjax.evaluate import embed_function
+from hypjax.geometry import Sphere
+from hypjax.interfaces import Batch
+from hypjax.models import Embedder, create_embedder
+from hypjax.objectives import Objective, Spec, create_objective
+
+# Batch, side of the images, most images embedded at once, and whether blocks are computed again.
+STEPS = (
+    (900, 224, 0, False),
+    (900, 224, 300, False),
+    (900, 224, 100, False),
+    (1600, 224, 0, False),
+    (1600, 224, 400, False),
+    (1600, 224, 100, False),
+    (900, 384, 100, False),
+    (900, 384, 100, True),
+)
+
+_INSTRUCTION = re.compile(r"%(?P<name>[\w.-]+) = (?P<type>\w+)\[(?P<rest>[^\n]*)")
+_PRODUCT = re.compile(r" (?:convolution|dot)\(%(?P<left>[\w.-]+), %(?P<right>[\w.-]+)\)")
+_COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all)(?:-start)?\(")
+
+
+class Program(NamedTuple):
+    """A compiled program.
+
+    Attributes:
+        arguments: Bytes of what it is given, on each device.
+        temporary: Bytes that it takes beside these while it runs, on each device.
+        collectives: How often devices exchange something, by the kind of exchange.
+        rounded: Products outside the encoder whose precision is not the highest, as the compiler
+            writes them.
+        products: Number of the encoder's products of each pair of types.
+    """
+
+    arguments: int
+    temporary: int
+    collectives: dict[str, int]
+    rounded: list[str]
+    products: dict[str, int]
+
+
+def step_memory(target: str | None, devices: int, quick: bool) -> list[dict[str, Any]]:
+    """Compiles the train step of ViT-S/16 in bfloat16 for several batches; tells memory.
+
+    Args:
+        target: A TPU slice; None: this machine.
+        devices: How many to use; 0: all.
+        quick: A smaller model, and one batch.
+    """
+    chosen = devices_of(target)
+    mesh = parallel.create_mesh((devices or len(chosen), 1), chosen)
+    rows = []
+    for batch, side, microbatch, remat in STEPS[1:2] if quick else STEPS:
+        config = _config(batch, side, microbatch, remat, quick)
+        reporting.say(f"batch {batch}, {side} pixels, microbatch {microbatch or 'none'}")
+        program = compiled_step(config, mesh)
+        case = {"batch": batch, "image_size": side, "microbatch": microbatch, "remat": remat}
+        facts = program._asdict() | {"rounded": len(program.rounded)}
+        rows.append({**case, "devices": mesh.size, **facts})
+    return rows
+
+
+def _config(batch: int, side: int, microbatch: int, remat: bool, quick: bool) -> ConfigDict:
+    config = default_config()
+    with config.unlocked():
+        config.data.image_size = config.data.resize = side
+        config.model.precision = "bfloat16"
+        config.train.batch_size, config.train.samples_per_class = batch, 2
+        config.run.microbatch, config.run.remat = microbatch, remat
+        if quick:
+            config.model.architecture = "vit"
+            sizes = {"patch_size": 16, "width": 128, "depth": 2, "num_heads": 2}
+            config.model.update(sizes)
+    return config
+
+
+def memory_table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line a batch, as Markdown."""
+    titles = ("batch", "images of", "microbatch", "remat", "devices", "memory of each", "arguments")
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for row in rows:
+        cells = [
+            *(str(row["batch"]), f"{row['image_size']} pixels", str(row["microbatch"] or "–")),
+            *("yes" if row["remat"] else "–", str(row["devices"])),
+            *(f"{row[kind] / 1e9:.2f} GB" for kind in ("temporary", "arguments")),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def devices_of(target: str | None) -> Sequence[jax.Device]:
+    """The devices to compile for: those of a TPU slice, or this machine's.
+
+    Raises:
+        UserError: The slice is unknown, or libtpu is not installed.
+    """
+    if target is None:
+        return jax.devices()
+    from jax.experimental import topologies
+
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=target).devices
+    except Exception as error:  # libtpu's own kinds.
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"cannot compile for {target} ({reason}); it must be a slice such as v5e:2x4, and "
+            "libtpu must be installed (pip install libtpu)"
+        ) from error
+    return found
+
+
+def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
+    """The train step of a configuration, as `train_and_evaluate` runs it."""
+    model, objective = create_embedder(config), create_objective(config)
+    optimizer = optim.create_optimizer(config)
+    spec = Spec(
+        classes=config.train.batch_size // config.train.samples_per_class,
+        samples_per_class=config.train.samples_per_class,
+        encoder_dim=model.encoder.dim,
+        head_dim=config.model.head_dim,
+        training_images=config.train.batch_size,
+    )
+    state = jax.eval_shape(lambda: train.create_state(config, model, objective, optimizer, spec))
+    state = _lying(state, parallel.parted(mesh, state))
+    step = train.make_train_step(config, model, objective, optimizer, mesh)
+    step = train.compiled_once(step, mesh, state)
+    return _program(step.lower(state, _batch(config, mesh)))
+
+
+def _batch(config: ConfigDict, mesh: Mesh) -> Batch:
+    size = config.train.batch_size
+    rows = parallel.slices(size, mesh, config.run.microbatch).rows
+    numbers = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=parallel.everywhere(mesh))
+    flips = jax.ShapeDtypeStruct((rows,), jnp.bool, sharding=parallel.by_image(mesh))
+    return Batch(_images(config, mesh, rows), numbers, numbers, flips)
+
+
+def _images(config: ConfigDict, mesh: Mesh, rows: int) -> jax.ShapeDtypeStruct:
+    side = config.data.image_size
+    shape = (rows, side, side, config.data.channels)
+    return jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.by_image(mesh))
+
+
+def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
+    """The embedding of a batch in evaluation."""
+    model: Embedder = create_embedder(config, evaluating=True)
+    objective: Objective = create_objective(config)
+    embed = embed_function(config, model, {"head": objective.score_space, "encoder": Sphere()})
+    rows = parallel.slices(config.run.eval_batch_size, mesh).rows
+    images = _images(config, mesh, rows)
+    example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), example)["params"]
+    params = _lying(params, jax.tree.map(lambda _: parallel.everywhere(mesh), params))
+    return _program(jax.jit(parallel.over_images(embed, mesh)).lower(params, images))
+
+
+def _lying(shapes: Any, where: Any) -> Any:
+    return jax.tree.map(
+        lambda x, there: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), shapes, where
+    )
+
+
+def _program(lowered: jax.stages.Lowered) -> Program:
+    compiled = lowered.compile()
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    types = {found["name"]: found["type"] for found in _INSTRUCTION.finditer(text)}
+    rounded, products = [], collections.Counter()
+    for line in text.splitlines():
+        if not (product := _PRODUCT.search(line)):
+            continue
+        if "/encoder/" in line:
+            products[" × ".join(sorted(types[product[side]] for side in ("left", "right")))] += 1
+        elif "{highest,highest}" not in line:
+            rounded.append(line.strip())
+    return Program(
+        arguments=memory.argument_size_in_bytes,
+        temporary=memory.temp_size_in_bytes,
+        collectives=dict(collections.Counter(_COLLECTIVE.findall(text))),
+        rounded=rounded,
+        products=dict(products),
+    )
