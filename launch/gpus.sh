@@ -9,6 +9,9 @@
 #   CUDA_VISIBLE_DEVICES=0,1     these GPUs only
 #   XLA_FLAGS=--xla_gpu_deterministic_ops=true  operations that repeat bit for bit, slower
 set -euo pipefail
-# Without it, JAX goes on without GPUs where their driver or its own CUDA packages are missing.
-export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu}
+# JAX itself would go on without GPUs.
+if ! python -c 'import jax; raise SystemExit(jax.default_backend() == "cpu")'; then
+  echo "error: JAX sees no GPU; see what nvidia-smi says, then: pip install -e '.[cuda12]'" >&2
+  exit 1
+fi
 exec python -m hypjax.main "$@"

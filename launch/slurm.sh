@@ -21,6 +21,8 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 most_restarts=100
+# Else JAX trains on the CPU where its CUDA packages are missing.
+export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu}
 
 # Slurm signals this script only where it ends the whole job: cancelled, over time, or preempted
 # without grace, after which it queues the job again by itself if that is its way. srun is then

@@ -94,11 +94,16 @@ def trainings(tpu):
     return [call for call in tpu.calls() if "hypjax.main" in call]
 
 
-def test_gpus_passes_its_flags_and_insists_on_gpus(place):
-    place.add("python", 'echo "$JAX_PLATFORMS $*"; exit 75')
+@pytest.mark.parametrize(("backend", "last"), [("gpu", 75), ("cpu", 1)])
+def test_gpus_trains_where_jax_sees_one(place, backend, last):
+    (place.folder / "jax.py").write_text(f"def default_backend():\n    return {backend!r}\n")
+    place.feed("STATUSES", 75)
+    place.add("python", f'[ "$1" != -c ] || exec {sys.executable} "$@"\n{TRAINING}')
     done = place.run("gpus.sh", "--config=a b.py", "--workdir=runs/a")
-    assert done.returncode == 75
-    assert done.stdout == "cuda,cpu -m hypjax.main --config=a b.py --workdir=runs/a\n"
+    assert done.returncode == last
+    assert done.stderr.startswith("error: JAX sees no GPU") == (backend == "cpu")
+    trained = ["python -m hypjax.main --config=a b.py --workdir=runs/a"]
+    assert place.calls() == (trained if backend == "gpu" else [])
 
 
 @pytest.mark.parametrize(
@@ -106,9 +111,9 @@ def test_gpus_passes_its_flags_and_insists_on_gpus(place):
 )
 def test_a_command_is_run_again_while_its_status_is_75(place, statuses, last, runs):
     place.feed("STATUSES", *statuses)
-    done = place.run("until_done.sh", str(place.launch / "gpus.sh"), "--config=a.py")
+    done = place.run("until_done.sh", "python", "-m", "hypjax.main", "--config=a b.py")
     assert done.returncode == last
-    assert place.calls() == ["python -m hypjax.main --config=a.py"] * runs
+    assert place.calls() == ["python -m hypjax.main --config=a b.py"] * runs
 
 
 def test_a_command_is_not_run_again_after_a_signal_to_the_script(place):
