@@ -30,26 +30,16 @@ export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu}
 ended=
 trap 'ended=yes' TERM
 
-# srun returns the highest status of its tasks. One task's mistake (1) leaves 75 to those that wait
-# for it, so it is told as 99. Signals go to all processes of a task: its shell has to outlive one.
-# shellcheck disable=SC2016 # The task's shell expands it.
-task='trap : TERM
-python -m hypjax.main --coordinator=auto "$@"
-status=$?
-[ "$status" -ne 1 ] || status=99
-exit "$status"'
-
 # Neither the end nor the failure of one task may kill those that still save. srun does not take
 # the number of CPUs from the job.
 status=0
 srun --kill-on-bad-exit=0 --wait=0 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
-  bash -c "$task" hypjax "$@" || status=$?
+  python -m hypjax.main --coordinator=auto "$@" || status=$?
 
-case $status in
-  75 | 137) ;; # 137: a task was killed, which is higher than the others' 75.
-  99) exit 1 ;;
-  *) exit "$status" ;;
-esac
+# The highest status of the tasks. 137: one was killed, and the others ended with 75.
+if [ "$status" -ne 75 ] && [ "$status" -ne 137 ]; then
+  exit "$status"
+fi
 if [ -n "$ended" ]; then
   echo "Slurm ended this job; submitted anew, the same command goes on" >&2
 elif [ "${SLURM_RESTART_COUNT:-0}" -ge "$most_restarts" ]; then
