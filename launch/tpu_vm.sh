@@ -74,10 +74,11 @@ for ((try = 1; try <= most_tries; try++)); do
       status=$?
       set -e
       # gcloud waits for all hosts and returns the first status, in their order, that is not 0: 255
-      # for a broken connection. A 1 may be its own, as where the TPU was preempted meanwhile.
+      # for a broken connection, 137 for a killed process. A 1 may be its own, as where the TPU was
+      # preempted meanwhile.
       case $status in
         0) exit ;;
-        75 | 255) ;;
+        75 | 137 | 255) ;;
         *) [ "$(state)" != READY ] || exit "$status" ;;
       esac
       ;;
