@@ -1,0 +1,289 @@
+"""The scripts in launch/, with stand-ins for the programs that they call."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from hypjax.config import default_config, flatten
+
+TRAINING = """
+echo "python $*" >>"$LOG"
+case $* in
+  *hypjax.main*) read -r status <"$STATUSES"; sed -i 1d "$STATUSES"; exit "$status" ;;
+esac
+"""
+SRUN = """
+options=
+while [[ $1 == --* ]]; do options+=" $1"; shift; done
+echo "srun$options" >>"$LOG"
+highest=0
+while [ -s "$STATUSES" ]; do
+  status=0; "$@" || status=$?
+  [ "$status" -le "$highest" ] || highest=$status
+done
+exit "$highest"
+"""
+GCLOUD = """
+echo "gcloud $*" >>"$LOG"
+case $* in
+  *describe*) read -r state <"$STATES"; sed -i 1d "$STATES"; [ -n "$state" ] && echo "$state" ;;
+  *"hypjax.main"*) read -r status <"$STATUSES"; sed -i 1d "$STATUSES"; exit "$status" ;;
+  *"uv pip"*) exit "${INSTALLATION:-0}" ;;
+esac
+"""
+
+
+class Place:
+    """A folder of stand-ins that come first on PATH, and the log of their command lines."""
+
+    def __init__(self, repository: pathlib.Path, folder: pathlib.Path) -> None:
+        self.launch, self.folder = repository / "launch", folder
+        self._log = folder / "log"
+        self._log.touch()
+
+    def add(self, name: str, body: str) -> None:
+        path = self.folder / name
+        path.write_text(f"#!/usr/bin/env bash\n{body}")
+        path.chmod(0o755)
+
+    def feed(self, name: str, *values: object) -> None:
+        (self.folder / name).write_text("".join(f"{value}\n" for value in values))
+
+    def run(self, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
+        files = {name: str(self.folder / name) for name in ("STATUSES", "STATES")}
+        env = {"LOG": str(self._log), "PAUSE": "0", "SLURM_JOB_ID": "7"} | files | env
+        return subprocess.run(
+            [str(self.launch / command[0]), *command[1:]],
+            env=os.environ | {"PATH": f"{self.folder}:{os.environ['PATH']}"} | env,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def calls(self, program: str = "") -> list[str]:
+        return [call for call in self._log.read_text().splitlines() if call.startswith(program)]
+
+
+@pytest.fixture
+def place(repository, tmp_path):
+    place = Place(repository, tmp_path)
+    place.add("python", TRAINING)
+    return place
+
+
+@pytest.fixture
+def slurm(place):
+    place.add("srun", SRUN)
+    place.add("scontrol", 'echo "scontrol $*" >>"$LOG"')
+    return place
+
+
+@pytest.fixture
+def tpu(place):
+    place.add("gcloud", GCLOUD)
+    place.add("tar", 'echo "tar $*" >>"$LOG"')
+    return place
+
+
+def trainings(tpu):
+    return [call for call in tpu.calls() if "hypjax.main" in call]
+
+
+@pytest.mark.parametrize(("backend", "last"), [("gpu", 75), ("cpu", 1)])
+def test_gpus_trains_where_jax_sees_one(place, backend, last):
+    (place.folder / "jax.py").write_text(f"def default_backend():\n    return {backend!r}\n")
+    place.feed("STATUSES", 75)
+    place.add("python", f'[ "$1" != -c ] || exec {sys.executable} "$@"\n{TRAINING}')
+    done = place.run("gpus.sh", "--config=a b.py", "--workdir=runs/a")
+    assert done.returncode == last
+    assert done.stderr.startswith("error: JAX sees no GPU") == (backend == "cpu")
+    trained = ["python -m hypjax.main --config=a b.py --workdir=runs/a"]
+    assert place.calls() == (trained if backend == "gpu" else [])
+
+
+@pytest.mark.parametrize(
+    ("statuses", "last", "runs"), [((75, 75, 0), 0, 3), ((1, 0), 1, 1), ((130, 0), 130, 1)]
+)
+def test_a_command_is_run_again_while_its_status_is_75(place, statuses, last, runs):
+    place.feed("STATUSES", *statuses)
+    done = place.run("until_done.sh", "python", "-m", "hypjax.main", "--config=a b.py")
+    assert done.returncode == last
+    assert place.calls() == ["python -m hypjax.main --config=a b.py"] * runs
+
+
+def test_a_command_is_not_run_again_after_a_signal_to_the_script(place):
+    place.add("python", 'echo run >>"$LOG"; kill -TERM $PPID; exit 75')
+    assert place.run("until_done.sh", "python").returncode == 75
+    assert place.calls() == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "last", "requeued"),
+    [
+        ((0, 0), 0, False),
+        ((75, 75), 75, True),
+        ((75, 137), 137, True),
+        ((1, 1), 1, False),
+    ],
+    ids=["done", "saved", "one was killed", "a mistake"],
+)
+def test_a_slurm_job_queues_itself_again_unless_it_is_done_or_mistaken(
+    slurm, statuses, last, requeued
+):
+    slurm.feed("STATUSES", *statuses)
+    done = slurm.run("slurm.sh", "--config=a.py", "--workdir=b c", SLURM_CPUS_PER_TASK="8")
+    assert done.returncode == last, done.stderr
+    assert slurm.calls("scontrol") == ["scontrol requeue 7"] * requeued
+    task = "python -m hypjax.main --coordinator=auto --config=a.py --workdir=b c"
+    assert slurm.calls("python") == [task] * len(statuses)
+    assert slurm.calls("srun") == ["srun --kill-on-bad-exit=0 --wait=0 --cpus-per-task=8"]
+
+
+def test_a_slurm_job_that_starts_over_and_over_ends(slurm):
+    slurm.feed("STATUSES", 75)
+    done = slurm.run("slurm.sh", SLURM_RESTART_COUNT="100")
+    assert done.returncode == 75 and "submitted anew" in done.stderr
+    assert not slurm.calls("scontrol")
+
+
+def test_a_slurm_job_that_is_cancelled_stays_so(slurm):
+    slurm.add("srun", "kill -TERM $PPID; exit 75")
+    done = slurm.run("slurm.sh")
+    assert done.returncode == 75 and "Slurm ended this job" in done.stderr
+    assert not slurm.calls("scontrol")
+
+
+def test_slurm_reads_what_the_script_asks_for(repository):
+    script = (repository / "launch/slurm.sh").read_text()
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", script, re.MULTILINE))
+    assert asked["ntasks-per-node"] == asked["gres"].removeprefix("gpu:")
+    assert asked["signal"].startswith("TERM@")  # B:TERM@ would reach this script alone.
+    assert asked["open-mode"] == "append" and "requeue" in asked
+    assert script.index("#SBATCH") < script.index("\nset ") > script.rindex("#SBATCH")
+
+
+def test_a_tpu_is_installed_on_and_trained_on_all_hosts(tpu, repository):
+    tpu.feed("STATES", "READY")
+    tpu.feed("STATUSES", 0)
+    done = tpu.run("tpu_vm.sh", "pod", "zone", "--config=a.py", "--workdir=gs://b/my run")
+    assert done.returncode == 0, done.stderr
+    describe, pack, copy, install, train = tpu.calls()
+    assert describe == "gcloud compute tpus tpu-vm describe pod --zone=zone --format=value(state)"
+    folder, *packed = pack.split(" -C ")[1].split()
+    assert pathlib.Path(folder) == repository and "hypjax" in packed
+    assert all((repository / name).exists() for name in packed)
+    assert copy.endswith(" pod:hypjax.tar.gz --zone=zone --worker=all")
+    assert "ssh pod" in install and "--worker=all" in install and "hypjax[tpu]" in install
+    assert "ssh pod" in train and "--worker=all" in train
+    assert train.endswith(
+        r"-m hypjax.main --coordinator=auto --config=a.py --workdir=gs://b/my\ run"
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "statuses", "last"),
+    [
+        (["READY", "READY"], [75, 0], 0),
+        (["READY", "READY"], [255, 0], 0),
+        (["READY", "READY"], [1, 0], 1),
+        (["READY", "REPAIRING", "REPAIRING", "READY"], [1, 0], 0),
+    ],
+    ids=["saved", "connection lost", "a mistake", "gcloud's failure"],
+)
+def test_a_tpu_trains_again_unless_it_is_done_or_mistaken(tpu, states, statuses, last):
+    tpu.feed("STATES", *states)
+    tpu.feed("STATUSES", *statuses)
+    assert tpu.run("tpu_vm.sh", "pod", "zone", "--config=a.py").returncode == last
+    assert len(trainings(tpu)) == (1 if last else 2)
+
+
+def test_a_preempted_tpu_is_made_anew_where_its_kind_is_said(tpu):
+    tpu.feed("STATES", "PREEMPTED", "READY")
+    done = tpu.run("tpu_vm.sh", "pod", "zone", "--config=a.py")
+    assert done.returncode == 1 and "TPU pod in zone is PREEMPTED" in done.stderr
+
+    tpu.feed("STATES", "PREEMPTED", "READY")
+    tpu.feed("STATUSES", 0)
+    kind = {"ACCELERATOR": "v5litepod-16", "VERSION": "v2", "CREATE": "--spot --network=n"}
+    assert tpu.run("tpu_vm.sh", "pod", "zone", "--config=a.py", **kind).returncode == 0
+    changed = [call.split("tpu-vm ")[1] for call in tpu.calls() if re.search("delete|create", call)]
+    flags = "--zone=zone --accelerator-type=v5litepod-16 --version=v2 --spot --network=n"
+    assert changed == ["delete pod --zone=zone --quiet", f"create pod {flags}"]
+
+
+def test_a_tpu_on_which_nothing_could_be_installed_is_not_trained_on(tpu):
+    tpu.feed("STATES", "READY", "READY")
+    done = tpu.run("tpu_vm.sh", "pod", "zone", "--config=a.py", INSTALLATION="1")
+    assert done.returncode == 1 and not trainings(tpu)
+
+
+def test_colab_keeps_runs_on_drive_and_data_on_its_disk(place, repository, tmp_path):
+    place.launch = tmp_path / "repository/launch"
+    shutil.copytree(repository / "launch", place.launch)
+    drive, data = tmp_path / "drive", tmp_path / "data"
+    where = {"DRIVE": str(drive), "DATA": str(data)}
+    unmounted = place.run("colab.sh", "--config=a.py", **where)
+    assert unmounted.returncode == 1 and "drive.mount" in unmounted.stderr
+
+    (drive / "hypjax/datasets/cub200").mkdir(parents=True)
+    (drive / "hypjax/datasets/cub200/records").write_text("images")
+    for _ in range(2):  # The second time in a runtime that has all already.
+        place.feed("STATUSES", 75)
+        assert place.run("colab.sh", "--config=a.py", **where).returncode == 75
+    assert (data / "cub200/records").read_text() == "images"
+    assert (tmp_path / "repository/runs").resolve() == drive / "hypjax/runs"
+    assert place.calls()[-1] == (
+        f"python -m hypjax.main --config.run.data_dir={data} --config=a.py"
+    )
+
+
+@pytest.fixture
+def jobset(repository):
+    yaml = pytest.importorskip("yaml")
+    return yaml.safe_load((repository / "launch/jobset.yaml").read_text())
+
+
+def test_the_pods_of_a_jobset_find_each_other(jobset):
+    [job] = jobset["spec"]["replicatedJobs"]
+    spec = job["template"]["spec"]
+    [container] = spec["template"]["spec"]["containers"]
+    flags = dict(flag.split("=", 1) for flag in container["command"] if flag.startswith("--"))
+    name = jobset["metadata"]["name"]
+    assert flags["--coordinator"].startswith(f"{name}-{job['name']}-0-0.{name}:")
+    assert spec["completions"] == spec["parallelism"] == int(flags["--num_processes"])
+    assert spec["completionMode"] == "Indexed"
+    assert flags["--process_id"] == "$(JOB_COMPLETION_INDEX)"
+
+
+def test_only_a_mistake_ends_a_jobset(jobset):
+    [rule] = jobset["spec"]["failurePolicy"]["rules"]
+    assert rule == {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    spec = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    failing = [r for r in spec["podFailurePolicy"]["rules"] if r["action"] == "FailJob"]
+    assert [r["onExitCodes"]["values"] for r in failing] == [[1]]
+    assert spec["backoffLimit"] == 0 and spec["template"]["spec"]["restartPolicy"] == "Never"
+
+
+def test_the_flags_of_a_jobset_exist(jobset, repository):
+    [job] = jobset["spec"]["replicatedJobs"]
+    [container] = job["template"]["spec"]["template"]["spec"]["containers"]
+    named = set(re.findall(r"--(\w+)=", "".join(container["command"])))
+    told = subprocess.run(
+        [sys.executable, "-m", "hypjax.main", "--helpfull"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+    )
+    assert named <= set(re.findall(r"--(?:\[no\])?(\w+):", told.stdout))
+
+
+def test_the_fields_that_launch_sets_exist(repository):
+    texts = [path.read_text() for path in (repository / "launch").iterdir()]
+    named = set(re.findall(r"--config\.([a-z_.]+)=", "".join(texts)))
+    assert "run.data_dir" in named and named - set(flatten(default_config())) == set()
