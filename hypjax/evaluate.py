@@ -23,6 +23,7 @@ from hypjax.geometry import Space, Sphere
 from hypjax.interfaces import Outputs
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import create_objective
+from hypjax.remote_runs import reading
 from hypjax.retrieval import mean_score, query_scores
 from hypjax.weights import model_shapes, pretrained_encoder, restore_models
 from hypjax.workdir import Workdir, saved_config
@@ -215,7 +216,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
 
     Args:
         config: The run's configuration.
-        workdir: Its folder.
+        workdir: Its folder, possibly a URL of cloud storage.
 
     Returns:
         {"final": {"head": {"recall@1": ...}, "encoder": {...}}, "best": ...}, with "step 1000" in
@@ -226,11 +227,13 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         UserError: The folder holds no checkpoint, or one of another run, or the images have
             changed, so that others may be among the test classes than were.
     """
-    _, states = restore_models(config, workdir)
+    with reading(workdir) as folder:
+        _, states = restore_models(config, folder)
+        splits = open_splits(config)
+        check_depth(config, splits)
+        Workdir(folder, config, compared=()).require({"images": splits.fingerprint})
+        trained = saved_config(folder)
     evaluator = Evaluator(config, create_objective(config).score_space)
-    splits = open_splits(config)
-    check_depth(config, splits)
-    Workdir(pathlib.Path(workdir), config, compared=()).require({"images": splits.fingerprint})
     results = {
         name: evaluator.recalls(params, splits.test, splits.gallery)
         for name, params in states.items()
@@ -239,5 +242,5 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     print(reporting.format_results(results))
     results |= reporting.noted(splits.notes)
     reporting.print_notes(results)
-    published.show(results, saved_config(pathlib.Path(workdir)))
+    published.show(results, trained)
     return results

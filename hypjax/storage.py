@@ -61,7 +61,8 @@ class CloudFolder:
         return {
             names[path]: Stored(info.get("size") or 0, _version(info))
             for path, info in found.items()
-            if names[path] and not path.endswith("/")  # Some consoles make objects for folders.
+            # Some consoles make objects for folders; and no file leads out of a folder.
+            if names[path] and not path.endswith("/") and ".." not in names[path].split("/")
         }
 
     def read(self, name: str) -> bytes | None:
@@ -131,6 +132,17 @@ def reaching(url: str) -> Iterator[None]:
         raise UserError(f"cannot read {url} without its driver ({error})") from error
     except Exception as error:
         raise UserError(f"cannot read {url} ({reason(error)})") from error
+
+
+@contextlib.contextmanager
+def copying(url: str, folder: pathlib.Path) -> Iterator[None]:
+    """Tells a user of a copy from the cloud that fails, at either end."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"cannot copy {url} to {folder} ({reason(error)})") from error
 
 
 def reason(error: Exception) -> str:

@@ -32,6 +32,7 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import Evaluator, check_depth
 from hypjax.interfaces import Batch
+from hypjax.mirror import open_mirror
 from hypjax.models import Embedder, compute_dtype, create_embedder
 from hypjax.monitor import Monitor
 from hypjax.objectives import Metrics, Objective, Spec, create_objective
@@ -163,7 +164,7 @@ def train_and_evaluate(
 
     Args:
         config: The run's configuration.
-        workdir: Folder for results, measurements and checkpoints.
+        workdir: Folder for results, measurements and checkpoints; possibly a URL of cloud storage.
         profile: First and last step of which to write a trace; None: no trace.
 
     Returns:
@@ -174,13 +175,14 @@ def train_and_evaluate(
 
     Raises:
         UserError: The configuration cannot be run, the folder is another run's or in use, a loss
-            is not finite, or the last state could not be saved.
+            is not finite, or the last state could not be saved or copied to the cloud.
         Interrupted: An interrupt came, and the state is saved.
     """
     validate(config)
-    run = Workdir(pathlib.Path(workdir), config)
+    mirror = open_mirror(workdir)
+    run = Workdir(mirror.folder, config)
     if run.results is not None:
-        print(f"{run.path} holds this run's results already:")
+        print(f"{mirror.place} holds this run's results already:")
         print_results(run.results, config)
         if profile is not None:
             reporting.warn("nothing is left to be traced")
@@ -194,7 +196,11 @@ def train_and_evaluate(
     circumstances = {"images": splits.fingerprint, "precision": compute_dtype(config).name}
     # Read before the folder is claimed: a mistake in their name leaves nothing behind.
     encoder = None if run.has_checkpoint else starting_encoder(config, model)
-    with run.claimed(circumstances), contextlib.closing(run.checkpoints()) as checkpoints:
+    with (
+        run.claimed(circumstances),
+        mirror,
+        contextlib.closing(run.checkpoints()) as checkpoints,
+    ):
         optimizer = optim.create_optimizer(config)
         evaluator = Evaluator(config, objective.score_space)
         spec = create_spec(config, model, splits)
@@ -242,7 +248,7 @@ def train_and_evaluate(
                 f"finished; make room, and the same command goes on {saved}"
             )
         run.write_results(results)
-    print(f"results.json, metrics.jsonl and the models are in {run.path}")
+    print(f"results.json, metrics.jsonl and the models are in {mirror.place}")
     return results
 
 

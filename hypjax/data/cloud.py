@@ -3,17 +3,15 @@
 Records are read at random, a few kilobytes at a time, which no object store does fast.
 """
 
-import contextlib
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator
 
 from hypjax import reporting
 from hypjax.caches import cache_folder
 from hypjax.claims import claimed
 from hypjax.errors import UserError
-from hypjax.storage import CloudFolder, Stored, reaching, reason, url_hash
+from hypjax.storage import CloudFolder, Stored, copying, reaching, url_hash
 
 # As TFDS names the files of a split's records.
 _SHARD = re.compile(
@@ -47,7 +45,7 @@ def local_copy(url: str, name: str, version: str) -> pathlib.Path:
     folder = root / name / version
     if not folder.exists():
         prepared, files = _listed(url, f"{name}/{version}")
-        with _copying(url, root), claimed(root / name, f"copying {name} from {url}"):
+        with copying(url, root), claimed(root / name, f"copying {name} from {url}"):
             if not folder.exists():
                 _copy(prepared, files, folder)
     return root
@@ -93,13 +91,3 @@ def _require_whole(url: str, folder: pathlib.Path) -> None:
         raise UserError(
             f"{url} is not complete, it lacks {min(missing)}; copy all of the prepared folder there"
         )
-
-
-@contextlib.contextmanager
-def _copying(url: str, root: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"cannot copy {url} to {root} ({reason(error)})") from error
