@@ -55,7 +55,8 @@ def default_config() -> ConfigDict:
     model.width = 0
     model.depth = 0
     model.num_heads = 0
-    model.weights = placeholder(str)  # Of the encoder: a timm hub id, a file, or a run's folder.
+    # Of the encoder: a timm hub id, a file, or a run's folder or URL.
+    model.weights = placeholder(str)
     # Of tokens, in training and in evaluation: cls, cls_dist_mean, avg, max, avg_max or gem.
     model.pooling = "cls"
     model.eval_pooling = "cls"

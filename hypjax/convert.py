@@ -10,7 +10,7 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run, or its URL.")
 _OUTPUT = flags.DEFINE_string("output", None, "File to write, such as model.safetensors.")
 
 
@@ -24,9 +24,11 @@ def main(overrides: list[str]) -> None:
     if output.exists():
         raise UserError(f"{output} exists already; name another file, or remove it")
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
+    from hypjax.remote_runs import reading
     from hypjax.weights import restore_best
 
-    model, params = restore_best(pathlib.Path(_WORKDIR.value).expanduser())
+    with reading(_WORKDIR.value) as folder:
+        model, params = restore_best(folder)
     save_timm(output, params, model)
     print(f"{output} holds the encoder, and the head as classifier; in PyTorch:")
     print(f"  model = {timm_constructor(params, model)}")

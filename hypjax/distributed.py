@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from hypjax import parallel, peers, reporting
-from hypjax.errors import UserError
+from hypjax.errors import TryAgainError, UserError
 
 _LEAST_ROOM = 1024  # Bytes of a message; room grows in powers of two, so that programs are reused.
 
@@ -30,9 +30,12 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         UserError: Nothing can be found out, or the others do not come.
     """
     given = None if coordinator == "auto" else coordinator
+    detection = "deactivate" if given else None
     jax.config.update("jax_enable_preemption_service", False)  # It would take SIGTERM for itself.
     try:
-        jax.distributed.initialize(given, num_processes, process_id)
+        jax.distributed.initialize(
+            given, num_processes, process_id, cluster_detection_method=detection
+        )
     except (ValueError, TypeError) as error:
         raise UserError(
             f"--coordinator={coordinator} does not tell all ({error}); give "
@@ -40,7 +43,7 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         ) from error
     except (RuntimeError, jax.errors.JaxRuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(
+        raise TryAgainError(
             f"the processes did not meet at --coordinator={coordinator} ({reason}); start all of "
             "them, with one address that all can reach"
         ) from error

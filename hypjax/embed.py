@@ -10,7 +10,7 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run, or its URL.")
 _IMAGES = flags.DEFINE_string(
     "images",
     None,
@@ -46,7 +46,7 @@ def main(overrides: list[str]) -> None:
         require_faiss()
     keep_compiled_programs()
     photos = find_photos(_IMAGES.value)
-    embedder = TrainedEmbedder(pathlib.Path(_WORKDIR.value).expanduser(), _EMBEDDING.value)
+    embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
     embeddings = embedder.embed_to(output, photos)
     print(f"{len(embeddings)} images are in {output}")
     for kind in exports:

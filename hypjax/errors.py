@@ -11,7 +11,19 @@ CLOSED_PIPE = 141  # The same where output went to a program that ended.
 
 
 class UserError(Exception):
-    """A mistake the user can mend; the message says what is wrong, where, and what to do."""
+    """A mistake the user can mend; the message says what is wrong, where, and what to do.
+
+    Attributes:
+        status: With which the program is to end.
+    """
+
+    status = 1
+
+
+class TryAgainError(UserError):
+    """What may be no mistake at all: the same command can succeed later."""
+
+    status = TRY_AGAIN
 
 
 class Interrupted(KeyboardInterrupt):
@@ -29,7 +41,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Prints a `UserError` as one sentence on stderr and exits with status 1.
+    """Prints a `UserError` as one sentence on stderr and exits with its status.
 
     Commands wrap their whole body in it; library code only raises. After an interrupt that was
     prepared for it exits with the interrupt's status, and quietly where nobody reads on.
@@ -42,7 +54,7 @@ def reported() -> Iterator[None]:
         sys.exit(CLOSED_PIPE)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.status)
     except Interrupted as interrupt:
         print(f"interrupted; {interrupt}", file=sys.stderr)
         sys.exit(interrupt.status)

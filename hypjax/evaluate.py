@@ -24,6 +24,7 @@ from hypjax.geometry import Space, Sphere
 from hypjax.interfaces import Outputs
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import create_objective
+from hypjax.remote_runs import reading
 from hypjax.retrieval import mean_score, query_scores
 from hypjax.weights import model_shapes, pretrained_encoder, restore_models
 from hypjax.workdir import Workdir, saved_config
@@ -234,7 +235,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
 
     Args:
         config: The run's configuration.
-        workdir: Its folder.
+        workdir: Its folder, possibly a URL of cloud storage.
 
     Returns:
         {"final": {"head": {"recall@1": ...}, "encoder": {...}}, "best": ...}, with "step 1000" in
@@ -245,14 +246,17 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         UserError: The folder holds no checkpoint, or one of another run, or the images have
             changed, so that others may be among the test classes than were.
     """
-    states = restored_by_first(config, workdir)
-    evaluator = Evaluator(config, create_objective(config).score_space)
     splits = open_splits(config)
     check_depth(config, splits)
     distributed.require_same({"images": splits.fingerprint})
+    states, trained = {}, config
     if distributed.is_first():
-        run = Workdir(pathlib.Path(workdir), config, compared=())
-        run.require({"images": splits.fingerprint})
+        with reading(workdir) as folder:
+            _, states = restore_models(config, folder)
+            Workdir(folder, config, compared=()).require({"images": splits.fingerprint})
+            trained = saved_config(folder)
+    states = from_first(config, states)
+    evaluator = Evaluator(config, create_objective(config).score_space)
     results = {
         name: evaluator.recalls(params, splits.test, splits.gallery)
         for name, params in states.items()
@@ -261,14 +265,12 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     print(reporting.format_results(results))
     results |= reporting.noted(splits.notes)
     reporting.print_notes(results)
-    if distributed.is_first():
-        published.show(results, saved_config(pathlib.Path(workdir)))
+    published.show(results, trained)
     return results
 
 
-def restored_by_first(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, PyTree]:
-    """What `restore_models` restores in the first process, in all of them."""
-    states = restore_models(config, workdir)[1] if distributed.is_first() else {}
+def from_first(config: ConfigDict, states: dict[str, PyTree]) -> dict[str, PyTree]:
+    """Models' parameters by their names, as the first process has them, in all of them."""
     shapes = model_shapes(config, create_embedder(config, evaluating=True))
     return {
         name: distributed.arrays_from_first(lambda name=name: states[name], shapes)

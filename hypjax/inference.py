@@ -26,6 +26,7 @@ from hypjax.evaluate import embed_function
 from hypjax.geometry import Sphere
 from hypjax.interfaces import Hits
 from hypjax.objectives import create_objective
+from hypjax.remote_runs import reading
 from hypjax.retrieval.embeddings import Embeddings, describe_space
 from hypjax.retrieval.neighbors import search
 from hypjax.weights import restore_best
@@ -44,18 +45,19 @@ class TrainedEmbedder:
         fingerprint: Of all that they depend on; equal ones can be compared.
     """
 
-    def __init__(self, workdir: pathlib.Path, part: Part = "head") -> None:
+    def __init__(self, workdir: str | pathlib.Path, part: Part = "head") -> None:
         """Restores the model.
 
         Args:
-            workdir: The run's folder.
+            workdir: The run's folder, possibly a URL of cloud storage.
             part: The embedding that the loss trained, or the encoder's before it.
 
         Raises:
             UserError: The folder holds no trained model.
         """
-        self._config = config = saved_config(workdir)
-        model, self._params = restore_best(workdir)
+        with reading(workdir) as folder:
+            self._config = config = saved_config(folder)
+            model, self._params = restore_best(folder)
         space = create_objective(config).score_space if part == "head" else Sphere()
         self.space = space
         self._part = part

@@ -14,7 +14,10 @@ _CONFIG = flags.DEFINE_string(
     "--config.FIELD=VALUE sets a field of it.",
 )
 _WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of the run. Default: runs/<config>-<variant>, and a hash of overrides."
+    "workdir",
+    None,
+    "Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>, and a hash "
+    "of overrides.",
 )
 _MODE = flags.DEFINE_enum(
     "mode",
@@ -43,6 +46,7 @@ def main(overrides: list[str]) -> None:
     from hypjax import config_files, reporting
     from hypjax.caches import keep_compiled_programs
     from hypjax.config import default_workdir
+    from hypjax.storage import is_url
 
     if _WORKDIR.value == "":
         raise UserError("--workdir is empty; name a folder, or leave the flag out")
@@ -52,7 +56,9 @@ def main(overrides: list[str]) -> None:
         raise UserError("no configuration named; try --config=configs/glyphs.py")
     config = config_files.load(_CONFIG.value, overrides)
     default = default_workdir(config, unchanged=config_files.read(_CONFIG.value))
-    workdir = pathlib.Path(_WORKDIR.value or default).expanduser()
+    workdir = _WORKDIR.value or default
+    if not is_url(workdir):
+        workdir = pathlib.Path(workdir).expanduser()
     profile = _steps(_PROFILE.value)
     _join()
     keep_compiled_programs()
@@ -60,7 +66,7 @@ def main(overrides: list[str]) -> None:
         from hypjax.evaluate import evaluate, evaluate_pretrained
 
         if config.model.weights and not _WORKDIR.value:
-            if workdir.exists():
+            if pathlib.Path(workdir).exists():
                 reporting.say(f"the run in {workdir} is evaluated with --workdir={workdir}")
             evaluate_pretrained(config)
         else:

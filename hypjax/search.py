@@ -10,7 +10,9 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run that embedded the gallery.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder or URL of the run that embedded the gallery."
+)
 _GALLERY = flags.DEFINE_string("gallery", None, "File that python -m hypjax.embed wrote.")
 _QUERY = flags.DEFINE_string(
     "query", None, "An image; or several, named as by --images of python -m hypjax.embed."
@@ -41,7 +43,7 @@ def main(overrides: list[str]) -> None:
     gallery = Embeddings.load(pathlib.Path(_GALLERY.value).expanduser())
     photos = find_photos(_QUERY.value)
     keep_compiled_programs()
-    embedder = TrainedEmbedder(pathlib.Path(_WORKDIR.value).expanduser(), _EMBEDDING.value)
+    embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
     found = find(embedder, photos, gallery, _K.value)
     if output:
         from hypjax.viz.hits import draw

@@ -32,6 +32,7 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import Evaluator, check_depth
 from hypjax.interfaces import Batch, Outputs
+from hypjax.mirror import Unmirrored, open_mirror
 from hypjax.models import Embedder, compute_dtype, create_embedder
 from hypjax.monitor import Monitor
 from hypjax.objectives import Metrics, Objective, Spec, create_objective
@@ -207,7 +208,7 @@ def train_and_evaluate(
 
     Args:
         config: The run's configuration.
-        workdir: Folder for results, measurements and checkpoints.
+        workdir: Folder for results, measurements and checkpoints; possibly a URL of cloud storage.
         profile: First and last step of which to write a trace; None: no trace.
 
     Returns:
@@ -218,15 +219,16 @@ def train_and_evaluate(
 
     Raises:
         UserError: The configuration cannot be run, the folder is another run's or in use, a loss
-            is not finite, or the last state could not be saved.
+            is not finite, or the last state could not be saved or copied to the cloud.
         Interrupted: An interrupt came, and the state is saved.
     """
     validate(config)
-    run = Workdir(pathlib.Path(workdir), config)
     first_process = distributed.is_first()
+    mirror = open_mirror(workdir) if first_process else Unmirrored(pathlib.Path(workdir))
+    run = Workdir(mirror.folder, config)
     results = distributed.from_first(lambda: run.results)
     if results is not None:
-        print(f"{run.path} holds this run's results already:")
+        print(f"{mirror.place} holds this run's results already:")
         print_results(results, config)
         if profile is not None:
             reporting.warn("nothing is left to be traced")
@@ -245,13 +247,15 @@ def train_and_evaluate(
     # Read before the folder is claimed: a mistake in their name leaves nothing behind.
     begins = distributed.from_first(lambda: not run.has_checkpoint)
     encoder = first_encoder(config, model) if begins else None
-    claim = run.claimed(circumstances) if first_process else contextlib.nullcontext()
-    with claim, contextlib.closing(SharedCheckpoints(run.checkpoints)) as checkpoints:
+    with (
+        run.claimed(circumstances) if first_process else contextlib.nullcontext(),
+        mirror,
+        contextlib.closing(SharedCheckpoints(run.checkpoints)) as checkpoints,
+    ):
         optimizer = optim.create_optimizer(config)
         evaluator = Evaluator(config, objective.score_space, mesh)
         spec = create_spec(config, model, splits)
         state = create_state(config, model, objective, optimizer, spec)
-        state = distributed.arrays_from_first(lambda state=state: state, state)
         state = distributed.arrays_from_first(lambda state=state: state, state)
         state = parallel.place(state, parallel.parted(mesh, state))
         print_model(state, splits, plan)
@@ -301,7 +305,7 @@ def train_and_evaluate(
                 f"finished; make room, and the same command goes on {saved}"
             )
         distributed.from_first(lambda: run.write_results(results))
-    print(f"results.json, metrics.jsonl and the models are in {run.path}")
+    print(f"results.json, metrics.jsonl and the models are in {mirror.place}")
     return results
 
 

@@ -13,6 +13,8 @@ from hypjax.errors import UserError
 from hypjax.models import Embedder, create_embedder
 from hypjax.models.architectures import Encoder, same_architecture
 from hypjax.models.pretrained import convert_timm, load_timm, timm_state_dict
+from hypjax.remote_runs import reading
+from hypjax.storage import is_url
 from hypjax.workdir import Workdir, saved_config
 
 
@@ -73,11 +75,11 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
     weights = config.model.weights
     if not weights:
         raise UserError("config.model.weights is None; name weights, as configs/cub.py does")
-    folder = pathlib.Path(weights).expanduser()
-    if not folder.is_dir():
+    if not is_url(weights) and not pathlib.Path(weights).expanduser().is_dir():
         return load_timm(weights, encoder, config.data.channels)
-    other = saved_config(folder)
-    model, params = restore_best(folder)
+    with reading(weights) as folder:
+        other = saved_config(folder)
+        model, params = restore_best(folder)
     if not same_architecture(model.encoder, encoder):
         raise UserError(f"the encoder of the run in {weights} is of another architecture or size")
     if (other.data.mean, other.data.std) != (config.data.mean, config.data.std):

@@ -1,11 +1,8 @@
 """A run's folder: whose it is, who writes it, and what a finished run found."""
 
 import contextlib
-import fcntl
 import json
-import os
 import pathlib
-import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +10,7 @@ from ml_collections import ConfigDict
 
 from hypjax import provenance, reporting
 from hypjax.checkpoints import Checkpoints
+from hypjax.claims import LOCK, lock_or_refuse
 from hypjax.config import default_config, differences, flatten, identity, validate
 from hypjax.errors import UserError
 
@@ -20,7 +18,6 @@ _CONFIG = "config.json"
 _RESULTS = "results.json"
 _PROVENANCE = "run.json"
 _CHECKPOINTS = "checkpoints"
-_LOCK = ".lock"
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
@@ -123,11 +120,11 @@ class Workdir:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / _LOCK).open("a+b", buffering=0)
+            lock = (self.path / LOCK).open("a+b", buffering=0)
         except OSError as error:
             raise UserError(f"cannot write to {self.path} ({error.strerror})") from error
         with lock:
-            self._lock(lock)
+            lock_or_refuse(lock, self.path)
             self._refuse(self._changes("identity", identity(self._config)))
             self.require(circumstances)
             try:
@@ -135,22 +132,6 @@ class Workdir:
             except OSError as error:
                 raise UserError(f"cannot write to {self.path} ({error.strerror})") from error
             yield
-
-    def _lock(self, lock: Any) -> None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            raise UserError(
-                f"{self.path} is in use by {lock.read().decode() or 'another process'}; "
-                "wait for it to end, or name another folder with --workdir"
-            ) from error
-        except OSError:
-            reporting.warn(f"{self.path} cannot be locked; let no other process write to it")
-            return
-        with contextlib.suppress(OSError):  # Only a message needs it.
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def _write_beginning(self, circumstances: Mapping[str, str]) -> None:
         config = {

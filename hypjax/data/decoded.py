@@ -17,8 +17,8 @@ import numpy as np
 import tqdm
 from jaxtyping import Int, UInt8
 
+from hypjax.claims import claimed
 from hypjax.cores import usable_cores
-from hypjax.data.claims import claimed
 from hypjax.errors import UserError
 
 _AHEAD = 4 * usable_cores()  # Images decoded before they are written.

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow_datasets as tfds
 
 from hypjax import reporting
+from hypjax.claims import claimed
 from hypjax.config import nearest
 from hypjax.data import cloud
 from hypjax.data.builders import BUILDERS, Benchmark
 from hypjax.data.checking import CheckedImages, large_images
-from hypjax.data.claims import claimed
 from hypjax.data.layouts import LAYOUTS, Count, Listed
 from hypjax.data.records import (
     RecordBuilder,
@@ -27,6 +27,7 @@ from hypjax.data.records import (
     read_index,
 )
 from hypjax.errors import UserError
+from hypjax.storage import is_url
 
 _NOTHING = Count(0, 0)
 
@@ -56,7 +57,7 @@ def prepare(
             should be, images cannot be read, or the folder cannot be written.
     """
     root = _root(name, data_dir)
-    if cloud.is_url(root):
+    if is_url(root):
         raise UserError(
             f"{root} is no folder of this machine; prepare {name} in one (--data_dir=FOLDER), and "
             "copy it there"
@@ -88,7 +89,7 @@ def open_builder(name: str, data_dir: str | None) -> RecordBuilder:
         UserError: There is no such dataset, or it is not prepared or damaged.
     """
     root = _root(name, data_dir)
-    if cloud.is_url(root):
+    if is_url(root):
         root = str(cloud.local_copy(root, name, str(BUILDERS[name].VERSION)))
     builder = _open(name, root)
     if is_prepared(builder):
@@ -148,7 +149,7 @@ def _root(name: str, data_dir: str | None) -> str:
     if name not in BUILDERS:
         raise UserError(f"no dataset is named {name!r}{nearest(name, BUILDERS)}")
     root = os.fspath(data_dir or tfds.core.constants.DATA_DIR)
-    return root if cloud.is_url(root) else os.path.abspath(os.path.expanduser(root))
+    return root if is_url(root) else os.path.abspath(os.path.expanduser(root))
 
 
 def _open(name: str, root: str) -> RecordBuilder:
