@@ -246,15 +246,16 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         UserError: The folder holds no checkpoint, or one of another run, or the images have
             changed, so that others may be among the test classes than were.
     """
-    splits = open_splits(config)
-    check_depth(config, splits)
-    distributed.require_same({"images": splits.fingerprint})
-    states, trained = {}, config
+    states, run, trained = {}, None, config
     if distributed.is_first():
         with reading(workdir) as folder:
             _, states = restore_models(config, folder)
-            Workdir(folder, config, compared=()).require({"images": splits.fingerprint})
-            trained = saved_config(folder)
+            run, trained = Workdir(folder, config, compared=()), saved_config(folder)
+    splits = open_splits(config)
+    check_depth(config, splits)
+    distributed.require_same({"images": splits.fingerprint})
+    if run is not None:
+        run.require({"images": splits.fingerprint})
     states = from_first(config, states)
     evaluator = Evaluator(config, create_objective(config).score_space)
     results = {
