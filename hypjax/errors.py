@@ -13,6 +13,10 @@ class UserError(Exception):
     """A mistake the user can mend; the message says what is wrong, where, and what to do."""
 
 
+class StalledError(UserError):
+    """Something that was waited for did not come in time."""
+
+
 class Interrupted(KeyboardInterrupt):
     """An interrupt from the keyboard that was prepared for; the message says what is saved."""
 

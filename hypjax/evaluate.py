@@ -113,6 +113,7 @@ def embed_dataset(
         channels=config.data.channels,
         batch_size=config.run.eval_batch_size,
         workers=config.run.workers,
+        timeout=config.run.input_timeout,
     )
     with contextlib.closing(batches):
         embedded = [embed(images) for images in batches]

@@ -218,6 +218,7 @@ def train_and_evaluate(
             side=config.data.image_size,
             channels=config.data.channels,
             workers=config.run.workers,
+            timeout=config.run.input_timeout,
         )
         monitor = Monitor(config, run.path, first, checkpoints, splits.train.name, trace)
         validation = splits.validation and functools.partial(

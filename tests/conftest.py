@@ -49,11 +49,14 @@ def repository() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory) -> pathlib.Path:
-    """A data folder in which glyphs is prepared."""
+    """A data folder in which glyphs is prepared, once for all of pytest's processes."""
+    from hypjax.data.claims import claimed
     from hypjax.data.glyphs import Glyphs
 
-    directory = tmp_path_factory.mktemp("datasets")
-    Glyphs(data_dir=directory).download_and_prepare()
+    root = tmp_path_factory.getbasetemp()
+    directory = (root.parent if _IS_XDIST_WORKER else root) / "datasets"
+    with claimed(directory, "preparing glyphs"):
+        Glyphs(data_dir=directory).download_and_prepare()
     return directory
 
 
