@@ -16,6 +16,8 @@ from hypjax import train
 from tests import photos
 
 KILLS = int(os.environ.get("HYPJAX_TEST_KILLS", "10"))
+# Without a schedule one compiled step serves runs of all lengths.
+FLAT = ["optim.schedule=constant", "eval.every=0"]
 STEADY = ["train.total_steps=16", "run.checkpoint_every=1", "optim.learning_rate=1e-3"]
 
 
@@ -77,7 +79,7 @@ def wait_for_steps(process, run: pathlib.Path) -> None:
 
 
 def test_an_interrupt_saves_first_and_says_how_to_go_on(photos_folder, tmp_path):
-    long = ["train.total_steps=3000", "run.checkpoint_every=3000", "eval.every=0"]
+    long = [*FLAT, "train.total_steps=3000", "run.checkpoint_every=3000"]
     process = photos.start(photos_folder, tmp_path, *long)
     wait_for_steps(process, tmp_path)
     process.send_signal(signal.SIGINT)
@@ -93,7 +95,7 @@ def test_an_interrupt_saves_first_and_says_how_to_go_on(photos_folder, tmp_path)
 
 def test_photos_that_stall_end_the_run_which_goes_on_later(photos_folder, tmp_path):
     """As where a file system is gone: to open a pipe that nobody writes to never ends."""
-    steps = ["train.total_steps=400", "run.checkpoint_every=400", "eval.every=0"]
+    steps = [*FLAT, "train.total_steps=400", "run.checkpoint_every=400"]
     folder, run = tmp_path / "photos", tmp_path / "run"
     shutil.copytree(photos_folder, folder)
     process = photos.start(folder, run, *steps, "run.input_timeout=2")
@@ -126,8 +128,8 @@ def ends(group: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_reach_the_run_and_not_its_workers(photos_folder, tmp_path, number):
     """A terminal sends an interrupt to all processes of a command; no other one is left over."""
-    long = ["train.total_steps=30000", "run.checkpoint_every=30000", "run.workers=1"]
-    process = photos.start(photos_folder, tmp_path, *long, "eval.every=0", start_new_session=True)
+    long = [*FLAT, "train.total_steps=30000", "run.checkpoint_every=30000", "run.workers=1"]
+    process = photos.start(photos_folder, tmp_path, *long, start_new_session=True)
     wait_for_steps(process, tmp_path)
     os.killpg(process.pid, number)
     _, printed = process.communicate(timeout=60)
