@@ -19,4 +19,5 @@ def keep_compiled_programs() -> None:
 
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        # Also the quick ones: a start compiles a hundred of them, which takes seconds.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

@@ -1,15 +1,17 @@
 """What every command shares: flags in, one call, mistakes answered in one sentence."""
 
+import contextlib
 import os
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from hypjax import errors, interrupts, peers
+from hypjax import ending, errors, interrupts, peers
 
 _OVERRIDE = "--config."
 
@@ -25,8 +27,13 @@ def run(main: Callable[..., None], choices: Sequence[str] = ()) -> None:
     warnings.showwarning = _show_warning
     for number in interrupts.ENDING:
         signal.signal(number, _end)
-    with peers.ending_together(), errors.reported():
-        app.run(lambda parsed: main(*parsed), flags_parser=lambda argv: _parse(argv, choices))
+    try:
+        with peers.ending_together(), errors.reported():
+            app.run(lambda parsed: main(*parsed), flags_parser=lambda argv: _parse(argv, choices))
+    except BaseException as error:  # Also the ordinary end, which absl makes an exception.
+        if not ending.is_expected():
+            _leave(error)
+        raise
 
 
 def require(*names: str) -> None:
@@ -44,6 +51,15 @@ def refuse_overrides(overrides: list[str]) -> None:
         )
 
 
+def _leave(error: BaseException) -> NoReturn:
+    """Ends the program as Python would after an exception, but waits for no thread or worker."""
+    if not isinstance(error, SystemExit):
+        traceback.print_exc()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    ending.at_once((error.code or 0) if isinstance(error, SystemExit) else 1)
+
+
 def _end(signum: int, frame: object) -> None:
     """Ends the program at once; training holds interrupts back until its state is saved.
 
@@ -51,7 +67,7 @@ def _end(signum: int, frame: object) -> None:
     """
     del frame
     os.write(2, b"\ninterrupted; the same command goes on from what was saved, if anything\n")
-    interrupts.end_now(interrupts.ENDING[signum])
+    ending.at_once(interrupts.ENDING[signum])
 
 
 def _show_warning(message: Warning | str, *args: object, **kwargs: object) -> None:

@@ -102,6 +102,7 @@ def default_config() -> ConfigDict:
     config.run = run = ConfigDict()
     run.data_dir = placeholder(str)  # None: TFDS's default, ~/tensorflow_datasets.
     run.workers = 0  # Processes that decode; 0: threads.
+    run.input_timeout = 600.0  # Seconds that a step waits for a piece of its input.
     run.cache = "none"  # or host: all images decoded once, in a memory-mapped file
     run.cache_dir = placeholder(str)  # in this folder. None: ~/.cache/hypjax/decoded.
     # Copies of the parameters, and parts that each is cut into; images are shared out over all.
@@ -242,6 +243,7 @@ _RULES = {
     ),
     "eval.every": _at_least(0),
     "run.workers": _at_least(0),
+    "run.input_timeout": _POSITIVE,
     "run.cache": _one_of("none", "host"),
     "run.mesh": Rule(
         lambda value: len(value) == 2 and (value[0] == -1 or value[0] >= 1) and value[1] >= 1,

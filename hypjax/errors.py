@@ -26,6 +26,10 @@ class TryAgainError(UserError):
     status = TRY_AGAIN
 
 
+class StalledError(UserError):
+    """Something that was waited for did not come in time."""
+
+
 class Interrupted(KeyboardInterrupt):
     """An interrupt that was prepared for; the message says what is saved.
 

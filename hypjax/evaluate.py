@@ -130,6 +130,7 @@ def embed_dataset(
         batch_size=size,
         workers=config.run.workers,
         rows=parallel.own_rows(mesh, size),
+        timeout=config.run.input_timeout,
     )
     with contextlib.closing(batches):
         embedded = [parallel.whole(embed(parallel.share_out(mesh, images))) for images in batches]

@@ -92,6 +92,7 @@ class TrainedEmbedder:
             channels=self._config.data.channels,
             batch_size=size,
             workers=self._config.run.workers,
+            timeout=self._config.run.input_timeout,
         )
         with contextlib.closing(batches), memory.explained("run.eval_batch_size"):
             for first, batch in zip(range(0, len(dataset), size), batches, strict=True):

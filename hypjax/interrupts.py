@@ -1,8 +1,6 @@
 """Signals to end, from the keyboard or from a scheduler, that wait for a good moment."""
 
 import contextlib
-import multiprocessing
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -65,10 +63,3 @@ def deferred(message: str) -> Iterator[Interrupt]:
         yield interrupt
     finally:
         restore()
-
-
-def end_now(status: int) -> None:
-    """Ends this process and its workers, whatever they do, without waiting for anything."""
-    for worker in multiprocessing.active_children():
-        worker.kill()
-    os._exit(status)

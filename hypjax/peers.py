@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hypjax import interrupts, reporting
+from hypjax import ending, reporting
 from hypjax.errors import INTERRUPTED, TRY_AGAIN
 
 _CONNECTING = 10  # Seconds.
@@ -85,7 +85,7 @@ def ending_together() -> Iterator[None]:
 def _fail(status: int) -> None:
     """Ends at once: an orderly end would wait for the others."""
     _tell(f"{_FAILED} {status}")
-    interrupts.end_now(status)
+    ending.at_once(status)
 
 
 def _tell(message: str) -> None:
@@ -169,4 +169,4 @@ def _end(process: int, processes: int, status: int | None) -> None:
         file=sys.stderr,
         flush=True,
     )
-    interrupts.end_now(code)
+    ending.at_once(code)

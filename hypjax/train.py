@@ -280,6 +280,7 @@ def train_and_evaluate(
             channels=config.data.channels,
             workers=config.run.workers,
             rows=parallel.own_rows(mesh, slices.rows),
+            timeout=config.run.input_timeout,
         )
         monitor = Monitor(config, run.path, first, checkpoints, splits.train.name, trace)
         validation = splits.validation and functools.partial(

@@ -1,11 +1,37 @@
 """Fixtures that several test files share."""
 
+import os
 import pathlib
+import shutil
+import tempfile
 
 import jax
 import numpy as np
 import pytest
 from PIL import Image
+
+_PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
+_IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+
+def pytest_configure(config):
+    """Compiles each program once for all tests and the commands they run, since that takes long.
+
+    The folder serves one run of pytest, whose other processes learn of it from the environment.
+    """
+    del config
+    if not _IS_XDIST_WORKER:
+        os.environ[_PROGRAMS] = tempfile.mkdtemp(prefix="programs-")
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        jax.config.update("jax_compilation_cache_dir", os.environ[_PROGRAMS])
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def pytest_unconfigure(config):
+    """Removes the programs."""
+    del config
+    if not _IS_XDIST_WORKER:
+        shutil.rmtree(os.environ[_PROGRAMS], ignore_errors=True)
 
 
 @pytest.fixture
@@ -23,11 +49,14 @@ def repository() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory) -> pathlib.Path:
-    """A data folder in which glyphs is prepared."""
+    """A data folder in which glyphs is prepared, once for all of pytest's processes."""
+    from hypjax.claims import claimed
     from hypjax.data.glyphs import Glyphs
 
-    directory = tmp_path_factory.mktemp("datasets")
-    Glyphs(data_dir=directory).download_and_prepare()
+    root = tmp_path_factory.getbasetemp()
+    directory = (root.parent if _IS_XDIST_WORKER else root) / "datasets"
+    with claimed(directory, "preparing glyphs"):
+        Glyphs(data_dir=directory).download_and_prepare()
     return directory
 
 

@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 
@@ -27,18 +26,6 @@ WRITERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    """Keeps compiled programs: the benchmarks' differ little, and compiling is what takes time."""
-    names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
-    before = [getattr(jax.config, name) for name in names]
-    for name, value in zip(names, (str(tmp_path_factory.mktemp("programs")), 0.1), strict=True):
-        jax.config.update(name, value)
-    yield
-    for name, value in zip(names, before, strict=True):
-        jax.config.update(name, value)
-
-
 def load(repository, folder, name, *overrides):
     fields = [
         *SMALL,
@@ -60,7 +47,7 @@ def prepared(tmp_path, config_name, write=None, **options):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_benchmark_is_prepared_and_trained_on(tmp_path, repository, capsys, programs, name):
+def test_a_benchmark_is_prepared_and_trained_on(tmp_path, repository, capsys, name):
     written = prepared(tmp_path, name)
     config = load(repository, tmp_path, name)
     splits = open_splits(config)

@@ -3,24 +3,27 @@
 import dataclasses
 import functools
 import io
+import multiprocessing
 import os
 import pickle
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
+from hypjax import ending
 from hypjax.data import device, pixels
 from hypjax.data.dataset import Dataset, fill_cache
 from hypjax.data.decoded import DecodedImages
 from hypjax.data.pipeline import evaluation_batches, training_batches
 from hypjax.data.plans import EpochClassPlans, RandomCrop
-from hypjax.errors import UserError
+from hypjax.errors import StalledError, UserError
 
 
 def encoded(array):
@@ -107,6 +110,37 @@ def test_a_worker_that_dies_tells_what_it_was_about(workers, size, seed):
     )
     with pytest.raises(UserError, match=message):
         list(batches)
+
+
+class Stalling(list):
+    """Records of which one does not come before the test has ended."""
+
+    ended = threading.Event()
+
+    def __getitem__(self, i):
+        if i == 17:
+            self.ended.wait(timeout=60)
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize(("workers", "timeout"), [(0, 0.3), (1, 3)])
+def test_a_read_that_stalls_is_named(workers, timeout, monkeypatch):
+    monkeypatch.setattr(ending, "_endless", threading.Event())
+    monkeypatch.setattr(Stalling, "ended", threading.Event())
+    dataset = random_dataset()
+    crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
+    plans = (EpochClassPlans(dataset.labels, dataset.sizes, 6, crop, i, 2) for i in range(100))
+    plan = next(plan for plan in plans if 17 in plan(0).ids)
+    images = ", ".join(f"record {i}" for i in plan(0).ids)
+    message = f"waited {timeout} seconds in vain for step 1, images {images};"
+    stalling = dataclasses.replace(dataset, records=Stalling(dataset.records))
+    one = dict(side=16, channels=3, workers=workers, timeout=timeout)
+    try:
+        with pytest.raises(StalledError, match=message):
+            list(training_batches(stalling, plan, first_step=0, last_step=9, **one))
+    finally:
+        Stalling.ended.set()
+    assert not ending.is_expected() and not multiprocessing.active_children()
 
 
 def test_broken_images_are_named_by_workers_and_threads():

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import random
+import shutil
 import signal
 import time
 
@@ -11,9 +12,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from hypjax import train
 from tests import photos
 
 KILLS = int(os.environ.get("HYPJAX_TEST_KILLS", "10"))
+# Without a schedule one compiled step serves runs of all lengths.
+FLAT = ["optim.schedule=constant", "eval.every=0"]
 STEADY = ["train.total_steps=16", "run.checkpoint_every=1", "optim.learning_rate=1e-3"]
 
 
@@ -67,12 +71,17 @@ def test_a_run_killed_again_and_again_ends_as_an_undisturbed_one(photos_folder, 
         assert_same_run(run, whole)
 
 
-def test_an_interrupt_saves_first_and_says_how_to_go_on(photos_folder, tmp_path):
-    long = ["train.total_steps=3000", "run.checkpoint_every=3000", "eval.every=0"]
-    process = photos.start(photos_folder, tmp_path, *long)
-    metrics = tmp_path / "metrics.jsonl"
+def wait_for_steps(process, run: pathlib.Path) -> None:
+    """Waits until a process has done some steps."""
+    metrics = run / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and "loss" in metrics.read_text()):
         time.sleep(0.01)
+
+
+def test_an_interrupt_saves_first_and_says_how_to_go_on(photos_folder, tmp_path):
+    long = [*FLAT, "train.total_steps=3000", "run.checkpoint_every=3000"]
+    process = photos.start(photos_folder, tmp_path, *long)
+    wait_for_steps(process, tmp_path)
     process.send_signal(signal.SIGINT)
     _, printed = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -82,6 +91,27 @@ def test_an_interrupt_saves_first_and_says_how_to_go_on(photos_folder, tmp_path)
     assert printed.splitlines()[-1] == (
         f"interrupted; step {saved} is saved, and the same command goes on from there"
     )
+
+
+def test_photos_that_stall_end_the_run_which_goes_on_later(photos_folder, tmp_path):
+    """As where a file system is gone: to open a pipe that nobody writes to never ends."""
+    steps = [*FLAT, "train.total_steps=400", "run.checkpoint_every=400"]
+    folder, run = tmp_path / "photos", tmp_path / "run"
+    shutil.copytree(photos_folder, folder)
+    process = photos.start(folder, run, *steps, "run.input_timeout=2")
+    wait_for_steps(process, run)
+    for photo in folder.glob("*/*"):
+        os.mkfifo(photo.with_suffix(".pipe"))
+        photo.with_suffix(".pipe").replace(photo)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "error: waited 2 seconds in vain for step " in printed.splitlines()[-1]
+    (saved,) = (int(path.name) for path in (run / "checkpoints").iterdir())
+    assert 0 < saved < 400
+    shutil.rmtree(folder)
+    shutil.copytree(photos_folder, folder)
+    train.train_and_evaluate(photos.load(folder, *steps), run)
+    assert (run / "results.json").exists()
 
 
 def ends(group: int) -> bool:
@@ -98,11 +128,9 @@ def ends(group: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_reach_the_run_and_not_its_workers(photos_folder, tmp_path, number):
     """A terminal sends an interrupt to all processes of a command; no other one is left over."""
-    long = ["train.total_steps=30000", "run.checkpoint_every=30000", "run.workers=1"]
-    process = photos.start(photos_folder, tmp_path, *long, "eval.every=0", start_new_session=True)
-    metrics = tmp_path / "metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and "loss" in metrics.read_text()):
-        time.sleep(0.01)
+    long = [*FLAT, "train.total_steps=30000", "run.checkpoint_every=30000", "run.workers=1"]
+    process = photos.start(photos_folder, tmp_path, *long, start_new_session=True)
+    wait_for_steps(process, tmp_path)
     os.killpg(process.pid, number)
     _, printed = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import multiprocessing
 import os
 import re
 import signal
@@ -22,18 +23,23 @@ import numpy as np
 from absl import flags
 from jaxtyping import UInt8
 
-from hypjax import interrupts
+from hypjax import ending, interrupts
 from hypjax.cores import usable_cores
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
+from hypjax.data.deliveries import Deliveries, Overdue, Watched
 from hypjax.data.plans import Plan
-from hypjax.errors import UserError
+from hypjax.errors import StalledError, UserError
 from hypjax.interfaces import Batch
 
 _PIECE = 32  # Images.
 _AHEAD = 256  # Images that threads, or each process, prepare before they are asked for.
 _NAMED = 6  # Most images that a message names.
 _GLANCE = 2  # Seconds between looks whether the parent lives.
+_BLINK = 0.2  # Seconds between looks whether workers have ended.
+_TIMEOUT = 600.0  # Seconds to wait for a piece, where nothing else is said.
+_PATIENCE = 30  # Seconds to wait for worker processes to end; Grain kills them after 25.
+_PATIENCE_WITH_THREADS = 2  # The same for threads; Python waits for them at its end.
 _MOST_THREADS = 8  # The interpreter's lock leaves no work for more.
 
 
@@ -139,6 +145,7 @@ def training_batches(
     channels: int,
     workers: int,
     rows: range | None = None,
+    timeout: float = _TIMEOUT,
 ) -> Generator[Batch, None, None]:
     """Yields the batches of steps [first_step, last_step), prepared ahead of their use.
 
@@ -154,9 +161,11 @@ def training_batches(
         channels: 1 for greyscale, 3 for RGB.
         workers: Processes that decode; 0 uses threads of this one.
         rows: Which images of each batch to deliver, black ones after its last; None: all.
+        timeout: Most seconds to wait for a piece of a batch.
 
     Raises:
         UserError: An image cannot be read, or a worker process died; the message tells its images.
+        StalledError: A piece of a batch did not come in time.
     """
     plan = _KeptPlans(plan)
     steps = range(first_step, last_step)
@@ -164,7 +173,7 @@ def training_batches(
         return
     rows = range(len(plan(first_step).ids)) if rows is None else rows
     views = _PlannedViews(dataset, plan, rows, side, channels)
-    batches = _iterate(views, steps, len(rows), workers)
+    batches = _iterate(views, steps, len(rows), workers, timeout)
     with contextlib.closing(batches):
         for step, (images, _) in zip(steps, batches, strict=True):
             ids, labels, _, flips = plan(step)
@@ -182,6 +191,7 @@ def evaluation_batches(
     batch_size: int,
     workers: int,
     rows: range | None = None,
+    timeout: float = _TIMEOUT,
 ) -> Generator[UInt8[np.ndarray, "rows side side channels"], None, None]:
     """Yields the test views of all images in order, the last batch filled up with black ones.
 
@@ -195,13 +205,16 @@ def evaluation_batches(
         batch_size: The same for all batches, so that one compilation serves.
         workers: Processes that decode; 0 uses threads of this one.
         rows: Which images of each batch to deliver; None: all.
+        timeout: Most seconds to wait for a piece of a batch.
 
     Raises:
         UserError: An image cannot be read, or a worker process died; the message tells its images.
+        StalledError: A piece of a batch did not come in time.
     """
     rows = range(batch_size) if rows is None else rows
     views = _CentralViews(dataset, rows, shorter_side, side, channels, batch_size)
-    batches = _iterate(views, range(-(-len(dataset) // batch_size)), len(rows), workers)
+    numbers = range(-(-len(dataset) // batch_size))
+    batches = _iterate(views, numbers, len(rows), workers, timeout)
     with contextlib.closing(batches):
         for images, _ in batches:
             yield images
@@ -215,29 +228,36 @@ def readable_batches(
     channels: int,
     batch_size: int,
     workers: int,
+    timeout: float = _TIMEOUT,
 ) -> Generator[ReadableBatch, None, None]:
     """Yields what `evaluation_batches` does, beside the images that could not be read."""
     rows = range(batch_size)
     views = _CentralViews(dataset, rows, shorter_side, side, channels, batch_size, tolerant=True)
-    return _iterate(views, range(-(-len(dataset) // batch_size)), batch_size, workers)
+    numbers = range(-(-len(dataset) // batch_size))
+    return _iterate(views, numbers, batch_size, workers, timeout)
 
 
 def _iterate(
-    views: _PlannedViews | _CentralViews, batches: range, size: int, workers: int
+    views: _PlannedViews | _CentralViews, batches: range, size: int, workers: int, timeout: float
 ) -> Generator[ReadableBatch, None, None]:
     """Yields batches of the given size, whose pieces workers prepare."""
     pieces = [range(i, min(i + _PIECE, size)) for i in range(0, size, _PIECE)]
     log = _WorkLog(workers)
-    iterator = iter(_prepared(views, batches, pieces, workers, log))
+    work = Watched(functools.partial(_make, views, batches, pieces))
+    others = multiprocessing.active_children()
+    deliveries = Deliveries(_prepared(work, len(batches) * len(pieces), workers, log), timeout)
+    stalled = False
     try:
         for number in range(len(batches)):
             images, broken = None, {}
             for i, piece in enumerate(pieces, start=number * len(pieces)):
                 try:
-                    delivered = next(iterator)
-                except RuntimeError as error:
+                    delivered = deliveries.next()
+                except (RuntimeError, Overdue) as error:
                     at, part = divmod(log.latest(of=i), len(pieces))
-                    raise _explained(error, views, batches[at], pieces[part]) from error
+                    names = views.names(batches[at], pieces[part])
+                    stalled = isinstance(error, Overdue)
+                    raise _explained(error, names, timeout) from error
                 if images is None:
                     images = np.empty((size, *delivered.images.shape[1:]), np.uint8)
                 images[piece.start : piece.stop] = delivered.images
@@ -245,10 +265,13 @@ def _iterate(
                 del delivered  # Its shared memory can go.
             yield ReadableBatch(images, broken)
     finally:
-        iterator.close()
+        patience = _PATIENCE if workers else 0 if stalled else _PATIENCE_WITH_THREADS
+        ended = _close(deliveries, patience, others if stalled else None)
+        if stalled or not ended or not work.has_ended(patience):
+            ending.expect_none()
         log.close()
         if workers:
-            del iterator
+            del deliveries
             gc.collect()  # Frees what is left in shared memory, while its owners are there.
 
 
@@ -286,21 +309,20 @@ class _WorkLog:
             cls._slots[0] = piece
 
 
+def _make(
+    views: _PlannedViews | _CentralViews, batches: range, pieces: list[range], i: int
+) -> ReadableBatch:
+    """Makes a piece, of which `i` counts those of all batches."""
+    _WorkLog.note(int(i))
+    batch, piece = divmod(int(i), len(pieces))
+    return views(batches[batch], pieces[piece])
+
+
 def _prepared(
-    views: _PlannedViews | _CentralViews,
-    batches: range,
-    pieces: list[range],
-    workers: int,
-    log: _WorkLog,
+    make: Callable[[int], ReadableBatch], count: int, workers: int, log: _WorkLog
 ) -> grain.IterDataset:
-    """The pieces of all batches, in order."""
-
-    def make(i: int) -> ReadableBatch:
-        _WorkLog.note(int(i))
-        batch, piece = divmod(int(i), len(pieces))
-        return views(batches[batch], pieces[piece])
-
-    dataset = grain.MapDataset.range(len(batches) * len(pieces)).map(make)
+    """What is made of the numbers from 0 up to a count, in order."""
+    dataset = grain.MapDataset.range(count).map(make)
     ahead = _AHEAD // _PIECE
     if not workers:
         threads = min(_MOST_THREADS, usable_cores())
@@ -314,16 +336,37 @@ def _prepared(
     return one.mp_prefetch(options, worker_init_fn=start)
 
 
-def _explained(
-    error: RuntimeError, views: _PlannedViews | _CentralViews, batch: int, piece: range
-) -> Exception:
-    """Tells what a worker process that died was about; other errors stay as they are."""
+def _close(
+    deliveries: Deliveries[ReadableBatch],
+    patience: float,
+    others: list[multiprocessing.Process] | None,
+) -> bool:
+    """Closes an iterator, and tells whether it was within so many seconds.
+
+    Kills meanwhile, if other children are named, those that are not among them: Grain would wait
+    for a worker that is stuck, and starts workers one after the other.
+    """
+    deadline = time.monotonic() + patience
+    while not (ended := deliveries.close(min(patience, _BLINK))) and time.monotonic() < deadline:
+        if others is not None:
+            for child in set(multiprocessing.active_children()) - set(others):
+                child.kill()
+    return ended
+
+
+def _explained(error: RuntimeError | Overdue, names: str, timeout: float) -> Exception:
+    """Tells what was awaited in vain, or a worker that died was about; others stay as they are."""
+    if isinstance(error, Overdue):
+        return StalledError(
+            f"waited {timeout:g} seconds in vain for {names}; see whether their storage can be "
+            "reached, or wait longer with --config.run.input_timeout"
+        )
     exit_code = re.search(r"exit code (-?\d+)", str(error))
     if exit_code is None:
         return error
     return UserError(
         f"a worker process died (exit code {exit_code.group(1)}) while it prepared "
-        f"{views.names(batch, piece)}; if memory ran out, lower --config.run.workers"
+        f"{names}; if memory ran out, lower --config.run.workers"
     )
 
 
