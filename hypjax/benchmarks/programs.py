@@ -73,10 +73,18 @@ def step_memory(target: str | None, devices: int, quick: bool) -> list[dict[str,
     for batch, side, microbatch, remat in STEPS[1:2] if quick else STEPS:
         config = _config(batch, side, microbatch, remat, quick)
         reporting.say(f"batch {batch}, {side} pixels, microbatch {microbatch or 'none'}")
-        program = compiled_step(config, mesh)
         case = {"batch": batch, "image_size": side, "microbatch": microbatch, "remat": remat}
-        facts = program._asdict() | {"rounded": len(program.rounded)}
-        rows.append({**case, "devices": mesh.size, **facts})
+        case["devices"] = mesh.size
+        try:
+            program = compiled_step(config, mesh)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            used = re.search(r"Used (\S+) of (\S+) hbm", str(error))
+            case["does_not_fit"] = f"{used[1]}B of {used[2]}B" if used else ""
+        else:
+            case |= program._asdict() | {"rounded": len(program.rounded)}
+        rows.append(case)
     return rows
 
 
@@ -102,10 +110,16 @@ def memory_table(rows: Sequence[dict[str, Any]]) -> str:
         cells = [
             *(str(row["batch"]), f"{row['image_size']} pixels", str(row["microbatch"] or "–")),
             *("yes" if row["remat"] else "–", str(row["devices"])),
-            *(f"{row[kind] / 1e9:.2f} GB" for kind in ("temporary", "arguments")),
+            *(_size(row, kind) for kind in ("temporary", "arguments")),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _size(row: dict[str, Any], kind: str) -> str:
+    if kind in row:
+        return f"{row[kind] / 1e9:.2f} GB"
+    return f"does not fit: {row['does_not_fit']}" if kind == "temporary" else "–"
 
 
 def devices_of(target: str | None) -> Sequence[jax.Device]:
