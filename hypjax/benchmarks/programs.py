@@ -158,7 +158,7 @@ def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
     state = _lying(state, parallel.parted(mesh, state))
     step = train.make_train_step(config, model, objective, optimizer, mesh)
     step = train.compiled_once(step, mesh, state)
-    return _program(step.lower(state, _batch(config, mesh)))
+    return described(step.lower(state, _batch(config, mesh)))
 
 
 def _batch(config: ConfigDict, mesh: Mesh) -> Batch:
@@ -185,7 +185,7 @@ def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
     example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), example)["params"]
     params = _lying(params, jax.tree.map(lambda _: parallel.everywhere(mesh), params))
-    return _program(jax.jit(parallel.over_images(embed, mesh)).lower(params, images))
+    return described(jax.jit(parallel.over_images(embed, mesh)).lower(params, images))
 
 
 def _lying(shapes: Any, where: Any) -> Any:
@@ -194,7 +194,8 @@ def _lying(shapes: Any, where: Any) -> Any:
     )
 
 
-def _program(lowered: jax.stages.Lowered) -> Program:
+def described(lowered: jax.stages.Lowered) -> Program:
+    """Compiles a program and reads what it says of itself."""
     compiled = lowered.compile()
     text, memory = compiled.as_text(), compiled.memory_analysis()
     types = {found["name"]: found["type"] for found in _INSTRUCTION.finditer(text)}

@@ -1,0 +1,68 @@
+"""Programs compiled for a slice of eight TPUs, which need not be there."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import Mesh
+
+from hypjax import parallel
+from hypjax.benchmarks import programs
+from hypjax.config import default_config
+from hypjax.retrieval import ranks
+
+pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu")
+
+
+@pytest.fixture(scope="module")
+def slice_of_eight():
+    return programs.devices_of("v5e:2x4")
+
+
+@pytest.fixture(scope="module")
+def config():
+    """A small relative of the recipe for SOP: bfloat16, 2 images of each class."""
+    config = default_config()
+    with config.unlocked():
+        sizes = {"patch_size": 16, "width": 64, "depth": 1, "num_heads": 2, "architecture": "vit"}
+        config.model.update(sizes | {"precision": "bfloat16"})
+        config.train.batch_size, config.train.samples_per_class = 60, 2
+        config.run.eval_batch_size = 60
+    return config
+
+
+def test_a_step_exchanges_embeddings_and_gradients_once_and_rounds_nothing(slice_of_eight, config):
+    """60 images are filled up to 64; what is outside the encoder is float32 throughout."""
+    mesh = parallel.create_mesh((-1, 1), slice_of_eight)
+    program = programs.compiled_step(config, mesh)
+    assert program.collectives.keys() == {"all-gather", "all-reduce"}
+    assert program.collectives["all-gather"] == 1
+    assert program.rounded == []
+    assert "f32 × f32" not in program.products and program.products["bf16 × bf16"] >= 12
+    with config.unlocked():
+        config.run.microbatch = 20
+    assert programs.compiled_step(config, mesh).temporary < 0.6 * program.temporary
+
+
+def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
+    program = programs.compiled_embedding(config, parallel.create_mesh((-1, 1), slice_of_eight))
+    assert program.collectives == {"all-gather": 1}
+    assert program.rounded == []
+
+
+def test_ranks_of_60502_queries_compile_and_round_nothing(slice_of_eight):
+    """Stanford Online Products' test half, on all devices."""
+    mesh = Mesh(slice_of_eight, ranks._AXIS)
+    size, tiles = 30 * 2048, 64
+    number = jax.ShapeDtypeStruct((size,), jnp.int32)
+    score = jax.ShapeDtypeStruct((size,), jnp.float32)
+    vector = jax.ShapeDtypeStruct((size, 129), jnp.float32)
+    points = ranks._Points(vector, vector, score, number, number)
+    share = jax.ShapeDtypeStruct((8, tiles), jnp.int32)
+    dealt = ranks._Tiles(share, share, jax.ShapeDtypeStruct((8,), jnp.int32))
+    nearest = ranks._Nearest(score, number)
+    found = ranks._nearest_matches(mesh, True).lower(points, points, dealt)
+    counted = ranks._ranks(mesh, True).lower(points, points, nearest, dealt, dealt)
+    for lowered in (found, counted):
+        program = programs.described(lowered)
+        assert program.rounded == []
+        assert program.temporary < 2**30
