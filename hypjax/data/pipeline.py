@@ -267,7 +267,7 @@ def _iterate(
     finally:
         patience = _PATIENCE if workers else 0 if stalled else _PATIENCE_WITH_THREADS
         ended = _close(deliveries, patience, others if stalled else None)
-        if stalled or not ended or not work.has_ended(patience):
+        if not ended or not work.has_ended(patience):
             ending.expect_none()
         log.close()
         if workers:
@@ -347,11 +347,14 @@ def _close(
     for a worker that is stuck, and starts workers one after the other.
     """
     deadline = time.monotonic() + patience
-    while not (ended := deliveries.close(min(patience, _BLINK))) and time.monotonic() < deadline:
+    while True:
+        ended = deliveries.close(min(patience, _BLINK))
         if others is not None:
             for child in set(multiprocessing.active_children()) - set(others):
                 child.kill()
-    return ended
+                ended = False
+        if ended or time.monotonic() >= deadline:
+            return ended
 
 
 def _explained(error: RuntimeError | Overdue, names: str, timeout: float) -> Exception:
