@@ -31,12 +31,14 @@ def create_mesh(
     Args:
         shape: Copies of the parameters, and parts that each is cut into; −1 copies: as many as
             there are devices for.
-        devices: To choose from, the first ones; None: all, those of one process beside each other.
+        devices: To choose from, the first ones; None: all there are, those of one process beside
+            each other.
 
     Raises:
         UserError: There are not as many devices, or some of a process would be left out.
     """
     copies, parts = shape
+    own_choice = devices is not None
     if devices is None:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     copies = len(devices) // parts if copies == -1 else copies
@@ -47,7 +49,7 @@ def create_mesh(
             f"config.run.mesh is {shape}, {max(copies, 1) * parts} devices, "
             f"but there are {len(devices)}"
         )
-    if processes > 1 and len(chosen) < len(devices):
+    if processes > 1 and len(chosen) < len(devices) and not own_choice:
         raise UserError(
             f"config.run.mesh is {shape}, {len(chosen)} devices, but the {processes} processes "
             f"have {len(devices)}, of which none may be left out"
@@ -199,7 +201,11 @@ def over_images(
 
     def of_all(params: PyTree, *images: PyTree) -> PyTree:
         specs = (P(), *(P(AXES) for _ in images))
-        shared = jax.shard_map(of_own, mesh=mesh, in_specs=specs, out_specs=P(AXES))
+        # Were replication tracked, gradients that bfloat16 products make of the parameters would be
+        # summed over the devices in bfloat16, before they are float32 again.
+        shared = jax.shard_map(
+            of_own, mesh=mesh, in_specs=specs, out_specs=P(AXES), check_vma=False
+        )
         outputs = shared(params, *images)
         return jax.lax.with_sharding_constraint(outputs, everywhere(mesh))
 

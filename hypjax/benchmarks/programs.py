@@ -5,6 +5,7 @@ topology, such as v5e:2x4. Nothing is run.
 """
 
 import collections
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -37,7 +38,10 @@ STEPS = (
 
 _INSTRUCTION = re.compile(r"%(?P<name>[\w.-]+) = (?P<type>\w+)\[(?P<rest>[^\n]*)")
 _PRODUCT = re.compile(r" (?:convolution|dot)\(%(?P<left>[\w.-]+), %(?P<right>[\w.-]+)\)")
-_COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all)(?:-start)?\(")
+_COLLECTIVE = re.compile(
+    r"= (?P<types>.*?) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all)(?:-start)?\("
+    r".*channel_id=(?P<channel>\d+)"
+)
 
 
 class Program(NamedTuple):
@@ -46,7 +50,7 @@ class Program(NamedTuple):
     Attributes:
         arguments: Bytes of what it is given, on each device.
         temporary: Bytes that it takes beside these while it runs, on each device.
-        collectives: How often devices exchange something, by the kind of exchange.
+        collectives: What devices exchange: the kind of exchange and the types of the numbers.
         rounded: Products outside the encoder whose precision is not the highest, as the compiler
             writes them.
         products: Number of the encoder's products of each pair of types.
@@ -54,7 +58,7 @@ class Program(NamedTuple):
 
     arguments: int
     temporary: int
-    collectives: dict[str, int]
+    collectives: list[str]
     rounded: list[str]
     products: dict[str, int]
 
@@ -132,6 +136,8 @@ def devices_of(target: str | None) -> Sequence[jax.Device]:
         return jax.devices()
     from jax.experimental import topologies
 
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would look for a TPU's own services,
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # and claim the chips.
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=target).devices
     except Exception as error:  # libtpu's own kinds.
@@ -210,7 +216,16 @@ def described(lowered: jax.stages.Lowered) -> Program:
     return Program(
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
-        collectives=dict(collections.Counter(_COLLECTIVE.findall(text))),
+        collectives=_exchanges(text),
         rounded=rounded,
         products=dict(products),
     )
+
+
+def _exchanges(text: str) -> list[str]:
+    """The kinds of exchange, as 'all-reduce f32'; one may be written down several times."""
+    found = {}
+    for exchange in _COLLECTIVE.finditer(text):
+        types = sorted(set(re.findall(r"(\w+)\[", exchange["types"])))
+        found[exchange["channel"]] = f"{exchange['kind']} {'+'.join(types)}"
+    return sorted(found.values())
