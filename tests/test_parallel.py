@@ -132,7 +132,7 @@ STEPS = ["train.total_steps=30", "train.batch_size=6", "run.log_every=1", "run.c
 def test_two_processes_stop_together_and_one_device_goes_on(photos_folder, tmp_path):
     """SIGTERM reaches the second one alone; batches of 6 are filled up for 4 devices, in slices."""
     together, alone = tmp_path / "together", tmp_path / "alone"
-    slow = [*STEPS, "eval.every=0", "optim.learning_rate=3e-5"]
+    slow = [*STEPS, "eval.every=0", "optim.learning_rate=3e-5", "objective.temperature=1.0"]
     processes = Processes(photos_folder, together, *slow, "run.microbatch=2")
     processes.wait_for_a_step()
     processes.all[1].send_signal(signal.SIGTERM)
