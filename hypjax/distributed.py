@@ -1,8 +1,10 @@
 """Several processes of one run: they meet, agree, and let the first one read and write."""
 
 import json
+import sys
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +13,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from hypjax import parallel, peers, reporting
-from hypjax.errors import TryAgainError, UserError
+from hypjax import ending, parallel, peers, reporting
+from hypjax.errors import TRY_AGAIN, TryAgainError, UserError
 
+_MEETING = 300  # Seconds.
+_UPLOADING = 24 * 3600  # Seconds that all wait at the end for the first to close its folder.
 _LEAST_ROOM = 1024  # Bytes of a message; room grows in powers of two, so that programs are reused.
 
 
@@ -32,9 +36,16 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
     given = None if coordinator == "auto" else coordinator
     detection = "deactivate" if given else None
     jax.config.update("jax_enable_preemption_service", False)  # It would take SIGTERM for itself.
+    alarm = threading.Timer(_MEETING, _give_up, [coordinator])  # JAX would abort.
+    alarm.start()
     try:
         jax.distributed.initialize(
-            given, num_processes, process_id, cluster_detection_method=detection
+            given,
+            num_processes,
+            process_id,
+            cluster_detection_method=detection,
+            initialization_timeout=2 * _MEETING,
+            shutdown_timeout_seconds=_UPLOADING,
         )
     except (ValueError, TypeError) as error:
         raise UserError(
@@ -47,6 +58,14 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
             f"the processes did not meet at --coordinator={coordinator} ({reason}); start all of "
             "them, with one address that all can reach"
         ) from error
+    finally:
+        alarm.cancel()
+    if len(jax.devices()) != jax.process_count() * jax.local_device_count():
+        raise UserError(
+            f"process {jax.process_index()} has {jax.local_device_count()} of the "
+            f"{len(jax.devices())} devices of {jax.process_count()} processes; all must have the "
+            "same number"
+        )
     if jax.process_count() > 1:
         reporting.say(f"process {jax.process_index()} of {jax.process_count()} is there")
         host = None if given is None else given.rsplit(":", 1)[0]
@@ -54,6 +73,16 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         peers.accept(invitation, jax.process_index(), jax.process_count())
     if not is_first():
         reporting.mute()
+
+
+def _give_up(coordinator: str) -> NoReturn:
+    print(
+        f"error: the processes did not meet at --coordinator={coordinator} within {_MEETING} "
+        "seconds; start all of them, with one address that all can reach",
+        file=sys.stderr,
+        flush=True,
+    )
+    ending.at_once(TRY_AGAIN)
 
 
 def is_first() -> bool:
@@ -91,7 +120,10 @@ def arrays_from_first(make: Callable[[], PyTree | None], like: PyTree) -> PyTree
         return None
     if made is None:
         made = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
-    return multihost_utils.broadcast_one_to_all(jax.tree.map(np.asarray, made))
+    # As bytes: in sums of numbers −0 and the smallest ones would not stay what they are.
+    sent = jax.tree.map(lambda x: np.ravel(np.asarray(x)).view(np.uint8), made)
+    sent = multihost_utils.broadcast_one_to_all(sent)
+    return jax.tree.map(lambda x, y: np.asarray(x).view(y.dtype).reshape(y.shape), sent, made)
 
 
 def require_same(facts: dict[str, Any]) -> None:
@@ -112,22 +144,22 @@ def require_same(facts: dict[str, Any]) -> None:
 
 
 class Agreement:
-    """Lets all processes know at the same step whether one of them wants something."""
+    """Lets all processes know at the same step whether one of them is to end."""
 
     def __init__(self, mesh: Mesh) -> None:
         """Asks nothing yet."""
         self._mesh = mesh
-        self._any = jax.jit(jnp.any, out_shardings=parallel.everywhere(mesh))
+        self._highest = jax.jit(jnp.max, out_shardings=parallel.everywhere(mesh))
         self._asked: jax.Array | None = None
 
-    def __call__(self, wish: bool) -> bool:
-        """Tells this process's wish, and returns whether any had one.
+    def __call__(self, status: int) -> int:
+        """Tells the status with which this process is to end, 0: not; returns the highest of all.
 
         Of several processes it is that of the call before, so that none has to wait: all are to
         call it once a step.
         """
         if jax.process_count() == 1:
-            return wish
-        own = np.full(len(parallel.own_rows(self._mesh, self._mesh.size)), wish)
-        asked, self._asked = self._asked, self._any(parallel.share_out(self._mesh, own))
-        return asked is not None and bool(asked)
+            return status
+        own = np.full(len(parallel.own_rows(self._mesh, self._mesh.size)), status, np.int32)
+        asked, self._asked = self._asked, self._highest(parallel.share_out(self._mesh, own))
+        return 0 if asked is None else int(asked)

@@ -26,7 +26,7 @@ class TryAgainError(UserError):
     status = TRY_AGAIN
 
 
-class StalledError(UserError):
+class StalledError(TryAgainError):
     """Something that was waited for did not come in time."""
 
 

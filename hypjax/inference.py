@@ -137,7 +137,8 @@ class TrainedEmbedder:
                     if stopping and parts.done < len(photos):
                         raise Interrupted(
                             f"{parts.done} of {len(photos)} images are saved, and the same command "
-                            "goes on from there"
+                            "goes on from there",
+                            interrupted.status,
                         )
             embeddings = self._embeddings(photos, *parts.joined())
             if not len(embeddings):

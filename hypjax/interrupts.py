@@ -13,12 +13,16 @@ ENDING = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TRY_AGAIN}
 
 
 class Interrupt:
-    """Whether a signal to end has come, and with which status to end after it."""
+    """Whether a signal to end has come.
+
+    Attributes:
+        status: With which to end after it; 0: none has come.
+    """
 
     def __init__(self) -> None:
         """None has come yet."""
         self._come = threading.Event()
-        self.status = TRY_AGAIN  # Of several processes, another one's may have come.
+        self.status = 0
 
     def __call__(self) -> bool:
         """Whether one has come."""

@@ -103,7 +103,7 @@ def share_out(mesh: Mesh, rows: PyTree) -> PyTree:
 
 
 def place(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
-    """Arrays that every process has, where they shall lie; those that lie somewhere stay.
+    """Arrays that every process has, where they shall lie.
 
     Args:
         tree: The arrays.
@@ -115,9 +115,10 @@ def place(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
 
 
 def _placed(x: Any, sharding: NamedSharding) -> jax.Array:
-    if isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding):
-        if x.sharding.device_set == sharding.device_set:
-            return x
+    if isinstance(x, jax.Array) and x.sharding == sharding:
+        return x
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.jit(lambda y: y, out_shardings=sharding)(x)
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     x = np.asarray(x)
@@ -195,7 +196,9 @@ def over_images(
         if count == 1:
             return function(params, *images)
         by_slice = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), images)
-        remembering_none = jax.checkpoint(lambda images: function(params, *images))
+        remembering_none = jax.checkpoint(
+            lambda images: function(params, *images), prevent_cse=False
+        )
         outputs = jax.lax.map(remembering_none, by_slice)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 

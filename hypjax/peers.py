@@ -13,17 +13,21 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from hypjax import ending, reporting
 from hypjax.errors import INTERRUPTED, TRY_AGAIN
 
 _CONNECTING = 10  # Seconds.
 _DONE, _FAILED, _LOST = "done", "failed", "lost"
+_CLOSING = 3600  # Seconds.
 _GRACE = 5  # Seconds in which the loss of a process is noticed, before an error is told as its own.
 
 _connections: dict[int, socket.socket] = {}  # By process; of all but the first, only to it.
+_followers: list[threading.Thread] = []
 _lock = threading.Lock()
+_together = threading.Event()  # Whether there are others at all.
+_leaving = threading.Event()  # Whether this process is about to end by itself.
 
 
 def invite(processes: int, host: str | None) -> dict[str, Any]:
@@ -36,6 +40,7 @@ def invite(processes: int, host: str | None) -> dict[str, Any]:
     Returns:
         What they have to know.
     """
+    _together.set()
     listener = socket.create_server(("", 0), backlog=processes)
     token = secrets.token_hex(16)
     threading.Thread(target=_listen, args=(listener, token, processes), daemon=True).start()
@@ -45,6 +50,7 @@ def invite(processes: int, host: str | None) -> dict[str, Any]:
 
 def accept(invitation: Mapping[str, Any], process: int, processes: int) -> None:
     """Connects to the first process, in the others."""
+    _together.set()
     if process == 0:
         return
     for host in invitation["hosts"]:
@@ -53,7 +59,7 @@ def accept(invitation: Mapping[str, Any], process: int, processes: int) -> None:
             connection.settimeout(None)
             _keep(connection, 0)
             connection.sendall(f"{invitation['token']} {process}\n".encode())
-            threading.Thread(target=_follow, args=(0, processes), daemon=True).start()
+            _begin_to_follow(0, processes)
             return
     reporting.warn(
         f"process {process} cannot reach {' or '.join(invitation['hosts'])} at port "
@@ -62,29 +68,44 @@ def accept(invitation: Mapping[str, Any], process: int, processes: int) -> None:
 
 
 @contextlib.contextmanager
+def closing_in_peace() -> Iterator[None]:
+    """After an error in the body, lets this process close what it has open, whatever others do."""
+    try:
+        yield
+    except BaseException:
+        _leaving.set()
+        raise
+
+
+@contextlib.contextmanager
 def ending_together() -> Iterator[None]:
     """Tells the others how this process ends: in good order, or by an error."""
     try:
         yield
     except SystemExit as end:
-        if not _connections:
+        if not _together.is_set():
             raise
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         if status in (0, INTERRUPTED, TRY_AGAIN):
             _tell(_DONE)
             raise
         _fail(status)
-    except Exception:
-        if not _connections:
+    except Exception as error:
+        if not _together.is_set():
             raise
         time.sleep(_GRACE)  # A lost process breaks what it took part in.
         traceback.print_exc()
-        _fail(1)
+        _fail(TRY_AGAIN if type(error).__name__ == "JaxRuntimeError" else 1)
 
 
-def _fail(status: int) -> None:
-    """Ends at once: an orderly end would wait for the others."""
+def _fail(status: int) -> NoReturn:
+    """Ends without Python's and JAX's ceremonies, which would wait for the others."""
+    _leaving.set()
     _tell(f"{_FAILED} {status}")
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    if 0 in _connections:  # The first may be about to close what all have computed.
+        _followers[0].join(_CLOSING)
     ending.at_once(status)
 
 
@@ -126,7 +147,13 @@ def _listen(listener: socket.socket, token: str, processes: int) -> None:
                 continue
             process = int(line[1])
             _keep(connection, process)
-            threading.Thread(target=_follow, args=(process, processes), daemon=True).start()
+            _begin_to_follow(process, processes)
+
+
+def _begin_to_follow(process: int, processes: int) -> None:
+    follower = threading.Thread(target=_follow, args=(process, processes), daemon=True)
+    _followers.append(follower)
+    follower.start()
 
 
 def _first_line(connection: socket.socket) -> str:
@@ -134,18 +161,17 @@ def _first_line(connection: socket.socket) -> str:
     connection.settimeout(_CONNECTING)
     line = b""
     with contextlib.suppress(OSError):
-        while not line.endswith(b"\n") and (byte := connection.recv(1)):
+        while not line.endswith(b"\n") and len(line) < 99 and (byte := connection.recv(1)):
             line += byte
     connection.settimeout(None)
     return line.decode(errors="replace")
 
 
 def _follow(process: int, processes: int) -> None:
-    """Reads what a process tells until it ends, and ends this one too if that was not in order."""
-    told = [_LOST]
+    """Waits until a process tells that it ends, or does so, and ends this one too if need be."""
+    told = []
     with contextlib.suppress(OSError):
-        for line in _connections[process].makefile():
-            told = line.split()
+        told = _connections[process].makefile().readline().split()
     match told:
         case ["done"]:
             return
@@ -158,15 +184,16 @@ def _follow(process: int, processes: int) -> None:
 
 
 def _end(process: int, processes: int, status: int | None) -> None:
+    """Ends this process after another one, unless it is about to end by an error of its own."""
+    if _leaving.wait(_GRACE if status else 0):
+        return
     code = TRY_AGAIN if status is None else status
     _tell(f"{_LOST} {process} {code}")
-    reason = "was lost (killed, or its machine is gone)"
-    if code != TRY_AGAIN:
-        reason = "ended with an error, which its own output tells"
-    print(
-        f"error: process {process} of {processes} {reason}; this one ends too, and the same "
-        "command goes on from the last checkpoint",
-        file=sys.stderr,
-        flush=True,
-    )
+    reason = "ended with an error, which its own output tells; this one ends too"
+    if code == TRY_AGAIN:
+        reason = (
+            "was lost (killed, or its machine is gone); this one ends too, and the same command "
+            "goes on from the last checkpoint"
+        )
+    print(f"error: process {process} of {processes} {reason}", file=sys.stderr, flush=True)
     ending.at_once(code)

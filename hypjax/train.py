@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 from ml_collections import ConfigDict
 
-from hypjax import distributed, interrupts, memory, optim, parallel, published, reporting
+from hypjax import distributed, interrupts, memory, optim, parallel, peers, published, reporting
 from hypjax.config import flatten, validate
 from hypjax.data import device
 from hypjax.data.dataset import Splits
@@ -225,7 +225,7 @@ def train_and_evaluate(
     validate(config)
     first_process = distributed.is_first()
     mirror = open_mirror(workdir) if first_process else Unmirrored(pathlib.Path(workdir))
-    run = Workdir(mirror.folder, config)
+    run = Workdir(mirror.folder, config, compared=("",) if first_process else ())
     results = distributed.from_first(lambda: run.results)
     if results is not None:
         print(f"{mirror.place} holds this run's results already:")
@@ -233,7 +233,8 @@ def train_and_evaluate(
         if profile is not None:
             reporting.warn("nothing is left to be traced")
         return results
-    require_wandb(config)
+    if first_process:
+        require_wandb(config)
     mesh = parallel.create_mesh(config.run.mesh)
     model, objective = create_embedder(config), create_objective(config)
     trace = Trace(
@@ -251,6 +252,7 @@ def train_and_evaluate(
         run.claimed(circumstances) if first_process else contextlib.nullcontext(),
         mirror,
         contextlib.closing(SharedCheckpoints(run.checkpoints)) as checkpoints,
+        peers.closing_in_peace(),
     ):
         optimizer = optim.create_optimizer(config)
         evaluator = Evaluator(config, objective.score_space, mesh)
@@ -258,11 +260,12 @@ def train_and_evaluate(
         state = create_state(config, model, objective, optimizer, spec)
         state = distributed.arrays_from_first(lambda state=state: state, state)
         state = parallel.place(state, parallel.parted(mesh, state))
-        print_model(state, splits, plan)
+        print_model(state, mesh, splits, plan)
         restored = restore(checkpoints, state)
         if restored is None:
             warn_of_frozen(config, state)
             state = with_encoder(state, encoder or first_encoder(config, model))
+            del encoder
             recalls = Recalls(untrained=evaluate_splits(evaluator, state, splits))
         else:
             state, recalls = restored
@@ -389,12 +392,13 @@ def train(
                 monitor.validated(step, recalls.validation)
                 scored, best = score(config, recalls), checkpoints.best_score
                 saving |= best is None or scored > best
-            stopping = agreed(interrupted()) and not last
+            status = agreed(interrupted.status)
+            stopping = status and not last
             if saving or stopping:
                 monitor.report(step)
                 save(checkpoints, state, recalls, scored)
             if stopping:
-                stop(checkpoints, step, interrupted.status)
+                stop(checkpoints, step, status)
     if total > first:
         reporting.say(monitor.summary())
     if skipped := int(state.skipped):
@@ -513,15 +517,16 @@ def create_spec(config: ConfigDict, model: Embedder, splits: Splits) -> Spec:
     )
 
 
-def print_model(state: TrainState, splits: Splits, plan: Plans) -> None:
+def print_model(state: TrainState, mesh: Mesh, splits: Splits, plan: Plans) -> None:
     """Prints what is trained on what."""
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
     named = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     named["gallery"] = splits.gallery
     parts = [f"{n}: {d.describe()}" for n, d in named.items() if d]
-    reporting.say(
-        f"{parameters:,} parameters on {jax.devices()[0].device_kind}; " + "; ".join(parts)
-    )
+    devices = mesh.devices.flat[0].device_kind
+    if mesh.size > 1:
+        devices = f"{mesh.size} devices ({devices})"
+    reporting.say(f"{parameters:,} parameters on {devices}; " + "; ".join(parts))
     reporting.say(f"batches in an epoch: {plan.batches_per_epoch}")
     if isinstance(plan, ClassPlans):
         few = int(np.sum(np.bincount(plan.labels) < plan.samples_per_class))

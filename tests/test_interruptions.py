@@ -104,7 +104,7 @@ def test_photos_that_stall_end_the_run_which_goes_on_later(photos_folder, tmp_pa
         os.mkfifo(photo.with_suffix(".pipe"))
         photo.with_suffix(".pipe").replace(photo)
     _, printed = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 75
     assert "error: waited 2 seconds in vain for step " in printed.splitlines()[-1]
     (saved,) = (int(path.name) for path in (run / "checkpoints").iterdir())
     assert 0 < saved < 400
@@ -125,15 +125,15 @@ def ends(group: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_reach_the_run_and_not_its_workers(photos_folder, tmp_path, number):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_signals_reach_the_run_and_not_its_workers(photos_folder, tmp_path, number, status):
     """A terminal sends an interrupt to all processes of a command; no other one is left over."""
     long = [*FLAT, "train.total_steps=30000", "run.checkpoint_every=30000", "run.workers=1"]
     process = photos.start(photos_folder, tmp_path, *long, start_new_session=True)
     wait_for_steps(process, tmp_path)
     os.killpg(process.pid, number)
     _, printed = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == status
     assert "is saved, and the same command goes on from there" in printed
     assert "Traceback" not in printed and "leaked" not in printed
     assert ends(process.pid), "a process is left over"

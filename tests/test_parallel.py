@@ -87,12 +87,12 @@ def free_port():
 class Processes:
     """Two processes of a run, with two devices each."""
 
-    def __init__(self, path, workdir, *overrides):
+    def __init__(self, path, workdir, *overrides, of_second=()):
         coordinator = f"--coordinator=localhost:{free_port()}"
         self.all = [
             subprocess.Popen(
                 [
-                    *photos.command(path, workdir, *overrides),
+                    *photos.command(path, workdir, *overrides, *(of_second if process else ())),
                     *(coordinator, "--num_processes=2", f"--process_id={process}"),
                 ],
                 env=devices(2) | {"PYTHONPATH": str(photos.REPOSITORY)},
@@ -170,8 +170,25 @@ def test_a_lost_process_ends_the_other(photos_folder, tmp_path):
 
 
 def test_a_mistake_in_one_process_ends_all_and_is_not_tried_again(photos_folder, tmp_path):
-    processes = Processes(photos_folder, tmp_path / "run", "run.mesh=(3,1)")
-    for status, _, errors in processes.ended():
-        assert status == 1
-        assert "config.run.mesh is (3, 1), 3 devices, but the 2 processes have 4" in errors
-        assert "Traceback" not in errors
+    processes = Processes(photos_folder, tmp_path / "run", of_second=["seed=7"])
+    (status, _, errors), (other_status, _, other_errors) = processes.ended()
+    assert (status, other_status) == (1, 1)
+    assert "process 1 of 2 ended with an error, which its own output tells" in errors
+    assert "process 1 has config.seed 7, but the first process 0; start all of them alike" in (
+        other_errors
+    )
+    assert "Traceback" not in errors + other_errors
+
+
+def test_processes_whose_coordinator_does_not_come_are_to_be_tried_again(tmp_path):
+    program = (
+        "from hypjax import distributed; distributed._MEETING = 1;"
+        f"distributed.join('localhost:{free_port()}', 2, 1)"
+    )
+    waited = subprocess.run(
+        [sys.executable, "-c", program], cwd=photos.REPOSITORY, capture_output=True, text=True
+    )
+    assert waited.returncode == 75
+    assert waited.stderr.splitlines()[-1].endswith(
+        "within 1 seconds; start all of them, with one address that all can reach"
+    )
