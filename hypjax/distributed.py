@@ -34,6 +34,8 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         UserError: Nothing can be found out, or the others do not come.
     """
     given = None if coordinator == "auto" else coordinator
+    if given:
+        _require_complete(given, num_processes, process_id)
     detection = "deactivate" if given else None
     jax.config.update("jax_enable_preemption_service", False)  # It would take SIGTERM for itself.
     alarm = threading.Timer(_MEETING, _give_up, [coordinator])  # JAX would abort.
@@ -49,8 +51,9 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         )
     except (ValueError, TypeError) as error:
         raise UserError(
-            f"--coordinator={coordinator} does not tell all ({error}); give "
-            "--coordinator=HOST:PORT --num_processes=N --process_id=I"
+            f"--coordinator={coordinator} finds no Slurm, Open MPI, Kubernetes or TPU that "
+            f"tells of all processes ({error}); give --coordinator=HOST:PORT --num_processes=N "
+            "--process_id=I"
         ) from error
     except (RuntimeError, jax.errors.JaxRuntimeError) as error:
         reason = str(error).splitlines()[0]
@@ -73,6 +76,19 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         peers.accept(invitation, jax.process_index(), jax.process_count())
     if not is_first():
         reporting.mute()
+
+
+def _require_complete(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UserError(f"--coordinator is {coordinator}; it must be HOST:PORT, or auto")
+    if num_processes is None or process_id is None:
+        raise UserError(f"--coordinator={coordinator} needs --num_processes and --process_id too")
+    if process_id >= num_processes:
+        raise UserError(
+            f"--process_id is {process_id}; of {num_processes} processes it must be one from 0 to "
+            f"{num_processes - 1}"
+        )
 
 
 def _give_up(coordinator: str) -> NoReturn:

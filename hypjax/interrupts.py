@@ -55,7 +55,7 @@ def deferred(message: str) -> Iterator[Interrupt]:
         del frame
         interrupt.come(signum)
         restore()
-        reporting.say(message)
+        reporting.say_here(message)
 
     before = {number: signal.signal(number, hold_back) for number in ENDING}
 

@@ -46,13 +46,13 @@ def create_mesh(
     processes = len({device.process_index for device in devices})
     if not chosen or len(chosen) < copies * parts:
         raise UserError(
-            f"config.run.mesh is {shape}, {max(copies, 1) * parts} devices, "
-            f"but there are {len(devices)}"
+            f"config.run.mesh is {shape}, {max(copies, 1) * parts} devices, but there are "
+            f"{len(devices)}; copies times parts may be that many at most"
         )
     if processes > 1 and len(chosen) < len(devices) and not own_choice:
         raise UserError(
             f"config.run.mesh is {shape}, {len(chosen)} devices, but the {processes} processes "
-            f"have {len(devices)}, of which none may be left out"
+            f"have {len(devices)}, of which none may be left out; make copies times parts that many"
         )
     return Mesh(np.array(chosen).reshape(copies, parts), AXES)
 

@@ -22,7 +22,12 @@ Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, 
 def say(text: str) -> None:
     """Prints a line on stderr, beside results on stdout, without spoiling a bar."""
     if not _muted:
-        tqdm.tqdm.write(text, file=sys.stderr)
+        say_here(text)
+
+
+def say_here(text: str) -> None:
+    """Prints a line on stderr that concerns this very process, muted or not."""
+    tqdm.tqdm.write(text, file=sys.stderr)
 
 
 def mute() -> None:
