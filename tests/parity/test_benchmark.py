@@ -41,5 +41,6 @@ def test_mistakes_are_answered_in_one_sentence(tmp_path):
         timeout=60,
     )
     assert (
-        done.returncode == 1 and done.stderr == "error: 'retrival' is not one of retrieval, input\n"
+        done.returncode == 1
+        and done.stderr == "error: 'retrival' is not one of retrieval, input, memory\n"
     )
