@@ -17,11 +17,6 @@ from hypjax import parallel
 from hypjax.errors import UserError
 from tests import photos
 
-slow = pytest.mark.skipif(
-    os.environ.get("HYPJAX_TEST_DEVICES") != "all",
-    reason="a minute; runs where HYPJAX_TEST_DEVICES is all",
-)
-
 
 def devices(count):
     """The environment of a process in which JAX sees so many."""
@@ -44,7 +39,7 @@ CASES = [*("2/1/0", "4/1/0", "8/1/0", "1/1/12", "2/1/12", "4/1/12", "8/1/12"), "
 CASES += [*("1/1/4", "2/1/4", "4/1/4", "8/1/4"), "1/1/0/remat", "8/1/12/remat"]
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("training", "cases"),
     [("36/2/20", CASES), ("900/2/20", ["8/1/300"]), ("882/9/20", ["8/1/98"])],
@@ -131,7 +126,7 @@ def measured(run):
 STEPS = ["train.total_steps=30", "train.batch_size=6", "run.log_every=1", "run.checkpoint_every=30"]
 
 
-@slow
+@pytest.mark.slow
 def test_two_processes_stop_together_and_one_device_goes_on(photos_folder, tmp_path):
     """SIGTERM reaches the second one alone; batches of 6 are filled up for 4 devices, in slices."""
     together, alone = tmp_path / "together", tmp_path / "alone"
@@ -156,7 +151,7 @@ def test_two_processes_stop_together_and_one_device_goes_on(photos_folder, tmp_p
         assert values[step] == [pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)]
 
 
-@slow
+@pytest.mark.slow
 def test_a_lost_process_ends_the_other(photos_folder, tmp_path):
     long = ["train.total_steps=100000", "eval.every=0", "run.log_every=1"]
     processes = Processes(photos_folder, tmp_path / "run", *long)
