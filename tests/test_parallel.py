@@ -101,9 +101,9 @@ class Processes:
         ]
         self._metrics = pathlib.Path(workdir) / "metrics.jsonl"
 
-    def wait_for_a_step(self):
+    def wait_for_a_step(self, after=0):
         deadline = time.monotonic() + 120
-        while not (self._metrics.exists() and '"loss"' in self._metrics.read_text()):
+        while not self._metrics.exists() or self._metrics.read_text().count('"loss"') <= after:
             assert all(process.poll() is None for process in self.all), self.ended()
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -123,30 +123,33 @@ def measured(run):
     return {line.pop("step"): list(line.values()) for line in steps}
 
 
-STEPS = ["train.total_steps=30", "train.batch_size=6", "run.log_every=1", "run.checkpoint_every=30"]
+STEPS = ["train.total_steps=60", "train.batch_size=6", "run.log_every=1", "run.checkpoint_every=60"]
 
 
 @pytest.mark.slow
-def test_two_processes_stop_together_and_one_device_goes_on(photos_folder, tmp_path):
+def test_two_processes_stop_and_go_on_together_and_one_device_ends_it(photos_folder, tmp_path):
     """SIGTERM reaches the second one alone; batches of 6 are filled up for 4 devices, in slices."""
     together, alone = tmp_path / "together", tmp_path / "alone"
     gentle = [*STEPS, "eval.every=0", "optim.learning_rate=3e-5", "objective.temperature=1.0"]
-    processes = Processes(photos_folder, together, *gentle, "run.microbatch=2")
-    processes.wait_for_a_step()
-    processes.all[1].send_signal(signal.SIGTERM)
-    (status, _, errors), (other_status, output, _) = processes.ended()
-    assert (status, other_status) == (75, 75), errors
-    assert "is saved, and the same command goes on from there" in errors
-    assert all(line.startswith("[Gloo]") for line in output.splitlines())
-    (saved,) = [int(path.name) for path in (together / "checkpoints").iterdir()]
-    assert 1 <= saved < 30
+    saved = 0
+    for _ in range(2):
+        processes = Processes(photos_folder, together, *gentle, "run.microbatch=2")
+        processes.wait_for_a_step(after=saved)
+        processes.all[1].send_signal(signal.SIGTERM)
+        (status, _, errors), (other_status, output, _) = processes.ended()
+        assert (status, other_status) == (75, 75), errors
+        assert "is saved, and the same command goes on from there" in errors
+        assert (f"continuing after step {saved}" in errors) == (saved > 0)
+        assert all(line.startswith("[Gloo]") for line in output.splitlines())
+        before, saved = saved, max(int(step.name) for step in (together / "checkpoints").iterdir())
+        assert before < saved < 60
     for run in (together, alone):
         finished = photos.run(photos_folder, run, *gentle)
         assert finished.returncode == 0, finished.stderr_text
         assert (f"continuing after step {saved}" in finished.stderr_text) == (run is together)
     assert (together / "results.json").read_text() == (alone / "results.json").read_text()
     values, expected = measured(together), measured(alone)
-    assert values.keys() == expected.keys() == set(range(1, 31))
+    assert values.keys() == expected.keys() == set(range(1, 61))
     for step, (loss, norm) in expected.items():
         assert values[step] == [pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)]
 
