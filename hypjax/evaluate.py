@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PyTree, UInt8
 from ml_collections import ConfigDict
 
 from hypjax import distributed, memory, parallel, published, reporting
+from hypjax.compiled import embed_function
 from hypjax.config import validate
 from hypjax.data import device
 from hypjax.data.dataset import Dataset, Splits
@@ -21,12 +22,11 @@ from hypjax.data.pipeline import evaluation_batches
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import Space, Sphere
-from hypjax.interfaces import Outputs
-from hypjax.models import Embedder, create_embedder
+from hypjax.models import create_embedder, model_shapes
 from hypjax.objectives import create_objective
 from hypjax.remote_runs import reading
 from hypjax.retrieval import mean_score, query_scores
-from hypjax.weights import model_shapes, pretrained_encoder, restore_models
+from hypjax.weights import pretrained_encoder, restore_models
 from hypjax.workdir import Workdir, saved_config
 
 
@@ -212,20 +212,6 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     reporting.print_notes(results)
     published.show(results, config)
     return results
-
-
-def embed_function(
-    config: ConfigDict, model: Embedder, spaces: dict[str, Space]
-) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], dict[str, Array]]:
-    """The function from parameters and pixels to points of each space, to be jitted."""
-
-    def embed(params: PyTree, images: Array) -> dict[str, Array]:
-        images = device.normalize(images, config.data.mean, config.data.std)
-        outputs: Outputs = model.apply({"params": params}, images)
-        features = {"head": outputs.projected, "encoder": outputs.pooled}
-        return {part: space.embed(features[part]) for part, space in spaces.items()}
-
-    return embed
 
 
 def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:

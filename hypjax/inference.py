@@ -18,11 +18,11 @@ import tqdm
 from jaxtyping import Float
 
 from hypjax import interrupts, memory, reporting
+from hypjax.compiled import embed_function
 from hypjax.data.dataset import Dataset
 from hypjax.data.photos import Photo, files_of, fingerprint
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import Interrupted, UserError
-from hypjax.evaluate import embed_function
 from hypjax.geometry import Sphere
 from hypjax.interfaces import Hits
 from hypjax.objectives import create_objective

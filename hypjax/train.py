@@ -1,4 +1,4 @@
-"""Training: one jitted step, and the loop around it."""
+"""Training: the loop around the jitted step."""
 
 import contextlib
 import functools
@@ -9,15 +9,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import distributed, interrupts, memory, optim, parallel, peers, published, reporting
+from hypjax.compiled import (
+    TrainState,
+    TrainStep,
+    create_state,
+    jit_train_step,
+    make_train_step,
+    share_out,
+)
 from hypjax.config import flatten, validate
-from hypjax.data import device
 from hypjax.data.dataset import Splits
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import (
@@ -31,55 +37,16 @@ from hypjax.data.plans import (
 from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import Evaluator, check_depth
-from hypjax.interfaces import Batch, Outputs
+from hypjax.interfaces import Batch
 from hypjax.mirror import Unmirrored, open_mirror
-from hypjax.models import Embedder, compute_dtype, create_embedder
+from hypjax.models import Embedder, compute_dtype, create_embedder, model_shapes
 from hypjax.monitor import Monitor
-from hypjax.objectives import Metrics, Objective, Spec, create_objective
+from hypjax.objectives import Spec, create_objective
 from hypjax.shared_checkpoints import SharedCheckpoints
 from hypjax.telemetry import require_wandb
 from hypjax.tracing import Trace
-from hypjax.weights import example_images, model_shapes, pretrained_encoder
+from hypjax.weights import pretrained_encoder
 from hypjax.workdir import Workdir
-
-
-class TrainState(NamedTuple):
-    """All that a step changes.
-
-    Attributes:
-        step: Steps done.
-        params: {"model": ..., "objective": ...}.
-        opt_state: Of the optimiser, for the trained parameters.
-        objective_state: What the objective carries along.
-        skipped: Steps whose update was dropped, since it was not finite.
-    """
-
-    step: Int[Array, ""]
-    params: PyTree
-    opt_state: PyTree
-    objective_state: PyTree
-    skipped: Int[Array, ""]
-
-
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-
-
-def create_state(
-    config: ConfigDict,
-    model: Embedder,
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    spec: Spec,
-) -> TrainState:
-    """The state before the first step, a function of the configuration's seed."""
-    model_key, objective_key = jax.random.split(jax.random.key(config.seed))
-    model_params = model.init(model_key, example_images(config))["params"]
-    objective_params, objective_state = objective.init(objective_key, spec)
-    params = {"model": model_params, "objective": objective_params}
-    trained, _ = optim.split_frozen(params, config.optim.frozen)
-    return TrainState(
-        jnp.int32(0), params, optimizer.init(trained), objective_state, skipped=jnp.int32(0)
-    )
 
 
 def starting_encoder(config: ConfigDict, model: Embedder) -> PyTree | None:
@@ -111,91 +78,6 @@ def with_encoder(state: TrainState, encoder: PyTree | None) -> TrainState:
     encoder = jax.tree.map(lambda x, old: parallel.place(x, old.sharding), encoder, random)
     model = {**state.params["model"], "encoder": encoder}
     return state._replace(params={**state.params, "model": model})
-
-
-def make_train_step(
-    config: ConfigDict,
-    model: Embedder,
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    mesh: Mesh | None = None,
-) -> TrainStep:
-    """The function of one step, to be jitted; it may overwrite the state it is given.
-
-    The loss is that of the whole batch, wherever its images are embedded, and whether at once or in
-    the slices that `run.microbatch` asks for. The gradient is taken with respect to the trained
-    parameters alone, and its norm is theirs. The metrics tell whether loss, gradient and update are
-    finite; where they are not, the update is dropped if `train.on_nonfinite` says skip.
-
-    Args:
-        config: The run's configuration.
-        model: What is trained.
-        objective: By what.
-        optimizer: How.
-        mesh: Devices that share the images of each batch, which then is filled up to
-            `parallel.slices`; None: one device.
-    """
-    schedule = optim.learning_rate(config)
-    mesh = mesh or parallel.create_mesh((1, 1))
-
-    def embed(params: PyTree, images: Array, flips: Array) -> Outputs:
-        images = device.normalize(images, config.data.mean, config.data.std)
-        return model.apply({"params": params}, device.mirror(images, flips))
-
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        trained, frozen = optim.split_frozen(state.params, config.optim.frozen)
-        slices = parallel.slices(len(batch.labels), mesh, config.run.microbatch)
-        embed_all = parallel.over_images(embed, mesh, slices.count)
-
-        def loss_of(trained: PyTree) -> tuple[Array, tuple[PyTree, Metrics]]:
-            params = optim.merge(trained, frozen)
-            outputs = embed_all(params["model"], batch.images, batch.flips)
-            outputs = jax.tree.map(lambda x: x[: len(batch.labels)], outputs)
-            return objective.loss(
-                params["objective"], state.objective_state, outputs, None, batch, key
-            )
-
-        (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained)
-        objective_state, metrics = aux
-        updates, opt_state = optimizer.update(gradient, state.opt_state, trained)
-        changed = optax.apply_updates(trained, updates), opt_state, objective_state
-        norms = {
-            "loss": loss,
-            "gradient_norm": optax.tree.norm(gradient),
-            "update_norm": optax.tree.norm(updates),
-        }
-        finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
-        if config.train.on_nonfinite == "skip":
-            before = trained, state.opt_state, state.objective_state
-            changed = jax.tree.map(lambda new, old: jnp.where(finite, new, old), changed, before)
-        trained, opt_state, objective_state = changed
-        dropped = state.skipped
-        skipped = dropped + jnp.where(finite, 0, 1)
-        params = optim.merge(trained, frozen)
-        metrics |= {
-            **norms,
-            # The optimiser does not count dropped updates, so its schedule lags behind.
-            "learning_rate": jnp.asarray(schedule(state.step - dropped)),
-            "finite": finite,
-            "skipped": skipped,
-        }
-        return TrainState(state.step + 1, params, opt_state, objective_state, skipped), metrics
-
-    return train_step
-
-
-def compiled_once(train_step: TrainStep, mesh: Mesh, state: TrainState) -> TrainStep:
-    """Jits a step that takes and returns states lying where this one does."""
-    where = jax.tree.map(lambda x: x.sharding, state)
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(where, parallel.everywhere(mesh)))
-
-
-def share_out(mesh: Mesh, batch: Batch) -> Batch:
-    """Puts a batch on the devices: images and flips shared out, labels and ids everywhere."""
-    images, flips = parallel.share_out(mesh, (batch.images, batch.flips))
-    labels, ids = parallel.place((batch.labels, batch.ids), parallel.everywhere(mesh))
-    return Batch(images=images, labels=labels, ids=ids, flips=flips)
 
 
 def train_and_evaluate(
@@ -271,7 +153,7 @@ def train_and_evaluate(
             state, recalls = restored
             reporting.say(f"continuing after step {int(state.step)}")
         train_step = make_train_step(config, model, objective, optimizer, mesh)
-        train_step = compiled_once(train_step, mesh, state)
+        train_step = jit_train_step(train_step, mesh, state)
         first = int(state.step)
         slices = parallel.slices(config.train.batch_size, mesh, config.run.microbatch)
         batches = training_batches(

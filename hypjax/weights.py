@@ -3,14 +3,12 @@
 import contextlib
 import pathlib
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import reporting
 from hypjax.errors import UserError
-from hypjax.models import Embedder, create_embedder
+from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.models.architectures import Encoder, same_architecture
 from hypjax.models.pretrained import convert_timm, load_timm, timm_state_dict
 from hypjax.remote_runs import reading
@@ -41,17 +39,6 @@ def restore_models(
     finished = run.results is not None and latest.step == run.total_steps
     states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
     return model, states if best is None else states | {"best": best.trees[0]}
-
-
-def example_images(config: ConfigDict) -> Float[Array, "1 side side channels"]:
-    """One black image, to initialise a model with."""
-    side = config.data.image_size
-    return jnp.zeros((1, side, side, config.data.channels))
-
-
-def model_shapes(config: ConfigDict, model: Embedder) -> PyTree:
-    """Shapes and dtypes of a model's parameters, without computing any."""
-    return jax.eval_shape(model.init, jax.random.key(0), example_images(config))["params"]
 
 
 def restore_best(workdir: pathlib.Path) -> tuple[Embedder, PyTree]:

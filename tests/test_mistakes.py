@@ -345,6 +345,6 @@ def test_out_of_memory_names_what_to_lower(photos_folder, tmp_path, monkeypatch)
     def exhausted(*args, **kwargs):
         return lambda *args: jax.numpy.zeros(2**50)
 
-    monkeypatch.setattr(train, "compiled_once", exhausted)
+    monkeypatch.setattr(train, "jit_train_step", exhausted)
     with pytest.raises(errors.UserError, match="out of memory on cpu; lower train.batch_size"):
         train.train_and_evaluate(photos.load(photos_folder), tmp_path)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax import optim, train
+from hypjax import compiled, optim, train
 from hypjax.errors import UserError
 from hypjax.interfaces import Batch
 from hypjax.models import create_embedder
@@ -61,8 +61,8 @@ def test_a_skipped_step_changes_nothing_but_the_counts(photos_folder):
     objective = Poisoned(healthy.space, healthy.temperature, healthy.samples_per_class)
     optimizer = optim.create_optimizer(config)
     spec = Spec(4, 2, config.model.width, config.model.head_dim, 24)
-    state = train.create_state(config, model, objective, optimizer, spec)
-    step = jax.jit(train.make_train_step(config, model, objective, optimizer))
+    state = compiled.create_state(config, model, objective, optimizer, spec)
+    step = jax.jit(compiled.make_train_step(config, model, objective, optimizer))
     pixels = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), dtype=np.uint8)
     labels, flips = np.repeat(np.arange(4, dtype=np.int32), 2), np.zeros(8, bool)
     good = Batch(pixels, labels, np.arange(8, dtype=np.int32), flips)

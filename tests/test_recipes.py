@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax import config_files, optim, train
+from hypjax import compiled, config_files, optim, train
 from hypjax.config import default_workdir, flatten, identity
 from hypjax.data.dataset import Dataset, Splits
 from hypjax.data.pipeline import training_batches
@@ -222,21 +222,23 @@ class Program:
 
         def create():
             optimizer = optim.create_optimizer(config)
-            return train.create_state(config, model, objective, optimizer, spec)
+            return compiled.create_state(config, model, objective, optimizer, spec)
 
         def step(arguments, state, batch):
             own = config.copy_and_resolve_references()
             with own.ignore_type():
                 own.update_from_flattened_dict(arguments)
             optimizer = optim.create_optimizer(own)
-            state, metrics = train.make_train_step(own, model, objective, optimizer)(state, batch)
+            state, metrics = compiled.make_train_step(own, model, objective, optimizer)(
+                state, batch
+            )
             return state, {name: metrics[name] for name in ("loss", "finite", "learning_rate")}
 
         self.shapes = jax.eval_shape(create)
         self.step = jax.jit(step, compiler_options=QUICKLY)
 
     def start(self):
-        """As `train.create_state`, but with parameters that need no compiled program."""
+        """As `compiled.create_state`, but with parameters that need no compiled program."""
         rng = np.random.default_rng(0)
         state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.shapes)
         noise = [rng.normal(0, 0.1, x.shape).astype(x.dtype) for x in jax.tree.leaves(state.params)]

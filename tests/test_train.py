@@ -12,10 +12,11 @@ import numpy as np
 import optax
 import pytest
 
-from hypjax import config_files, optim, parallel, train
+from hypjax import compiled, config_files, optim, parallel, train
 from hypjax.checkpoints import Checkpoints
+from hypjax.compiled import embed_function
 from hypjax.errors import UserError
-from hypjax.evaluate import embed_function, evaluate
+from hypjax.evaluate import evaluate
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.interfaces import Batch
 from hypjax.models import create_embedder
@@ -55,11 +56,11 @@ def parts(config):
 def start(config):
     model, objective, optimizer = parts(config)
     spec = Spec(12, 2, config.model.width, config.model.head_dim, 100)
-    state = train.create_state(config, model, objective, optimizer, spec)
+    state = compiled.create_state(config, model, objective, optimizer, spec)
     mesh = parallel.create_mesh((1, 1))
     state = parallel.place(state, parallel.parted(mesh, state))
-    step = train.make_train_step(config, model, objective, optimizer, mesh)
-    return state, train.compiled_once(step, mesh, state)
+    step = compiled.make_train_step(config, model, objective, optimizer, mesh)
+    return state, compiled.jit_train_step(step, mesh, state)
 
 
 def random_batch(seed=0, size=24):
@@ -228,7 +229,7 @@ def test_no_float32_product_is_rounded(load, variant, precision):
     config = load(f"model.precision={precision}", variant=variant)
     model, objective, optimizer = parts(config)
     state, _ = start(config)
-    step = train.make_train_step(config, model, objective, optimizer)
+    step = compiled.make_train_step(config, model, objective, optimizer)
     spaces = {"head": objective.score_space, "encoder": Sphere()}
     programs = {
         "train": lower(step, state, random_batch()),

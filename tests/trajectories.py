@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import optax
 
-from hypjax import optim, parallel, train
+from hypjax import optim, parallel
 from hypjax.config import default_config
 from hypjax.interfaces import Batch
 from hypjax.models import create_embedder
@@ -60,15 +60,15 @@ def trajectory(config, steps):
     model, objective = create_embedder(config), create_objective(config)
     optimizer = optim.create_optimizer(config)
     spec = Spec(2, config.train.samples_per_class, config.model.width, 16, 100)
-    state = train.create_state(config, model, objective, optimizer, spec)
+    state = compiled.create_state(config, model, objective, optimizer, spec)
     state = parallel.place(state, parallel.parted(mesh, state))
-    step = train.make_train_step(config, model, objective, optimizer, mesh)
-    step = train.compiled_once(step, mesh, state)
+    step = compiled.make_train_step(config, model, objective, optimizer, mesh)
+    step = compiled.jit_train_step(step, mesh, state)
     slices = parallel.slices(config.train.batch_size, mesh, config.run.microbatch)
     found = {"losses": []}
     for i in range(steps):
         batch = made_batch(i, config, slices.rows)
-        state, metrics = step(state, train.share_out(mesh, batch))
+        state, metrics = step(state, compiled.share_out(mesh, batch))
         found["losses"].append(float(metrics["loss"]))
         if i == 0:  # After one step Adam's first moment is a tenth of the clipped gradient.
             moments = parallel.whole(optax.tree.get(state.opt_state, "mu"))

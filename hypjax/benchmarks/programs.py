@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from hypjax import optim, parallel, reporting, train
+from hypjax import compiled, optim, parallel, reporting
+from hypjax.compiled import embed_function
 from hypjax.config import default_config
 from hypjax.errors import UserError
-from hypjax.evaluate import embed_function
 from hypjax.geometry import Sphere
 from hypjax.interfaces import Batch
 from hypjax.models import Embedder, create_embedder
@@ -157,10 +157,10 @@ def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
         head_dim=config.model.head_dim,
         training_images=config.train.batch_size,
     )
-    state = jax.eval_shape(lambda: train.create_state(config, model, objective, optimizer, spec))
+    state = jax.eval_shape(lambda: compiled.create_state(config, model, objective, optimizer, spec))
     state = _lying(state, parallel.parted(mesh, state))
-    step = train.make_train_step(config, model, objective, optimizer, mesh)
-    step = train.compiled_once(step, mesh, state)
+    step = compiled.make_train_step(config, model, objective, optimizer, mesh)
+    step = compiled.jit_train_step(step, mesh, state)
     return described(step.lower(state, _batch(config, mesh)))
 
 
@@ -199,8 +199,8 @@ def _lying(shapes: Any, where: Any) -> Any:
 
 def described(lowered: jax.stages.Lowered) -> Program:
     """Compiles a program and reads what it says of itself."""
-    compiled = lowered.compile()
-    text, memory = compiled.as_text(), compiled.memory_analysis()
+    program = lowered.compile()
+    text, memory = program.as_text(), program.memory_analysis()
     types = {found["name"]: found["type"] for found in _INSTRUCTION.finditer(text)}
     rounded, products = [], collections.Counter()
     for line in text.splitlines():

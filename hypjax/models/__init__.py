@@ -1,7 +1,7 @@
 """Models: encoders, and the head on top of them."""
 
 from hypjax.models.architectures import ARCHITECTURES, create_encoder
-from hypjax.models.embedder import Embedder, create_embedder
+from hypjax.models.embedder import Embedder, create_embedder, example_images, model_shapes
 from hypjax.models.precision import compute_dtype
 from hypjax.models.resnet import ResNet
 from hypjax.models.vit import VisionTransformer
@@ -14,4 +14,6 @@ __all__ = [
     "compute_dtype",
     "create_embedder",
     "create_encoder",
+    "example_images",
+    "model_shapes",
 ]

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Float
+from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.interfaces import Outputs
@@ -73,3 +73,14 @@ def create_embedder(config: ConfigDict, *, evaluating: bool = False) -> Embedder
         remat=config.run.remat,
     )
     return Embedder(encoder=checked(encoder), head_dim=model.head_dim)
+
+
+def example_images(config: ConfigDict) -> Float[Array, "1 side side channels"]:
+    """One black image, to initialise a model with."""
+    side = config.data.image_size
+    return jnp.zeros((1, side, side, config.data.channels))
+
+
+def model_shapes(config: ConfigDict, model: Embedder) -> PyTree:
+    """Shapes and dtypes of a model's parameters, without computing any."""
+    return jax.eval_shape(model.init, jax.random.key(0), example_images(config))["params"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tqdm import tqdm
 
-from hypjax import optim, train
+from hypjax import compiled, optim
 from hypjax.config import default_config, validate
 from hypjax.interfaces import Batch
 from hypjax.models import create_embedder
@@ -187,13 +187,13 @@ def run_hypjax(config, params, batches, held_out):
     model, objective = create_embedder(config), create_objective(config)
     optimizer = optim.create_optimizer(config)
     trained, _ = optim.split_frozen(params, config.optim.frozen)
-    state = train.TrainState(jnp.int32(0), params, optimizer.init(trained), {}, jnp.int32(0))
+    state = compiled.TrainState(jnp.int32(0), params, optimizer.init(trained), {}, jnp.int32(0))
 
     def patch_projection():
         layer = state.params["model"]["encoder"]["patch_embed"]
         return np.array(layer["kernel"]), np.array(layer["bias"])
 
-    step = jax.jit(train.make_train_step(config, model, objective, optimizer), donate_argnums=0)
+    step = jax.jit(compiled.make_train_step(config, model, objective, optimizer), donate_argnums=0)
     before, rows = patch_projection(), []
     for batch in tqdm(batches, "hypjax", disable=None):
         state, metrics = step(state, jax.device_put(batch))
