@@ -1,20 +1,28 @@
 """Measures this machine, beside peers where they are installed.
 
-python -m hypjax.benchmark [retrieval | input]: one suite, or both of them. python -m
+python -m hypjax.benchmark [loss | retrieval | input | train | all]: one suite, or all of them.
+python -m hypjax.benchmark growth: how time and memory grow with the sizes. python -m
 hypjax.benchmark memory: how much the train step takes, by compiling it without running it.
 """
 
 import functools
+import importlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 from absl import flags
 
 from hypjax import command
+from hypjax.errors import UserError
 
-SUITES = ("retrieval", "input")
-MEMORY = "memory"
+SUITES = {  # And what each needs that the others do not.
+    "loss": "",
+    "retrieval": "",
+    "input": "grain",
+    "train": "",
+}
+ALL, MEMORY, GROWTH = "all", "memory", "growth"
 
 _QUICK = flags.DEFINE_bool("quick", False, "A tenth of the size, once: to see that all works.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "How often each is timed.", lower_bound=1)
@@ -33,25 +41,35 @@ def main(overrides: list[str], suite: str | None) -> None:
     command.refuse_overrides(overrides)
     from hypjax import provenance, reporting
 
-    results = _memory() if suite == MEMORY else _timed([suite] if suite else SUITES)
     output = pathlib.Path(_OUTPUT.value).expanduser()
+    if suite == MEMORY:
+        results = _memory()
+    elif suite == GROWTH:
+        results = _growth(output.with_suffix(".png"))
+    else:
+        results = _timed(SUITES if suite in (None, ALL) else [suite])
     with reporting.tolerating(str(output)):
         reporting.write_json(output, {"machine": provenance.describe(seed=0), **results})
         print(f"in {output}, with versions and all figures")
 
 
-def _timed(suites: Sequence[str]) -> dict[str, Any]:
-    from hypjax.benchmarks import input as photos
-    from hypjax.benchmarks import measure, retrieval
+def _timed(suites: Collection[str]) -> dict[str, Any]:
+    from hypjax import reporting
+    from hypjax.benchmarks import measure, peers
 
-    works = {
-        "retrieval": retrieval.works,
-        "input": functools.partial(photos.works, images=_IMAGES.value),
-    }
     repeats = 1 if _QUICK.value else _REPEATS.value
     results: dict[str, Any] = {"repeats": repeats}
     for name in suites:
-        outcomes = [measure.measure(work, repeats) for work in works[name](_QUICK.value)]
+        if SUITES[name] and not peers.installed(SUITES[name]):
+            missing = f"{name} needs {SUITES[name]} (pip install {SUITES[name]})"
+            if len(suites) == 1:
+                raise UserError(missing)
+            reporting.warn(f"left out: {missing}")
+            continue
+        works = importlib.import_module(f"hypjax.benchmarks.{name}").works
+        if name == "input":
+            works = functools.partial(works, images=_IMAGES.value)
+        outcomes = [measure.measure(work, repeats) for work in works(_QUICK.value)]
         print(measure.table(outcomes))
         results[name] = measure.as_json(outcomes)
     return results
@@ -65,5 +83,19 @@ def _memory() -> dict[str, Any]:
     return {"target": _TARGET.value, MEMORY: rows}
 
 
+def _growth(picture: pathlib.Path) -> dict[str, Any]:
+    from hypjax import reporting
+    from hypjax.benchmarks import growth
+    from hypjax.viz.growth import draw
+
+    repeats = 1 if _QUICK.value else _REPEATS.value
+    curves = [growth.measured(curve, repeats) for curve in growth.curves(_QUICK.value)]
+    print(growth.table(curves))
+    with reporting.tolerating(str(picture)):
+        draw(curves, picture)
+        print(f"drawn in {picture}")
+    return {"repeats": repeats, GROWTH: curves}
+
+
 if __name__ == "__main__":
-    command.run(main, choices=(*SUITES, MEMORY))
+    command.run(main, choices=(*SUITES, ALL, MEMORY, GROWTH))

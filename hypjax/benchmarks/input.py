@@ -3,15 +3,14 @@
 import contextlib
 import functools
 import pathlib
-import sys
 import tempfile
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from hypjax.benchmarks import peers
 from hypjax.benchmarks.measure import Work
 from hypjax.cores import usable_cores
 from hypjax.data import pixels
@@ -148,7 +147,7 @@ def _peer(
     paths: Sequence[pathlib.Path], count: int, training: bool
 ) -> tuple[Callable[[], object] | None, str]:
     """A pass over torchvision's DataLoader, whose workers are started once."""
-    if _torchvision() is None:
+    if peers.torchvision() is None:
         return None, _INSTALL
     import torch
 
@@ -182,7 +181,7 @@ class _TorchPhotos:
 
     @functools.cached_property
     def _transform(self) -> Callable[[Image.Image], Any]:
-        transforms = _torchvision().transforms
+        transforms = peers.torchvision().transforms
         bicubic = transforms.InterpolationMode.BICUBIC
         if self._training:
             view = [
@@ -193,22 +192,3 @@ class _TorchPhotos:
             view = [transforms.Resize(_SHORTER_SIDE, bicubic), transforms.CenterCrop(_SIDE)]
         half = (0.5, 0.5, 0.5)
         return transforms.Compose([*view, transforms.ToTensor(), transforms.Normalize(half, half)])
-
-
-@functools.cache
-def _torchvision() -> types.ModuleType | None:
-    """torchvision, if it is installed; of a build without compiled operators, its Python part."""
-    for _ in range(2):
-        try:
-            import torchvision
-            from torchvision import transforms  # noqa: F401
-
-            return torchvision
-        except ImportError:
-            return None
-        except RuntimeError:  # Its operators are of another build than torch.
-            for name in [name for name in sys.modules if name.startswith("torchvision")]:
-                del sys.modules[name]
-            registrations = "torchvision._meta_registrations"
-            sys.modules[registrations] = types.ModuleType(registrations)
-    return None

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import statistics
@@ -15,6 +16,7 @@ import jax
 from hypjax import reporting
 
 _SAMPLES_APART = 0.01  # Seconds.
+_LEAST = 0.1  # Seconds of a measurement: what is quicker is done several times.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Work:
         peer_name: Who that is, or what to install.
         limit: Seconds that the machine needs at least, by a rate measured in the same run.
         items: Things done, if they are to be told by the second.
+        moving: Seconds that the machine would need to move the bytes which the compiler says that
+            ours reads and writes; what stays in caches makes that more than it takes.
+        memory: Bytes that ours needs beside the device's other work; None: to be measured.
     """
 
     name: str
@@ -36,6 +41,8 @@ class Work:
     peer_name: str
     limit: float | None = None
     items: int | None = None
+    moving: float | None = None
+    memory: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +55,10 @@ class Outcome:
         peer: Seconds of each of the peer's.
         peer_name: Who that is.
         limit: Seconds that the machine needs at least.
-        memory: Bytes by which the process grew at most during one of ours, result included; None
-            where the system does not tell.
+        memory: Bytes that the work is known to need; else those by which the process grew at most
+            during one of ours, result included; None where the system does not tell.
         items: Things done.
+        moving: Seconds that the machine would need to move ours' bytes.
     """
 
     name: str
@@ -60,6 +68,7 @@ class Outcome:
     limit: float | None
     memory: int | None
     items: int | None = None
+    moving: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -70,22 +79,39 @@ class Outcome:
 
 
 def measure(work: Work, repeats: int) -> Outcome:
-    """Times a work and its peer in turn, after each has run once."""
+    """Times a work and its peer in turn, after each has run twice."""
     reporting.say(work.name)
     both = [work.ours] + ([work.peer] if work.peer else [])
     for run in both:
         run()
+    calls = [math.ceil(_LEAST / _seconds(run)) for run in both]
     seconds: list[list[float]] = [[] for _ in both]
     for _ in range(repeats):
-        for run, taken in zip(both, seconds, strict=True):
-            started = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - started)
-    with _growth() as grown:
-        work.ours()
-    peer = seconds[1] if work.peer else []
-    memory = grown.get("bytes")
-    return Outcome(work.name, seconds[0], peer, work.peer_name, work.limit, memory, work.items)
+        for run, count, taken in zip(both, calls, seconds, strict=True):
+            taken.append(_seconds(run, count))
+    memory = work.memory
+    if memory is None:
+        with _growth() as grown:
+            work.ours()
+        memory = grown.get("bytes")
+    return Outcome(
+        name=work.name,
+        ours=seconds[0],
+        peer=seconds[1] if work.peer else [],
+        peer_name=work.peer_name,
+        limit=work.limit,
+        memory=memory,
+        items=work.items,
+        moving=work.moving,
+    )
+
+
+def _seconds(run: Callable[[], Any], count: int = 1) -> float:
+    """That one of so many calls takes."""
+    started = time.perf_counter()
+    for _ in range(count):
+        run()
+    return (time.perf_counter() - started) / count
 
 
 @contextlib.contextmanager
@@ -143,21 +169,23 @@ def product_rate(dim: int, side: int = 2048) -> float:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """A line a work, as Markdown: times, ratio, share of the limit and memory."""
-    limited = any(outcome.limit for outcome in outcomes)
-    titles = ["work", "ours", "peer", "ratio", *["share of the product"] * limited, "memory"]
+    """A line a work, as Markdown: times, ratio, shares of the limits and memory."""
+    shares = {"share of the product": "limit", "share of the copies": "moving"}
+    shares = {title: of for title, of in shares.items() if any(getattr(x, of) for x in outcomes)}
+    titles = ["work", "ours", "peer", "ratio", *shares, "memory"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for outcome in outcomes:
         ours = statistics.median(outcome.ours)
-        spread = f"{min(outcome.ours):.2f}–{max(outcome.ours):.2f}"
+        spread = f"{min(outcome.ours):.3g}–{max(outcome.ours):.3g}"
         peer = outcome.peer_name
         if outcome.peer:
             peer += f" {_time(outcome.peer, outcome.items)}"
         ratio = "" if outcome.ratio is None else f"{outcome.ratio:.2f}"
-        share = "" if outcome.limit is None else f"{outcome.limit / ours:.0%}"
+        parts = [getattr(outcome, of) for of in shares.values()]
+        parts = ["" if part is None else f"{part / ours:.0%}" for part in parts]
         memory = "" if outcome.memory is None else f"{outcome.memory / 2**20:.0f} MiB"
         taken = f"{_time(outcome.ours, outcome.items)} ({spread})"
-        cells = [outcome.name, taken, peer, ratio, *[share] * limited, memory]
+        cells = [outcome.name, taken, peer, ratio, *parts, memory]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -165,7 +193,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def _time(seconds: Sequence[float], items: int | None) -> str:
     """The median, and how many things a second that is."""
     median = statistics.median(seconds)
-    return f"{median:.2f} s" + ("" if items is None else f", {items / median:.0f}/s")
+    return f"{median:.3g} s" + ("" if items is None else f", {items / median:,.0f}/s")
 
 
 def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

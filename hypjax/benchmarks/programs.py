@@ -26,11 +26,13 @@ from hypjax.objectives import Objective, Spec, create_objective
 
 # Batch, side of the images, most images embedded at once, and whether blocks are computed again.
 STEPS = (
+    (900, 224, 0, False),
     (900, 224, 300, False),
     (900, 224, 100, False),
-    (1600, 224, 100, False),
-    (900, 384, 100, False),
-    (900, 384, 100, True),
+    (1600, 224, 0, False),
+    (1600, 224, 800, False),
+    (900, 384, 300, False),
+    (900, 384, 300, True),
 )
 
 _INSTRUCTION = re.compile(r"%(?P<name>[\w.-]+) = (?P<type>\w+)\[(?P<rest>[^\n]*)")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from hypjax.benchmarks import peers
 from hypjax.benchmarks.measure import Work, product_rate
 from hypjax.geometry import PoincareBall, Space, Sphere
 from hypjax.retrieval import nearest_neighbors, recall_at_k
@@ -49,7 +50,7 @@ def _recalls(
         words = f"Recall@{{{','.join(map(str, _KS))}}}, {n}×{n}×{_DIM}, "
         words += "itself" if itself else "apart"
         limit = product / 2 if itself else product
-        peer = _faiss_recall(points["cosine"], labels, itself) if _faiss() else None
+        peer = _faiss_recall(points["cosine"], labels, itself) if peers.installed("faiss") else None
         name = "faiss k=1001 and hit counting" if peer else _INSTALL
         yield Work(f"{words}, cosine", ours("cosine", itself), peer, name, limit)
         yield Work(
@@ -59,14 +60,6 @@ def _recalls(
             "ours, cosine",
             limit,
         )
-
-
-def _faiss() -> bool:
-    try:
-        import faiss  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def _faiss_search(
@@ -109,7 +102,7 @@ def _neighbors(points: dict[str, np.ndarray], rate: float) -> Iterator[Work]:
         product = 2 * len(x) ** 2 * _DIM / rate
         for k in (10, 100):
             peer = None
-            if _faiss():
+            if peers.installed("faiss"):
                 vectors = [
                     np.ascontiguousarray(space.search_vectors(x, role), np.float32)
                     for role in ("gallery", "query")

@@ -6,12 +6,12 @@ al., ICML 2021) has a second such token.
 """
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from einops import rearrange
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
+from hypjax.models.attention import attend
 from hypjax.models.pooling import pool_tokens
 from hypjax.models.precision import full_products_in
 
@@ -123,7 +123,7 @@ class Attention(nn.Module):
         width = x.shape[-1]
         qkv = _dense(3 * width, self.dtype, "qkv")(x)
         query, key, value = rearrange(qkv, "b t (n h d) -> n b t h d", n=3, h=self.num_heads)
-        mixed = jax.nn.dot_product_attention(query, key, value)
+        mixed = attend(query, key, value)
         return _dense(width, self.dtype, "proj")(rearrange(mixed, "b t h d -> b t (h d)"))
 
 

@@ -1,0 +1,71 @@
+"""The hyperbolic loss and its gradient beside PyTorch, by the formula as published and by ours."""
+
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+
+from hypjax.benchmarks import peers
+from hypjax.benchmarks.measure import Work
+from hypjax.config import default_config
+from hypjax.geometry import PoincareBall
+from hypjax.objectives import pairwise_cross_entropy
+
+_DIM = 128
+_SHAPES = ((450, 2), (100, 9))  # Classes and samples: Hyp-ViT's batches.
+_INSTALL = "torch (pip install torch)"
+
+
+def works(quick: bool) -> Iterator[Work]:
+    """What is timed: batches of 900 points; quick: of 90."""
+    for classes, samples in _SHAPES:
+        classes = classes // 10 if quick else classes
+        rng = np.random.default_rng(0)
+        features = rng.normal(size=(classes * samples, _DIM)).astype(np.float32)
+        ours, memory = gradient(features, samples)
+        for name, run in _peers(features, samples):
+            yield Work(
+                f"loss and gradient, {classes} classes × {samples}, {_DIM} coordinates",
+                ours,
+                run,
+                name,
+                memory=memory,
+            )
+
+
+def gradient(
+    features: np.ndarray, samples: int
+) -> tuple[Callable[[], tuple[jax.Array, jax.Array]], int]:
+    """What computes loss and gradient, and the bytes that its program takes beside its input."""
+    objective = default_config().objective
+    ball = PoincareBall(objective.c, objective.clip_radius)
+
+    def loss(features: jax.Array) -> jax.Array:
+        points = ball.embed(features).reshape(-1, samples, features.shape[-1])
+        return pairwise_cross_entropy(points, space=ball, temperature=objective.temperature)
+
+    program = jax.jit(jax.value_and_grad(loss)).lower(features).compile()
+    x = jax.device_put(features)
+    memory = program.memory_analysis().temp_size_in_bytes
+    return lambda: jax.block_until_ready(program(x)), memory
+
+
+def _peers(features: np.ndarray, samples: int) -> Iterator[tuple[str, Callable | None]]:
+    """By whom: the name, and what computes it."""
+    if not peers.installed("torch"):
+        yield _INSTALL, None
+        return
+    import torch
+
+    from hypjax.benchmarks import torch_peers
+
+    objective = default_config().objective
+    ball = {"c": objective.c, "radius": objective.clip_radius}
+    torch.set_float32_matmul_precision("highest")
+    for name, loss in (
+        ("Möbius sums [n, m, dim]", torch_peers.loss_by_pairs),
+        ("our formula", torch_peers.loss_by_product),
+        ("our formula, torch.compile", torch.compile(torch_peers.loss_by_product)),
+    ):
+        run = torch_peers.loss_and_gradient(loss, features, samples, ball, objective.temperature)
+        yield f"torch {torch.__version__}, {name}", run

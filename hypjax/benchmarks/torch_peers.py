@@ -1,0 +1,237 @@
+"""The same work in PyTorch, by the strongest settings that leave it the same work."""
+
+import dataclasses
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from hypjax.benchmarks import peers
+
+warnings.filterwarnings("ignore", module="torch")  # torch.compile warns of PyTorch's own code.
+
+
+def device() -> Any:
+    """PyTorch's accelerator if it has one, else the CPU."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def synchronize() -> None:
+    """Waits until the accelerator has done what it was given."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def in_ball(features: Any, c: float, radius: float) -> Any:
+    """Clips features and maps them into the ball (Hyp-ViT, Eqs. 3 and 6)."""
+    import torch
+
+    norms = features.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    clipped = features * (radius / norms).clamp(max=1)
+    lengths = clipped.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    return torch.tanh(math.sqrt(c) * lengths) * clipped / (math.sqrt(c) * lengths)
+
+
+def distances_by_addition(x: Any, y: Any, c: float) -> Any:
+    """Eq. 2 as it stands: by the Möbius sums of all pairs, an array [n, m, dim]."""
+    import torch
+
+    x, y = -x[:, None], y[None]
+    product = (x * y).sum(dim=-1, keepdim=True)
+    x2, y2 = (x * x).sum(dim=-1, keepdim=True), (y * y).sum(dim=-1, keepdim=True)
+    added = (1 + 2 * c * product + c * y2) * x + (1 - c * x2) * y
+    norms = (added / (1 + 2 * c * product + c**2 * x2 * y2)).norm(dim=-1)
+    return 2 / math.sqrt(c) * torch.atanh((math.sqrt(c) * norms).clamp(max=1 - 1e-5))
+
+
+def distances_by_product(x: Any, y: Any, c: float) -> Any:
+    """The same by one matrix product, as hypjax computes them."""
+    import torch
+
+    x2, y2 = (x * x).sum(dim=-1), (y * y).sum(dim=-1)
+    squares = (x2[:, None] + y2 - 2 * x @ y.T).clamp_min(1e-12)
+    factors = (1 - c * x2)[:, None] * (1 - c * y2)
+    return 2 / math.sqrt(c) * torch.asinh((c * squares / factors).sqrt())
+
+
+def loss_by_pairs(features: Any, samples: int, ball: dict[str, float], temperature: float) -> Any:
+    """Eq. 5, each pair of subsets with its own distances by addition."""
+    import torch
+
+    points = in_ball(features, **ball).reshape(-1, samples, features.shape[-1])
+    classes = len(points)
+    targets = torch.arange(classes, device=features.device)
+    itself = torch.eye(classes, device=features.device, dtype=torch.bool)
+    total = 0
+    for i in range(samples):
+        for j in range(samples):
+            if i == j:
+                continue
+            own = -distances_by_addition(points[:, i], points[:, i], ball["c"]) / temperature
+            other = -distances_by_addition(points[:, i], points[:, j], ball["c"]) / temperature
+            logits = torch.cat([other, own.masked_fill(itself, -torch.inf)], dim=1)
+            total = total + torch.nn.functional.cross_entropy(logits, targets)
+    return total
+
+
+def loss_by_product(features: Any, samples: int, ball: dict[str, float], temperature: float) -> Any:
+    """Eq. 5 as hypjax computes it: one matrix of distances for all pairs of subsets."""
+    import torch
+
+    points = in_ball(features, **ball)
+    logits = -distances_by_product(points, points, ball["c"]) / temperature
+    classes = len(points) // samples
+    blocks = logits.reshape(classes, samples, classes, samples).permute(1, 3, 0, 2)
+    itself = torch.eye(classes, device=features.device, dtype=torch.bool)
+    own = torch.eye(samples, device=features.device, dtype=torch.bool)
+    masked = blocks.masked_fill(own[:, :, None, None] & itself, -torch.inf)
+    candidates = masked.logsumexp(dim=-1)
+    positives = blocks.diagonal(dim1=-2, dim2=-1)
+    negatives = candidates.diagonal(dim1=0, dim2=1).T[:, None]
+    losses = (torch.logaddexp(candidates, negatives) - positives).mean(dim=-1)
+    return losses.masked_fill(own, 0).sum()
+
+
+def loss_and_gradient(
+    loss: Callable[..., Any],
+    features: np.ndarray,
+    samples: int,
+    ball: dict[str, float],
+    temperature: float,
+) -> Callable[[], tuple[float, np.ndarray]]:
+    """Computes a loss and its gradient with respect to the features."""
+    import torch
+
+    x = torch.tensor(features, device=device(), requires_grad=True)
+
+    def run() -> tuple[float, np.ndarray]:
+        x.grad = None
+        value = loss(x, samples, ball, temperature)
+        value.backward()
+        return float(value.detach()), x.grad.cpu().numpy()
+
+    return run
+
+
+@dataclasses.dataclass
+class Trainer:
+    """timm's encoder, a head, and what one training step does: fused AdamW on the closed loss.
+
+    Attributes:
+        config: A run's configuration.
+        compiled: Whether by torch.compile.
+    """
+
+    config: ConfigDict
+    compiled: bool
+
+    def __post_init__(self) -> None:
+        """Makes the model, the optimiser and a batch of noise."""
+        import torch
+
+        config, own = self.config, device()
+        model = config.model
+        if model.architecture == "vit":
+            sizes = dict(patch_size=model.patch_size, embed_dim=model.width, depth=model.depth)
+            sizes |= dict(img_size=config.data.image_size, num_heads=model.num_heads)
+            encoder = peers.timm().models.VisionTransformer(num_classes=0, **sizes)
+            width = model.width
+        else:
+            encoder = peers.timm().create_model(model.architecture, num_classes=0)
+            width = encoder.num_features
+        encoder.patch_embed.proj.requires_grad_("patch_projection" not in config.optim.frozen)
+        self._encoder = encoder.to(own)
+        self._head = torch.nn.Linear(width, model.head_dim).to(own)
+        both = [*self._encoder.parameters(), *self._head.parameters()]
+        self._trained = [p for p in both if p.requires_grad]
+        optim = config.optim
+        self._optimizer = torch.optim.AdamW(
+            self._trained,
+            lr=1e-6,
+            betas=(optim.b1, optim.b2),
+            weight_decay=optim.weight_decay,
+            fused=True,
+        )
+        side, size = config.data.image_size, config.train.batch_size
+        images = torch.randint(0, 256, (size, 3, side, side), dtype=torch.uint8)
+        self._images = images.to(own)
+        self._flips = (torch.rand(size) < 0.5).to(own)
+        objective = config.objective
+        ball = {"c": objective.c, "radius": objective.clip_radius}
+        samples, temperature = config.train.samples_per_class, objective.temperature
+        self._loss = functools.partial(
+            loss_by_product, samples=samples, ball=ball, temperature=temperature
+        )
+        self._forward = torch.compile(self._compute) if self.compiled else self._compute
+        self._embed = torch.compile(self._features) if self.compiled else self._features
+
+    @property
+    def name(self) -> str:
+        """What it is."""
+        import torch
+
+        way = "torch.compile" if self.compiled else "eager"
+        precision = "bf16 autocast" if self._autocast else "float32"
+        parts = f"fused attention, fused AdamW, {precision}"
+        return f"torch {torch.__version__} + timm {peers.timm().__version__}, {way}, {parts}"
+
+    @property
+    def _autocast(self) -> bool:
+        return self.config.model.precision == "bfloat16"
+
+    def _features(self, pixels: Any, flips: Any = None) -> Any:
+        import torch
+
+        images = pixels
+        if flips is not None:
+            pixels = torch.where(flips[:, None, None, None], images.flip(-1), images)
+        mean = torch.tensor(self.config.data.mean, device=images.device)[:, None, None]
+        std = torch.tensor(self.config.data.std, device=images.device)[:, None, None]
+        pixels = (pixels.float() / 255 - mean) / std
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self._autocast):
+            pooled = self._encoder(pixels)
+        return self._head(pooled.float())
+
+    def _compute(self, images: Any, flips: Any) -> Any:
+        return self._loss(self._features(images, flips))
+
+    def train(self, count: int) -> None:
+        """Makes some steps."""
+        import torch
+
+        for _ in range(count):
+            self._optimizer.zero_grad(set_to_none=True)
+            self._forward(self._images, self._flips).backward()
+            torch.nn.utils.clip_grad_norm_(self._trained, self.config.optim.clip_norm)
+            self._optimizer.step()
+        synchronize()
+
+    def embed(self, count: int) -> None:
+        """Embeds the batch some times, as for evaluation."""
+        import torch
+
+        self._encoder.eval()
+        with torch.inference_mode():
+            for _ in range(count):
+                self._embed(self._images)
+        self._encoder.train()
+        synchronize()
+
+
+def peak_memory(run: Callable[[], object]) -> int | None:
+    """Bytes of the accelerator that PyTorch holds at most meanwhile; None on CPUs."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return torch.cuda.max_memory_allocated()

@@ -1,0 +1,219 @@
+"""Training steps and the embedding of images beside PyTorch and timm."""
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from hypjax import compiled, optim, parallel, reporting
+from hypjax.benchmarks import peers
+from hypjax.benchmarks.measure import Work
+from hypjax.config import default_config
+from hypjax.errors import UserError
+from hypjax.geometry import Sphere
+from hypjax.interfaces import Batch
+from hypjax.models import create_embedder
+from hypjax.objectives import Spec, create_objective
+
+_INSTALL = "torch and timm (pip install torch timm)"
+_SMALL, _FINE = "vit_small_patch16_224", "vit_small_patch8_224"
+
+
+class Case(NamedTuple):
+    """A batch to train on.
+
+    Attributes:
+        architecture: Of the encoder.
+        batch: Images.
+        samples: Of each class.
+        steps: To be timed at once.
+    """
+
+    architecture: str
+    batch: int
+    samples: int
+    steps: int
+
+
+_ON_ACCELERATORS = (
+    Case(_SMALL, 900, 2, 5),
+    Case(_SMALL, 900, 9, 5),
+    Case(_FINE, 120, 2, 5),
+)
+_ON_CPUS = (Case(_SMALL, 24, 2, 1),)
+_QUICK = (Case("vit", 24, 2, 2),)
+
+
+def works(quick: bool) -> Iterator[Work]:
+    """What is timed: steps of the published recipe, and the embedding of as many images.
+
+    On CPUs with fewer images and in float32; quick: a tiny encoder.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    cases = _QUICK if quick else _ON_CPUS if on_cpu else _ON_ACCELERATORS
+    rate = matrix_rate(1024 if on_cpu or quick else 8192, "float32" if on_cpu else "bfloat16")
+    copies = copy_rate(2**28 if on_cpu or quick else 2**32)
+    reporting.say(f"products: {rate / 1e12:.3g} TFLOP/s; copies: {copies / 1e9:.3g} GB/s")
+    for case in cases:
+        config = _config(case, on_cpu)
+        what = f"ViT-S/{16 if case.architecture == _SMALL else 8}"
+        what = "tiny ViT" if quick else what
+        trainer = Trainer(config)
+        for act, passes, count in (("train", 3, case.steps), ("embed", 1, 3 * case.steps)):
+            words = {"train": "training step", "embed": "embedding"}[act]
+            images = case.batch * count
+            flops = passes * forward_flops(trainer.model.encoder, config.data.image_size)
+            for peer in _peers(config):
+                yield Work(
+                    f"{words}, {what}, {case.batch} images"
+                    + (f" ({case.batch // case.samples} × {case.samples})" if passes == 3 else ""),
+                    functools.partial(getattr(trainer, act), count),
+                    peer and functools.partial(getattr(peer, act), count),
+                    peer.name if peer else _INSTALL,
+                    limit=flops * images / rate,
+                    items=images,
+                    moving=count * trainer.bytes_moved[act] / copies,
+                    memory=trainer.memory[act],
+                )
+
+
+def _peers(config: ConfigDict) -> list[Any]:
+    """PyTorch, eager and compiled.
+
+    Raises:
+        UserError: JAX would leave it no memory.
+    """
+    if not peers.installed("torch") or peers.timm() is None:
+        return [None]
+    from hypjax.benchmarks import torch_peers
+
+    on_gpu = jax.default_backend() == "gpu" and torch_peers.device().type == "cuda"
+    if on_gpu and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") != "false":
+        raise UserError(
+            "JAX takes most of the GPU's memory at once, so that PyTorch finds none; set the "
+            "environment variable XLA_PYTHON_CLIENT_PREALLOCATE=false"
+        )
+
+    return [torch_peers.Trainer(config, compiled) for compiled in (False, True)]
+
+
+def _config(case: Case, on_cpu: bool) -> ConfigDict:
+    config = default_config()
+    with config.unlocked():
+        config.model.precision = "float32" if on_cpu else "bfloat16"
+        config.model.architecture = case.architecture
+        config.train.batch_size, config.train.samples_per_class = case.batch, case.samples
+        config.data.image_size = config.data.resize = 224
+        if case.architecture == "vit":
+            config.model.update(patch_size=8, width=64, depth=2, num_heads=2)
+            config.data.image_size = config.data.resize = 64
+    return config
+
+
+class Trainer:
+    """hypjax's train step and embedding, on a batch of noise that lies on the device.
+
+    Attributes:
+        model: What is trained.
+        memory: Bytes that each program takes: what it is given, and what it needs beside that.
+        bytes_moved: What XLA says that each program reads and writes.
+    """
+
+    def __init__(self, config: ConfigDict) -> None:
+        """Makes the state and compiles both programs."""
+        self.model, objective = create_embedder(config), create_objective(config)
+        optimizer, mesh = optim.create_optimizer(config), parallel.create_mesh((1, 1))
+        size, samples = config.train.batch_size, config.train.samples_per_class
+        spec = Spec(size // samples, samples, self.model.encoder.dim, config.model.head_dim, size)
+        state = compiled.create_state(config, self.model, objective, optimizer, spec)
+        state = parallel.place(state, parallel.parted(mesh, state))
+        self._batch = compiled.share_out(mesh, _noise(config))
+        step = compiled.make_train_step(config, self.model, objective, optimizer, mesh)
+        step = compiled.jit_train_step(step, mesh, state)
+        self._step = step.lower(state, self._batch).compile()
+        spaces = {"head": objective.score_space, "encoder": Sphere()}
+        embed = parallel.over_images(compiled.embed_function(config, self.model, spaces), mesh)
+        params = state.params["model"]
+        self._embed = jax.jit(embed).lower(params, self._batch.images).compile()
+        self._state = state
+        programs = {"train": self._step, "embed": self._embed}
+        self.memory = {name: _memory(program) for name, program in programs.items()}
+        self.bytes_moved = {name: _bytes_moved(program) for name, program in programs.items()}
+
+    def train(self, count: int) -> None:
+        """Makes some steps."""
+        for _ in range(count):
+            self._state, metrics = self._step(self._state, self._batch)
+        jax.block_until_ready((self._state, metrics))
+
+    def embed(self, count: int) -> None:
+        """Embeds the batch some times, as for evaluation."""
+        points = [
+            self._embed(self._state.params["model"], self._batch.images) for _ in range(count)
+        ]
+        jax.block_until_ready(points)
+
+
+def _noise(config: ConfigDict) -> Batch:
+    size, side = config.train.batch_size, config.data.image_size
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (size, side, side, 3), dtype=np.uint8)
+    numbers = np.arange(size, dtype=np.int32)
+    labels = numbers // config.train.samples_per_class
+    return Batch(images, labels, numbers, rng.random(size) < 0.5)
+
+
+def _memory(program: jax.stages.Compiled) -> int:
+    told = program.memory_analysis()
+    return told.argument_size_in_bytes + told.temp_size_in_bytes
+
+
+def _bytes_moved(program: jax.stages.Compiled) -> float:
+    return program.cost_analysis()["bytes accessed"]
+
+
+def forward_flops(encoder: Any, side: int) -> int:
+    """Operations of a Vision Transformer's matrix products for an image; a sum counts as one."""
+    tokens = (side // encoder.patch_size) ** 2
+    patches = 2 * tokens * encoder.patch_size**2 * 3 * encoder.width
+    tokens += encoder.num_prefix_tokens
+    dense = 2 * tokens * encoder.width**2 * (4 + 2 * encoder.mlp_ratio)
+    attention = 4 * tokens**2 * encoder.width
+    return int(patches + encoder.depth * (dense + attention))
+
+
+def matrix_rate(side: int, dtype: str) -> float:
+    """Operations a second of a large matrix product in the training's precision."""
+    x, count = jnp.full((side, side), 1 / side, dtype), 20
+    precision = "highest" if dtype == "float32" else "default"
+    multiply = jax.jit(
+        lambda x: jax.lax.fori_loop(0, count, lambda _, y: jnp.matmul(x, y, precision=precision), x)
+    )
+    return count * 2 * side**3 / _fastest(lambda: multiply(x))
+
+
+def copy_rate(size: int) -> float:
+    """Bytes a second that the device reads and writes where it does nothing else.
+
+    Args:
+        size: Bytes to copy.
+    """
+    x = jnp.zeros(size // 4, jnp.float32)
+    add = jax.jit(lambda x: x + 1)
+    return 2 * size / _fastest(lambda: add(x))
+
+
+def _fastest(run: Callable[[], Any]) -> float:
+    jax.block_until_ready(run())
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        jax.block_until_ready(run())
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
