@@ -46,6 +46,7 @@ def kill_while_saving(process, run: pathlib.Path, sightings: int) -> None:
     process.kill()
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_as_an_undisturbed_one(photos_folder, tmp_path):
     """Every other kill comes while a state is being saved."""
     whole, run = tmp_path / "whole", tmp_path / "run"

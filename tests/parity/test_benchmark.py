@@ -1,4 +1,4 @@
-"""The benchmark as a user types it."""
+"""The benchmark as a user types it, beside its peers."""
 
 import json
 import os
@@ -6,41 +6,56 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from hypjax.benchmarks.loss import gradient
 
-@pytest.mark.parametrize(
-    ("suite", "peer", "works"), [("retrieval", "faiss", 9), ("input", "torchvision", 6)]
-)
-def test_a_suite_beside_its_peer(tmp_path, suite, peer, works):
-    pytest.importorskip(peer, reason=f"needs the parity extra: {peer}")
-    done = subprocess.run(
-        [sys.executable, "-m", "hypjax.benchmark", suite, "--quick"],
+WORKS = {"loss": 6, "retrieval": 9, "input": 6, "train": 4}
+
+
+def run(tmp_path, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "hypjax.benchmark", *arguments],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
+
+
+def test_all_suites_beside_their_peers(tmp_path):
+    for peer in ("faiss", "torch", "torchvision"):
+        pytest.importorskip(peer, reason=f"needs the parity extra: {peer}")
+    done = run(tmp_path, "all", "--quick")
     assert done.returncode == 0, done.stderr
     written = json.loads((tmp_path / "benchmark.json").read_text())
     assert written["machine"]["versions"]["jax"]
-    assert len(written[suite]) == works
-    for work in written[suite]:
-        assert work["ratio"] > 0 and (work["limit"] or work["items"]) > 0
-        assert work["name"] in done.stdout
+    for suite, works in WORKS.items():
+        assert len(written[suite]) == works
+        for work in written[suite]:
+            assert work["ratio"] > 0 and work["name"] in done.stdout
+
+
+@pytest.mark.parametrize(("classes", "samples"), [(12, 2), (5, 4)])
+def test_peers_of_the_loss_compute_the_same(classes, samples):
+    pytest.importorskip("torch", reason="needs the parity extra: torch")
+    from hypjax.benchmarks import torch_peers
+
+    features = np.random.default_rng(0).normal(size=(classes * samples, 16)).astype(np.float32)
+    run, _ = gradient(features, samples)
+    loss, slope = run()
+    for peer in (torch_peers.loss_by_pairs, torch_peers.loss_by_product):
+        ball, temperature = {"c": 0.1, "radius": 2.3}, 0.2
+        theirs = torch_peers.loss_and_gradient(peer, features, samples, ball, temperature)()
+        np.testing.assert_allclose(theirs[0], loss, rtol=1e-5)
+        np.testing.assert_allclose(theirs[1], slope, atol=1e-5 * np.abs(slope).max())
 
 
 def test_mistakes_are_answered_in_one_sentence(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "hypjax.benchmark", "retrival"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (
-        done.returncode == 1
-        and done.stderr == "error: 'retrival' is not one of retrieval, input, memory\n"
+    done = run(tmp_path, "retrival")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: 'retrival' is not one of loss, retrieval, input, train, all, memory, growth\n"
     )

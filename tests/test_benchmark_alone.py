@@ -1,0 +1,50 @@
+"""The benchmark where neither peers are installed nor what only runs and datasets need."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+ABSENT = ("orbax", "grain", "tensorflow_datasets", "faiss", "torch", "torchvision", "timm")
+PROGRAM = """
+import sys
+class Absent:
+    names = sys.argv.pop().split(",")
+    def find_spec(self, name, path=None, target=None):
+        if name in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+from hypjax import benchmark, command
+command.run(benchmark.main, choices=(*benchmark.SUITES, benchmark.ALL))
+"""
+
+
+def run(tmp_path, repository, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments, ",".join(ABSENT)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.slow
+def test_what_is_absent_is_named_and_all_else_measured(tmp_path, repository):
+    done = run(tmp_path, repository, "all", "--quick")
+    assert done.returncode == 0, done.stderr
+    assert "warning: left out: input needs grain (pip install grain)" in done.stderr
+    assert "torch (pip install torch)" in done.stdout
+    written = json.loads((tmp_path / "benchmark.json").read_text())
+    assert {"loss", "retrieval", "train"} < written.keys() and "input" not in written
+    for work in written["train"]:
+        assert work["peer"] == [] and work["items"] > 0 and work["moving"] > 0
+
+
+def test_a_suite_that_cannot_run_says_what_to_install(tmp_path, repository):
+    done = run(tmp_path, repository, "input", "--quick")
+    assert done.returncode == 1
+    assert done.stderr == "error: input needs grain (pip install grain)\n"
