@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import optax
 
-from hypjax import optim, parallel
+from hypjax import compiled, optim, parallel
 from hypjax.config import default_config
 from hypjax.interfaces import Batch
 from hypjax.models import create_embedder
