@@ -116,8 +116,9 @@ def test_images_lie_as_they_take_least():
     assert lay_out(sizes, 3).bytes < 1.5 * 3 * sizes.prod(axis=1).sum()
 
 
-SMALL = ["run.log_every=1", "eval.every=0", "optim.learning_rate=3e-5", "objective.temperature=1.0"]
+SMALL = ["run.log_every=1", "eval.every=0"]
 DEVICE = [*SMALL, "run.cache=device", "run.microbatch=3"]
+GENTLE = [*SMALL, "optim.learning_rate=3e-5", "objective.temperature=1.0"]
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_a_run_is_that_of_the_host_and_can_be_resumed(photos_folder, tmp_path, m
     results = train.train_and_evaluate(config, tmp_path / "device")
     host, device = measured(tmp_path / "host"), measured(tmp_path / "device")
     assert host.keys() == device.keys() == set(range(1, 13))
-    np.testing.assert_allclose([*device.values()], [*host.values()], rtol=1e-3)
+    np.testing.assert_allclose([*device.values()], [*host.values()], rtol=1e-2)
     write = Telemetry.write
 
     def interrupted(self, step, values):
@@ -187,19 +188,22 @@ def test_what_cannot_be_is_refused(photos_folder, tmp_path, monkeypatch):
     for free, mend in ((40_000, r"set --config.data.stored_side=\d+ or less, or set"), (9, "set")):
         monkeypatch.setattr(memory, "free", lambda mesh, free=free: free)
         message = (
-            r"run.cache is device, but the training images take \S+ GB, and of \S+ GB that are "
-            rf"free on each device \(\w+\) they may take 80%; {mend} --config.run.cache=host$"
+            r"run.cache is device, but the training images take 4\d\.\dkB, and of (9.00B|40.0kB) "
+            r"that are free on each device \(\w+\) they may take 80%; "
+            rf"{mend} --config.run.cache=host$"
         )
         with pytest.raises(UserError, match=message) as error:
             train.train_and_evaluate(config, tmp_path / "run")
-        if free == 40_000:
-            with config.unlocked():
-                config.data.stored_side = int(str(error.value).split("side=")[1].split()[0])
-            dataset, mesh = open_splits(config).train, parallel.create_mesh((1, 1))
-            assert device_store.plan_store(config, dataset, mesh).bytes <= 32_000
-            config.data.stored_side += 1
-            with pytest.raises(UserError, match="run.cache is device, but"):
-                device_store.plan_store(config, dataset, mesh)
+        if mend != "set":
+            advised = int(str(error.value).split("side=")[1].split()[0])
+    dataset, mesh = open_splits(config).train, parallel.create_mesh((1, 1))
+    monkeypatch.setattr(memory, "free", lambda mesh: 40_000)
+    with config.unlocked():
+        config.data.stored_side = advised
+    assert device_store.plan_store(config, dataset, mesh).bytes <= 32_000
+    config.data.stored_side += 1
+    with pytest.raises(UserError, match="run.cache is device, but"):
+        device_store.plan_store(config, dataset, mesh)
     assert not decoded and not (tmp_path / "run").exists()
 
 
@@ -219,7 +223,7 @@ def test_devices_that_do_not_divide_the_batch_and_processes_change_nothing(
     photos_folder, tmp_path, monkeypatch
 ):
     alone = tmp_path / "alone"
-    fields = [*SMALL, "run.cache=device", "data.stored_side=18"]
+    fields = [*GENTLE, "run.cache=device", "data.stored_side=18"]
     for run, count, extra in ((alone, 1, ()), (tmp_path / "three", 3, ["run.microbatch=4"])):
         monkeypatch.setenv("XLA_FLAGS", devices(count)["XLA_FLAGS"])
         ended = photos.run(photos_folder, run, *fields, *extra)
@@ -231,7 +235,7 @@ def test_devices_that_do_not_divide_the_batch_and_processes_change_nothing(
     for run in (tmp_path / "three", together):
         np.testing.assert_allclose([*measured(run).values()], expected, rtol=1e-4)
         assert json.loads((run / "results.json").read_text())["notes"]
-    mixed = Processes(photos_folder, tmp_path / "mixed", *SMALL, of_second=["run.cache=device"])
+    mixed = Processes(photos_folder, tmp_path / "mixed", *GENTLE, of_second=["run.cache=device"])
     assert (
         "process 1 has config.run.cache device, but the first process none or host"
         in (mixed.ended()[1][2])

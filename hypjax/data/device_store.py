@@ -173,7 +173,7 @@ def _fitting_side(sizes: Int[np.ndarray, "images 2"], channels: int, room: float
 
 
 def _bytes(number: float) -> str:
-    return f"{number / 1e9:.3g} GB"
+    return tqdm.tqdm.format_sizeof(number, "B")
 
 
 def fill(layout: Layout, dataset: Dataset, mesh: Mesh) -> Store:
