@@ -14,6 +14,7 @@ from hypjax.data.device_store import fill, lay_out, stored_sizes
 from hypjax.data.plans import Plan
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
+from hypjax.interfaces import Crops
 from hypjax.telemetry import Telemetry
 from tests import photos
 from tests.test_input import encoded
@@ -104,6 +105,17 @@ def test_what_fills_a_batch_up_does_no_harm():
         np.testing.assert_array_equal(values[:2], getattr(whole, name)[3:])
     views = cut(dataset, layout, rest, 16)
     assert (views[2:] == dataset.crop(0, np.array([0, 0, 1, 1]), 16, 3)).all()
+
+
+def test_the_store_is_not_copied():
+    store = resizing.Store(jax.ShapeDtypeStruct((2**20, 300), np.uint8), 100, 3)
+    crops = Crops(
+        row=jax.ShapeDtypeStruct((40,), np.int32),
+        turned=jax.ShapeDtypeStruct((40,), bool),
+        boxes=jax.ShapeDtypeStruct((40, 4), np.int32),
+    )
+    program = jax.jit(resizing.cut, static_argnums=2).lower(store, crops, 32).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 2**25
 
 
 def test_images_lie_as_they_take_least():
