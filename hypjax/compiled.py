@@ -147,7 +147,7 @@ def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> Trai
 
 
 def share_out(mesh: Mesh, batch: Batch) -> Batch:
-    """Puts a batch on the devices: images and flips shared out, labels and ids everywhere."""
+    """Puts a batch on the devices: images, or crops, and flips shared out, the rest everywhere."""
     images, flips = parallel.share_out(mesh, (batch.images, batch.flips))
     labels, ids = parallel.place((batch.labels, batch.ids), parallel.everywhere(mesh))
     return Batch(images=images, labels=labels, ids=ids, flips=flips)
