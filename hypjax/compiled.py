@@ -1,5 +1,6 @@
 """What is compiled and run on the devices: the train step, and the embedding of images."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from jaxtyping import Array, Int, PyTree, UInt8
 from ml_collections import ConfigDict
 
 from hypjax import optim, parallel
-from hypjax.data import device
+from hypjax.data import device, resizing
 from hypjax.geometry import Space
 from hypjax.interfaces import Batch, Outputs
 from hypjax.models import Embedder, example_images
@@ -36,7 +37,8 @@ class TrainState(NamedTuple):
     skipped: Int[Array, ""]
 
 
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+# From a state and a batch, and, where the device is to crop that itself, from what.
+TrainStep = Callable[..., tuple[TrainState, Metrics]]
 
 
 def create_state(
@@ -71,6 +73,9 @@ def make_train_step(
     parameters alone, and its norm is theirs. The metrics tell whether loss, gradient and update are
     finite; where they are not, the update is dropped if `train.on_nonfinite` says skip.
 
+    Of a batch of `Crops` the step also takes the `resizing.Store` that they are cut from, a copy on
+    each device.
+
     Args:
         config: The run's configuration.
         model: What is trained.
@@ -86,15 +91,21 @@ def make_train_step(
         images = device.normalize(images, config.data.mean, config.data.std)
         return model.apply({"params": params}, device.mirror(images, flips))
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    cut = functools.partial(resizing.cut, side=config.data.image_size)
+    cut_all = parallel.over_own_images(cut, mesh)
+
+    def train_step(
+        state: TrainState, batch: Batch, store: resizing.Store | None = None
+    ) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         trained, frozen = optim.split_frozen(state.params, config.optim.frozen)
         slices = parallel.slices(len(batch.labels), mesh, config.run.microbatch)
         embed_all = parallel.over_images(embed, mesh, slices.count)
+        images = batch.images if store is None else cut_all(store, batch.images)
 
         def loss_of(trained: PyTree) -> tuple[Array, tuple[PyTree, Metrics]]:
             params = optim.merge(trained, frozen)
-            outputs = embed_all(params["model"], batch.images, batch.flips)
+            outputs = embed_all(params["model"], images, batch.flips)
             outputs = jax.tree.map(lambda x: x[: len(batch.labels)], outputs)
             return objective.loss(
                 params["objective"], state.objective_state, outputs, None, batch, key
@@ -136,7 +147,7 @@ def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> Trai
 
 
 def share_out(mesh: Mesh, batch: Batch) -> Batch:
-    """Puts a batch on the devices: images and flips shared out, labels and ids everywhere."""
+    """Puts a batch on the devices: images, or crops, and flips shared out, the rest everywhere."""
     images, flips = parallel.share_out(mesh, (batch.images, batch.flips))
     labels, ids = parallel.place((batch.labels, batch.ids), parallel.everywhere(mesh))
     return Batch(images=images, labels=labels, ids=ids, flips=flips)

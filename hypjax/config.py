@@ -7,6 +7,7 @@ is where and how it happens to run.
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import math
@@ -35,6 +36,8 @@ def default_config() -> ConfigDict:
     data.path = placeholder(str)  # a folder of classes, or a .csv or .parquet table.
     # How files become pixels: exact, or fast, which takes JPEGs no larger than a view needs.
     data.decoder = "exact"
+    # Length to which longer shorter sides are scaled, once, where run.cache is device; None: none.
+    data.stored_side = placeholder(int)
     data.channels = 3
     data.image_size = 224
     data.resize = 224  # Shorter side before the test view's centre crop; CUB: 256.
@@ -103,7 +106,8 @@ def default_config() -> ConfigDict:
     run.data_dir = placeholder(str)  # None: TFDS's default, ~/tensorflow_datasets.
     run.workers = 0  # Processes that decode; 0: threads.
     run.input_timeout = 600.0  # Seconds that a step waits for a piece of its input.
-    run.cache = "none"  # or host: all images decoded once, in a memory-mapped file
+    # or device: training images decoded once into the devices' memory, and cropped there; or host:
+    run.cache = "none"  # all images decoded once, in a memory-mapped file
     run.cache_dir = placeholder(str)  # in this folder. None: ~/.cache/hypjax/decoded.
     # Copies of the parameters, and parts that each is cut into; images are shared out over all.
     run.mesh = (-1, 1)  # −1: as many as there are devices for.
@@ -124,6 +128,7 @@ METRICS = ("recall", "precision", "mrr", "map@r", "r_precision")
 OPTIONAL = frozenset(
     {
         "data.path",
+        "data.stored_side",
         "model.weights",
         "objective.clip_radius",
         "run.cache_dir",
@@ -164,10 +169,16 @@ def field_type(field: str) -> Rule:
             lambda value: isinstance(value, tuple) and all(map(scalar.holds, value)),
             f"a list in which each item is {scalar.words}",
         )
-    scalar = _SCALARS[str if default is None else type(default)]
+    group, _, name = field.rpartition(".")
+    scalar = _SCALARS[_group(group).get_type(name) if default is None else type(default)]
     if field in OPTIONAL:
         return Rule(lambda value: value is None or scalar.holds(value), scalar.words + ", or None")
     return scalar
+
+
+def _group(name: str) -> ConfigDict:
+    """The defaults of a group of fields."""
+    return functools.reduce(getattr, filter(None, name.split(".")), default_config())
 
 
 def _one_of(*choices: str) -> Rule:
@@ -199,6 +210,7 @@ _RULES = {
     "seed": _at_least(0),
     "data.name": _one_of(*DATASETS),
     "data.decoder": _one_of("exact", "fast"),
+    "data.stored_side": Rule(lambda value: value is None or value >= 1, "at least 1, or None"),
     "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
     "data.image_size": _at_least(1),
     "data.std": Rule(lambda value: all(v > 0 for v in value), "above 0 in every channel"),
@@ -244,7 +256,7 @@ _RULES = {
     "eval.every": _at_least(0),
     "run.workers": _at_least(0),
     "run.input_timeout": _POSITIVE,
-    "run.cache": _one_of("none", "host"),
+    "run.cache": _one_of("none", "host", "device"),
     "run.mesh": Rule(
         lambda value: len(value) == 2 and (value[0] == -1 or value[0] >= 1) and value[1] >= 1,
         "two numbers: copies of the parameters (−1: as many as possible) and parts of each",
@@ -312,6 +324,8 @@ def _validate_together(config: ConfigDict) -> None:
             config.run.cache,
             "none where data.decoder is fast, which decodes only what a view needs",
         )
+    if data.stored_side is not None and config.run.cache != "device":
+        refuse("data.stored_side", data.stored_side, "None unless run.cache is device")
     for field in ("mean", "std"):
         if len(data[field]) != data.channels:
             refuse(f"data.{field}", data[field], f"one number a channel ({data.channels})")

@@ -6,20 +6,35 @@ from typing import NamedTuple
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
 
+class Crops(NamedTuple):
+    """Boxes of images that lie on the devices, which are to cut them out themselves.
+
+    Attributes:
+        row: First row of each image in the store.
+        turned: Whether it is stored with rows for columns.
+        boxes: What to cut from it, as it was before: top, left, height, width.
+    """
+
+    row: Int[Array, " rows"]
+    turned: Bool[Array, " rows"]
+    boxes: Int[Array, "rows 4"]
+
+
 class Batch(NamedTuple):
     """Images to train on, as the input delivers them.
 
     Images of one class are neighbours: image i is sample i mod d of class i // d of the batch.
-    Where several devices share the images, black ones after the last fill their shares up.
+    Where several devices share the images, others after the last fill their shares up.
 
     Attributes:
-        images: Cropped and resized pixels; normalisation and flips are left to the device.
+        images: Cropped and resized pixels; normalisation and flips are left to the device. Or what
+            the device is to crop.
         labels: Training class of each image, without those that fill up.
         ids: Position of each image in the training set, likewise.
         flips: Whether the image is to be mirrored left to right.
     """
 
-    images: UInt8[Array, "rows height width channels"]
+    images: UInt8[Array, "rows height width channels"] | Crops
     labels: Int[Array, " batch"]
     ids: Int[Array, " batch"]
     flips: Bool[Array, " rows"]

@@ -1,9 +1,12 @@
-"""Says in a sentence that a device's memory did not suffice."""
+"""A device's memory: how much is free, and in a sentence that it did not suffice."""
 
 import contextlib
+import pathlib
+import re
 from collections.abc import Iterator
 
 import jax
+from jax.sharding import Mesh
 
 from hypjax.errors import UserError
 
@@ -22,3 +25,23 @@ def explained(remedy: str) -> Iterator[None]:
             raise
         device = jax.local_devices()[0].device_kind
         raise UserError(f"out of memory on {device}; lower {remedy}") from error
+
+
+def free(mesh: Mesh) -> int | None:
+    """Bytes that are free on each of this process's devices; None where nothing tells.
+
+    CPU devices share what the machine has.
+    """
+    own = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    found = [device.memory_stats() or {} for device in own]
+    if all("bytes_limit" in stats for stats in found):
+        return min(stats["bytes_limit"] - stats.get("bytes_in_use", 0) for stats in found)
+    machine = _free_of_machine()
+    return None if machine is None else machine // len(own)
+
+
+def _free_of_machine() -> int | None:
+    with contextlib.suppress(OSError):
+        told = re.search(r"MemAvailable: *(\d+) kB", pathlib.Path("/proc/meminfo").read_text())
+        return None if told is None else 1024 * int(told[1])
+    return None

@@ -202,14 +202,29 @@ def over_images(
         outputs = jax.lax.map(remembering_none, by_slice)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 
+    shared = over_own_images(of_own, mesh)
+
+    def of_all(params: PyTree, *images: PyTree) -> PyTree:
+        return jax.lax.with_sharding_constraint(shared(params, *images), everywhere(mesh))
+
+    return of_all
+
+
+def over_own_images(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..., PyTree]:
+    """The function, each device applying it to its own images and keeping what it returns.
+
+    Args:
+        function: As of `over_images`.
+        mesh: The devices.
+    """
+
     def of_all(params: PyTree, *images: PyTree) -> PyTree:
         specs = (P(), *(P(AXES) for _ in images))
         # Were replication tracked, gradients that bfloat16 products make of the parameters would be
         # summed over the devices in bfloat16, before they are float32 again.
         shared = jax.shard_map(
-            of_own, mesh=mesh, in_specs=specs, out_specs=P(AXES), check_vma=False
+            function, mesh=mesh, in_specs=specs, out_specs=P(AXES), check_vma=False
         )
-        outputs = shared(params, *images)
-        return jax.lax.with_sharding_constraint(outputs, everywhere(mesh))
+        return shared(params, *images)
 
     return of_all

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,8 @@ from hypjax.compiled import (
     share_out,
 )
 from hypjax.config import flatten, validate
-from hypjax.data.dataset import Splits
+from hypjax.data.dataset import Dataset, Splits
+from hypjax.data.device_store import Layout, crop_batches, fill, plan_store, stored_sizes
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import (
     ClassPlans,
@@ -34,6 +35,7 @@ from hypjax.data.plans import (
     RandomCrop,
     ShuffledPlans,
 )
+from hypjax.data.resizing import Store
 from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import Evaluator, check_depth
@@ -67,7 +69,9 @@ def first_encoder(config: ConfigDict, model: Embedder) -> PyTree | None:
 def shared_fields(config: ConfigDict) -> dict[str, Any]:
     """Fields in which the processes of a run may not differ, with their values."""
     own = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path", "run.input")
-    return {f"config.{n}": v for n, v in flatten(config).items() if not n.startswith(own)}
+    shared = {f"config.{n}": v for n, v in flatten(config).items() if not n.startswith(own)}
+    cache = config.run.cache
+    return shared | {"config.run.cache": cache if cache == "device" else "none or host"}
 
 
 def with_encoder(state: TrainState, encoder: PyTree | None) -> TrainState:
@@ -125,6 +129,7 @@ def train_and_evaluate(
     splits = open_splits(config)
     check_depth(config, splits)
     plan = create_plans(config, splits)
+    layout = plan_store(config, splits.train, mesh)
     circumstances = {"images": splits.fingerprint, "precision": compute_dtype(config).name}
     distributed.require_same({**circumstances, **shared_fields(config)})
     # Read before the folder is claimed: a mistake in their name leaves nothing behind.
@@ -155,18 +160,8 @@ def train_and_evaluate(
         train_step = make_train_step(config, model, objective, optimizer, mesh)
         train_step = jit_train_step(train_step, mesh, state)
         first = int(state.step)
-        slices = parallel.slices(config.train.batch_size, mesh, config.run.microbatch)
-        batches = training_batches(
-            splits.train,
-            plan,
-            first_step=first,
-            last_step=config.train.total_steps,
-            side=config.data.image_size,
-            channels=config.data.channels,
-            workers=config.run.workers,
-            rows=parallel.own_rows(mesh, slices.rows),
-            timeout=config.run.input_timeout,
-        )
+        batches, store = open_input(config, mesh, splits.train, plan, layout, first)
+        train_step = functools.partial(train_step, store=store)
         monitor = Monitor(config, run.path, first, checkpoints, splits.train.name, trace)
         validation = splits.validation and functools.partial(
             evaluator.recalls, dataset=splits.validation
@@ -193,6 +188,41 @@ def train_and_evaluate(
         distributed.from_first(lambda: run.write_results(results))
     print(f"results.json, metrics.jsonl and the models are in {mirror.place}")
     return results
+
+
+def open_input(
+    config: ConfigDict, mesh: Mesh, dataset: Dataset, plan: Plans, layout: Layout | None, first: int
+) -> tuple[Generator[Batch, None, None], Store | None]:
+    """The batches of the steps that are left, and what the devices cut them from themselves.
+
+    Args:
+        config: The run's configuration.
+        mesh: The devices.
+        dataset: The training set.
+        plan: What each step wants.
+        layout: Where images are to lie on the devices; None: the host crops them.
+        first: Steps done.
+
+    Raises:
+        UserError: An image cannot be read.
+    """
+    slices = parallel.slices(config.train.batch_size, mesh, config.run.microbatch)
+    rows, last = parallel.own_rows(mesh, slices.rows), config.train.total_steps
+    if layout is not None:
+        store = fill(layout, dataset, mesh) if first < last else None
+        return crop_batches(layout, plan, first_step=first, last_step=last, rows=rows), store
+    batches = training_batches(
+        dataset,
+        plan,
+        first_step=first,
+        last_step=last,
+        side=config.data.image_size,
+        channels=config.data.channels,
+        workers=config.run.workers,
+        rows=rows,
+        timeout=config.run.input_timeout,
+    )
+    return batches, None
 
 
 class Recalls(NamedTuple):
@@ -438,7 +468,8 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
     """
     images, train = splits.train, config.train
     crop = RandomCrop(config.data.crop_area, config.data.crop_ratio, config.data.flip)
-    common = (images.labels, images.sizes, train.batch_size, crop, config.seed)
+    sizes = stored_sizes(images.sizes, config.data.stored_side)
+    common = (images.labels, sizes, train.batch_size, crop, config.seed)
     if train.sampling == "shuffled":
         if train.batch_size > len(images):
             raise UserError(

@@ -1,4 +1,4 @@
-"""Input beside torchvision: decoding, cropping and resizing photos by all cores."""
+"""Input beside torchvision: decoding, cropping and resizing photos by all cores, or a device."""
 
 import contextlib
 import functools
@@ -7,19 +7,25 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
+from jaxtyping import Array
 from PIL import Image
 
+from hypjax import parallel
 from hypjax.benchmarks import peers
 from hypjax.benchmarks.measure import Work
 from hypjax.cores import usable_cores
-from hypjax.data import pixels
+from hypjax.data import device, pixels, resizing
 from hypjax.data.dataset import Dataset, fill_cache
 from hypjax.data.decoded import DecodedImages
+from hypjax.data.device_store import Layout, crop_batches, fill, lay_out
 from hypjax.data.photos import Files, find_photos
 from hypjax.data.pipeline import evaluation_batches, training_batches
-from hypjax.data.plans import RandomCrop, ShuffledPlans
+from hypjax.data.plans import Plan, RandomCrop, ShuffledPlans
+from hypjax.data.resizing import Store
 from hypjax.errors import UserError
+from hypjax.interfaces import Crops
 
 _SIDE, _SHORTER_SIDE = 224, 256
 _AREA, _RATIO = (0.2, 1.0), (3 / 4, 4 / 3)  # Of RandomResizedCrop, as Hyp-ViT has them.
@@ -63,6 +69,8 @@ def _works(paths: Sequence[pathlib.Path], cache: pathlib.Path, batches: int) -> 
                 name,
                 items=count,
             )
+    cut = functools.partial(_cut, *_on_device(files), batches)
+    yield Work(f"{what}, on the device ({_device()})", cut, train, name, items=count)
     yield from _large(batches * 5)
     test, name = _peer(paths, len(paths), training=False)
     evaluate = functools.partial(_evaluate, files)
@@ -126,15 +134,49 @@ def _cached(files: Dataset, folder: pathlib.Path) -> Dataset:
 
 
 def _train(dataset: Dataset, batches: int, size: int = _BATCH) -> None:
-    crop = RandomCrop(_AREA, _RATIO, flip=0.5)
-    # Photos may be fewer than a batch wants: the plan's images are taken again and again.
-    repeats = -(-size // len(dataset))
-    repeated = dataset.take(np.tile(np.arange(len(dataset)), repeats))
-    plans = ShuffledPlans(repeated.labels, repeated.sizes, size, crop, seed=0)
+    repeated, plans = _planned(dataset, size)
     for _ in training_batches(
         repeated, plans, first_step=0, last_step=batches, side=_SIDE, channels=3, workers=0
     ):
         pass
+
+
+def _planned(dataset: Dataset, size: int) -> tuple[Dataset, ShuffledPlans]:
+    """The photos again and again, since they may be fewer than a batch wants, and their plans."""
+    crop = RandomCrop(_AREA, _RATIO, flip=0.5)
+    repeated = dataset.take(np.tile(np.arange(len(dataset)), -(-size // len(dataset))))
+    return repeated, ShuffledPlans(repeated.labels, repeated.sizes, size, crop, seed=0)
+
+
+def _on_device(files: Dataset) -> tuple[Callable[[int], Plan], Layout, Store]:
+    """Plans of the photos, which lie on one device, each once."""
+    mesh = parallel.create_mesh((1, 1))
+    layout = lay_out(files.sizes, channels=3)
+    store = fill(layout, files, mesh)
+    _, plans = _planned(files, _BATCH)
+
+    def plan(step: int) -> Plan:
+        planned = plans(step)
+        return planned._replace(ids=planned.ids % len(files))
+
+    return plan, layout, store
+
+
+def _cut(plan: Callable[[int], Plan], layout: Layout, store: Store, batches: int) -> None:
+    """Crops and flips, as the train step does."""
+    steps = dict(first_step=0, last_step=batches, rows=range(_BATCH))
+    for batch in crop_batches(layout, plan, **steps):
+        views = _views(store, batch.images, batch.flips)
+    views.block_until_ready()
+
+
+@jax.jit
+def _views(store: Store, crops: Crops, flips: Array) -> Array:
+    return device.mirror(resizing.cut(store, crops, _SIDE), flips)
+
+
+def _device() -> str:
+    return jax.local_devices()[0].device_kind
 
 
 def _evaluate(dataset: Dataset) -> None:

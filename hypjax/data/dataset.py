@@ -181,14 +181,14 @@ class Splits(NamedTuple):
 
 
 def with_cache(dataset: Dataset, key: str, config: ConfigDict) -> Dataset:
-    """The same, reading decoded images, where `run.cache` says so; they are yet to be decoded.
+    """The same, reading decoded images, where `run.cache` is host; they are yet to be decoded.
 
     Args:
         dataset: All images of a source, in its order.
         key: Names the cache's file; it differs where any image does.
         config: The run's whole configuration.
     """
-    if config.run.cache == "none":
+    if config.run.cache != "host":
         return dataset
     folder = pathlib.Path(config.run.cache_dir or cache_folder() / "decoded").expanduser()
     channels = config.data.channels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,8 +36,7 @@ def open_splits(config: ConfigDict) -> Splits:
         UserError: The dataset is unknown, is not prepared or cannot be read, or has too few
             classes.
     """
-    fast = config.data.decoder == "fast"
-    if fast:
+    if config.data.decoder == "fast":
         reduced.require()
     if config.data.name == "folder":
         from hypjax.data.photos import open_photos
@@ -45,10 +44,18 @@ def open_splits(config: ConfigDict) -> Splits:
         splits = open_photos(config)
     else:
         splits = open_benchmark(config)
-    if not fast:
-        return splits
-    note = "decoded by the fast option: pixels differ a little from the protocol's"
-    return splits._replace(notes=(*splits.notes, note))
+    return splits._replace(notes=(*splits.notes, *_pixel_notes(config.data)))
+
+
+def _pixel_notes(data: ConfigDict) -> Iterator[str]:
+    """In what pixels are not the protocol's."""
+    if data.decoder == "fast":
+        yield "decoded by the fast option: pixels differ a little from the protocol's"
+    if data.stored_side is not None:
+        yield (
+            f"trained on images whose shorter sides were scaled down to {data.stored_side} pixels "
+            "before they were cropped: crops are blurrier than the protocol's"
+        )
 
 
 def open_benchmark(config: ConfigDict) -> Splits:

@@ -11,7 +11,7 @@ import pytest
 
 from hypjax.benchmarks.loss import gradient
 
-WORKS = {"loss": 6, "retrieval": 9, "input": 6, "train": 4}
+WORKS = {"loss": 6, "retrieval": 9, "input": 7, "train": 4}
 
 
 def run(tmp_path, *arguments):
