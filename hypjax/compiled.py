@@ -83,8 +83,10 @@ def make_train_step(
     mesh = mesh or parallel.create_mesh((1, 1))
 
     def embed(params: PyTree, images: Array, flips: Array) -> Outputs:
-        images = device.normalize(images, config.data.mean, config.data.std)
-        return model.apply({"params": params}, device.mirror(images, flips))
+        with jax.named_scope("pixels"):
+            images = device.normalize(images, config.data.mean, config.data.std)
+            images = device.mirror(images, flips)
+        return model.apply({"params": params}, images)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
@@ -96,14 +98,16 @@ def make_train_step(
             params = optim.merge(trained, frozen)
             outputs = embed_all(params["model"], batch.images, batch.flips)
             outputs = jax.tree.map(lambda x: x[: len(batch.labels)], outputs)
-            return objective.loss(
-                params["objective"], state.objective_state, outputs, None, batch, key
-            )
+            with jax.named_scope("loss"):
+                return objective.loss(
+                    params["objective"], state.objective_state, outputs, None, batch, key
+                )
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained)
         objective_state, metrics = aux
-        updates, opt_state = optimizer.update(gradient, state.opt_state, trained)
-        changed = optax.apply_updates(trained, updates), opt_state, objective_state
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(gradient, state.opt_state, trained)
+            changed = optax.apply_updates(trained, updates), opt_state, objective_state
         norms = {
             "loss": loss,
             "gradient_norm": optax.tree.norm(gradient),

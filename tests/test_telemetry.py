@@ -15,6 +15,7 @@ from hypjax.geometry import PoincareBall, Sphere
 from hypjax.interfaces import Batch, Outputs
 from hypjax.meter import Meter
 from hypjax.objectives import PairwiseCrossEntropy
+from hypjax.stopwatch import Stopwatch
 from hypjax.telemetry import Telemetry
 from tests import photos
 from tests.test_checkpoints import small_disk
@@ -145,7 +146,7 @@ def test_wandb_that_is_not_installed_is_named(photos_folder, tmp_path, monkeypat
 
 
 def test_readings_summarise_finite_steps():
-    meter = Meter(4)
+    meter = Meter(4, Stopwatch())
     for i in (1.0, 2.0, float("nan"), 4.0):
         step = {"loss": i, "logit_min": i, "logit_max": i, "learning_rate": i, "skipped": 1}
         meter.add({name: jnp.float32(v) for name, v in step.items()} | {"finite": i == i})
