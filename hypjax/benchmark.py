@@ -1,7 +1,8 @@
 """Measures this machine, beside peers where they are installed.
 
 python -m hypjax.benchmark [retrieval | input]: one suite, or both of them. python -m
-hypjax.benchmark memory: how much the train step takes, by compiling it without running it.
+hypjax.benchmark memory: how much the train step takes, by compiling it without running it. python
+-m hypjax.benchmark job: where the time of a whole run goes, from its launch to its results.
 """
 
 import functools
@@ -14,7 +15,7 @@ from absl import flags
 from hypjax import command
 
 SUITES = ("retrieval", "input")
-MEMORY = "memory"
+MEMORY, JOB = "memory", "job"
 
 _QUICK = flags.DEFINE_bool("quick", False, "A tenth of the size, once: to see that all works.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "How often each is timed.", lower_bound=1)
@@ -25,15 +26,22 @@ _TARGET = flags.DEFINE_string(
     "target", None, "TPU slice to compile for, such as v5e:2x4 (needs libtpu); None: this machine."
 )
 _DEVICES = flags.DEFINE_integer("devices", 0, "How many to compile for; 0: all.", lower_bound=0)
+_CACHE = flags.DEFINE_enum(
+    "cache", "host", ["none", "host", "device"], "config.run.cache of the job suite's runs."
+)
 _OUTPUT = flags.DEFINE_string("output", "benchmark.json", "File for the figures.")
 
 
 def main(overrides: list[str], suite: str | None) -> None:
     """Runs a suite, or those that time something, and prints its table."""
-    command.refuse_overrides(overrides)
+    if suite != JOB:
+        command.refuse_overrides(overrides)
     from hypjax import provenance, reporting
 
-    results = _memory() if suite == MEMORY else _timed([suite] if suite else SUITES)
+    if suite == JOB:
+        results = _job(overrides)
+    else:
+        results = _memory() if suite == MEMORY else _timed([suite] if suite else SUITES)
     output = pathlib.Path(_OUTPUT.value).expanduser()
     with reporting.tolerating(str(output)):
         reporting.write_json(output, {"machine": provenance.describe(seed=0), **results})
@@ -65,5 +73,13 @@ def _memory() -> dict[str, Any]:
     return {"target": _TARGET.value, MEMORY: rows}
 
 
+def _job(overrides: list[str]) -> dict[str, Any]:
+    from hypjax.benchmarks import job
+
+    runs = job.whole_runs(_QUICK.value, _CACHE.value, overrides)
+    print(job.table(runs))
+    return {"cache": _CACHE.value, "overrides": overrides, JOB: runs}
+
+
 if __name__ == "__main__":
-    command.run(main, choices=(*SUITES, MEMORY))
+    command.run(main, choices=(*SUITES, MEMORY, JOB))

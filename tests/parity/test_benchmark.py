@@ -42,5 +42,5 @@ def test_mistakes_are_answered_in_one_sentence(tmp_path):
     )
     assert (
         done.returncode == 1
-        and done.stderr == "error: 'retrival' is not one of retrieval, input, memory\n"
+        and done.stderr == "error: 'retrival' is not one of retrieval, input, memory, job\n"
     )
