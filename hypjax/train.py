@@ -146,7 +146,8 @@ def train_and_evaluate(
         optimizer = optim.create_optimizer(config)
         evaluator = Evaluator(config, objective.score_space, mesh)
         spec = create_spec(config, model, splits)
-        state = create_state(config, model, objective, optimizer, spec)
+        # In one program: as many small ones as there are operations would take longer to compile.
+        state = jax.jit(lambda: create_state(config, model, objective, optimizer, spec))()
         state = distributed.arrays_from_first(lambda state=state: state, state)
         state = parallel.place(state, parallel.parted(mesh, state))
         print_model(state, mesh, splits, plan)

@@ -79,8 +79,19 @@ def test_tensorboard_shows_the_same_with_no_step_twice(finished):
     assert [step for step, _ in shown["test/encoder/recall@2"]] == [0, 12]
 
 
-def test_a_trace_is_written(finished):
-    assert list((finished / "profile").rglob("*.xplane.pb"))
+def test_a_trace_names_parts_of_the_loop_and_of_the_step(finished):
+    (trace,) = (finished / "profile").rglob("*.xplane.pb")
+    content = trace.read_bytes()
+    for name in (
+        "input",
+        "train_step",
+        "saving",
+        "/pixels/",
+        "(loss)/",
+        "/optimizer/",
+        "/encoder/",
+    ):
+        assert name.encode() in content, name
 
 
 @pytest.mark.parametrize("steps", [(0, 3), (5, 4), (10, 13)])
