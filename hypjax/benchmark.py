@@ -2,7 +2,8 @@
 
 python -m hypjax.benchmark [loss | retrieval | input | train | all]: one suite, or all of them.
 python -m hypjax.benchmark growth: how time and memory grow with the sizes. python -m
-hypjax.benchmark memory: how much the train step takes, by compiling it without running it.
+hypjax.benchmark memory: how much the train step takes, by compiling it without running it. python
+-m hypjax.benchmark job: where the time of a whole run goes, from its launch to its results.
 """
 
 import functools
@@ -22,7 +23,7 @@ SUITES = {  # And what each needs that the others do not.
     "input": "grain",
     "train": "",
 }
-ALL, MEMORY, GROWTH = "all", "memory", "growth"
+ALL, MEMORY, GROWTH, JOB = "all", "memory", "growth", "job"
 
 _QUICK = flags.DEFINE_bool("quick", False, "A tenth of the size, once: to see that all works.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "How often each is timed.", lower_bound=1)
@@ -33,12 +34,16 @@ _TARGET = flags.DEFINE_string(
     "target", None, "TPU slice to compile for, such as v5e:2x4 (needs libtpu); None: this machine."
 )
 _DEVICES = flags.DEFINE_integer("devices", 0, "How many to compile for; 0: all.", lower_bound=0)
+_CACHE = flags.DEFINE_enum(
+    "cache", "host", ["none", "host", "device"], "config.run.cache of the job suite's runs."
+)
 _OUTPUT = flags.DEFINE_string("output", "benchmark.json", "File for the figures.")
 
 
 def main(overrides: list[str], suite: str | None) -> None:
     """Runs a suite, or those that time something, and prints its table."""
-    command.refuse_overrides(overrides)
+    if suite != JOB:
+        command.refuse_overrides(overrides)
     from hypjax import provenance, reporting
 
     output = pathlib.Path(_OUTPUT.value).expanduser()
@@ -46,6 +51,8 @@ def main(overrides: list[str], suite: str | None) -> None:
         results = _memory()
     elif suite == GROWTH:
         results = _growth(output.with_suffix(".png"))
+    elif suite == JOB:
+        results = _job(overrides)
     else:
         results = _timed(SUITES if suite in (None, ALL) else [suite])
     with reporting.tolerating(str(output)):
@@ -97,5 +104,13 @@ def _growth(picture: pathlib.Path) -> dict[str, Any]:
     return {"repeats": repeats, GROWTH: curves}
 
 
+def _job(overrides: list[str]) -> dict[str, Any]:
+    from hypjax.benchmarks import job
+
+    runs = job.whole_runs(_QUICK.value, _CACHE.value, overrides)
+    print(job.table(runs))
+    return {"cache": _CACHE.value, "overrides": overrides, JOB: runs}
+
+
 if __name__ == "__main__":
-    command.run(main, choices=(*SUITES, ALL, MEMORY, GROWTH))
+    command.run(main, choices=(*SUITES, ALL, MEMORY, GROWTH, JOB))

@@ -88,8 +88,10 @@ def make_train_step(
     mesh = mesh or parallel.create_mesh((1, 1))
 
     def embed(params: PyTree, images: Array, flips: Array) -> Outputs:
-        images = device.normalize(images, config.data.mean, config.data.std)
-        return model.apply({"params": params}, device.mirror(images, flips))
+        with jax.named_scope("pixels"):
+            images = device.normalize(images, config.data.mean, config.data.std)
+            images = device.mirror(images, flips)
+        return model.apply({"params": params}, images)
 
     cut = functools.partial(resizing.cut, side=config.data.image_size)
     cut_all = parallel.over_own_images(cut, mesh)
@@ -101,20 +103,25 @@ def make_train_step(
         trained, frozen = optim.split_frozen(state.params, config.optim.frozen)
         slices = parallel.slices(len(batch.labels), mesh, config.run.microbatch)
         embed_all = parallel.over_images(embed, mesh, slices.count)
-        images = batch.images if store is None else cut_all(store, batch.images)
+        images = batch.images
+        if store is not None:
+            with jax.named_scope("crop"):
+                images = cut_all(store, images)
 
         def loss_of(trained: PyTree) -> tuple[Array, tuple[PyTree, Metrics]]:
             params = optim.merge(trained, frozen)
             outputs = embed_all(params["model"], images, batch.flips)
             outputs = jax.tree.map(lambda x: x[: len(batch.labels)], outputs)
-            return objective.loss(
-                params["objective"], state.objective_state, outputs, None, batch, key
-            )
+            with jax.named_scope("loss"):
+                return objective.loss(
+                    params["objective"], state.objective_state, outputs, None, batch, key
+                )
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained)
         objective_state, metrics = aux
-        updates, opt_state = optimizer.update(gradient, state.opt_state, trained)
-        changed = optax.apply_updates(trained, updates), opt_state, objective_state
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(gradient, state.opt_state, trained)
+            changed = optax.apply_updates(trained, updates), opt_state, objective_state
         norms = {
             "loss": loss,
             "gradient_norm": optax.tree.norm(gradient),

@@ -4,7 +4,7 @@ import pathlib
 
 from absl import flags
 
-from hypjax import command
+from hypjax import command, stopwatch
 from hypjax.errors import UserError
 
 _CONFIG = flags.DEFINE_string(
@@ -74,7 +74,7 @@ def main(overrides: list[str]) -> None:
     else:
         from hypjax.train import train_and_evaluate
 
-        train_and_evaluate(config, workdir, profile)
+        train_and_evaluate(config, workdir, profile, stopwatch.launch())
 
 
 def _join() -> None:

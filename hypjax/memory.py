@@ -1,8 +1,10 @@
-"""A device's memory: how much is free, and in a sentence that it did not suffice."""
+"""Memory: how much is free, how much was used, and a sentence where it did not suffice."""
 
 import contextlib
 import pathlib
 import re
+import resource
+import sys
 from collections.abc import Iterator
 
 import jax
@@ -45,3 +47,13 @@ def _free_of_machine() -> int | None:
         told = re.search(r"MemAvailable: *(\d+) kB", pathlib.Path("/proc/meminfo").read_text())
         return None if told is None else 1024 * int(told[1])
     return None
+
+
+def peaks() -> dict[str, int]:
+    """Bytes that this process and its first device have used at most, where that is known."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = {"host_memory_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    device = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in device:
+        peak["device_memory_peak"] = device["peak_bytes_in_use"]
+    return peak

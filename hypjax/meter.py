@@ -1,14 +1,14 @@
 """Reads out the steps' metrics, and times them."""
 
-import contextlib
-import resource
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+
+from hypjax import memory
+from hypjax.stopwatch import Stopwatch
 
 
 class Meter:
@@ -18,13 +18,14 @@ class Meter:
     A wait during which the device computes counts as well, so the share is an upper bound.
     """
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size: int, stopwatch: Stopwatch) -> None:
         """Starts the clock.
 
         Args:
             batch_size: Images of a step.
+            stopwatch: Of the run, which times the waiting for input.
         """
-        self._batch_size = batch_size
+        self._batch_size, self._stopwatch = batch_size, stopwatch
         self._metrics: list[Mapping[str, Any]] = []
         self._all_steps, self._all_seconds, self._all_wait = 0, 0.0, 0.0
         self.restart_clock()
@@ -32,14 +33,11 @@ class Meter:
     def restart_clock(self) -> None:
         """Leaves out of the rates what happened since the last reading, such as a compilation."""
         jax.block_until_ready(self._metrics[-1:])
-        self._steps, self._wait, self._started = 0, 0.0, time.monotonic()
+        self._steps, self._waited, self._started = 0, self._input(), time.monotonic()
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Times the body as waiting for input."""
-        started = time.monotonic()
-        yield
-        self._wait += time.monotonic() - started
+    def _input(self) -> float:
+        """Seconds that all steps so far waited for their input."""
+        return self._stopwatch.seconds()["input"]
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Takes a step's metrics, and lets the step before it finish."""
@@ -56,18 +54,18 @@ class Meter:
         highest use of memory, in bytes, are added.
         """
         metrics = jax.device_get(self._metrics)
-        seconds = time.monotonic() - self._started
+        seconds, wait = time.monotonic() - self._started, self._input() - self._waited
         finite = [m for m in metrics if m["finite"]]
         names = metrics[0].keys() - {"finite", "skipped"} if finite else ()
         values = {n: float(_summarise(n)([m[n] for m in finite])) for n in names}
         values["skipped"] = int(metrics[-1]["skipped"])
         if self._steps:
             values["images_per_second"] = self._steps * self._batch_size / seconds
-            values["input_wait"] = self._wait / seconds
-        values |= _memory()
+            values["input_wait"] = wait / seconds
+        values |= memory.peaks()
         self._all_steps += self._steps
         self._all_seconds += seconds
-        self._all_wait += self._wait
+        self._all_wait += wait
         self._metrics = []
         self.restart_clock()
         return values
@@ -84,12 +82,3 @@ def _summarise(name: str) -> Callable[[Sequence[float]], float]:
         return lambda values: values[-1]
     ends = {"_min": np.min, "_max": np.max}
     return ends.get(name[-4:], np.mean)
-
-
-def _memory() -> dict[str, float]:
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = {"host_memory_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    device = jax.local_devices()[0].memory_stats() or {}
-    if "peak_bytes_in_use" in device:
-        peak["device_memory_peak"] = device["peak_bytes_in_use"]
-    return peak

@@ -14,6 +14,7 @@ from hypjax import reporting
 from hypjax.finiteness import FiniteWatch
 from hypjax.meter import Meter
 from hypjax.shared_checkpoints import SharedCheckpoints
+from hypjax.stopwatch import Stopwatch
 from hypjax.telemetry import Telemetry, Values
 from hypjax.tracing import Trace
 
@@ -29,6 +30,7 @@ class Monitor:
         checkpoints: SharedCheckpoints,
         name: Callable[[int], str],
         trace: Trace,
+        stopwatch: Stopwatch,
     ) -> None:
         """Begins after a step.
 
@@ -39,14 +41,15 @@ class Monitor:
             checkpoints: The run's.
             name: What to call a training image in a message.
             trace: Of the steps to profile.
+            stopwatch: Of the run.
         """
         self._first, self._total = first_step, config.train.total_steps
         self._reported = first_step
         self._telemetry = Telemetry(folder, first_step, config)
         self._progress = reporting.Progress(first_step, self._total, config.train.batch_size)
-        self._meter = Meter(config.train.batch_size)
+        self._meter = Meter(config.train.batch_size, stopwatch)
         self._watch = FiniteWatch(config, folder, checkpoints, name)
-        self._trace = trace
+        self._trace, self._stopwatch = trace, stopwatch
 
     def __enter__(self) -> Self:
         """Closes all files on leaving the body, and ends a trace that is still running."""
@@ -61,9 +64,13 @@ class Monitor:
     @contextlib.contextmanager
     def waiting(self, step: int) -> Iterator[None]:
         """Times the body as waiting for a step's input."""
-        with self._meter.waiting():
+        with self.timing("input"):
             yield
         self._trace.before(step)
+
+    def timing(self, part: str) -> contextlib.AbstractContextManager[None]:
+        """Times the body as a part of the run, see `stopwatch.PARTS`."""
+        return self._stopwatch.part(part)
 
     def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
         """Takes what a step returned.

@@ -36,7 +36,9 @@ class Trace:
         """To be called before a step is dispatched."""
         if not self._running and self._first <= step <= self._last:
             self._folder.mkdir(parents=True, exist_ok=True)
-            jax.profiler.start_trace(self._folder)
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # Every call's time would make the host look slow.
+            jax.profiler.start_trace(self._folder, profiler_options=options)
             self._running = True
 
     def after(self, step: int, outputs: Any) -> None:

@@ -45,6 +45,7 @@ from hypjax.models import Embedder, compute_dtype, create_embedder, model_shapes
 from hypjax.monitor import Monitor
 from hypjax.objectives import Spec, create_objective
 from hypjax.shared_checkpoints import SharedCheckpoints
+from hypjax.stopwatch import TIMES, Stopwatch
 from hypjax.telemetry import require_wandb
 from hypjax.tracing import Trace
 from hypjax.weights import pretrained_encoder
@@ -85,7 +86,10 @@ def with_encoder(state: TrainState, encoder: PyTree | None) -> TrainState:
 
 
 def train_and_evaluate(
-    config: ConfigDict, workdir: str | pathlib.Path, profile: tuple[int, int] | None = None
+    config: ConfigDict,
+    workdir: str | pathlib.Path,
+    profile: tuple[int, int] | None = None,
+    launched: float | None = None,
 ) -> dict[str, Any]:
     """Trains a model, from pretrained weights where these are named, and evaluates it.
 
@@ -96,6 +100,7 @@ def train_and_evaluate(
         config: The run's configuration.
         workdir: Folder for results, measurements and checkpoints; possibly a URL of cloud storage.
         profile: First and last step of which to write a trace; None: no trace.
+        launched: Moment from which times.json counts, see `stopwatch.launch`; None: now.
 
     Returns:
         What results.json holds: {"untrained": {"head": {"recall@1": ...}, "encoder": {...}},
@@ -108,8 +113,10 @@ def train_and_evaluate(
             is not finite, or the last state could not be saved or copied to the cloud.
         Interrupted: An interrupt came, and the state is saved.
     """
+    stopwatch = Stopwatch(launched)
     validate(config)
     first_process = distributed.is_first()
+    stopwatch.turn_to("prepare")  # JAX has started, if it had not before.
     mirror = open_mirror(workdir) if first_process else Unmirrored(pathlib.Path(workdir))
     run = Workdir(mirror.folder, config, compared=("",) if first_process else ())
     results = distributed.from_first(lambda: run.results)
@@ -144,7 +151,8 @@ def train_and_evaluate(
         optimizer = optim.create_optimizer(config)
         evaluator = Evaluator(config, objective.score_space, mesh)
         spec = create_spec(config, model, splits)
-        state = create_state(config, model, objective, optimizer, spec)
+        # In one program: as many small ones as there are operations would take longer to compile.
+        state = jax.jit(lambda: create_state(config, model, objective, optimizer, spec))()
         state = distributed.arrays_from_first(lambda state=state: state, state)
         state = parallel.place(state, parallel.parted(mesh, state))
         print_model(state, mesh, splits, plan)
@@ -153,7 +161,8 @@ def train_and_evaluate(
             warn_of_frozen(config, state)
             state = with_encoder(state, encoder or first_encoder(config, model))
             del encoder
-            recalls = Recalls(untrained=evaluate_splits(evaluator, state, splits))
+            with stopwatch.part("evaluation"):
+                recalls = Recalls(untrained=evaluate_splits(evaluator, state, splits))
         else:
             state, recalls = restored
             reporting.say(f"continuing after step {int(state.step)}")
@@ -162,22 +171,27 @@ def train_and_evaluate(
         first = int(state.step)
         batches, store = open_input(config, mesh, splits.train, plan, layout, first)
         train_step = functools.partial(train_step, store=store)
-        monitor = Monitor(config, run.path, first, checkpoints, splits.train.name, trace)
+        monitor = Monitor(config, run.path, first, checkpoints, splits.train.name, trace, stopwatch)
         validation = splits.validation and functools.partial(
             evaluator.recalls, dataset=splits.validation
         )
         with contextlib.closing(batches), monitor:
             if first == 0:
                 monitor.write(0, recalls.untrained)
+            stopwatch.turn_to("steps")
             state, recalls = train(
                 config, mesh, state, recalls, train_step, batches, validation, checkpoints, monitor
             )
-            checkpoints.wait()
-            save(checkpoints, state, recalls, score(config, recalls))  # Again, if that failed.
-            results = collect_results(checkpoints, state, recalls, evaluator, splits)
+            stopwatch.turn_to("other")
+            with stopwatch.part("saving"):
+                checkpoints.wait()
+                save(checkpoints, state, recalls, score(config, recalls))  # Again, if that failed.
+            with stopwatch.part("evaluation"):
+                results = collect_results(checkpoints, state, recalls, evaluator, splits)
             monitor.write(config.train.total_steps, {"test": results["final"]})
         print_results(results, config)
-        checkpoints.wait()
+        with stopwatch.part("saving"):
+            checkpoints.wait()
         steps = checkpoints.steps
         if config.train.total_steps not in steps:
             saved = f"from step {steps[-1]}" if steps else "anew"
@@ -185,6 +199,8 @@ def train_and_evaluate(
                 f"the last state of this run could not be saved in {run.path}, so that it is not "
                 f"finished; make room, and the same command goes on {saved}"
             )
+        if first_process:
+            write_times(run.path, stopwatch, steps=config.train.total_steps - first)
         distributed.from_first(lambda: run.write_results(results))
     print(f"results.json, metrics.jsonl and the models are in {mirror.place}")
     return results
@@ -223,6 +239,19 @@ def open_input(
         timeout=config.run.input_timeout,
     )
     return batches, None
+
+
+def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:
+    """Writes and tells where this launch's time went, and how much memory it took."""
+    times = {
+        "steps": steps,
+        "seconds": {name: round(value, 3) for name, value in stopwatch.seconds().items()},
+        "programs": stopwatch.programs(),
+        **memory.peaks(),
+    }
+    with reporting.tolerating(str(folder / TIMES)):
+        reporting.write_json(folder / TIMES, times)
+    reporting.say(stopwatch.describe())
 
 
 class Recalls(NamedTuple):
@@ -292,7 +321,8 @@ def train(
                 if interrupted():
                     stop(checkpoints, step - 1, interrupted.status)
                 raise
-            state, metrics = train_step(state, share_out(mesh, batch))
+            with jax.profiler.StepTraceAnnotation("train_step", step_num=step):
+                state, metrics = train_step(state, share_out(mesh, batch))
             last, scored = step == total, None
             saving = last or _due(step, config.run.checkpoint_every)
             validating = validation and (last or _due(step, config.eval.every))
@@ -300,7 +330,8 @@ def train(
             if saving or validating or _due(step, config.run.log_every):
                 monitor.report(step)
             if validating:
-                recalls = recalls._replace(validation=validation(state.params["model"]))
+                with monitor.timing("evaluation"):
+                    recalls = recalls._replace(validation=validation(state.params["model"]))
                 monitor.validated(step, recalls.validation)
                 scored, best = score(config, recalls), checkpoints.best_score
                 saving |= best is None or scored > best
@@ -308,7 +339,8 @@ def train(
             stopping = status and not last
             if saving or stopping:
                 monitor.report(step)
-                save(checkpoints, state, recalls, scored)
+                with monitor.timing("saving"):
+                    save(checkpoints, state, recalls, scored)
             if stopping:
                 stop(checkpoints, step, status)
     if total > first:

@@ -42,6 +42,8 @@ def test_trains_then_repeats_its_results_then_evaluates(hypjax_main, glyphs, tmp
     shown = [line.split() for line in first.stdout.splitlines()]
     final = [f"{value:.4f}" for value in results["final"]["head"].values()]
     assert ["final", "head", *final] in shown
+    times = json.loads((tmp_path / "run/times.json").read_text())
+    assert times["seconds"]["import"] > 0.1 and " s from launch: " in first.stderr
 
     again = hypjax_main(*glyphs, "--workdir=run")
     assert again.returncode == 0 and "already" in again.stdout

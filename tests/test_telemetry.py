@@ -15,6 +15,7 @@ from hypjax.geometry import PoincareBall, Sphere
 from hypjax.interfaces import Batch, Outputs
 from hypjax.meter import Meter
 from hypjax.objectives import PairwiseCrossEntropy
+from hypjax.stopwatch import Stopwatch
 from hypjax.telemetry import Telemetry
 from tests import photos
 from tests.test_checkpoints import small_disk
@@ -78,8 +79,12 @@ def test_tensorboard_shows_the_same_with_no_step_twice(finished):
     assert [step for step, _ in shown["test/encoder/recall@2"]] == [0, 12]
 
 
-def test_a_trace_is_written(finished):
-    assert list((finished / "profile").rglob("*.xplane.pb"))
+def test_a_trace_names_parts_of_the_loop_and_of_the_step(finished):
+    (trace,) = (finished / "profile").rglob("*.xplane.pb")
+    content = trace.read_bytes()
+    places = ("/pixels/", "/encoder/", "(loss)/", "/optimizer/")
+    for name in ("step_num", "evaluation", *places):
+        assert name.encode() in content, name
 
 
 @pytest.mark.parametrize("steps", [(0, 3), (5, 4), (10, 13)])
@@ -145,7 +150,7 @@ def test_wandb_that_is_not_installed_is_named(photos_folder, tmp_path, monkeypat
 
 
 def test_readings_summarise_finite_steps():
-    meter = Meter(4)
+    meter = Meter(4, Stopwatch())
     for i in (1.0, 2.0, float("nan"), 4.0):
         step = {"loss": i, "logit_min": i, "logit_max": i, "learning_rate": i, "skipped": 1}
         meter.add({name: jnp.float32(v) for name, v in step.items()} | {"finite": i == i})

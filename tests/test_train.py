@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from hypjax import compiled, config_files, optim, parallel, train
+from hypjax import compiled, config_files, optim, parallel, stopwatch, train
 from hypjax.checkpoints import Checkpoints
 from hypjax.compiled import embed_function
 from hypjax.errors import UserError
@@ -276,8 +276,16 @@ def test_a_run_leaves_results_metrics_and_a_model(load, tmp_path, capsys):
     assert steps == [2, 3, 4, 6]
     assert {"loss", "gradient_norm", "learning_rate", "images_per_second"} <= lines[1].keys()
     assert [line["step"] for line in lines if "validation" in line] == [0, 3, 6]
+    told = capsys.readouterr().err
+    times = json.loads((tmp_path / "times.json").read_text())
+    seconds = times["seconds"]
+    total = seconds.pop("total")
+    assert tuple(seconds) == stopwatch.PARTS
+    assert sum(seconds.values()) == pytest.approx(total, abs=0.01)
+    assert all(seconds[part] > 0 for part in ("compile", "steps", "evaluation", "saving"))
+    assert " s in all: " in told and times["steps"] == 6
+    assert times["host_memory_peak"] > 50e6
 
-    capsys.readouterr()
     best = {"final": results["final"], "best": results["best"]}
     assert evaluate(config, tmp_path) == best
     changed = load("eval.ks=1,100", "eval.metrics=recall,precision,map@r", "seed=5")

@@ -57,5 +57,5 @@ def test_mistakes_are_answered_in_one_sentence(tmp_path):
     done = run(tmp_path, "retrival")
     assert done.returncode == 1
     assert done.stderr == (
-        "error: 'retrival' is not one of loss, retrieval, input, train, all, memory, growth\n"
+        "error: 'retrival' is not one of loss, retrieval, input, train, all, memory, growth, job\n"
     )
