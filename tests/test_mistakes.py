@@ -343,7 +343,7 @@ def test_evaluation_without_a_checkpoint(mistake, photos_folder):
 
 def test_out_of_memory_names_what_to_lower(photos_folder, tmp_path, monkeypatch):
     def exhausted(*args, **kwargs):
-        return lambda *args: jax.numpy.zeros(2**50)
+        return lambda *args, **kwargs: jax.numpy.zeros(2**50)
 
     monkeypatch.setattr(train, "jit_train_step", exhausted)
     with pytest.raises(errors.UserError, match="out of memory on cpu; lower train.batch_size"):
