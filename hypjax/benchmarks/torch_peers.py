@@ -44,8 +44,8 @@ def distances_by_addition(x: Any, y: Any, c: float) -> Any:
     """Eq. 2 as it stands: by the Möbius sums of all pairs, an array [n, m, dim]."""
     import torch
 
+    product = -(x @ y.T)[..., None]
     x, y = -x[:, None], y[None]
-    product = (x * y).sum(dim=-1, keepdim=True)
     x2, y2 = (x * x).sum(dim=-1, keepdim=True), (y * y).sum(dim=-1, keepdim=True)
     added = (1 + 2 * c * product + c * y2) * x + (1 - c * x2) * y
     norms = (added / (1 + 2 * c * product + c**2 * x2 * y2)).norm(dim=-1)
