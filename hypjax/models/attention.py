@@ -1,6 +1,7 @@
 """Scaled dot-product attention by the best kernel that a device has."""
 
 import functools
+import math
 from typing import TypeAlias
 
 import jax
@@ -20,12 +21,25 @@ def attend(query: Heads, key: Heads, value: Heads) -> Heads:
 
     On NVIDIA GPUs bfloat16 is attended by cuDNN's fused kernel, which keeps no matrix of
     probabilities in memory (Dao et al., FlashAttention, NeurIPS 2022); all else by XLA. The softmax
-    is float32 in both.
+    is float32 everywhere.
     """
     if jax.default_backend() == "gpu" and query.dtype in (jnp.bfloat16, jnp.float16):
         if _cudnn_can(query.shape[1], query.shape[3], query.dtype):
             return _by_cudnn(query, key, value)
-    return jax.nn.dot_product_attention(query, key, value, implementation="xla")
+    return jax.lax.platform_dependent(query, key, value, cpu=_head_by_head, default=_by_xla)
+
+
+_by_xla = functools.partial(jax.nn.dot_product_attention, implementation="xla")
+
+
+def _head_by_head(query: Heads, key: Heads, value: Heads) -> Heads:
+    """The same for CPUs, whose products take a third of the time where each head lies together."""
+    heads = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    query, key, value = jax.lax.optimization_barrier(tuple(heads))  # They would be swapped back.
+    logits = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
+    shares = jax.nn.softmax(logits / math.sqrt(query.shape[-1]), axis=-1)
+    mixed = jnp.einsum("bhqk,bhkd->bhqd", shares.astype(value.dtype), value)
+    return jnp.swapaxes(jax.lax.optimization_barrier(mixed), 1, 2)
 
 
 def _by_cudnn(query: Heads, key: Heads, value: Heads) -> Heads:
@@ -54,7 +68,7 @@ def _cudnn_can(tokens: int, dim: int, dtype: DTypeLike) -> bool:
             heads = np.random.default_rng(0).normal(size=(3, 2, tokens, 1, dim))
             heads = jnp.asarray(heads, dtype)
             (found, slope), (value, expected) = (
-                probe(attention)(heads) for attention in (_by_cudnn, jax.nn.dot_product_attention)
+                probe(attention)(heads) for attention in (_by_cudnn, _by_xla)
             )
             del found, value
             error = np.max(np.abs(np.asarray(slope - expected, np.float32)))
