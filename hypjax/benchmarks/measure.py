@@ -193,7 +193,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def _time(seconds: Sequence[float], items: int | None) -> str:
     """The median, and how many things a second that is."""
     median = statistics.median(seconds)
-    return f"{median:.3g} s" + ("" if items is None else f", {items / median:,.0f}/s")
+    if items is None:
+        return f"{median:.3g} s"
+    rate = items / median
+    return f"{median:.3g} s, {rate:.3g}/s" if rate < 100 else f"{median:.3g} s, {rate:,.0f}/s"
 
 
 def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
