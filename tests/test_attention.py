@@ -1,5 +1,7 @@
 """Attention, and which kernel computes it."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,19 +27,44 @@ def test_values_are_mixed_by_the_softmax_of_products(dtype, error):
     np.testing.assert_allclose(np.asarray(mixed, np.float64), expected(), atol=error)
 
 
-def test_where_cudnn_has_no_kernel_xlas_is_taken_and_that_is_told(monkeypatch, capsys):
-    """A CPU that calls itself a GPU has none."""
+@pytest.fixture
+def gpu(monkeypatch):
+    """A CPU that calls itself a GPU, and has not been asked yet what cuDNN can."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     attention._cudnn_can.cache_clear()
+    yield
+    attention._cudnn_can.cache_clear()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_where_cudnn_has_no_kernel_xlas_is_taken_and_that_is_told_once():
     arrays = [jnp.asarray(x, "bfloat16") for x in (queries, keys, values)]
-    try:
+    with pytest.warns(UserWarning, match="cuDNN's fused attention cannot be used") as told:
         for _ in range(2):
-            mixed = jax.jit(attention.attend)(*arrays)
-    finally:
-        attention._cudnn_can.cache_clear()
+            mixed = jax.jit(lambda *x: attention.attend(*x))(*arrays)
+    assert len(told) == 1
     np.testing.assert_allclose(np.asarray(mixed, np.float64), expected(), atol=2e-2)
-    told = capsys.readouterr().err
-    assert told.count("cuDNN's fused attention cannot be used (") == 1
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("right", [True, False])
+def test_cudnn_is_taken_if_it_agrees_with_xla(right, monkeypatch):
+    """Within a gradient, where models are traced; what a platform is given shows in the trace."""
+
+    def stand_in(query, key, value):
+        return attention._by_xla(query, key, value) * (1 if right else 1.5)
+
+    monkeypatch.setattr(attention, "_by_cudnn", stand_in)
+    kernels = {}
+    monkeypatch.setattr(
+        jax.lax, "platform_dependent", lambda *x, **by: kernels.update(by) or by["default"](*x)
+    )
+    arrays = [jnp.asarray(x, "bfloat16") for x in (queries, keys, values)]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        jax.jit(jax.grad(lambda *x: jnp.sum(attention.attend(*x))))(*arrays)
+    assert ("cuda" in kernels) == right
+    assert any("off" in str(warning.message) for warning in told) != right
 
 
 @pytest.mark.parametrize("tokens", [4, 5])

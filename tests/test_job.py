@@ -61,5 +61,5 @@ def test_a_second_run_compiles_nothing_and_finds_the_same(tmp_path, repository):
     assert cold["steps"] == warm["steps"] == 4 and cold["final"] == warm["final"]
     assert cold["programs"]["compiled"] > 0 == warm["programs"]["compiled"]
     for run in (cold, warm):
-        assert 0 < run["process_seconds"] - run["seconds"]["total"] < 5
+        assert 0 < run["process_seconds"] - run["seconds"]["total"] < 60
     assert f"| {warm['seconds']['compile']:.2f} |" in done.stdout

@@ -70,7 +70,9 @@ def _works(paths: Sequence[pathlib.Path], cache: pathlib.Path, batches: int) -> 
                 items=count,
             )
     cut = functools.partial(_cut, *_on_device(files), batches)
-    yield Work(f"{what}, on the device ({_device()})", cut, train, name, items=count)
+    yield Work(
+        f"{what}, decoded before, on the device ({_device()})", cut, train, name, items=count
+    )
     yield from _large(batches * 5)
     test, name = _peer(paths, len(paths), training=False)
     evaluate = functools.partial(_evaluate, files)

@@ -172,7 +172,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """A line a work, as Markdown: times, ratio, shares of the limits and memory."""
     shares = {"share of the product": "limit", "share of the copies": "moving"}
     shares = {title: of for title, of in shares.items() if any(getattr(x, of) for x in outcomes)}
-    titles = ["work", "ours", "peer", "ratio", *shares, "memory"]
+    titles = ["work", "ours", "peer", "ratio", *shares, "our memory"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for outcome in outcomes:
         ours = statistics.median(outcome.ours)

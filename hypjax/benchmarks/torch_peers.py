@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -16,17 +17,38 @@ warnings.filterwarnings("ignore", module="torch")  # torch.compile warns of PyTo
 
 
 def device() -> Any:
-    """PyTorch's accelerator if it has one, else the CPU."""
+    """PyTorch's device of the kind that JAX computes on; None: it has none."""
     import torch
 
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if jax.default_backend() == "cpu":
+        return torch.device("cpu")
+    if jax.default_backend() == "gpu" and torch.cuda.is_available():
+        return torch.device("cuda")
+    return None
+
+
+def name() -> str:
+    """Of PyTorch, with its device."""
+    import torch
+
+    own = device()
+    kind = torch.cuda.get_device_name(own) if own.type == "cuda" else "CPU"
+    return f"torch {torch.__version__} on {kind}"
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """By torch.compile, for the shapes of its first call: what was compiled before is forgotten."""
+    import torch
+
+    torch.compiler.reset()
+    return torch.compile(function, dynamic=False)
 
 
 def synchronize() -> None:
     """Waits until the accelerator has done what it was given."""
     import torch
 
-    if torch.cuda.is_available():
+    if device().type == "cuda":
         torch.cuda.synchronize()
 
 
@@ -106,17 +128,18 @@ def loss_and_gradient(
     samples: int,
     ball: dict[str, float],
     temperature: float,
-) -> Callable[[], tuple[float, np.ndarray]]:
-    """Computes a loss and its gradient with respect to the features."""
+) -> Callable[[], tuple[Any, Any]]:
+    """Computes a loss and its gradient with respect to the features, and leaves them there."""
     import torch
 
     x = torch.tensor(features, device=device(), requires_grad=True)
 
-    def run() -> tuple[float, np.ndarray]:
+    def run() -> tuple[Any, Any]:
         x.grad = None
         value = loss(x, samples, ball, temperature)
         value.backward()
-        return float(value.detach()), x.grad.cpu().numpy()
+        synchronize()
+        return value.detach(), x.grad
 
     return run
 
@@ -170,18 +193,18 @@ class Trainer:
         self._loss = functools.partial(
             loss_by_product, samples=samples, ball=ball, temperature=temperature
         )
-        self._forward = torch.compile(self._compute) if self.compiled else self._compute
-        self._embed = torch.compile(self._features) if self.compiled else self._features
+        mean, std = (torch.tensor(x, device=own) for x in (config.data.mean, config.data.std))
+        self._mean, self._std = mean[:, None, None], std[:, None, None]
+        way = compiled if self.compiled else lambda function: function
+        self._forward, self._embed = way(self._compute), way(self._features)
 
     @property
     def name(self) -> str:
         """What it is."""
-        import torch
-
         way = "torch.compile" if self.compiled else "eager"
         precision = "bf16 autocast" if self._autocast else "float32"
         parts = f"fused attention, fused AdamW, {precision}"
-        return f"torch {torch.__version__} + timm {peers.timm().__version__}, {way}, {parts}"
+        return f"{name()} + timm {peers.timm().__version__}, {way}, {parts}"
 
     @property
     def _autocast(self) -> bool:
@@ -193,9 +216,7 @@ class Trainer:
         images = pixels
         if flips is not None:
             pixels = torch.where(flips[:, None, None, None], images.flip(-1), images)
-        mean = torch.tensor(self.config.data.mean, device=images.device)[:, None, None]
-        std = torch.tensor(self.config.data.std, device=images.device)[:, None, None]
-        pixels = (pixels.float() / 255 - mean) / std
+        pixels = (pixels.float() / 255 - self._mean) / self._std
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self._autocast):
             pooled = self._encoder(pixels)
         return self._head(pooled.float())
@@ -224,14 +245,3 @@ class Trainer:
                 self._embed(self._images)
         self._encoder.train()
         synchronize()
-
-
-def peak_memory(run: Callable[[], object]) -> int | None:
-    """Bytes of the accelerator that PyTorch holds at most meanwhile; None on CPUs."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    return torch.cuda.max_memory_allocated()

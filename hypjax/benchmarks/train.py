@@ -15,13 +15,13 @@ from hypjax import compiled, optim, parallel, reporting
 from hypjax.benchmarks import peers
 from hypjax.benchmarks.measure import Work
 from hypjax.config import default_config
-from hypjax.errors import UserError
 from hypjax.geometry import Sphere
 from hypjax.interfaces import Batch
 from hypjax.models import create_embedder
 from hypjax.objectives import Spec, create_objective
 
 _INSTALL = "torch and timm (pip install torch timm)"
+_FALSE = ("false", "0")
 _SMALL, _FINE = "vit_small_patch16_224", "vit_small_patch8_224"
 
 
@@ -58,24 +58,24 @@ def works(quick: bool) -> Iterator[Work]:
     on_cpu = jax.default_backend() == "cpu"
     cases = _QUICK if quick else _ON_CPUS if on_cpu else _ON_ACCELERATORS
     rate = matrix_rate(1024 if on_cpu or quick else 8192, "float32" if on_cpu else "bfloat16")
-    copies = copy_rate(2**28 if on_cpu or quick else 2**32)
+    copies = copy_rate(2**28 if on_cpu or quick else 2**31)
     reporting.say(f"products: {rate / 1e12:.3g} TFLOP/s; copies: {copies / 1e9:.3g} GB/s")
     for case in cases:
         config = _config(case, on_cpu)
         what = f"ViT-S/{16 if case.architecture == _SMALL else 8}"
         what = "tiny ViT" if quick else what
         trainer = Trainer(config)
-        for act, passes, count in (("train", 3, case.steps), ("embed", 1, 3 * case.steps)):
+        for act, count in (("train", case.steps), ("embed", 3 * case.steps)):
+            classes = f" ({case.batch // case.samples} × {case.samples})"
             words = {"train": "training step", "embed": "embedding"}[act]
             images = case.batch * count
-            flops = passes * forward_flops(trainer.model.encoder, config.data.image_size)
-            for peer in _peers(config):
+            flops = operations(config, trainer.model.encoder, training=act == "train")
+            for peer, name in _peers(config):
                 yield Work(
-                    f"{words}, {what}, {case.batch} images"
-                    + (f" ({case.batch // case.samples} × {case.samples})" if passes == 3 else ""),
+                    f"{words}, {what}, {case.batch} images" + (classes if act == "train" else ""),
                     functools.partial(getattr(trainer, act), count),
                     peer and functools.partial(getattr(peer, act), count),
-                    peer.name if peer else _INSTALL,
+                    name,
                     limit=flops * images / rate,
                     items=images,
                     moving=count * trainer.bytes_moved[act] / copies,
@@ -83,24 +83,26 @@ def works(quick: bool) -> Iterator[Work]:
                 )
 
 
-def _peers(config: ConfigDict) -> list[Any]:
-    """PyTorch, eager and compiled.
-
-    Raises:
-        UserError: JAX would leave it no memory.
-    """
+def _peers(config: ConfigDict) -> Iterator[tuple[Any, str]]:
+    """PyTorch, eager and compiled, one after the other; or None, and what is missing for it."""
     if not peers.installed("torch") or peers.timm() is None:
-        return [None]
+        yield None, _INSTALL
+        return
+    import torch
+
     from hypjax.benchmarks import torch_peers
 
-    on_gpu = jax.default_backend() == "gpu" and torch_peers.device().type == "cuda"
-    if on_gpu and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") != "false":
-        raise UserError(
-            "JAX takes most of the GPU's memory at once, so that PyTorch finds none; set the "
-            "environment variable XLA_PYTHON_CLIENT_PREALLOCATE=false"
-        )
-
-    return [torch_peers.Trainer(config, compiled) for compiled in (False, True)]
+    own = torch_peers.device()
+    if own is None:
+        yield None, "torch for this device"
+    elif own.type == "cuda" and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") not in _FALSE:
+        yield None, "memory for torch: set XLA_PYTHON_CLIENT_PREALLOCATE=false"
+    else:
+        for by_compiler in (False, True):
+            peer = torch_peers.Trainer(config, by_compiler)
+            yield peer, peer.name
+            del peer
+            torch.cuda.empty_cache()
 
 
 def _config(case: Case, on_cpu: bool) -> ConfigDict:
@@ -178,19 +180,27 @@ def _bytes_moved(program: jax.stages.Compiled) -> float:
     return program.cost_analysis()["bytes accessed"]
 
 
-def forward_flops(encoder: Any, side: int) -> int:
-    """Operations of a Vision Transformer's matrix products for an image; a sum counts as one."""
-    tokens = (side // encoder.patch_size) ** 2
+def operations(config: ConfigDict, encoder: Any, training: bool) -> int:
+    """Of a Vision Transformer's matrix products for an image; each sum counts as one too.
+
+    The gradient takes twice what the way forth does, but none with respect to pixels, nor to a
+    patch projection that is frozen.
+    """
+    tokens = (config.data.image_size // encoder.patch_size) ** 2
     patches = 2 * tokens * encoder.patch_size**2 * 3 * encoder.width
     tokens += encoder.num_prefix_tokens
     dense = 2 * tokens * encoder.width**2 * (4 + 2 * encoder.mlp_ratio)
     attention = 4 * tokens**2 * encoder.width
-    return int(patches + encoder.depth * (dense + attention))
+    blocks = encoder.depth * (dense + attention)
+    if training:
+        patches *= 1 if "patch_projection" in config.optim.frozen else 2
+        blocks *= 3
+    return int(patches + blocks)
 
 
 def matrix_rate(side: int, dtype: str) -> float:
     """Operations a second of a large matrix product in the training's precision."""
-    x, count = jnp.full((side, side), 1 / side, dtype), 20
+    x, count = (jax.random.normal(jax.random.key(0), (side, side)) / side**0.5).astype(dtype), 20
     precision = "highest" if dtype == "float32" else "default"
     multiply = jax.jit(
         lambda x: jax.lax.fori_loop(0, count, lambda _, y: jnp.matmul(x, y, precision=precision), x)
@@ -206,7 +216,7 @@ def copy_rate(size: int) -> float:
     """
     x, count = jnp.zeros(size // 4, jnp.float32), 10
     add = jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda _, x: x + 1, x))
-    return count * 2 * size / _fastest(lambda: add(x))
+    return (count + 1) * 2 * size / _fastest(lambda: add(x))  # The loop begins with a copy.
 
 
 def _fastest(run: Callable[[], Any]) -> float:

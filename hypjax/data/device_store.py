@@ -165,7 +165,7 @@ def _fitting_side(sizes: Int[np.ndarray, "images 2"], channels: int, room: float
     fits, fails = 0, int(sizes.min(axis=1).max())
     while fails - fits > 1:
         side = (fits + fails) // 2
-        if lay_out(np.maximum(stored_sizes(sizes, side), 1), channels).bytes <= room:
+        if lay_out(stored_sizes(sizes, side), channels).bytes <= room:
             fits = side
         else:
             fails = side

@@ -53,8 +53,8 @@ def _pixel_notes(data: ConfigDict) -> Iterator[str]:
         yield "decoded by the fast option: pixels differ a little from the protocol's"
     if data.stored_side is not None:
         yield (
-            f"trained on images whose shorter sides were scaled down to {data.stored_side} pixels "
-            "before they were cropped: crops are blurrier than the protocol's"
+            f"training images' shorter sides are scaled down to {data.stored_side} pixels before "
+            "they are cropped: crops are blurrier than the protocol's"
         )
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from typing import TypeAlias
 
 import jax
@@ -9,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
-
-from hypjax import reporting
 
 Heads: TypeAlias = Float[Array, "batch tokens heads dim"]
 _ROUNDING = 0.05  # Of bfloat16's sums, beside values around 1.
@@ -23,10 +22,11 @@ def attend(query: Heads, key: Heads, value: Heads) -> Heads:
     probabilities in memory (Dao et al., FlashAttention, NeurIPS 2022); all else by XLA. The softmax
     is float32 everywhere.
     """
+    kernels = {"cpu": _head_by_head, "default": _by_xla}
     if jax.default_backend() == "gpu" and query.dtype in (jnp.bfloat16, jnp.float16):
         if _cudnn_can(query.shape[1], query.shape[3], query.dtype):
-            return _by_cudnn(query, key, value)
-    return jax.lax.platform_dependent(query, key, value, cpu=_head_by_head, default=_by_xla)
+            kernels["cuda"] = _by_cudnn
+    return jax.lax.platform_dependent(query, key, value, **kernels)
 
 
 _by_xla = functools.partial(jax.nn.dot_product_attention, implementation="xla")
@@ -61,20 +61,17 @@ def _cudnn_can(tokens: int, dim: int, dtype: DTypeLike) -> bool:
         def total(heads: Float[Array, "3 batch tokens heads dim"]) -> Array:
             return jnp.sum(attention(*heads) * heads[0])
 
-        return jax.jit(jax.value_and_grad(total))
+        return jax.jit(jax.grad(total))
 
     try:
         with jax.ensure_compile_time_eval():  # This is called while a model is traced.
             heads = np.random.default_rng(0).normal(size=(3, 2, tokens, 1, dim))
             heads = jnp.asarray(heads, dtype)
-            (found, slope), (value, expected) = (
-                probe(attention)(heads) for attention in (_by_cudnn, _by_xla)
-            )
-            del found, value
+            slope, expected = (probe(attention)(heads) for attention in (_by_cudnn, _by_xla))
             error = np.max(np.abs(np.asarray(slope - expected, np.float32)))
             reason = None if error < _ROUNDING else f"it is {error:.2g} off"
     except Exception as failure:  # Of several kinds, for old cuDNN, old GPUs and other makes.
         reason = (str(failure).splitlines() or [type(failure).__name__])[0]
     if reason:
-        reporting.warn(f"cuDNN's fused attention cannot be used ({reason}); XLA's takes its place")
+        warnings.warn(f"cuDNN's fused attention cannot be used ({reason}); XLA's is", stacklevel=2)
     return reason is None

@@ -6,9 +6,11 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
+from hypjax import optim
 from hypjax.benchmarks.loss import gradient
 
 WORKS = {"loss": 6, "retrieval": 9, "input": 7, "train": 4}
@@ -51,6 +53,20 @@ def test_peers_of_the_loss_compute_the_same(classes, samples):
         theirs = torch_peers.loss_and_gradient(peer, features, samples, ball, temperature)()
         np.testing.assert_allclose(theirs[0], loss, rtol=1e-5)
         np.testing.assert_allclose(theirs[1], slope, atol=1e-5 * np.abs(slope).max())
+
+
+def test_the_peer_trains_the_same_parameters():
+    pytest.importorskip("torch", reason="needs the parity extra: torch")
+    from hypjax.benchmarks import torch_peers, train
+
+    config = train._config(train._QUICK[0], on_cpu=True)
+    ours = train.Trainer(config)
+    trained, _ = optim.split_frozen(ours._state.params, config.optim.frozen)
+    theirs = torch_peers.Trainer(config, compiled=False)
+    assert sum(x.size for x in jax.tree.leaves(trained)) == sum(x.numel() for x in theirs._trained)
+    before = theirs._head.weight.detach().clone()
+    theirs.train(1)
+    assert (theirs._head.weight != before).any()
 
 
 def test_mistakes_are_answered_in_one_sentence(tmp_path):
