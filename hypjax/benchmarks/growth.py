@@ -41,8 +41,8 @@ def curves(quick: bool) -> list[Growth]:
         Growth(
             "loss and gradient",
             "images of the batch",
-            f"The matrix of distances grows as the square; {_DIM} coordinates are too few for the "
-            "product to outweigh it.",
+            "The matrix of distances grows as the square, and costs more where it outgrows a CPU's "
+            f"caches; {_DIM} coordinates are too few for the product to outweigh it.",
             lambda batch: _loss(batch, _DIM),
             (100, 200, 400) if quick else (100, 200, 400, 800, 1600, 3200),
         ),
@@ -112,7 +112,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float | None]) -> float | 
 
 
 def table(curves: Sequence[dict[str, Any]]) -> str:
-    """A line a size, as Markdown."""
+    """A line a size, as Markdown, and why the exponents are what they are."""
     titles = ("work", "of", "size", "time", "memory", "exponents of time, memory")
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for curve in curves:
@@ -123,4 +123,5 @@ def table(curves: Sequence[dict[str, Any]]) -> str:
             held = "–" if memory is None else f"{memory / 2**20:.1f} MiB"
             cells = (curve["work"], curve["of"], f"{size:,}", f"{seconds:.3g} s", held, fitted)
             lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    reasons = [f"{curve['work']}, {curve['of']}: {curve['why']}" for curve in curves]
+    return "\n".join([*lines, "", *reasons])

@@ -34,4 +34,4 @@ def _line(
     axes.plot(curve["sizes"], [value / unit for value in curve[of]], style, color=colour)
     axes.set_yscale("log")
     axes.set_ylabel(words, color=colour)
-    axes.tick_params(axis="y", labelcolor=colour)
+    axes.tick_params(axis="y", which="both", labelcolor=colour)
