@@ -1,6 +1,6 @@
 """Measures this machine, beside peers where they are installed.
 
-python -m hypjax.benchmark [loss | retrieval | input | train | all]: one suite, or all of them.
+python -m hypjax.benchmark [loss | retrieval | input | train | all]: one suite, or these four.
 python -m hypjax.benchmark growth: how time and memory grow with the sizes. python -m
 hypjax.benchmark memory: how much the train step takes, by compiling it without running it. python
 -m hypjax.benchmark job: where the time of a whole run goes, from its launch to its results.
@@ -31,9 +31,13 @@ _IMAGES = flags.DEFINE_string(
     "images", None, "Folder of photos for the input suite; None: some are made."
 )
 _TARGET = flags.DEFINE_string(
-    "target", None, "TPU slice to compile for, such as v5e:2x4 (needs libtpu); None: this machine."
+    "target",
+    None,
+    "memory: TPU slice to compile for, such as v5e:2x4 (needs libtpu); None: this machine.",
 )
-_DEVICES = flags.DEFINE_integer("devices", 0, "How many to compile for; 0: all.", lower_bound=0)
+_DEVICES = flags.DEFINE_integer(
+    "devices", 0, "memory: how many to compile for; 0: all.", lower_bound=0
+)
 _CACHE = flags.DEFINE_enum(
     "cache", "host", ["none", "host", "device"], "config.run.cache of the job suite's runs."
 )
@@ -47,6 +51,8 @@ def main(overrides: list[str], suite: str | None) -> None:
     from hypjax import provenance, reporting
 
     output = pathlib.Path(_OUTPUT.value).expanduser()
+    if not output.parent.is_dir():
+        raise UserError(f"--output is {output}, but there is no folder {output.parent}; make it")
     if suite == MEMORY:
         results = _memory()
     elif suite == GROWTH:

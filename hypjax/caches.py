@@ -13,11 +13,12 @@ def cache_folder() -> pathlib.Path:
 def keep_compiled_programs() -> None:
     """Lets JAX keep what it compiles, so that a second start need not compile it again.
 
-    A folder that the user has named to JAX (JAX_COMPILATION_CACHE_DIR) stays as it is.
+    A folder that the user has named to JAX (JAX_COMPILATION_CACHE_DIR) is taken instead of ours.
     """
     import jax
 
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
-        # Also the quick ones: a start compiles a hundred of them, which takes seconds.
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        # Also the quick ones: a start compiles dozens of them, which takes seconds.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

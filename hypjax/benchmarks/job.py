@@ -20,7 +20,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
-from hypjax import interrupts, recipes, reporting
+from hypjax import config_files, interrupts, recipes, reporting
 from hypjax.config import variant_error
 from hypjax.cores import usable_cores
 from hypjax.errors import Interrupted, UserError
@@ -102,6 +102,7 @@ def whole_runs(quick: bool, cache: str, overrides: Sequence[str]) -> dict[str, A
     ):
         folder = pathlib.Path(made)
         (folder / "job.py").write_text("from hypjax.benchmarks.job import get_config\n")
+        config_files.load(f"{folder / 'job.py'}:{variant}", fields)  # Tells of mistakes in fields.
         reporting.say(f"making {SIZES[variant].train + SIZES[variant].test} photos in {folder}")
         make_photos(folder / "photos", SIZES[variant])
         return {name: _run(folder, name, variant, fields, interrupted) for name in RUNS}

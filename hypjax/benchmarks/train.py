@@ -67,12 +67,13 @@ def works(quick: bool) -> Iterator[Work]:
         trainer = Trainer(config)
         for act, count in (("train", case.steps), ("embed", 3 * case.steps)):
             classes = f" ({case.batch // case.samples} × {case.samples})"
-            words = {"train": "training step", "embed": "embedding"}[act]
+            words = {"train": f"training steps{classes}", "embed": "embeddings"}[act]
             images = case.batch * count
             flops = operations(config, trainer.model.encoder, training=act == "train")
             for peer, name in _peers(config):
                 yield Work(
-                    f"{words}, {what}, {case.batch} images" + (classes if act == "train" else ""),
+                    f"{count} {words}, {what}, {case.batch} images"
+                    + (classes if act == "train" else ""),
                     functools.partial(getattr(trainer, act), count),
                     peer and functools.partial(getattr(peer, act), count),
                     name,
