@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from hypjax.benchmarks import peers
-from hypjax.benchmarks.measure import Work
+from hypjax.benchmarks.measure import Work, product_rate
 from hypjax.config import default_config
 from hypjax.geometry import PoincareBall
 from hypjax.objectives import pairwise_cross_entropy
@@ -18,6 +18,7 @@ _INSTALL = "torch (pip install torch)"
 
 def works(quick: bool) -> Iterator[Work]:
     """What is timed: batches of 900 points; quick: of 90."""
+    rate = product_rate(_DIM)
     for classes, samples in _SHAPES:
         classes = classes // 10 if quick else classes
         rng = np.random.default_rng(0)
@@ -29,6 +30,7 @@ def works(quick: bool) -> Iterator[Work]:
                 ours,
                 run,
                 name,
+                limit=3 * 2 * len(features) ** 2 * _DIM / rate,  # Forth, and two products back.
                 memory=memory,
             )
 
