@@ -179,7 +179,7 @@ def test_a_stored_side_is_part_of_the_run_and_told_with_its_results(photos_folde
     config = photos.load(photos_folder, "run.cache=device", "data.stored_side=10")
     splits = open_splits(config)
     (note,) = splits.notes
-    assert "shorter sides were scaled down to 10 pixels" in note
+    assert "shorter sides are scaled down to 10 pixels" in note
     plans = train.create_plans(config, splits)
     assert (plans.sizes.min(axis=1) == 10).all() and (splits.train.sizes.min(axis=1) > 10).all()
     assert (plans(0).boxes[:, 2:] <= plans.sizes[plans(0).ids]).all()
