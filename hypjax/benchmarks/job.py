@@ -102,7 +102,8 @@ def whole_runs(quick: bool, cache: str, overrides: Sequence[str]) -> dict[str, A
     ):
         folder = pathlib.Path(made)
         (folder / "job.py").write_text("from hypjax.benchmarks.job import get_config\n")
-        config_files.load(f"{folder / 'job.py'}:{variant}", fields)  # Tells of mistakes in fields.
+        named = [f"data.path={folder / 'photos'}", *fields]
+        config_files.load(f"{folder / 'job.py'}:{variant}", named)  # Tells of mistakes in fields.
         reporting.say(f"making {SIZES[variant].train + SIZES[variant].test} photos in {folder}")
         make_photos(folder / "photos", SIZES[variant])
         return {name: _run(folder, name, variant, fields, interrupted) for name in RUNS}
