@@ -72,8 +72,7 @@ def works(quick: bool) -> Iterator[Work]:
             flops = operations(config, trainer.model.encoder, training=act == "train")
             for peer, name in _peers(config):
                 yield Work(
-                    f"{count} {words}, {what}, {case.batch} images"
-                    + (classes if act == "train" else ""),
+                    f"{count} {words}, {what}, {case.batch} images",
                     functools.partial(getattr(trainer, act), count),
                     peer and functools.partial(getattr(peer, act), count),
                     name,
