@@ -5,16 +5,19 @@ import functools
 import io
 import multiprocessing
 import os
+import pathlib
 import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grain._src.python.ipc.shared_memory_array import SharedMemoryArray
 from PIL import Image
 
 from hypjax import ending
@@ -81,6 +84,30 @@ def test_worker_processes_deliver_the_same_pixels():
     _, there = batches(random_dataset(), workers=2)
     for a, b in zip(here, there, strict=True):
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_shared_memory_is_freed_before_a_run_goes_on(monkeypatch):
+    """Grain frees it in a thread, which the end of the program would cut short; here it is slow."""
+    opened, opens, frees = [], SharedMemoryArray.from_metadata, SharedMemoryArray.close_shm_async
+
+    def opens_and_tells(metadata):
+        opened.append(pathlib.Path("/dev/shm", metadata.name))
+        return opens(metadata)
+
+    def frees_slowly(*args):
+        time.sleep(0.2)
+        frees(*args)
+
+    monkeypatch.setattr(SharedMemoryArray, "from_metadata", opens_and_tells)
+    monkeypatch.setattr(SharedMemoryArray, "close_shm_async", frees_slowly)
+    dataset = random_dataset()
+    crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
+    plan = EpochClassPlans(dataset.labels, dataset.sizes, 6, crop, 0, 2)
+    steps = {"first_step": 0, "last_step": 1000, "side": 16, "channels": 3}
+    begun = training_batches(dataset, plan, **steps, workers=1)
+    next(begun)
+    begun.close()
+    assert opened and not [path for path in opened if path.exists()]
 
 
 class Deadly(list):

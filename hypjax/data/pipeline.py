@@ -15,7 +15,9 @@ import signal
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterable
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any, NamedTuple
 
 import grain
@@ -40,6 +42,8 @@ _BLINK = 0.2  # Seconds between looks whether workers have ended.
 _TIMEOUT = 600.0  # Seconds to wait for a piece, where nothing else is said.
 _PATIENCE = 30  # Seconds to wait for worker processes to end; Grain kills them after 25.
 _PATIENCE_WITH_THREADS = 2  # The same for threads; Python waits for them at its end.
+_PATIENCE_FOR_MEMORY = 2  # Seconds to wait until what was shared is freed.
+_INSTANT = 0.001  # Seconds between looks whether it is.
 _MOST_THREADS = 8  # The interpreter's lock leaves no work for more.
 
 
@@ -245,7 +249,9 @@ def _iterate(
     log = _WorkLog(workers)
     work = Watched(functools.partial(_make, views, batches, pieces))
     others = multiprocessing.active_children()
-    deliveries = Deliveries(_prepared(work, len(batches) * len(pieces), workers, log), timeout)
+    shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
+    prepared = _prepared(work, len(batches) * len(pieces), workers, log, shared)
+    deliveries = Deliveries(prepared, timeout)
     stalled = False
     try:
         for number in range(len(batches)):
@@ -272,7 +278,10 @@ def _iterate(
         log.close()
         if workers:
             del deliveries
-            gc.collect()  # Frees what is left in shared memory, while its owners are there.
+            gc.collect()  # Gives up what is left in shared memory ...
+            deadline = time.monotonic() + _PATIENCE_FOR_MEMORY
+            while shared and time.monotonic() < deadline:  # ... which a thread of Grain's frees.
+                time.sleep(_INSTANT)
 
 
 class _WorkLog:
@@ -319,9 +328,13 @@ def _make(
 
 
 def _prepared(
-    make: Callable[[int], ReadableBatch], count: int, workers: int, log: _WorkLog
+    make: Callable[[int], ReadableBatch],
+    count: int,
+    workers: int,
+    log: _WorkLog,
+    shared: "weakref.WeakSet[SharedMemory]",
 ) -> grain.IterDataset:
-    """What is made of the numbers from 0 up to a count, in order."""
+    """What is made of the numbers from 0 up to a count, in order; notes what memory is shared."""
     dataset = grain.MapDataset.range(count).map(make)
     ahead = _AHEAD // _PIECE
     if not workers:
@@ -333,7 +346,12 @@ def _prepared(
     one = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
     start = functools.partial(_start_worker, log.path, os.getpid())
-    return one.mp_prefetch(options, worker_init_fn=start)
+
+    def noted(piece: ReadableBatch) -> ReadableBatch:
+        shared.add(piece.images.shm)
+        return piece
+
+    return one.mp_prefetch(options, worker_init_fn=start).map(noted)
 
 
 def _close(
