@@ -20,6 +20,7 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
+from hypjax import reporting
 from hypjax.data import fonts, layouts, pixels, preparation, records
 from hypjax.data.export import export
 from hypjax.data.layouts import Count
@@ -323,17 +324,18 @@ preparation.prepare("cub200", data_dir=data_dir, manual_dir=manual_dir, allow_pa
 """
 
 
-def test_a_second_process_waits_and_clears_away_what_a_killed_one_left(tmp_path, cub, capfd):
+def test_a_second_process_waits_and_clears_away_what_a_killed_one_left(tmp_path, cub, monkeypatch):
     cub()
+    said = []
+    monkeypatch.setattr(reporting, "say", said.append)
     data = tmp_path / "data"
     first = subprocess.Popen([sys.executable, "-c", SLOW, str(data), str(tmp_path / "files")])
     try:
         wait_until(lambda: any(data.glob("cub200/incomplete.*")))
         second = threading.Thread(target=prepared, args=(tmp_path,))
         second.start()
-        printed = []
-        wait_until(lambda: printed.append(capfd.readouterr().err) or "waiting" in printed[-1])
-        assert f"waiting for process {first.pid} on " in printed[-1]
+        wait_until(lambda: said)
+        assert said[0].startswith(f"waiting for process {first.pid} on ")
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait()
