@@ -79,7 +79,12 @@ class Outcome:
 
 
 def measure(work: Work, repeats: int) -> Outcome:
-    """Times a work and its peer in turn, after each has run twice."""
+    """Times a work and its peer in turn, after each has run twice.
+
+    Each turn begins with a call that is not timed: the other has meanwhile had the caches, and the
+    system has had the memory that was given back, which takes seconds to get again where a work
+    needs gigabytes. Training and evaluation call the same again and again.
+    """
     reporting.say(work.name)
     both = [work.ours] + ([work.peer] if work.peer else [])
     for run in both:
@@ -88,6 +93,7 @@ def measure(work: Work, repeats: int) -> Outcome:
     seconds: list[list[float]] = [[] for _ in both]
     for _ in range(repeats):
         for run, count, taken in zip(both, calls, seconds, strict=True):
+            run()
             taken.append(_seconds(run, count))
     memory = work.memory
     if memory is None:
