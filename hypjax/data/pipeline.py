@@ -348,7 +348,8 @@ def _prepared(
     start = functools.partial(_start_worker, log.path, os.getpid())
 
     def noted(piece: ReadableBatch) -> ReadableBatch:
-        shared.add(piece.images.shm)
+        if (memory := getattr(piece.images, "shm", None)) is not None:  # Grain may send it whole.
+            shared.add(memory)
         return piece
 
     return one.mp_prefetch(options, worker_init_fn=start).map(noted)
