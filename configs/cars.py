@@ -8,7 +8,7 @@ do: `configs/cars.py:sph-vit,released`.
 
 from ml_collections import ConfigDict
 
-from hypjax import recipes
+from hypjax.config import recipes
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:

@@ -7,7 +7,7 @@ released commands do: `configs/cub.py:sph-vit,released`.
 
 from ml_collections import ConfigDict
 
-from hypjax import recipes
+from hypjax.config import recipes
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:

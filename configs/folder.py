@@ -10,8 +10,7 @@ accelerator.
 
 from ml_collections import ConfigDict
 
-from hypjax import recipes
-from hypjax.config import default_config, variant_error
+from hypjax.config import default_config, recipes, variant_error
 
 VARIANTS = ("hyp", "sph", *recipes.VARIANTS)
 

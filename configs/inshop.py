@@ -13,7 +13,7 @@ The paper's ablations (Table 5) change one field of `hyp-vit`, its number of ste
 
 from ml_collections import ConfigDict
 
-from hypjax import recipes
+from hypjax.config import recipes
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:

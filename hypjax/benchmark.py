@@ -48,7 +48,8 @@ def main(overrides: list[str], suite: str | None) -> None:
     """Runs a suite, or those that time something, and prints its table."""
     if suite != JOB:
         command.refuse_overrides(overrides)
-    from hypjax import provenance, reporting
+    from hypjax.system import console, environment
+    from hypjax.system.files import write_json
 
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if not output.parent.is_dir():
@@ -61,14 +62,14 @@ def main(overrides: list[str], suite: str | None) -> None:
         results = _job(overrides)
     else:
         results = _timed(SUITES if suite in (None, ALL) else [suite])
-    with reporting.tolerating(str(output)):
-        reporting.write_json(output, {"machine": provenance.describe(seed=0), **results})
+    with console.tolerating(str(output)):
+        write_json(output, {"machine": environment.describe(seed=0), **results})
         print(f"in {output}, with versions and all figures")
 
 
 def _timed(suites: Collection[str]) -> dict[str, Any]:
-    from hypjax import reporting
     from hypjax.benchmarks import measure, peers
+    from hypjax.system import console
 
     repeats = 1 if _QUICK.value else _REPEATS.value
     results: dict[str, Any] = {"repeats": repeats}
@@ -77,7 +78,7 @@ def _timed(suites: Collection[str]) -> dict[str, Any]:
             missing = f"{name} needs {SUITES[name]} (pip install {SUITES[name]})"
             if len(suites) == 1:
                 raise UserError(missing)
-            reporting.warn(f"left out: {missing}")
+            console.warn(f"left out: {missing}")
             continue
         works = importlib.import_module(f"hypjax.benchmarks.{name}").works
         if name == "input":
@@ -97,14 +98,14 @@ def _memory() -> dict[str, Any]:
 
 
 def _growth(picture: pathlib.Path) -> dict[str, Any]:
-    from hypjax import reporting
     from hypjax.benchmarks import growth
-    from hypjax.viz.growth import draw
+    from hypjax.reports.growth import draw
+    from hypjax.system import console
 
     repeats = 1 if _QUICK.value else _REPEATS.value
     curves = [growth.measured(curve, repeats) for curve in growth.curves(_QUICK.value)]
     print(growth.table(curves))
-    with reporting.tolerating(str(picture)):
+    with console.tolerating(str(picture)):
         draw(curves, picture)
         print(f"drawn in {picture}")
     return {"repeats": repeats, GROWTH: curves}

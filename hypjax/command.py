@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from hypjax import ending, errors, interrupts, peers
+from hypjax import errors
+from hypjax.parallel import watchdog
+from hypjax.system import exits, interrupts
 
 _OVERRIDE = "--config."
 
@@ -28,10 +30,10 @@ def run(main: Callable[..., None], choices: Sequence[str] = ()) -> None:
     for number in interrupts.ENDING:
         signal.signal(number, _end)
     try:
-        with peers.ending_together(), errors.reported():
+        with watchdog.ending_together(), errors.reported():
             app.run(lambda parsed: main(*parsed), flags_parser=lambda argv: _parse(argv, choices))
     except BaseException as error:  # Also the ordinary end, which absl makes an exception.
-        if not ending.is_expected():
+        if not exits.is_expected():
             _leave(error)
         raise
 
@@ -57,7 +59,7 @@ def _leave(error: BaseException) -> NoReturn:
         traceback.print_exc()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    ending.at_once((error.code or 0) if isinstance(error, SystemExit) else 1)
+    exits.at_once((error.code or 0) if isinstance(error, SystemExit) else 1)
 
 
 def _end(signum: int, frame: object) -> None:
@@ -67,7 +69,7 @@ def _end(signum: int, frame: object) -> None:
     """
     del frame
     os.write(2, b"\ninterrupted; the same command goes on from what was saved, if anything\n")
-    ending.at_once(interrupts.ENDING[signum])
+    exits.at_once(interrupts.ENDING[signum])
 
 
 def _show_warning(message: Warning | str, *args: object, **kwargs: object) -> None:

@@ -23,9 +23,9 @@ def main(overrides: list[str]) -> None:
         raise UserError(f"--output is {output}; its name must end in .safetensors")
     if output.exists():
         raise UserError(f"{output} exists already; name another file, or remove it")
+    from hypjax.inference.weights import restore_best
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
-    from hypjax.remote_runs import reading
-    from hypjax.weights import restore_best
+    from hypjax.runs.cloud_read import reading
 
     with reading(_WORKDIR.value) as folder:
         model, params = restore_best(folder)

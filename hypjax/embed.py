@@ -33,10 +33,10 @@ def main(overrides: list[str]) -> None:
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if output.suffix != ".npz":
         raise UserError(f"--output is {output}; its name must end in .npz")
-    from hypjax.caches import keep_compiled_programs
     from hypjax.data.photos import find_photos
-    from hypjax.inference import TrainedEmbedder
+    from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.retrieval.embeddings import EXPORTS, require_faiss
+    from hypjax.system.caches import keep_compiled_programs
 
     exports = [kind for value in _EXPORT.value for kind in value.split(",")]
     for kind in exports:

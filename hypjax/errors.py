@@ -1,9 +1,10 @@
 """The one class for users' mistakes, and the one place that prints them."""
 
 import contextlib
+import difflib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 INTERRUPTED = 130  # The shell's status for an interrupt from the keyboard.
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command, typed again, goes on.
@@ -62,3 +63,8 @@ def reported() -> Iterator[None]:
     except Interrupted as interrupt:
         print(f"interrupted; {interrupt}", file=sys.stderr)
         sys.exit(interrupt.status)
+
+
+def nearest(name: str, valid: Collection[str]) -> str:
+    """Returns '; did you mean X?' with the most similar of some valid names."""
+    return f"; did you mean {difflib.get_close_matches(name, valid, n=1, cutoff=0)[0]}?"

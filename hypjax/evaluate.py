@@ -13,21 +13,25 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree, UInt8
 from ml_collections import ConfigDict
 
-from hypjax import distributed, memory, parallel, published, reporting
-from hypjax.compiled import embed_function
+from hypjax import parallel
 from hypjax.config import validate
-from hypjax.data import device
 from hypjax.data.dataset import Dataset, Splits
 from hypjax.data.pipeline import evaluation_batches
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import Space, Sphere
+from hypjax.inference.embedding import embed_function
+from hypjax.inference.weights import pretrained_encoder, restore_models
 from hypjax.models import create_embedder, model_shapes
+from hypjax.models.normalize import normalize
 from hypjax.objectives import create_objective
-from hypjax.remote_runs import reading
+from hypjax.parallel import processes
+from hypjax.reports import published
+from hypjax.reports.tables import format_results, noted, print_notes
 from hypjax.retrieval import mean_score, query_scores
-from hypjax.weights import pretrained_encoder, restore_models
-from hypjax.workdir import Workdir, saved_config
+from hypjax.runs.cloud_read import reading
+from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.system import memory
 
 
 class Evaluator:
@@ -89,7 +93,7 @@ class Evaluator:
             part: {name: mean_score(values) for name, values in of_part.items()}
             for part, of_part in scores.items()
         }
-        return distributed.from_first(lambda: means)  # So that all decide alike by them.
+        return processes.from_first(lambda: means)  # So that all decide alike by them.
 
     def _metrics(self) -> list[str]:
         """Names of the scores: recall and precision at each K, the others as they are."""
@@ -161,7 +165,7 @@ def pretrained_features(
     config.data.resize = config.data.image_size
 
     def embed(params: PyTree, images: Array) -> Array:
-        images = device.normalize(images, config.data.mean, config.data.std)
+        images = normalize(images, config.data.mean, config.data.std)
         return encoder.apply({"params": params}, images).astype(jnp.float32)
 
     jitted = functools.partial(jax.jit(parallel.over_images(embed, mesh)), params)
@@ -201,15 +205,15 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     check_depth(config, splits)
     shapes = model_shapes(config, model)
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    params["encoder"] = distributed.arrays_from_first(
+    params["encoder"] = processes.arrays_from_first(
         lambda: pretrained_encoder(config, model.encoder), shapes["encoder"]
     )
     evaluator = Evaluator(config, None)
     results = {"pretrained": evaluator.recalls(params, splits.test, splits.gallery)}
     print(f"Recall on the test classes, by {config.model.weights}:")
-    print(reporting.format_results(results))
-    results |= reporting.noted(splits.notes)
-    reporting.print_notes(results)
+    print(format_results(results))
+    results |= noted(splits.notes)
+    print_notes(results)
     published.show(results, config)
     return results
 
@@ -234,13 +238,13 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
             changed, so that others may be among the test classes than were.
     """
     states, run, trained = {}, None, config
-    if distributed.is_first():
+    if processes.is_first():
         with reading(workdir) as folder:
             _, states = restore_models(config, folder)
             run, trained = Workdir(folder, config, compared=()), saved_config(folder)
     splits = open_splits(config)
     check_depth(config, splits)
-    distributed.require_same({"images": splits.fingerprint})
+    processes.require_same({"images": splits.fingerprint})
     if run is not None:
         run.require({"images": splits.fingerprint})
     states = from_first(config, states)
@@ -250,9 +254,9 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         for name, params in states.items()
     }
     print(f"Recall on the test classes, by the models in {workdir}:")
-    print(reporting.format_results(results))
-    results |= reporting.noted(splits.notes)
-    reporting.print_notes(results)
+    print(format_results(results))
+    results |= noted(splits.notes)
+    print_notes(results)
     published.show(results, trained)
     return results
 
@@ -261,6 +265,6 @@ def from_first(config: ConfigDict, states: dict[str, PyTree]) -> dict[str, PyTre
     """Models' parameters by their names, as the first process has them, in all of them."""
     shapes = model_shapes(config, create_embedder(config, evaluating=True))
     return {
-        name: distributed.arrays_from_first(lambda name=name: states[name], shapes)
-        for name in distributed.from_first(lambda: list(states))
+        name: processes.arrays_from_first(lambda name=name: states[name], shapes)
+        for name in processes.from_first(lambda: list(states))
     }

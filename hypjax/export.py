@@ -17,7 +17,7 @@ def main(overrides: list[str]) -> None:
     command.refuse_overrides(overrides)
     if not _OUTPUT.value:
         raise UserError("no folder named; try --output=letters")
-    from hypjax.data.export import export
+    from hypjax.data.preparation.export import export
 
     count = export(_DATASET.value, pathlib.Path(_OUTPUT.value).expanduser(), _DATA_DIR.value)
     print(f"{count} images are in {_OUTPUT.value}")

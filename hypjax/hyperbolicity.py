@@ -30,9 +30,10 @@ def main(overrides: list[str]) -> None:
         raise UserError("name either --config or --embeddings (--help tells what they are)")
     import jax
 
-    from hypjax import reporting
-    from hypjax.caches import keep_compiled_programs
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
+    from hypjax.reports.tables import noted, print_notes
+    from hypjax.system import console
+    from hypjax.system.caches import keep_compiled_programs
 
     keep_compiled_programs()
     if _EMBEDDINGS.value:
@@ -43,16 +44,16 @@ def main(overrides: list[str]) -> None:
         embeddings = Embeddings.load(pathlib.Path(_EMBEDDINGS.value).expanduser())
         points, notes, published = embeddings.features(), (), None
         if isinstance(embeddings.space, Sphere):
-            reporting.warn(
+            console.warn(
                 "these embeddings are of length 1; Hyp-ViT's Table 1 measures the encoder's before "
                 "that, as --config does"
             )
     else:
-        from hypjax import config_files
+        from hypjax.config import load_config
         from hypjax.evaluate import pretrained_features
-        from hypjax.published import published_delta
+        from hypjax.reports.published import published_delta
 
-        config = config_files.load(_CONFIG.value, overrides)
+        config = load_config(_CONFIG.value, overrides)
         points, notes = pretrained_features(config)
         published = None if notes else published_delta(config)
     key = jax.random.key(_SEED.value)
@@ -63,7 +64,7 @@ def main(overrides: list[str]) -> None:
     else:
         print(f"relative delta: {deltas.mean():.4f}, of all {len(points)} points")
     print(f"curvature c it suggests: {curvature_from_delta(deltas.mean()):.3f}")
-    reporting.print_notes(reporting.noted(notes))
+    print_notes(noted(notes))
     if published is not None:
         difference = deltas.mean() - published
         print(f"published (Hyp-ViT, Table 1): {published:.3f} (ours {difference:+.3f})")

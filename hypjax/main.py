@@ -4,8 +4,9 @@ import pathlib
 
 from absl import flags
 
-from hypjax import command, stopwatch
+from hypjax import command
 from hypjax.errors import UserError
+from hypjax.monitoring import stopwatch
 
 _CONFIG = flags.DEFINE_string(
     "config",
@@ -43,10 +44,10 @@ _PROFILE = flags.DEFINE_string(
 
 def main(overrides: list[str]) -> None:
     """Runs the mode that the flags ask for."""
-    from hypjax import config_files, reporting
-    from hypjax.caches import keep_compiled_programs
-    from hypjax.config import default_workdir
-    from hypjax.storage import is_url
+    from hypjax.config import default_workdir, load_config, read_config
+    from hypjax.system import console
+    from hypjax.system.caches import keep_compiled_programs
+    from hypjax.system.cloud import is_url
 
     if _WORKDIR.value == "":
         raise UserError("--workdir is empty; name a folder, or leave the flag out")
@@ -54,8 +55,8 @@ def main(overrides: list[str]) -> None:
         raise UserError("--profile is for training; leave it out with --mode=evaluate")
     if not _CONFIG.value:
         raise UserError("no configuration named; try --config=configs/glyphs.py")
-    config = config_files.load(_CONFIG.value, overrides)
-    default = default_workdir(config, unchanged=config_files.read(_CONFIG.value))
+    config = load_config(_CONFIG.value, overrides)
+    default = default_workdir(config, unchanged=read_config(_CONFIG.value))
     workdir = _WORKDIR.value or default
     if not is_url(workdir):
         workdir = pathlib.Path(workdir).expanduser()
@@ -67,7 +68,7 @@ def main(overrides: list[str]) -> None:
 
         if config.model.weights and not _WORKDIR.value:
             if pathlib.Path(workdir).exists():
-                reporting.say(f"the run in {workdir} is evaluated with --workdir={workdir}")
+                console.say(f"the run in {workdir} is evaluated with --workdir={workdir}")
             evaluate_pretrained(config)
         else:
             evaluate(config, workdir)
@@ -84,9 +85,9 @@ def _join() -> None:
         if known != (None, None):
             raise UserError("--coordinator is missing: HOST:PORT of the first process")
         return
-    from hypjax import distributed
+    from hypjax.parallel import processes
 
-    distributed.join(_COORDINATOR.value, *known)
+    processes.join(_COORDINATOR.value, *known)
 
 
 def _steps(text: str | None) -> tuple[int, int] | None:

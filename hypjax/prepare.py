@@ -24,16 +24,16 @@ def main(overrides: list[str]) -> None:
     """Prepares it, and tells what it holds."""
     command.refuse_overrides(overrides)
     command.require("dataset")
-    from hypjax.data import preparation
+    from hypjax.data.preparation import prepare
 
-    builder = preparation.prepare(
+    builder = prepare.prepare(
         _DATASET.value,
         data_dir=_DATA_DIR.value,
         manual_dir=_MANUAL_DIR.value,
         allow_partial=_ALLOW_PARTIAL.value,
         skip_corrupt=_SKIP_CORRUPT.value,
     )
-    print(preparation.summary(builder))
+    print(prepare.summary(builder))
 
 
 if __name__ == "__main__":

@@ -34,11 +34,11 @@ def main(overrides: list[str]) -> None:
         raise UserError(f"--output is {output}; its name must end in {', '.join(_PICTURES)}")
     if output and not output.parent.is_dir():
         raise UserError(f"--output is {output}, but there is no folder {output.parent}")
-    from hypjax import reporting
-    from hypjax.caches import keep_compiled_programs
     from hypjax.data.photos import find_photos
-    from hypjax.inference import TrainedEmbedder, find
+    from hypjax.inference.embedder import TrainedEmbedder, find
     from hypjax.retrieval.embeddings import Embeddings
+    from hypjax.system import console
+    from hypjax.system.caches import keep_compiled_programs
 
     gallery = Embeddings.load(pathlib.Path(_GALLERY.value).expanduser())
     photos = find_photos(_QUERY.value)
@@ -46,10 +46,10 @@ def main(overrides: list[str]) -> None:
     embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
     found = find(embedder, photos, gallery, _K.value)
     if output:
-        from hypjax.viz.hits import draw
+        from hypjax.reports.hits import draw
 
         draw(found, output)
-        reporting.say(f"drawn in {output}")
+        console.say(f"drawn in {output}")
     for hits in found:
         print(hits.table())
 

@@ -14,18 +14,12 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax import distributed, interrupts, memory, optim, parallel, peers, published, reporting
-from hypjax.compiled import (
-    TrainState,
-    TrainStep,
-    create_state,
-    jit_train_step,
-    make_train_step,
-    share_out,
-)
+from hypjax import parallel
 from hypjax.config import flatten, validate
+from hypjax.config.groups import GROUPS
 from hypjax.data.dataset import Dataset, Splits
-from hypjax.data.device_store import Layout, crop_batches, fill, plan_store, stored_sizes
+from hypjax.data.device_cache import Layout, crop_batches, fill, plan_store, stored_sizes
+from hypjax.data.device_crops import Store
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import (
     ClassPlans,
@@ -35,21 +29,34 @@ from hypjax.data.plans import (
     RandomCrop,
     ShuffledPlans,
 )
-from hypjax.data.resizing import Store
 from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import Evaluator, check_depth
-from hypjax.interfaces import Batch
-from hypjax.mirror import Unmirrored, open_mirror
+from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import Embedder, compute_dtype, create_embedder, model_shapes
-from hypjax.monitor import Monitor
+from hypjax.monitoring.monitor import Monitor
+from hypjax.monitoring.stopwatch import TIMES, Stopwatch
+from hypjax.monitoring.telemetry import require_wandb
+from hypjax.monitoring.tracing import Trace
 from hypjax.objectives import Spec, create_objective
-from hypjax.shared_checkpoints import SharedCheckpoints
-from hypjax.stopwatch import TIMES, Stopwatch
-from hypjax.telemetry import require_wandb
-from hypjax.tracing import Trace
-from hypjax.weights import pretrained_encoder
-from hypjax.workdir import Workdir
+from hypjax.parallel import processes, watchdog
+from hypjax.reports import published
+from hypjax.reports.tables import format_results, noted, print_notes
+from hypjax.runs.cloud_copy import Unmirrored, open_mirror
+from hypjax.runs.shared_checkpoints import SharedCheckpoints
+from hypjax.runs.workdir import Workdir
+from hypjax.system import console, interrupts, memory
+from hypjax.system.files import write_json
+from hypjax.training import optim
+from hypjax.training.step import (
+    TrainState,
+    TrainStep,
+    create_state,
+    jit_train_step,
+    make_train_step,
+    share_out,
+)
+from hypjax.types import Batch, Recalls
 
 
 def starting_encoder(config: ConfigDict, model: Embedder) -> PyTree | None:
@@ -57,14 +64,14 @@ def starting_encoder(config: ConfigDict, model: Embedder) -> PyTree | None:
     if config.model.weights is None:
         return None
     encoder = pretrained_encoder(config, model.encoder)
-    reporting.say(f"the encoder starts from {config.model.weights}")
+    console.say(f"the encoder starts from {config.model.weights}")
     return encoder
 
 
 def first_encoder(config: ConfigDict, model: Embedder) -> PyTree | None:
     """`starting_encoder` of the first process, in all of them."""
     like = model_shapes(config, model)["encoder"]
-    return distributed.arrays_from_first(lambda: starting_encoder(config, model), like)
+    return processes.arrays_from_first(lambda: starting_encoder(config, model), like)
 
 
 def shared_fields(config: ConfigDict) -> dict[str, Any]:
@@ -115,16 +122,16 @@ def train_and_evaluate(
     """
     stopwatch = Stopwatch(launched)
     validate(config)
-    first_process = distributed.is_first()
+    first_process = processes.is_first()
     stopwatch.turn_to("prepare")  # JAX has started, if it had not before.
     mirror = open_mirror(workdir) if first_process else Unmirrored(pathlib.Path(workdir))
     run = Workdir(mirror.folder, config, compared=("",) if first_process else ())
-    results = distributed.from_first(lambda: run.results)
+    results = processes.from_first(lambda: run.results)
     if results is not None:
         print(f"{mirror.place} holds this run's results already:")
         print_results(results, config)
         if profile is not None:
-            reporting.warn("nothing is left to be traced")
+            console.warn("nothing is left to be traced")
         return results
     if first_process:
         require_wandb(config)
@@ -138,22 +145,22 @@ def train_and_evaluate(
     plan = create_plans(config, splits)
     layout = plan_store(config, splits.train, mesh)
     circumstances = {"images": splits.fingerprint, "precision": compute_dtype(config).name}
-    distributed.require_same({**circumstances, **shared_fields(config)})
+    processes.require_same({**circumstances, **shared_fields(config)})
     # Read before the folder is claimed: a mistake in their name leaves nothing behind.
-    begins = distributed.from_first(lambda: not run.has_checkpoint)
+    begins = processes.from_first(lambda: not run.has_checkpoint)
     encoder = first_encoder(config, model) if begins else None
     with (
         run.claimed(circumstances) if first_process else contextlib.nullcontext(),
         mirror,
         contextlib.closing(SharedCheckpoints(run.checkpoints)) as checkpoints,
-        peers.closing_in_peace(),
+        watchdog.closing_in_peace(),
     ):
         optimizer = optim.create_optimizer(config)
         evaluator = Evaluator(config, objective.score_space, mesh)
         spec = create_spec(config, model, splits)
         # In one program: as many small ones as there are operations would take longer to compile.
         state = jax.jit(lambda: create_state(config, model, objective, optimizer, spec))()
-        state = distributed.arrays_from_first(lambda state=state: state, state)
+        state = processes.arrays_from_first(lambda state=state: state, state)
         state = parallel.place(state, parallel.parted(mesh, state))
         print_model(state, mesh, splits, plan)
         restored = restore(checkpoints, state)
@@ -165,7 +172,7 @@ def train_and_evaluate(
                 recalls = Recalls(untrained=evaluate_splits(evaluator, state, splits))
         else:
             state, recalls = restored
-            reporting.say(f"continuing after step {int(state.step)}")
+            console.say(f"continuing after step {int(state.step)}")
         train_step = make_train_step(config, model, objective, optimizer, mesh)
         train_step = jit_train_step(train_step, mesh, state)
         first = int(state.step)
@@ -201,7 +208,7 @@ def train_and_evaluate(
             )
         if first_process:
             write_times(run.path, stopwatch, steps=config.train.total_steps - first)
-        distributed.from_first(lambda: run.write_results(results))
+        processes.from_first(lambda: run.write_results(results))
     print(f"results.json, metrics.jsonl and the models are in {mirror.place}")
     return results
 
@@ -249,9 +256,9 @@ def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:
         "programs": stopwatch.programs(),
         **memory.peaks(),
     }
-    with reporting.tolerating(str(folder / TIMES)):
-        reporting.write_json(folder / TIMES, times)
-    reporting.say(stopwatch.describe())
+    with console.tolerating(str(folder / TIMES)):
+        write_json(folder / TIMES, times)
+    console.say(stopwatch.describe())
 
 
 class Recalls(NamedTuple):
@@ -262,8 +269,8 @@ class Recalls(NamedTuple):
         validation: The latest on the validation classes; None where there was none yet.
     """
 
-    untrained: dict[str, reporting.Recalls]
-    validation: reporting.Recalls | None = None
+    untrained: dict[str, Recalls]
+    validation: Recalls | None = None
 
 
 def train(
@@ -273,7 +280,7 @@ def train(
     recalls: Recalls,
     train_step: TrainStep,
     batches: Iterator[Batch],
-    validation: Callable[[PyTree], reporting.Recalls] | None,
+    validation: Callable[[PyTree], Recalls] | None,
     checkpoints: SharedCheckpoints,
     monitor: Monitor,
 ) -> tuple[TrainState, Recalls]:
@@ -302,7 +309,7 @@ def train(
         Interrupted: An interrupt came.
     """
     first, total = int(state.step), config.train.total_steps
-    agreed = distributed.Agreement(mesh)
+    agreed = processes.Agreement(mesh)
     message = "interrupted: finishing this step and saving; once more to stop at once"
     with (
         interrupts.deferred(message) as interrupted,
@@ -344,9 +351,9 @@ def train(
             if stopping:
                 stop(checkpoints, step, status)
     if total > first:
-        reporting.say(monitor.summary())
+        console.say(monitor.summary())
     if skipped := int(state.skipped):
-        reporting.warn(f"{skipped} of {total} updates were not finite and were skipped")
+        console.warn(f"{skipped} of {total} updates were not finite and were skipped")
     return state, recalls
 
 
@@ -373,9 +380,7 @@ def stop(checkpoints: SharedCheckpoints, step: int, status: int) -> None:
     raise Interrupted(f"step {step} could not be saved", status)
 
 
-def evaluate_splits(
-    evaluator: Evaluator, state: TrainState, splits: Splits
-) -> dict[str, reporting.Recalls]:
+def evaluate_splits(evaluator: Evaluator, state: TrainState, splits: Splits) -> dict[str, Recalls]:
     """Recalls on the test classes and, where there are any, on the validation classes."""
     params = state.params["model"]
     recalls = {"test": evaluator.recalls(params, splits.test, splits.gallery)}
@@ -396,12 +401,12 @@ def collect_results(
     The best is chosen on the validation classes alone; without them there is none.
     """
 
-    def test_recalls(params: PyTree) -> reporting.Recalls:
+    def test_recalls(params: PyTree) -> Recalls:
         return evaluator.recalls(params, splits.test, splits.gallery)
 
     model = state.params["model"]
     results = {"untrained": recalls.untrained["test"], "final": test_recalls(model)}
-    results |= reporting.noted(splits.notes)
+    results |= noted(splits.notes)
     if not splits.validation:
         return results
     held_out = {"untrained": recalls.untrained["validation"], "final": recalls.validation}
@@ -470,12 +475,12 @@ def print_model(state: TrainState, mesh: Mesh, splits: Splits, plan: Plans) -> N
     devices = mesh.devices.flat[0].device_kind
     if mesh.size > 1:
         devices = f"{mesh.size} devices ({devices})"
-    reporting.say(f"{parameters:,} parameters on {devices}; " + "; ".join(parts))
-    reporting.say(f"batches in an epoch: {plan.batches_per_epoch}")
+    console.say(f"{parameters:,} parameters on {devices}; " + "; ".join(parts))
+    console.say(f"batches in an epoch: {plan.batches_per_epoch}")
     if isinstance(plan, ClassPlans):
         few = int(np.sum(np.bincount(plan.labels) < plan.samples_per_class))
         if few:
-            reporting.say(
+            console.say(
                 f"{few} of {splits.train.num_classes} training classes have fewer than "
                 f"{plan.samples_per_class} images, some of which come twice in a batch"
             )
@@ -485,11 +490,11 @@ def warn_of_frozen(config: ConfigDict, state: TrainState) -> None:
     """Warns where freezing does nothing, or keeps what is random as it is."""
     for group in config.optim.frozen:
         _, frozen = optim.split_frozen(state.params, (group,))
-        stem = optim.GROUPS[group]
+        stem = GROUPS[group]
         if not any(path[: len(stem)] == stem for path in flatten_dict(frozen)):
-            reporting.warn(f"optim.frozen names {group}, of which this model has none")
+            console.warn(f"optim.frozen names {group}, of which this model has none")
         elif config.model.weights is None:
-            reporting.warn(f"{group} stays random: it is frozen, and model.weights is None")
+            console.warn(f"{group} stays random: it is frozen, and model.weights is None")
 
 
 def create_plans(config: ConfigDict, splits: Splits) -> Plans:
@@ -526,11 +531,11 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     """Prints the final table: before and after, head and encoder, and what was published."""
     shown = [name for name in ("untrained", "final", "best") if name in results]
     print("Recall on the test classes:")
-    print(reporting.format_results({name: results[name] for name in shown}))
+    print(format_results({name: results[name] for name in shown}))
     if "validation" in results:
         print("Recall on the training classes held out for validation:")
-        print(reporting.format_results(results["validation"]))
+        print(format_results(results["validation"]))
     if "best" in results:
         print(f"best: step {results['best_step']}, chosen on the validation classes")
-    reporting.print_notes(results)
+    print_notes(results)
     published.show(results, config)

@@ -50,8 +50,8 @@ def repository() -> pathlib.Path:
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory) -> pathlib.Path:
     """A data folder in which glyphs is prepared, once for all of pytest's processes."""
-    from hypjax.claims import claimed
-    from hypjax.data.glyphs import Glyphs
+    from hypjax.data.preparation.glyphs import Glyphs
+    from hypjax.system.locks import claimed
 
     root = tmp_path_factory.getbasetemp()
     directory = (root.parent if _IS_XDIST_WORKER else root) / "datasets"

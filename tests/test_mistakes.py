@@ -11,11 +11,12 @@ import jax
 import pytest
 
 from hypjax import errors, evaluate, train
+from hypjax.config import load_config
 from hypjax.data.splits import open_splits
-from hypjax.workdir import Workdir
-from tests import photos
-from tests.test_checkpoints import small_disk
-from tests.test_photos import fill, write_picture, write_table
+from hypjax.runs.workdir import Workdir
+from tests.data.test_photos import fill, write_picture, write_table
+from tests.helpers import small_runs
+from tests.runs.test_checkpoints import small_disk
 
 _NOBODY = 65534
 
@@ -33,7 +34,7 @@ def mistake(capsys, monkeypatch):
                 patch.setattr(jax, "jit", compiles)
                 patch.setattr(train, "create_state", compiles)
             with errors.reported():
-                mode(photos.load(path, *overrides), workdir)
+                mode(small_runs.load(path, *overrides), workdir)
         assert exit.value.code == 1
         (line,) = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("warning")]
         return line
@@ -113,7 +114,7 @@ def test_settings(mistake, photos_folder, override, line):
 
 def test_unknown_variant():
     with pytest.raises(errors.UserError, match="unknown variant 'hyperbolic'; did you mean hyp?"):
-        photos.config_files.load(photos.CONFIG + ":hyperbolic", ["data.path=x"])
+        load_config(small_runs.CONFIG + ":hyperbolic", ["data.path=x"])
 
 
 def test_empty_folder(mistake, tmp_path):
@@ -252,7 +253,7 @@ def test_validation_on_the_test_classes(mistake, tmp_path):
 def test_a_missing_file_is_named_also_where_the_others_are_known(mistake, tmp_path):
     rows = [{"path": name, "label": name[0]} for name in CLASSES]
     path = write_table(fill(tmp_path, CLASSES) / "table.csv", rows)
-    open_splits(photos.load(path))
+    open_splits(small_runs.load(path))
     write_table(path, [*rows, {"path": "no/such.png", "label": "a"}])
     assert mistake(path) == (
         f"error: cannot read 1 of 17 images: {tmp_path}/no/such.png (No such file or directory); "
@@ -263,7 +264,7 @@ def test_a_missing_file_is_named_also_where_the_others_are_known(mistake, tmp_pa
 def test_images_that_changed(mistake, tmp_path, capsys):
     """Neither a run goes on with them, nor is its model tested on them."""
     fill(tmp_path / "photos", CLASSES)
-    config = photos.load(tmp_path / "photos", "train.total_steps=2", "train.batch_size=4")
+    config = small_runs.load(tmp_path / "photos", "train.total_steps=2", "train.batch_size=4")
     train.train_and_evaluate(config, tmp_path / "run")
     changed = tmp_path / "photos/a/1.png"
     size = changed.stat().st_size
@@ -288,14 +289,14 @@ def test_class_with_one_image(tmp_path, capsys):
         if (tmp_path / name).exists()
     ]
     path = write_table(tmp_path / "table.csv", rows)
-    config = photos.load(path, "data.validation_classes=0", "train.total_steps=2")
+    config = small_runs.load(path, "data.validation_classes=0", "train.total_steps=2")
     with pytest.warns(UserWarning, match="1 of 5 queries have no match and are left out"):
         train.train_and_evaluate(config, tmp_path / "run")
     assert "1 of 5 training classes have one image" in capsys.readouterr().err
 
 
 def test_workdir_of_another_run(mistake, photos_folder, tmp_path):
-    with Workdir(tmp_path, photos.load(photos_folder)).claimed({}):
+    with Workdir(tmp_path, small_runs.load(photos_folder)).claimed({}):
         pass
     line = mistake(photos_folder, "seed=3", "objective.c=0.5", workdir=tmp_path)
     assert line == (
@@ -306,7 +307,7 @@ def test_workdir_of_another_run(mistake, photos_folder, tmp_path):
 
 
 def test_workdir_in_use(mistake, photos_folder, tmp_path):
-    with Workdir(tmp_path, photos.load(photos_folder)).claimed({}):
+    with Workdir(tmp_path, small_runs.load(photos_folder)).claimed({}):
         line = mistake(photos_folder, workdir=tmp_path)
     assert line.startswith(f"error: {tmp_path} is in use by process {os.getpid()} on ")
 
@@ -347,4 +348,4 @@ def test_out_of_memory_names_what_to_lower(photos_folder, tmp_path, monkeypatch)
 
     monkeypatch.setattr(train, "jit_train_step", exhausted)
     with pytest.raises(errors.UserError, match="out of memory on cpu; lower train.batch_size"):
-        train.train_and_evaluate(photos.load(photos_folder), tmp_path)
+        train.train_and_evaluate(small_runs.load(photos_folder), tmp_path)

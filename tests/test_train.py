@@ -12,19 +12,24 @@ import numpy as np
 import optax
 import pytest
 
-from hypjax import compiled, config_files, optim, parallel, stopwatch, train
-from hypjax.checkpoints import Checkpoints
-from hypjax.compiled import embed_function
+from hypjax import parallel, train
+from hypjax.config import load_config
+from hypjax.config.groups import GROUPS
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.interfaces import Batch
+from hypjax.inference.embedding import embed_function
 from hypjax.models import create_embedder
+from hypjax.monitoring import stopwatch
+from hypjax.monitoring.telemetry import Telemetry
 from hypjax.objectives import Spec, create_objective
 from hypjax.retrieval import galleries, neighbors, ranks
-from hypjax.shared_checkpoints import SharedCheckpoints
-from hypjax.telemetry import Telemetry
-from hypjax.workdir import Workdir
+from hypjax.runs.checkpoints import Checkpoints
+from hypjax.runs.shared_checkpoints import SharedCheckpoints
+from hypjax.runs.workdir import Workdir
+from hypjax.training import optim
+from hypjax.training.step import create_state, jit_train_step, make_train_step
+from hypjax.types import Batch
 
 SMALL = ["model.width=32", "model.depth=1", "model.num_heads=2", "model.head_dim=8"]
 SHORT = [
@@ -43,7 +48,7 @@ def load(repository, data_dir):
 
     def load(*overrides, variant="hyp"):
         spec = str(repository / f"configs/glyphs.py:{variant}")
-        return config_files.load(spec, [*SHORT, f"run.data_dir={data_dir}", *overrides])
+        return load_config(spec, [*SHORT, f"run.data_dir={data_dir}", *overrides])
 
     return load
 
@@ -56,11 +61,11 @@ def parts(config):
 def start(config):
     model, objective, optimizer = parts(config)
     spec = Spec(12, 2, config.model.width, config.model.head_dim, 100)
-    state = compiled.create_state(config, model, objective, optimizer, spec)
+    state = create_state(config, model, objective, optimizer, spec)
     mesh = parallel.create_mesh((1, 1))
     state = parallel.place(state, parallel.parted(mesh, state))
-    step = compiled.make_train_step(config, model, objective, optimizer, mesh)
-    return state, compiled.jit_train_step(step, mesh, state)
+    step = make_train_step(config, model, objective, optimizer, mesh)
+    return state, jit_train_step(step, mesh, state)
 
 
 def random_batch(seed=0, size=24):
@@ -134,7 +139,7 @@ def test_split_and_merge_are_inverse():
         },
         "objective": {},
     }
-    for frozen in ([], ["patch_projection"], ["encoder", "head"], list(optim.GROUPS)):
+    for frozen in ([], ["patch_projection"], ["encoder", "head"], list(GROUPS)):
         trained, held = optim.split_frozen(params, frozen)
         assert optim.merge(trained, held) == params
     trained, held = optim.split_frozen(params, ["patch_projection"])
@@ -187,7 +192,7 @@ def test_a_restored_state_does_not_compile_the_step_again(load, tmp_path):
 def test_a_checkpoint_of_other_devices_can_be_restored(tmp_path):
     """Saved on the second of two devices, read where there is one."""
     program = (
-        "import jax, pathlib, sys; from hypjax.checkpoints import Checkpoints;"
+        "import jax, pathlib, sys; from hypjax.runs.checkpoints import Checkpoints;"
         "c = Checkpoints(pathlib.Path(sys.argv[1]));"
         "x = jax.device_put(jax.numpy.arange(3.0), jax.devices()[1]);"
         "c.save(1, record={}, model={'x': x});"
@@ -229,7 +234,7 @@ def test_no_float32_product_is_rounded(load, variant, precision):
     config = load(f"model.precision={precision}", variant=variant)
     model, objective, optimizer = parts(config)
     state, _ = start(config)
-    step = compiled.make_train_step(config, model, objective, optimizer)
+    step = make_train_step(config, model, objective, optimizer)
     spaces = {"head": objective.score_space, "encoder": Sphere()}
     programs = {
         "train": lower(step, state, random_batch()),
@@ -344,7 +349,7 @@ def test_a_model_of_another_shape_is_not_evaluated(load, tmp_path):
 
 
 def test_the_default_run_can_be_resumed(repository):
-    config = config_files.load(str(repository / "configs/glyphs.py"))
+    config = load_config(str(repository / "configs/glyphs.py"))
     assert config.run.checkpoint_every < config.train.total_steps / 2
 
 

@@ -15,17 +15,18 @@ from PIL import Image
 from hypjax import parallel
 from hypjax.benchmarks import peers
 from hypjax.benchmarks.measure import Work
-from hypjax.cores import usable_cores
-from hypjax.data import device, pixels, resizing
+from hypjax.data import device_crops, pixels
 from hypjax.data.dataset import Dataset, fill_cache
-from hypjax.data.decoded import DecodedImages
-from hypjax.data.device_store import Layout, crop_batches, fill, lay_out
+from hypjax.data.device_cache import Layout, crop_batches, fill, lay_out
+from hypjax.data.device_crops import Store
+from hypjax.data.host_cache import DecodedImages
 from hypjax.data.photos import Files, find_photos
 from hypjax.data.pipeline import evaluation_batches, training_batches
 from hypjax.data.plans import Plan, RandomCrop, ShuffledPlans
-from hypjax.data.resizing import Store
 from hypjax.errors import UserError
-from hypjax.interfaces import Crops
+from hypjax.models.normalize import mirror
+from hypjax.system.cores import usable_cores
+from hypjax.types import Crops
 
 _SIDE, _SHORTER_SIDE = 224, 256
 _AREA, _RATIO = (0.2, 1.0), (3 / 4, 4 / 3)  # Of RandomResizedCrop, as Hyp-ViT has them.
@@ -119,10 +120,10 @@ def _open(paths: Sequence[pathlib.Path]) -> Dataset:
 
 
 def _fast(files: Dataset) -> Dataset | None:
-    from hypjax.data import reduced
+    from hypjax.data import fast_jpeg
 
     try:
-        reduced.require()
+        fast_jpeg.require()
     except UserError:
         return None
     return Dataset(files.records, files.positions, files.labels, files.sizes, fast=True)
@@ -174,7 +175,7 @@ def _cut(plan: Callable[[int], Plan], layout: Layout, store: Store, batches: int
 
 @jax.jit
 def _views(store: Store, crops: Crops, flips: Array) -> Array:
-    return device.mirror(resizing.cut(store, crops, _SIDE), flips)
+    return mirror(device_crops.cut(store, crops, _SIDE), flips)
 
 
 def _device() -> str:

@@ -20,11 +20,11 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
-from hypjax import config_files, interrupts, recipes, reporting
-from hypjax.config import variant_error
-from hypjax.cores import usable_cores
+from hypjax.config import load_config, recipes, variant_error
 from hypjax.errors import Interrupted, UserError
-from hypjax.stopwatch import PARTS, TIMES
+from hypjax.monitoring.stopwatch import PARTS, TIMES
+from hypjax.system import console, interrupts
+from hypjax.system.cores import usable_cores
 
 RUNS = ("cold", "warm")
 
@@ -103,8 +103,8 @@ def whole_runs(quick: bool, cache: str, overrides: Sequence[str]) -> dict[str, A
         folder = pathlib.Path(made)
         (folder / "job.py").write_text("from hypjax.benchmarks.job import get_config\n")
         named = [f"data.path={folder / 'photos'}", *fields]
-        config_files.load(f"{folder / 'job.py'}:{variant}", named)  # Tells of mistakes in fields.
-        reporting.say(f"making {SIZES[variant].train + SIZES[variant].test} photos in {folder}")
+        load_config(f"{folder / 'job.py'}:{variant}", named)  # Tells of mistakes in fields.
+        console.say(f"making {SIZES[variant].train + SIZES[variant].test} photos in {folder}")
         make_photos(folder / "photos", SIZES[variant])
         return {name: _run(folder, name, variant, fields, interrupted) for name in RUNS}
 
@@ -168,7 +168,7 @@ def _run(
     interrupted: interrupts.Interrupt,
 ) -> dict[str, Any]:
     """Trains by the command line, in a fresh folder, with caches that all runs share."""
-    reporting.say(f"the {name} run")
+    console.say(f"the {name} run")
     workdir = folder / name
     command = [
         *(sys.executable, "-m", "hypjax.main", f"--config={folder / 'job.py'}:{variant}"),
@@ -215,7 +215,7 @@ def table(runs: Mapping[str, Mapping[str, Any]]) -> str:
     recalls = [run["final"]["head"]["recall@1"] for run in runs.values()]
     rows.append(("final recall@1 of the head", [f"{recall:.4f}" for recall in recalls]))
     if max(recalls) - min(recalls) > _AGREE:
-        reporting.warn(f"the runs end with recalls that differ by more than {_AGREE}")
+        console.warn(f"the runs end with recalls that differ by more than {_AGREE}")
     titles = ["part", *runs]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows)])

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from hypjax import reporting
+from hypjax.system import console
 
 _SAMPLES_APART = 0.01  # Seconds.
 _LEAST = 0.1  # Seconds of a measurement: what is quicker is done several times.
@@ -85,7 +85,7 @@ def measure(work: Work, repeats: int) -> Outcome:
     system has had the memory that was given back, which takes seconds to get again where a work
     needs gigabytes. Training and evaluation call the same again and again.
     """
-    reporting.say(work.name)
+    console.say(work.name)
     both = [work.ours] + ([work.peer] if work.peer else [])
     for run in both:
         run()

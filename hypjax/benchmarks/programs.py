@@ -15,14 +15,17 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from hypjax import compiled, optim, parallel, reporting
-from hypjax.compiled import embed_function
+from hypjax import parallel
 from hypjax.config import default_config
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
-from hypjax.interfaces import Batch
+from hypjax.inference.embedding import embed_function
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Objective, Spec, create_objective
+from hypjax.system import console
+from hypjax.training import optim
+from hypjax.training.step import create_state, jit_train_step, make_train_step
+from hypjax.types import Batch
 
 # Batch, side of the images, most images embedded at once, and whether blocks are computed again.
 STEPS = (
@@ -75,7 +78,7 @@ def step_memory(target: str | None, devices: int, quick: bool) -> list[dict[str,
     rows = []
     for batch, side, microbatch, remat in STEPS[:1] if quick else STEPS:
         config = _config(batch, side, microbatch, remat, quick)
-        reporting.say(f"batch {batch}, {side} pixels, microbatch {microbatch or 'none'}")
+        console.say(f"batch {batch}, {side} pixels, microbatch {microbatch or 'none'}")
         case = {"batch": batch, "image_size": side, "microbatch": microbatch, "remat": remat}
         case["devices"] = mesh.size
         try:
@@ -159,10 +162,10 @@ def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
         head_dim=config.model.head_dim,
         training_images=config.train.batch_size,
     )
-    state = jax.eval_shape(lambda: compiled.create_state(config, model, objective, optimizer, spec))
+    state = jax.eval_shape(lambda: create_state(config, model, objective, optimizer, spec))
     state = _lying(state, parallel.parted(mesh, state))
-    step = compiled.make_train_step(config, model, objective, optimizer, mesh)
-    step = compiled.jit_train_step(step, mesh, state)
+    step = make_train_step(config, model, objective, optimizer, mesh)
+    step = jit_train_step(step, mesh, state)
     return described(step.lower(state, _batch(config, mesh)))
 
 

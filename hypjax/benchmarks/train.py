@@ -11,14 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from hypjax import compiled, optim, parallel, reporting
+from hypjax import parallel
 from hypjax.benchmarks import peers
 from hypjax.benchmarks.measure import Work
 from hypjax.config import default_config
 from hypjax.geometry import Sphere
-from hypjax.interfaces import Batch
+from hypjax.inference.embedding import embed_function
 from hypjax.models import create_embedder
 from hypjax.objectives import Spec, create_objective
+from hypjax.system import console
+from hypjax.training import optim
+from hypjax.training.step import create_state, jit_train_step, make_train_step, share_out
+from hypjax.types import Batch
 
 _INSTALL = "torch and timm (pip install torch timm)"
 _FALSE = ("false", "0")
@@ -59,7 +63,7 @@ def works(quick: bool) -> Iterator[Work]:
     cases = _QUICK if quick else _ON_CPUS if on_cpu else _ON_ACCELERATORS
     rate = matrix_rate(1024 if on_cpu or quick else 8192, "float32" if on_cpu else "bfloat16")
     copies = copy_rate(2**28 if on_cpu or quick else 2**31)
-    reporting.say(f"products: {rate / 1e12:.3g} TFLOP/s; copies: {copies / 1e9:.3g} GB/s")
+    console.say(f"products: {rate / 1e12:.3g} TFLOP/s; copies: {copies / 1e9:.3g} GB/s")
     for case in cases:
         config = _config(case, on_cpu)
         what = f"ViT-S/{16 if case.architecture == _SMALL else 8}"
@@ -133,14 +137,14 @@ class Trainer:
         optimizer, mesh = optim.create_optimizer(config), parallel.create_mesh((1, 1))
         size, samples = config.train.batch_size, config.train.samples_per_class
         spec = Spec(size // samples, samples, self.model.encoder.dim, config.model.head_dim, size)
-        state = compiled.create_state(config, self.model, objective, optimizer, spec)
+        state = create_state(config, self.model, objective, optimizer, spec)
         state = parallel.place(state, parallel.parted(mesh, state))
-        self._batch = compiled.share_out(mesh, _noise(config))
-        step = compiled.make_train_step(config, self.model, objective, optimizer, mesh)
-        step = compiled.jit_train_step(step, mesh, state)
+        self._batch = share_out(mesh, _noise(config))
+        step = make_train_step(config, self.model, objective, optimizer, mesh)
+        step = jit_train_step(step, mesh, state)
         self._step = step.lower(state, self._batch).compile()
         spaces = {"head": objective.score_space, "encoder": Sphere()}
-        embed = parallel.over_images(compiled.embed_function(config, self.model, spaces), mesh)
+        embed = parallel.over_images(embed_function(config, self.model, spaces), mesh)
         params = state.params["model"]
         self._embed = jax.jit(embed).lower(params, self._batch.images).compile()
         self._state = state

@@ -7,11 +7,11 @@ import pathlib
 import re
 import shutil
 
-from hypjax import reporting
-from hypjax.caches import cache_folder
-from hypjax.claims import claimed
 from hypjax.errors import UserError
-from hypjax.storage import CloudFolder, Stored, copying, reaching, url_hash
+from hypjax.system import console
+from hypjax.system.caches import cache_folder
+from hypjax.system.cloud import CloudFolder, Stored, copying, reaching, url_hash
+from hypjax.system.locks import claimed
 
 # As TFDS names the files of a split's records.
 _SHARD = re.compile(
@@ -69,7 +69,7 @@ def _copy(prepared: CloudFolder, files: dict[str, Stored], folder: pathlib.Path)
     """Copies files into a folder that appears whole or not at all."""
     unfinished = folder.with_name(f"incomplete.copy_{folder.name}")
     shutil.rmtree(unfinished, ignore_errors=True)  # Of a process that was killed.
-    reporting.say(f"copying {prepared.url} to {folder} (once)")
+    console.say(f"copying {prepared.url} to {folder} (once)")
     try:
         prepared.get_all(files, unfinished)
         _require_whole(prepared.url, unfinished)

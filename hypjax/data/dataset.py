@@ -11,11 +11,11 @@ from jaxtyping import Int, UInt8
 from ml_collections import ConfigDict
 from PIL import Image
 
-from hypjax import reporting
-from hypjax.caches import cache_folder
-from hypjax.data import pixels, reduced
-from hypjax.data.decoded import DecodedImages
+from hypjax.data import fast_jpeg, pixels
+from hypjax.data.host_cache import DecodedImages
 from hypjax.errors import UserError
+from hypjax.system import console
+from hypjax.system.caches import cache_folder
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ class Dataset:
             else:
                 encoded = self._encoded(i)
                 if self.fast:
-                    view = reduced.view(encoded, channels, tuple(box), side, self.upright)
+                    view = fast_jpeg.view(encoded, channels, tuple(box), side, self.upright)
                     if view is not None:
                         return view
                 part = pixels.crop(self._decode(i, encoded, channels), box)
@@ -114,7 +114,7 @@ class Dataset:
             encoded = self._encoded(i)
             if self.fast:
                 box = pixels.central_box(tuple(map(int, self.sizes[i])), shorter_side, side)
-                view = reduced.view(encoded, channels, box, side, self.upright)
+                view = fast_jpeg.view(encoded, channels, box, side, self.upright)
                 if view is not None:
                     return view
             return pixels.central_view(self._decode(i, encoded, channels), shorter_side, side)
@@ -264,7 +264,7 @@ def check_classes(name: str, splits: Splits) -> None:
             )
     single = int(np.sum(np.bincount(train.labels) == 1))
     if single:
-        reporting.warn(
+        console.warn(
             f"{single} of {train.num_classes} training classes have one image, "
             "which is compared with itself under another crop"
         )

@@ -16,12 +16,12 @@ import tqdm
 from jaxtyping import Int
 from ml_collections import ConfigDict
 
-from hypjax import reporting
-from hypjax.caches import cache_folder
-from hypjax.cores import usable_cores
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, Splits, check_classes, fill_cache, hold_out, with_cache
 from hypjax.errors import UserError
+from hypjax.system import console
+from hypjax.system.caches import cache_folder
+from hypjax.system.cores import usable_cores
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 SPLITS = ("train", "validation", "test", "query", "gallery")
@@ -314,7 +314,7 @@ def _measured(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
             f"{'; '.join(broken[:_NAMED])}{more}; mend or remove them"
         )
     found = np.array(measured)
-    with reporting.tolerating(f"the sizes of the images ({known})"):
+    with console.tolerating(f"the sizes of the images ({known})"):
         known.parent.mkdir(parents=True, exist_ok=True)
         unfinished = known.with_name(f".{known.stem}-{os.getpid()}.npy")
         np.save(unfinished, found)
@@ -413,7 +413,7 @@ def _check_overlap(path: pathlib.Path, photos: Sequence[Photo]) -> None:
         )
     for name, others in (("validation", classes["validation"]), ("test", reported)):
         if shared := classes["train"] & others:
-            reporting.warn(
+            console.warn(
                 f"{len(shared)} of the classes in {path} are in both train and {name}, "
                 f"such as {min(shared)}"
             )

@@ -25,14 +25,14 @@ import numpy as np
 from absl import flags
 from jaxtyping import UInt8
 
-from hypjax import ending, interrupts
-from hypjax.cores import usable_cores
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
-from hypjax.data.deliveries import Deliveries, Overdue, Watched
 from hypjax.data.plans import Plan
+from hypjax.data.timeouts import Deliveries, Overdue, Watched
 from hypjax.errors import StalledError, UserError
-from hypjax.interfaces import Batch
+from hypjax.system import exits, interrupts
+from hypjax.system.cores import usable_cores
+from hypjax.types import Batch
 
 _PIECE = 32  # Images.
 _AHEAD = 256  # Images that threads, or each process, prepare before they are asked for.
@@ -274,7 +274,7 @@ def _iterate(
         patience = _PATIENCE if workers else 0 if stalled else _PATIENCE_WITH_THREADS
         ended = _close(deliveries, patience, others if stalled else None)
         if not ended or not work.has_ended(patience):
-            ending.expect_none()
+            exits.expect_none()
         log.close()
         if workers:
             del deliveries

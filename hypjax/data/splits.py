@@ -10,16 +10,9 @@ import numpy as np
 from jaxtyping import Shaped
 from ml_collections import ConfigDict
 
-from hypjax.config import refuse
-from hypjax.data import reduced
-from hypjax.data.dataset import (
-    Dataset,
-    Splits,
-    check_classes,
-    fill_cache,
-    hold_out,
-    with_cache,
-)
+from hypjax.config.rules import refuse
+from hypjax.data import fast_jpeg
+from hypjax.data.dataset import Dataset, Splits, check_classes, fill_cache, hold_out, with_cache
 from hypjax.errors import UserError
 
 if TYPE_CHECKING:  # It imports TFDS, which own images do without.
@@ -37,7 +30,7 @@ def open_splits(config: ConfigDict) -> Splits:
             classes.
     """
     if config.data.decoder == "fast":
-        reduced.require()
+        fast_jpeg.require()
     if config.data.name == "folder":
         from hypjax.data.photos import open_photos
 
@@ -67,10 +60,11 @@ def open_benchmark(config: ConfigDict) -> Splits:
     Raises:
         UserError: As `open_splits`.
     """
-    from hypjax.data import preparation, records
+    from hypjax.data import records
+    from hypjax.data.preparation import prepare
 
     name, data = config.data.name, config.data
-    builder = preparation.open_builder(name, config.run.data_dir)
+    builder = prepare.open_builder(name, config.run.data_dir)
     opened = {split: records.open_records(builder, split) for split in builder.info.splits}
     groups = _groups(opened)
     digest = hashlib.sha256(builder.info.full_name.encode())
@@ -82,7 +76,7 @@ def open_benchmark(config: ConfigDict) -> Splits:
         split: with_cache(_dataset(part, groups, data), f"{fingerprint}-{split}", config)
         for split, part in opened.items()
     }
-    note = preparation.partial(name, preparation.count(builder))
+    note = prepare.partial(name, prepare.count(builder))
     notes = () if note is None else (note,)
     if "train" not in parts:
         raise UserError(f"this copy of {name} in {builder.data_dir} has no training images")

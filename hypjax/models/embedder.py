@@ -7,10 +7,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
-from hypjax.interfaces import Outputs
 from hypjax.models.architectures import Encoder, checked, create_encoder
 from hypjax.models.precision import compute_dtype
 from hypjax.models.vit import VisionTransformer
+from hypjax.types import Outputs
 
 
 class Embedder(nn.Module):

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hypjax.geometry import Space
-from hypjax.interfaces import Batch, Outputs
+from hypjax.types import Batch, Outputs
 
 Metrics = dict[str, Float[Array, ""]]
 

@@ -10,8 +10,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from hypjax.geometry import Space
-from hypjax.interfaces import Batch, Outputs
 from hypjax.objectives.base import Metrics, Spec
+from hypjax.types import Batch, Outputs
 
 
 def pairwise_cross_entropy(

@@ -14,12 +14,12 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from hypjax.cores import usable_cores
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.products import inner_products
 from hypjax.retrieval import inputs
 from hypjax.retrieval.galleries import AXIS, Chunk, Gallery, place
+from hypjax.system.cores import usable_cores
 
 _BLOCK_SIZE = 512  # Queries at a time.
 _BLOCK_BYTES = 128 * 2**20  # Products of a block of queries and a chunk stay below this.

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax import optim
 from hypjax.benchmarks.loss import gradient
+from hypjax.training import optim
 
 WORKS = {"loss": 6, "retrieval": 9, "input": 7, "train": 4}
 

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from tqdm import tqdm
 
-from hypjax import compiled, optim
 from hypjax.config import default_config, validate
-from hypjax.interfaces import Batch
 from hypjax.models import create_embedder
 from hypjax.models.pretrained import convert_timm
 from hypjax.objectives import create_objective
+from hypjax.training import optim
+from hypjax.training.step import TrainState, make_train_step
+from hypjax.types import Batch
 from tests.parity import conftest
 
 conftest.pytest_configure(None)  # As a command nobody else calls it before timm is imported.
@@ -187,13 +188,13 @@ def run_hypjax(config, params, batches, held_out):
     model, objective = create_embedder(config), create_objective(config)
     optimizer = optim.create_optimizer(config)
     trained, _ = optim.split_frozen(params, config.optim.frozen)
-    state = compiled.TrainState(jnp.int32(0), params, optimizer.init(trained), {}, jnp.int32(0))
+    state = TrainState(jnp.int32(0), params, optimizer.init(trained), {}, jnp.int32(0))
 
     def patch_projection():
         layer = state.params["model"]["encoder"]["patch_embed"]
         return np.array(layer["kernel"]), np.array(layer["bias"])
 
-    step = jax.jit(compiled.make_train_step(config, model, objective, optimizer), donate_argnums=0)
+    step = jax.jit(make_train_step(config, model, objective, optimizer), donate_argnums=0)
     before, rows = patch_projection(), []
     for batch in tqdm(batches, "hypjax", disable=None):
         state, metrics = step(state, jax.device_put(batch))

@@ -5,8 +5,8 @@ import struct
 
 import pytest
 
-from hypjax.telemetry import Telemetry
-from tests import photos
+from hypjax.monitoring.telemetry import Telemetry
+from tests.helpers import small_runs
 
 wandb = pytest.importorskip("wandb")
 
@@ -25,7 +25,7 @@ def test_wandb_records_the_numbers_and_the_configuration(tmp_path, monkeypatch):
     from wandb.proto.wandb_internal_pb2 import Record
 
     monkeypatch.setenv("WANDB_MODE", "offline")
-    config = photos.load("pictures", "run.wandb_project=birds", "seed=7")
+    config = small_runs.load("pictures", "run.wandb_project=birds", "seed=7")
     telemetry = Telemetry(tmp_path, 0, config)
     telemetry.write(3, {"loss": 0.5, "validation": {"head": {"recall@1": 0.25}}})
     telemetry.close()

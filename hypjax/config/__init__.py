@@ -1,0 +1,18 @@
+"""What a run is: the fields of its configuration, their defaults and rules, and its identity."""
+
+from hypjax.config.defaults import default_config
+from hypjax.config.files import load_config, read_config, variant_error
+from hypjax.config.identity import default_workdir, differences, flatten, identity
+from hypjax.config.rules import validate
+
+__all__ = [
+    "default_config",
+    "default_workdir",
+    "differences",
+    "flatten",
+    "identity",
+    "load_config",
+    "read_config",
+    "validate",
+    "variant_error",
+]

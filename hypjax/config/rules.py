@@ -1,0 +1,235 @@
+"""What the fields of a configuration must satisfy."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from hypjax.config.defaults import default_config
+from hypjax.config.groups import GROUPS
+from hypjax.config.identity import flatten
+from hypjax.errors import UserError, nearest
+
+DATASETS = ("glyphs", "folder", "cub200", "cars196", "sop", "inshop", "omniglot")
+SAMPLINGS = ("epoch_classes", "drawn_classes", "shuffled")
+METRICS = ("recall", "precision", "mrr", "map@r", "r_precision")
+
+# Fields that may be None.
+OPTIONAL = frozenset(
+    {
+        "data.path",
+        "data.stored_side",
+        "model.weights",
+        "objective.clip_radius",
+        "run.cache_dir",
+        "run.data_dir",
+        "run.wandb_project",
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What a field must satisfy, in code and in words."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+_SCALARS = {
+    int: Rule(lambda value: type(value) is int, "a whole number"),
+    float: Rule(
+        lambda value: type(value) in (int, float) and math.isfinite(value), "a finite number"
+    ),
+    str: Rule(lambda value: isinstance(value, str), "a text"),
+    bool: Rule(lambda value: type(value) is bool, "True or False"),
+}
+
+
+def field_type(field: str) -> Rule:
+    """The type that a field's default has, as a rule.
+
+    Args:
+        field: A dotted name, such as 'train.total_steps'.
+    """
+    default = flatten(default_config())[field]
+    if isinstance(default, tuple):
+        scalar = _SCALARS[type(default[0])]
+        return Rule(
+            lambda value: isinstance(value, tuple) and all(map(scalar.holds, value)),
+            f"a list in which each item is {scalar.words}",
+        )
+    group, _, name = field.rpartition(".")
+    scalar = _SCALARS[_group(group).get_type(name) if default is None else type(default)]
+    if field in OPTIONAL:
+        return Rule(lambda value: value is None or scalar.holds(value), scalar.words + ", or None")
+    return scalar
+
+
+def _group(name: str) -> ConfigDict:
+    """The defaults of a group of fields."""
+    return functools.reduce(getattr, filter(None, name.split(".")), default_config())
+
+
+def _one_of(*choices: str) -> Rule:
+    return Rule(lambda value: value in choices, "one of " + ", ".join(choices))
+
+
+def _at_least(bound: float) -> Rule:
+    return Rule(lambda value: value >= bound, f"at least {bound}")
+
+
+def _within(low: float, high: float) -> Rule:
+    return Rule(lambda value: low <= value <= high, f"between {low} and {high}")
+
+
+def _range_within(low: float, high: float) -> Rule:
+    return Rule(
+        lambda value: len(value) == 2 and low < value[0] <= value[1] <= high,
+        f"two ascending numbers above {low} and up to {high}",
+    )
+
+
+_CLASSES = Rule(
+    lambda value: value >= 0 and (value < 1 or value == int(value)),
+    "a number of classes, or a share of them below 1",
+)
+_POSITIVE = Rule(lambda value: value > 0, "above 0")
+
+_RULES = {
+    "seed": _at_least(0),
+    "data.name": _one_of(*DATASETS),
+    "data.decoder": _one_of("exact", "fast"),
+    "data.stored_side": Rule(lambda value: value is None or value >= 1, "at least 1, or None"),
+    "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
+    "data.image_size": _at_least(1),
+    "data.std": Rule(lambda value: all(v > 0 for v in value), "above 0 in every channel"),
+    "data.crop_area": _range_within(0, 1),
+    "data.crop_ratio": _range_within(0, float("inf")),
+    "data.flip": _within(0, 1),
+    "data.validation_classes": _CLASSES,
+    "data.test_classes": _CLASSES,
+    "data.split_seed": _at_least(0),
+    "model.patch_size": _at_least(0),
+    "model.width": _at_least(0),
+    "model.depth": _at_least(0),
+    "model.num_heads": _at_least(0),
+    "model.head_dim": _at_least(1),
+    "model.weights": Rule(lambda value: value != "", "a name, a file or a folder, or None"),
+    "model.precision": _one_of("auto", "float32", "bfloat16"),
+    "objective.name": _one_of("pairwise_cross_entropy"),
+    "objective.space": _one_of("poincare", "sphere"),
+    "objective.c": _at_least(0),
+    "objective.clip_radius": Rule(lambda value: value is None or value > 0, "above 0, or None"),
+    "objective.temperature": _POSITIVE,
+    "optim.learning_rate": _at_least(0),
+    "optim.schedule": _one_of("constant", "cosine"),
+    "optim.warmup_steps": _at_least(0),
+    "optim.weight_decay": _at_least(0),
+    "optim.b1": Rule(lambda value: 0 <= value < 1, "at least 0 and below 1"),
+    "optim.b2": Rule(lambda value: 0 <= value < 1, "at least 0 and below 1"),
+    "optim.eps": _POSITIVE,
+    "optim.clip_norm": _POSITIVE,
+    "optim.frozen": Rule(
+        lambda value: set(value) <= set(GROUPS), "names among " + ", ".join(GROUPS)
+    ),
+    "train.total_steps": _at_least(1),
+    "train.samples_per_class": _at_least(2),
+    "train.sampling": _one_of(*SAMPLINGS),
+    "train.on_nonfinite": _one_of("stop", "skip"),
+    "train.max_nonfinite": _at_least(1),
+    "eval.ks": Rule(lambda value: len(value) > 0 and min(value) >= 1, "one or more numbers from 1"),
+    "eval.metrics": Rule(
+        lambda value: "recall" in value and set(value) <= set(METRICS),
+        "recall, and others among " + ", ".join(METRICS[1:]),
+    ),
+    "eval.every": _at_least(0),
+    "run.workers": _at_least(0),
+    "run.input_timeout": _POSITIVE,
+    "run.cache": _one_of("none", "host", "device"),
+    "run.mesh": Rule(
+        lambda value: len(value) == 2 and (value[0] == -1 or value[0] >= 1) and value[1] >= 1,
+        "two numbers: copies of the parameters (−1: as many as possible) and parts of each",
+    ),
+    "run.microbatch": _at_least(0),
+    "run.eval_batch_size": _at_least(1),
+    "run.log_every": _at_least(1),
+    "run.checkpoint_every": _at_least(1),
+}
+
+
+def validate(config: ConfigDict) -> None:
+    """Refuses a configuration that cannot be run, before anything is compiled.
+
+    Raises:
+        UserError: A field is unknown, missing or impossible; the message names it.
+    """
+    fields = flatten(config)
+    known = flatten(default_config())
+    for field in sorted(fields.keys() - known.keys()):
+        raise UserError(f"unknown field config.{field}{nearest(field, known)}")
+    for field in sorted(known.keys() - fields.keys()):
+        raise UserError(f"config.{field} is missing; start from hypjax.config.default_config()")
+    for field, value in fields.items():
+        kind = field_type(field)
+        if not kind.holds(value):
+            refuse(field, value, kind.words)
+    for field, rule in _RULES.items():
+        if not rule.holds(fields[field]):
+            refuse(field, fields[field], rule.words)
+    _validate_together(config)
+
+
+def _validate_together(config: ConfigDict) -> None:
+    """Rules that tie fields to one another."""
+    data, model, optim, train = config.data, config.model, config.optim, config.train
+    objective = config.objective
+    if train.sampling == "shuffled":
+        words = "epoch_classes or drawn_classes: this objective compares images of one class"
+        if objective.name == "pairwise_cross_entropy":
+            refuse("train.sampling", train.sampling, words)
+    classes, rest = divmod(train.batch_size, train.samples_per_class)
+    if train.sampling != "shuffled" and (rest or classes < 2):
+        words = f"a multiple of train.samples_per_class ({train.samples_per_class}), twice or more"
+        refuse("train.batch_size", train.batch_size, words)
+    if data.resize < data.image_size:
+        refuse("data.resize", data.resize, f"at least data.image_size ({data.image_size})")
+    for field in ("patch_size", "width", "depth", "num_heads"):
+        if model.architecture == "vit" and model[field] == 0:
+            refuse(f"model.{field}", 0, "at least 1 where model.architecture is vit")
+        if model.architecture != "vit" and model[field] != 0:
+            words = (
+                "0, as are patch_size, width, depth and num_heads where an architecture is named"
+            )
+            refuse(f"model.{field}", model[field], words)
+    if model.architecture == "vit" and model.width % model.num_heads:
+        refuse("model.width", model.width, f"a multiple of model.num_heads ({model.num_heads})")
+    if data.name == "folder" and not data.path:
+        refuse("data.path", data.path, "a folder of images, or a .csv or .parquet table")
+    if data.name != "folder" and data.path:
+        refuse("data.path", data.path, f"None where data.name is {data.name}")
+    if data.decoder == "fast" and config.run.cache != "none":
+        refuse(
+            "run.cache",
+            config.run.cache,
+            "none where data.decoder is fast, which decodes only what a view needs",
+        )
+    if data.stored_side is not None and config.run.cache != "device":
+        refuse("data.stored_side", data.stored_side, "None unless run.cache is device")
+    for field in ("mean", "std"):
+        if len(data[field]) != data.channels:
+            refuse(f"data.{field}", data[field], f"one number a channel ({data.channels})")
+    if optim.warmup_steps > train.total_steps:
+        refuse(
+            "optim.warmup_steps",
+            optim.warmup_steps,
+            f"at most train.total_steps ({train.total_steps})",
+        )
+
+
+def refuse(field: str, value: Any, words: str) -> None:
+    """Raises the error for a field's impossible value."""
+    raise UserError(f"config.{field} is {value!r}; it must be {words}")

@@ -1,0 +1,122 @@
+"""The host cache: decoded images, one after the other, in one memory-mapped file.
+
+Lossless and at their original sizes, so that pixels are those of the exact decoder. The operating
+system keeps in memory what fits, and all processes of a machine share it.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tqdm
+from jaxtyping import Int, UInt8
+
+from hypjax.errors import UserError
+from hypjax.system.cores import usable_cores
+from hypjax.system.locks import claimed
+
+_AHEAD = 4 * usable_cores()  # Images decoded before they are written.
+
+
+class DecodedImages:
+    """The pixels of images of known sizes, in a file."""
+
+    def __init__(self, path: pathlib.Path, sizes: Int[np.ndarray, "images 2"], channels: int):
+        """Opens a file that may not be written yet.
+
+        Args:
+            path: Of the file.
+            sizes: Height and width of each image.
+            channels: 1 for greyscale, 3 for RGB.
+        """
+        self._path, self._sizes, self._channels = path, np.asarray(sizes, np.int64), channels
+        lengths = self._sizes.prod(axis=1) * channels
+        self._offsets = np.concatenate([[0], np.cumsum(lengths)])
+
+    @property
+    def bytes(self) -> int:
+        """Size of the whole file."""
+        return int(self._offsets[-1])
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self._sizes)
+
+    def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"]:
+        """The i-th image; read from the file when its pixels are."""
+        start, end = self._offsets[i : i + 2]
+        return self._map[start:end].reshape(*self._sizes[i], self._channels)
+
+    @functools.cached_property
+    def _map(self) -> np.memmap:
+        return np.memmap(self._path, np.uint8, mode="r")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes, which map the file themselves."""
+        return {name: value for name, value in vars(self).items() if name != "_map"}
+
+    def fill(self, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]) -> None:
+        """Writes the file, if it is not there.
+
+        Args:
+            decode: From an image's number to its pixels.
+
+        Raises:
+            UserError: There is no space, the folder cannot be written, or an image be decoded.
+        """
+        if self._path.exists() and self._path.stat().st_size == self.bytes:
+            return
+        with _writable(self._path), claimed(self._path.parent, "decoding images"):
+            if self._path.exists() and self._path.stat().st_size == self.bytes:
+                return  # Another process was quicker.
+            self._require_space()
+            unfinished = self._path.with_suffix(".unfinished")
+            try:
+                with unfinished.open("wb") as file:  # That of a process that was killed ends here.
+                    self._write(file, decode)
+                    file.flush()
+                    os.fsync(file.fileno())
+                unfinished.replace(self._path)
+            finally:
+                unfinished.unlink(missing_ok=True)
+
+    def _write(self, file: Any, decode: Callable[[int], np.ndarray]) -> None:
+        bar = tqdm.tqdm(
+            total=len(self), desc="decoding images once", unit="image", disable=None, leave=False
+        )
+        with bar, concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
+            for first in range(0, len(self), _AHEAD):
+                for pixels in pool.map(decode, range(first, min(first + _AHEAD, len(self)))):
+                    file.write(np.ascontiguousarray(pixels).data)
+                    bar.update()
+
+    def _require_space(self) -> None:
+        free = shutil.disk_usage(self._path.parent).free
+        if self.bytes > free:
+            raise UserError(
+                f"decoded images need {_bytes(self.bytes)} in {self._path.parent}, where "
+                f"{_bytes(free)} are free; name another folder with --config.run.cache_dir, "
+                "or set --config.run.cache=none"
+            )
+
+
+def _bytes(number: int) -> str:
+    return tqdm.tqdm.format_sizeof(number, "B")
+
+
+@contextlib.contextmanager
+def _writable(path: pathlib.Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot keep decoded images in {path.parent} ({error.strerror}); name another folder "
+            "with --config.run.cache_dir, or set --config.run.cache=none"
+        ) from error

@@ -1,0 +1,1 @@
+"""Official files, or generated letters, to records."""

@@ -1,0 +1,128 @@
+"""Archives as files by their names: .zip read in place, .tar and .tgz unpacked first."""
+
+import contextlib
+import functools
+import os
+import pathlib
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+
+import tqdm
+
+from hypjax.errors import UserError
+from hypjax.system import console
+
+SUFFIXES = (".zip", ".tgz", ".tar.gz", ".tar")
+_ENCRYPTED = 1  # Of a member's flags.
+_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
+_UNREADABLE = (*_DAMAGED, RuntimeError)  # Packed in a way that zipfile cannot read.
+
+Reader = Callable[[], bytes]
+
+
+def visible(name: str) -> bool:
+    """Whether a path is of a file that counts: not hidden, no stray of macOS, below its root."""
+    parts = pathlib.PurePosixPath(name).parts
+    return not any(part.startswith((".", "/")) or part == "__MACOSX" for part in parts)
+
+
+def walk(folder: pathlib.Path) -> dict[str, Reader]:
+    """Readers of all visible files below a folder, by their paths; links are followed.
+
+    Raises:
+        OSError: A folder cannot be listed.
+    """
+    readers, seen = {}, set()
+    for place, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
+        seen.add(os.path.realpath(place))
+        inner = (f for f in folders if visible(f))
+        folders[:] = sorted(f for f in inner if os.path.realpath(f"{place}/{f}") not in seen)
+        below = pathlib.PurePosixPath(place).relative_to(folder)
+        for file in filter(visible, files):
+            readers[str(below / file)] = pathlib.Path(place, file).read_bytes
+    return readers
+
+
+@contextlib.contextmanager
+def opened(
+    path: pathlib.Path, scratch: Callable[[], pathlib.Path], wanted: Callable[[str], bool]
+) -> Iterator[Mapping[str, Reader]]:
+    """Readers of an archive's files by their names; threads may read at once.
+
+    Args:
+        path: Of the archive.
+        scratch: Returns an empty folder to unpack to, where need be.
+        wanted: Of which names the files are unpacked.
+
+    Raises:
+        UserError: The archive is damaged, cannot be read or cannot be unpacked.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            if path.name.endswith(".zip"):
+                readers = _members(stack.enter_context(zipfile.ZipFile(path)))
+            else:
+                readers = _unpack(path, scratch(), wanted)
+        except _DAMAGED as error:
+            raise UserError(f"{path} is damaged ({error}); fetch it again") from error
+        except OSError as error:
+            place = error.filename or path
+            raise UserError(f"cannot read {place} ({error.strerror or error})") from error
+        yield readers
+
+
+def _members(archive: zipfile.ZipFile) -> dict[str, Reader]:
+    infos = [i for i in archive.infolist() if not i.is_dir() and visible(i.filename)]
+    if any(info.flag_bits & _ENCRYPTED for info in infos):
+        raise UserError(
+            f"{archive.filename} is encrypted; unpack it with the password that its owners gave you"
+        )
+    return {info.filename: functools.partial(_read, archive, info) for info in infos}
+
+
+def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    try:
+        return archive.read(info)
+    except _UNREADABLE as error:
+        raise OSError(f"damaged in {archive.filename} ({error})") from error
+
+
+def _unpack(
+    path: pathlib.Path, folder: pathlib.Path, wanted: Callable[[str], bool]
+) -> dict[str, Reader]:
+    console.say(f"unpacking {path} for now")
+    size = path.stat().st_size
+    bar = {"total": size, "desc": path.name, "disable": None, "leave": False}
+    # Read as a stream, so that the bar tells the truth.
+    with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as counted:
+        with tarfile.open(fileobj=counted, mode="r|*") as packed:
+            for member in packed:
+                if member.isreg() and visible(member.name) and wanted(member.name):
+                    _extract(packed, member, path, folder)
+    return walk(folder)
+
+
+def _extract(
+    packed: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path, folder: pathlib.Path
+) -> None:
+    """Writes a file below a folder, and nowhere else (Python 3.11.3 has no filters for that)."""
+    name = pathlib.PurePosixPath(member.name)
+    if name.is_absolute() or ".." in name.parts:
+        raise tarfile.TarError(f"{member.name!r} would lie outside of it")
+    target = folder / name
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with packed.extractfile(member) as source, target.open("wb") as file:
+            shutil.copyfileobj(source, file)
+    except OSError as error:
+        raise UserError(
+            f"cannot unpack {path} to {folder.parent} ({error.strerror or error}); unpack it where "
+            "there is room, and name that folder with --manual_dir=FOLDER"
+        ) from error
+
+
+def _raise(error: OSError) -> None:
+    raise error

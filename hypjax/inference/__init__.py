@@ -1,0 +1,1 @@
+"""A trained model meets images: its weights, its embeddings, their scores."""

@@ -1,0 +1,1 @@
+"""Watches training: measurements, progress, traces, and whether all is finite."""

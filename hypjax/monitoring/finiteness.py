@@ -1,0 +1,98 @@
+"""Watches that losses and gradients are finite, and says which images were there if not."""
+
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+from ml_collections import ConfigDict
+
+from hypjax.errors import UserError
+from hypjax.parallel import processes
+from hypjax.runs.shared_checkpoints import SharedCheckpoints
+from hypjax.system import console
+from hypjax.system.files import write_json
+
+_FILE = "nonfinite.json"
+_NAMED = 3  # Images that a message names.
+
+
+class FiniteWatch:
+    """Looks at each step's values once the next step is under way, so that none has to wait."""
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        folder: pathlib.Path,
+        checkpoints: SharedCheckpoints,
+        name: Callable[[int], str],
+    ) -> None:
+        """Begins to watch.
+
+        Args:
+            config: The run's configuration.
+            folder: Where to write what was found.
+            checkpoints: The run's.
+            name: What to call a training image in a message.
+        """
+        self._config, self._folder = config, folder
+        self._checkpoints, self._name = checkpoints, name
+        self._last: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
+
+    def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
+        """Takes the metrics of a step under way, and looks at those of the one before.
+
+        Raises:
+            UserError: The step before was not finite, and is not to be skipped.
+        """
+        self.settle()
+        self._last = step, ids, metrics
+
+    def settle(self) -> None:
+        """Looks at the last step's metrics; to be called before its state is saved.
+
+        Raises:
+            UserError: It was not finite, and is not to be skipped.
+        """
+        if self._last is None:
+            return
+        (step, ids, metrics), self._last = self._last, None
+        if metrics["finite"]:
+            return
+        values = {n: float(metrics[n]) for n in ("loss", "gradient_norm", "update_norm")}
+        what = next(name for name, value in values.items() if not math.isfinite(value))
+        found = f"the {what.replace('_', ' ')} of step {step} is {values[what]}"
+        images = [{"id": int(i), "name": self._name(int(i))} for i in ids]
+        told = {n: str(v) for n, v in values.items()}  # JSON knows neither nan nor inf.
+        if processes.is_first():
+            with console.tolerating(str(self._folder / _FILE)):
+                write_json(self._folder / _FILE, {"step": step, **told, "images": images})
+        skipped = int(jax.device_get(metrics["skipped"]))
+        train = self._config.train
+        if train.on_nonfinite == "skip" and skipped <= train.max_nonfinite:
+            console.warn(
+                f"{found}; its update is skipped, {skipped} of {train.max_nonfinite} so far "
+                f"(its images are listed in {_FILE})"
+            )
+            return
+        named = ", ".join(f"{image['id']} ({image['name']})" for image in images[:_NAMED])
+        found += f" (images {named} and {len(images) - _NAMED} others, listed in {_FILE})"
+        self._stop(found)
+
+    def _stop(self, found: str) -> None:
+        train = self._config.train
+        self._checkpoints.wait()
+        steps = self._checkpoints.steps
+        good = f"the last good checkpoint is that of step {steps[-1]}" if steps else "none is saved"
+        if train.on_nonfinite == "stop":
+            raise UserError(
+                f"{found}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, "
+                f"in a new run"
+            )
+        raise UserError(
+            f"{found}, after train.max_nonfinite = {train.max_nonfinite} that were skipped; "
+            f"{good}. Lower optim.learning_rate in a new run: this one would repeat itself"
+        )

@@ -1,0 +1,227 @@
+"""What a run measures on its way: metrics.jsonl, TensorBoard, Weights & Biases."""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import pathlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from ml_collections import ConfigDict
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2
+from tensorboardX.proto.summary_pb2 import Summary
+
+from hypjax.config import flatten
+from hypjax.errors import UserError
+from hypjax.parallel import processes
+from hypjax.system import console
+from hypjax.system.files import write_text
+
+Values = Mapping[str, Any]  # Numbers, or mappings of the same kind.
+
+_TENSORBOARD = "tensorboard"
+
+
+class Sink(Protocol):
+    """A place that takes what is measured."""
+
+    def write(self, step: int, values: Values) -> None:
+        """Takes the values of a step, whole or, with an `OSError`, not at all."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class Telemetry:
+    """Hands measurements to all sinks, and keeps for later what one cannot take now."""
+
+    def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
+        """Continues a run's measurements; what a lost process wrote after a step is dropped.
+
+        Args:
+            folder: The run's.
+            first_step: The step after which the run goes on.
+            config: Its configuration.
+
+        Raises:
+            UserError: Weights & Biases is asked for and cannot be used.
+        """
+        self._sinks: list[Sink] = []
+        if processes.is_first():
+            self._sinks += [
+                JsonLines(folder / "metrics.jsonl", first_step),
+                EventFiles(folder / _TENSORBOARD, first_step),
+            ]
+            if config.run.wandb_project:
+                self._sinks.append(WandbRun(folder, config))
+        self._pending: list[list[tuple[int, Values]]] = [[] for _ in self._sinks]
+
+    def write(self, step: int, values: Values) -> None:
+        """Writes the values of a step, and those that could not be written before."""
+        for sink, pending in zip(self._sinks, self._pending, strict=True):
+            failed_before = bool(pending)
+            pending.append((step, values))
+            try:
+                while pending:
+                    sink.write(*pending[0])
+                    pending.pop(0)
+            except OSError as error:
+                if not failed_before:
+                    console.warn(
+                        f"measurements could not be written ({error.strerror}); "
+                        "they are kept, and tried again with the next ones"
+                    )
+
+    def close(self) -> None:
+        """Ends all sinks."""
+        for sink in self._sinks:
+            with contextlib.suppress(OSError):
+                sink.close()
+
+
+class JsonLines:
+    """One JSON object a line."""
+
+    def __init__(self, path: pathlib.Path, first_step: int) -> None:
+        """Drops the lines after a step, and half of one that a killed process left."""
+        self._path = path
+        self._file = None
+        with console.tolerating(str(path)):
+            if path.exists():
+                lines = path.read_text(errors="replace").splitlines()
+                kept = [line + "\n" for line in lines if _is_of(line, first_step)]
+                write_text(path, "".join(kept))
+
+    def write(self, step: int, values: Values) -> None:
+        """Appends a line; what a full disk took of it is cut off again."""
+        if self._file is None:
+            self._file = self._path.open("ab", buffering=0)
+        end = os.fstat(self._file.fileno()).st_size
+        line = (json.dumps({"step": step, **values}) + "\n").encode()
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(28, "No space left on device")
+        except OSError:
+            self._file.truncate(end)
+            raise
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _is_of(line: str, first_step: int) -> bool:
+    """Whether a line was written before the state after a step was saved.
+
+    Recalls on the test classes are written before the first step and after the last save.
+    """
+    try:
+        values = json.loads(line)
+        return values["step"] < first_step + ("test" not in values)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+class EventFiles:
+    """TensorBoard's event files; a new one for each start, and after each failure."""
+
+    def __init__(self, folder: pathlib.Path, first_step: int) -> None:
+        """Prepares to write; nothing is written yet.
+
+        Args:
+            folder: Of the files.
+            first_step: TensorBoard is told to drop what earlier files hold of later steps.
+        """
+        self._folder, self._first_step = folder, first_step
+        self._writer: EventsWriter | None = None
+        self._files, self._started = 0, False
+
+    def write(self, step: int, values: Values) -> None:
+        """Writes each number under a name like validation/head/recall@1."""
+        try:
+            if self._writer is None:
+                self._writer = self._begin()
+            numbers = [Summary.Value(tag=name, simple_value=n) for name, n in _flat(values)]
+            summary = Summary(value=numbers)
+            self._writer.write_event(
+                event_pb2.Event(wall_time=time.time(), step=step, summary=summary)
+            )
+            self._writer.flush()
+        except OSError:
+            self._writer = None  # The file may end in half an event.
+            raise
+
+    def _begin(self) -> EventsWriter:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._files += 1
+        suffix = f".{os.getpid()}.{self._files}"
+        writer = EventsWriter(str(self._folder / "events"), suffix)
+        if not self._started:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            begins = self._first_step and self._first_step + 1  # Step 0 is written anew.
+            writer.write_event(
+                event_pb2.Event(wall_time=time.time(), step=begins, session_log=start)
+            )
+            writer.flush()
+            self._started = True
+        return writer
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def require_wandb(config: ConfigDict) -> None:
+    """Sees early that Weights & Biases is installed, if it is asked for.
+
+    Raises:
+        UserError: It is not.
+    """
+    if config.run.wandb_project and importlib.util.find_spec("wandb") is None:
+        raise UserError(
+            "config.run.wandb_project is set, but wandb is not installed: pip install wandb"
+        )
+
+
+class WandbRun:
+    """A run of Weights & Biases, continued when the run is."""
+
+    def __init__(self, folder: pathlib.Path, config: ConfigDict) -> None:
+        """Begins or continues it."""
+        import wandb
+
+        try:
+            self._run = wandb.init(
+                project=config.run.wandb_project,
+                dir=folder,
+                id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
+                name=folder.name,
+                resume="allow",
+                config=flatten(config),
+                settings=wandb.Settings(silent=True),
+            )
+        except wandb.Error as error:
+            raise UserError(f"Weights & Biases cannot be used: {error}") from error
+
+    def write(self, step: int, values: Values) -> None:
+        """Logs the numbers of a step."""
+        self._run.log(dict(_flat(values)), step=step)
+
+    def close(self) -> None:
+        """Sends what is left."""
+        self._run.finish()
+
+
+def _flat(values: Values, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers by their path; those at the top are training's."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield (prefix or "train/") + name, float(value)

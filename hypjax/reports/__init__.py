@@ -1,0 +1,1 @@
+"""What people read: tables of results, published results, and pictures."""

@@ -1,0 +1,201 @@
+"""Published results, to be shown beside a run's own.
+
+`published.csv` holds what Hyp-ViT's paper (Ermolov et al., CVPR 2022) reports of the methods in
+`hypjax.recipes`: Tables 2 (heads), 3 (encoders), 4 (patches of 8×8 pixels) and 5 (ablations). Heads
+are compared in their space, encoders by cosine. Table 5's "default" differs from Tables 2 and 3 by
+0.1, and is not used.
+"""
+
+import csv
+import functools
+import importlib.resources
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from hypjax.config import default_config
+from hypjax.config.recipes import ENCODERS, SHORTER_SIDES, SPACES
+
+_TITLES = {"hyp-vit": "Hyp-ViT"}  # Of papers.
+_SPELLED = {"hyp": "Hyp", "sph": "Sph", "vit": "ViT", "deit": "DeiT", "dino": "DINO"}
+_ENCODER_DIM = 384
+
+
+class Row(NamedTuple):
+    """A line of a published table, on one dataset.
+
+    Attributes:
+        paper: Its title, in short.
+        table: Its number there.
+        scores: {"recall@1": 0.809, ...}, in the table's order.
+    """
+
+    paper: str
+    table: str
+    scores: dict[str, float]
+
+
+def published_scores(
+    config: ConfigDict, part: str, *, pretrained: bool = False
+) -> dict[str, float] | None:
+    """What the paper reports of a configuration's method, on its dataset.
+
+    Dataset, encoder with its weights, views, pixel scaling and pooling, space, temperature,
+    dimension and what is frozen are those of the row. Batch, steps and the optimiser may be others:
+    what that costs is what a comparison shows. But where Table 5 has a row for the very batch, it
+    is taken.
+
+    Args:
+        config: The run's configuration.
+        part: Of the model: 'head' or 'encoder'.
+        pretrained: Before any training, and not after it.
+
+    Returns:
+        {"recall@1": 0.809, ...}, as fractions; None where the paper has no such row.
+    """
+    found = _find(config, part, pretrained)
+    return None if found is None else found[1].scores
+
+
+def published_delta(config: ConfigDict) -> float | None:
+    """The relative δ that Table 1 reports of a configuration's encoder on its training images."""
+    encoder = _encoder(config)
+    row = encoder and _rows().get((config.data.name, "encoder", encoder))
+    return row.scores["relative_delta"] if row else None
+
+
+def show(results: Mapping[str, Any], config: ConfigDict) -> None:
+    """Prints `compare`'s lines, if there are any.
+
+    Not below results that have notes, such as those of a partial copy of a dataset: what was
+    published is of another experiment.
+    """
+    if not results.get("notes") and (lines := compare(results, config)):
+        print(lines)
+
+
+def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
+    """Lines to print below a table of results: what was published, and how far ours is from it.
+
+    A line reads 'published (Hyp-ViT, Table 3, Hyp-DINO, 384-d): R@1 80.9 (ours -0.4), ...', in
+    percent and percentage points. What was trained is the best model, where validation classes
+    chose one, or else the last.
+
+    Args:
+        results: {"final": {"head": {"recall@1": 0.7, ...}, "encoder": ...}, ...}, or
+            {"pretrained": {"encoder": ...}}.
+        config: The run's configuration.
+
+    Returns:
+        The lines, the last one without a newline; '' where nothing was published.
+    """
+    trained = "best" if "best" in results else "final"
+    lines = []
+    for state in ("pretrained", "untrained", trained):
+        for part, ours in results.get(state, {}).items():
+            found = _find(config, part, pretrained=state != trained)
+            if found is None:
+                continue
+            method, (paper, table, scores) = found
+            dim = _ENCODER_DIM if part == "encoder" else config.model.head_dim
+            differences = list(_differences(scores, ours, "best" if state == "best" else "ours"))
+            if differences:
+                place = f"{_TITLES[paper]}, Table {table}, {_spell(method)}, {dim}-d"
+                lines.append(f"published ({place}): {', '.join(differences)}")
+    return "\n".join(lines)
+
+
+def _differences(
+    published: Mapping[str, float], ours: Mapping[str, float], whose: str
+) -> Iterator[str]:
+    """What was published, with our difference, for each score that both have.
+
+    In ASCII, so that no terminal's encoding can refuse it.
+    """
+    for name, value in published.items():
+        if name in ours:
+            points = round(100 * (ours[name] - value), 1) + 0.0  # Without this, -0.0 might result.
+            yield f"{name.replace('recall', 'R')} {100 * value:.1f} ({whose} {points:+.1f})"
+
+
+def _spell(method: str) -> str:
+    """'Hyp-DINO' for 'hyp-dino', 'pretrained DINO' for 'pretrained-dino'."""
+    name, _, change = method.partition(" ")
+    spelled = "-".join(_SPELLED.get(word, word) for word in name.split("-"))
+    return f"{spelled} {change}".strip().replace("pretrained-", "pretrained ")
+
+
+def _find(config: ConfigDict, part: str, pretrained: bool) -> tuple[str, Row] | None:
+    """A configuration's method as the tables name it, and its row."""
+    encoder = _encoder(config)
+    if encoder is None:
+        return None
+    methods = [f"pretrained-{encoder}"] if pretrained else _trained_methods(config, encoder)
+    for method in methods:
+        row = _rows().get((config.data.name, part, method))
+        if row is not None:
+            return method, row
+    return None
+
+
+def _encoder(config: ConfigDict) -> str | None:
+    """Which of `ENCODERS` a configuration starts from; None: another."""
+    data, model = config.data, config.model
+    side = default_config().data.image_size
+    views = (data.image_size, data.resize) == (side, SHORTER_SIDES.get(data.name, side))
+    if not views or not model.weights or model.pooling != "cls":
+        return None
+    facts = model.architecture, model.eval_pooling, data.mean, data.std
+    for name, encoder in ENCODERS.items():
+        expected = encoder.architecture, encoder.eval_pooling, encoder.mean, encoder.std
+        if facts == expected and _named(encoder.weights, model.weights):
+            return name
+    return None
+
+
+def _named(weights: str, place: str) -> bool:
+    """Whether timm's name on the hub, or the path of a file, names weights."""
+    path = pathlib.PurePath(place)
+    if place.removeprefix("hf-hub:") in (weights, f"timm/{weights}"):
+        return True
+    cached = path.name == "model.safetensors" and f"models--timm--{weights}" in path.parts
+    return cached or path.name in {weights + ending for ending in (".safetensors", ".npz", ".pth")}
+
+
+def _trained_methods(config: ConfigDict, encoder: str) -> list[str]:
+    """The tables' names for how a configuration trains an encoder, the most precise one first."""
+    objective, recipe = config.objective, default_config()
+    prefixes = {space: prefix for prefix, space in SPACES.items()}
+    if objective.name != recipe.objective.name or objective.space not in prefixes:
+        return []
+    if objective.temperature != recipe.objective.temperature:
+        return []
+    if config.optim.frozen != recipe.optim.frozen:
+        return []
+    method = f"{prefixes[objective.space]}-{encoder}"
+    changes = []
+    if config.model.head_dim != recipe.model.head_dim:
+        changes.append(f"head_dim={config.model.head_dim}")
+    if objective.space == "poincare":  # The sphere has neither.
+        for field in ("c", "clip_radius"):
+            if objective[field] != recipe.objective[field]:
+                changes.append(f"{field}={objective[field]}")
+    if not changes:
+        return [f"{method} batch_size={config.train.batch_size}", method]
+    return [f"{method} {changes[0]}"] if len(changes) == 1 else []
+
+
+@functools.cache
+def _rows() -> dict[tuple[str, str, str], Row]:
+    """The tables' rows by dataset, part of the model, and method."""
+    rows: dict[tuple[str, str, str], Row] = {}
+    with (importlib.resources.files("hypjax.reports") / "published.csv").open() as file:
+        for line in csv.DictReader(file):
+            part = "encoder" if line["dim"] == str(_ENCODER_DIM) else "head"
+            key = line["dataset"], part, line["method"]
+            row = rows.setdefault(key, Row(line["paper"], line["table"], {}))
+            percent = line["metric"] != "relative_delta"
+            row.scores[line["metric"]] = float(line["value"]) / (100 if percent else 1)
+    return rows

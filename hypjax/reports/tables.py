@@ -1,0 +1,42 @@
+"""Tables of recalls, and the notes that go with them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hypjax.types import Recalls
+
+
+def noted(notes: Sequence[str]) -> dict[str, list[str]]:
+    """What results hold of what is to be said of them: {"notes": [...]}, or nothing."""
+    return {"notes": list(notes)} if notes else {}
+
+
+def print_notes(results: Mapping[str, Any]) -> None:
+    """Prints what is to be said of results, a line each."""
+    for note in results.get("notes", ()):
+        print(f"note: {note}")
+
+
+def format_recalls(recalls: Recalls) -> str:
+    """One line: 'head recall@1 0.7012, encoder recall@1 0.6543'."""
+    first = {part: next(iter(values.items())) for part, values in recalls.items()}
+    return ", ".join(f"{part} {name} {value:.4f}" for part, (name, value) in first.items())
+
+
+def format_results(results: Mapping[str, Recalls]) -> str:
+    """A table of recalls: a row for each state of the model and each of its two embeddings.
+
+    Args:
+        results: {"untrained": {"head": {"recall@1": ...}, "encoder": ...}, "final": ...}.
+    """
+    rows = [
+        (state, part, values) for state, parts in results.items() for part, values in parts.items()
+    ]
+    names = list(rows[0][2])
+    width = max(len(state) for state, _, _ in rows)
+    lines = [" " * width + "           " + "".join(f"{name:>13}" for name in names)]
+    for state, part, values in rows:
+        lines.append(
+            f"{state:<{width}}  {part:<8} " + "".join(f"{values[n]:>13.4f}" for n in names)
+        )
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What this machine and this process offer: cores, memory, folders, locks, signals."""

@@ -1,0 +1,21 @@
+"""Files that appear whole or not at all."""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """Writes a file that appears whole or not at all."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a file that appears whole or not at all."""
+    unfinished = path.with_name(path.name + ".unfinished")
+    with unfinished.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # Else a power failure may leave an empty file of this name.
+    unfinished.replace(path)

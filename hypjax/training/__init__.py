@@ -1,0 +1,1 @@
+"""The train step, the optimiser, and the parts of the loop."""

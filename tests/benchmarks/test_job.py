@@ -1,0 +1,65 @@
+"""The benchmark of whole runs."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hypjax.benchmarks import job
+from hypjax.errors import UserError
+from hypjax.monitoring import stopwatch
+
+
+def run(recall, **more):
+    seconds = dict.fromkeys((*stopwatch.PARTS, "total"), 1.5)
+    programs = {"compiled": 3, "cached": 4}
+    final = {"head": {"recall@1": recall}}
+    return {"seconds": seconds, "programs": programs, "process_seconds": 2, "final": final, **more}
+
+
+def test_the_table_compares_the_runs(capsys):
+    lines = job.table(
+        {"cold": run(0.5, host_memory_peak=2e9), "warm": run(0.501, device_memory_peak=3e9)}
+    ).splitlines()
+    assert lines[0] == "| part | cold | warm |"
+    assert "| compile, s | 1.50 | 1.50 |" in lines
+    assert "| host memory, peak | 2.00 GB | not told |" in lines
+    assert lines[-1] == "| final recall@1 of the head | 0.5000 | 0.5010 |"
+    assert capsys.readouterr().err == ""
+    job.table({"cold": run(0.5), "warm": run(0.6)})
+    assert "warning: the runs end with recalls that differ" in capsys.readouterr().err
+
+
+def test_what_cannot_be_run_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    with pytest.raises(UserError, match="no accelerator here, .* hours; try a tiny size with --qu"):
+        job.whole_runs(quick=False, cache="none", overrides=[])
+    monkeypatch.setattr(job.importlib.util, "find_spec", lambda name: name != "grain" or None)
+    with pytest.raises(UserError, match="a whole run needs grain: pip install grain$"):
+        job.whole_runs(quick=True, cache="none", overrides=[])
+
+
+@pytest.mark.slow
+def test_a_second_run_compiles_nothing_and_finds_the_same(tmp_path, repository):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "hypjax.benchmark", "job", "--quick", "--cache=none"),
+            "--config.train.total_steps=4",
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(repository), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.glob("hypjax-job-*"))
+    written = json.loads((tmp_path / "benchmark.json").read_text())
+    cold, warm = (written["job"][name] for name in job.RUNS)
+    assert cold["steps"] == warm["steps"] == 4 and cold["final"] == warm["final"]
+    assert cold["programs"]["compiled"] > 0 == warm["programs"]["compiled"]
+    for run in (cold, warm):
+        assert 0 < run["process_seconds"] - run["seconds"]["total"] < 60
+    assert f"| {warm['seconds']['compile']:.2f} |" in done.stdout

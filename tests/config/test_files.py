@@ -1,0 +1,190 @@
+"""Configurations: what is refused, and in which words."""
+
+import pathlib
+
+import pytest
+
+from hypjax.config import (
+    default_config,
+    default_workdir,
+    differences,
+    flatten,
+    identity,
+    load_config,
+    validate,
+)
+from hypjax.errors import UserError
+
+
+@pytest.fixture
+def glyphs(repository):
+    return str(repository / "configs" / "glyphs.py")
+
+
+def test_variants_differ_in_their_space(glyphs):
+    hyp, sph = load_config(glyphs + ":hyp"), load_config(glyphs + ":sph")
+    assert identity(load_config(glyphs)) == identity(hyp)
+    assert differences(identity(hyp), identity(sph)) == [
+        "objective.space: poincare -> sphere",
+        "variant: hyp -> sph",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "value"),
+    [
+        ("train.total_steps=70", "train.total_steps", 70),
+        ("train.total_steps=1e3", "train.total_steps", 1000),
+        ("optim.learning_rate=1", "optim.learning_rate", 1.0),
+        ("objective.clip_radius=None", "objective.clip_radius", None),
+        ("run.data_dir=/a/b", "run.data_dir", "/a/b"),
+        ("eval.ks=1,10", "eval.ks", (1, 10)),
+        ("eval.ks=(1, 10)", "eval.ks", (1, 10)),
+        ("eval.ks=1", "eval.ks", (1,)),
+        ("optim.frozen=head,encoder", "optim.frozen", ("head", "encoder")),
+        ("optim.frozen=()", "optim.frozen", ()),
+        ("name=7", "name", "7"),
+    ],
+)
+def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
+    found = flatten(load_config(glyphs, [override]))[field]
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "train.total_stepz=7",
+            "unknown field config.train.total_stepz; did you mean train.total_steps?",
+        ),
+        ("trian.total_steps=7", "did you mean train.total_steps?"),
+        ("train=7", "config.train is a group of fields, such as config.train."),
+        ("seed", "config.seed needs a value: --config.seed=VALUE"),
+        ("train.total_steps=abc", "config.train.total_steps is 'abc'; it must be a whole number"),
+        ("train.total_steps=0", "config.train.total_steps is 0; it must be at least 1"),
+        ("train.total_steps=1.5", "must be a whole number"),
+        ("optim.learning_rate=nan", "must be a finite number"),
+        ("optim.learning_rate=None", "must be a finite number"),
+        ("eval.ks=1,x", "must be a list in which each item is a whole number"),
+        ("eval.ks=()", "must be one or more numbers from 1"),
+        ("data.crop_area=0.5", "two ascending numbers above 0 and up to 1"),
+        ("data.crop_area=0.5,0.1", "two ascending numbers"),
+        ("objective.space=hyperbolic", "must be one of poincare, sphere"),
+        ("objective.c=-0.1", "config.objective.c is -0.1; it must be at least 0"),
+        ("objective.clip_radius=0", "must be above 0, or None"),
+        ("optim.frozen=heed", "must be names among patch_projection, encoder, head, objective"),
+        (
+            "train.batch_size=511",
+            "must be a multiple of train.samples_per_class (2), twice or more",
+        ),
+        ("train.batch_size=2", "must be a multiple of train.samples_per_class (2), twice or more"),
+        ("model.weights=", "must be a name, a file or a folder, or None"),
+        ("model.depth=0", "must be at least 1 where model.architecture is vit"),
+        ("model.architecture=resnet50", "must be 0, as are patch_size, width, depth and num_heads"),
+        ("data.resize=24", "must be at least data.image_size (32)"),
+        (
+            "model.num_heads=3",
+            "config.model.width is 128; it must be a multiple of model.num_heads",
+        ),
+        ("data.mean=0.5,0.5,0.5", "must be one number a channel (1)"),
+        ("data.validation_classes=1.5", "must be a number of classes, or a share of them below 1"),
+        ("data.validation_classes=-3", "must be a number of classes, or a share of them below 1"),
+        ("data.path=photos", "must be None where data.name is glyphs"),
+        ("data.name=folder", "config.data.path is None; it must be a folder of images, or a .csv"),
+        ("train.on_nonfinite=ignore", "must be one of stop, skip"),
+        ("optim.warmup_steps=100000", "must be at most train.total_steps"),
+    ],
+)
+def test_impossible_settings_are_refused_in_one_sentence(glyphs, override, message):
+    with pytest.raises(UserError) as error:
+        load_config(glyphs, [override])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_variants_are_refused_with_the_nearest(glyphs):
+    with pytest.raises(UserError, match="unknown variant 'hup'; did you mean hyp?"):
+        load_config(glyphs + ":hup")
+
+
+def test_a_missing_file_is_refused_with_the_nearest(repository):
+    with pytest.raises(
+        UserError, match=r"no configuration file .*glyph\.py; did you mean .*glyphs\.py"
+    ):
+        load_config(str(repository / "configs" / "glyph.py"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "defines no get_config"),
+        ("def get_config():\n  return 1 / 0", "line 2: ZeroDivisionError: division by zero"),
+        ("def get_config(", "SyntaxError"),
+        (
+            "from hypjax.config import default_config\n"
+            "def get_config():\n"
+            "  c = default_config()\n"
+            "  c.train.total_stepz = 1\n"
+            "  return c",
+            'line 4: AttributeError: .*Did you mean "total_steps"',
+        ),
+        (
+            "import ml_collections\n"
+            "def get_config():\n"
+            "  return ml_collections.ConfigDict({'seed': 0})",
+            "is missing; start from hypjax.config.default_config",
+        ),
+    ],
+)
+def test_mistakes_in_a_users_file_are_told_with_their_line(tmp_path, text, message):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_config(str(path))
+
+
+def test_defaults_are_valid_and_say_every_field_of_the_recipe():
+    config = default_config()
+    validate(config)
+    assert (config.objective.c, config.objective.clip_radius, config.objective.temperature) == (
+        0.1,
+        2.3,
+        0.2,
+    )
+    optim = config.optim
+    assert (optim.b1, optim.b2, optim.eps, optim.weight_decay, optim.clip_norm) == (
+        0.9,
+        0.999,
+        1e-8,
+        0.01,
+        3,
+    )
+    assert (config.data.crop_area, config.data.flip) == ((0.2, 1.0), 0.5)
+    assert optim.frozen == ("patch_projection",)
+
+
+def test_identity_is_everything_but_where_it_runs(glyphs):
+    plain = identity(load_config(glyphs))
+    assert identity(load_config(glyphs, ["run.workers=3"])) == plain
+    assert identity(load_config(glyphs, ["seed=3"])) != plain
+    assert not any(field.startswith("run.") for field in plain)
+
+
+def test_default_workdir_names_experiment_variant_and_changes(glyphs):
+    plain = load_config(glyphs)
+
+    def workdir(*overrides):
+        return default_workdir(load_config(glyphs, overrides), unchanged=plain)
+
+    assert workdir() == workdir("run.workers=2") == workdir("seed=0") == "runs/glyphs-hyp"
+    changed = workdir("seed=1", "objective.c=0.5")
+    assert changed.startswith("runs/glyphs-hyp-")
+    assert changed == workdir("objective.c=.5", "seed=1", "run.workers=2") != workdir("seed=1")
+
+
+def test_a_copied_file_names_its_own_folder(glyphs, tmp_path):
+    copy = tmp_path / "mine.py"
+    copy.write_text(pathlib.Path(glyphs).read_text())
+    config = load_config(str(copy))
+    assert default_workdir(config, unchanged=config) == "runs/mine-hyp"

@@ -1,0 +1,300 @@
+"""The four benchmarks' configurations beside the recipes as published, and their first steps."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypjax import train
+from hypjax.config import default_workdir, flatten, identity, load_config
+from hypjax.data.dataset import Dataset, Splits
+from hypjax.data.pipeline import training_batches
+from hypjax.errors import UserError
+from hypjax.models import Embedder, VisionTransformer, create_embedder
+from hypjax.objectives import Spec, create_objective
+from hypjax.training import optim
+from hypjax.training.step import create_state, make_train_step
+
+# What follows is written down from the papers and the released code, and not from hypjax.recipes.
+
+COMMON = {
+    "seed": 0,
+    "data.path": None,
+    "data.channels": 3,
+    "data.image_size": 224,
+    "data.crop_area": (0.2, 1.0),
+    "data.crop_ratio": (0.75, 4 / 3),
+    "data.flip": 0.5,
+    "data.validation_classes": 0.0,
+    "model.pooling": "cls",
+    "model.head_dim": 128,
+    "model.precision": "auto",
+    "objective.name": "pairwise_cross_entropy",
+    "objective.c": 0.1,
+    "objective.clip_radius": 2.3,
+    "objective.temperature": 0.2,
+    "optim.schedule": "constant",
+    "optim.warmup_steps": 0,
+    "optim.weight_decay": 0.01,
+    "optim.b1": 0.9,
+    "optim.b2": 0.999,
+    "optim.eps": 1e-8,
+    "optim.clip_norm": 3.0,
+    "optim.frozen": ("patch_projection",),
+    "train.on_nonfinite": "stop",
+    "eval.metrics": ("recall",),
+    "eval.every": 0,
+}
+SPACES = {"hyp": {"objective.space": "poincare"}, "sph": {"objective.space": "sphere"}}
+IMAGENET = {"data.mean": (0.485, 0.456, 0.406), "data.std": (0.229, 0.224, 0.225)}
+ENCODERS = {
+    "vit": {
+        "model.architecture": "vit_small_patch16_224",
+        "model.weights": "vit_small_patch16_224.augreg_in21k_ft_in1k",
+        "model.eval_pooling": "cls",
+        "optim.learning_rate": 3e-5,
+        "data.mean": (0.5, 0.5, 0.5),
+        "data.std": (0.5, 0.5, 0.5),
+    },
+    "deit": {
+        "model.architecture": "deit_small_distilled_patch16_224",
+        "model.weights": "deit_small_distilled_patch16_224.fb_in1k",
+        "model.eval_pooling": "cls_dist_mean",
+        "optim.learning_rate": 3e-5,
+        **IMAGENET,
+    },
+    "dino": {
+        "model.architecture": "vit_small_patch16_224",
+        "model.weights": "vit_small_patch16_224.dino",
+        "model.eval_pooling": "cls",
+        "optim.learning_rate": 1e-5,
+        **IMAGENET,
+    },
+    "dino-patch8": {
+        "model.architecture": "vit_small_patch8_224",
+        "model.weights": "vit_small_patch8_224.dino",
+        "model.eval_pooling": "cls",
+        "optim.learning_rate": 1e-5,
+        "train.batch_size": 120,
+        "train.samples_per_class": 2,
+        **IMAGENET,
+    },
+}
+# Name, shorter side of the test view, K, images and images a class of a batch, and steps: the
+# paper's, and the released commands'.
+DATASETS = {
+    "cub": ("cub200", 256, (1, 2, 4, 8), 900, 9, (200, 50)),
+    "cars": ("cars196", 224, (1, 2, 4, 8), 882, 9, (600, 300)),
+    "sop": ("sop", 224, (1, 10, 100, 1000), 900, 2, (25_000, 5_000)),
+    "inshop": ("inshop", 224, (1, 10, 20, 30), 900, 2, (2_200, 3_200)),
+}
+
+
+def published(dataset, variant):
+    """What a recipe's fields must be."""
+    name, resize, ks, batch_size, samples, steps = DATASETS[dataset]
+    space, _, encoder = variant.partition("-")
+    encoder, _, released = encoder.partition(",")
+    fields = {
+        "name": dataset,
+        "variant": variant,
+        "data.name": name,
+        "data.resize": resize,
+        "eval.ks": ks,
+        "train.batch_size": batch_size,
+        "train.samples_per_class": samples,
+        "train.total_steps": steps[bool(released)],
+    }
+    return COMMON | fields | SPACES[space] | ENCODERS[encoder]
+
+
+VARIANTS = [f"{space}-{encoder}" for space in ("hyp", "sph") for encoder in ("vit", "deit", "dino")]
+TRAINED = [(dataset, variant) for dataset in DATASETS for variant in VARIANTS]
+TRAINED.append(("cars", "hyp-dino-patch8"))
+ALL = [(dataset, name + end) for dataset, name in TRAINED for end in ("", ",released")]
+
+
+@pytest.fixture
+def load(repository):
+    def load(dataset, variant="", overrides=()):
+        spec = f"{repository}/configs/{dataset}.py" + (f":{variant}" if variant else "")
+        return load_config(spec, overrides)
+
+    return load
+
+
+@pytest.mark.parametrize(("dataset", "variant"), ALL)
+def test_a_recipe_is_the_published_one(load, dataset, variant):
+    fields, expected = flatten(load(dataset, variant)), published(dataset, variant)
+    assert {field: fields[field] for field in expected} == expected
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_the_default_is_hyp_dino(load, dataset):
+    assert identity(load(dataset)) == identity(load(dataset, "hyp-dino"))
+
+
+def test_every_recipe_has_its_own_workdir(load):
+    configs = [load(*which) for which in ALL]
+    workdirs = {default_workdir(config, unchanged=config) for config in configs}
+    assert len(workdirs) == len(ALL) == 50
+    assert {"runs/cub-hyp-dino", "runs/cars-hyp-dino-patch8,released"} <= workdirs
+
+
+@pytest.mark.parametrize(
+    ("dataset", "variant", "nearest"),
+    [
+        ("cub", "hyp-dnio", "hyp-dino"),
+        ("sop", "sph-vit,relased", "sph-vit,released"),
+        ("cars", "hyp-dino-patch16", "hyp-dino-patch8"),
+        ("inshop", "hyp-dino-patch8", "hyp-dino"),
+    ],
+)
+def test_unknown_variants_are_refused_with_the_nearest(load, dataset, variant, nearest):
+    with pytest.raises(UserError) as error:
+        load(dataset, variant)
+    assert str(error.value) == f"unknown variant '{variant}'; did you mean {nearest}?"
+
+
+@pytest.mark.parametrize("evaluating", [False, True])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_a_model_has_the_published_sizes(load, encoder, evaluating):
+    """Cars has every encoder; models do not depend on the dataset."""
+    config = load("cars", f"hyp-{encoder}")
+    model = create_embedder(config, evaluating=evaluating)
+    images = jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32)
+    outputs, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), images)
+    assert outputs.pooled.shape == (2, 384) and outputs.projected.shape == (2, 128)
+    pooling = ENCODERS[encoder]["model.eval_pooling"] if evaluating else "cls"
+    assert model.encoder.pooling == pooling
+
+
+# Two steps of every recipe, with its own sampling, pooling, objective and optimiser, but a tiny
+# Transformer, three classes a batch, and noise for images.
+
+TINY = dict(image_size=32, patch_size=16, width=16, depth=1, num_heads=2)
+CLASSES = 3
+# A step does not depend on the first of these, and takes the others as arguments: recipes that
+# differ in nothing else share a program, since compiling is what this test spends its time on.
+LEFT_OUT = (
+    *("name", "variant", "data.name", "data.resize", "model.architecture", "model.weights"),
+    *("model.eval_pooling", "train.total_steps", "train.batch_size", "eval.ks"),
+)
+ARGUMENTS = ("data.mean", "data.std", "optim.learning_rate")
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@pytest.fixture(scope="module")
+def splits():
+    """Five classes with 4 to 12 images, so that some have fewer than a batch wants."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(5), [4, 6, 8, 10, 12])
+    sizes = rng.integers(33, 48, (len(labels), 2))
+    records = []
+    for height, width in sizes:
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8)).save(file, "png")
+        records.append({"image": file.getvalue()})
+    images = Dataset(records, np.arange(len(labels)), labels, sizes)
+    return Splits(images, None, images, None, fingerprint="")
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """The jitted functions of recipes met so far."""
+    return {}
+
+
+class Program:
+    """A recipe's train step on the tiny Transformer, and a state to begin with."""
+
+    def __init__(self, config):
+        distilled = "distilled" in config.model.architecture
+        encoder = VisionTransformer(**TINY, distilled=distilled, pooling=config.model.pooling)
+        model = Embedder(encoder, config.model.head_dim)
+        objective = create_objective(config)
+        spec = Spec(5, config.train.samples_per_class, 16, config.model.head_dim, 40)
+
+        def create():
+            optimizer = optim.create_optimizer(config)
+            return create_state(config, model, objective, optimizer, spec)
+
+        def step(arguments, state, batch):
+            own = config.copy_and_resolve_references()
+            with own.ignore_type():
+                own.update_from_flattened_dict(arguments)
+            optimizer = optim.create_optimizer(own)
+            state, metrics = make_train_step(own, model, objective, optimizer)(state, batch)
+            return state, {name: metrics[name] for name in ("loss", "finite", "learning_rate")}
+
+        self.shapes = jax.eval_shape(create)
+        self.step = jax.jit(step, compiler_options=QUICKLY)
+
+    def start(self):
+        """As `compiled.create_state`, but with parameters that need no compiled program."""
+        rng = np.random.default_rng(0)
+        state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.shapes)
+        noise = [rng.normal(0, 0.1, x.shape).astype(x.dtype) for x in jax.tree.leaves(state.params)]
+        return state._replace(params=jax.tree.unflatten(jax.tree.structure(state.params), noise))
+
+
+def key(config):
+    """Equal for recipes that share a program."""
+    fields = identity(config) | {"distilled": "distilled" in config.model.architecture}
+    return json.dumps({f: v for f, v in fields.items() if f not in (*LEFT_OUT, *ARGUMENTS)})
+
+
+def leaves(tree):
+    return {
+        jax.tree_util.keystr(k): np.asarray(v) for k, v in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+@pytest.mark.parametrize(("dataset", "variant"), TRAINED)
+def test_two_steps_change_all_but_what_is_frozen(load, splits, programs, dataset, variant):
+    config = load(dataset, variant, ["data.image_size=32"])
+    config.train.batch_size = CLASSES * config.train.samples_per_class
+    if key(config) not in programs:
+        programs[key(config)] = Program(config)
+    program = programs[key(config)]
+    plan = train.create_plans(config, splits)
+    steps = dict(first_step=0, last_step=2, side=32, channels=3, workers=0)
+    state = program.start()
+    before, losses = leaves(state.params), []
+    for batch in training_batches(splits.train, plan, **steps):
+        arguments = {field: flatten(config)[field] for field in ARGUMENTS}
+        state, metrics = program.step(arguments, state, batch)
+        losses.append(float(metrics["loss"]))
+    assert len(losses) == 2 and np.isfinite(losses).all() and metrics["finite"]
+    assert metrics["learning_rate"] == np.float32(config.optim.learning_rate)
+    for name, after in leaves(state.params).items():
+        assert np.array_equal(after, before[name]) == ("patch_embed" in name), name
+
+
+def test_absent_images_are_answered_in_one_sentence(repository, tmp_path):
+    """The four commands run side by side: most of their time goes to imports."""
+
+    def start(dataset):
+        config = f"--config={repository}/configs/{dataset}.py"
+        return subprocess.Popen(
+            [sys.executable, "-m", "hypjax.main", config, "--config.run.data_dir=nowhere"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(repository)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    for dataset, process in [(dataset, start(dataset)) for dataset in DATASETS]:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 1 and "Traceback" not in errors
+        last = errors.splitlines()[-1]
+        assert last.startswith("error: ") and DATASETS[dataset][0] in last
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,229 @@
+"""The Glyphs data set: which letters it holds, how it draws and stores them."""
+
+import collections
+import io
+import itertools
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from hypjax.data.preparation import fonts, glyphs
+
+RAW = {"image": tfds.decode.SkipDecoding()}
+
+
+@pytest.fixture(scope="module")
+def classes():
+    return fonts.glyph_classes()
+
+
+@pytest.fixture(scope="module")
+def class_of(classes):
+    return {chr(codepoint): c for c in classes for codepoint in c.codepoints}
+
+
+def prepare(directory, examples_per_split):
+    builder = glyphs.Glyphs(data_dir=directory)
+    builder.download_and_prepare(
+        download_config=tfds.download.DownloadConfig(max_examples_per_split=examples_per_split)
+    )
+    return builder
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("glyphs"), 300)
+
+
+def decode(png):
+    return np.asarray(Image.open(io.BytesIO(png)))
+
+
+def test_there_are_about_1260_classes(classes):
+    assert 1240 <= len(classes) <= 1280
+
+
+def test_every_class_has_ten_or_more_distinct_faces(classes):
+    for c in classes:
+        faces = [glyph.face for glyph in c.glyphs]
+        assert len(set(faces)) == len(faces) >= 10
+
+
+def test_every_character_is_in_one_class_only(classes):
+    members = collections.Counter(itertools.chain.from_iterable(c.codepoints for c in classes))
+    assert max(members.values()) == 1
+
+
+@pytest.mark.parametrize("alike", ["AΑА", "oοо", "ÅÅ", "έέ", "ΠП"])
+def test_letters_drawn_alike_are_one_class(class_of, alike):
+    assert len({class_of[letter] for letter in alike}) == 1
+
+
+@pytest.mark.parametrize("distinct", ["cC", "eé", "Kќ", "mт", "ŎǑ", "lI", "ıi", "иn"])
+def test_letters_that_can_be_told_apart_are_distinct_classes(class_of, distinct):
+    assert len({class_of[letter] for letter in distinct}) == len(distinct)
+
+
+def test_a_merged_class_takes_a_face_from_its_first_member_that_has_it(class_of):
+    merged = class_of["А"]
+    assert {glyph.codepoint for glyph in merged.glyphs} == {ord("A")}
+
+
+@pytest.mark.parametrize(
+    ("letter", "base", "script"),
+    [
+        ("é", "e", "Latin"),
+        ("Ǘ", "U", "Latin"),
+        ("ø", "ø", "Latin"),
+        ("й", "и", "Cyrillic"),
+        ("ᾧ", "ω", "Greek"),
+        ("µ", "μ", "Greek"),
+    ],
+)
+def test_classes_know_their_base_letter_and_script(class_of, letter, base, script):
+    assert (class_of[letter].base, class_of[letter].script) == (base, script)
+
+
+def test_every_base_letter_belongs_to_one_script(classes):
+    scripts = collections.defaultdict(set)
+    for c in classes:
+        scripts[c.base].add(c.script)
+    assert all(len(found) == 1 for found in scripts.values())
+
+
+def test_names_are_unique_and_readable(classes, class_of):
+    assert len({c.name for c in classes}) == len(classes)
+    assert class_of["é"].name == "é LATIN SMALL LETTER E WITH ACUTE"
+
+
+def test_no_lying_face_is_used(classes):
+    used = {glyph.face for c in classes for glyph in c.glyphs}
+    assert used.isdisjoint(fonts.LYING_FACES)
+    assert not any("STIXSiz" in face or "Display" in face for face in used)
+
+
+def test_computer_modern_faces_give_ascii_letters_only(classes):
+    codepoints = {g.codepoint for c in classes for g in c.glyphs if g.face.startswith("cm")}
+    assert {chr(c) for c in codepoints} == set(map(chr, [*range(65, 91), *range(97, 123)]))
+
+
+def test_exchanged_glyphs_of_one_face_are_left_out(class_of):
+    assert "DejaVuSansMono-Oblique" not in {glyph.face for glyph in class_of["Ӌ"].glyphs}
+
+
+def test_train_and_test_classes_are_disjoint_and_complete(classes):
+    train, test = glyphs.split_classes(classes)
+    assert len(test) >= 300
+    assert set(train).isdisjoint(test)
+    assert set(train) | set(test) == set(classes)
+    assert (train, test) == glyphs.split_classes(classes)
+
+
+def test_a_glyph_is_always_rendered_the_same(class_of):
+    glyph = class_of["g"].glyphs[0]
+    first = glyphs.render(glyph)
+    glyphs.render(class_of["h"].glyphs[0])
+    assert first.dtype == np.uint8 and first.shape == (48, 48)
+    assert np.array_equal(first, glyphs.render(glyph))
+
+
+def test_letter_size_survives_rendering(class_of):
+    small, large = (
+        fonts.draw_small(next(g for g in class_of[letter].glyphs if g.face == "DejaVuSans"))
+        for letter in "cC"
+    )
+    assert np.count_nonzero(large.any(axis=1)) > 1.2 * np.count_nonzero(small.any(axis=1))
+
+
+def test_no_drawing_is_blank_or_cut_off(classes):
+    for c in classes[::5]:
+        for glyph in c.glyphs:
+            image = fonts.draw_small(glyph)
+            inner = image[1:-1, 1:-1]
+            assert inner.max() > 128
+            assert np.count_nonzero(image) == np.count_nonzero(inner)
+
+
+def test_images_of_a_class_resemble_each_other_more_than_other_classes(classes):
+    chosen = classes[::20]
+    images = [np.stack([glyphs.render(g) for g in c.glyphs]).astype(np.float64) for c in chosen]
+    labels = np.repeat(np.arange(len(chosen)), [len(group) for group in images])
+    correlation = np.corrcoef(np.concatenate(images).reshape(len(labels), -1))
+    same = labels[:, None] == labels
+    within = correlation[same & ~np.eye(len(labels), dtype=bool)].mean()
+    assert within > correlation[~same].mean() + 0.1
+
+
+def test_records_decode_and_agree_with_the_classes(builder):
+    source = builder.as_data_source("train", decoders=RAW)
+    names = builder.info.features["label"].names
+    keys = set()
+    for i in range(0, len(source), 7):
+        record = source[i]
+        image = decode(record["image"])
+        assert image.shape == (record["height"], record["width"]) == (48, 48)
+        assert names[record["label"]] == record["class_name"].decode()
+        assert record["name"].decode().endswith("/" + record["face"].decode())
+        keys.add(record["name"])
+    assert len(keys) == len(range(0, len(source), 7))
+
+
+def test_labels_rise_and_do_not_overlap_between_splits(builder, classes):
+    labels = {
+        split: [record["label"] for record in builder.as_data_source(split, decoders=RAW)]
+        for split in ("train", "test")
+    }
+    assert all(found == sorted(found) for found in labels.values())
+    assert labels["train"][0] == 0
+    assert labels["test"][0] == len(glyphs.split_classes(classes)[0])
+    assert builder.info.features["label"].num_classes == len(classes)
+
+
+def test_all_faces_of_a_test_class_are_in_the_test_split(classes):
+    _, test = glyphs.split_classes(classes)
+    written = collections.Counter(example["class_name"] for example in glyphs.examples(test[:10]))
+    assert written == {c.name: len(c.glyphs) for c in test[:10]}
+
+
+def test_an_opened_data_set_knows_its_labels_without_drawing(builder, monkeypatch):
+    monkeypatch.setattr(fonts, "draw", lambda glyph: pytest.fail("drew a glyph"))
+    opened = glyphs.Glyphs(data_dir=builder.data_path.parent.parent)
+    assert opened.info.features["label"].names == builder.info.features["label"].names
+
+
+def test_two_preparations_give_the_same_records(builder, tmp_path):
+    again = prepare(tmp_path, 300)
+    assert again.info.features["label"].names == builder.info.features["label"].names
+    for split in ("train", "test"):
+        sources = (b.as_data_source(split, decoders=RAW) for b in (builder, again))
+        assert all(one == two for one, two in zip(*sources, strict=True))
+
+
+def test_another_process_renders_the_same(class_of):
+    glyph = class_of["g"].glyphs[0]
+    program = (
+        "import sys; from hypjax.data.preparation import fonts, glyphs;"
+        f"sys.stdout.buffer.write(glyphs.render(fonts.{glyph!r}).tobytes())"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    finished = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=pathlib.Path(__file__).parents[3],
+        capture_output=True,
+        check=True,
+    )
+    assert finished.stdout == glyphs.render(glyph).tobytes()
+
+
+def test_sources_travel_to_worker_processes(builder):
+    source = builder.as_data_source("test", decoders=RAW)
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy[3]["image"] == source[3]["image"]

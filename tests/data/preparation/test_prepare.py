@@ -1,0 +1,564 @@
+"""Preparing datasets: what is written, what is refused, and what is left after a failure."""
+
+import contextlib
+import dataclasses
+import io
+import pathlib
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+
+import fsspec
+import numpy as np
+import pyarrow.parquet
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from hypjax.data import pixels, records
+from hypjax.data.preparation import fonts, layouts
+from hypjax.data.preparation import prepare as preparation
+from hypjax.data.preparation.export import export
+from hypjax.data.preparation.layouts import Count
+from hypjax.data.preparation.prepare import open_builder, prepare
+from hypjax.errors import UserError
+from hypjax.system import console
+from tests.helpers import official_files
+from tests.runs.test_checkpoints import small_disk
+from tests.test_mistakes import open_folder, ordinary_user  # noqa: F401
+
+FIRST, SECOND = (f"images/001.Bird_1/Bird_1_000{i}.jpg" for i in range(2))
+
+
+@pytest.fixture
+def complete(monkeypatch):
+    """Makes a small copy count as the complete dataset."""
+
+    def complete(name, written):
+        counts = {
+            split: Count(len(part), len({image.label for image in part}))
+            for split, part in written.items()
+        }
+        layout = dataclasses.replace(layouts.LAYOUTS[name], counts=counts)
+        monkeypatch.setitem(preparation.LAYOUTS, name, layout)
+        return written
+
+    return complete
+
+
+@pytest.fixture
+def cub(tmp_path, complete):
+    """Writes a complete small CUB, some of whose files may be others."""
+
+    def cub(broken=None, **kwargs):
+        folder = tmp_path / "files"
+        return complete("cub200", official_files.write_cub(folder, broken=broken, **kwargs))
+
+    return cub
+
+
+def prepared(tmp_path, name="cub200", **kwargs):
+    return prepare(
+        name, data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path / "files"), **kwargs
+    )
+
+
+def left(data_dir):
+    """What there is of datasets; the lock stays."""
+    return [path for path in data_dir.glob("cub200/*") if path.name != ".lock"]
+
+
+def encoded(image, kind, **kwargs):
+    file = io.BytesIO()
+    image.save(file, kind, **kwargs)
+    return file.getvalue()
+
+
+def test_records_are_the_files_and_the_index_tells_of_them(tmp_path, cub):
+    written = cub()
+    builder = prepared(tmp_path)
+    label_names = builder.info.features["label"].names
+    for split, files in written.items():
+        found = records.open_records(builder, split)
+        assert [image["image"] for image in found.images] == [file.content for file in files]
+        assert found.names.tolist() == [file.name for file in files]
+        assert found.class_names.tolist() == [file.label for file in files]
+        assert found.superlabels is None
+        assert [label_names[label] for label in found.labels] == found.class_names.tolist()
+        assert found.checksums.tolist() == [zlib.crc32(file.content) for file in files]
+        raw = {"image": tfds.decode.SkipDecoding()}
+        for image, size, label, name in zip(
+            builder.as_data_source(split, decoders=raw),
+            *(found.sizes, found.labels, found.names),
+            strict=True,
+        ):
+            assert image["image"] in [file.content for file in files]
+            assert (image["height"], image["width"]) == tuple(size)
+            assert Image.open(io.BytesIO(image["image"])).size == (size[1], size[0])
+            assert (image["label"], image["name"].decode()) == (label, name)
+
+
+def test_shops_have_three_splits_and_groups(tmp_path, complete):
+    written = complete("inshop", official_files.write_inshop(tmp_path / "files"))
+    builder = prepared(tmp_path, "inshop")
+    found = {split: records.open_records(builder, split) for split in written}
+    assert list(builder.info.splits) == ["train", "query", "gallery"]
+    for split, files in written.items():
+        assert found[split].superlabels.tolist() == [file.superlabel for file in files]
+    assert set(found["query"].labels) == set(found["gallery"].labels)
+    assert set(found["train"].labels).isdisjoint(found["query"].labels)
+
+
+def test_large_datasets_have_several_files(tmp_path, cub, monkeypatch):
+    monkeypatch.setattr(records, "_SHARD_BYTES", 4000)
+    written = cub(images=5)
+    builder = prepared(tmp_path)
+    assert len(builder.info.splits["train"].filepaths) > 1
+    found = records.open_records(builder, "train")
+    assert [image["image"] for image in found.images] == [f.content for f in written["train"]]
+
+
+def test_a_split_without_images_is_left_out(tmp_path, cub):
+    cub(classes=(1, 2))
+    assert list(prepared(tmp_path).info.splits) == ["train"]
+
+
+def odd_images():
+    picture = Image.fromarray(np.arange(12 * 10 * 3, dtype=np.uint8).reshape(10, 12, 3))
+    deep = Image.fromarray(np.arange(120, dtype=np.uint16).reshape(10, 12) * 500)
+    return {
+        "greyscale": encoded(picture.convert("L"), "JPEG"),
+        "cmyk": encoded(picture.convert("CMYK"), "JPEG"),
+        "rgba": encoded(picture.convert("RGBA"), "PNG"),
+        "palette": encoded(picture.convert("P"), "PNG"),
+        "16 bits": encoded(deep, "PNG"),
+        "animated": encoded(picture, "GIF", save_all=True, append_images=[picture.rotate(90)] * 2),
+        "1x1": encoded(picture.resize((1, 1)), "JPEG"),
+    }
+
+
+@pytest.mark.parametrize("kind", odd_images())
+def test_odd_images_are_kept_as_they_are(tmp_path, cub, kind):
+    content = odd_images()[kind]
+    cub({FIRST: content}, classes=(1, 101), images=1)
+    found = records.open_records(prepared(tmp_path), "train")
+    assert found.images[0]["image"] == content
+    assert tuple(found.sizes[0]) == ((1, 1) if kind == "1x1" else (10, 12))
+
+
+@pytest.mark.filterwarnings("error::PIL.Image.DecompressionBombWarning")
+def test_large_images_are_no_mistake(tmp_path, cub, monkeypatch):
+    cub({FIRST: odd_images()["rgba"]}, classes=(1,), images=1)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    assert prepared(tmp_path).info.splits["train"].num_examples == 1
+
+
+def huge_png(side=30_000):
+    """A PNG of one bit a pixel, small on disk."""
+    packer = zlib.compressobj(1)
+    row = bytes(1 + -(-side // 8))
+    rows = [packer.compress(row * 100) for _ in range(side // 100)] + [packer.flush()]
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", b"".join(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in chunks
+    )
+
+
+def broken_images():
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
+    jpeg = encoded(picture, "JPEG")
+    return {
+        "truncated": (jpeg[: len(jpeg) // 2], "image file is truncated"),
+        "empty": (b"", "not an image"),
+        "text": (b"no image at all\n", "not an image"),
+        "huge": (huge_png(), "exceeds limit"),
+    }
+
+
+@pytest.mark.parametrize("kind", broken_images())
+def test_broken_images_are_named_and_nothing_is_left(tmp_path, cub, capsys, kind):
+    content, reason = broken_images()[kind]
+    cub({FIRST: content})
+    with pytest.raises(UserError, match=r"1 of 12 images cannot be read .* --skip_corrupt"):
+        prepared(tmp_path)
+    (line,) = re.findall(r"cannot read .*", capsys.readouterr().err)
+    assert line.startswith(f"cannot read {FIRST} (") and reason in line
+    assert left(tmp_path / "data") == []
+
+
+def test_broken_images_of_all_splits_are_left_out_if_wanted(tmp_path, cub, capsys):
+    last = "images/102.Bird_102/Bird_102_0002.jpg"
+    written = cub({SECOND: b"text", last: b""})
+    builder = prepared(tmp_path, skip_corrupt=True)
+    assert f"cannot read {SECOND} (not an image)" in capsys.readouterr().err
+    skipped = pathlib.Path(builder.data_dir, "skipped.tsv").read_text().splitlines()
+    assert skipped == ["name\treason", f"{SECOND}\tnot an image", f"{last}\tnot an image"]
+    assert SECOND not in records.open_records(builder, "train").names
+    assert preparation.partial("cub200", preparation.count(builder)) == (
+        "a partial copy of cub200: train 5 of 6 images, test 5 of 6"
+    )
+    assert len(written["train"]) == 6
+
+
+def test_no_dataset_is_made_of_broken_images_only(tmp_path, cub):
+    cub({FIRST: b""}, classes=(1,), images=1)
+    with pytest.raises(UserError, match="1 of 1 images cannot be read .*; fetch the dataset"):
+        prepared(tmp_path, skip_corrupt=True)
+    assert left(tmp_path / "data") == []
+
+
+def test_files_that_may_not_be_read_are_named(open_folder, complete, capsys):  # noqa: F811
+    complete("cub200", official_files.write_cub(open_folder / "files"))
+    (open_folder / "files/CUB_200_2011" / FIRST).chmod(0)
+    (open_folder / "data").mkdir()
+    (open_folder / "data").chmod(0o777)
+    with ordinary_user(), pytest.raises(UserError, match="1 of 12 images"):
+        prepared(open_folder)
+    assert f"cannot read {FIRST} (Permission denied)" in capsys.readouterr().err
+
+
+def test_a_folder_that_may_not_be_written_is_named(open_folder, complete):  # noqa: F811
+    complete("cub200", official_files.write_cub(open_folder / "files"))
+    with ordinary_user(), pytest.raises(UserError) as error:
+        prepared(open_folder)
+    assert str(error.value) == (
+        f"cannot write to {open_folder}/data/cub200/1.0.0 (Permission denied); "
+        "name another folder with --data_dir"
+    )
+
+
+def test_a_partial_copy_is_refused_before_any_image_is_read(tmp_path, monkeypatch):
+    official_files.write_cub(tmp_path / "files", classes=(1, 2), images=3)
+    monkeypatch.setattr(pixels, "decode", lambda *_, **__: pytest.fail("read an image"))
+    with pytest.raises(UserError) as error:
+        prepared(tmp_path)
+    assert str(error.value) == (
+        "this is a partial copy of cub200: train 6 of 5864 images in 2 of 100 classes, "
+        "test 0 of 5924; use --allow_partial to go on; every result will say so"
+    )
+
+
+def test_a_partial_copy_is_known_as_one_ever_after(tmp_path, capsys):
+    official_files.write_cub(tmp_path / "files", classes=(1, 101), images=3)
+    prepared(tmp_path, allow_partial=True)
+    builder = prepared(tmp_path, allow_partial=True)
+    note = (
+        "a partial copy of cub200: train 3 of 5864 images in 1 of 100 classes, "
+        "test 3 of 5924 in 1 of 100 classes"
+    )
+    assert capsys.readouterr().err.endswith("cub200 is prepared already\n")
+    with pytest.raises(UserError, match=f"holds {note}; use it with --allow_partial, or remove"):
+        prepared(tmp_path)
+    assert preparation.summary(builder).splitlines()[1:] == [
+        "  train         3 images,     1 classes",
+        "  test          3 images,     1 classes",
+        f"  {note}",
+    ]
+
+
+def test_a_complete_copy_is_not_called_partial(tmp_path, cub):
+    cub()
+    assert preparation.partial("cub200", preparation.count(prepared(tmp_path))) is None
+    assert preparation.partial("glyphs", {"train": Count(1, 1)}) is None
+
+
+def test_more_images_than_there_are_are_refused(tmp_path, cub):
+    cub(images=2)
+    official_files.write_cub(tmp_path / "files", images=3)
+    with pytest.raises(UserError, match="they are more: train 6 of 4 images, test 6 of 4; remove"):
+        prepared(tmp_path, allow_partial=True)
+
+
+def test_classes_of_both_halves_are_refused(tmp_path):
+    """As where the small sets of Omniglot are called by the names of the large ones."""
+    files = tmp_path / "files"
+    official_files.write_omniglot(files, small=True)
+    for small, large in (("small1", "background"), ("small2", "evaluation")):
+        (files / f"images_background_{small}").rename(files / f"images_{large}")
+    with pytest.raises(UserError, match="Greek/character01 is in both train and test"):
+        prepared(tmp_path, "omniglot", allow_partial=True)
+
+
+def test_images_listed_twice_are_refused(tmp_path, cub, monkeypatch):
+    cub()
+    layout = preparation.LAYOUTS["cub200"]
+    twice = dataclasses.replace(
+        layout, list_images=lambda tree: {s: p * 2 for s, p in layout.list_images(tree).items()}
+    )
+    monkeypatch.setitem(preparation.LAYOUTS, "cub200", twice)
+    with pytest.raises(UserError, match=f"cub200 lists {FIRST} twice"):
+        prepared(tmp_path, allow_partial=True)
+
+
+def test_an_interrupt_leaves_nothing(tmp_path, cub, monkeypatch):
+    cub()
+    with monkeypatch.context() as patch:
+        decoded = iter(range(5))
+
+        def interrupted(content, channels):
+            if next(decoded, None) is None:
+                raise KeyboardInterrupt
+            return Image.open(io.BytesIO(content)).convert("RGB")
+
+        patch.setattr(pixels, "decode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepared(tmp_path)
+    assert left(tmp_path / "data") == []
+    assert prepared(tmp_path).info.splits["train"].num_examples == 6
+
+
+SLOW = """
+import sys, time
+from hypjax.data import pixels
+from hypjax.data.preparation.prepare import prepare
+pixels.decode = lambda *args, **kwargs: time.sleep(60)
+data_dir, manual_dir = sys.argv[1:]
+prepare("cub200", data_dir=data_dir, manual_dir=manual_dir, allow_partial=True)
+"""
+
+
+def test_a_second_process_waits_and_clears_away_what_a_killed_one_left(tmp_path, cub, monkeypatch):
+    cub()
+    said = []
+    monkeypatch.setattr(console, "say", said.append)
+    data = tmp_path / "data"
+    first = subprocess.Popen([sys.executable, "-c", SLOW, str(data), str(tmp_path / "files")])
+    try:
+        wait_until(lambda: any(data.glob("cub200/incomplete.*")))
+        second = threading.Thread(target=prepared, args=(tmp_path,))
+        second.start()
+        wait_until(lambda: said)
+        assert said[0].startswith(f"waiting for process {first.pid} on ")
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    second.join(timeout=30)
+    assert left(data) == [data / "cub200/1.0.0"]
+
+
+def wait_until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_process_that_waited_finds_the_dataset_prepared(tmp_path, cub, monkeypatch):
+    cub()
+
+    @contextlib.contextmanager
+    def claimed_later(folder, purpose):
+        monkeypatch.undo()
+        cub()
+        prepared(tmp_path)
+        monkeypatch.setattr(pixels, "decode", lambda *_, **__: pytest.fail("prepared twice"))
+        yield
+
+    monkeypatch.setattr(preparation, "claimed", claimed_later)
+    assert prepared(tmp_path).info.splits["train"].num_examples == 6
+
+
+def test_a_full_disk_is_told_of_and_nothing_is_left(tmp_path, cub):
+    cub(images=20)
+    with small_disk(tmp_path / "data", "64k") as disk:
+        with pytest.raises(UserError) as error:
+            prepared(tmp_path)
+        assert left(disk) == []
+    assert re.fullmatch(
+        rf"cannot write to {disk}/cub200/1\.0\.0 \(.*No space left on device.*\); "
+        "name another folder with --data_dir",
+        str(error.value),
+    )
+
+
+def test_what_is_not_prepared_is_told_how_to_be(tmp_path, monkeypatch):
+    with pytest.raises(UserError) as error:
+        open_builder("cub200", str(tmp_path))
+    assert str(error.value) == (
+        f"cub200 is not prepared in {tmp_path}; run python -m hypjax.prepare --dataset=cub200 "
+        f"--data_dir={tmp_path} (with --manual_dir=FOLDER where the files cannot be downloaded)"
+    )
+    monkeypatch.setattr(preparation.tfds.core.constants, "DATA_DIR", str(tmp_path))
+    with pytest.raises(UserError, match=r"run python -m hypjax.prepare --dataset=cub200 \(with"):
+        open_builder("cub200", None)
+
+
+def test_glyphs_are_prepared_when_they_are_opened(tmp_path, monkeypatch):
+    classes = [
+        fonts.GlyphClass((ord(letter),), (fonts.Glyph("DejaVuSans", ord(letter)),))
+        for letter in "abcdж"
+    ]
+    monkeypatch.setattr(fonts, "glyph_classes", lambda: classes)
+    (tmp_path / "glyphs/1.0.0").mkdir(parents=True)
+    builder = open_builder("glyphs", str(tmp_path))
+    found = [records.open_records(builder, split) for split in builder.info.splits]
+    assert sum(len(part.labels) for part in found) == 5
+    assert {label for part in found for label in part.superlabels} == {"Latin", "Cyrillic"}
+    monkeypatch.setattr(fonts, "draw", lambda glyph: pytest.fail("drew a glyph"))
+    assert open_builder("glyphs", str(tmp_path)).data_dir == builder.data_dir
+
+
+@pytest.mark.parametrize("function", [open_builder, lambda name, data_dir: prepare(name)])
+def test_unknown_datasets(tmp_path, function):
+    with pytest.raises(UserError, match="no dataset is named 'cub'; did you mean cub200?"):
+        function("cub", str(tmp_path))
+
+
+@pytest.mark.parametrize(("version", "age"), [("0.9.0", "an older"), ("10.0.0", "a newer")])
+def test_what_another_version_prepared_is_told_of(tmp_path, version, age):
+    (tmp_path / "cub200" / version).mkdir(parents=True)
+    with pytest.raises(UserError) as error:
+        open_builder("cub200", str(tmp_path))
+    assert str(error.value) == (
+        f"cub200 in {tmp_path} was prepared by {age} version of hypjax ({version}; this one reads "
+        f"1.0.0); run python -m hypjax.prepare --dataset=cub200 --data_dir={tmp_path} again"
+    )
+
+
+def shorten(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def shorten_index(path):
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).slice(1), path)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("index-train.parquet", pathlib.Path.unlink),
+        ("index-train.parquet", shorten),
+        ("index-train.parquet", shorten_index),
+        ("cub200-train.array_record-00000-of-00001", pathlib.Path.unlink),
+        ("cub200-train.array_record-00000-of-00001", shorten),
+        ("dataset_info.json", pathlib.Path.unlink),
+        ("dataset_info.json", shorten),
+        ("features.json", pathlib.Path.unlink),
+        ("label.labels.txt", pathlib.Path.unlink),
+    ],
+)
+def test_damaged_datasets_are_told_of(tmp_path, cub, file, damage):
+    cub()
+    folder = pathlib.Path(prepared(tmp_path).data_dir)
+    damage(folder / file)
+    with pytest.raises(UserError) as error:
+        records.open_records(open_builder("cub200", str(tmp_path / "data")), "train")
+    assert re.fullmatch(
+        rf"cub200 in {folder} is damaged \(.*\); remove that folder, and run "
+        r"python -m hypjax\.prepare --dataset=cub200 again",
+        str(error.value),
+    )
+
+
+def test_the_command(tmp_path):
+    official_files.write_cub(tmp_path / "files")
+    command = [sys.executable, "-m", "hypjax.prepare", "--dataset=cub200"]
+    command += [f"--manual_dir={tmp_path / 'files'}", f"--data_dir={tmp_path / 'data'}"]
+    finished = subprocess.run([*command, "--allow_partial"], capture_output=True, text=True)
+    assert finished.returncode == 0
+    assert re.search(r"12 images in \d+ s \(\d+ images/s\)", finished.stderr)
+    assert finished.stdout.splitlines()[:3] == [
+        f"cub200 1.0.0 is in {tmp_path}/data/cub200/1.0.0",
+        "  train         6 images,     2 classes",
+        "  test          6 images,     2 classes",
+    ]
+
+
+def test_a_record_that_rots_is_told_with_its_folder(tmp_path, cub):
+    written = cub()
+    builder = prepared(tmp_path)
+    (path,) = pathlib.Path(builder.data_dir).glob("*train.array_record*")
+    content = bytearray(path.read_bytes())
+    content[content.index(written["train"][0].content) + 30] ^= 255
+    path.write_bytes(content)
+    images = records.open_records(builder, "train").images
+    with pytest.raises(UserError, match=rf"cub200 in {builder.data_dir} is damaged \(record"):
+        for image in images:
+            assert image
+
+
+@pytest.fixture
+def bucket(tmp_path, cub):
+    """A bucket with a prepared dataset in it."""
+    cub()
+    builder = prepared(tmp_path)
+    storage = fsspec.filesystem("memory")
+    storage.put(f"{builder.data_dir}/", "/bucket/data/cub200/1.0.0/", recursive=True)
+    yield storage
+    storage.rm("/", recursive=True)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/hypjax/datasets"
+
+
+def test_a_dataset_in_the_cloud_is_copied_once(tmp_path, bucket, cache):
+    here = open_builder("cub200", str(tmp_path / "data"))
+    there = open_builder("cub200", "memory://bucket/data")
+    assert pathlib.Path(there.data_dir).is_relative_to(cache)
+    one, two = (records.open_records(builder, "test") for builder in (here, there))
+    assert [i["image"] for i in one.images] == [i["image"] for i in two.images]
+    bucket.rm("/bucket", recursive=True)
+    assert open_builder("cub200", "memory://bucket/data/").data_dir == there.data_dir
+
+
+def test_a_copy_that_fails_leaves_nothing(bucket, cache, monkeypatch):
+    monkeypatch.setattr(type(bucket), "get_file", raising(OSError("connection lost")))
+    with pytest.raises(UserError, match=r"cannot copy memory://bucket/data to .* \(connection l"):
+        open_builder("cub200", "memory://bucket/data")
+    assert [path.name for path in cache.glob("*/cub200/*")] == [".lock"]
+
+
+def raising(error):
+    def function(*args, **kwargs):
+        raise error
+
+    return function
+
+
+def test_a_dataset_that_is_still_being_uploaded_is_not_kept(bucket, cache):
+    (shard,) = bucket.glob("/bucket/data/cub200/1.0.0/*test.array_record*")
+    other = shard.replace("-of-00001", "-of-00002")
+    bucket.mv(shard, other)
+    with pytest.raises(UserError, match="not complete, it lacks cub200-test.array_record-00001-of"):
+        open_builder("cub200", "memory://bucket/data")
+    bucket.mv(other, shard)
+    builder = open_builder("cub200", "memory://bucket/data")
+    assert records.open_records(builder, "test").images[0]
+
+
+def test_what_the_cloud_lacks_is_told_of(tmp_path, cache, monkeypatch):
+    with pytest.raises(UserError, match="memory://nowhere holds no sop/1.0.0; prepare it on local"):
+        open_builder("sop", "memory://nowhere")
+    with pytest.raises(UserError, match="cannot read nothing://bucket .*nothing"):
+        open_builder("sop", "nothing://bucket")
+    missing = ImportError("Please install gcsfs to access Google Storage")
+    monkeypatch.setattr(fsspec.core, "url_to_fs", raising(missing))
+    with pytest.raises(UserError, match="cannot read gs://bucket without its driver .*gcsfs"):
+        open_builder("sop", "gs://bucket")
+    with pytest.raises(UserError, match="gs://bucket is no folder of this machine; prepare sop"):
+        prepare("sop", data_dir="gs://bucket", manual_dir=str(tmp_path))
+
+
+def test_exported_files_are_those_that_were_prepared(tmp_path, cub):
+    gif = odd_images()["animated"]
+    written = cub({FIRST: gif})
+    prepared(tmp_path)
+    assert export("cub200", tmp_path / "out", str(tmp_path / "data")) == 12
+    files = sorted((tmp_path / "out/train/001.Bird_1").iterdir())
+    assert [file.name for file in files] == [
+        f"images 001.Bird_1 Bird_1_000{i}.jpg{'.gif' if i == 0 else ''}" for i in range(3)
+    ]
+    assert [file.read_bytes() for file in files] == [f.content for f in written["train"][:3]]

@@ -1,0 +1,255 @@
+"""Training images in the devices' memory: their pixels, and runs that crop them there."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypjax import parallel, train
+from hypjax.data import device_cache, device_crops, pixels
+from hypjax.data.dataset import Dataset
+from hypjax.data.device_cache import fill, lay_out, stored_sizes
+from hypjax.data.plans import Plan
+from hypjax.data.splits import open_splits
+from hypjax.errors import UserError
+from hypjax.monitoring.telemetry import Telemetry
+from hypjax.system import memory
+from hypjax.types import Crops
+from tests.data.test_pipeline import encoded
+from tests.helpers import small_runs
+from tests.parallel.test_processes import Processes, devices, measured
+
+SHAPES = {
+    "mixed": [(300, 500), (500, 300), (500, 500), (45, 480), (480, 45), (41, 43)],
+    "lying": [(60, 100), (50, 90)],
+    "upright": [(100, 60), (90, 50)],
+}
+
+
+def dataset_of(sizes, channels, seed=0):
+    """Pictures of coarse colours and of grain, whose sharp edges are clipped when resized."""
+    rng = np.random.default_rng(seed)
+    images = []
+    for i, (height, width) in enumerate(sizes):
+        coarse = rng.integers(0, 256, (height // 20 + 1, width // 20 + 1, channels), np.uint8)
+        image = coarse.repeat(20, axis=0).repeat(20, axis=1)[:height, :width].astype(int)
+        image = image + rng.normal(0, (12, 90)[i % 2], image.shape)
+        images.append(np.clip(image, 0, 255).astype(np.uint8))
+    records = [{"image": encoded(image.squeeze())} for image in images]
+    numbers = np.arange(len(sizes))
+    return Dataset(records, numbers, numbers, np.array(sizes, np.int32))
+
+
+def random_plan(sizes, count, seed=0):
+    """Boxes of any extent from 40 pixels on, some of which touch each border."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, len(sizes), count)
+    extent = rng.integers(40, sizes[ids], endpoint=True)
+    room = sizes[ids] - extent
+    corner = np.clip(rng.integers(-20, room + 20, endpoint=True), 0, room)
+    boxes = np.concatenate([corner, extent], axis=1).astype(np.int32)
+    return Plan(ids, ids, boxes, np.zeros(count, bool))
+
+
+def cut(dataset, layout, crops, side):
+    mesh = parallel.create_mesh((1, 1))
+    return np.asarray(
+        jax.jit(device_crops.cut, static_argnums=2)(fill(layout, dataset, mesh), crops, side)
+    )
+
+
+def close(found, expected):
+    difference = np.abs(found.astype(int) - expected)
+    return (
+        difference.max() <= 2 and (difference > 1).mean() < 1e-4 and (difference > 0).mean() < 2e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "channels", "side", "count"),
+    [("mixed", 3, 224, 40), ("mixed", 1, 60, 80), ("lying", 3, 50, 60), ("upright", 1, 50, 60)],
+)
+def test_crops_are_pillows(shapes, channels, side, count):
+    """Images reach the device in several parts."""
+    dataset = dataset_of(SHAPES[shapes], channels)
+    plan = random_plan(dataset.sizes, count)
+    layout = lay_out(dataset.sizes, channels)
+    assert len(list(layout.parts())) > 1
+    found = cut(dataset, layout, layout.crops(plan, range(count)), side)
+    expected = [
+        dataset.crop(int(i), box, side, channels)
+        for i, box in zip(plan.ids, plan.boxes, strict=True)
+    ]
+    assert close(found, np.stack(expected))
+
+
+def test_images_are_scaled_once_to_the_stored_side():
+    dataset = dataset_of([(200, 300), (333, 200), (90, 300), (80, 70)], 3)
+    sizes = stored_sizes(dataset.sizes, 100)
+    np.testing.assert_array_equal(sizes, [(100, 150), (166, 100), (90, 300), (80, 70)])
+    assert stored_sizes(dataset.sizes, None) is dataset.sizes
+    plan, layout = random_plan(sizes, 40), lay_out(sizes, 3)
+    found = cut(dataset, layout, layout.crops(plan, range(40)), 64)
+    for view, i, box in zip(found, plan.ids, plan.boxes, strict=True):
+        small = dataset.image(int(i), 3).resize(sizes[i][::-1].tolist(), Image.Resampling.BICUBIC)
+        assert close(view, pixels.resize(pixels.crop(small, box), 64))
+
+
+def test_what_fills_a_batch_up_does_no_harm():
+    dataset = dataset_of(SHAPES["lying"], 3)
+    layout = lay_out(dataset.sizes, 3)
+    plan = random_plan(dataset.sizes, 5)
+    whole, rest = layout.crops(plan, range(5)), layout.crops(plan, range(3, 8))
+    for name, values in rest._asdict().items():
+        np.testing.assert_array_equal(values[:2], getattr(whole, name)[3:])
+    views = cut(dataset, layout, rest, 16)
+    assert (views[2:] == dataset.crop(0, np.array([0, 0, 1, 1]), 16, 3)).all()
+
+
+def test_the_store_is_not_copied():
+    store = device_crops.Store(jax.ShapeDtypeStruct((2**20, 300), np.uint8), 100, 3)
+    crops = Crops(
+        row=jax.ShapeDtypeStruct((40,), np.int32),
+        turned=jax.ShapeDtypeStruct((40,), bool),
+        boxes=jax.ShapeDtypeStruct((40, 4), np.int32),
+    )
+    program = jax.jit(device_crops.cut, static_argnums=2).lower(store, crops, 32).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 2**25
+
+
+def test_images_lie_as_they_take_least():
+    """Of equal long sides rows are long, with outliers among these they are short."""
+    sizes = np.array([(500, 333), (333, 500), (500, 500)] * 50)
+    assert lay_out(sizes, 3).shape[1] == 1500
+    np.testing.assert_array_equal(lay_out(sizes, 3).turned, [True, False, False] * 50)
+    sizes[0] = 5000, 333
+    np.testing.assert_array_equal(lay_out(sizes, 3).turned, [False, True, False] * 50)
+    assert lay_out(sizes, 3).bytes < 1.5 * 3 * sizes.prod(axis=1).sum()
+
+
+SMALL = ["run.log_every=1", "eval.every=0"]
+DEVICE = [*SMALL, "run.cache=device", "run.microbatch=3"]
+GENTLE = [*SMALL, "optim.learning_rate=3e-5", "objective.temperature=1.0"]
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The jitted steps of a run, which let nothing be transferred unasked."""
+    jitted, jit = [], train.jit_train_step
+
+    def jit_train_step(*args):
+        step = jit(*args)
+        jitted.append(step)
+
+        def guarded(*args, **kwargs):
+            with jax.transfer_guard("disallow"):
+                return step(*args, **kwargs)
+
+        return guarded
+
+    monkeypatch.setattr(train, "jit_train_step", jit_train_step)
+    return jitted
+
+
+def test_a_run_is_that_of_the_host_and_can_be_resumed(photos_folder, tmp_path, monkeypatch, steps):
+    train.train_and_evaluate(small_runs.load(photos_folder, *SMALL), tmp_path / "host")
+    config = small_runs.load(photos_folder, *DEVICE)
+    results = train.train_and_evaluate(config, tmp_path / "device")
+    host, device = measured(tmp_path / "host"), measured(tmp_path / "device")
+    assert host.keys() == device.keys() == set(range(1, 13))
+    np.testing.assert_allclose([*device.values()], [*host.values()], rtol=1e-2)
+    write = Telemetry.write
+
+    def interrupted(self, step, values):
+        write(self, step, values)
+        if step == 7:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Telemetry, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train.train_and_evaluate(config, tmp_path / "resumed")
+    assert train.train_and_evaluate(config, tmp_path / "resumed") == results
+    assert measured(tmp_path / "resumed") == device
+    assert [step._cache_size() for step in steps] == [1] * 4
+
+
+def test_a_stored_side_is_part_of_the_run_and_told_with_its_results(photos_folder):
+    config = small_runs.load(photos_folder, "run.cache=device", "data.stored_side=10")
+    splits = open_splits(config)
+    (note,) = splits.notes
+    assert "shorter sides are scaled down to 10 pixels" in note
+    plans = train.create_plans(config, splits)
+    assert (plans.sizes.min(axis=1) == 10).all() and (splits.train.sizes.min(axis=1) > 10).all()
+    assert (plans(0).boxes[:, 2:] <= plans.sizes[plans(0).ids]).all()
+
+
+def test_what_cannot_be_is_refused(photos_folder, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="data.stored_side is 10; it must be None unless run.cache"):
+        small_runs.load(photos_folder, "data.stored_side=10")
+    with pytest.raises(
+        UserError, match="data.stored_side is '1.5'; it must be a whole number, or N"
+    ):
+        small_runs.load(photos_folder, "run.cache=device", "data.stored_side=1.5")
+    with pytest.raises(UserError, match="run.cache is 'device'; it must be none where data.decode"):
+        small_runs.load(photos_folder, "run.cache=device", "data.decoder=fast")
+    config = small_runs.load(photos_folder, "run.cache=device")
+    decoded = []
+    monkeypatch.setattr(Dataset, "image", lambda *args: decoded.append(args))
+    for free, mend in ((40_000, r"set --config.data.stored_side=\d+ or less, or set"), (9, "set")):
+        monkeypatch.setattr(memory, "free", lambda mesh, free=free: free)
+        message = (
+            r"run.cache is device, but the training images take 4\d\.\dkB, and of (9.00B|40.0kB) "
+            r"that are free on each device \(\w+\) they may take 80%; "
+            rf"{mend} --config.run.cache=host$"
+        )
+        with pytest.raises(UserError, match=message) as error:
+            train.train_and_evaluate(config, tmp_path / "run")
+        if mend != "set":
+            advised = int(str(error.value).split("side=")[1].split()[0])
+    dataset, mesh = open_splits(config).train, parallel.create_mesh((1, 1))
+    monkeypatch.setattr(memory, "free", lambda mesh: 40_000)
+    with config.unlocked():
+        config.data.stored_side = advised
+    assert device_cache.plan_store(config, dataset, mesh).bytes <= 32_000
+    config.data.stored_side += 1
+    with pytest.raises(UserError, match="run.cache is device, but"):
+        device_cache.plan_store(config, dataset, mesh)
+    assert not decoded and not (tmp_path / "run").exists()
+
+
+def test_an_image_that_cannot_be_read_is_named():
+    dataset = dataset_of([(40, 50), (40, 50), (40, 50)], 3)
+    dataset.records[1]["image"] = dataset.records[1]["image"][:1000]
+    with pytest.raises(UserError, match="cannot read record 1"):
+        fill(lay_out(dataset.sizes, 3), dataset, parallel.create_mesh((1, 1)))
+
+
+def test_free_memory_is_told():
+    assert 2**20 < memory.free(parallel.create_mesh((1, 1))) < 2**50
+
+
+@pytest.mark.slow
+def test_devices_that_do_not_divide_the_batch_and_processes_change_nothing(
+    photos_folder, tmp_path, monkeypatch
+):
+    alone = tmp_path / "alone"
+    fields = [*GENTLE, "run.cache=device", "data.stored_side=18"]
+    for run, count, extra in ((alone, 1, ()), (tmp_path / "three", 3, ["run.microbatch=4"])):
+        monkeypatch.setenv("XLA_FLAGS", devices(count)["XLA_FLAGS"])
+        ended = small_runs.run(photos_folder, run, *fields, *extra)
+        assert ended.returncode == 0, ended.stderr_text
+    together = tmp_path / "together"
+    processes = Processes(photos_folder, together, *fields, "run.microbatch=3")
+    assert [status for status, *_ in processes.ended()] == [0, 0]
+    expected = np.array([*measured(alone).values()])
+    for run in (tmp_path / "three", together):
+        np.testing.assert_allclose([*measured(run).values()], expected, rtol=1e-4)
+        assert json.loads((run / "results.json").read_text())["notes"]
+    mixed = Processes(photos_folder, tmp_path / "mixed", *GENTLE, of_second=["run.cache=device"])
+    assert (
+        "process 1 has config.run.cache device, but the first process none or host"
+        in (mixed.ended()[1][2])
+    )

@@ -1,0 +1,267 @@
+"""Own images: folders and tables, any kind of picture, splits by class."""
+
+import csv
+import io
+import pathlib
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from hypjax import train
+from hypjax.config import default_config
+from hypjax.data import photos, pixels
+from hypjax.data.splits import open_splits
+from hypjax.errors import UserError
+from hypjax.evaluate import Evaluator, evaluate
+from hypjax.geometry import Sphere
+from hypjax.retrieval import recall_at_k
+from tests.helpers import small_runs
+
+
+def write_picture(path, colour=(10, 20, 30), size=(12, 10), **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path, **options)
+
+
+def fill(root, names):
+    for name in names:
+        write_picture(root / name)
+    return root
+
+
+def names_of(dataset, root):
+    return {str(pathlib.Path(dataset.name(i)).relative_to(root)) for i in range(len(dataset))}
+
+
+def open_at(path, **data):
+    config = default_config()
+    config.data.name, config.data.path = "folder", str(path)
+    config.data.update(data)
+    return open_splits(config)
+
+
+def test_subfolders_are_classes_and_other_files_are_passed_over(tmp_path):
+    fill(tmp_path, ["a/1.jpg", "a/deep/2.PNG", "b/3.webp", "b/4.jpeg", ".hidden/5.jpg"])
+    for stray in ("a/._1.jpg", "a/notes.txt", "b/Thumbs.db", "6.txt"):
+        (tmp_path / stray).write_bytes(b"no image")
+    found = [(str(p.path.relative_to(tmp_path)), p.label) for p in photos.list_folder(tmp_path)]
+    assert found == [("a/1.jpg", "a"), ("a/deep/2.PNG", "a"), ("b/3.webp", "b"), ("b/4.jpeg", "b")]
+
+
+def test_train_and_test_folders_are_splits(tmp_path):
+    names = [
+        f"{s}/{c}/{i}.png" for s, c in (("train", "ab"), ("test", "cd")) for c in c for i in "12"
+    ]
+    splits = open_at(fill(tmp_path, names), validation_classes=0, test_classes=0.5)
+    assert names_of(splits.train, tmp_path) == {n for n in names if n.startswith("train")}
+    assert names_of(splits.test, tmp_path) == {n for n in names if n.startswith("test")}
+    assert splits.validation is None and splits.gallery is None
+
+
+def test_a_folder_named_train_among_others_is_a_class(tmp_path):
+    fill(tmp_path, ["train/1.png", "bus/1.png"])
+    assert {photo.label for photo in photos.list_folder(tmp_path)} == {"train", "bus"}
+
+
+def test_classes_are_split_by_a_seeded_share(photos_folder):
+    def parts(**data):
+        splits = open_at(photos_folder, **data)
+        return [names_of(part, photos_folder) for part in splits[:3]]
+
+    train, validation, test = parts(test_classes=0.3, validation_classes=0.3)
+    classes = [{name.split("/")[0] for name in part} for part in (train, validation, test)]
+    assert [len(part) for part in classes] == [5, 2, 3]
+    assert len(set.union(*classes)) == 10
+    assert parts(test_classes=3, validation_classes=2) == [train, validation, test]
+    assert parts(test_classes=3, validation_classes=2, split_seed=1)[2] != test
+
+
+def write_table(path, rows):
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_tells_labels_splits_and_groups(tmp_path, photos_folder, suffix):
+    rows = [
+        {"path": str(path), "label": 10 + i // 6, "split": split, "superlabel": f"g{i // 30}"}
+        for i, (path, split) in enumerate(
+            zip(sorted(photos_folder.rglob("*.png")), _cycle(), strict=True)
+        )
+    ]
+    splits = open_at(write_table(tmp_path / f"table{suffix}", rows), validation_classes=0)
+    for name, part in (
+        *(("train", splits.train), ("validation", splits.validation)),
+        *(("query", splits.test), ("gallery", splits.gallery)),
+    ):
+        assert {part.name(i) for i in range(len(part))} == {
+            row["path"] for row in rows if row["split"] == name
+        }
+    assert set(splits.train.labels) == {0, 1, 2, 3}
+    assert set(splits.test.labels) == set(splits.gallery.labels) == {6, 7, 8, 9}
+    np.testing.assert_array_equal(splits.gallery.superlabels, [1] * len(splits.gallery))
+
+
+def _cycle():
+    """Splits of ten classes with six images each."""
+    yield from ["train"] * 24 + ["validation"] * 12
+    yield from ["query", "gallery", "gallery"] * 8
+
+
+def test_paths_are_relative_to_the_table(tmp_path):
+    fill(tmp_path / "pictures", ["1.png", "2.png", "3.png", "4.png"])
+    rows = [{"path": f"pictures/{i}.png", "label": "ab"[i % 2]} for i in range(1, 5)]
+    table = write_table(tmp_path / "table.csv", rows)
+    assert [photo.path for photo in photos.read_table(table)] == [
+        tmp_path / "pictures" / f"{i}.png" for i in range(1, 5)
+    ]
+
+
+def test_queries_search_the_gallery(tmp_path, photos_folder):
+    paths = sorted(photos_folder.rglob("*.png"))
+    rows = [
+        {"path": p, "label": p.parent.name, "split": s}
+        for p, s in zip(paths, _cycle(), strict=True)
+    ]
+    config = small_runs.load(write_table(tmp_path / "table.csv", rows), "data.validation_classes=0")
+    splits = open_splits(config)
+    rng = np.random.default_rng(0)
+    points = {
+        id(part): Sphere().embed(rng.normal(size=(len(part), 4)))
+        for part in (splits.test, splits.gallery)
+    }
+
+    class Stub(Evaluator):
+        def points(self, params, dataset):
+            return dict.fromkeys(("head", "encoder"), points[id(dataset)])
+
+    evaluator = Stub(config, Sphere())
+    recalls = evaluator.recalls(None, splits.test, splits.gallery)["head"]
+    wanted = recall_at_k(
+        *(points[id(splits.test)], splits.test.labels),
+        *(points[id(splits.gallery)], splits.gallery.labels),
+        ks=(1, 2),
+        space=Sphere(),
+    )
+    assert recalls == {f"recall@{k}": value for k, value in wanted.items()}
+
+
+def test_checked_images_are_not_decoded_again_until_one_changes(photos_folder, monkeypatch):
+    first = open_at(photos_folder, test_classes=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(photos, "_measure", None)
+        again = open_at(photos_folder, test_classes=3)
+    assert again.fingerprint == first.fingerprint
+    np.testing.assert_array_equal(again.train.sizes, first.train.sizes)
+    added = photos_folder / "class0" / "added.png"
+    write_picture(added)
+    try:
+        changed = open_at(photos_folder, test_classes=3)
+    finally:
+        added.unlink()
+    assert changed.fingerprint != first.fingerprint
+
+
+def encode(image, format, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def gradient():
+    y, x = np.mgrid[0:8, 0:12]
+    return np.stack([20 * x, 30 * y, 10 * (x + y)], axis=-1).astype(np.uint8)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photos_are_turned_upright(orientation):
+    upright = gradient()
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.transpose(1, 0, 2),
+        6: np.rot90(upright, 1),
+        7: upright[::-1, ::-1].transpose(1, 0, 2),
+        8: np.rot90(upright, -1),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    encoded = encode(Image.fromarray(np.ascontiguousarray(stored)), "PNG", exif=exif)
+    np.testing.assert_array_equal(pixels.decode(encoded, 3, upright=True), upright)
+    assert np.asarray(pixels.decode(encoded, 3)).shape == stored.shape  # Benchmarks ignore it.
+
+
+def test_any_colour_mode_is_read():
+    rgb = Image.fromarray(gradient())
+    grey = rgb.convert("L")
+    half = Image.new("L", rgb.size, 128)
+    transparent = rgb.copy()
+    transparent.putalpha(0)
+    white = np.full((8, 12, 3), 255, np.uint8)
+    as_grey = np.asarray(grey.convert("RGB"))
+    wide = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+    palette = rgb.quantize(16)
+    see_through = palette.copy()
+    see_through.info["transparency"] = bytes(16)
+    cases = [
+        (encode(rgb, "PNG"), gradient(), 0),
+        (encode(rgb, "WEBP", lossless=True), gradient(), 0),
+        (encode(rgb, "JPEG", quality=100, subsampling=0), gradient(), 6),
+        (encode(rgb.convert("CMYK"), "TIFF"), gradient(), 0),
+        (encode(rgb, "GIF", save_all=True, append_images=[half]), gradient(), 40),
+        (encode(grey, "PNG"), as_grey, 0),
+        (encode(wide, "PNG"), as_grey, 0),
+        (encode(Image.merge("LA", (grey, Image.new("L", rgb.size, 255))), "PNG"), as_grey, 0),
+        (encode(grey.convert("1"), "PNG"), np.asarray(grey.convert("1").convert("RGB")), 0),
+        (encode(transparent, "PNG"), white, 0),
+        (encode(transparent, "WEBP", lossless=True), white, 0),
+        (encode(palette, "PNG"), np.asarray(palette.convert("RGB")), 0),
+        (encode(see_through, "PNG", transparency=bytes(16)), white, 0),
+    ]
+    for i, (encoded, wanted, tolerance) in enumerate(cases):
+        image = pixels.decode(encoded, 3, upright=True)
+        assert image.mode == "RGB"
+        difference = np.abs(np.asarray(image, int) - wanted)
+        assert difference.max() <= tolerance, (i, difference.max())
+        assert pixels.decode(encoded, 1).mode == "L"
+
+
+def test_a_file_that_vanishes_is_named(tmp_path):
+    root = fill(tmp_path, [f"{c}/{i}.png" for c in "abcd" for i in "12"])
+    splits = open_at(root, test_classes=2, validation_classes=0)
+    gone = pathlib.Path(splits.train.name(0))
+    gone.unlink()
+    with pytest.raises(UserError, match=rf"cannot read {gone} \(No such file or directory\)"):
+        splits.train.image(0, 3)
+
+
+def test_real_photos_train_resume_and_are_evaluated(tmp_path):
+    pictures = small_runs.REPOSITORY.parent / "shared/data/CUB_200_2011/images"
+    if not pictures.exists():
+        pytest.skip("the photos of shared/data are not here")
+    settings = ["data.test_classes=2", "data.validation_classes=0", "train.batch_size=4"]
+    config = small_runs.load(pictures, *settings, "train.total_steps=6")
+    report = train.Monitor.report
+
+    def interrupted(self, step):
+        report(self, step)
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train.Monitor, "report", interrupted)
+        train.train_and_evaluate(config, tmp_path)
+    results = train.train_and_evaluate(config, tmp_path)
+    assert evaluate(config, tmp_path) == {"final": results["final"]}
+    assert results["final"]["head"].keys() == {"recall@1", "recall@2"}

@@ -1,0 +1,427 @@
+"""Pixels, and the input that delivers them."""
+
+import dataclasses
+import functools
+import io
+import multiprocessing
+import os
+import pathlib
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from grain._src.python.ipc.shared_memory_array import SharedMemoryArray
+from PIL import Image
+
+from hypjax.data import pixels
+from hypjax.data.dataset import Dataset, fill_cache
+from hypjax.data.host_cache import DecodedImages
+from hypjax.data.pipeline import evaluation_batches, training_batches
+from hypjax.data.plans import EpochClassPlans, RandomCrop
+from hypjax.errors import StalledError, UserError
+from hypjax.models.normalize import mirror, normalize
+from hypjax.system import exits
+
+
+def encoded(array):
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def random_dataset(n=30, classes=6, seed=0):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(20, 40, size=(n, 2))
+    images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+    records = [{"image": encoded(image)} for image in images]
+    return Dataset(records, np.arange(n), np.arange(n) % classes, sizes)
+
+
+def batches(dataset, first=0, last=6, workers=0):
+    crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
+    plan = EpochClassPlans(dataset.labels, dataset.sizes, 6, crop, 0, 2)
+    return plan, list(
+        training_batches(
+            dataset, plan, first_step=first, last_step=last, side=16, channels=3, workers=workers
+        )
+    )
+
+
+def test_batches_carry_their_plans_out():
+    dataset = random_dataset()
+    plan, delivered = batches(dataset)
+    assert len(delivered) == 6
+    for step, batch in enumerate(delivered):
+        wanted = plan(step)
+        np.testing.assert_array_equal(batch.ids, wanted.ids)
+        np.testing.assert_array_equal(batch.labels, wanted.labels)
+        np.testing.assert_array_equal(batch.flips, wanted.flips)
+        for pixels_, i, (top, left, height, width) in zip(
+            batch.images, wanted.ids, wanted.boxes.tolist(), strict=True
+        ):
+            image = Image.open(io.BytesIO(dataset.records[i]["image"]))
+            crop = image.crop((left, top, left + width, top + height))
+            np.testing.assert_array_equal(pixels_, crop.resize((16, 16), Image.Resampling.BICUBIC))
+
+
+def test_a_resumed_run_sees_the_same_pixels():
+    _, whole = batches(random_dataset())
+    _, rest = batches(random_dataset(), first=4)
+    assert len(rest) == 2
+    for a, b in zip(whole[4:], rest, strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_worker_processes_deliver_the_same_pixels():
+    """Here, as in a notebook, nothing has parsed absl's flags, which Grain's workers read."""
+    _, here = batches(random_dataset())
+    _, there = batches(random_dataset(), workers=2)
+    for a, b in zip(here, there, strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_shared_memory_is_freed_before_a_run_goes_on(monkeypatch):
+    """Grain frees it in a thread, which the end of the program would cut short; here it is slow."""
+    opened, opens, frees = [], SharedMemoryArray.from_metadata, SharedMemoryArray.close_shm_async
+
+    def opens_and_tells(metadata):
+        opened.append(pathlib.Path("/dev/shm", metadata.name))
+        return opens(metadata)
+
+    def frees_slowly(*args):
+        time.sleep(0.2)
+        frees(*args)
+
+    monkeypatch.setattr(SharedMemoryArray, "from_metadata", opens_and_tells)
+    monkeypatch.setattr(SharedMemoryArray, "close_shm_async", frees_slowly)
+    dataset = random_dataset()
+    crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
+    plan = EpochClassPlans(dataset.labels, dataset.sizes, 6, crop, 0, 2)
+    steps = {"first_step": 0, "last_step": 1000, "side": 16, "channels": 3}
+    begun = training_batches(dataset, plan, **steps, workers=1)
+    next(begun)
+    begun.close()
+    assert opened and not [path for path in opened if path.exists()]
+
+
+class Deadly(list):
+    """Records of which one ends the process that reads it."""
+
+    def __getitem__(self, i):
+        if i == 17:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize(("workers", "size", "seed"), [(1, 6, 1), (2, 6, 2), (3, 40, 3)])
+def test_a_worker_that_dies_tells_what_it_was_about(workers, size, seed):
+    """Of larger batches, the piece; not one that it had finished and others wait for."""
+    dataset = random_dataset(n=60, classes=20)
+    crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
+    plan = EpochClassPlans(dataset.labels, dataset.sizes, size, crop, seed, 2)
+    step = next(step for step in range(100) if 17 in plan(step).ids)
+    first = 32 if 17 in plan(step).ids[32:] else 0
+    names = [f"record {i}" for i in plan(step).ids[first : first + 32]]
+    if len(names) > 6:
+        names = [*names[:5], "...", names[-1]]
+    message = rf"\(exit code -9\) while it prepared step {step + 1}, images {', '.join(names)};"
+    deadly = dataclasses.replace(dataset, records=Deadly(dataset.records))
+    batches = training_batches(
+        deadly, plan, first_step=0, last_step=100, side=16, channels=3, workers=workers
+    )
+    with pytest.raises(UserError, match=message):
+        list(batches)
+
+
+class Stalling(list):
+    """Records of which one does not come before the test has ended."""
+
+    ended = threading.Event()
+
+    def __getitem__(self, i):
+        if i == 17:
+            self.ended.wait(timeout=60)
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize(("workers", "timeout"), [(0, 0.3), (1, 3)])
+def test_a_read_that_stalls_is_named(workers, timeout, monkeypatch):
+    monkeypatch.setattr(exits, "_endless", threading.Event())
+    monkeypatch.setattr(Stalling, "ended", threading.Event())
+    dataset = random_dataset()
+    crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
+    plans = (EpochClassPlans(dataset.labels, dataset.sizes, 6, crop, i, 2) for i in range(100))
+    plan = next(plan for plan in plans if 17 in plan(0).ids)
+    images = ", ".join(f"record {i}" for i in plan(0).ids)
+    message = f"waited {timeout} seconds in vain for step 1, images {images};"
+    stalling = dataclasses.replace(dataset, records=Stalling(dataset.records))
+    one = dict(side=16, channels=3, workers=workers, timeout=timeout)
+    try:
+        with pytest.raises(StalledError, match=message):
+            list(training_batches(stalling, plan, first_step=0, last_step=9, **one))
+    finally:
+        Stalling.ended.set()
+    assert exits.is_expected() == bool(workers)  # Workers were killed; threads cannot be.
+    assert not multiprocessing.active_children()
+
+
+def test_broken_images_are_named_by_workers_and_threads():
+    records = list(random_dataset().records)
+    records[17] = {"image": records[17]["image"][:100]}
+    dataset = dataclasses.replace(random_dataset(), records=records)
+    for workers in (0, 1):
+        with pytest.raises(UserError, match="cannot read record 17"):
+            batches(dataset, last=100, workers=workers)
+
+
+DELIVER = """
+import sys, numpy as np
+from hypjax.data.pipeline import training_batches
+from hypjax.data.splits import open_splits
+from hypjax.train import create_plans
+from tests.helpers import small_runs
+config = small_runs.load(sys.argv[1], "train.batch_size=8")
+first, start, stop, workers = map(int, sys.argv[2:6])
+splits = open_splits(config)
+found = list(training_batches(
+    splits.train, create_plans(config, splits), first_step=first, last_step=6, side=16, channels=3,
+    workers=workers, rows=range(start, stop)))
+fields = zip(*found)
+np.savez(sys.argv[6], **dict(zip(found[0]._fields, map(np.stack, fields))))
+"""
+
+
+def test_two_processes_and_a_resumed_one_see_the_same_batches(photos_folder, tmp_path, repository):
+    """The first rows of each batch of 8 in one process, the others in another, bit for bit."""
+    runs = {"whole": (0, 0, 8, 0), "a": (0, 0, 5, 0), "b": (0, 5, 10, 0), "resumed": (4, 0, 8, 2)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", DELIVER, photos_folder, *map(str, how), tmp_path / name],
+            cwd=repository,
+        )
+        for name, how in runs.items()
+    ]
+    assert [process.wait(timeout=300) for process in started] == [0] * 4
+    whole, a, b, resumed = (np.load(tmp_path / f"{name}.npz") for name in runs)
+    for field in whole:
+        np.testing.assert_array_equal(resumed[field], whole[field][4:])
+    for field in ("images", "flips"):
+        shares = np.concatenate([a[field], b[field]], axis=1)
+        np.testing.assert_array_equal(shares[:, :8], whole[field])
+        assert not shares[:, 8:].any()
+    for field in ("labels", "ids"):
+        np.testing.assert_array_equal(a[field], whole[field])
+        np.testing.assert_array_equal(b[field], whole[field])
+
+
+def photo(width=500, height=400, seed=0):
+    """A picture with smooth regions and edges, as photos have them."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (height // 20, width // 20, 3), np.uint8))
+    return coarse.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def as_file(image, format="JPEG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def dataset_of(*files, **options):
+    sizes = []
+    for file in files:
+        image = pixels.decode(file, 3, upright=options.get("upright", False))
+        sizes.append((image.height, image.width))
+    everything = np.arange(len(files))
+    records = [{"image": file} for file in files]
+    return Dataset(records, everything, everything, np.array(sizes), **options)
+
+
+BOX = np.array([31, 57, 300, 280])
+
+
+def test_crops_are_those_of_the_whole_decoded_image():
+    """Draft decoding, or a resize that looks beyond the box, would give other pixels."""
+    file = as_file(photo(), quality=90)
+    whole = Image.open(io.BytesIO(file)).convert("RGB")
+    expected = whole.crop((57, 31, 337, 331)).resize((32, 32), Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(dataset_of(file).crop(0, BOX, 32, 3), expected)
+    beyond = whole.resize((32, 32), Image.Resampling.BICUBIC, box=(57, 31, 337, 331))
+    assert not np.array_equal(expected, beyond)
+
+
+def test_the_host_cache_gives_the_same_pixels(tmp_path):
+    files = [as_file(photo(seed=i), quality=90) for i in range(3)]
+    files += [as_file(photo().convert("L"), "PNG"), as_file(photo().convert("CMYK"))]
+    for channels in (1, 3):
+        exact = dataset_of(*files)
+        decoded = DecodedImages(tmp_path / f"{channels}.bin", exact.sizes, channels)
+        cached = dataclasses.replace(exact, decoded=decoded)
+        fill_cache(cached, channels)
+        cached = pickle.loads(pickle.dumps(cached.take(np.array([4, 0, 2, 3]))))
+        for i, j in enumerate([4, 0, 2, 3]):
+            for view in ("crop", "central_view"):
+                arguments = (BOX, 32) if view == "crop" else (40, 32)
+                np.testing.assert_array_equal(
+                    getattr(cached, view)(i, *arguments, channels),
+                    getattr(exact, view)(j, *arguments, channels),
+                )
+            np.testing.assert_array_equal(cached.image(i, channels), exact.image(j, channels))
+
+
+def test_the_host_cache_is_filled_once_and_appears_whole(tmp_path):
+    exact = random_dataset()
+    decoded = DecodedImages(tmp_path / "cache.bin", exact.sizes, 3)
+    calls = []
+
+    def decode(i, stop=None):
+        calls.append(i)
+        if i == stop:
+            raise KeyboardInterrupt
+        return np.asarray(exact.image(i, 3))
+
+    with pytest.raises(KeyboardInterrupt):
+        decoded.fill(functools.partial(decode, stop=20))
+    assert not (tmp_path / "cache.bin").exists()
+    calls.clear()
+    decoded.fill(decode)
+    assert sorted(calls) == list(range(30))
+    for i in range(len(exact)):
+        np.testing.assert_array_equal(decoded[i], exact.image(i, 3))
+    calls.clear()
+    decoded.fill(decode)
+    assert not calls
+
+
+def test_a_photo_that_was_replaced_is_named():
+    """Its plan is for another size: what lies beyond the image would be black."""
+    dataset = dataset_of(as_file(photo()), as_file(photo(80, 60)))
+    replaced = dataclasses.replace(dataset, records=dataset.records[::-1])
+    for fast in (False, True):
+        message = r"cannot read record 0 \(it has 80×60 pixels, and had 500×400 before\)"
+        with pytest.raises(UserError, match=message):
+            dataclasses.replace(replaced, fast=fast).crop(0, BOX, 32, 3)
+
+
+def test_no_space_for_the_host_cache_is_told_before_decoding(tmp_path, monkeypatch):
+    exact = random_dataset()
+    decoded = DecodedImages(tmp_path / "cache.bin", exact.sizes, 3)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match=r"need 7\d\.\dkB in .* 1.00kB are free; name"):
+        decoded.fill(None)
+
+
+def nearly_the_same(a, b, tolerance):
+    difference = np.abs(np.asarray(a, int) - np.asarray(b, int))
+    return difference.max() <= tolerance and difference.mean() <= tolerance / 10
+
+
+@pytest.mark.parametrize(("side", "tolerance"), [(250, 2), (32, 12)])
+def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
+    """At 250 the image is decoded whole, at 32 at a quarter of its size.
+
+    A shift by half of a pixel decoded there changes 50 levels, and 14 on average.
+    """
+    pytest.importorskip("simplejpeg")
+    files = [as_file(photo(801, 603), quality=90), as_file(photo().convert("L"), quality=90)]
+    exact = dataset_of(*files)
+    fast = dataclasses.replace(exact, fast=True)
+    box = np.array([31, 57, 300, 280])
+    for i in range(2):
+        for channels in (1, 3):
+            a, b = (d.crop(i, box, side, channels) for d in (exact, fast))
+            assert nearly_the_same(a, b, tolerance)
+            a, b = (d.central_view(i, side + 20, side, channels) for d in (exact, fast))
+            assert nearly_the_same(a, b, tolerance)
+
+
+def test_the_fast_decoder_leaves_to_the_exact_one_what_it_does_not_know():
+    pytest.importorskip("simplejpeg")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    files = [
+        as_file(photo(), "PNG"),
+        as_file(photo().convert("CMYK"), quality=90),
+        as_file(photo(), quality=90, exif=turned),
+    ]
+    exact = dataset_of(*files, upright=True)
+    fast = dataclasses.replace(exact, fast=True)
+    for i in range(len(files)):
+        np.testing.assert_array_equal(fast.crop(i, BOX, 32, 3), exact.crop(i, BOX, 32, 3))
+    broken = dataset_of(as_file(photo()), fast=True)
+    broken.records[0]["image"] = broken.records[0]["image"][:2000]
+    with pytest.raises(UserError, match="cannot read record 0"):
+        broken.crop(0, BOX, 32, 3)
+
+
+def test_images_of_one_pixel_and_of_odd_shapes_are_delivered():
+    files = [as_file(Image.new("RGB", size, (90, 80, 70)), "PNG") for size in [(1, 1), (1, 40)]]
+    dataset = dataset_of(*files)
+    crop = RandomCrop((0.2, 1.0), (0.75, 1.33), 0.5)
+    plans = EpochClassPlans(dataset.labels, dataset.sizes, 4, crop, 0, 2)
+    one = dict(side=16, channels=3, workers=0)
+    (batch,) = training_batches(dataset, plans, first_step=0, last_step=1, **one)
+    views = np.concatenate(list(evaluation_batches(dataset, shorter_side=18, batch_size=2, **one)))
+    assert (batch.images == (90, 80, 70)).all() and (views == (90, 80, 70)).all()
+
+
+def test_evaluation_views_come_in_order_with_the_last_batch_filled_up():
+    dataset = random_dataset(n=10)
+    views = list(
+        evaluation_batches(dataset, shorter_side=18, side=16, channels=3, batch_size=4, workers=0)
+    )
+    assert [view.shape for view in views] == [(4, 16, 16, 3)] * 3
+    for i, view in enumerate(np.concatenate(views)[:10]):
+        image = Image.open(io.BytesIO(dataset.records[i]["image"]))
+        np.testing.assert_array_equal(view, pixels.central_view(image, 18, 16))
+    assert not views[2][2:].any()
+
+
+@pytest.mark.parametrize(
+    ("size", "resized"),
+    [((375, 500), (256, 341)), ((500, 375), (341, 256)), ((20, 20), (256, 256))],
+)
+def test_central_view_rounds_as_torchvision_does(size, resized):
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
+    whole = image.resize(resized[::-1], Image.Resampling.BICUBIC)
+    top, left = round((resized[0] - 224) / 2), round((resized[1] - 224) / 2)
+    expected = np.asarray(whole)[top : top + 224, left : left + 224]
+    np.testing.assert_array_equal(pixels.central_view(image, 256, 224), expected)
+
+
+def test_any_colour_mode_becomes_grey_or_rgb():
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    image = pixels.decode(encoded(grey), channels=3)
+    np.testing.assert_array_equal(np.asarray(image), np.repeat(grey[..., None], 3, axis=2))
+    colour = np.random.default_rng(0).integers(0, 256, (8, 8, 4), dtype=np.uint8)
+    assert pixels.decode(encoded(colour), channels=1).mode == "L"
+    assert pixels.decode(encoded(colour), channels=3).mode == "RGB"
+
+
+def test_held_out_classes_are_numbered_anew():
+    dataset = random_dataset(n=30, classes=6)
+    part = dataset.of_classes(np.array([1, 4]))
+    assert len(part) == 10 and part.num_classes == 2
+    np.testing.assert_array_equal(np.unique(part.labels), [0, 1])
+    np.testing.assert_array_equal(part.image(1, 3), dataset.image(4, 3))
+    assert part.name(1) == "record 4"
+
+
+def test_device_normalises_and_mirrors():
+    images = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3), dtype=np.uint8)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    np.testing.assert_allclose(
+        normalize(images, mean, std), (images / 255 - mean) / std, rtol=1e-5, atol=1e-6
+    )
+    mirrored = mirror(jnp.asarray(images), jnp.array([True, False]))
+    np.testing.assert_array_equal(mirrored[0], images[0, :, ::-1])
+    np.testing.assert_array_equal(mirrored[1], images[1])

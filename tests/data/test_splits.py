@@ -1,0 +1,200 @@
+"""The benchmarks as runs see them, from prepared copies in their official layouts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hypjax import train
+from hypjax.config import load_config
+from hypjax.data.dataset import Dataset
+from hypjax.data.plans import DrawnClassPlans, EpochClassPlans
+from hypjax.data.preparation.prepare import prepare
+from hypjax.data.splits import open_splits
+from hypjax.errors import UserError
+from hypjax.evaluate import Evaluator, evaluate
+from hypjax.geometry import Sphere
+from tests.helpers import official_files as disk
+from tests.helpers import small_runs
+
+SMALL = [field for field in small_runs.SMALL if not field.startswith("data.")]
+WRITERS = {
+    "cub": ("cub200", lambda root: disk.write_cub(root, (1, 2, 3, 101, 102, 103))),
+    "cars": ("cars196", lambda root: disk.write_cars(root)),
+    "sop": ("sop", lambda root: disk.write_sop(root)),
+    "inshop": ("inshop", lambda root: disk.write_inshop(root)),
+    "omniglot": ("omniglot", lambda root: disk.write_omniglot(root, small=True)),
+}
+
+
+def load(repository, folder, name, *overrides):
+    fields = [
+        *SMALL,
+        *("model.architecture=vit", "model.weights=None", "optim.frozen=()", "eval.every=0"),
+        *("data.image_size=16", "data.resize=18", "data.validation_classes=0", "eval.ks=1,2"),
+        *("train.total_steps=2", "train.batch_size=4", "run.workers=0", "optim.warmup_steps=0"),
+        *(f"run.data_dir={folder / 'data'}", *overrides),
+    ]
+    return load_config(f"{repository}/configs/{name}.py", fields)
+
+
+def prepared(tmp_path, config_name, write=None, **options):
+    """Prepares a small copy, and returns what was written."""
+    name, writer = WRITERS[config_name]
+    written = (write or writer)(tmp_path / "files")
+    where = dict(data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path / "files"))
+    prepare(name, **where, allow_partial=True, **options)
+    return written
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_benchmark_is_prepared_and_trained_on(tmp_path, repository, capsys, name):
+    written = prepared(tmp_path, name)
+    config = load(repository, tmp_path, name)
+    splits = open_splits(config)
+    parts = {"train": splits.train, "gallery": splits.gallery}
+    parts["query" if splits.gallery else "test"] = splits.test
+    for split, files in written.items():
+        part = parts[split]
+        assert [part.name(i) for i in range(len(part))] == [file.name for file in files]
+        _, labels = np.unique([file.label for file in files], return_inverse=True)
+        same = part.labels[:, None] == part.labels
+        np.testing.assert_array_equal(same, labels[:, None] == labels)
+        grouped = {file.superlabel for file in files} - {""}
+        assert (part.superlabels is not None) == bool(grouped)
+    results = train.train_and_evaluate(config, tmp_path / "run")
+    (note,) = results["notes"]
+    images = len(written["train"])
+    assert note.startswith(f"a partial copy of {WRITERS[name][0]}: train {images} of ")
+    assert json.loads((tmp_path / "run/results.json").read_text())["notes"] == [note]
+    again = evaluate(config, tmp_path / "run")
+    assert again == {"final": results["final"], "notes": [note]}
+    shown = capsys.readouterr().out
+    assert shown.count(f"note: {note}") == 2 and "published" not in shown
+
+
+def test_a_copy_without_test_images_is_tested_on_held_out_classes(tmp_path, repository):
+    prepared(tmp_path, "cub", lambda root: disk.write_cub(root, (1, 2, 3, 7)))
+    with pytest.raises(UserError, match="this copy of cub200 has no test images; .*test_classes"):
+        open_splits(load(repository, tmp_path, "cub"))
+    splits = open_splits(load(repository, tmp_path, "cub", "data.test_classes=2"))
+    assert len(splits.train) == len(splits.test) == 6
+    assert splits.train.num_classes == splits.test.num_classes == 2
+    names = [{part.name(i) for i in range(6)} for part in (splits.train, splits.test)]
+    assert names[0].isdisjoint(names[1])
+    assert splits.notes[1] == "tested on 2 of the training classes, held out"
+
+
+def test_copies_that_cannot_be_used_are_refused(tmp_path, repository):
+    for i, (classes, message) in enumerate(
+        [
+            ((101, 102), r"this copy of cub200 in .* has no training images"),
+            ((1, 101, 102), "the train part of cub200 has 1 class; it needs two or more"),
+            ((1, 2, 101), "the test part of cub200 has 1 class; it needs two or more"),
+        ]
+    ):
+        folder = tmp_path / str(i)
+        prepared(folder, "cub", lambda root, classes=classes: disk.write_cub(root, classes))
+        with pytest.raises(UserError, match=message):
+            open_splits(load(repository, folder, "cub"))
+    prepared(tmp_path, "cub")
+    with pytest.raises(UserError, match="test_classes is 2.*; it must be 0: cub200 has test clas"):
+        open_splits(load(repository, tmp_path, "cub", "data.test_classes=2"))
+
+
+@pytest.mark.parametrize("part", ["query", "gallery"])
+def test_queries_never_search_without_their_gallery(tmp_path, repository, part):
+    """Half a test set is none."""
+    whole = disk.write_inshop(tmp_path / "whole")
+    missing = [file.name for file in whole[part]]
+    prepared(tmp_path, "inshop", lambda root: disk.write_inshop(root, missing=missing))
+    with pytest.raises(UserError, match="no test images"):
+        open_splits(load(repository, tmp_path, "inshop"))
+
+
+def test_groups_have_the_same_numbers_in_all_splits(tmp_path, repository):
+    prepared(tmp_path, "inshop")
+    splits = open_splits(load(repository, tmp_path, "inshop"))
+    numbers = {}
+    for part in (splits.train, splits.test, splits.gallery):
+        for i, number in enumerate(part.superlabels):
+            numbers.setdefault(part.name(i).split("/")[1], set()).add(int(number))
+    assert sorted(numbers) == ["MEN", "WOMEN"] and sorted(numbers.values()) == [{0}, {1}]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "repeats", "kind"),
+    [("epoch_classes", False, EpochClassPlans), ("drawn_classes", True, DrawnClassPlans)],
+)
+def test_a_configuration_names_its_sampling(tmp_path, repository, sampling, repeats, kind):
+    prepared(tmp_path, "cub")
+    fields = [f"train.sampling={sampling}", f"train.repeat_images={repeats}"]
+    config = load(repository, tmp_path, "cub", *fields)
+    plans = train.create_plans(config, open_splits(config))
+    assert type(plans) is kind and plans.repeats == repeats
+    assert (plans.batch_size, plans.samples_per_class) == (4, 2)
+    with pytest.raises(UserError, match="sampling is 'shuffled'; it must be epoch_classes or dr"):
+        train.validate(load(repository, tmp_path, "cub", "train.sampling=shuffled"))
+
+
+def test_another_copy_is_another_dataset(tmp_path, repository):
+    """Labels and sizes are the same, and one image has other pixels."""
+    prepared(tmp_path / "a", "cub")
+    name = "images/001.Bird_1/Bird_1_0000.jpg"
+    other = disk.picture(name, "other")
+    classes = (1, 2, 3, 101, 102, 103)
+    prepared(
+        tmp_path / "b", "cub", lambda root: disk.write_cub(root, classes, broken={name: other})
+    )
+    a, b = (open_splits(load(repository, tmp_path / side, "cub")) for side in "ab")
+    np.testing.assert_array_equal(a.train.sizes, b.train.sizes)
+    assert a.fingerprint != b.fingerprint
+    again = open_splits(load(repository, tmp_path / "a", "cub", "seed=5"))
+    assert again.fingerprint == a.fingerprint
+
+
+def test_queries_whose_class_the_gallery_lacks_are_left_out_and_told(tmp_path, repository):
+    missing = [f"img/MEN/Denim/id_{5:08d}/{i:02d}_1_front.jpg" for i in (2, 3)]
+    missing += [name.replace("MEN/Denim", "WOMEN/Dresses") for name in missing]
+    prepared(tmp_path, "inshop", lambda root: disk.write_inshop(root, missing=missing))
+    config = load(repository, tmp_path, "inshop")
+    splits = open_splits(config)
+    assert (len(splits.test), len(splits.gallery)) == (3, 4)
+
+    class Stub(Evaluator):
+        def points(self, params, dataset: Dataset):
+            points = np.eye(8)[dataset.labels]  # A class has a place of its own,
+            if dataset is splits.test:
+                points[dataset.labels == max(dataset.labels)] = np.eye(8)[min(dataset.labels)]
+            return dict.fromkeys(("head", "encoder"), points)
+
+    with pytest.warns(UserWarning, match="1 of 3 queries"):
+        recalls = Stub(config, Sphere()).recalls(None, splits.test, splits.gallery)
+    assert recalls["head"]["recall@1"] == 1 / 2  # but one query lies where another class does.
+
+
+def test_cached_runs_see_the_same_pixels_and_keep_them_once(tmp_path, repository, monkeypatch):
+    prepared(tmp_path, "cub")
+    config = load(repository, tmp_path, "cub")
+    cached = load(
+        *(repository, tmp_path, "cub", "run.cache=host", f"run.cache_dir={tmp_path / 'cache'}")
+    )
+    exact, kept = open_splits(config), open_splits(cached)
+    assert kept.fingerprint == exact.fingerprint
+    for a, b in zip(exact[:3], kept[:3], strict=True):
+        for i in range(len(a) if a else 0):
+            np.testing.assert_array_equal(a.image(i, 3), b.image(i, 3))
+    files = sorted((tmp_path / "cache").glob("*.bin"))
+    assert len(files) == 2 and sum(f.stat().st_size for f in files) == sum(
+        int(part.sizes.prod(axis=1).sum()) * 3 for part in (exact.train, exact.test)
+    )
+
+
+def test_the_fast_decoder_is_told_with_every_result(tmp_path, repository):
+    pytest.importorskip("simplejpeg")
+    prepared(tmp_path, "cub")
+    splits = open_splits(load(repository, tmp_path, "cub", "data.decoder=fast"))
+    assert any("fast" in note for note in splits.notes)
+    assert splits.train.fast and splits.test.fast
+    with pytest.raises(UserError, match="config.run.cache is 'host'; it must be none"):
+        train.validate(load(repository, tmp_path, "cub", "data.decoder=fast", "run.cache=host"))

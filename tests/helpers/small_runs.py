@@ -1,0 +1,52 @@
+"""A small run on the fixture `photos`, as a user types it."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+from hypjax.config import load_config
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+CONFIG = str(REPOSITORY / "configs/folder.py")
+SMALL = [
+    *("model.width=16", "model.depth=1", "model.num_heads=2", "model.head_dim=8"),
+    *("model.patch_size=8", "data.image_size=16", "data.resize=16"),
+    *("train.total_steps=12", "train.batch_size=8", "train.samples_per_class=2"),
+    *("optim.warmup_steps=2", "data.validation_classes=3", "data.test_classes=3"),
+    *("eval.every=4", "eval.ks=1,2", "run.log_every=2", "run.checkpoint_every=3"),
+    "run.eval_batch_size=32",
+]
+
+
+def load(path, *overrides):
+    """The configuration of a small run."""
+    return load_config(CONFIG, [*SMALL, f"data.path={path}", *overrides])
+
+
+def command(path, workdir, *overrides):
+    """The command line of a small run."""
+    fields = [*SMALL, f"data.path={path}", *overrides]
+    return [
+        *(sys.executable, "-m", "hypjax.main", f"--config={CONFIG}", f"--workdir={workdir}"),
+        *(f"--config.{field}" for field in fields),
+    ]
+
+
+def start(path, workdir, *overrides, **options):
+    """Starts the command."""
+    return subprocess.Popen(
+        command(path, workdir, *overrides),
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def run(path, workdir, *overrides):
+    """Runs the command to its end."""
+    process = start(path, workdir, *overrides)
+    process.stdout_text, process.stderr_text = process.communicate(timeout=300)
+    return process

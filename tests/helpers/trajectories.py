@@ -1,0 +1,101 @@
+"""Trains on made batches over several devices, in slices: losses, first gradient, last recall.
+
+python -m tests.helpers.trajectories OUTPUT BATCH/SAMPLES/STEPS DEVICES/PARTS/MICROBATCH[/remat]..., with as
+many devices forced by XLA_FLAGS as the largest case needs; writes an .npz file with arrays named
+CASE:WHAT.
+"""
+
+import sys
+
+import jax
+import numpy as np
+import optax
+
+from hypjax import parallel
+from hypjax.config import default_config
+from hypjax.models import create_embedder
+from hypjax.objectives import Spec, create_objective
+from hypjax.retrieval import recall_at_k
+from hypjax.training import optim
+from hypjax.training.step import create_state, jit_train_step, make_train_step, share_out
+from hypjax.types import Batch
+
+TINY = {
+    "architecture": "vit",
+    "patch_size": 4,
+    "width": 32,
+    "depth": 2,
+    "num_heads": 2,
+    "head_dim": 16,
+}
+
+
+def config_of(batch, samples, devices=1, parts=1, microbatch=0, remat=False):
+    config = default_config()
+    with config.unlocked():
+        config.model.update(TINY)
+        config.data.image_size = config.data.resize = 8
+        config.train.batch_size, config.train.samples_per_class = batch, samples
+        config.optim.learning_rate = 1e-4
+        config.run.mesh, config.run.microbatch = (devices // parts, parts), microbatch
+        config.run.remat = remat
+    return config
+
+
+def made_batch(step, config, rows):
+    """Images of few classes, filled up with black ones."""
+    rng = np.random.default_rng(step)
+    size, samples = config.train.batch_size, config.train.samples_per_class
+    labels = np.repeat(np.arange(size // samples, dtype=np.int32), samples)
+    patterns = np.random.default_rng(9).integers(0, 256, (size, 8, 8, 3))
+    images = np.zeros((rows, 8, 8, 3), np.uint8)
+    noise = rng.integers(-60, 60, (size, 8, 8, 3))
+    images[:size] = np.clip(patterns[labels] + noise, 0, 255)
+    flips = np.zeros(rows, bool)
+    flips[:size] = rng.random(size) < 0.5
+    return Batch(images, labels, np.arange(size, dtype=np.int32), flips)
+
+
+def trajectory(config, steps):
+    """What `hypjax.train.train` would do, step by step."""
+    mesh = parallel.create_mesh(config.run.mesh)
+    model, objective = create_embedder(config), create_objective(config)
+    optimizer = optim.create_optimizer(config)
+    spec = Spec(2, config.train.samples_per_class, config.model.width, 16, 100)
+    state = create_state(config, model, objective, optimizer, spec)
+    state = parallel.place(state, parallel.parted(mesh, state))
+    step = make_train_step(config, model, objective, optimizer, mesh)
+    step = jit_train_step(step, mesh, state)
+    slices = parallel.slices(config.train.batch_size, mesh, config.run.microbatch)
+    found = {"losses": []}
+    for i in range(steps):
+        batch = made_batch(i, config, slices.rows)
+        state, metrics = step(state, share_out(mesh, batch))
+        found["losses"].append(float(metrics["loss"]))
+        if i == 0:  # After one step Adam's first moment is a tenth of the clipped gradient.
+            moments = parallel.whole(optax.tree.get(state.opt_state, "mu"))
+            found["gradient"] = np.concatenate([np.ravel(x) for x in jax.tree.leaves(moments)])
+    assert step._cache_size() == 1
+    params = parallel.whole(state.params["model"])
+    images, labels, *_ = made_batch(99, config, config.train.batch_size)
+    outputs = jax.jit(model.apply)({"params": params}, images / np.float32(127.5) - 1)
+    space = objective.score_space
+    found["recall"] = recall_at_k(space.embed(outputs.projected), labels, ks=(1,), space=space)[1]
+    return found
+
+
+def main():
+    output, training, *cases = sys.argv[1:]
+    batch, samples, steps = map(int, training.split("/"))
+    found = {}
+    for case in cases:
+        devices, parts, microbatch, *remat = case.split("/")
+        sizes = map(int, (devices, parts, microbatch))
+        config = config_of(batch, samples, *sizes, remat=bool(remat))
+        for name, values in trajectory(config, steps).items():
+            found[f"{case}:{name}"] = np.asarray(values)
+    np.savez(output, **found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""Embedding and searching own images, by the commands and by what they are made of."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypjax import train
+from hypjax.data.photos import find_photos
+from hypjax.errors import Interrupted, UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.inference import embedder as inference
+from hypjax.reports.hits import Hits, draw
+from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
+from tests.helpers import small_runs
+
+
+@pytest.fixture(scope="module")
+def run(photos_folder, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("run")
+    train.train_and_evaluate(small_runs.load(photos_folder, "run.eval_batch_size=16"), workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def embedder(run):
+    return inference.TrainedEmbedder(run)
+
+
+def command(name, *args, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", f"hypjax.{name}", *args],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_embeds_then_finds_then_draws(run, photos_folder, tmp_path):
+    shutil.copytree(photos_folder, tmp_path / "photos")
+    (tmp_path / "photos/class1/broken.jpg").write_text("no image")
+    where = f"--workdir={run}"
+    done = command(
+        *("embed", where, "--images=photos", "--output=g.npz", "--export=parquet"), cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "60 images are in g.npz" in done.stdout
+    assert "broken.jpg (not an image)" in done.stdout
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["g.npz", "g.parquet", "photos"]
+
+    query = "--query=photos/class3/2.png"
+    found = command(
+        *("search", where, "--gallery=g.npz", query, "--k=5", "--output=hits.png"), cwd=tmp_path
+    )
+    assert found.returncode == 0, found.stderr
+    lines = [line.split() for line in found.stdout.splitlines()]
+    assert lines[0] == ["photos/class3/2.png", "(class3)"]
+    assert [line[0] for line in lines[2:7]] == ["1", "2", "3", "4", "5"]
+    assert all((line[2] == "right") == ("class3" in line[3]) for line in lines[2:7])
+    assert "photos/class3/2.png" not in {line[3] for line in lines[2:7]}
+    distances = [float(line[1]) for line in lines[2:7]]
+    assert distances == sorted(distances) and distances[0] > 0
+    with Image.open(tmp_path / "hits.png") as picture:
+        assert picture.width > 5 * picture.height / 2
+
+
+def test_what_is_saved_is_what_was_embedded(embedder, photos_folder, tmp_path):
+    found = find_photos(str(photos_folder))
+    made = embedder.embed_to(tmp_path / "g.npz", found)
+    read = Embeddings.load(tmp_path / "g.npz")
+    np.testing.assert_array_equal(read.vectors, made.vectors)
+    assert read.ids.tolist() == [str(photo.path) for photo in found]
+    assert read.labels.tolist() == [photo.path.parent.name for photo in found]
+    assert (read.space, read.fingerprint) == (embedder.space, embedder.fingerprint)
+    assert read.vectors.dtype == np.float32
+    read.space.check(read.vectors)
+    again = embedder.embed_to(tmp_path / "g.npz", found)
+    np.testing.assert_array_equal(again.vectors, made.vectors)
+    with pytest.raises(UserError, match="exists already and holds other images"):
+        embedder.embed_to(tmp_path / "g.npz", found[1:])
+
+
+def test_features_come_back_from_a_ball_clipped():
+    features = np.array([[0.3, -0.4], [3.0, 4.0]], np.float32)
+    for space, expected in (
+        (PoincareBall(0.5, 2.0), [[0.3, -0.4], [1.2, 1.6]]),
+        (Sphere(), [[0.6, -0.8], [0.6, 0.8]]),
+    ):
+        points = np.asarray(space.embed(features))
+        found = Embeddings(points, np.array(["a", "b"]), np.array(["", ""]), space, "", "", {})
+        np.testing.assert_allclose(found.features(), expected, atol=1e-6)
+
+
+def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, monkeypatch):
+    found = find_photos(str(photos_folder))
+    broken = tmp_path / "broken.png"
+    broken.write_text("no image")
+    found.insert(5, found[0]._replace(path=broken))
+    whole = embedder.embed_to(tmp_path / "whole.npz", found)
+    batches, seen = embedder.batches, []
+
+    def interrupted(dataset):
+        for i, batch in enumerate(batches(dataset)):
+            if i == 1:
+                signal.raise_signal(signal.SIGINT)
+            yield batch
+
+    monkeypatch.setattr(embedder, "batches", interrupted)
+    with pytest.raises(Interrupted, match="32 of 61 images are saved"):
+        embedder.embed_to(tmp_path / "g.npz", found)
+    assert not (tmp_path / "g.npz").exists()
+    monkeypatch.setattr(
+        embedder, "batches", lambda dataset: (seen.append(len(dataset)), batches(dataset))[1]
+    )
+    resumed = embedder.embed_to(tmp_path / "g.npz", found)
+    assert seen == [61 - 32]
+    np.testing.assert_array_equal(resumed.ids, whole.ids)
+    np.testing.assert_allclose(resumed.vectors, whole.vectors, atol=1e-6)
+    assert resumed.unreadable == whole.unreadable == {str(broken): "not an image"}
+    assert sorted(p.name for p in tmp_path.glob("g.*")) == ["g.npz"]
+
+
+def test_a_gallery_of_nothing_readable_is_refused(embedder, tmp_path):
+    (tmp_path / "broken.png").write_text("no image")
+    with pytest.raises(UserError, match="none of the 1 images can be read; .* not an image"):
+        embedder.embed_to(tmp_path / "g.npz", find_photos(str(tmp_path)))
+    assert [p.name for p in tmp_path.iterdir()] == ["broken.png"]
+
+
+def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_path, monkeypatch):
+    shutil.copytree(photos_folder, tmp_path / "photos")
+    found = find_photos(str(tmp_path / "photos"))
+    path = tmp_path / "g.npz"
+    monkeypatch.setattr(inference, "_SECONDS_BETWEEN_SAVES", 0)
+    monkeypatch.setattr(Embeddings, "save", lambda *_: (_ for _ in ()).throw(UserError("full")))
+    with pytest.raises(UserError, match="full"):
+        embedder.embed_to(path, found)
+    monkeypatch.undo()
+    parts = sorted((tmp_path / "g.npz.unfinished").glob("*.npz"))
+    assert len(parts) == 4
+    parts[1].write_bytes(b"")
+    whole = embedder.embed(found)
+    np.testing.assert_allclose(embedder.embed_to(path, found).vectors, whole.vectors, atol=1e-6)
+    for changed in (
+        [found[0]._replace(label="other"), *found[1:]],
+        [*found[1:], found[0]],
+    ):
+        with pytest.raises(UserError, match="exists already"):
+            embedder.embed_to(path, changed)
+    Image.new("RGB", (25, 25)).save(found[3].path)
+    with pytest.raises(UserError, match="exists already"):
+        embedder.embed_to(path, found)
+
+
+def test_two_processes_do_not_write_one_file(embedder, photos_folder, tmp_path):
+    found = find_photos(str(photos_folder))
+    with embedder._Parts(tmp_path / "g.npz", "facts"):
+        with pytest.raises(UserError, match="g.npz is being written by another process"):
+            embedder.embed_to(tmp_path / "g.npz", found)
+
+
+def test_another_runs_gallery_is_refused(run, embedder, photos_folder):
+    gallery = embedder.embed(find_photos(str(photos_folder)))
+    encoder = embedder.TrainedEmbedder(run, "encoder")
+    assert encoder.space == Sphere()
+    query = find_photos(str(photos_folder / "class1/1.png"))
+    with pytest.raises(UserError, match="the gallery was embedded by another run"):
+        embedder.find(encoder, query, gallery, 3)
+    with pytest.raises(UserError, match="k is 60, but there are 59 items"):
+        embedder.find(embedder, query, gallery, 60)
+
+
+def test_a_query_that_cannot_be_read_is_named(embedder, photos_folder, tmp_path):
+    (tmp_path / "q.png").write_bytes(b"\x89PNG")
+    gallery = embedder.embed(find_photos(str(photos_folder)))
+    with pytest.raises(UserError, match=r"cannot read .*q.png \(not an image\)"):
+        embedder.find(embedder, find_photos(str(tmp_path / "q.png")), gallery, 3)
+
+
+def test_images_are_found_as_they_are_named(photos_folder, tmp_path):
+    def names(where):
+        return [(photo.path.name, photo.label) for photo in find_photos(str(where))]
+
+    assert names(photos_folder / "class1")[:2] == [("0.png", ""), ("1.png", "")]
+    assert names(photos_folder / "class1/*.png") == names(photos_folder / "class1")
+    (tmp_path / "list.txt").write_text(f"{photos_folder}/class2/3.png\n\n")
+    assert names(tmp_path / "list.txt") == [("3.png", "")]
+    table = tmp_path / "table.csv"
+    table.write_text(f"path,label\n{photos_folder}/class2/3.png,finch\n")
+    assert names(table) == [("3.png", "finch")]
+    for split in ("train", "test"):
+        shutil.copytree(photos_folder / "class1", tmp_path / f"split/{split}/wren")
+    assert set(names(tmp_path / "split")) == {(f"{i}.png", "wren") for i in range(6)}
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/loop").symlink_to(tmp_path / "links")
+    (tmp_path / "links/same").symlink_to(photos_folder / "class1")
+    (tmp_path / "links/again").symlink_to(photos_folder / "class1")
+    assert [name for name, _ in names(tmp_path / "links")] == [f"{i}.png" for i in range(6)]
+    with pytest.raises(UserError, match="no images at "):
+        find_photos(str(tmp_path / "*.jpg"))
+
+
+@pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.3, None), PoincareBall(0.1, 2.3, True)])
+def test_a_space_can_be_written_and_read(space):
+    assert space_of(json.loads(json.dumps(describe_space(space)))) == space
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.write_text("x"), "is no .npz file of plain arrays"),
+        (lambda path: np.savez(path, a=np.ones(3)), "is not written by hypjax.embed"),
+        (lambda path: np.save(path.open("wb"), np.ones(3)), "is not written by hypjax.embed"),
+        (lambda path: np.savez(path, format=np.array("hypjax embeddings 1")), "is damaged"),
+        (lambda path: np.savez(path, format=np.array([{}], object)), "no .npz file of plain"),
+        (lambda path: None, "cannot read .*No such file"),
+    ],
+)
+def test_files_of_others_are_refused(make, message, tmp_path):
+    make(tmp_path / "g.npz")
+    with pytest.raises(UserError, match=message):
+        Embeddings.load(tmp_path / "g.npz")
+
+
+def test_names_with_dollars_are_drawn(tmp_path):
+    found = [Hits("q$_", "a$_$", ["x.png"], ["$b_"], [0.5])]
+    draw(found, tmp_path / "hits.png")
+    assert (tmp_path / "hits.png").exists()
+    with pytest.raises(UserError, match="cannot draw .*hits.xyz"):
+        draw(found, tmp_path / "hits.xyz")
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("embed", ["--workdir=none", "--images=."], "--output is missing"),
+        ("embed", ["--workdir=none", "--images=.", "--output=g.txt"], "its name must end in .npz"),
+        ("search", ["--workdir=none", "--gallery=g.npz", "--query=q"], "cannot read g.npz"),
+    ],
+)
+def test_mistakes_on_the_command_line_take_one_line(name, args, message, tmp_path):
+    done = command(name, *args, cwd=tmp_path)
+    assert done.returncode == 1
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1

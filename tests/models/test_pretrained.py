@@ -1,0 +1,342 @@
+"""Weights under timm's names: conversion, files, and what is wrong with them."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import load_file, save_file
+
+from hypjax import train
+from hypjax.config import load_config
+from hypjax.errors import UserError
+from hypjax.evaluate import evaluate_pretrained, pretrained_features
+from hypjax.inference.weights import pretrained_encoder, restore_best
+from hypjax.models import ResNet, VisionTransformer, create_embedder, create_encoder
+from hypjax.models.architectures import encoder_shapes
+from hypjax.models.pooling import pool_tokens
+from hypjax.models.pretrained import (
+    convert_timm,
+    load_timm,
+    pools_as_timm,
+    timm_classifier,
+    timm_constructor,
+    timm_state_dict,
+)
+from tests.helpers import small_runs
+
+SMALL = VisionTransformer(image_size=16, patch_size=8, width=24, depth=2, num_heads=2)
+DISTILLED = SMALL.clone(distilled=True, pooling="cls_dist_mean")
+RESNET = ResNet(image_size=32, stage_sizes=(1, 2), width=4)
+
+
+def weights_of(encoder, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda leaf: rng.uniform(0.1, 1, leaf.shape).astype(np.float32), encoder_shapes(encoder)
+    )
+
+
+def assert_equal(first, second):
+    first, second = flatten_dict(first), flatten_dict(second)
+    assert first.keys() == second.keys()
+    for path, value in first.items():
+        np.testing.assert_array_equal(value, second[path], err_msg=str(path))
+
+
+@pytest.mark.parametrize("encoder", [SMALL, DISTILLED, RESNET], ids=["vit", "distilled", "resnet"])
+def test_the_round_trip_is_exact(encoder):
+    params = weights_of(encoder)
+    state = timm_state_dict(params, encoder)
+    head = {"kernel": np.ones((encoder.dim, 3)), "bias": np.zeros(3)}
+    assert_equal(convert_timm(state | timm_classifier(head, encoder), encoder), params)
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_small_patch8_224", "deit_tiny_distilled_patch16_224", "resnet50"]
+)
+def test_an_architecture_has_a_row_for_every_parameter(name):
+    encoder = create_encoder(name)
+    params = jax.tree.map(lambda leaf: np.broadcast_to(0.0, leaf.shape), encoder_shapes(encoder))
+    assert_equal(convert_timm(timm_state_dict(params, encoder), encoder), params)
+
+
+def test_positions_of_another_image_size_are_interpolated():
+    """Along a plane: inside, the cubic kernel changes nothing of it."""
+    old, new = SMALL.clone(image_size=64), SMALL.clone(image_size=128)
+    params = weights_of(old)
+    plane = 3 * np.arange(8)[:, None] + np.arange(8) + 5.0
+    params["pos_embed"][0, 1:] = plane.reshape(64, 1)
+    positions = convert_timm(timm_state_dict(params, old), new)["pos_embed"]
+    np.testing.assert_array_equal(positions[0, 0], params["pos_embed"][0, 0])
+    grid = positions[0, 1:].reshape(16, 16, 24)
+    halves = np.arange(16) / 2 - 0.25
+    expected = 3 * halves[:, None] + halves + 5
+    np.testing.assert_allclose(grid[4:-4, 4:-4, 7], expected[4:-4, 4:-4], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("blocks.1.attn.qkv.bias"), "they lack blocks.1.attn.qkv.bias: the model"),
+        (lambda s: s.update(extra=np.ones(2)), "they hold, which the encoder does not have, extra"),
+        (
+            lambda s: s.update({"patch_embed.proj.weight": np.ones((24, 3, 16, 16))}),
+            "patch_embed.proj.weight has the shape 24×3×16×16, but the encoder's has 24×3×8×8",
+        ),
+        (lambda s: s.update(dist_token=np.ones((1, 1, 24))), "does not have, dist_token"),
+        (lambda s: s.update(pos_embed=np.ones((1, 6, 24))), "pos_embed has the shape 1×6×24"),
+        (lambda s: s.clear(), "they lack blocks.0.attn.proj.bias, .* and 27 more"),
+    ],
+)
+def test_weights_of_another_model_are_named(change, message, tmp_path):
+    state = timm_state_dict(weights_of(SMALL), SMALL)
+    change(state)
+    path = tmp_path / "w.safetensors"
+    save_file({name: np.ascontiguousarray(value) for name, value in state.items()}, path)
+    with pytest.raises(UserError, match=message) as error:
+        load_timm(str(path), SMALL)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("w.safetensors", b"\x10\x00\x00", "is damaged, or no .safetensors"),
+        ("w.npz", b"PK\x03\x04", "is damaged, or holds more than arrays"),
+        ("absent.safetensors", None, "there is no such file"),
+        ("vit_smal_patch16_224.dino", None, "near ones begin with vit_small_patch16_224"),
+        ("no name", None, "near ones begin with"),
+        ("runs/cub-hyp-dno", None, "there is no such file or folder; .* hf-hub:OWNER/NAME"),
+        ("hf-hub:a/b/c", None, "neither a file nor a name on the hub"),
+    ],
+)
+def test_unusable_weights_are_refused(name, content, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        pathlib.Path(name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        load_timm(name, SMALL)
+
+
+def test_weights_for_other_channels_are_named(tmp_path):
+    path = tmp_path / "w.safetensors"
+    save_file(timm_state_dict(weights_of(SMALL), SMALL), path)
+    with pytest.raises(UserError, match="has the shape 24×3×8×8, but the encoder's has 24×1×8×8"):
+        load_timm(str(path), SMALL, channels=1)
+
+
+def test_arrays_that_are_pickled_objects_are_refused(tmp_path):
+    path = tmp_path / "w.npz"
+    np.savez(path, cls=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(UserError, match="holds more than arrays"):
+        load_timm(str(path), SMALL)
+
+
+def test_without_network_and_cache_it_says_what_to_download(tmp_path):
+    code = (
+        "from hypjax.models import create_encoder; from hypjax.models.pretrained import load_timm\n"
+        "load_timm('vit_small_patch16_224.dino', create_encoder('vit_small_patch16_224'))"
+    )
+    env = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path),
+        "PYTHONPATH": str(small_runs.REPOSITORY),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | env, capture_output=True, text=True
+    )
+    assert (
+        "download https://huggingface.co/timm/vit_small_patch16_224.dino/resolve/main/"
+        "model.safetensors and give its path instead" in done.stderr
+    )
+    assert str(tmp_path) in done.stderr
+
+
+def test_what_the_hub_has_sent_before_is_read_without_a_network(tmp_path):
+    encoder = create_encoder("vit_tiny_patch16_224")
+    repository = tmp_path / "hub/models--timm--vit_tiny_patch16_224.mine"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text("0123")
+    (repository / "snapshots/0123").mkdir(parents=True)
+    params = weights_of(encoder)
+    save_file(timm_state_dict(params, encoder), repository / "snapshots/0123/model.safetensors")
+    code = (
+        "from hypjax.models import create_encoder; from hypjax.models.pretrained import load_timm\n"
+        "encoder = create_encoder('vit_tiny_patch16_224')\n"
+        "print(load_timm('vit_tiny_patch16_224.mine', encoder)['norm']['scale'].sum())"
+    )
+    env = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path),
+        "PYTHONPATH": str(small_runs.REPOSITORY),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(params["norm"]["scale"].sum(), rel=1e-5)
+
+
+def test_unknown_architectures_and_what_does_not_fit_them(repository):
+    with pytest.raises(UserError, match="near ones are deit_small_patch16_224"):
+        create_encoder("deit_smal_patch16_224")
+    with pytest.raises(UserError, match="250 pixels cannot be cut into patches of 16"):
+        create_encoder("vit_small_patch16_224", image_size=250)
+    with pytest.raises(UserError, match="cannot pool by 'cls_dist_mean'; choose among cls, avg"):
+        create_encoder("vit_small_patch16_224", pooling="cls_dist_mean")
+    with pytest.raises(UserError, match="cannot pool by 'cls'; choose among avg"):
+        create_encoder("resnet50", pooling="cls")
+    config = load_config(str(repository / "configs/glyphs.py"), ["data.resize=36"])
+    config.data.image_size = 36
+    with pytest.raises(UserError, match="36 pixels cannot be cut into patches of 8"):
+        create_embedder(config)
+
+
+def test_poolings_by_hand():
+    tokens = np.array([[[1.0, 5], [3, -1], [1, 2], [2, -4]]], np.float32)
+    for pooling, expected in {
+        "cls": [1, 5],
+        "cls_dist_mean": [2, 2],
+        "avg": [1.5, -1],
+        "max": [2, 2],
+        "avg_max": [3.5, 1],
+        "gem": [4.5 ** (1 / 3), 4 ** (1 / 3)],
+    }.items():
+        np.testing.assert_allclose(pool_tokens(tokens, 2, pooling)[0], expected, rtol=1e-6)
+
+
+def test_statistics_of_batch_norms_are_never_trained():
+    from hypjax.training import optim
+
+    params = {"model": {"encoder": weights_of(RESNET)}, "objective": {}}
+    trained, frozen = optim.split_frozen(params, ())
+    paths = flatten_dict(frozen).keys()
+    assert paths and all("statistics" in path for path in paths)
+    assert not any("statistics" in path for path in flatten_dict(trained))
+    assert_equal(optim.merge(trained, frozen), params)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, photos_folder):
+    """A tiny run's configuration with weights to begin from, and these."""
+    path = tmp_path_factory.mktemp("weights") / "w.safetensors"
+    settings = [f"model.weights={path}", "optim.frozen=patch_projection", "train.total_steps=4"]
+    config = small_runs.load(photos_folder, *settings)
+    encoder = create_embedder(config).encoder
+    params = weights_of(encoder, seed=3)
+    save_file(timm_state_dict(params, encoder), path)
+    return config, params, encoder
+
+
+@pytest.fixture(scope="module")
+def finished(pretrained, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run")
+    return workdir, train.train_and_evaluate(pretrained[0], workdir)
+
+
+def test_training_begins_from_the_weights(pretrained, finished):
+    """And moves all of them but the patch projection."""
+    config, before, _ = pretrained
+    workdir, results = finished
+    after = flatten_dict(restore_best(workdir)[1]["encoder"])
+    for path, value in flatten_dict(before).items():
+        same = np.array_equal(value, after[path])
+        assert same == (path[0] == "patch_embed"), path
+        assert np.abs(after[path] - value).max() < 0.3, path
+    encoder_alone = evaluate_pretrained(config)
+    assert encoder_alone["pretrained"]["encoder"] == results["untrained"]["encoder"]
+
+
+def test_another_runs_folder_gives_weights_too(finished, photos_folder):
+    workdir, _ = finished
+    config = small_runs.load(photos_folder, f"model.weights={workdir}")
+    found = pretrained_encoder(config, create_embedder(config).encoder)
+    assert_equal(found, restore_best(workdir)[1]["encoder"])
+
+
+def test_a_mistake_in_the_weights_name_leaves_no_folder_behind(photos_folder, tmp_path):
+    config = small_runs.load(photos_folder, "model.weights=absent.safetensors")
+    with pytest.raises(UserError, match="weights absent.safetensors: there is no such file"):
+        train.train_and_evaluate(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_own_images_are_fine_tuned_by_the_published_recipe():
+    config = load_config(f"{small_runs.CONFIG}:sph-dino", ["data.path=photos"])
+    assert config.model.weights == "vit_small_patch16_224.dino"
+    assert (config.objective.space, config.optim.learning_rate) == ("sphere", 1e-5)
+    assert (config.data.name, config.data.image_size) == ("folder", 224)
+
+
+def test_another_runs_encoder_must_be_the_same(finished, photos_folder):
+    """Heads do not show in the shapes of parameters."""
+    workdir, _ = finished
+    config = small_runs.load(photos_folder, f"model.weights={workdir}", "model.num_heads=4")
+    with pytest.raises(UserError, match="is of another architecture or size"):
+        pretrained_encoder(config, create_embedder(config).encoder)
+
+
+def test_features_for_the_hyperbolicity_are_not_normalised(pretrained):
+    points, notes = pretrained_features(pretrained[0])
+    assert not notes
+    assert points.dtype == np.float32 and np.isfinite(points).all()
+    assert np.linalg.norm(points, axis=1).std() > 0
+
+
+def test_the_hyperbolicity_of_an_encoder_by_the_command(pretrained, photos_folder):
+    config, _, _ = pretrained
+    fields = [
+        *small_runs.SMALL,
+        f"data.path={photos_folder}",
+        f"model.weights={config.model.weights}",
+    ]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "hypjax.hyperbolicity", f"--config={small_runs.CONFIG}"),
+            *("--samples=20", "--trials=5"),
+            *(f"--config.{field}" for field in fields),
+        ],
+        env=os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"relative delta: 0\.\d{4} ± 0\.\d{4}\n", done.stdout)
+    assert "over 5 draws of 20 of 24 points" in done.stdout
+    assert re.search(r"curvature c it suggests: \d+\.\d{3}", done.stdout)
+
+
+def test_a_run_is_written_under_timms_names(finished, tmp_path):
+    workdir, _ = finished
+    path = tmp_path / "model.safetensors"
+    args = [sys.executable, "-m", "hypjax.convert", f"--workdir={workdir}", f"--output={path}"]
+    env = os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)}
+    done = subprocess.run(args, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "timm.models.VisionTransformer(num_classes=8, img_size=16, patch_size=8, " in done.stdout
+    model, params = restore_best(workdir)
+    assert_equal(load_timm(str(path), model.encoder), params["encoder"])
+    np.testing.assert_array_equal(load_file(path)["head.weight"].T, params["head"]["kernel"])
+    again = subprocess.run(args, env=env, capture_output=True, text=True)
+    assert again.returncode == 1 and "exists already" in again.stderr
+
+
+def test_the_line_that_builds_the_model_in_pytorch():
+    config = load_config(
+        str(small_runs.REPOSITORY / "configs/cub.py:hyp-deit"),
+        ["data.image_size=384", "data.resize=384"],
+    )
+    model = create_embedder(config, evaluating=True)
+    params = {"encoder": encoder_shapes(model.encoder)}
+    name = "deit_small_distilled_patch16_224"
+    line = f'timm.create_model("{name}", num_classes=128, img_size=384)'
+    assert timm_constructor(params, model) == line and pools_as_timm(model.encoder)
+    assert not pools_as_timm(create_embedder(config).encoder)
+    grey = {"encoder": encoder_shapes(model.encoder, channels=1)}
+    assert "in_chans=1" in timm_constructor(grey, model)

@@ -1,0 +1,193 @@
+"""What a run measures: metrics.jsonl, TensorBoard, Weights & Biases, traces."""
+
+import contextlib
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax import train
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.monitoring.meter import Meter
+from hypjax.monitoring.stopwatch import Stopwatch
+from hypjax.monitoring.telemetry import Telemetry
+from hypjax.objectives import PairwiseCrossEntropy
+from hypjax.types import Batch, Outputs
+from tests.helpers import small_runs
+from tests.runs.test_checkpoints import small_disk
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def scalars(folder):
+    """What TensorBoard shows: {name: [(step, value), ...]}."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    shown = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return {name: [(e.step, e.value) for e in shown.Scalars(name)] for name in shown.scalars.Keys()}
+
+
+@pytest.fixture(scope="module")
+def finished(photos_folder, tmp_path_factory):
+    """A run that was interrupted after step 8 and then finished."""
+    folder = tmp_path_factory.mktemp("run")
+    config = small_runs.load(photos_folder)
+    write = Telemetry.write
+
+    def interrupted(self, step, values):
+        write(self, step, values)
+        if step == 8:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Telemetry, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train.train_and_evaluate(config, folder)
+    train.train_and_evaluate(config, folder, profile=(8, 9))
+    return folder
+
+
+def test_metrics_tell_how_training_goes(finished):
+    measured = [line for line in lines(finished) if "loss" in line]
+    assert [line["step"] for line in measured] == [2, 3, 4, 6, 8, 9, 10, 12]
+    for line in measured:
+        assert {
+            *("loss", "gradient_norm", "update_norm", "learning_rate", "embedding_norm"),
+            *("feature_norm", "clipped_share", "logit_min", "logit_max", "batch_recall@1"),
+            *("images_per_second", "input_wait", "host_memory_peak", "skipped"),
+        } <= line.keys()
+        assert line["host_memory_peak"] > 50e6 and line["logit_min"] < line["logit_max"] <= 0
+    assert measured[0]["learning_rate"] == pytest.approx(2e-3 / 2)  # That of step 2 itself.
+    assert [line["step"] for line in lines(finished) if "validation" in line] == [0, 4, 8, 12]
+
+
+def test_tensorboard_shows_the_same_with_no_step_twice(finished):
+    shown = scalars(finished)
+    measured = [line for line in lines(finished) if "loss" in line]
+    assert [step for step, _ in shown["train/loss"]] == [line["step"] for line in measured]
+    np.testing.assert_allclose(
+        [value for _, value in shown["train/loss"]], [m["loss"] for m in measured], rtol=1e-6
+    )
+    curve = shown["validation/head/recall@1"]
+    assert [step for step, _ in curve] == [0, 4, 8, 12]
+    assert [step for step, _ in shown["test/encoder/recall@2"]] == [0, 12]
+
+
+def test_a_trace_names_parts_of_the_loop_and_of_the_step(finished):
+    (trace,) = (finished / "profile").rglob("*.xplane.pb")
+    content = trace.read_bytes()
+    places = ("/pixels/", "/encoder/", "(loss)/", "/optimizer/")
+    for name in ("step_num", "evaluation", *places):
+        assert name.encode() in content, name
+
+
+@pytest.mark.parametrize("steps", [(0, 3), (5, 4), (10, 13)])
+def test_a_trace_of_no_steps_is_refused(photos_folder, tmp_path, steps):
+    with pytest.raises(UserError, match="two ascending steps from 1 to 12"):
+        train.train_and_evaluate(small_runs.load(photos_folder), tmp_path / "run", profile=steps)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_delays_measurements_and_loses_none(photos_folder, tmp_path, capsys):
+    config = small_runs.load(photos_folder)
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        telemetry = Telemetry(disk, 0, config)
+        for step in range(1, 10):
+            if step == 4:
+                with (
+                    (disk / "filler").open("wb", buffering=0) as filler,
+                    contextlib.suppress(OSError),
+                ):
+                    while True:
+                        filler.write(bytes(4096))
+            if step == 7:
+                (disk / "filler").unlink()
+            telemetry.write(step, {"loss": step / 8, "padding": {"x" * 2000: 1.0}})
+        telemetry.close()
+        assert [line["loss"] for line in lines(disk)] == [step / 8 for step in range(1, 10)]
+        assert scalars(disk)["train/loss"] == [(step, step / 8) for step in range(1, 10)]
+    assert capsys.readouterr().err.count("measurements could not be written") == 2  # Each sink.
+
+
+def test_wandb_gets_the_same_numbers(photos_folder, tmp_path, monkeypatch):
+    """Against a stand-in; tests/parity has the real one."""
+    logged = []
+
+    class Run:
+        def log(self, values, step):
+            logged.append((step, values))
+
+        def finish(self):
+            logged.append("finished")
+
+    class Wandb:
+        Error, Settings = RuntimeError, dict
+
+        @staticmethod
+        def init(**settings):
+            logged.append(settings)
+            return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", Wandb)
+    telemetry = Telemetry(tmp_path, 0, small_runs.load(photos_folder, "run.wandb_project=birds"))
+    telemetry.write(3, {"loss": 0.5, "validation": {"head": {"recall@1": 0.25}}})
+    telemetry.close()
+    assert logged[0]["project"] == "birds" and logged[0]["resume"] == "allow"
+    numbers = {"train/loss": 0.5, "validation/head/recall@1": 0.25}
+    assert logged[1:] == [(3, numbers), "finished"]
+
+
+def test_wandb_that_is_not_installed_is_named(photos_folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="pip install wandb"):
+        train.train_and_evaluate(
+            small_runs.load(photos_folder, "run.wandb_project=birds"), tmp_path
+        )
+
+
+def test_readings_summarise_finite_steps():
+    meter = Meter(4, Stopwatch())
+    for i in (1.0, 2.0, float("nan"), 4.0):
+        step = {"loss": i, "logit_min": i, "logit_max": i, "learning_rate": i, "skipped": 1}
+        meter.add({name: jnp.float32(v) for name, v in step.items()} | {"finite": i == i})
+    values = meter.read()
+    assert values["loss"] == pytest.approx(7 / 3)
+    assert (values["logit_min"], values["logit_max"], values["learning_rate"]) == (1, 4, 4)
+    meter.add({"loss": jnp.float32(jnp.nan), "finite": jnp.array(False), "skipped": jnp.int32(2)})
+    assert "loss" not in meter.read()
+
+
+@pytest.mark.parametrize("space", [PoincareBall(c=0.5, clip_radius=1.5), Sphere()])
+def test_the_objective_tells_norms_logits_and_nearest_neighbours(space):
+    rng = np.random.default_rng(0)
+    classes, samples, dim = 7, 3, 5
+    features = rng.normal(size=(classes * samples, dim)).astype(np.float32)
+    labels = np.repeat(np.arange(classes), samples)
+    batch = Batch(None, labels, None, None)
+    objective = PairwiseCrossEntropy(space, 0.2, samples)
+    _, (_, told) = jax.jit(
+        lambda projected: objective.loss({}, {}, Outputs(None, projected), None, batch, None)
+    )(features)
+    points = np.asarray(space.embed(features))
+    distances = np.asarray(space.distance(points[:, None], points[None]))
+    others = ~np.eye(len(labels), dtype=bool)
+    nearest = np.argmin(np.where(others, distances, np.inf), axis=1)
+    norms = np.linalg.norm(features, axis=1)
+    clipped = np.mean(norms > 1.5) if isinstance(space, PoincareBall) else 0
+    wanted = {
+        "feature_norm": norms.mean(),
+        "embedding_norm": np.linalg.norm(points, axis=1).mean(),
+        "clipped_share": clipped,
+        "logit_min": -distances[others].max() / 0.2,
+        "logit_max": -distances[others].min() / 0.2,
+        "batch_recall@1": np.mean(labels[nearest] == labels),
+    }
+    assert told.keys() == wanted.keys() and 0 < wanted["batch_recall@1"] < 1
+    for name, value in wanted.items():
+        np.testing.assert_allclose(told[name], value, rtol=2e-4, err_msg=name)

@@ -1,0 +1,158 @@
+"""Pairwise cross-entropy against a transcription of Eq. 5 in NumPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.objectives import PairwiseCrossEntropy, pairwise_cross_entropy
+from hypjax.types import Batch, Outputs
+
+BALL, SPHERE = PoincareBall(0.1, 2.3), Sphere()
+compiled_loss = jax.jit(pairwise_cross_entropy, static_argnames=("space", "temperature"))
+
+
+def transcription(z, distance, temperature):
+    """Eq. 5 as the paper has it, for every ordered pair of subsets, one anchor at a time."""
+    classes, samples, _ = z.shape
+    total = 0.0
+    for i in range(samples):
+        for j in range(samples):
+            if i == j:
+                continue
+            losses = []
+            for a in range(classes):
+                positive = np.exp(-distance(z[a, i], z[a, j]) / temperature)
+                negatives = sum(
+                    np.exp(-distance(z[a, i], z[b, k]) / temperature)
+                    for b in range(classes)
+                    for k in (i, j)
+                    if b != a
+                )
+                losses.append(-np.log(positive / (positive + negatives)))
+            total += np.mean(losses)
+    return total
+
+
+def ball_distance(x, y, c=0.1):
+    """Eq. 2 through Möbius addition."""
+    xy, xx, yy = -x @ y, x @ x, y @ y
+    w = (-(1 + 2 * c * xy + c * yy) * x + (1 - c * xx) * y) / (1 + 2 * c * xy + c**2 * xx * yy)
+    return 2 / np.sqrt(c) * np.arctanh(np.sqrt(c) * np.linalg.norm(w))
+
+
+def sphere_distance(x, y):
+    """Eq. 4."""
+    return np.sum((x / np.linalg.norm(x) - y / np.linalg.norm(y)) ** 2)
+
+
+def embeddings(space, seed=0, shape=(4, 3, 5), dtype=np.float64):
+    features = np.random.default_rng(seed).normal(size=shape).astype(dtype)
+    return np.asarray(space.embed(features))
+
+
+@pytest.mark.parametrize(
+    ("space", "distance"),
+    [(BALL, ball_distance), (SPHERE, sphere_distance)],
+    ids=["ball", "sphere"],
+)
+@pytest.mark.parametrize("shape", [(4, 2, 5), (4, 3, 5), (2, 4, 3)])
+def test_value_and_gradient_are_those_of_the_paper(float64, space, distance, shape):
+    z = embeddings(space, shape=shape)
+    loss = lambda z: pairwise_cross_entropy(z, space=space, temperature=0.2)  # noqa: E731
+    value, gradient = jax.jit(jax.value_and_grad(loss))(z)
+    np.testing.assert_allclose(value, transcription(z, distance, 0.2), rtol=1e-10)
+    tangent = np.random.default_rng(1).normal(size=shape)
+    if space is SPHERE:  # The gradient along the sphere; off it the two formulas differ.
+        tangent -= np.sum(tangent * z, axis=-1, keepdims=True) * z
+    step = 1e-6
+    numeric = (
+        transcription(z + step * tangent, distance, 0.2)
+        - transcription(z - step * tangent, distance, 0.2)
+    ) / (2 * step)
+    np.testing.assert_allclose(np.sum(gradient * tangent), numeric, rtol=1e-6)
+
+
+def test_float32_is_close_to_float64():
+    z = embeddings(BALL, shape=(50, 4, 32), dtype=np.float32)
+    single = compiled_loss(z, space=BALL, temperature=0.2)
+    with jax.enable_x64(True):
+        double = compiled_loss(z.astype(np.float64), space=BALL, temperature=0.2)
+    np.testing.assert_allclose(single, double, rtol=1e-5)
+
+
+def test_sphere_at_twice_the_temperature_equals_cosine_logits(float64):
+    """The published Sph runs use cosine / 0.1; with Eq. 4 the same logits need τ = 0.2."""
+    z = embeddings(SPHERE)
+    cosine = lambda x, y: -(x @ y)  # noqa: E731
+    np.testing.assert_allclose(
+        compiled_loss(z, space=SPHERE, temperature=0.2),
+        transcription(z, cosine, 0.1),
+        rtol=1e-10,
+    )
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=10, deadline=None)
+def test_rotating_the_space_or_reordering_changes_nothing(seed):
+    rng = np.random.default_rng(seed)
+    rotation, _ = np.linalg.qr(rng.normal(size=(5, 5)))
+    with jax.enable_x64(True):
+        for space in (BALL, SPHERE):
+            z = embeddings(space, seed)
+            loss = functools.partial(compiled_loss, space=space, temperature=0.2)
+            for changed in (z @ rotation, rng.permutation(z), rng.permutation(z, axis=1)):
+                np.testing.assert_allclose(loss(changed), loss(z), rtol=1e-9)
+
+
+def test_extreme_distances_neither_overflow_nor_vanish():
+    z = jnp.asarray(embeddings(PoincareBall(0.1, None), dtype=np.float32))
+    space = PoincareBall(0.1, None)
+    loss = lambda z: pairwise_cross_entropy(z, space=space, temperature=1e-3)  # noqa: E731
+    value, gradient = jax.jit(jax.value_and_grad(loss))(z)
+    assert np.isfinite(value) and np.isfinite(gradient).all()
+
+
+def test_collapsed_embeddings_have_the_loss_of_guessing():
+    classes, samples = 6, 3
+    z = jnp.full((classes, samples, 4), 0.3)
+    value, gradient = jax.value_and_grad(lambda z: compiled_loss(z, space=BALL, temperature=0.2))(z)
+    choices = classes + classes - 1
+    np.testing.assert_allclose(value, samples * (samples - 1) * np.log(choices), rtol=1e-2)
+    assert np.isfinite(gradient).all()
+
+
+def test_a_batch_with_nothing_to_compare_is_refused():
+    with pytest.raises(ValueError, match="at least 2 classes and 2 samples, got 4 and 1"):
+        pairwise_cross_entropy(jnp.zeros((4, 1, 3)), space=BALL, temperature=0.2)
+
+
+@pytest.mark.parametrize("shape", [(450, 2, 128), (100, 9, 128)])
+def test_loss_and_gradient_need_little_memory(shape):
+    """A few matrices of the batch's distances, and nothing of the size images² × coordinates."""
+
+    def loss(features):
+        return pairwise_cross_entropy(BALL.embed(features), space=BALL, temperature=0.2)
+
+    features = jax.ShapeDtypeStruct(shape, jnp.float32)
+    compiled = jax.jit(jax.value_and_grad(loss)).lower(features).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 40e6
+
+
+def test_the_objective_takes_neighbouring_images_as_one_class():
+    objective = PairwiseCrossEntropy(BALL, temperature=0.2, samples_per_class=3)
+    features = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+    outputs = Outputs(pooled=jnp.zeros((12, 2)), projected=jnp.asarray(features))
+    batch = Batch(*[jnp.zeros(12)] * 4)
+    params, state = objective.init(jax.random.key(0), None)
+    arguments = params, state, outputs, None, batch, jax.random.key(0)
+    loss, (state, _) = jax.jit(objective.loss)(*arguments)
+    expected = compiled_loss(BALL.embed(features).reshape(4, 3, 5), space=BALL, temperature=0.2)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    assert (params, state) == ({}, {})
+    assert objective.score_space == BALL

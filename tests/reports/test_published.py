@@ -1,0 +1,135 @@
+"""Published results: whose they are, and what is told of them."""
+
+import pytest
+
+from hypjax.config import load_config
+from hypjax.reports import published
+from hypjax.reports.published import compare, published_delta, published_scores
+
+
+@pytest.fixture
+def load(repository):
+    def load(spec, *overrides):
+        name, _, variant = spec.partition(":")
+        colon = ":" if variant else ""
+        return load_config(f"{repository}/configs/{name}.py{colon}{variant}", overrides)
+
+    return load
+
+
+HYP_DINO = {"recall@1": 0.809, "recall@2": 0.876, "recall@4": 0.924, "recall@8": 0.956}
+
+
+@pytest.mark.parametrize(
+    ("spec", "part", "overrides", "first"),
+    [
+        ("cub:hyp-dino", "head", [], 0.783),
+        ("cub:hyp-dino,released", "encoder", [], 0.809),
+        ("cars:sph-deit", "head", [], 0.773),
+        ("cars:hyp-dino-patch8", "encoder", [], 0.928),
+        ("sop:hyp-vit", "encoder", [], 0.859),
+        ("inshop:hyp-vit", "head", [], 0.927),
+        ("inshop:hyp-vit", "head", ["objective.c=1"], 0.892),
+        ("inshop:hyp-vit", "encoder", ["model.head_dim=16"], 0.886),
+        ("inshop:hyp-vit", "head", ["train.batch_size=400"], 0.925),
+        ("inshop:hyp-vit", "head", ["train.batch_size=500", "train.total_steps=9"], 0.927),
+        ("inshop:sph-vit", "head", ["objective.c=1"], 0.908),
+        ("cub", "head", ["model.weights=timm/vit_small_patch16_224.dino"], 0.783),
+        ("cub", "head", ["model.weights=/a/vit_small_patch16_224.dino.safetensors"], 0.783),
+    ],
+)
+def test_a_recipe_has_its_row(load, spec, part, overrides, first):
+    assert published_scores(load(spec, *overrides), part)["recall@1"] == pytest.approx(first)
+
+
+def test_scores_are_fractions_at_every_k(load):
+    assert published_scores(load("cub"), "encoder") == pytest.approx(HYP_DINO)
+    pretrained = published_scores(load("sop"), "encoder", pretrained=True)
+    assert pretrained == pytest.approx(
+        {"recall@1": 0.634, "recall@10": 0.781, "recall@100": 0.883, "recall@1000": 0.96}
+    )
+
+
+def test_table_1_tells_of_pretrained_encoders(load):
+    assert published_delta(load("cub:hyp-vit")) == 0.28
+    assert published_delta(load("inshop:sph-dino")) == 0.318
+    assert published_delta(load("glyphs")) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "overrides"),
+    [
+        ("glyphs", []),
+        ("cub", ["objective.c=0.3"]),
+        ("cub", ["model.head_dim=64"]),
+        ("cub", ["data.image_size=192"]),
+        ("cub", ["data.resize=224"]),
+        ("cub", ["data.mean=0.5,0.5,0.5"]),
+        ("cub", ["model.weights=hf-hub:someone/vit_small_patch16_224.dino"]),
+        ("cub", ["model.weights=runs/vit_small_patch16_224.dino/model.safetensors"]),
+        ("cub", ["model.weights=None"]),
+        ("cub", ["model.weights=vit_small_patch16_224.augreg_in1k"]),
+        ("cub", ["model.weights=runs/vit_small_patch16_224/x.npz"]),
+        ("cub", ["model.eval_pooling=avg"]),
+        ("cub", ["data.name=folder", "data.path=birds"]),
+        ("inshop:hyp-vit", ["objective.c=0.3", "model.head_dim=64"]),
+        ("inshop:hyp-vit", ["objective.clip_radius=None"]),
+        ("cars:hyp-dino-patch8", ["model.architecture=vit_small_patch16_224"]),
+    ],
+)
+def test_other_settings_have_none(load, spec, overrides):
+    config = load(spec, *overrides)
+    assert published_scores(config, "head") is None
+    results = {"final": {"head": HYP_DINO, "encoder": HYP_DINO}}
+    assert published_scores(config, "encoder") is None and compare(results, config) == ""
+
+
+def test_every_row_belongs_to_a_recipe(load):
+    """But for Table 5's default, of which Tables 2 and 3 tell."""
+    encoders = {"vit", "deit", "dino"}
+    rows = [
+        key
+        for key in published._rows()
+        if not key[2].endswith(" default") and key[2] not in encoders  # Table 1
+    ]
+    assert len(rows) == 4 * (6 + 6 + 3) + 2 + 2 * (5 + 3 + 3)  # Tables 2 and 3, 4, 5.
+    fields = {"c": "objective.c", "head_dim": "model.head_dim", "batch_size": "train.batch_size"}
+    names = {"cub200": "cub", "cars196": "cars", "sop": "sop", "inshop": "inshop"}
+    configs = {}
+    for dataset, part, method in rows:
+        base, _, change = method.partition(" ")
+        field, _, value = change.partition("=")
+        spec = f"{names[dataset]}:{base.replace('pretrained', 'hyp')}"
+        if (spec, change) not in configs:
+            configs[spec, change] = load(spec, *([f"{fields[field]}={value}"] if field else []))
+        found = published._find(configs[spec, change], part, base.startswith("pretrained"))
+        assert found[0] == method
+
+
+def test_differences_are_told_in_percentage_points(load):
+    results = {
+        "untrained": {"head": {"recall@1": 0.2}, "encoder": {"recall@1": 0.7076}},
+        "final": {"head": {"recall@1": 0.79}, "encoder": HYP_DINO | {"recall@1": 0.805}},
+    }
+    assert compare(results, load("cub")).splitlines() == [
+        "published (Hyp-ViT, Table 3, pretrained DINO, 384-d): R@1 70.8 (ours +0.0)",
+        "published (Hyp-ViT, Table 2, Hyp-DINO, 128-d): R@1 78.3 (ours +0.7)",
+        "published (Hyp-ViT, Table 3, Hyp-DINO, 384-d): R@1 80.9 (ours -0.4), "
+        "R@2 87.6 (ours +0.0), R@4 92.4 (ours +0.0), R@8 95.6 (ours +0.0)",
+    ]
+    chosen = results | {"best": {"head": {"recall@1": 0.783}}, "best_step": 50}
+    assert compare(chosen, load("cub")).splitlines()[1:] == [
+        "published (Hyp-ViT, Table 2, Hyp-DINO, 128-d): R@1 78.3 (best +0.0)"
+    ]
+
+
+def test_a_pretrained_encoder_and_an_ablation_are_named_as_such(load):
+    results = {"pretrained": {"encoder": {"recall@1": 0.5}}}
+    assert compare(results, load("cars:sph-deit")) == (
+        "published (Hyp-ViT, Table 3, pretrained DeiT, 384-d): R@1 52.8 (ours -2.8)"
+    )
+    results = {"final": {"head": {"recall@1": 0.9, "recall@10": 0.95}}}
+    assert compare(results, load("inshop:hyp-vit", "model.head_dim=16")) == (
+        "published (Hyp-ViT, Table 5, Hyp-ViT head_dim=16, 16-d): R@1 83.3 (ours +6.7)"
+    )
+    assert compare({"final": {"head": {"map@r": 0.5}}}, load("cub")) == ""

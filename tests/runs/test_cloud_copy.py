@@ -1,0 +1,402 @@
+"""Runs in cloud storage, by a stand-in for it: an fsspec file system on a folder."""
+
+import contextlib
+import json
+import signal
+import time
+
+import fsspec
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from hypjax import train
+from hypjax.errors import Interrupted, UserError
+from hypjax.evaluate import evaluate
+from hypjax.inference.embedder import TrainedEmbedder
+from hypjax.inference.weights import pretrained_encoder
+from hypjax.models import create_embedder
+from hypjax.runs import cloud_copy
+from hypjax.runs.checkpoints import Checkpoints
+from hypjax.runs.cloud_copy import Mirror
+from hypjax.runs.cloud_read import reading
+from tests.helpers import small_runs
+
+URL = "bucket://runs/a"
+
+
+class Bucket(DirFileSystem):
+    """Object storage in a folder, which can be away and notes what is asked of it."""
+
+    protocol = "bucket"
+    cachable = False
+    root, away, done = None, None, []
+
+    def __init__(self, **options):
+        super().__init__(str(self.root), LocalFileSystem(auto_mkdir=True), **options)
+
+    def _begin(self, verb, path):
+        name = path.removeprefix("runs/a/")
+        if self.away and type(self).away(verb, name):
+            raise OSError("storage away")
+        self.done.append((verb, name))
+
+    def find(self, path, **options):
+        self._begin("find", path)
+        return super().find(path, **options)
+
+    def cat_file(self, path, *args, **options):
+        self._begin("cat", path)
+        return super().cat_file(path, *args, **options)
+
+    def pipe_file(self, path, *args, **options):
+        self._begin("put", path)
+        return super().pipe_file(path, *args, **options)
+
+    def put_file(self, lpath, rpath, **options):
+        self._begin("put", rpath)
+        super().put_file(lpath, rpath, **options)
+
+    def get_file(self, rpath, lpath, **options):
+        self._begin("get", rpath)
+        super().get_file(rpath, lpath, **options)
+
+    def rm_file(self, path):
+        self._begin("rm", path)
+        super().rm_file(path)
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    for name, value in {"root": tmp_path / "bucket", "away": None, "done": []}.items():
+        monkeypatch.setattr(Bucket, name, value)
+    return Bucket
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Moves to a machine of a name, which is its cache folder."""
+
+    def move(name):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+
+    move("one")
+    return move
+
+
+def always(verb, name):
+    return True
+
+
+class KilledError(Exception):
+    """Ends a run as `kill -9` does; nothing can be copied meanwhile."""
+
+
+@contextlib.contextmanager
+def killed(bucket):
+    """Ends the body without a chance to copy what is left."""
+    with pytest.raises(KilledError):
+        yield
+    bucket.away = None
+
+
+def kill(bucket):
+    bucket.away = always
+    raise KilledError
+
+
+def begin(url=URL):
+    """A run that has begun."""
+    run = Mirror(url)
+    (run.folder / "config.json").write_text("{}")
+    return run
+
+
+def save(run, step, content="weights"):
+    """Writes a checkpoint of two files, whole or not at all."""
+    unfinished = run.folder / f"checkpoints/{step}.orbax-checkpoint-tmp"
+    (unfinished / "model").mkdir(parents=True)
+    (unfinished / "model/data").write_text(f"{content} {step}")
+    (unfinished / "record").write_text(f"record {step}")
+    unfinished.rename(run.folder / f"checkpoints/{step}")
+
+
+def steps(folder):
+    return sorted(int(path.name) for path in (folder / "checkpoints").glob("*"))
+
+
+def in_cloud(bucket):
+    folder = bucket.root / "runs/a"
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def until(condition):
+    """Waits for what a thread does."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Lets the thread look and copy often."""
+    monkeypatch.setattr(cloud_copy, "_LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(cloud_copy, "_COPY_SECONDS", 0.02)
+
+
+def test_an_interrupted_run_goes_on_on_another_machine(
+    photos_folder, bucket, machine, monkeypatch, capfd
+):
+    few = ["train.total_steps=6", "run.checkpoint_every=2", "data.validation_classes=0"]
+    config, save = small_runs.load(photos_folder, *few), train.save
+
+    def interrupted_save(*args):
+        monkeypatch.setattr(train, "save", save)
+        save(*args)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(train, "save", interrupted_save)
+    with pytest.raises(Interrupted, match="step 3 is saved"):
+        train.train_and_evaluate(config, URL)
+    machine("two")
+    results = train.train_and_evaluate(config, URL)
+    printed = capfd.readouterr()
+    assert "continuing after step 3" in printed.err
+    assert f"results.json, metrics.jsonl and the models are in {URL}" in printed.out
+    assert bucket.done[-1] == ("put", "results.json")
+    cloud = bucket.root / "runs/a"
+    assert json.loads((cloud / "results.json").read_text()) == results
+    measured = [json.loads(line)["step"] for line in (cloud / "metrics.jsonl").open()]
+    assert measured == [0, 2, 3, 4, 6, 6]
+    kept = {name.split("/")[1] for name in in_cloud(bucket) if name.startswith("checkpoints/")}
+    assert kept == {"4", "6"}
+
+    machine("three")
+    bucket.done.clear()
+    trained = TrainedEmbedder(URL)
+    assert not any("training" in name for _, name in bucket.done)
+    other = small_runs.load(photos_folder, f"model.weights={URL}")
+    kernels = pretrained_encoder(other, create_embedder(other).encoder)
+    jax.tree.map(np.testing.assert_array_equal, kernels, trained._params["encoder"])
+    assert train.train_and_evaluate(config, URL) == results
+    assert f"{URL} holds this run's results already" in capfd.readouterr().out
+
+
+def test_what_a_killed_run_had_not_copied_is_kept_on_its_machine(bucket, machine):
+    with killed(bucket), begin() as run:
+        save(run, 1)
+        kill(bucket)
+    assert "checkpoints/1/record" not in in_cloud(bucket)
+    assert steps(Mirror(URL).folder) == [1]
+    assert "checkpoints/1/record" in in_cloud(bucket)
+    machine("two")
+    assert steps(Mirror(URL).folder) == [1]
+
+
+def test_where_another_machine_went_on_the_cloud_counts(bucket, machine, capfd):
+    with begin() as run:
+        save(run, 1)
+    with killed(bucket), Mirror(URL) as run:
+        save(run, 2, "late")
+        kill(bucket)
+    machine("two")
+    with Mirror(URL) as other:
+        assert steps(other.folder) == [1]
+        save(other, 2)
+    machine("one")
+    run = Mirror(URL)
+    assert (run.folder / "checkpoints/2/model/data").read_text() == "weights 2"
+    (aside,) = run.folder.parent.glob("*-unsent-1")
+    assert (aside / "checkpoints/2/model/data").read_text() == "late 2"
+    assert f"what only this machine has is kept in {aside}" in capfd.readouterr().err
+
+
+def test_new_checkpoints_come_before_old_ones_go_and_results_come_last(bucket, machine):
+    with begin() as run:
+        save(run, 1)
+    (bucket.root / "runs/a/notes.txt").write_text("Not the run's.")
+    bucket.done.clear()
+    with Mirror(URL) as run:
+        save(run, 2)
+        (run.folder / "checkpoints/1/record").unlink()
+        (run.folder / "checkpoints/1/model/data").unlink()
+        (run.folder / "metrics.jsonl").write_text("1")
+        (run.folder / "results.json").write_text("{}")
+    changes = [(verb, name) for verb, name in bucket.done if verb in ("put", "rm")]
+    two = [("put", "checkpoints/2/model/data"), ("put", "checkpoints/2/record")]
+    one = {("rm", "checkpoints/1/model/data"), ("rm", "checkpoints/1/record")}
+    assert changes[:4] == [("put", "writer.json"), ("put", "metrics.jsonl"), *two]
+    assert set(changes[4:6]) == one and changes[6:] == [("put", "results.json")]
+    assert "notes.txt" in in_cloud(bucket)
+
+
+@pytest.mark.parametrize("last", ["model/_METADATA", "record/metadata", "training/manifest.ocdbt"])
+def test_of_a_half_copied_checkpoint_the_one_before_is_used(bucket, machine, capfd, last):
+    """The last file that arrives is in one of its parts."""
+    like = {"kernel": jnp.arange(1000.0)}
+
+    def checkpoint(run, step):
+        with contextlib.closing(Checkpoints(run.folder / "checkpoints")) as checkpoints:
+            checkpoints.save(step, record={}, model=like, training=like)
+
+    with begin() as run:
+        checkpoint(run, 1)
+
+    def cut(verb, name):
+        return f"checkpoints/2/{last}" in in_cloud(bucket)
+
+    with pytest.raises(UserError, match="storage away"), Mirror(URL) as run:
+        checkpoint(run, 2)
+        bucket.away = cut
+    bucket.away = None
+    machine("two")
+    run = Mirror(URL)
+    assert steps(run.folder) == [1, 2]
+    with contextlib.closing(Checkpoints(run.folder / "checkpoints")) as checkpoints:
+        assert checkpoints.restore_latest(model=like, training=like).step == 1
+    assert "checkpoint of step 2 in" in capfd.readouterr().err
+
+
+def test_storage_that_is_away_for_a_while_is_told_of_once(bucket, machine, quick, capfd):
+    with begin() as run:
+        bucket.away = always
+        for step in (1, 2, 3):
+            save(run, step)
+            time.sleep(0.05)
+        bucket.away = None
+        until(lambda: "checkpoints/3/record" in in_cloud(bucket))
+        until(lambda: "results.json" not in in_cloud(bucket) and not run._failing)
+    printed = capfd.readouterr().err
+    assert printed.count("warning") == 1 and printed.count("has everything again") == 1
+    assert f"warning: {URL} could not be written (storage away); the run goes on in" in printed
+
+
+def test_results_that_cannot_be_copied_are_copied_by_the_same_command(bucket, machine):
+    run = begin()
+    told = f"cannot write to {URL} .storage away.; all of this run is in {run.folder}, and the same"
+    with pytest.raises(UserError, match=told), run:
+        save(run, 1)
+        (run.folder / "results.json").write_text("{}")
+        bucket.away = always
+    with pytest.raises(UserError, match="cannot read bucket://runs/a .storage away"):
+        Mirror(URL)
+    bucket.away = None
+    Mirror(URL)
+    assert {"results.json", "checkpoints/1/record"} <= in_cloud(bucket)
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_copied_arrives_whole(bucket, machine, quick):
+    """Else a slow copy might never see the end of any checkpoint."""
+
+    def replacing(verb, name):
+        if (verb, name) == ("put", "checkpoints/1/model/data"):
+            for path in (run.folder / "checkpoints/1/record", run.folder / name):
+                path.unlink(missing_ok=True)
+        return False
+
+    bucket.away = replacing
+    with begin() as run:
+        save(run, 1)
+        until(lambda: ("put", "checkpoints/1/record") in bucket.done)
+    assert (run.folder / "checkpoints/1").exists()
+    until(lambda: "checkpoints/1/record" not in in_cloud(bucket))
+
+
+def test_only_one_process_of_a_machine_has_a_run(bucket, machine):
+    with begin() as run, cloud_copy._locked(run.folder):
+        with pytest.raises(UserError, match="is in use by process"):
+            Mirror(URL)
+
+
+def test_a_run_stops_copying_where_another_machine_took_over(bucket, machine):
+    with pytest.raises(UserError, match="taken over by process .*; what it computed is in"):
+        with begin() as run:
+            machine("two")
+            with begin():
+                pass
+            save(run, 1)
+    assert "checkpoints/1/record" not in in_cloud(bucket)
+
+
+def test_a_run_that_was_removed_from_the_cloud_begins_anew(bucket, machine):
+    with begin() as run:
+        save(run, 1)
+        (run.folder / "results.json").write_text("{}")
+    bucket.done.clear()
+    for name in in_cloud(bucket):
+        (bucket.root / "runs/a" / name).unlink()
+    assert not steps(Mirror(URL).folder)
+    assert (
+        not (run.folder / "config.json").exists() and not run.folder.with_suffix(".aside").exists()
+    )
+
+
+@pytest.mark.parametrize("loss", ["emptied", "truncated"])
+def test_a_local_folder_that_was_damaged_does_no_harm_to_the_cloud(bucket, machine, loss):
+    with begin() as run:
+        save(run, 1)
+    if loss == "emptied":
+        (run.folder / "checkpoints").rename(run.folder.parent / "elsewhere")
+    else:
+        (run.folder / "checkpoints/1/record").write_text("")
+    assert (Mirror(URL).folder / "checkpoints/1/record").read_text() == "record 1"
+    assert (bucket.root / "runs/a/checkpoints/1/record").read_text() == "record 1"
+
+
+def test_other_things_in_the_cloud_are_not_copied(bucket, machine):
+    (bucket.root / "runs/a").mkdir(parents=True)
+    (bucket.root / "runs/a/archive.zip").write_text("large")
+    assert not (Mirror(URL).folder / "archive.zip").exists()
+    with pytest.raises(UserError, match=f"{URL} holds no run; name the folder of one"):
+        evaluate(small_runs.load("photos"), URL)
+
+
+def test_only_what_is_new_is_copied_to_read(bucket, machine):
+    def read():
+        with reading(f"{URL}/") as folder:
+            bucket_has = {path.name for path in (folder / "checkpoints").iterdir()}
+            got = {name for verb, name in bucket.done if verb == "get"}
+        bucket.done.clear()
+        return bucket_has, got
+
+    with begin() as run:
+        save(run, 1)
+    files = {"config.json", "checkpoints/1/record", "checkpoints/1/model/data"}
+    assert read() == ({"1"}, files) and read() == ({"1"}, set())
+    with Mirror(URL) as run:
+        save(run, 2)
+        for name in ("record", "model/data"):
+            (run.folder / "checkpoints/1" / name).unlink()
+    assert read() == ({"2"}, {"checkpoints/2/record", "checkpoints/2/model/data"})
+
+
+def test_a_checkpoint_that_goes_while_it_is_read_is_done_without(bucket, machine):
+    with begin() as run:
+        save(run, 1)
+        save(run, 2)
+
+    def going(verb, name):
+        if (verb, name) == ("get", "checkpoints/1/record"):
+            (bucket.root / "runs/a" / name).unlink(missing_ok=True)
+            (bucket.root / "runs/a/checkpoints/1/model/data").unlink(missing_ok=True)
+        return False
+
+    bucket.away = going
+    with reading(URL) as folder:
+        assert steps(folder) == [2]
+
+
+def test_storage_with_folders_has_them_made(tmp_path, machine):
+    url = f"file://{tmp_path}/far/away"
+    with begin(url) as run:
+        save(run, 1)
+    assert (tmp_path / "far/away/checkpoints/1/model/data").read_text() == "weights 1"
+    with pytest.raises(UserError, match="cannot write to file:///nowhere/a .*No such file"):
+        begin("file:///nowhere/a").__enter__()
+    with pytest.raises(UserError, match="cannot read nothing://a .*nothing"):
+        Mirror("nothing://a")

@@ -1,0 +1,86 @@
+"""A run's folder: who may write it, and what it says of itself."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hypjax.errors import UserError
+from hypjax.runs.workdir import Workdir
+from tests.helpers import small_runs
+
+CLAIM = """
+import pathlib, sys, time
+from hypjax.workdir import Workdir
+from tests.helpers import small_runs
+with Workdir(pathlib.Path(sys.argv[1]), small_runs.load("photos")).claimed({}):
+    print("claimed", flush=True)
+    time.sleep(60)
+"""
+
+
+def claim_elsewhere(path):
+    """A process that has claimed a folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLAIM, str(path)],
+        cwd=small_runs.REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "claimed\n"
+    return process
+
+
+def test_a_folder_in_use_is_refused_until_its_process_is_dead(tmp_path):
+    process = claim_elsewhere(tmp_path)
+    workdir = Workdir(tmp_path, small_runs.load("photos"))
+    with pytest.raises(UserError, match=f"is in use by process {process.pid} on "):
+        with workdir.claimed({}):
+            pass
+    process.kill()
+    process.communicate()
+    with workdir.claimed({}):
+        with pytest.raises(UserError, match=f"is in use by process {os.getpid()} on "):
+            with Workdir(tmp_path, small_runs.load("photos")).claimed({}):
+                pass
+
+
+def test_other_circumstances_are_refused(tmp_path):
+    workdir = Workdir(tmp_path, small_runs.load("photos"))
+    with workdir.claimed({"images": "a", "precision": "float32"}):
+        pass
+    with pytest.raises(UserError, match="the images have changed since the run in"):
+        with workdir.claimed({"images": "b", "precision": "float32"}):
+            pass
+    with pytest.raises(UserError, match="computes in float32 and would go on in bfloat16"):
+        with workdir.claimed({"images": "a", "precision": "bfloat16"}):
+            pass
+
+
+@pytest.mark.parametrize("name", ["config.json", "results.json"])
+def test_damaged_files_are_named(tmp_path, name):
+    with Workdir(tmp_path, small_runs.load("photos")).claimed({}):
+        pass
+    (tmp_path / name).write_text('{"identity": {"se')
+    with pytest.raises(UserError, match=rf"{name} is damaged \(.*\); bring a copy back"):
+        print(Workdir(tmp_path, small_runs.load("photos")).results)
+
+
+def test_a_run_tells_where_it_ran(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "hypjax.main", "--workdir=a b"])
+    for _ in range(2):
+        with Workdir(tmp_path, small_runs.load("photos", "seed=7")).claimed({}):
+            pass
+    told = json.loads((tmp_path / "run.json").read_text())
+    assert told["seed"] == 7 and told["device"] == "cpu"
+    assert told["command"] == "python -m hypjax.main '--workdir=a b'"
+    assert "jax" in told["versions"]
+    (earlier,) = told["earlier_starts"]
+    assert earlier["versions"] == told["versions"] and "earlier_starts" not in earlier
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=small_runs.REPOSITORY, capture_output=True, text=True
+    )
+    if head.returncode == 0:
+        assert told["commit"].startswith(head.stdout.strip())

@@ -1,0 +1,140 @@
+"""Runs that are killed or interrupted, and typed again."""
+
+import os
+import pathlib
+import random
+import shutil
+import signal
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from hypjax import train
+from tests.helpers import small_runs
+
+KILLS = int(os.environ.get("HYPJAX_TEST_KILLS", "10"))
+# Without a schedule one compiled step serves runs of all lengths.
+FLAT = ["optim.schedule=constant", "eval.every=0"]
+STEADY = ["train.total_steps=16", "run.checkpoint_every=1", "optim.learning_rate=1e-3"]
+
+
+def saved_arrays(run: pathlib.Path) -> dict:
+    """All arrays of a run's last checkpoint."""
+    last = max((run / "checkpoints").iterdir(), key=lambda folder: int(folder.name))
+    with ocp.StandardCheckpointer() as reader:
+        trees = {item: reader.restore(last / item) for item in ("model", "training")}
+    return {jax.tree_util.keystr(k): v for k, v in jax.tree_util.tree_leaves_with_path(trees)}
+
+
+def assert_same_run(run: pathlib.Path, other: pathlib.Path) -> None:
+    assert (run / "results.json").read_bytes() == (other / "results.json").read_bytes()
+    arrays, others = saved_arrays(run), saved_arrays(other)
+    assert arrays.keys() == others.keys() and len(arrays) > 50
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, others[name], err_msg=name)
+
+
+def kill_while_saving(process, run: pathlib.Path, sightings: int) -> None:
+    """Kills a process once it has been seen saving some times."""
+    seen = set()
+    while process.poll() is None and len(seen) < sightings:
+        seen |= {path.name for path in run.glob("checkpoints/*tmp*")}
+        time.sleep(0.001)
+    process.kill()
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_ends_as_an_undisturbed_one(photos_folder, tmp_path):
+    """Every other kill comes while a state is being saved."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    undisturbed = small_runs.run(photos_folder, whole, *STEADY)
+    assert undisturbed.returncode == 0, undisturbed.stderr_text
+    rng = random.Random(0)
+    runs, kills = [tmp_path / "run0"], 0
+    while kills < KILLS:
+        process = small_runs.start(photos_folder, runs[-1], *STEADY)
+        if kills % 2:
+            kill_while_saving(process, runs[-1], rng.randint(1, 4))
+        else:
+            time.sleep(rng.uniform(0, 6))
+            process.kill()
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+        if (runs[-1] / "results.json").exists():
+            runs.append(tmp_path / f"run{len(runs)}")
+        assert len(runs) <= KILLS
+    for run in runs:
+        finished = small_runs.run(photos_folder, run, *STEADY)
+        assert finished.returncode == 0, finished.stderr_text
+        assert_same_run(run, whole)
+
+
+def wait_for_steps(process, run: pathlib.Path) -> None:
+    """Waits until a process has done some steps."""
+    metrics = run / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and "loss" in metrics.read_text()):
+        time.sleep(0.01)
+
+
+def test_an_interrupt_saves_first_and_says_how_to_go_on(photos_folder, tmp_path):
+    long = [*FLAT, "train.total_steps=3000", "run.checkpoint_every=3000"]
+    process = small_runs.start(photos_folder, tmp_path, *long)
+    wait_for_steps(process, tmp_path)
+    process.send_signal(signal.SIGINT)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (saved,) = (int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert 0 < saved < 3000
+    assert "interrupted: finishing this step and saving" in printed
+    assert printed.splitlines()[-1] == (
+        f"interrupted; step {saved} is saved, and the same command goes on from there"
+    )
+
+
+def test_photos_that_stall_end_the_run_which_goes_on_later(photos_folder, tmp_path):
+    """As where a file system is gone: to open a pipe that nobody writes to never ends."""
+    steps = [*FLAT, "train.total_steps=400", "run.checkpoint_every=400"]
+    folder, run = tmp_path / "photos", tmp_path / "run"
+    shutil.copytree(photos_folder, folder)
+    process = small_runs.start(folder, run, *steps, "run.input_timeout=2")
+    wait_for_steps(process, run)
+    for photo in folder.glob("*/*"):
+        os.mkfifo(photo.with_suffix(".pipe"))
+        photo.with_suffix(".pipe").replace(photo)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "error: waited 2 seconds in vain for step " in printed.splitlines()[-1]
+    (saved,) = (int(path.name) for path in (run / "checkpoints").iterdir())
+    assert 0 < saved < 400
+    shutil.rmtree(folder)
+    shutil.copytree(photos_folder, folder)
+    train.train_and_evaluate(small_runs.load(folder, *steps), run)
+    assert (run / "results.json").exists()
+
+
+def ends(group: int) -> bool:
+    """Whether the last process of a group ends within some seconds."""
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_signals_reach_the_run_and_not_its_workers(photos_folder, tmp_path, number, status):
+    """A terminal sends an interrupt to all processes of a command; no other one is left over."""
+    long = [*FLAT, "train.total_steps=30000", "run.checkpoint_every=30000", "run.workers=1"]
+    process = small_runs.start(photos_folder, tmp_path, *long, start_new_session=True)
+    wait_for_steps(process, tmp_path)
+    os.killpg(process.pid, number)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert "is saved, and the same command goes on from there" in printed
+    assert "Traceback" not in printed and "leaked" not in printed
+    assert ends(process.pid), "a process is left over"
