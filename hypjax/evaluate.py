@@ -32,6 +32,7 @@ from hypjax.retrieval import mean_score, query_scores
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import memory
+from hypjax.types import View, Workers
 
 
 class Evaluator:
@@ -128,13 +129,10 @@ def embed_dataset(
     size = parallel.slices(config.run.eval_batch_size, mesh).rows
     batches = evaluation_batches(
         dataset,
-        shorter_side=config.data.resize,
-        side=config.data.image_size,
-        channels=config.data.channels,
-        batch_size=size,
-        workers=config.run.workers,
-        rows=parallel.own_rows(mesh, size),
-        timeout=config.run.input_timeout,
+        View(config.data.image_size, config.data.resize, config.data.channels),
+        size,
+        Workers(config.run.workers, config.run.input_timeout),
+        parallel.own_rows(mesh, size),
     )
     with contextlib.closing(batches):
         embedded = [parallel.whole(embed(parallel.share_out(mesh, images))) for images in batches]

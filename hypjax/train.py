@@ -56,7 +56,7 @@ from hypjax.training.step import (
     make_train_step,
     share_out,
 )
-from hypjax.types import Batch, Recalls
+from hypjax.types import Batch, Recalls, View, Workers
 
 
 def starting_encoder(config: ConfigDict, model: Embedder) -> PyTree | None:
@@ -233,17 +233,14 @@ def open_input(
     rows, last = parallel.own_rows(mesh, slices.rows), config.train.total_steps
     if layout is not None:
         store = fill(layout, dataset, mesh) if first < last else None
-        return crop_batches(layout, plan, first_step=first, last_step=last, rows=rows), store
+        return crop_batches(layout, plan, range(first, last), rows), store
     batches = training_batches(
         dataset,
         plan,
-        first_step=first,
-        last_step=last,
-        side=config.data.image_size,
-        channels=config.data.channels,
-        workers=config.run.workers,
-        rows=rows,
-        timeout=config.run.input_timeout,
+        range(first, last),
+        View(config.data.image_size, config.data.resize, config.data.channels),
+        Workers(config.run.workers, config.run.input_timeout),
+        rows,
     )
     return batches, None
 

@@ -8,6 +8,33 @@ from jaxtyping import Array, Bool, Float, Int, UInt8
 Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, "encoder": ...}
 
 
+class View(NamedTuple):
+    """How large images are when they reach the model.
+
+    Attributes:
+        side: Of the square images, in pixels.
+        shorter_side: Length to which the test view resizes the shorter side of an image before it
+            cuts the square from the centre. Training crops do not use it.
+        channels: 1 for greyscale, 3 for RGB.
+    """
+
+    side: int
+    shorter_side: int
+    channels: int
+
+
+class Workers(NamedTuple):
+    """What decodes images.
+
+    Attributes:
+        count: Worker processes; 0 uses threads of this process.
+        timeout: Most seconds to wait for a piece of a batch.
+    """
+
+    count: int = 0
+    timeout: float = 600.0
+
+
 class Crops(NamedTuple):
     """Boxes of images that lie on the devices, which are to cut them out themselves.
 

@@ -26,9 +26,10 @@ from hypjax.data.plans import Plan, RandomCrop, ShuffledPlans
 from hypjax.errors import UserError
 from hypjax.models.normalize import mirror
 from hypjax.system.cores import usable_cores
-from hypjax.types import Crops
+from hypjax.types import Crops, View
 
 _SIDE, _SHORTER_SIDE = 224, 256
+_VIEW = View(_SIDE, _SHORTER_SIDE, channels=3)
 _AREA, _RATIO = (0.2, 1.0), (3 / 4, 4 / 3)  # Of RandomResizedCrop, as Hyp-ViT has them.
 _BATCH = 100
 _INSTALL = "torchvision (pip install torchvision)"
@@ -138,9 +139,7 @@ def _cached(files: Dataset, folder: pathlib.Path) -> Dataset:
 
 def _train(dataset: Dataset, batches: int, size: int = _BATCH) -> None:
     repeated, plans = _planned(dataset, size)
-    for _ in training_batches(
-        repeated, plans, first_step=0, last_step=batches, side=_SIDE, channels=3, workers=0
-    ):
+    for _ in training_batches(repeated, plans, range(batches), _VIEW):
         pass
 
 
@@ -167,8 +166,7 @@ def _on_device(files: Dataset) -> tuple[Callable[[int], Plan], Layout, Store]:
 
 def _cut(plan: Callable[[int], Plan], layout: Layout, store: Store, batches: int) -> None:
     """Crops and flips, as the train step does."""
-    steps = dict(first_step=0, last_step=batches, rows=range(_BATCH))
-    for batch in crop_batches(layout, plan, **steps):
+    for batch in crop_batches(layout, plan, range(batches), range(_BATCH)):
         views = _views(store, batch.images, batch.flips)
     views.block_until_ready()
 
@@ -183,8 +181,7 @@ def _device() -> str:
 
 
 def _evaluate(dataset: Dataset) -> None:
-    size = dict(shorter_side=_SHORTER_SIDE, side=_SIDE, channels=3)
-    for _ in evaluation_batches(dataset, **size, batch_size=_BATCH, workers=0):
+    for _ in evaluation_batches(dataset, _VIEW, _BATCH):
         pass
 
 

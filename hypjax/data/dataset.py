@@ -16,6 +16,7 @@ from hypjax.data.host_cache import DecodedImages
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
+from hypjax.types import View
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,23 +101,22 @@ class Dataset:
                 part = pixels.crop(self._decode(i, encoded, channels), box)
             return pixels.resize(part, side)
 
-    def central_view(
-        self, i: int, shorter_side: int, side: int, channels: int
-    ) -> UInt8[np.ndarray, "side side channels"]:
+    def central_view(self, i: int, view: View) -> UInt8[np.ndarray, "side side channels"]:
         """The test view of the i-th image: its shorter side resized, then a square of its centre.
 
         Raises:
             UserError: The image cannot be read; the message names it.
         """
         with self._naming(i):
+            side, shorter_side, channels = view
             if self.decoded is not None:
                 return pixels.central_view(self.image(i, channels), shorter_side, side)
             encoded = self._encoded(i)
             if self.fast:
                 box = pixels.central_box(tuple(map(int, self.sizes[i])), shorter_side, side)
-                view = fast_jpeg.view(encoded, channels, box, side, self.upright)
-                if view is not None:
-                    return view
+                cut = fast_jpeg.view(encoded, channels, box, side, self.upright)
+                if cut is not None:
+                    return cut
             return pixels.central_view(self._decode(i, encoded, channels), shorter_side, side)
 
     def _decode(self, i: int, encoded: bytes, channels: int) -> Image.Image:

@@ -220,20 +220,19 @@ def _put(store: Array, part: Array, row: Array) -> Array:
 
 
 def crop_batches(
-    layout: Layout, plan: Callable[[int], Plan], *, first_step: int, last_step: int, rows: range
+    layout: Layout, plan: Callable[[int], Plan], steps: range, rows: range
 ) -> Generator[Batch, None, None]:
-    """Yields the batches of steps [first_step, last_step), for the device to crop.
+    """Yields the batches of some steps, for the device to crop.
 
     Images and flips are those of some rows of a batch, labels and ids those of all.
 
     Args:
         layout: Where images lie.
         plan: Which images, and which boxes of them, a step wants.
-        first_step: Where to begin.
-        last_step: Where to end.
+        steps: Steps to yield, counted from 0.
         rows: Which images of each batch, filled up after its last.
     """
-    for step in range(first_step, last_step):
+    for step in steps:
         planned = plan(step)
         yield Batch(
             images=layout.crops(planned, rows),

@@ -32,14 +32,14 @@ from hypjax.data.timeouts import Deliveries, Overdue, Watched
 from hypjax.errors import StalledError, UserError
 from hypjax.system import exits, interrupts
 from hypjax.system.cores import usable_cores
-from hypjax.types import Batch
+from hypjax.types import Batch, View, Workers
 
+_THREADS = Workers()
 _PIECE = 32  # Images.
 _AHEAD = 256  # Images that threads, or each process, prepare before they are asked for.
 _NAMED = 6  # Most images that a message names.
 _GLANCE = 2  # Seconds between looks whether the parent lives.
 _BLINK = 0.2  # Seconds between looks whether workers have ended.
-_TIMEOUT = 600.0  # Seconds to wait for a piece, where nothing else is said.
 _PATIENCE = 30  # Seconds to wait for worker processes to end; Grain kills them after 25.
 _PATIENCE_WITH_THREADS = 2  # The same for threads; Python waits for them at its end.
 _PATIENCE_FOR_MEMORY = 2  # Seconds to wait until what was shared is freed.
@@ -84,17 +84,16 @@ class _PlannedViews:
     dataset: Dataset
     plan: Callable[[int], Plan]
     rows: range
-    side: int
-    channels: int
+    view: View
 
     def __call__(self, step: int, places: range) -> ReadableBatch:
         plan = self.plan(step)
-        images = np.zeros((len(places), self.side, self.side, self.channels), np.uint8)
-        for view, place in zip(images, places, strict=True):
+        images = _black(self.view, len(places))
+        for image, place in zip(images, places, strict=True):
             if (i := self.rows[place]) >= len(plan.ids):
                 break
             image_id, box = int(plan.ids[i]), plan.boxes[i]
-            view[...] = self.dataset.crop(image_id, box, self.side, self.channels)
+            image[...] = self.dataset.crop(image_id, box, self.view.side, self.view.channels)
         return ReadableBatch(images, {})
 
     def names(self, step: int, places: range) -> str:
@@ -112,21 +111,18 @@ class _CentralViews:
 
     dataset: Dataset
     rows: range
-    shorter_side: int
-    side: int
-    channels: int
+    view: View
     batch_size: int
     tolerant: bool = False
 
     def __call__(self, batch: int, places: range) -> ReadableBatch:
-        images = np.zeros((len(places), self.side, self.side, self.channels), np.uint8)
+        images = _black(self.view, len(places))
         broken = {}
-        for view, place in zip(images, places, strict=True):
+        for image, place in zip(images, places, strict=True):
             if (i := batch * self.batch_size + self.rows[place]) >= len(self.dataset):
                 break
             try:
-                size = self.shorter_side, self.side
-                view[...] = self.dataset.central_view(i, *size, self.channels)
+                image[...] = self.dataset.central_view(i, self.view)
             except UserError as error:
                 if not self.tolerant:
                     raise
@@ -139,19 +135,19 @@ class _CentralViews:
         return f"an evaluation, {_list(self.dataset, ids)}"
 
 
+def _black(view: View, count: int) -> UInt8[np.ndarray, "count side side channels"]:
+    return np.zeros((count, view.side, view.side, view.channels), np.uint8)
+
+
 def training_batches(
     dataset: Dataset,
     plan: Callable[[int], Plan],
-    *,
-    first_step: int,
-    last_step: int,
-    side: int,
-    channels: int,
-    workers: int,
+    steps: range,
+    view: View,
+    workers: Workers = _THREADS,
     rows: range | None = None,
-    timeout: float = _TIMEOUT,
 ) -> Generator[Batch, None, None]:
-    """Yields the batches of steps [first_step, last_step), prepared ahead of their use.
+    """Yields the batches of some steps, prepared ahead of their use.
 
     Images and flips are those of some rows of a batch, labels and ids those of all. Close it to end
     what prepares them.
@@ -159,25 +155,21 @@ def training_batches(
     Args:
         dataset: The training set.
         plan: Which images, and which boxes of them, a step wants.
-        first_step: Where to begin; a resumed run continues with the same pixels.
-        last_step: Where to end.
-        side: Of the square images, in pixels.
-        channels: 1 for greyscale, 3 for RGB.
-        workers: Processes that decode; 0 uses threads of this one.
+        steps: Steps to yield, counted from 0; a resumed run continues with the same pixels.
+        view: Size of the images.
+        workers: What decodes them.
         rows: Which images of each batch to deliver, black ones after its last; None: all.
-        timeout: Most seconds to wait for a piece of a batch.
 
     Raises:
         UserError: An image cannot be read, or a worker process died; the message tells its images.
         StalledError: A piece of a batch did not come in time.
     """
     plan = _KeptPlans(plan)
-    steps = range(first_step, last_step)
     if not steps:
         return
-    rows = range(len(plan(first_step).ids)) if rows is None else rows
-    views = _PlannedViews(dataset, plan, rows, side, channels)
-    batches = _iterate(views, steps, len(rows), workers, timeout)
+    rows = range(len(plan(steps.start).ids)) if rows is None else rows
+    views = _PlannedViews(dataset, plan, rows, view)
+    batches = _iterate(views, steps, len(rows), workers)
     with contextlib.closing(batches):
         for step, (images, _) in zip(steps, batches, strict=True):
             ids, labels, _, flips = plan(step)
@@ -188,14 +180,10 @@ def training_batches(
 
 def evaluation_batches(
     dataset: Dataset,
-    *,
-    shorter_side: int,
-    side: int,
-    channels: int,
+    view: View,
     batch_size: int,
-    workers: int,
+    workers: Workers = _THREADS,
     rows: range | None = None,
-    timeout: float = _TIMEOUT,
 ) -> Generator[UInt8[np.ndarray, "rows side side channels"], None, None]:
     """Yields the test views of all images in order, the last batch filled up with black ones.
 
@@ -203,55 +191,44 @@ def evaluation_batches(
 
     Args:
         dataset: What to embed.
-        shorter_side: Length it is resized to.
-        side: Of the square cut from the centre.
-        channels: 1 for greyscale, 3 for RGB.
+        view: The test view.
         batch_size: The same for all batches, so that one compilation serves.
-        workers: Processes that decode; 0 uses threads of this one.
+        workers: What decodes images.
         rows: Which images of each batch to deliver; None: all.
-        timeout: Most seconds to wait for a piece of a batch.
 
     Raises:
         UserError: An image cannot be read, or a worker process died; the message tells its images.
         StalledError: A piece of a batch did not come in time.
     """
     rows = range(batch_size) if rows is None else rows
-    views = _CentralViews(dataset, rows, shorter_side, side, channels, batch_size)
+    views = _CentralViews(dataset, rows, view, batch_size)
     numbers = range(-(-len(dataset) // batch_size))
-    batches = _iterate(views, numbers, len(rows), workers, timeout)
+    batches = _iterate(views, numbers, len(rows), workers)
     with contextlib.closing(batches):
         for images, _ in batches:
             yield images
 
 
 def readable_batches(
-    dataset: Dataset,
-    *,
-    shorter_side: int,
-    side: int,
-    channels: int,
-    batch_size: int,
-    workers: int,
-    timeout: float = _TIMEOUT,
+    dataset: Dataset, view: View, batch_size: int, workers: Workers = _THREADS
 ) -> Generator[ReadableBatch, None, None]:
     """Yields what `evaluation_batches` does, beside the images that could not be read."""
-    rows = range(batch_size)
-    views = _CentralViews(dataset, rows, shorter_side, side, channels, batch_size, tolerant=True)
+    views = _CentralViews(dataset, range(batch_size), view, batch_size, tolerant=True)
     numbers = range(-(-len(dataset) // batch_size))
-    return _iterate(views, numbers, batch_size, workers, timeout)
+    return _iterate(views, numbers, batch_size, workers)
 
 
 def _iterate(
-    views: _PlannedViews | _CentralViews, batches: range, size: int, workers: int, timeout: float
+    views: _PlannedViews | _CentralViews, batches: range, size: int, workers: Workers
 ) -> Generator[ReadableBatch, None, None]:
     """Yields batches of the given size, whose pieces workers prepare."""
     pieces = [range(i, min(i + _PIECE, size)) for i in range(0, size, _PIECE)]
-    log = _WorkLog(workers)
+    log = _WorkLog(workers.count)
     work = Watched(functools.partial(_make, views, batches, pieces))
     others = multiprocessing.active_children()
     shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
-    prepared = _prepared(work, len(batches) * len(pieces), workers, log, shared)
-    deliveries = Deliveries(prepared, timeout)
+    prepared = _prepared(work, len(batches) * len(pieces), workers.count, log, shared)
+    deliveries = Deliveries(prepared, workers.timeout)
     stalled = False
     try:
         for number in range(len(batches)):
@@ -263,7 +240,7 @@ def _iterate(
                     at, part = divmod(log.latest(of=i), len(pieces))
                     names = views.names(batches[at], pieces[part])
                     stalled = isinstance(error, Overdue)
-                    raise _explained(error, names, timeout) from error
+                    raise _explained(error, names, workers.timeout) from error
                 if images is None:
                     images = np.empty((size, *delivered.images.shape[1:]), np.uint8)
                 images[piece.start : piece.stop] = delivered.images
@@ -271,12 +248,12 @@ def _iterate(
                 del delivered  # Its shared memory can go.
             yield ReadableBatch(images, broken)
     finally:
-        patience = _PATIENCE if workers else 0 if stalled else _PATIENCE_WITH_THREADS
+        patience = _PATIENCE if workers.count else 0 if stalled else _PATIENCE_WITH_THREADS
         ended = _close(deliveries, patience, others if stalled else None)
         if not ended or not work.has_ended(patience):
             exits.expect_none()
         log.close()
-        if workers:
+        if workers.count:
             del deliveries
             gc.collect()  # Gives up what is left in shared memory ...
             deadline = time.monotonic() + _PATIENCE_FOR_MEMORY

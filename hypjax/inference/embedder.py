@@ -32,6 +32,7 @@ from hypjax.runs.cloud_read import reading
 from hypjax.runs.workdir import saved_config
 from hypjax.system import console, interrupts, memory
 from hypjax.system.files import write_text
+from hypjax.types import View, Workers
 
 Part = Literal["head", "encoder"]
 _SECONDS_BETWEEN_SAVES = 60
@@ -85,15 +86,13 @@ class TrainedEmbedder:
         Raises:
             UserError: The device's memory does not suffice.
         """
-        size = self._config.run.eval_batch_size
+        data, run = self._config.data, self._config.run
+        size = run.eval_batch_size
         batches = readable_batches(
             dataset,
-            shorter_side=self._config.data.resize,
-            side=self._config.data.image_size,
-            channels=self._config.data.channels,
-            batch_size=size,
-            workers=self._config.run.workers,
-            timeout=self._config.run.input_timeout,
+            View(data.image_size, data.resize, data.channels),
+            size,
+            Workers(run.workers, run.input_timeout),
         )
         with contextlib.closing(batches), memory.explained("run.eval_batch_size"):
             for first, batch in zip(range(0, len(dataset), size), batches, strict=True):

@@ -25,8 +25,8 @@ from jax import lax
 from jaxtyping import Array, PyTree, UInt32
 from orbax.checkpoint import checkpoint_managers
 
-from hypjax.system import console
 from hypjax.errors import UserError
+from hypjax.system import console
 
 _OVERHEAD = 2**16  # Bytes of a checkpoint beside its arrays, roughly.
 _RECORD = "record"  # The item beside the trees: what a run remembers apart from arrays.

@@ -18,11 +18,23 @@ import uuid
 from collections.abc import Collection, Iterator
 from typing import Any, Self
 
-from hypjax.system import console
-from hypjax.system.locks import LOCK, lock_or_refuse
 from hypjax.errors import UserError
-from hypjax.runs.files import CHECKPOINTS, CONFIG, RESULTS, entries, link, local_folder, present, read_state, remove, steps, write_state
+from hypjax.runs.files import (
+    CHECKPOINTS,
+    CONFIG,
+    RESULTS,
+    entries,
+    link,
+    local_folder,
+    present,
+    read_state,
+    remove,
+    steps,
+    write_state,
+)
+from hypjax.system import console
 from hypjax.system.cloud import CloudFolder, Stored, copying, is_url, reaching, reason
+from hypjax.system.locks import LOCK, lock_or_refuse
 
 _LOOK_SECONDS = 1.0  # Between looks for new checkpoints.
 _COPY_SECONDS = 60.0  # Between copies of what else is new, such as measurements.

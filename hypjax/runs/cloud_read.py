@@ -4,10 +4,20 @@ import contextlib
 import pathlib
 from collections.abc import Iterator
 
-from hypjax.system.locks import claimed
 from hypjax.errors import UserError
-from hypjax.runs.files import CHECKPOINTS, CONFIG, RESULTS, local_folder, present, read_state, remove, steps, write_state
+from hypjax.runs.files import (
+    CHECKPOINTS,
+    CONFIG,
+    RESULTS,
+    local_folder,
+    present,
+    read_state,
+    remove,
+    steps,
+    write_state,
+)
 from hypjax.system.cloud import CloudFolder, copying, is_url, reaching
+from hypjax.system.locks import claimed
 
 _ATTEMPTS = 5  # At a folder in which a run removes checkpoints meanwhile.
 

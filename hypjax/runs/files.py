@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hypjax.system.files import write_json
 from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import url_hash
+from hypjax.system.files import write_json
 
 CONFIG, RESULTS, CHECKPOINTS = "config.json", "results.json", "checkpoints/"
 _STATE = ".mirror.json"

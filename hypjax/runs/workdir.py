@@ -8,12 +8,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.system import environment
-from hypjax.system.files import write_json
-from hypjax.runs.checkpoints import Checkpoints
-from hypjax.system.locks import LOCK, lock_or_refuse
 from hypjax.config import default_config, differences, flatten, identity, validate
 from hypjax.errors import UserError
+from hypjax.runs.checkpoints import Checkpoints
+from hypjax.system import environment
+from hypjax.system.files import write_json
+from hypjax.system.locks import LOCK, lock_or_refuse
 
 _CONFIG = "config.json"
 _RESULTS = "results.json"

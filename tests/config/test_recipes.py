@@ -21,6 +21,7 @@ from hypjax.models import Embedder, VisionTransformer, create_embedder
 from hypjax.objectives import Spec, create_objective
 from hypjax.training import optim
 from hypjax.training.step import create_state, make_train_step
+from hypjax.types import View
 
 # What follows is written down from the papers and the released code, and not from hypjax.recipes.
 
@@ -265,10 +266,9 @@ def test_two_steps_change_all_but_what_is_frozen(load, splits, programs, dataset
         programs[key(config)] = Program(config)
     program = programs[key(config)]
     plan = train.create_plans(config, splits)
-    steps = dict(first_step=0, last_step=2, side=32, channels=3, workers=0)
     state = program.start()
     before, losses = leaves(state.params), []
-    for batch in training_batches(splits.train, plan, **steps):
+    for batch in training_batches(splits.train, plan, range(2), View(32, 32, 3)):
         arguments = {field: flatten(config)[field] for field in ARGUMENTS}
         state, metrics = program.step(arguments, state, batch)
         losses.append(float(metrics["loss"]))

@@ -28,6 +28,9 @@ from hypjax.data.plans import EpochClassPlans, RandomCrop
 from hypjax.errors import StalledError, UserError
 from hypjax.models.normalize import mirror, normalize
 from hypjax.system import exits
+from hypjax.types import View, Workers
+
+VIEW = View(side=16, shorter_side=18, channels=3)
 
 
 def encoded(array):
@@ -47,11 +50,7 @@ def random_dataset(n=30, classes=6, seed=0):
 def batches(dataset, first=0, last=6, workers=0):
     crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
     plan = EpochClassPlans(dataset.labels, dataset.sizes, 6, crop, 0, 2)
-    return plan, list(
-        training_batches(
-            dataset, plan, first_step=first, last_step=last, side=16, channels=3, workers=workers
-        )
-    )
+    return plan, list(training_batches(dataset, plan, range(first, last), VIEW, Workers(workers)))
 
 
 def test_batches_carry_their_plans_out():
@@ -104,8 +103,7 @@ def test_shared_memory_is_freed_before_a_run_goes_on(monkeypatch):
     dataset = random_dataset()
     crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
     plan = EpochClassPlans(dataset.labels, dataset.sizes, 6, crop, 0, 2)
-    steps = {"first_step": 0, "last_step": 1000, "side": 16, "channels": 3}
-    begun = training_batches(dataset, plan, **steps, workers=1)
+    begun = training_batches(dataset, plan, range(1000), VIEW, Workers(1))
     next(begun)
     begun.close()
     assert opened and not [path for path in opened if path.exists()]
@@ -133,9 +131,7 @@ def test_a_worker_that_dies_tells_what_it_was_about(workers, size, seed):
         names = [*names[:5], "...", names[-1]]
     message = rf"\(exit code -9\) while it prepared step {step + 1}, images {', '.join(names)};"
     deadly = dataclasses.replace(dataset, records=Deadly(dataset.records))
-    batches = training_batches(
-        deadly, plan, first_step=0, last_step=100, side=16, channels=3, workers=workers
-    )
+    batches = training_batches(deadly, plan, range(100), VIEW, Workers(workers))
     with pytest.raises(UserError, match=message):
         list(batches)
 
@@ -162,10 +158,9 @@ def test_a_read_that_stalls_is_named(workers, timeout, monkeypatch):
     images = ", ".join(f"record {i}" for i in plan(0).ids)
     message = f"waited {timeout} seconds in vain for step 1, images {images};"
     stalling = dataclasses.replace(dataset, records=Stalling(dataset.records))
-    one = dict(side=16, channels=3, workers=workers, timeout=timeout)
     try:
         with pytest.raises(StalledError, match=message):
-            list(training_batches(stalling, plan, first_step=0, last_step=9, **one))
+            list(training_batches(stalling, plan, range(9), VIEW, Workers(workers, timeout)))
     finally:
         Stalling.ended.set()
     assert exits.is_expected() == bool(workers)  # Workers were killed; threads cannot be.
@@ -186,13 +181,14 @@ import sys, numpy as np
 from hypjax.data.pipeline import training_batches
 from hypjax.data.splits import open_splits
 from hypjax.train import create_plans
+from hypjax.types import View, Workers
 from tests.helpers import small_runs
 config = small_runs.load(sys.argv[1], "train.batch_size=8")
 first, start, stop, workers = map(int, sys.argv[2:6])
 splits = open_splits(config)
 found = list(training_batches(
-    splits.train, create_plans(config, splits), first_step=first, last_step=6, side=16, channels=3,
-    workers=workers, rows=range(start, stop)))
+    splits.train, create_plans(config, splits), range(first, 6), View(16, 16, 3), Workers(workers),
+    range(start, stop)))
 fields = zip(*found)
 np.savez(sys.argv[6], **dict(zip(found[0]._fields, map(np.stack, fields))))
 """
@@ -339,7 +335,7 @@ def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
         for channels in (1, 3):
             a, b = (d.crop(i, box, side, channels) for d in (exact, fast))
             assert nearly_the_same(a, b, tolerance)
-            a, b = (d.central_view(i, side + 20, side, channels) for d in (exact, fast))
+            a, b = (d.central_view(i, View(side, side + 20, channels)) for d in (exact, fast))
             assert nearly_the_same(a, b, tolerance)
 
 
@@ -367,17 +363,14 @@ def test_images_of_one_pixel_and_of_odd_shapes_are_delivered():
     dataset = dataset_of(*files)
     crop = RandomCrop((0.2, 1.0), (0.75, 1.33), 0.5)
     plans = EpochClassPlans(dataset.labels, dataset.sizes, 4, crop, 0, 2)
-    one = dict(side=16, channels=3, workers=0)
-    (batch,) = training_batches(dataset, plans, first_step=0, last_step=1, **one)
-    views = np.concatenate(list(evaluation_batches(dataset, shorter_side=18, batch_size=2, **one)))
+    (batch,) = training_batches(dataset, plans, range(1), VIEW)
+    views = np.concatenate(list(evaluation_batches(dataset, VIEW, 2)))
     assert (batch.images == (90, 80, 70)).all() and (views == (90, 80, 70)).all()
 
 
 def test_evaluation_views_come_in_order_with_the_last_batch_filled_up():
     dataset = random_dataset(n=10)
-    views = list(
-        evaluation_batches(dataset, shorter_side=18, side=16, channels=3, batch_size=4, workers=0)
-    )
+    views = list(evaluation_batches(dataset, VIEW, 4))
     assert [view.shape for view in views] == [(4, 16, 16, 3)] * 3
     for i, view in enumerate(np.concatenate(views)[:10]):
         image = Image.open(io.BytesIO(dataset.records[i]["image"]))

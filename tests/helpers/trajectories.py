@@ -1,7 +1,8 @@
 """Trains on made batches over several devices, in slices: losses, first gradient, last recall.
 
-python -m tests.helpers.trajectories OUTPUT BATCH/SAMPLES/STEPS DEVICES/PARTS/MICROBATCH[/remat]..., with as
-many devices forced by XLA_FLAGS as the largest case needs; writes an .npz file with arrays named
+python -m tests.helpers.trajectories OUTPUT BATCH/SAMPLES/STEPS DEVICES/PARTS/MICROBATCH[/remat]...
+
+XLA_FLAGS must force as many devices as the largest case needs. Writes an .npz file with arrays named
 CASE:WHAT.
 """
 
