@@ -57,7 +57,7 @@ class Evaluator:
         self._spaces = {**head, "encoder": Sphere()}
         model = create_embedder(config, evaluating=True)
         embed = embed_function(config, model, self._spaces)
-        self._embed = jax.jit(parallel.over_images(embed, self._mesh))
+        self._embed = jax.jit(parallel.map_images(embed, self._mesh))
 
     def recalls(
         self, params: PyTree, dataset: Dataset, gallery: Dataset | None = None
@@ -106,7 +106,7 @@ class Evaluator:
 
     def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
         """Embeds all images of a dataset, each part in its space."""
-        params = parallel.place(params, parallel.everywhere(self._mesh))
+        params = parallel.place(params, parallel.replicated(self._mesh))
         embed = functools.partial(self._embed, params)
         return embed_dataset(self._config, embed, dataset, self._mesh)
 
@@ -132,10 +132,10 @@ def embed_dataset(
         View(config.data.image_size, config.data.resize, config.data.channels),
         size,
         Workers(config.run.workers, config.run.input_timeout),
-        parallel.own_rows(mesh, size),
+        parallel.local_rows(mesh, size),
     )
     with contextlib.closing(batches):
-        embedded = [parallel.whole(embed(parallel.share_out(mesh, images))) for images in batches]
+        embedded = [parallel.gather(embed(parallel.shard(mesh, images))) for images in batches]
     return jax.tree.map(
         lambda *parts: np.concatenate([np.asarray(part) for part in parts])[: len(dataset)],
         *embedded,
@@ -158,7 +158,7 @@ def pretrained_features(
     encoder = create_embedder(config, evaluating=True).encoder
     splits = open_splits(config)
     mesh = parallel.create_mesh(config.run.mesh)
-    params = parallel.place(pretrained_encoder(config, encoder), parallel.everywhere(mesh))
+    params = parallel.place(pretrained_encoder(config, encoder), parallel.replicated(mesh))
     config = config.copy_and_resolve_references()
     config.data.resize = config.data.image_size
 
@@ -166,7 +166,7 @@ def pretrained_features(
         images = normalize(images, config.data.mean, config.data.std)
         return encoder.apply({"params": params}, images).astype(jnp.float32)
 
-    jitted = functools.partial(jax.jit(parallel.over_images(embed, mesh)), params)
+    jitted = functools.partial(jax.jit(parallel.map_images(embed, mesh)), params)
     with memory.explained("run.eval_batch_size"):
         return embed_dataset(config, jitted, splits.train, mesh), splits.notes
 

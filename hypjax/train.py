@@ -161,7 +161,7 @@ def train_and_evaluate(
         # In one program: as many small ones as there are operations would take longer to compile.
         state = jax.jit(lambda: create_state(config, model, objective, optimizer, spec))()
         state = processes.arrays_from_first(lambda state=state: state, state)
-        state = parallel.place(state, parallel.parted(mesh, state))
+        state = parallel.place(state, parallel.parameter_shardings(mesh, state))
         print_model(state, mesh, splits, plan)
         restored = restore(checkpoints, state)
         if restored is None:
@@ -230,7 +230,7 @@ def open_input(
         UserError: An image cannot be read.
     """
     slices = parallel.slices(config.train.batch_size, mesh, config.run.microbatch)
-    rows, last = parallel.own_rows(mesh, slices.rows), config.train.total_steps
+    rows, last = parallel.local_rows(mesh, slices.rows), config.train.total_steps
     if layout is not None:
         store = fill(layout, dataset, mesh) if first < last else None
         return crop_batches(layout, plan, range(first, last), rows), store

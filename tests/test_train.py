@@ -63,7 +63,7 @@ def start(config):
     spec = Spec(12, 2, config.model.width, config.model.head_dim, 100)
     state = create_state(config, model, objective, optimizer, spec)
     mesh = parallel.create_mesh((1, 1))
-    state = parallel.place(state, parallel.parted(mesh, state))
+    state = parallel.place(state, parallel.parameter_shardings(mesh, state))
     step = make_train_step(config, model, objective, optimizer, mesh)
     return state, jit_train_step(step, mesh, state)
 

@@ -163,7 +163,7 @@ def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
         training_images=config.train.batch_size,
     )
     state = jax.eval_shape(lambda: create_state(config, model, objective, optimizer, spec))
-    state = _lying(state, parallel.parted(mesh, state))
+    state = _lying(state, parallel.parameter_shardings(mesh, state))
     step = make_train_step(config, model, objective, optimizer, mesh)
     step = jit_train_step(step, mesh, state)
     return described(step.lower(state, _batch(config, mesh)))
@@ -172,15 +172,15 @@ def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
 def _batch(config: ConfigDict, mesh: Mesh) -> Batch:
     size = config.train.batch_size
     rows = parallel.slices(size, mesh, config.run.microbatch).rows
-    numbers = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=parallel.everywhere(mesh))
-    flips = jax.ShapeDtypeStruct((rows,), jnp.bool, sharding=parallel.by_image(mesh))
+    numbers = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=parallel.replicated(mesh))
+    flips = jax.ShapeDtypeStruct((rows,), jnp.bool, sharding=parallel.sharded(mesh))
     return Batch(_images(config, mesh, rows), numbers, numbers, flips)
 
 
 def _images(config: ConfigDict, mesh: Mesh, rows: int) -> jax.ShapeDtypeStruct:
     side = config.data.image_size
     shape = (rows, side, side, config.data.channels)
-    return jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.by_image(mesh))
+    return jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.sharded(mesh))
 
 
 def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
@@ -192,8 +192,8 @@ def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
     images = _images(config, mesh, rows)
     example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), example)["params"]
-    params = _lying(params, jax.tree.map(lambda _: parallel.everywhere(mesh), params))
-    return described(jax.jit(parallel.over_images(embed, mesh)).lower(params, images))
+    params = _lying(params, jax.tree.map(lambda _: parallel.replicated(mesh), params))
+    return described(jax.jit(parallel.map_images(embed, mesh)).lower(params, images))
 
 
 def _lying(shapes: Any, where: Any) -> Any:

@@ -138,13 +138,13 @@ class Trainer:
         size, samples = config.train.batch_size, config.train.samples_per_class
         spec = Spec(size // samples, samples, self.model.encoder.dim, config.model.head_dim, size)
         state = create_state(config, self.model, objective, optimizer, spec)
-        state = parallel.place(state, parallel.parted(mesh, state))
+        state = parallel.place(state, parallel.parameter_shardings(mesh, state))
         self._batch = share_out(mesh, _noise(config))
         step = make_train_step(config, self.model, objective, optimizer, mesh)
         step = jit_train_step(step, mesh, state)
         self._step = step.lower(state, self._batch).compile()
         spaces = {"head": objective.score_space, "encoder": Sphere()}
-        embed = parallel.over_images(embed_function(config, self.model, spaces), mesh)
+        embed = parallel.map_images(embed_function(config, self.model, spaces), mesh)
         params = state.params["model"]
         self._embed = jax.jit(embed).lower(params, self._batch.images).compile()
         self._state = state

@@ -8,14 +8,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from hypjax.config.choices import DATASETS, METRICS, OBJECTIVES, SAMPLINGS, SPACES
 from hypjax.config.defaults import default_config
 from hypjax.config.groups import GROUPS
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
-
-DATASETS = ("glyphs", "folder", "cub200", "cars196", "sop", "inshop", "omniglot")
-SAMPLINGS = ("epoch_classes", "drawn_classes", "shuffled")
-METRICS = ("recall", "precision", "mrr", "map@r", "r_precision")
 
 # Fields that may be None.
 OPTIONAL = frozenset(
@@ -120,8 +117,8 @@ _RULES = {
     "model.head_dim": _at_least(1),
     "model.weights": Rule(lambda value: value != "", "a name, a file or a folder, or None"),
     "model.precision": _one_of("auto", "float32", "bfloat16"),
-    "objective.name": _one_of("pairwise_cross_entropy"),
-    "objective.space": _one_of("poincare", "sphere"),
+    "objective.name": _one_of(*OBJECTIVES),
+    "objective.space": _one_of(*SPACES),
     "objective.c": _at_least(0),
     "objective.clip_radius": Rule(lambda value: value is None or value > 0, "above 0, or None"),
     "objective.temperature": _POSITIVE,

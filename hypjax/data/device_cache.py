@@ -183,7 +183,7 @@ def fill(layout: Layout, dataset: Dataset, mesh: Mesh) -> Store:
     Raises:
         UserError: An image cannot be read, or there is no memory.
     """
-    everywhere = parallel.everywhere(mesh)
+    everywhere = parallel.replicated(mesh)
     put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
     bar = tqdm.tqdm(
         total=len(dataset), desc="decoding images once", unit="image", disable=None, leave=False

@@ -1,4 +1,6 @@
-"""From a run's configuration to its objective."""
+"""The registries of objectives and spaces, and how a configuration chooses among them."""
+
+from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
@@ -7,21 +9,31 @@ from hypjax.objectives.base import Objective
 from hypjax.objectives.pairwise import PairwiseCrossEntropy
 
 
+def _pairwise_cross_entropy(config: ConfigDict, space: Space) -> Objective:
+    return PairwiseCrossEntropy(
+        space=space,
+        temperature=config.objective.temperature,
+        samples_per_class=config.train.samples_per_class,
+    )
+
+
+# From a run's configuration and the space that it names.
+OBJECTIVES: dict[str, Callable[[ConfigDict, Space], Objective]] = {
+    "pairwise_cross_entropy": _pairwise_cross_entropy,
+}
+
+# From the fields of `config.objective`.
+SPACES: dict[str, Callable[[ConfigDict], Space]] = {
+    "poincare": lambda fields: PoincareBall(c=fields.c, clip_radius=fields.clip_radius),
+    "sphere": lambda fields: Sphere(),
+}
+
+
 def create_objective(config: ConfigDict) -> Objective:
     """Builds the objective that a run's configuration describes.
 
     Args:
         config: The run's whole configuration, already validated.
     """
-    return PairwiseCrossEntropy(
-        space=_create_space(config),
-        temperature=config.objective.temperature,
-        samples_per_class=config.train.samples_per_class,
-    )
-
-
-def _create_space(config: ConfigDict) -> Space:
-    objective = config.objective
-    if objective.space == "sphere":
-        return Sphere()
-    return PoincareBall(c=objective.c, clip_radius=objective.clip_radius)
+    space = SPACES[config.objective.space](config.objective)
+    return OBJECTIVES[config.objective.name](config, space)

@@ -88,17 +88,17 @@ def slices(batch_size: int, mesh: Mesh, microbatch: int = 0) -> Slices:
     return Slices(count, math.ceil(batch_size / (count * mesh.size)), mesh.size)
 
 
-def own_rows(mesh: Mesh, rows: int) -> range:
+def local_rows(mesh: Mesh, rows: int) -> range:
     """The rows that this process's devices hold of an array that is shared out."""
-    places = by_image(mesh).addressable_devices_indices_map((rows,)).values()
+    places = sharded(mesh).addressable_devices_indices_map((rows,)).values()
     bounds = [place[0].indices(rows) for place in places]
     return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 
 
-def share_out(mesh: Mesh, rows: PyTree) -> PyTree:
-    """Arrays with a row an image, of which each process gives `own_rows`, on all devices."""
+def shard(mesh: Mesh, rows: PyTree) -> PyTree:
+    """Arrays with a row an image, of which each process gives `local_rows`, on all devices."""
     return jax.tree.map(
-        lambda x: jax.make_array_from_process_local_data(by_image(mesh), np.asarray(x)), rows
+        lambda x: jax.make_array_from_process_local_data(sharded(mesh), np.asarray(x)), rows
     )
 
 
@@ -125,17 +125,17 @@ def _placed(x: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
-def everywhere(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh) -> NamedSharding:
     """A copy of an array on each device."""
     return NamedSharding(mesh, P())
 
 
-def by_image(mesh: Mesh) -> NamedSharding:
+def sharded(mesh: Mesh) -> NamedSharding:
     """An array with a row an image, shared out over the devices."""
     return NamedSharding(mesh, P(AXES))
 
 
-def parted(mesh: Mesh, tree: PyTree) -> PyTree:
+def parameter_shardings(mesh: Mesh, tree: PyTree) -> PyTree:
     """Where parameters and what the optimiser keeps of them lie.
 
     Each array is parted along its longest axis that the mesh's parts divide, or copied where there
@@ -150,14 +150,14 @@ def parted(mesh: Mesh, tree: PyTree) -> PyTree:
     def sharding(x: Any) -> NamedSharding:
         sizes = [size if size % parts == 0 else 0 for size in x.shape]
         if parts == 1 or not any(sizes):
-            return everywhere(mesh)
+            return replicated(mesh)
         axis = int(np.argmax(sizes))
         return NamedSharding(mesh, P(*[None] * axis, AXES[1]))
 
     return jax.tree.map(sharding, tree)
 
 
-def whole(tree: PyTree) -> PyTree:
+def gather(tree: PyTree) -> PyTree:
     """The arrays as this process's first device has them, put together where they are parted.
 
     All processes are to call it at once.
@@ -167,13 +167,13 @@ def whole(tree: PyTree) -> PyTree:
         if not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding):
             return x
         if not x.is_fully_replicated:
-            x = jax.jit(lambda y: y, out_shardings=everywhere(x.sharding.mesh))(x)
+            x = jax.jit(lambda y: y, out_shardings=replicated(x.sharding.mesh))(x)
         return x.addressable_data(0)
 
     return jax.tree.map(put_together, tree)
 
 
-def over_images(
+def map_images(
     function: Callable[..., PyTree], mesh: Mesh, count: int = 1
 ) -> Callable[..., PyTree]:
     """The function, each device applying it to its own images.
@@ -202,19 +202,19 @@ def over_images(
         outputs = jax.lax.map(remembering_none, by_slice)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 
-    shared = over_own_images(of_own, mesh)
+    shared = map_local_images(of_own, mesh)
 
     def of_all(params: PyTree, *images: PyTree) -> PyTree:
-        return jax.lax.with_sharding_constraint(shared(params, *images), everywhere(mesh))
+        return jax.lax.with_sharding_constraint(shared(params, *images), replicated(mesh))
 
     return of_all
 
 
-def over_own_images(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..., PyTree]:
+def map_local_images(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..., PyTree]:
     """The function, each device applying it to its own images and keeping what it returns.
 
     Args:
-        function: As of `over_images`.
+        function: As of `map_images`.
         mesh: The devices.
     """
 

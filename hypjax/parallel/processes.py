@@ -167,7 +167,7 @@ class Agreement:
     def __init__(self, mesh: Mesh) -> None:
         """Asks nothing yet."""
         self._mesh = mesh
-        self._highest = jax.jit(jnp.max, out_shardings=parallel.everywhere(mesh))
+        self._highest = jax.jit(jnp.max, out_shardings=parallel.replicated(mesh))
         self._asked: jax.Array | None = None
 
     def __call__(self, status: int) -> int:
@@ -178,6 +178,6 @@ class Agreement:
         """
         if jax.process_count() == 1:
             return status
-        own = np.full(len(parallel.own_rows(self._mesh, self._mesh.size)), status, np.int32)
-        asked, self._asked = self._asked, self._highest(parallel.share_out(self._mesh, own))
+        own = np.full(len(parallel.local_rows(self._mesh, self._mesh.size)), status, np.int32)
+        asked, self._asked = self._asked, self._highest(parallel.shard(self._mesh, own))
         return 0 if asked is None else int(asked)

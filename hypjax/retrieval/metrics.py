@@ -176,25 +176,6 @@ class _Metric(NamedTuple):
     score: Callable[..., Float[np.ndarray, " n"]]
 
 
-def _metric(name: str) -> _Metric:
-    kind, _, number = name.partition("@")
-    k = int(number) if number.isdecimal() else 0
-    if kind == "recall" and k:
-        return _Metric(None, lambda ranks: ranks < k)
-    if kind == "precision" and k:
-        return _Metric(lambda matches: k, lambda hits, matches: hits[:, :k].mean(axis=1))
-    if name == "mrr":
-        return _Metric(None, lambda ranks: 1 / (ranks + 1.0))
-    if name == "map@r":
-        return _Metric(np.max, _average_precision_at_r)
-    if name == "r_precision":
-        return _Metric(np.max, _precision_at_r)
-    raise UserError(
-        f"unknown metric {name!r}; there are recall@K, precision@K (with a number for K), mrr, "
-        "map@r and r_precision"
-    )
-
-
 def _within_r(hits: Bool[np.ndarray, "b k"], matches: Int[np.ndarray, " b"]) -> np.ndarray:
     return hits & (np.arange(hits.shape[1]) < matches[:, None])
 
@@ -211,6 +192,38 @@ def _average_precision_at_r(
     hits = _within_r(hits, matches)
     precision = np.cumsum(hits, axis=1) / np.arange(1, hits.shape[1] + 1)
     return np.sum(precision * hits, axis=1) / np.maximum(matches, 1)
+
+
+AT_K: dict[str, Callable[[int], _Metric]] = {
+    "recall": lambda k: _Metric(None, lambda ranks: ranks < k),
+    "precision": lambda k: _Metric(lambda matches: k, lambda hits, _: hits[:, :k].mean(axis=1)),
+}
+WITHOUT_K: dict[str, _Metric] = {
+    "mrr": _Metric(None, lambda ranks: 1 / (ranks + 1.0)),
+    "map@r": _Metric(np.max, _average_precision_at_r),
+    "r_precision": _Metric(np.max, _precision_at_r),
+}
+
+
+def metric_names(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
+    """Full names of metrics: those that take a K once for each, the others as they are."""
+    return [
+        full
+        for name in metrics
+        for full in ([f"{name}@{k}" for k in ks] if name in AT_K else [name])
+    ]
+
+
+def _metric(name: str) -> _Metric:
+    kind, _, number = name.partition("@")
+    if name in WITHOUT_K:
+        return WITHOUT_K[name]
+    if kind in AT_K and number.isdecimal() and int(number):
+        return AT_K[kind](int(number))
+    raise UserError(
+        f"unknown metric {name!r}; there are {', '.join(f'{kind}@K' for kind in AT_K)} (with a "
+        f"number for K), {', '.join(WITHOUT_K)}"
+    )
 
 
 def _parts(queries: int, k: int) -> Iterator[slice]:

@@ -49,7 +49,7 @@ class SharedCheckpoints:
         self, step: int, *, record: Mapping[str, Any], score: float | None = None, **trees: PyTree
     ) -> None:
         """See `Checkpoints.save`."""
-        trees = parallel.whole(trees)
+        trees = parallel.gather(trees)
         if self._own is not None:
             if jax.process_count() > 1:  # Orbax takes arrays of a global run to be in others' care.
                 trees = jax.tree.map(np.asarray, trees)

@@ -95,7 +95,7 @@ def make_train_step(
         return model.apply({"params": params}, images)
 
     cut = functools.partial(device_crops.cut, side=config.data.image_size)
-    cut_all = parallel.over_own_images(cut, mesh)
+    cut_all = parallel.map_local_images(cut, mesh)
 
     def train_step(
         state: TrainState, batch: Batch, store: device_crops.Store | None = None
@@ -103,7 +103,7 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         trained, frozen = optim.split_frozen(state.params, config.optim.frozen)
         slices = parallel.slices(len(batch.labels), mesh, config.run.microbatch)
-        embed_all = parallel.over_images(embed, mesh, slices.count)
+        embed_all = parallel.map_images(embed, mesh, slices.count)
         images = batch.images
         if store is not None:
             with jax.named_scope("crop"):
@@ -151,11 +151,11 @@ def make_train_step(
 def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> TrainStep:
     """Jits a step that takes and returns states lying where this one does."""
     where = jax.tree.map(lambda x: x.sharding, state)
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(where, parallel.everywhere(mesh)))
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(where, parallel.replicated(mesh)))
 
 
 def share_out(mesh: Mesh, batch: Batch) -> Batch:
     """Puts a batch on the devices: images, or crops, and flips shared out, the rest everywhere."""
-    images, flips = parallel.share_out(mesh, (batch.images, batch.flips))
-    labels, ids = parallel.place((batch.labels, batch.ids), parallel.everywhere(mesh))
+    images, flips = parallel.shard(mesh, (batch.images, batch.flips))
+    labels, ids = parallel.place((batch.labels, batch.ids), parallel.replicated(mesh))
     return Batch(images=images, labels=labels, ids=ids, flips=flips)

@@ -64,7 +64,7 @@ def trajectory(config, steps):
     optimizer = optim.create_optimizer(config)
     spec = Spec(2, config.train.samples_per_class, config.model.width, 16, 100)
     state = create_state(config, model, objective, optimizer, spec)
-    state = parallel.place(state, parallel.parted(mesh, state))
+    state = parallel.place(state, parallel.parameter_shardings(mesh, state))
     step = make_train_step(config, model, objective, optimizer, mesh)
     step = jit_train_step(step, mesh, state)
     slices = parallel.slices(config.train.batch_size, mesh, config.run.microbatch)
@@ -74,10 +74,10 @@ def trajectory(config, steps):
         state, metrics = step(state, share_out(mesh, batch))
         found["losses"].append(float(metrics["loss"]))
         if i == 0:  # After one step Adam's first moment is a tenth of the clipped gradient.
-            moments = parallel.whole(optax.tree.get(state.opt_state, "mu"))
+            moments = parallel.gather(optax.tree.get(state.opt_state, "mu"))
             found["gradient"] = np.concatenate([np.ravel(x) for x in jax.tree.leaves(moments)])
     assert step._cache_size() == 1
-    params = parallel.whole(state.params["model"])
+    params = parallel.gather(state.params["model"])
     images, labels, *_ = made_batch(99, config, config.train.batch_size)
     outputs = jax.jit(model.apply)({"params": params}, images / np.float32(127.5) - 1)
     space = objective.score_space
