@@ -57,7 +57,7 @@ def main(overrides: list[str], suite: str | None) -> None:
     if suite == MEMORY:
         results = _memory()
     elif suite == GROWTH:
-        results = _growth(output.with_suffix(".png"))
+        results = _growth()
     elif suite == JOB:
         results = _job(overrides)
     else:
@@ -97,17 +97,12 @@ def _memory() -> dict[str, Any]:
     return {"target": _TARGET.value, MEMORY: rows}
 
 
-def _growth(picture: pathlib.Path) -> dict[str, Any]:
+def _growth() -> dict[str, Any]:
     from hypjax.benchmarks import growth
-    from hypjax.reports.growth import draw
-    from hypjax.system import console
 
     repeats = 1 if _QUICK.value else _REPEATS.value
     curves = [growth.measured(curve, repeats) for curve in growth.curves(_QUICK.value)]
     print(growth.table(curves))
-    with console.tolerating(str(picture)):
-        draw(curves, picture)
-        print(f"drawn in {picture}")
     return {"repeats": repeats, GROWTH: curves}
 
 

@@ -46,7 +46,7 @@ def main(overrides: list[str]) -> None:
     embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
     found = find(embedder, photos, gallery, _K.value)
     if output:
-        from hypjax.reports.hits import draw
+        from hypjax.reports.hit_grid import draw
 
         draw(found, output)
         console.say(f"drawn in {output}")

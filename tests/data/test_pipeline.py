@@ -263,11 +263,11 @@ def test_the_host_cache_gives_the_same_pixels(tmp_path):
         fill_cache(cached, channels)
         cached = pickle.loads(pickle.dumps(cached.take(np.array([4, 0, 2, 3]))))
         for i, j in enumerate([4, 0, 2, 3]):
-            for view in ("crop", "central_view"):
-                arguments = (BOX, 32) if view == "crop" else (40, 32)
+            views = {"crop": (BOX, 32, channels), "central_view": (View(32, 40, channels),)}
+            for view, arguments in views.items():
                 np.testing.assert_array_equal(
-                    getattr(cached, view)(i, *arguments, channels),
-                    getattr(exact, view)(j, *arguments, channels),
+                    getattr(cached, view)(i, *arguments),
+                    getattr(exact, view)(j, *arguments),
                 )
             np.testing.assert_array_equal(cached.image(i, channels), exact.image(j, channels))
 

@@ -2,8 +2,8 @@
 
 python -m tests.helpers.trajectories OUTPUT BATCH/SAMPLES/STEPS DEVICES/PARTS/MICROBATCH[/remat]...
 
-XLA_FLAGS must force as many devices as the largest case needs. Writes an .npz file with arrays named
-CASE:WHAT.
+XLA_FLAGS must force as many devices as the largest case needs. Writes an .npz file with
+arrays named CASE:WHAT.
 """
 
 import sys

@@ -17,7 +17,8 @@ from hypjax.data.photos import find_photos
 from hypjax.errors import Interrupted, UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference import embedder as inference
-from hypjax.reports.hits import Hits, draw
+from hypjax.reports.hit_grid import draw
+from hypjax.reports.hits import Hits
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from tests.helpers import small_runs
 
@@ -163,27 +164,27 @@ def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_pat
 
 def test_two_processes_do_not_write_one_file(embedder, photos_folder, tmp_path):
     found = find_photos(str(photos_folder))
-    with embedder._Parts(tmp_path / "g.npz", "facts"):
+    with inference._Parts(tmp_path / "g.npz", "facts"):
         with pytest.raises(UserError, match="g.npz is being written by another process"):
             embedder.embed_to(tmp_path / "g.npz", found)
 
 
 def test_another_runs_gallery_is_refused(run, embedder, photos_folder):
     gallery = embedder.embed(find_photos(str(photos_folder)))
-    encoder = embedder.TrainedEmbedder(run, "encoder")
+    encoder = inference.TrainedEmbedder(run, "encoder")
     assert encoder.space == Sphere()
     query = find_photos(str(photos_folder / "class1/1.png"))
     with pytest.raises(UserError, match="the gallery was embedded by another run"):
-        embedder.find(encoder, query, gallery, 3)
+        inference.find(encoder, query, gallery, 3)
     with pytest.raises(UserError, match="k is 60, but there are 59 items"):
-        embedder.find(embedder, query, gallery, 60)
+        inference.find(embedder, query, gallery, 60)
 
 
 def test_a_query_that_cannot_be_read_is_named(embedder, photos_folder, tmp_path):
     (tmp_path / "q.png").write_bytes(b"\x89PNG")
     gallery = embedder.embed(find_photos(str(photos_folder)))
     with pytest.raises(UserError, match=r"cannot read .*q.png \(not an image\)"):
-        embedder.find(embedder, find_photos(str(tmp_path / "q.png")), gallery, 3)
+        inference.find(embedder, find_photos(str(tmp_path / "q.png")), gallery, 3)
 
 
 def test_images_are_found_as_they_are_named(photos_folder, tmp_path):

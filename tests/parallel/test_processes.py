@@ -184,7 +184,7 @@ def test_a_mistake_in_one_process_ends_all_and_is_not_tried_again(photos_folder,
 def test_processes_whose_coordinator_does_not_come_are_to_be_tried_again(tmp_path):
     program = (
         "from hypjax.parallel import processes; processes._MEETING = 1;"
-        f"distributed.join('localhost:{free_port()}', 2, 1)"
+        f"processes.join('localhost:{free_port()}', 2, 1)"
     )
     waited = subprocess.run(
         [sys.executable, "-c", program], cwd=small_runs.REPOSITORY, capture_output=True, text=True

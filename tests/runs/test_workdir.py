@@ -13,7 +13,7 @@ from tests.helpers import small_runs
 
 CLAIM = """
 import pathlib, sys, time
-from hypjax.workdir import Workdir
+from hypjax.runs.workdir import Workdir
 from tests.helpers import small_runs
 with Workdir(pathlib.Path(sys.argv[1]), small_runs.load("photos")).claimed({}):
     print("claimed", flush=True)
