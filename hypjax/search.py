@@ -35,7 +35,8 @@ def main(overrides: list[str]) -> None:
     if output and not output.parent.is_dir():
         raise UserError(f"--output is {output}, but there is no folder {output.parent}")
     from hypjax.data.photos import find_photos
-    from hypjax.inference.embedder import TrainedEmbedder, find
+    from hypjax.inference.embedder import TrainedEmbedder
+    from hypjax.inference.hits import find_hits
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
@@ -44,7 +45,7 @@ def main(overrides: list[str]) -> None:
     photos = find_photos(_QUERY.value)
     keep_compiled_programs()
     embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
-    found = find(embedder, photos, gallery, _K.value)
+    found = find_hits(embedder, photos, gallery, _K.value)
     if output:
         from hypjax.reports.hit_grid import draw
 

@@ -1,7 +1,7 @@
 """The tuples of arrays that rooms hand to each other, so that none needs to know another."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
@@ -21,6 +21,11 @@ class View(NamedTuple):
     side: int
     shorter_side: int
     channels: int
+
+    @classmethod
+    def of(cls, data: Any) -> Self:
+        """The view that the fields of `config.data` describe."""
+        return cls(data.image_size, data.resize, data.channels)
 
 
 class Workers(NamedTuple):

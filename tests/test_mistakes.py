@@ -14,6 +14,7 @@ from hypjax import errors, evaluate, train
 from hypjax.config import load_config
 from hypjax.data.splits import open_splits
 from hypjax.runs.workdir import Workdir
+from hypjax.training import states
 from tests.data.test_photos import fill, write_picture, write_table
 from tests.helpers import small_runs
 from tests.runs.test_checkpoints import small_disk
@@ -32,7 +33,7 @@ def mistake(capsys, monkeypatch):
         with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit:
             if not compiling:
                 patch.setattr(jax, "jit", compiles)
-                patch.setattr(train, "create_state", compiles)
+                patch.setattr(states, "create_state", compiles)
             with errors.reported():
                 mode(small_runs.load(path, *overrides), workdir)
         assert exit.value.code == 1

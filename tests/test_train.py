@@ -19,15 +19,15 @@ from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference.embedding import embed_function
-from hypjax.models import create_embedder
 from hypjax.monitoring import stopwatch
 from hypjax.monitoring.telemetry import Telemetry
-from hypjax.objectives import Spec, create_objective
+from hypjax.objectives import Spec
 from hypjax.retrieval import galleries, neighbors, ranks
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.shared_checkpoints import SharedCheckpoints
 from hypjax.runs.workdir import Workdir
 from hypjax.training import optim
+from hypjax.training.learner import build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step
 from hypjax.types import Batch
 
@@ -53,19 +53,15 @@ def load(repository, data_dir):
     return load
 
 
-def parts(config):
-    model, objective = create_embedder(config), create_objective(config)
-    return model, objective, optim.create_optimizer(config)
+def learner_of(config):
+    return build_learner(config, parallel.create_mesh((1, 1)))
 
 
 def start(config):
-    model, objective, optimizer = parts(config)
-    spec = Spec(12, 2, config.model.width, config.model.head_dim, 100)
-    state = create_state(config, model, objective, optimizer, spec)
-    mesh = parallel.create_mesh((1, 1))
-    state = parallel.place(state, parallel.parameter_shardings(mesh, state))
-    step = make_train_step(config, model, objective, optimizer, mesh)
-    return state, jit_train_step(step, mesh, state)
+    learner = learner_of(config)
+    state = create_state(learner, Spec(12, 2, config.model.width, config.model.head_dim, 100))
+    state = parallel.place(state, parallel.parameter_shardings(learner.mesh, state))
+    return state, jit_train_step(make_train_step(learner), learner.mesh, state)
 
 
 def random_batch(seed=0, size=24):
@@ -105,13 +101,13 @@ def test_an_update_is_adamw_on_the_clipped_gradient_of_the_trained_parameters(lo
         *(f"optim.learning_rate={rate}", f"optim.eps={eps}"),
     )
     state, step = start(config)
-    model, objective, _ = parts(config)
+    learner = learner_of(config)
     batch = random_batch()
 
     def loss_of(params):
         images = (batch.images / 255 - config.data.mean[0]) / config.data.std[0]
-        outputs = model.apply({"params": params["model"]}, images)
-        return objective.loss({}, {}, outputs, None, batch, jax.random.key(0))[0]
+        outputs = learner.model.apply({"params": params["model"]}, images)
+        return learner.objective.loss({}, {}, outputs, None, batch, jax.random.key(0))[0]
 
     gradient = jax.jit(jax.grad(loss_of))(state.params)["model"]
     before = leaves(jax.device_get(state.params["model"]))
@@ -150,7 +146,7 @@ def test_split_and_merge_are_inverse():
 def test_learning_rate_rises_and_then_falls_or_stays(load):
     def rates(schedule):
         overrides = ["train.total_steps=10", "optim.warmup_steps=4", "optim.learning_rate=1"]
-        rate = optim.learning_rate(load(*overrides, f"optim.schedule={schedule}"))
+        rate = optim.learning_rate(load(*overrides, f"optim.schedule={schedule}").optim, 10)
         return [float(rate(step)) for step in range(11)]
 
     rise = [0, 0.25, 0.5, 0.75]
@@ -232,15 +228,14 @@ def lower(function, *args, **kwargs):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_no_float32_product_is_rounded(load, variant, precision):
     config = load(f"model.precision={precision}", variant=variant)
-    model, objective, optimizer = parts(config)
+    learner = learner_of(config)
     state, _ = start(config)
-    step = make_train_step(config, model, objective, optimizer)
-    spaces = {"head": objective.score_space, "encoder": Sphere()}
+    step = make_train_step(learner)
+    spaces = {"head": learner.objective.score_space, "encoder": Sphere()}
+    embed = embed_function(learner.model, learner.pixel_scaling, spaces)
     programs = {
         "train": lower(step, state, random_batch()),
-        "embed": lower(
-            embed_function(config, model, spaces), state.params["model"], random_batch().images
-        ),
+        "embed": lower(embed, state.params["model"], random_batch().images),
     }
     for name, program in programs.items():
         found = float32_products(program)

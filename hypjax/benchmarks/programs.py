@@ -23,7 +23,7 @@ from hypjax.inference.embedding import embed_function
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Objective, Spec, create_objective
 from hypjax.system import console
-from hypjax.training import optim
+from hypjax.training.learner import build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step
 from hypjax.types import Batch
 
@@ -153,19 +153,17 @@ def devices_of(target: str | None) -> Sequence[jax.Device]:
 
 def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
     """The train step of a configuration, as `train_and_evaluate` runs it."""
-    model, objective = create_embedder(config), create_objective(config)
-    optimizer = optim.create_optimizer(config)
+    learner = build_learner(config, mesh)
     spec = Spec(
         classes=config.train.batch_size // config.train.samples_per_class,
         samples_per_class=config.train.samples_per_class,
-        encoder_dim=model.encoder.dim,
+        encoder_dim=learner.model.encoder.dim,
         head_dim=config.model.head_dim,
         training_images=config.train.batch_size,
     )
-    state = jax.eval_shape(lambda: create_state(config, model, objective, optimizer, spec))
+    state = jax.eval_shape(lambda: create_state(learner, spec))
     state = _lying(state, parallel.parameter_shardings(mesh, state))
-    step = make_train_step(config, model, objective, optimizer, mesh)
-    step = jit_train_step(step, mesh, state)
+    step = jit_train_step(make_train_step(learner), mesh, state)
     return described(step.lower(state, _batch(config, mesh)))
 
 
@@ -187,7 +185,8 @@ def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
     """The embedding of a batch in evaluation."""
     model: Embedder = create_embedder(config, evaluating=True)
     objective: Objective = create_objective(config)
-    embed = embed_function(config, model, {"head": objective.score_space, "encoder": Sphere()})
+    spaces = {"head": objective.score_space, "encoder": Sphere()}
+    embed = embed_function(model, (config.data.mean, config.data.std), spaces)
     rows = parallel.slices(config.run.eval_batch_size, mesh).rows
     images = _images(config, mesh, rows)
     example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)

@@ -17,11 +17,10 @@ from hypjax.benchmarks.measure import Work
 from hypjax.config import default_config
 from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
-from hypjax.models import create_embedder
-from hypjax.objectives import Spec, create_objective
+from hypjax.objectives import Spec
 from hypjax.system import console
-from hypjax.training import optim
-from hypjax.training.step import create_state, jit_train_step, make_train_step, share_out
+from hypjax.training.learner import build_learner
+from hypjax.training.step import create_state, jit_train_step, make_train_step, shard_batch
 from hypjax.types import Batch
 
 _INSTALL = "torch and timm (pip install torch timm)"
@@ -133,18 +132,17 @@ class Trainer:
 
     def __init__(self, config: ConfigDict) -> None:
         """Makes the state and compiles both programs."""
-        self.model, objective = create_embedder(config), create_objective(config)
-        optimizer, mesh = optim.create_optimizer(config), parallel.create_mesh((1, 1))
+        learner = build_learner(config, parallel.create_mesh((1, 1)))
+        self.model, mesh = learner.model, learner.mesh
         size, samples = config.train.batch_size, config.train.samples_per_class
         spec = Spec(size // samples, samples, self.model.encoder.dim, config.model.head_dim, size)
-        state = create_state(config, self.model, objective, optimizer, spec)
+        state = create_state(learner, spec)
         state = parallel.place(state, parallel.parameter_shardings(mesh, state))
-        self._batch = share_out(mesh, _noise(config))
-        step = make_train_step(config, self.model, objective, optimizer, mesh)
-        step = jit_train_step(step, mesh, state)
+        self._batch = shard_batch(mesh, _noise(config))
+        step = jit_train_step(make_train_step(learner), mesh, state)
         self._step = step.lower(state, self._batch).compile()
-        spaces = {"head": objective.score_space, "encoder": Sphere()}
-        embed = parallel.map_images(embed_function(config, self.model, spaces), mesh)
+        spaces = {"head": learner.objective.score_space, "encoder": Sphere()}
+        embed = parallel.map_images(embed_function(self.model, learner.pixel_scaling, spaces), mesh)
         params = state.params["model"]
         self._embed = jax.jit(embed).lower(params, self._batch.images).compile()
         self._state = state

@@ -1,25 +1,101 @@
-"""From pixels to points of a space."""
+"""From images to embeddings: of a batch on the devices, and of a whole dataset."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
+import jax
+import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, PyTree, UInt8
 from ml_collections import ConfigDict
 
+from hypjax import parallel
+from hypjax.data.dataset import Dataset
+from hypjax.data.pipeline import evaluation_batches
 from hypjax.geometry import Space
 from hypjax.models import Embedder
 from hypjax.models.normalize import normalize
-from hypjax.types import Outputs
+from hypjax.types import Outputs, View, Workers
+
+PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
+
+
+class EvaluationInput(NamedTuple):
+    """How images reach a model that is evaluated.
+
+    Attributes:
+        view: The test view.
+        workers: What decodes images.
+        batch_size: Images embedded at once.
+        mesh: Devices that share each batch.
+    """
+
+    view: View
+    workers: Workers
+    batch_size: int
+    mesh: Mesh
+
+
+def evaluation_input(config: ConfigDict, mesh: Mesh | None = None) -> EvaluationInput:
+    """The input that a configuration describes.
+
+    Args:
+        config: The run's configuration.
+        mesh: Devices to use; by default those that `run.mesh` names.
+    """
+    run = config.run
+    return EvaluationInput(
+        view=View.of(config.data),
+        workers=Workers(run.workers, run.input_timeout),
+        batch_size=run.eval_batch_size,
+        mesh=mesh or parallel.create_mesh(run.mesh),
+    )
 
 
 def embed_function(
-    config: ConfigDict, model: Embedder, spaces: dict[str, Space]
+    model: Embedder, pixel_scaling: PixelScaling, spaces: Mapping[str, Space]
 ) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], dict[str, Array]]:
-    """The function from parameters and pixels to points of each space, to be jitted."""
+    """Returns the function from parameters and pixels to the points of each space, to be jitted.
+
+    Args:
+        model: Encoder and head, as they are evaluated.
+        pixel_scaling: Mean and standard deviation of pixels.
+        spaces: The space of each part of the model to embed: "head", "encoder", or both.
+    """
 
     def embed(params: PyTree, images: Array) -> dict[str, Array]:
-        images = normalize(images, config.data.mean, config.data.std)
+        images = normalize(images, *pixel_scaling)
         outputs: Outputs = model.apply({"params": params}, images)
         features = {"head": outputs.projected, "encoder": outputs.pooled}
         return {part: space.embed(features[part]) for part, space in spaces.items()}
 
     return embed
+
+
+def embed_dataset(
+    embed: Callable[[UInt8[Array, "batch side side channels"]], PyTree],
+    dataset: Dataset,
+    source: EvaluationInput,
+) -> PyTree:
+    """Embeds all images of a dataset under the test view.
+
+    Args:
+        embed: From the pixels of a batch, sharded over the devices and always of one size, to
+            arrays that are replicated.
+        dataset: The images.
+        source: View, workers, batch size and devices.
+
+    Returns:
+        NumPy arrays with one row per image.
+    """
+    mesh = source.mesh
+    size = parallel.slices(source.batch_size, mesh).rows
+    rows = parallel.local_rows(mesh, size)
+    batches = evaluation_batches(dataset, source.view, size, source.workers, rows)
+    with contextlib.closing(batches):
+        embedded = [parallel.gather(embed(parallel.shard(mesh, images))) for images in batches]
+    return jax.tree.map(
+        lambda *parts: np.concatenate([np.asarray(part) for part in parts])[: len(dataset)],
+        *embedded,
+    )

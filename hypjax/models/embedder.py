@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from hypjax.models.architectures import Encoder, checked, create_encoder
 from hypjax.models.precision import compute_dtype
 from hypjax.models.vit import VisionTransformer
-from hypjax.types import Outputs
+from hypjax.types import Outputs, View
 
 
 class Embedder(nn.Module):
@@ -52,7 +52,7 @@ def create_embedder(config: ConfigDict, *, evaluating: bool = False) -> Embedder
     """
     model = config.model
     pooling = model.eval_pooling if evaluating else model.pooling
-    dtype = compute_dtype(config)
+    dtype = compute_dtype(model.precision)
     if model.architecture != "vit":
         encoder = create_encoder(
             model.architecture,
@@ -75,12 +75,11 @@ def create_embedder(config: ConfigDict, *, evaluating: bool = False) -> Embedder
     return Embedder(encoder=checked(encoder), head_dim=model.head_dim)
 
 
-def example_images(config: ConfigDict) -> Float[Array, "1 side side channels"]:
+def example_images(view: View) -> Float[Array, "1 side side channels"]:
     """One black image, to initialise a model with."""
-    side = config.data.image_size
-    return jnp.zeros((1, side, side, config.data.channels))
+    return jnp.zeros((1, view.side, view.side, view.channels))
 
 
-def model_shapes(config: ConfigDict, model: Embedder) -> PyTree:
+def model_shapes(model: Embedder, view: View) -> PyTree:
     """Shapes and dtypes of a model's parameters, without computing any."""
-    return jax.eval_shape(model.init, jax.random.key(0), example_images(config))["params"]
+    return jax.eval_shape(model.init, jax.random.key(0), example_images(view))["params"]

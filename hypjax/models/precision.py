@@ -5,12 +5,10 @@ import contextlib
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from ml_collections import ConfigDict
 
 
-def compute_dtype(config: ConfigDict) -> jnp.dtype:
+def compute_dtype(precision: str) -> jnp.dtype:
     """Of the encoder's products: what `model.precision` says, or what suits the device."""
-    precision = config.model.precision
     if precision == "auto":
         precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     return jnp.dtype(precision)

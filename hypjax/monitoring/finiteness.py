@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import Int
-from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.parallel import processes
@@ -25,20 +24,20 @@ class FiniteWatch:
 
     def __init__(
         self,
-        config: ConfigDict,
         folder: pathlib.Path,
         checkpoints: SharedCheckpoints,
         name: Callable[[int], str],
+        most_skipped: int = 0,
     ) -> None:
-        """Begins to watch.
+        """Starts to watch.
 
         Args:
-            config: The run's configuration.
-            folder: Where to write what was found.
-            checkpoints: The run's.
-            name: What to call a training image in a message.
+            folder: The run's folder, for a report of what was found.
+            checkpoints: The run's checkpoints.
+            name: From the index of a training image to its name in messages.
+            most_skipped: Most updates to skip; 0 stops at the first that is not finite.
         """
-        self._config, self._folder = config, folder
+        self._folder, self._most_skipped = folder, most_skipped
         self._checkpoints, self._name = checkpoints, name
         self._last: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
 
@@ -71,10 +70,9 @@ class FiniteWatch:
             with console.tolerating(str(self._folder / _FILE)):
                 write_json(self._folder / _FILE, {"step": step, **told, "images": images})
         skipped = int(jax.device_get(metrics["skipped"]))
-        train = self._config.train
-        if train.on_nonfinite == "skip" and skipped <= train.max_nonfinite:
+        if skipped <= self._most_skipped:
             console.warn(
-                f"{found}; its update is skipped, {skipped} of {train.max_nonfinite} so far "
+                f"{found}; its update is skipped, {skipped} of {self._most_skipped} so far "
                 f"(its images are listed in {_FILE})"
             )
             return
@@ -83,16 +81,15 @@ class FiniteWatch:
         self._stop(found)
 
     def _stop(self, found: str) -> None:
-        train = self._config.train
         self._checkpoints.wait()
         steps = self._checkpoints.steps
         good = f"the last good checkpoint is that of step {steps[-1]}" if steps else "none is saved"
-        if train.on_nonfinite == "stop":
+        if not self._most_skipped:
             raise UserError(
                 f"{found}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, "
                 f"in a new run"
             )
         raise UserError(
-            f"{found}, after train.max_nonfinite = {train.max_nonfinite} that were skipped; "
+            f"{found}, after train.max_nonfinite = {self._most_skipped} that were skipped; "
             f"{good}. Lower optim.learning_rate in a new run: this one would repeat itself"
         )

@@ -2,13 +2,11 @@
 
 import contextlib
 import math
-import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Int
-from ml_collections import ConfigDict
 
 from hypjax.monitoring.finiteness import FiniteWatch
 from hypjax.monitoring.meter import Meter
@@ -16,7 +14,6 @@ from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, Values
 from hypjax.monitoring.tracing import Trace
 from hypjax.reports.tables import format_recalls
-from hypjax.runs.shared_checkpoints import SharedCheckpoints
 from hypjax.system import console
 from hypjax.types import Recalls
 
@@ -26,32 +23,28 @@ class Monitor:
 
     def __init__(
         self,
-        config: ConfigDict,
-        folder: pathlib.Path,
-        first_step: int,
-        checkpoints: SharedCheckpoints,
-        name: Callable[[int], str],
+        steps: range,
+        batch_size: int,
+        telemetry: Telemetry,
+        watch: FiniteWatch,
         trace: Trace,
         stopwatch: Stopwatch,
     ) -> None:
-        """Begins after a step.
+        """Starts to watch.
 
         Args:
-            config: The run's configuration.
-            folder: The run's.
-            first_step: Steps done before.
-            checkpoints: The run's.
-            name: What to call a training image in a message.
-            trace: Of the steps to profile.
-            stopwatch: Of the run.
+            steps: Steps to watch, counted from 0.
+            batch_size: Images per step.
+            telemetry: Takes what is measured.
+            watch: Checks that each step is finite.
+            trace: Trace of the steps to profile.
+            stopwatch: The run's stopwatch.
         """
-        self._first, self._total = first_step, config.train.total_steps
-        self._reported = first_step
-        self._telemetry = Telemetry(folder, first_step, config)
-        self._progress = console.Progress(first_step, self._total, config.train.batch_size)
-        self._meter = Meter(config.train.batch_size, stopwatch)
-        self._watch = FiniteWatch(config, folder, checkpoints, name)
-        self._trace, self._stopwatch = trace, stopwatch
+        self._first = self._reported = steps.start
+        self._telemetry, self._watch, self._trace = telemetry, watch, trace
+        self._stopwatch = stopwatch
+        self._progress = console.Progress(steps.start, steps.stop, batch_size)
+        self._meter = Meter(batch_size, stopwatch)
 
     def __enter__(self) -> Self:
         """Closes all files on leaving the body, and ends a trace that is still running."""

@@ -1,4 +1,4 @@
-"""What is compiled and run on the devices: the train step, and the embedding of images."""
+"""The train step: one jitted function from a state and a batch to the next state."""
 
 import functools
 from collections.abc import Callable
@@ -9,26 +9,26 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
-from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.data import device_crops
-from hypjax.models import Embedder, example_images
+from hypjax.models import example_images
 from hypjax.models.normalize import mirror, normalize
-from hypjax.objectives import Metrics, Objective, Spec
+from hypjax.objectives import Metrics, Spec
 from hypjax.training import optim
+from hypjax.training.learner import Learner
 from hypjax.types import Batch, Outputs
 
 
 class TrainState(NamedTuple):
-    """All that a step changes.
+    """Everything that a step changes.
 
     Attributes:
-        step: Steps done.
+        step: Number of steps done.
         params: {"model": ..., "objective": ...}.
-        opt_state: Of the optimiser, for the trained parameters.
-        objective_state: What the objective carries along.
-        skipped: Steps whose update was dropped, since it was not finite.
+        opt_state: State of the optimiser, for the trained parameters.
+        objective_state: State of the objective.
+        skipped: Number of updates dropped because they were not finite.
     """
 
     step: Int[Array, ""]
@@ -38,90 +38,62 @@ class TrainState(NamedTuple):
     skipped: Int[Array, ""]
 
 
-# From a state and a batch, and, where the device is to crop that itself, from what.
+# From a state, a batch and, with the device cache, the store that the batch is cut from.
 TrainStep = Callable[..., tuple[TrainState, Metrics]]
 
 
-def create_state(
-    config: ConfigDict,
-    model: Embedder,
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    spec: Spec,
-) -> TrainState:
-    """The state before the first step, a function of the configuration's seed."""
-    model_key, objective_key = jax.random.split(jax.random.key(config.seed))
-    model_params = model.init(model_key, example_images(config))["params"]
-    objective_params, objective_state = objective.init(objective_key, spec)
+def create_state(learner: Learner, spec: Spec) -> TrainState:
+    """The state before the first step, a function of the seed."""
+    model_key, objective_key = jax.random.split(jax.random.key(learner.seed))
+    model_params = learner.model.init(model_key, example_images(learner.view))["params"]
+    objective_params, objective_state = learner.objective.init(objective_key, spec)
     params = {"model": model_params, "objective": objective_params}
-    trained, _ = optim.split_frozen(params, config.optim.frozen)
-    return TrainState(
-        jnp.int32(0), params, optimizer.init(trained), objective_state, skipped=jnp.int32(0)
-    )
+    trained, _ = optim.split_frozen(params, learner.frozen)
+    opt_state = learner.optimizer.init(trained)
+    return TrainState(jnp.int32(0), params, opt_state, objective_state, skipped=jnp.int32(0))
 
 
-def make_train_step(
-    config: ConfigDict,
-    model: Embedder,
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    mesh: Mesh | None = None,
-) -> TrainStep:
-    """The function of one step, to be jitted; it may overwrite the state it is given.
+def make_train_step(learner: Learner) -> TrainStep:
+    """Returns the function of one step, to be jitted; it may overwrite the state it is given.
 
-    The loss is that of the whole batch, wherever its images are embedded, and whether at once or in
-    the slices that `run.microbatch` asks for. The gradient is taken with respect to the trained
-    parameters alone, and its norm is theirs. The metrics tell whether loss, gradient and update are
-    finite; where they are not, the update is dropped if `train.on_nonfinite` says skip.
+    The loss is that of the whole batch, however many devices embed its images, and in however many
+    microbatches. The gradient is taken with respect to the trained parameters alone, and so is its
+    norm. The metrics say whether loss, gradient and update are finite; if they are not and
+    `skip_nonfinite` is set, the update is dropped.
 
-    Of a batch of `Crops` the step also takes the `resizing.Store` that they are cut from, a copy on
-    each device.
-
-    Args:
-        config: The run's configuration.
-        model: What is trained.
-        objective: By what.
-        optimizer: How.
-        mesh: Devices that share the images of each batch, which then is filled up to
-            `parallel.slices`; None: one device.
+    With the device cache, `batch.images` are `Crops`, and the step takes the store to cut them
+    from as a third argument.
     """
-    schedule = optim.learning_rate(config)
-    mesh = mesh or parallel.create_mesh((1, 1))
-
-    def embed(params: PyTree, images: Array, flips: Array) -> Outputs:
-        with jax.named_scope("pixels"):
-            images = normalize(images, config.data.mean, config.data.std)
-            images = mirror(images, flips)
-        return model.apply({"params": params}, images)
-
-    cut = functools.partial(device_crops.cut, side=config.data.image_size)
-    cut_all = parallel.map_local_images(cut, mesh)
+    embed = _embedding(learner)
+    crop = functools.partial(device_crops.cut, side=learner.view.side)
+    crop_all = parallel.map_local_images(crop, learner.mesh)
 
     def train_step(
         state: TrainState, batch: Batch, store: device_crops.Store | None = None
     ) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        trained, frozen = optim.split_frozen(state.params, config.optim.frozen)
-        slices = parallel.slices(len(batch.labels), mesh, config.run.microbatch)
-        embed_all = parallel.map_images(embed, mesh, slices.count)
+        key = jax.random.fold_in(jax.random.key(learner.seed), state.step)
+        trained, frozen = optim.split_frozen(state.params, learner.frozen)
+        size = len(batch.labels)
+        slices = parallel.slices(size, learner.mesh, learner.microbatch)
+        embed_all = parallel.map_images(embed, learner.mesh, slices.count)
         images = batch.images
         if store is not None:
             with jax.named_scope("crop"):
-                images = cut_all(store, images)
+                images = crop_all(store, images)
 
         def loss_of(trained: PyTree) -> tuple[Array, tuple[PyTree, Metrics]]:
             params = optim.merge(trained, frozen)
             outputs = embed_all(params["model"], images, batch.flips)
-            outputs = jax.tree.map(lambda x: x[: len(batch.labels)], outputs)
+            outputs = jax.tree.map(lambda x: x[:size], outputs)  # Without the padding.
             with jax.named_scope("loss"):
-                return objective.loss(
+                return learner.objective.loss(
                     params["objective"], state.objective_state, outputs, None, batch, key
                 )
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained)
         objective_state, metrics = aux
         with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(gradient, state.opt_state, trained)
+            updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
             changed = optax.apply_updates(trained, updates), opt_state, objective_state
         norms = {
             "loss": loss,
@@ -129,17 +101,16 @@ def make_train_step(
             "update_norm": optax.tree.norm(updates),
         }
         finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
-        if config.train.on_nonfinite == "skip":
+        if learner.skip_nonfinite:
             before = trained, state.opt_state, state.objective_state
             changed = jax.tree.map(lambda new, old: jnp.where(finite, new, old), changed, before)
         trained, opt_state, objective_state = changed
-        dropped = state.skipped
-        skipped = dropped + jnp.where(finite, 0, 1)
+        skipped = state.skipped + jnp.where(finite, 0, 1)
         params = optim.merge(trained, frozen)
         metrics |= {
             **norms,
-            # The optimiser does not count dropped updates, so its schedule lags behind.
-            "learning_rate": jnp.asarray(schedule(state.step - dropped)),
+            # The optimiser does not count dropped updates, so neither does its schedule.
+            "learning_rate": jnp.asarray(learner.schedule(state.step - state.skipped)),
             "finite": finite,
             "skipped": skipped,
         }
@@ -148,14 +119,25 @@ def make_train_step(
     return train_step
 
 
+def _embedding(learner: Learner) -> Callable[[PyTree, Array, Array], Outputs]:
+    def embed(params: PyTree, images: Array, flips: Array) -> Outputs:
+        with jax.named_scope("pixels"):
+            images = mirror(normalize(images, *learner.pixel_scaling), flips)
+        return learner.model.apply({"params": params}, images)
+
+    return embed
+
+
 def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> TrainStep:
-    """Jits a step that takes and returns states lying where this one does."""
-    where = jax.tree.map(lambda x: x.sharding, state)
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(where, parallel.replicated(mesh)))
+    """Jits a step whose states keep the shardings of the given one."""
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    return jax.jit(
+        train_step, donate_argnums=0, out_shardings=(shardings, parallel.replicated(mesh))
+    )
 
 
-def share_out(mesh: Mesh, batch: Batch) -> Batch:
-    """Puts a batch on the devices: images, or crops, and flips shared out, the rest everywhere."""
+def shard_batch(mesh: Mesh, batch: Batch) -> Batch:
+    """Puts a batch on the devices: images and flips sharded, labels and ids replicated."""
     images, flips = parallel.shard(mesh, (batch.images, batch.flips))
     labels, ids = parallel.place((batch.labels, batch.ids), parallel.replicated(mesh))
     return Batch(images=images, labels=labels, ids=ids, flips=flips)

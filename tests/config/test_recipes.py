@@ -1,5 +1,6 @@
 """The four benchmarks' configurations beside the recipes as published, and their first steps."""
 
+import dataclasses
 import io
 import json
 import os
@@ -12,14 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax import train
+from hypjax import parallel
 from hypjax.config import default_workdir, flatten, identity, load_config
 from hypjax.data.dataset import Dataset, Splits
 from hypjax.data.pipeline import training_batches
 from hypjax.errors import UserError
 from hypjax.models import Embedder, VisionTransformer, create_embedder
-from hypjax.objectives import Spec, create_objective
-from hypjax.training import optim
+from hypjax.objectives import Spec
+from hypjax.training.learner import build_learner
+from hypjax.training.setup import create_plans
 from hypjax.training.step import create_state, make_train_step
 from hypjax.types import View
 
@@ -220,19 +222,20 @@ class Program:
         distilled = "distilled" in config.model.architecture
         encoder = VisionTransformer(**TINY, distilled=distilled, pooling=config.model.pooling)
         model = Embedder(encoder, config.model.head_dim)
-        objective = create_objective(config)
+        mesh = parallel.create_mesh((1, 1))
         spec = Spec(5, config.train.samples_per_class, 16, config.model.head_dim, 40)
 
+        def learner_of(config):
+            return dataclasses.replace(build_learner(config, mesh), model=model)
+
         def create():
-            optimizer = optim.create_optimizer(config)
-            return create_state(config, model, objective, optimizer, spec)
+            return create_state(learner_of(config), spec)
 
         def step(arguments, state, batch):
             own = config.copy_and_resolve_references()
             with own.ignore_type():
                 own.update_from_flattened_dict(arguments)
-            optimizer = optim.create_optimizer(own)
-            state, metrics = make_train_step(own, model, objective, optimizer)(state, batch)
+            state, metrics = make_train_step(learner_of(own))(state, batch)
             return state, {name: metrics[name] for name in ("loss", "finite", "learning_rate")}
 
         self.shapes = jax.eval_shape(create)
@@ -265,7 +268,7 @@ def test_two_steps_change_all_but_what_is_frozen(load, splits, programs, dataset
     if key(config) not in programs:
         programs[key(config)] = Program(config)
     program = programs[key(config)]
-    plan = train.create_plans(config, splits)
+    plan = create_plans(config, splits)
     state = program.start()
     before, losses = leaves(state.params), []
     for batch in training_batches(splits.train, plan, range(2), View(32, 32, 3)):

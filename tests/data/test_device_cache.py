@@ -16,6 +16,7 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.monitoring.telemetry import Telemetry
 from hypjax.system import memory
+from hypjax.training.setup import create_plans
 from hypjax.types import Crops
 from tests.data.test_pipeline import encoded
 from tests.helpers import small_runs
@@ -181,7 +182,7 @@ def test_a_stored_side_is_part_of_the_run_and_told_with_its_results(photos_folde
     splits = open_splits(config)
     (note,) = splits.notes
     assert "shorter sides are scaled down to 10 pixels" in note
-    plans = train.create_plans(config, splits)
+    plans = create_plans(config, splits)
     assert (plans.sizes.min(axis=1) == 10).all() and (splits.train.sizes.min(axis=1) > 10).all()
     assert (plans(0).boxes[:, 2:] <= plans.sizes[plans(0).ids]).all()
 

@@ -15,8 +15,9 @@ from hypjax.config import default_config
 from hypjax.data import photos, pixels
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
-from hypjax.evaluate import Evaluator, evaluate
+from hypjax.evaluate import evaluate
 from hypjax.geometry import Sphere
+from hypjax.inference.evaluator import create_evaluator
 from hypjax.retrieval import recall_at_k
 from tests.helpers import small_runs
 
@@ -140,12 +141,9 @@ def test_queries_search_the_gallery(tmp_path, photos_folder):
         for part in (splits.test, splits.gallery)
     }
 
-    class Stub(Evaluator):
-        def points(self, params, dataset):
-            return dict.fromkeys(("head", "encoder"), points[id(dataset)])
-
-    evaluator = Stub(config, Sphere())
-    recalls = evaluator.recalls(None, splits.test, splits.gallery)["head"]
+    evaluator = create_evaluator(config, parts=["encoder"])
+    evaluator.points = lambda params, dataset: {"encoder": points[id(dataset)]}
+    recalls = evaluator.scores(None, splits.test, splits.gallery)["encoder"]
     wanted = recall_at_k(
         *(points[id(splits.test)], splits.test.labels),
         *(points[id(splits.gallery)], splits.gallery.labels),

@@ -180,7 +180,7 @@ DELIVER = """
 import sys, numpy as np
 from hypjax.data.pipeline import training_batches
 from hypjax.data.splits import open_splits
-from hypjax.train import create_plans
+from hypjax.training.setup import create_plans
 from hypjax.types import View, Workers
 from tests.helpers import small_runs
 config = small_runs.load(sys.argv[1], "train.batch_size=8")

@@ -14,6 +14,7 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.evaluate import Evaluator, evaluate
 from hypjax.geometry import Sphere
+from hypjax.training.setup import create_plans
 from tests.helpers import official_files as disk
 from tests.helpers import small_runs
 
@@ -130,7 +131,7 @@ def test_a_configuration_names_its_sampling(tmp_path, repository, sampling, repe
     prepared(tmp_path, "cub")
     fields = [f"train.sampling={sampling}", f"train.repeat_images={repeats}"]
     config = load(repository, tmp_path, "cub", *fields)
-    plans = train.create_plans(config, open_splits(config))
+    plans = create_plans(config, open_splits(config))
     assert type(plans) is kind and plans.repeats == repeats
     assert (plans.batch_size, plans.samples_per_class) == (4, 2)
     with pytest.raises(UserError, match="sampling is 'shuffled'; it must be epoch_classes or dr"):

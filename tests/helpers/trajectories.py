@@ -14,11 +14,10 @@ import optax
 
 from hypjax import parallel
 from hypjax.config import default_config
-from hypjax.models import create_embedder
-from hypjax.objectives import Spec, create_objective
+from hypjax.objectives import Spec
 from hypjax.retrieval import recall_at_k
-from hypjax.training import optim
-from hypjax.training.step import create_state, jit_train_step, make_train_step, share_out
+from hypjax.training.learner import build_learner
+from hypjax.training.step import create_state, jit_train_step, make_train_step, shard_batch
 from hypjax.types import Batch
 
 TINY = {
@@ -58,20 +57,19 @@ def made_batch(step, config, rows):
 
 
 def trajectory(config, steps):
-    """What `hypjax.train.train` would do, step by step."""
-    mesh = parallel.create_mesh(config.run.mesh)
-    model, objective = create_embedder(config), create_objective(config)
-    optimizer = optim.create_optimizer(config)
+    """Trains as `hypjax.train` does, step by step."""
+    learner = build_learner(config)
+    mesh, model, objective = learner.mesh, learner.model, learner.objective
     spec = Spec(2, config.train.samples_per_class, config.model.width, 16, 100)
-    state = create_state(config, model, objective, optimizer, spec)
+    state = create_state(learner, spec)
     state = parallel.place(state, parallel.parameter_shardings(mesh, state))
-    step = make_train_step(config, model, objective, optimizer, mesh)
+    step = make_train_step(learner)
     step = jit_train_step(step, mesh, state)
     slices = parallel.slices(config.train.batch_size, mesh, config.run.microbatch)
     found = {"losses": []}
     for i in range(steps):
         batch = made_batch(i, config, slices.rows)
-        state, metrics = step(state, share_out(mesh, batch))
+        state, metrics = step(state, shard_batch(mesh, batch))
         found["losses"].append(float(metrics["loss"]))
         if i == 0:  # After one step Adam's first moment is a tenth of the clipped gradient.
             moments = parallel.gather(optax.tree.get(state.opt_state, "mu"))

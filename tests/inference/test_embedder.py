@@ -17,6 +17,9 @@ from hypjax.data.photos import find_photos
 from hypjax.errors import Interrupted, UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference import embedder as inference
+from hypjax.inference import unfinished
+from hypjax.inference.hits import find_hits
+from hypjax.inference.unfinished import UnfinishedGallery
 from hypjax.reports.hit_grid import draw
 from hypjax.reports.hits import Hits
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
@@ -141,7 +144,7 @@ def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_pat
     shutil.copytree(photos_folder, tmp_path / "photos")
     found = find_photos(str(tmp_path / "photos"))
     path = tmp_path / "g.npz"
-    monkeypatch.setattr(inference, "_SECONDS_BETWEEN_SAVES", 0)
+    monkeypatch.setattr(unfinished, "_SECONDS_BETWEEN_SAVES", 0)
     monkeypatch.setattr(Embeddings, "save", lambda *_: (_ for _ in ()).throw(UserError("full")))
     with pytest.raises(UserError, match="full"):
         embedder.embed_to(path, found)
@@ -164,7 +167,7 @@ def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_pat
 
 def test_two_processes_do_not_write_one_file(embedder, photos_folder, tmp_path):
     found = find_photos(str(photos_folder))
-    with inference._Parts(tmp_path / "g.npz", "facts"):
+    with UnfinishedGallery(tmp_path / "g.npz", "facts"):
         with pytest.raises(UserError, match="g.npz is being written by another process"):
             embedder.embed_to(tmp_path / "g.npz", found)
 
@@ -175,16 +178,16 @@ def test_another_runs_gallery_is_refused(run, embedder, photos_folder):
     assert encoder.space == Sphere()
     query = find_photos(str(photos_folder / "class1/1.png"))
     with pytest.raises(UserError, match="the gallery was embedded by another run"):
-        inference.find(encoder, query, gallery, 3)
+        find_hits(encoder, query, gallery, 3)
     with pytest.raises(UserError, match="k is 60, but there are 59 items"):
-        inference.find(embedder, query, gallery, 60)
+        find_hits(embedder, query, gallery, 60)
 
 
 def test_a_query_that_cannot_be_read_is_named(embedder, photos_folder, tmp_path):
     (tmp_path / "q.png").write_bytes(b"\x89PNG")
     gallery = embedder.embed(find_photos(str(photos_folder)))
     with pytest.raises(UserError, match=r"cannot read .*q.png \(not an image\)"):
-        inference.find(embedder, find_photos(str(tmp_path / "q.png")), gallery, 3)
+        find_hits(embedder, find_photos(str(tmp_path / "q.png")), gallery, 3)
 
 
 def test_images_are_found_as_they_are_named(photos_folder, tmp_path):

@@ -10,9 +10,8 @@ import pytest
 
 from hypjax import train
 from hypjax.errors import UserError
-from hypjax.models import create_embedder
-from hypjax.objectives import PairwiseCrossEntropy, Spec, create_objective
-from hypjax.training import optim
+from hypjax.objectives import PairwiseCrossEntropy, Spec
+from hypjax.training.learner import build_learner
 from hypjax.training.step import create_state, make_train_step
 from hypjax.types import Batch
 from tests.helpers import small_runs
@@ -59,12 +58,12 @@ class Poisoned(PairwiseCrossEntropy):
 
 def test_a_skipped_step_changes_nothing_but_the_counts(photos_folder):
     config = small_runs.load(photos_folder, "train.on_nonfinite=skip", "optim.warmup_steps=0")
-    model, healthy = create_embedder(config), create_objective(config)
-    objective = Poisoned(healthy.space, healthy.temperature, healthy.samples_per_class)
-    optimizer = optim.create_optimizer(config)
-    spec = Spec(4, 2, config.model.width, config.model.head_dim, 24)
-    state = create_state(config, model, objective, optimizer, spec)
-    step = jax.jit(make_train_step(config, model, objective, optimizer))
+    learner = build_learner(config)
+    healthy = learner.objective
+    poisoned = Poisoned(healthy.space, healthy.temperature, healthy.samples_per_class)
+    learner = dataclasses.replace(learner, objective=poisoned)
+    state = create_state(learner, Spec(4, 2, config.model.width, config.model.head_dim, 24))
+    step = jax.jit(make_train_step(learner))
     pixels = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), dtype=np.uint8)
     labels, flips = np.repeat(np.arange(4, dtype=np.int32), 2), np.zeros(8, bool)
     good = Batch(pixels, labels, np.arange(8, dtype=np.int32), flips)

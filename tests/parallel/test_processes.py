@@ -138,7 +138,7 @@ def test_two_processes_stop_and_go_on_together_and_one_device_ends_it(photos_fol
         processes.all[1].send_signal(signal.SIGTERM)
         (status, _, errors), (other_status, output, _) = processes.ended()
         assert (status, other_status) == (75, 75), errors
-        assert "is saved, and the same command goes on from there" in errors
+        assert "is saved, and the same command resumes from there" in errors
         assert (f"continuing after step {saved}" in errors) == (saved > 0)
         assert all(line.startswith("[Gloo]") for line in output.splitlines())
         before, saved = saved, max(int(step.name) for step in (together / "checkpoints").iterdir())

@@ -17,8 +17,8 @@ from tqdm import tqdm
 from hypjax.config import default_config, validate
 from hypjax.models import create_embedder
 from hypjax.models.pretrained import convert_timm
-from hypjax.objectives import create_objective
 from hypjax.training import optim
+from hypjax.training.learner import build_learner
 from hypjax.training.step import TrainState, make_train_step
 from hypjax.types import Batch
 from tests.parity import conftest
@@ -185,16 +185,16 @@ def parameters_of(encoder, head, model):
 
 
 def run_hypjax(config, params, batches, held_out):
-    model, objective = create_embedder(config), create_objective(config)
-    optimizer = optim.create_optimizer(config)
-    trained, _ = optim.split_frozen(params, config.optim.frozen)
-    state = TrainState(jnp.int32(0), params, optimizer.init(trained), {}, jnp.int32(0))
+    learner = build_learner(config)
+    model = learner.model
+    trained, _ = optim.split_frozen(params, learner.frozen)
+    state = TrainState(jnp.int32(0), params, learner.optimizer.init(trained), {}, jnp.int32(0))
 
     def patch_projection():
         layer = state.params["model"]["encoder"]["patch_embed"]
         return np.array(layer["kernel"]), np.array(layer["bias"])
 
-    step = jax.jit(make_train_step(config, model, objective, optimizer), donate_argnums=0)
+    step = jax.jit(make_train_step(learner), donate_argnums=0)
     before, rows = patch_projection(), []
     for batch in tqdm(batches, "hypjax", disable=None):
         state, metrics = step(state, jax.device_put(batch))

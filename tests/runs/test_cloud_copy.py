@@ -23,6 +23,7 @@ from hypjax.runs import cloud_copy
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import Mirror
 from hypjax.runs.cloud_read import reading
+from hypjax.training import loop
 from tests.helpers import small_runs
 
 URL = "bucket://runs/a"
@@ -153,14 +154,14 @@ def test_an_interrupted_run_goes_on_on_another_machine(
     photos_folder, bucket, machine, monkeypatch, capfd
 ):
     few = ["train.total_steps=6", "run.checkpoint_every=2", "data.validation_classes=0"]
-    config, save = small_runs.load(photos_folder, *few), train.save
+    config, save = small_runs.load(photos_folder, *few), loop.save
 
     def interrupted_save(*args):
-        monkeypatch.setattr(train, "save", save)
+        monkeypatch.setattr(loop, "save", save)
         save(*args)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(train, "save", interrupted_save)
+    monkeypatch.setattr(loop, "save", interrupted_save)
     with pytest.raises(Interrupted, match="step 3 is saved"):
         train.train_and_evaluate(config, URL)
     machine("two")

@@ -90,7 +90,7 @@ def test_an_interrupt_saves_first_and_says_how_to_go_on(photos_folder, tmp_path)
     assert 0 < saved < 3000
     assert "interrupted: finishing this step and saving" in printed
     assert printed.splitlines()[-1] == (
-        f"interrupted; step {saved} is saved, and the same command goes on from there"
+        f"interrupted; step {saved} is saved, and the same command resumes from there"
     )
 
 
@@ -135,6 +135,6 @@ def test_signals_reach_the_run_and_not_its_workers(photos_folder, tmp_path, numb
     os.killpg(process.pid, number)
     _, printed = process.communicate(timeout=60)
     assert process.returncode == status
-    assert "is saved, and the same command goes on from there" in printed
+    assert "is saved, and the same command resumes from there" in printed
     assert "Traceback" not in printed and "leaked" not in printed
     assert ends(process.pid), "a process is left over"

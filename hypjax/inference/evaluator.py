@@ -1,0 +1,138 @@
+"""Scores a model on datasets."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Array, PyTree
+from ml_collections import ConfigDict
+
+from hypjax import parallel
+from hypjax.data.dataset import Dataset, Splits
+from hypjax.errors import UserError
+from hypjax.geometry import Space, Sphere
+from hypjax.inference.embedding import (
+    EvaluationInput,
+    PixelScaling,
+    embed_dataset,
+    embed_function,
+    evaluation_input,
+)
+from hypjax.models import Embedder, create_embedder
+from hypjax.objectives import create_objective
+from hypjax.parallel import processes
+from hypjax.retrieval import mean_score, query_scores
+from hypjax.retrieval.metrics import metric_names
+from hypjax.system import memory
+from hypjax.types import Recalls
+
+
+class Evaluator:
+    """Scores a model on datasets; compiled once, whatever their sizes."""
+
+    def __init__(
+        self,
+        model: Embedder,
+        spaces: Mapping[str, Space],
+        metrics: Sequence[str],
+        source: EvaluationInput,
+        pixel_scaling: PixelScaling,
+    ) -> None:
+        """Prepares the embedding, which is compiled at its first use.
+
+        Args:
+            model: Encoder and head, as they are evaluated.
+            spaces: Space in which each scored part of the model is compared, by "head" and
+                "encoder".
+            metrics: Full names of the scores, such as "recall@1" and "map@r".
+            source: How images reach the model.
+            pixel_scaling: Mean and standard deviation of pixels.
+        """
+        self._spaces, self._metrics, self._source = spaces, metrics, source
+        self._function = embed_function(model, pixel_scaling, spaces)
+
+    @functools.cached_property
+    def _embed(self) -> Callable[[PyTree, Array], dict[str, Array]]:
+        return jax.jit(parallel.map_images(self._function, self._source.mesh))
+
+    def scores(
+        self, params: PyTree, dataset: Dataset, gallery: Dataset | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Scores each part of the model.
+
+        Args:
+            params: Parameters of the model.
+            dataset: Queries, with their labels.
+            gallery: Images to search; by default each query searches all others.
+
+        Returns:
+            {"head": {"recall@1": ...}, "encoder": {...}}, the same in all processes.
+
+        Raises:
+            UserError: An image cannot be read, or the device's memory does not suffice.
+        """
+        with memory.explained("run.eval_batch_size"):
+            queries = self.points(params, dataset)
+            searched = self.points(params, gallery) if gallery else dict.fromkeys(queries)
+        labels = gallery.labels if gallery else None
+        means: dict[str, dict[str, float]] = {}
+        for part, space in self._spaces.items():
+            points = (queries[part], dataset.labels, searched[part], labels)
+            values = query_scores(*points, metrics=self._metrics, space=space)
+            means[part] = {name: mean_score(of_queries) for name, of_queries in values.items()}
+        return processes.from_first(lambda: means)  # Processes decide by them, so all alike.
+
+    def scores_of_splits(self, params: PyTree, splits: Splits) -> dict[str, Recalls]:
+        """Scores on the test classes and, if there are any, on the validation classes."""
+        found = {"test": self.scores(params, splits.test, splits.gallery)}
+        if splits.validation:
+            found["validation"] = self.scores(params, splits.validation)
+        return found
+
+    def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
+        """Embeds all images of a dataset, each part of the model in its space."""
+        params = parallel.place(params, parallel.replicated(self._source.mesh))
+        return embed_dataset(functools.partial(self._embed, params), dataset, self._source)
+
+
+def create_evaluator(
+    config: ConfigDict,
+    *,
+    parts: Sequence[str] = ("head", "encoder"),
+    source: EvaluationInput | None = None,
+) -> Evaluator:
+    """Builds the evaluator that a configuration describes.
+
+    The head is compared in the objective's space, the encoder by cosine (Hyp-ViT, Section 4.2).
+
+    Args:
+        config: The run's configuration.
+        parts: Parts of the model to score.
+        source: How images reach the model; by default as the configuration says.
+    """
+    spaces = {"head": create_objective(config).score_space, "encoder": Sphere()}
+    return Evaluator(
+        create_embedder(config, evaluating=True),
+        {part: spaces[part] for part in parts},
+        metric_names(config.eval.metrics, config.eval.ks),
+        source or evaluation_input(config),
+        (config.data.mean, config.data.std),
+    )
+
+
+def check_depth(config: ConfigDict, splits: Splits) -> None:
+    """Refuses a K beyond the number of images to find, if precision is asked for.
+
+    Raises:
+        UserError: `eval.ks` holds such a K.
+    """
+    if "precision" not in config.eval.metrics:
+        return
+    items = [len(splits.gallery) if splits.gallery else len(splits.test) - 1]
+    items += [len(splits.validation) - 1] if splits.validation else []
+    if max(config.eval.ks) > min(items):
+        raise UserError(
+            f"config.eval.ks holds {max(config.eval.ks)}, but for precision there are only "
+            f"{min(items)} images to find"
+        )

@@ -1,0 +1,67 @@
+"""Searching a gallery with images as queries."""
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from hypjax.data.photos import Photo
+from hypjax.errors import UserError
+from hypjax.inference.embedder import TrainedEmbedder
+from hypjax.reports.hits import Hits
+from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.neighbors import search
+
+
+def find_hits(
+    embedder: TrainedEmbedder, photos: Sequence[Photo], gallery: Embeddings, k: int
+) -> list[Hits]:
+    """Finds the nearest images of a gallery to each query, in the order of their distances.
+
+    An image is not found as its own neighbour. A query's class is known if it is given, if the
+    gallery holds the image, or if the image's folder is named like one of the gallery's classes.
+
+    Raises:
+        UserError: The gallery comes from another run, a query cannot be read, or k is too large.
+    """
+    if gallery.fingerprint != embedder.fingerprint:
+        raise UserError(
+            "the gallery was embedded by another run, by other parameters or as another embedding; "
+            "embed it again with this run"
+        )
+    queries = embedder.embed(photos)
+    for path, reason in queries.unreadable.items():
+        raise UserError(f"cannot read {path} ({reason})")
+    places = {os.path.realpath(path): i for i, path in enumerate(gallery.ids.tolist())}
+    own = np.array([places.get(os.path.realpath(path), -1) for path in queries.ids])
+    excluded = own if (own >= 0).any() else None
+    distances, found = search(queries.vectors, excluded, gallery.vectors, k=k, space=gallery.space)
+    # Sorted by the distances shown: the search's products may order near-ties differently.
+    order = np.argsort(distances, axis=1, kind="stable")
+    distances, found = (np.take_along_axis(x, order, axis=1) for x in (distances, found))
+    return [
+        Hits(
+            query=str(photo.path),
+            label=_label(photo, gallery, own[i]),
+            paths=gallery.ids[found[i]].tolist(),
+            labels=gallery.labels[found[i]].tolist(),
+            distances=distances[i].tolist(),
+        )
+        for i, photo in enumerate(photos)
+    ]
+
+
+def _label(photo: Photo, gallery: Embeddings, own: int) -> str:
+    """A query's class, or '' if it is not known.
+
+    Args:
+        photo: The query.
+        gallery: The gallery.
+        own: Index of the query in the gallery, or -1.
+    """
+    if photo.label:
+        return photo.label
+    if own >= 0 and gallery.labels[own]:
+        return str(gallery.labels[own])
+    folder = photo.path.absolute().parent.name
+    return folder if folder in set(gallery.labels.tolist()) - {""} else ""

@@ -1,0 +1,92 @@
+"""A run's folder as all its processes see it: only the first one reads and writes it."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from hypjax.errors import UserError
+from hypjax.parallel import processes, watchdog
+from hypjax.runs.cloud_copy import Unmirrored, open_mirror
+from hypjax.runs.shared_checkpoints import SharedCheckpoints
+from hypjax.runs.workdir import Workdir
+
+
+class SharedRun:
+    """The folder of a run, possibly in cloud storage. All processes call each method at once.
+
+    Attributes:
+        path: The folder on this machine.
+        place: The folder or its URL, for messages.
+    """
+
+    def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
+        """Opens the folder; nothing is written yet.
+
+        Args:
+            workdir: The folder, or its URL.
+            config: The run's configuration.
+
+        Raises:
+            UserError: The folder holds a run with another configuration, is damaged or in use, or
+                its storage cannot be reached.
+        """
+        self._first = processes.is_first()
+        self._total_steps = config.train.total_steps
+        self._mirror = open_mirror(workdir) if self._first else Unmirrored(pathlib.Path(workdir))
+        compared = ("",) if self._first else ()
+        self._folder = Workdir(self._mirror.folder, config, compared)
+        self.path, self.place = self._folder.path, self._mirror.place
+
+    @property
+    def results(self) -> dict[str, Any] | None:
+        """Results of the finished run; None while it is not finished."""
+        return processes.from_first(lambda: self._folder.results)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a state to restore."""
+        return processes.from_first(lambda: self._folder.has_checkpoint)
+
+    @contextlib.contextmanager
+    def claimed(self, circumstances: Mapping[str, str]) -> Iterator[SharedCheckpoints]:
+        """Claims the folder for this run during the body, and yields its checkpoints.
+
+        Args:
+            circumstances: What, apart from the configuration, may not change when the run resumes.
+
+        Raises:
+            UserError: The folder cannot be written, another process has it, the circumstances have
+                changed, or the last copy to the cloud failed.
+        """
+        with (
+            self._folder.claimed(circumstances) if self._first else contextlib.nullcontext(),
+            self._mirror,
+            contextlib.closing(SharedCheckpoints(self._folder.checkpoints)) as checkpoints,
+            watchdog.closing_in_peace(),
+        ):
+            yield checkpoints
+
+    def require_last_state(self, checkpoints: SharedCheckpoints) -> None:
+        """Checks that the state after the last step is saved.
+
+        Raises:
+            UserError: It is not.
+        """
+        steps = checkpoints.steps
+        if self._total_steps not in steps:
+            saved = f"from step {steps[-1]}" if steps else "from the beginning"
+            raise UserError(
+                f"the last state of this run could not be saved in {self.path}, so the run is not "
+                f"finished; make room, and the same command resumes it {saved}"
+            )
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        """Writes the results, which marks the run as finished.
+
+        Raises:
+            UserError: They cannot be written.
+        """
+        processes.from_first(lambda: self._folder.write_results(results))

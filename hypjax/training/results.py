@@ -1,0 +1,87 @@
+"""A run's results: collected, printed, and its times written."""
+
+import pathlib
+from typing import Any
+
+from jaxtyping import PyTree
+from ml_collections import ConfigDict
+
+from hypjax.data.dataset import Splits
+from hypjax.inference.evaluator import Evaluator
+from hypjax.monitoring.stopwatch import TIMES, Stopwatch
+from hypjax.reports import published
+from hypjax.reports.tables import format_results, noted, print_notes
+from hypjax.runs.shared_checkpoints import SharedCheckpoints
+from hypjax.system import console, memory
+from hypjax.system.files import write_json
+from hypjax.training.states import Measured
+from hypjax.training.step import TrainState
+from hypjax.types import Recalls
+
+
+def collect_results(
+    checkpoints: SharedCheckpoints,
+    state: TrainState,
+    measured: Measured,
+    evaluator: Evaluator,
+    splits: Splits,
+) -> dict[str, Any]:
+    """Scores the last model and the best one, and collects all scores of the run.
+
+    The best model is chosen on the validation classes alone; without them there is none.
+
+    Returns:
+        What results.json holds, see `train_and_evaluate`.
+    """
+
+    def scores(params: PyTree) -> Recalls:
+        return evaluator.scores(params, splits.test, splits.gallery)
+
+    model = state.params["model"]
+    results = {"untrained": measured.untrained["test"], "final": scores(model)}
+    results |= noted(splits.notes)
+    if not splits.validation:
+        return results
+    held_out = {"untrained": measured.untrained["validation"], "final": measured.validation}
+    checkpoints.wait()
+    if checkpoints.best_step == int(state.step):
+        results["best"], held_out["best"] = results["final"], held_out["final"]
+    elif (best := checkpoints.restore_best(model=model)) is not None:
+        results["best"] = scores(best.trees[0])
+        held_out["best"] = evaluator.scores(best.trees[0], splits.validation)
+    if "best" in results:
+        results["best_step"] = checkpoints.best_step
+    return results | {"validation": held_out}
+
+
+def print_results(results: dict[str, Any], config: ConfigDict) -> None:
+    """Prints a finished run's scores, and what was published of the same method."""
+    shown = [name for name in ("untrained", "final", "best") if name in results]
+    print("Recall on the test classes:")
+    print(format_results({name: results[name] for name in shown}))
+    if "validation" in results:
+        print("Recall on the training classes held out for validation:")
+        print(format_results(results["validation"]))
+    if "best" in results:
+        print(f"best: step {results['best_step']}, chosen on the validation classes")
+    print_notes(results)
+    published.show(results, config)
+
+
+def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:
+    """Writes times.json and prints one line about where the time of this launch went.
+
+    Args:
+        folder: The run's folder.
+        stopwatch: The stopwatch of this launch.
+        steps: Steps that this launch trained.
+    """
+    times = {
+        "steps": steps,
+        "seconds": {name: round(value, 3) for name, value in stopwatch.seconds().items()},
+        "programs": stopwatch.programs(),
+        **memory.peaks(),
+    }
+    with console.tolerating(str(folder / TIMES)):
+        write_json(folder / TIMES, times)
+    console.say(stopwatch.describe())

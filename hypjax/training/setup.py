@@ -1,0 +1,144 @@
+"""From a configuration to everything a run computes with."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from hypjax.config import flatten
+from hypjax.data.dataset import Splits
+from hypjax.data.device_cache import Layout, plan_store, stored_sizes
+from hypjax.data.plans import (
+    ClassPlans,
+    DrawnClassPlans,
+    EpochClassPlans,
+    Plans,
+    RandomCrop,
+    ShuffledPlans,
+)
+from hypjax.data.splits import open_splits
+from hypjax.errors import UserError
+from hypjax.inference.embedding import evaluation_input
+from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
+from hypjax.models import compute_dtype
+from hypjax.objectives import Spec
+from hypjax.system import console
+from hypjax.training.learner import Learner, build_learner
+
+
+class Setup(NamedTuple):
+    """What a configuration means.
+
+    Attributes:
+        learner: Model, objective, optimiser and devices.
+        spec: What the objective may need to know of the run.
+        splits: The images.
+        plans: The batches of all steps.
+        layout: Layout of the device cache, or None if the host crops images.
+        evaluator: Scores the model.
+    """
+
+    learner: Learner
+    spec: Spec
+    splits: Splits
+    plans: Plans
+    layout: Layout | None
+    evaluator: Evaluator
+
+
+def build(config: ConfigDict) -> Setup:
+    """Builds a run from its configuration; nothing is computed or written yet.
+
+    Raises:
+        UserError: The model, the images, the batches or the devices do not fit together.
+    """
+    learner = build_learner(config)
+    splits = open_splits(config)
+    check_depth(config, splits)
+    plans = create_plans(config, splits)
+    return Setup(
+        learner=learner,
+        spec=create_spec(learner, splits, config.train.samples_per_class),
+        splits=splits,
+        plans=plans,
+        layout=plan_store(config, splits.train, learner.mesh),
+        evaluator=create_evaluator(config, source=evaluation_input(config, learner.mesh)),
+    )
+
+
+def create_spec(learner: Learner, splits: Splits, samples_per_class: int) -> Spec:
+    """What the objective may need to know of the run."""
+    return Spec(
+        classes=splits.train.num_classes,
+        samples_per_class=samples_per_class,
+        encoder_dim=learner.model.encoder.dim,
+        head_dim=learner.model.head_dim,
+        training_images=len(splits.train),
+    )
+
+
+def create_plans(config: ConfigDict, splits: Splits) -> Plans:
+    """The batches of a run.
+
+    Raises:
+        UserError: A batch asks for more classes, or more images, than there are.
+    """
+    images, train = splits.train, config.train
+    crop = RandomCrop(config.data.crop_area, config.data.crop_ratio, config.data.flip)
+    sizes = stored_sizes(images.sizes, config.data.stored_side)
+    common = (images.labels, sizes, train.batch_size, crop, config.seed)
+    if train.sampling == "shuffled":
+        if train.batch_size > len(images):
+            raise UserError(
+                f"config.train.batch_size is {train.batch_size}, but there are {len(images)} "
+                f"training images; set --config.train.batch_size={len(images)} or less"
+            )
+        return ShuffledPlans(*common)
+    samples = train.samples_per_class
+    classes = train.batch_size // samples
+    if classes > images.num_classes:
+        raise UserError(
+            f"config.train.batch_size is {train.batch_size}, {classes} classes with {samples} "
+            f"images each, but there are {images.num_classes} training classes; "
+            f"set --config.train.batch_size={images.num_classes * samples} or less"
+        )
+    kind = {"epoch_classes": EpochClassPlans, "drawn_classes": DrawnClassPlans}[train.sampling]
+    return kind(*common, samples, train.repeat_images)
+
+
+def circumstances(config: ConfigDict, splits: Splits) -> dict[str, str]:
+    """What, apart from the configuration, may not change while a run is interrupted."""
+    return {"images": splits.fingerprint, "precision": compute_dtype(config.model.precision).name}
+
+
+def shared_fields(config: ConfigDict) -> dict[str, Any]:
+    """Fields that must be equal in all processes of a run, with their values."""
+    local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path", "run.input")
+    shared = {f"config.{n}": v for n, v in flatten(config).items() if not n.startswith(local)}
+    cache = config.run.cache
+    return shared | {"config.run.cache": cache if cache == "device" else "none or host"}
+
+
+def describe(setup: Setup, parameters: int) -> None:
+    """Prints what is trained on what.
+
+    Args:
+        setup: The run.
+        parameters: Number of parameters, frozen ones included.
+    """
+    splits, plans, mesh = setup.splits, setup.plans, setup.learner.mesh
+    named = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    named["gallery"] = splits.gallery
+    parts = [f"{name}: {part.describe()}" for name, part in named.items() if part]
+    devices = mesh.devices.flat[0].device_kind
+    if mesh.size > 1:
+        devices = f"{mesh.size} devices ({devices})"
+    console.say(f"{parameters:,} parameters on {devices}; " + "; ".join(parts))
+    console.say(f"batches in an epoch: {plans.batches_per_epoch}")
+    if isinstance(plans, ClassPlans):
+        small = int(np.sum(np.bincount(plans.labels) < plans.samples_per_class))
+        if small:
+            console.say(
+                f"{small} of {splits.train.num_classes} training classes have fewer than "
+                f"{plans.samples_per_class} images; some of their images repeat within a batch"
+            )
