@@ -26,7 +26,7 @@ from hypjax.retrieval import galleries, neighbors, ranks
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.shared_checkpoints import SharedCheckpoints
 from hypjax.runs.workdir import Workdir
-from hypjax.training import optim
+from hypjax.training import optim, states
 from hypjax.training.learner import build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step
 from hypjax.types import Batch
@@ -170,12 +170,12 @@ def test_a_restored_state_does_not_compile_the_step_again(load, tmp_path):
     state, step = start(load())
     state, _ = step(state, random_batch())
     checkpoints = SharedCheckpoints(lambda: Checkpoints(tmp_path))
-    recalls = train.Recalls(untrained={"test": {"head": {"recall@1": 0.5}}})
-    train.save(checkpoints, state, recalls)
+    recalls = states.Measured(untrained={"test": {"head": {"recall@1": 0.5}}})
+    states.save(checkpoints, state, recalls)
     checkpoints.close()
     fresh, step = start(load())
     saved = SharedCheckpoints(lambda: Checkpoints(tmp_path))
-    restored, remembered = train.restore(saved, fresh)
+    restored, remembered = states.restore(saved, fresh)
     assert remembered == recalls
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
