@@ -60,15 +60,15 @@ def test_recall_is_that_of_a_sorted_inner_product_search(space):
 
 
 @pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.1, 2.3)], ids=str)
-def test_the_readmes_index_finds_what_we_find(space, tmp_path, monkeypatch):
+def test_the_documented_index_finds_the_same_neighbours(space, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
     x, labels = labelled(space)
     ids = np.array([f"{i}.png" for i in range(len(x))])
     gallery = Embeddings(x, ids, labels.astype(str), space, "0", "0", {})
     gallery.save(tmp_path / "gallery.npz")
     gallery.export_faiss(tmp_path / "gallery.faiss")
-    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
-    (example,) = [part for part in readme.split("```") if "faiss.read_index" in part]
+    page = (pathlib.Path(__file__).parents[2] / "docs/search.md").read_text()
+    (example,) = [part for part in page.split("```") if "faiss.read_index" in part]
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(example.removeprefix("python"), names)

@@ -1,0 +1,44 @@
+"""docs/configuration.md lists the fields that there are, with their defaults and choices."""
+
+import pathlib
+import re
+
+import pytest
+
+from hypjax.config import choices, default_config, flatten
+from hypjax.config.groups import GROUPS
+
+_CHOICES = {
+    "data.name": choices.DATASETS,
+    "objective.name": choices.OBJECTIVES,
+    "objective.space": choices.SPACES,
+    "optim.frozen": tuple(GROUPS),
+    "train.sampling": choices.SAMPLINGS,
+    "eval.metrics": choices.METRICS,
+}
+
+
+def table_rows() -> list[tuple[str, str, str]]:
+    """Field, default and values of each row, as they are written on the page."""
+    page = pathlib.Path(__file__).parents[1] / "docs/configuration.md"
+    rows = re.findall(
+        r"^\| `([^`]+)` \| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", page.read_text(), re.MULTILINE
+    )
+    assert len(rows) == page.read_text().count("\n| `"), "a row has another form"
+    return rows
+
+
+def test_each_field_has_one_row():
+    listed = [field for field, _, _ in table_rows()]
+    assert sorted(listed) == sorted(flatten(default_config()))
+
+
+def test_defaults_are_those_of_the_code():
+    written = {field: eval(default, {}) for field, default, _ in table_rows()}
+    assert written == flatten(default_config())
+
+
+@pytest.mark.parametrize("field", _CHOICES)
+def test_values_are_those_of_the_code(field):
+    (values,) = [values for name, _, values in table_rows() if name == field]
+    assert sorted(re.findall("`([^`]+)`", values)) == sorted(_CHOICES[field])
