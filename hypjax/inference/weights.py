@@ -1,4 +1,4 @@
-"""Where a model's parameters come from: a run's checkpoints, or weights pretrained elsewhere."""
+"""A model's parameters: from a run's checkpoints, or pretrained."""
 
 import contextlib
 import pathlib
@@ -20,7 +20,15 @@ from hypjax.types import View
 def restore_models(
     config: ConfigDict, workdir: str | pathlib.Path
 ) -> tuple[Embedder, dict[str, PyTree]]:
-    """The model of a run as it is evaluated, and its parameters by the names `evaluate` gives them.
+    """Restores a run's model as it is evaluated, and its parameters.
+
+    Args:
+        config: The run's configuration.
+        workdir: The run's folder.
+
+    Returns:
+        The model, and its parameters under the names of `evaluate`: "final" (or "step N" if the
+        run is not finished), and "best" if validation classes chose it.
 
     Raises:
         UserError: The folder holds no checkpoint, or one of another run.
@@ -43,7 +51,7 @@ def restore_models(
 
 
 def restore_best(workdir: pathlib.Path) -> tuple[Embedder, PyTree]:
-    """The model of a run as it is evaluated, with its best parameters, or its last.
+    """Restores a run's model as it is evaluated, with its best parameters, or else its last.
 
     Raises:
         UserError: The folder holds no trained run.
@@ -53,9 +61,9 @@ def restore_best(workdir: pathlib.Path) -> tuple[Embedder, PyTree]:
 
 
 def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
-    """The encoder's parameters that `model.weights` names: of the hub, a file, or another run.
+    """Reads the encoder's parameters that `model.weights` names: a hub id, a file, or a run.
 
-    Of another run it is the best model, or the last one.
+    From a run, they are those of its best model, or else its last.
 
     Raises:
         UserError: There are none, or they do not fit the encoder.
@@ -69,9 +77,9 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
         other = saved_config(folder)
         model, params = restore_best(folder)
     if not same_architecture(model.encoder, encoder):
-        raise UserError(f"the encoder of the run in {weights} is of another architecture or size")
+        raise UserError(f"the encoder of the run in {weights} has a different architecture or size")
     if (other.data.mean, other.data.std) != (config.data.mean, config.data.std):
-        console.warn(f"the run in {weights} scales pixels by another data.mean and data.std")
+        console.warn(f"the run in {weights} uses a different data.mean and data.std")
     try:
         state = timm_state_dict(params["encoder"], model.encoder)
         return convert_timm(state, encoder, config.data.channels)

@@ -1,4 +1,4 @@
-"""Watches that losses and gradients are finite, and says which images were there if not."""
+"""Checks that losses and gradients are finite, and names the images of a step that is not."""
 
 import math
 import pathlib
@@ -20,7 +20,7 @@ _NAMED = 3  # Images that a message names.
 
 
 class FiniteWatch:
-    """Looks at each step's values once the next step is under way, so that none has to wait."""
+    """Checks each step while the next one is running, so that no step has to wait."""
 
     def __init__(
         self,
@@ -42,19 +42,19 @@ class FiniteWatch:
         self._last: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
 
     def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
-        """Takes the metrics of a step under way, and looks at those of the one before.
+        """Adds the metrics of a running step, and checks the step before it.
 
         Raises:
-            UserError: The step before was not finite, and is not to be skipped.
+            UserError: The step before was not finite, and may not be skipped.
         """
         self.settle()
         self._last = step, ids, metrics
 
     def settle(self) -> None:
-        """Looks at the last step's metrics; to be called before its state is saved.
+        """Checks the last step; call it before its state is saved.
 
         Raises:
-            UserError: It was not finite, and is not to be skipped.
+            UserError: It was not finite, and may not be skipped.
         """
         if self._last is None:
             return
@@ -65,10 +65,10 @@ class FiniteWatch:
         what = next(name for name, value in values.items() if not math.isfinite(value))
         found = f"the {what.replace('_', ' ')} of step {step} is {values[what]}"
         images = [{"id": int(i), "name": self._name(int(i))} for i in ids]
-        told = {n: str(v) for n, v in values.items()}  # JSON knows neither nan nor inf.
+        texts = {n: str(v) for n, v in values.items()}  # JSON has neither nan nor inf.
         if processes.is_first():
             with console.tolerating(str(self._folder / _FILE)):
-                write_json(self._folder / _FILE, {"step": step, **told, "images": images})
+                write_json(self._folder / _FILE, {"step": step, **texts, "images": images})
         skipped = int(jax.device_get(metrics["skipped"]))
         if skipped <= self._most_skipped:
             console.warn(
@@ -83,13 +83,13 @@ class FiniteWatch:
     def _stop(self, found: str) -> None:
         self._checkpoints.wait()
         steps = self._checkpoints.steps
-        good = f"the last good checkpoint is that of step {steps[-1]}" if steps else "none is saved"
+        good = f"the last good checkpoint is of step {steps[-1]}" if steps else "none is saved"
         if not self._most_skipped:
             raise UserError(
                 f"{found}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, "
                 f"in a new run"
             )
         raise UserError(
-            f"{found}, after train.max_nonfinite = {self._most_skipped} that were skipped; "
-            f"{good}. Lower optim.learning_rate in a new run: this one would repeat itself"
+            f"{found}, after {self._most_skipped} skipped updates (train.max_nonfinite); "
+            f"{good}. Lower optim.learning_rate in a new run: resuming would repeat this"
         )

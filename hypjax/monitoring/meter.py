@@ -1,4 +1,4 @@
-"""Reads out the steps' metrics, and times them."""
+"""Collects the metrics of the steps, and their speed."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +12,18 @@ from hypjax.system import memory
 
 
 class Meter:
-    """Collects what steps return, and times how long they wait for their input.
+    """Collects what steps return, and measures how long they wait for input.
 
-    At most two steps are under way at once: while one computes, the next one's input is fetched.
-    A wait during which the device computes counts as well, so the share is an upper bound.
+    At most two steps are in flight: while one computes, the input of the next is fetched. Waiting
+    counts even while the device computes, so the share of input is an upper bound.
     """
 
     def __init__(self, batch_size: int, stopwatch: Stopwatch) -> None:
         """Starts the clock.
 
         Args:
-            batch_size: Images of a step.
-            stopwatch: Of the run, which times the waiting for input.
+            batch_size: Images per step.
+            stopwatch: The run's stopwatch, which measures the waiting for input.
         """
         self._batch_size, self._stopwatch = batch_size, stopwatch
         self._metrics: list[Mapping[str, Any]] = []
@@ -31,27 +31,27 @@ class Meter:
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Leaves out of the rates what happened since the last reading, such as a compilation."""
+        """Excludes the time since the last reading from the rates, for example a compilation."""
         jax.block_until_ready(self._metrics[-1:])
         self._steps, self._waited, self._started = 0, self._input(), time.monotonic()
 
     def _input(self) -> float:
-        """Seconds that all steps so far waited for their input."""
+        """Seconds that the steps so far waited for input."""
         return self._stopwatch.seconds()["input"]
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Takes a step's metrics, and lets the step before it finish."""
+        """Adds a step's metrics, after the step before it has finished."""
         jax.block_until_ready(self._metrics[-1:])
         self._metrics.append(metrics)
         self._steps += 1
 
     def read(self) -> dict[str, float]:
-        """What the steps since the last reading returned, how fast they were, and memory.
+        """Summarises the steps since the last reading.
 
-        Steps that were not finite are left out. Values named `..._min` and `..._max` are the least
-        and the largest, `learning_rate` and `skipped` the latest, all others means. Images a
-        second, the share of time spent waiting for input, and the process's and the device's
-        highest use of memory, in bytes, are added.
+        Steps that were not finite are left out. `..._min` and `..._max` are extremes,
+        `learning_rate` and `skipped` the latest values, all others means. Adds images per second,
+        the share of time spent waiting for input, and the peak memory of the process and the
+        device in bytes.
         """
         metrics = jax.device_get(self._metrics)
         seconds, wait = time.monotonic() - self._started, self._input() - self._waited
@@ -71,7 +71,7 @@ class Meter:
         return values
 
     def summary(self) -> str:
-        """One line about all readings together."""
+        """Returns one line about all readings."""
         seconds = max(self._all_seconds, 1e-9)
         rate = self._all_steps * self._batch_size / seconds
         return f"{rate:.0f} images/s, {self._all_wait / seconds:.1%} of the time waiting for input"

@@ -1,4 +1,4 @@
-"""Watches training: what it measures, how fast it is, whether it stays finite."""
+"""Watches training: measurements, speed, progress, and whether all is finite."""
 
 import contextlib
 import math
@@ -19,7 +19,7 @@ from hypjax.types import Recalls
 
 
 class Monitor:
-    """All that looks on while steps are done; a context manager that ends with training."""
+    """Everything that observes the steps; a context manager around the loop."""
 
     def __init__(
         self,
@@ -47,33 +47,33 @@ class Monitor:
         self._meter = Meter(batch_size, stopwatch)
 
     def __enter__(self) -> Self:
-        """Closes all files on leaving the body, and ends a trace that is still running."""
+        """Returns the monitor."""
         return self
 
     def __exit__(self, *args: object) -> None:
-        """Closes all files."""
+        """Closes all files, and ends a trace that is still running."""
         self._trace.end()
         self._progress.close()
         self._telemetry.close()
 
     @contextlib.contextmanager
     def waiting(self, step: int) -> Iterator[None]:
-        """Times the body as waiting for a step's input."""
+        """Counts the body as waiting for a step's input."""
         with self.timing("input"):
             yield
         self._trace.before(step)
 
     def timing(self, part: str) -> contextlib.AbstractContextManager[None]:
-        """Times the body as a part of the run, see `stopwatch.PARTS`."""
+        """Counts the body as a part of the run, see `stopwatch.PARTS`."""
         return self._stopwatch.part(part)
 
     def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
-        """Takes what a step returned.
+        """Records what a step returned.
 
         Args:
-            step: Steps done, this one included.
-            ids: Its images.
-            metrics: What it returned, still being computed.
+            step: Number of steps done, including this one.
+            ids: Indices of its images.
+            metrics: Its metrics, which may still be being computed.
 
         Raises:
             UserError: The step before was not finite.
@@ -82,13 +82,13 @@ class Monitor:
         self._meter.add(metrics)
         self._watch.add(step, ids, metrics)
         if step == self._first + 1:
-            self._meter.restart_clock()  # It compiles: its time tells nothing of the others'.
+            self._meter.restart_clock()  # The first step includes compilation.
         self._progress.advance()
 
     def report(self, step: int) -> None:
-        """Writes what the steps since the last report returned, unless that is done already.
+        """Writes the metrics of the steps since the last report, at most once per step.
 
-        To be called before a state is saved, so that no step's values are lost with the process.
+        Call it before a state is saved, so that no step's values are lost with the process.
 
         Raises:
             UserError: This step was not finite.
@@ -102,7 +102,7 @@ class Monitor:
         self._progress.show(values.get("loss", math.nan))
 
     def settle(self) -> None:
-        """Waits for the last step; to be called before its state is used.
+        """Waits for the last step and checks it; call it before its state is used.
 
         Raises:
             UserError: It was not finite.
@@ -110,15 +110,15 @@ class Monitor:
         self._watch.settle()
 
     def validated(self, step: int, recalls: Recalls) -> None:
-        """Takes the recalls on the validation classes, whose computation is not counted."""
+        """Records scores on the validation classes; their computation does not count as training."""
         self._telemetry.write(step, {"validation": recalls})
         console.say(f"step {step}: validation {format_recalls(recalls)}")
         self._meter.restart_clock()
 
     def write(self, step: int, values: Values) -> None:
-        """Writes further values of a step."""
+        """Writes other values of a step."""
         self._telemetry.write(step, values)
 
     def summary(self) -> str:
-        """One line about all steps."""
+        """Returns one line about all steps."""
         return self._meter.summary()

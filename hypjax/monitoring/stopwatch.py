@@ -10,39 +10,38 @@ from collections.abc import Iterator
 
 _IMPORTED = time.monotonic()
 
-# What a run's time is spent on, in the order of their beginning; no second is in two of them.
+# What the time of a run is spent on, in the order in which they begin. They do not overlap.
 PARTS = (
-    "import",  # Python, packages, JAX's start; of several processes, until they have met.
-    "prepare",  # Opening images, caches, weights and the state.
-    "compile",  # Tracing, lowering, and compiling or reading what was compiled before.
+    "import",  # Python, packages, starting JAX; with several processes, until they have met.
+    "prepare",  # Opening images, caches and weights; initial state.
+    "compile",  # Tracing, lowering, and compiling or reading from the compilation cache.
     "input",  # Steps that wait for their batches.
-    "steps",  # All else of the loop.
+    "steps",  # The rest of the loop.
     "evaluation",
-    "saving",  # What the loop and the end wait for; the rest is done beside the steps.
+    "saving",  # The time that the loop waits for; the rest overlaps with the steps.
     "other",
 )
 TIMES = "times.json"
 
-_COMPILING = "/jax/core/compile/"  # What all events begin with that last while JAX compiles.
+_COMPILING = "/jax/core/compile/"  # Prefix of JAX's compilation events.
 _MISS, _HIT = (f"/jax/compilation_cache/cache_{end}" for end in ("misses", "hits"))
-_own = threading.local()  # Each thread's latest stopwatch: JAX tells of events where they happen.
+_own = threading.local()  # Each thread's latest stopwatch: JAX reports events in their own thread.
 
 
 class Stopwatch:
-    """Splits the time of a run into `PARTS`; for the thread that makes it.
+    """Splits the time of a run into `PARTS`, for the thread that creates it.
 
-    A part within a part is only counted as itself, and so is compiling, wherever it happens. A
-    step is computed while the loop goes on, so that its device's time is found where the loop
-    waits for it: in "steps", or in "input" where the next batch is later than the device is ready.
-    "input" is thus an upper bound of what faster input could save, and no part needs to wait for
-    the device on its own.
+    A part nested in another counts only as itself; so does compilation, wherever it happens. The
+    device computes a step while the loop continues, so its time shows up where the loop waits for
+    it: in "steps", or in "input" if the next batch arrives later than the device is ready. "input"
+    is therefore an upper bound of what faster input could save.
     """
 
     def __init__(self, launched: float | None = None) -> None:
         """Starts; the first part is "import".
 
         Args:
-            launched: Moment of `time.monotonic` from which to count, see `launch`; None: now.
+            launched: Value of `time.monotonic` to count from, see `launch`; by default now.
         """
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._programs = {"compiled": 0, "cached": 0}
@@ -54,7 +53,7 @@ class Stopwatch:
         _listen()
 
     def turn_to(self, part: str) -> str:
-        """Counts the time from now on as another part, and returns which it was until now."""
+        """Counts the time from now on as another part, and returns the previous part."""
         now, before = time.monotonic(), self._part
         self._seconds[before] += now - self._since
         self._part, self._since = part, now
@@ -62,7 +61,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Counts the body as a part; a trace of the run shows it under its name."""
+        """Counts the body as a part; profiler traces show it under its name."""
         import jax
 
         before = self.turn_to(name)
@@ -73,30 +72,30 @@ class Stopwatch:
             self.turn_to(before)
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each part so far, and "total", which is their sum."""
+        """Seconds of each part so far, and their sum as "total"."""
         self.turn_to(self._part)
         return {**self._seconds, "total": self._since - self._began}
 
     def programs(self) -> dict[str, int]:
-        """How many programs were compiled and kept, and read from those kept before.
+        """Number of programs compiled, and number read from the compilation cache.
 
-        Zeros where JAX keeps none.
+        Both are 0 if JAX has no compilation cache.
         """
         return dict(self._programs)
 
     def describe(self) -> str:
-        """One line: '58 s from launch: 6 import, 14 compile, 38 steps'."""
+        """Returns one line: '58 s from launch: 6 import, 14 compile, 38 steps'."""
         seconds = self.seconds()
         total = seconds.pop("total")
         digits = 0 if total >= 10 else 1
         shown = {name: f"{value:.{digits}f}" for name, value in seconds.items()}
-        told = ", ".join(f"{value} {name}" for name, value in shown.items() if float(value))
-        return f"{total:.{digits}f} s {'from launch' if self._from_launch else 'in all'}: {told}"
+        parts = ", ".join(f"{value} {name}" for name, value in shown.items() if float(value))
+        return f"{total:.{digits}f} s {'from launch' if self._from_launch else 'in all'}: {parts}"
 
     def _count_compiling(self, seconds: float) -> None:
-        """Takes an event that ends now out of the part in which it happened.
+        """Moves the time of an event that ends now from the current part to "compile".
 
-        What a program calls is traced within the tracing of the program, and told of first.
+        Functions that a program calls are traced while the program is, and reported first.
         """
         now = time.monotonic()
         within = 0.0
@@ -108,14 +107,14 @@ class Stopwatch:
 
 
 def launch() -> float:
-    """The moment of `time.monotonic` at which this process was launched.
+    """Value of `time.monotonic` at which this process was launched.
 
-    Where the system does not tell, the moment at which this module was imported, which commands
-    do first.
+    If the system does not tell, the time at which this module was imported, which commands do
+    first.
     """
     try:
         stat = pathlib.Path("/proc/self/stat").read_text()
-        ticks = int(stat.rpartition(")")[2].split()[19])  # Since the machine's own start.
+        ticks = int(stat.rpartition(")")[2].split()[19])  # Since the machine booted.
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return _IMPORTED
@@ -124,18 +123,18 @@ def launch() -> float:
 
 @functools.cache
 def _listen() -> None:
-    """Has JAX tell of what it compiles; once, since not every version can be told to stop."""
+    """Registers listeners for JAX's compilation events; once, as not every JAX can remove them."""
     from jax import monitoring
 
-    def took(event: str, seconds: float, **_: object) -> None:
+    def on_duration(event: str, seconds: float, **_: object) -> None:
         stopwatch = getattr(_own, "stopwatch", None)
         if stopwatch is not None and event.startswith(_COMPILING):
             stopwatch._count_compiling(seconds)
 
-    def happened(event: str, **_: object) -> None:
+    def on_event(event: str, **_: object) -> None:
         stopwatch = getattr(_own, "stopwatch", None)
         if stopwatch is not None and event in (_MISS, _HIT):
             stopwatch._programs["cached" if event == _HIT else "compiled"] += 1
 
-    monitoring.register_event_duration_secs_listener(took)
-    monitoring.register_event_listener(happened)
+    monitoring.register_event_duration_secs_listener(on_duration)
+    monitoring.register_event_listener(on_event)

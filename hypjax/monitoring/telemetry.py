@@ -1,4 +1,4 @@
-"""What a run measures on its way: metrics.jsonl, TensorBoard, Weights & Biases."""
+"""Writes measurements: to metrics.jsonl, TensorBoard, and Weights & Biases."""
 
 import contextlib
 import hashlib
@@ -21,34 +21,34 @@ from hypjax.parallel import processes
 from hypjax.system import console
 from hypjax.system.files import write_text
 
-Values = Mapping[str, Any]  # Numbers, or mappings of the same kind.
+Values = Mapping[str, Any]  # Numbers, or nested mappings of numbers.
 
 _TENSORBOARD = "tensorboard"
 
 
 class Sink(Protocol):
-    """A place that takes what is measured."""
+    """A destination of measurements."""
 
     def write(self, step: int, values: Values) -> None:
-        """Takes the values of a step, whole or, with an `OSError`, not at all."""
+        """Writes the values of a step completely, or raises an `OSError` and writes nothing."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the destination."""
 
 
 class Telemetry:
-    """Hands measurements to all sinks, and keeps for later what one cannot take now."""
+    """Writes measurements to all sinks, and retries later what a sink cannot write now."""
 
     def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
-        """Continues a run's measurements; what a lost process wrote after a step is dropped.
+        """Resumes a run's measurements; those written after its last checkpoint are removed.
 
         Args:
-            folder: The run's.
-            first_step: The step after which the run goes on.
-            config: Its configuration.
+            folder: The run's folder.
+            first_step: Number of steps done at the checkpoint.
+            config: The run's configuration.
 
         Raises:
-            UserError: Weights & Biases is asked for and cannot be used.
+            UserError: Weights & Biases is requested but cannot be used.
         """
         self._sinks: list[Sink] = []
         if processes.is_first():
@@ -61,7 +61,7 @@ class Telemetry:
         self._pending: list[list[tuple[int, Values]]] = [[] for _ in self._sinks]
 
     def write(self, step: int, values: Values) -> None:
-        """Writes the values of a step, and those that could not be written before."""
+        """Writes the values of a step, after those that could not be written before."""
         for sink, pending in zip(self._sinks, self._pending, strict=True):
             failed_before = bool(pending)
             pending.append((step, values))
@@ -73,31 +73,31 @@ class Telemetry:
                 if not failed_before:
                     console.warn(
                         f"measurements could not be written ({error.strerror}); "
-                        "they are kept, and tried again with the next ones"
+                        "they are kept and written with the next ones"
                     )
 
     def close(self) -> None:
-        """Ends all sinks."""
+        """Closes all sinks."""
         for sink in self._sinks:
             with contextlib.suppress(OSError):
                 sink.close()
 
 
 class JsonLines:
-    """One JSON object a line."""
+    """A file with one JSON object per line."""
 
     def __init__(self, path: pathlib.Path, first_step: int) -> None:
-        """Drops the lines after a step, and half of one that a killed process left."""
+        """Removes lines written after the given step, including a partial last line."""
         self._path = path
         self._file = None
         with console.tolerating(str(path)):
             if path.exists():
                 lines = path.read_text(errors="replace").splitlines()
-                kept = [line + "\n" for line in lines if _is_of(line, first_step)]
+                kept = [line + "\n" for line in lines if _precedes(line, first_step)]
                 write_text(path, "".join(kept))
 
     def write(self, step: int, values: Values) -> None:
-        """Appends a line; what a full disk took of it is cut off again."""
+        """Appends a line; if the disk is full, a partial line is removed again."""
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
         end = os.fstat(self._file.fileno()).st_size
@@ -115,10 +115,10 @@ class JsonLines:
             self._file.close()
 
 
-def _is_of(line: str, first_step: int) -> bool:
-    """Whether a line was written before the state after a step was saved.
+def _precedes(line: str, first_step: int) -> bool:
+    """Whether a line was written before the checkpoint of the given step was saved.
 
-    Recalls on the test classes are written before the first step and after the last save.
+    Scores on the test classes are written before the first step and after the last save.
     """
     try:
         values = json.loads(line)
@@ -128,14 +128,14 @@ def _is_of(line: str, first_step: int) -> bool:
 
 
 class EventFiles:
-    """TensorBoard's event files; a new one for each start, and after each failure."""
+    """TensorBoard's event files: a new one for each start and after each failure."""
 
     def __init__(self, folder: pathlib.Path, first_step: int) -> None:
         """Prepares to write; nothing is written yet.
 
         Args:
-            folder: Of the files.
-            first_step: TensorBoard is told to drop what earlier files hold of later steps.
+            folder: Folder of the files.
+            first_step: TensorBoard discards later steps in earlier files.
         """
         self._folder, self._first_step = folder, first_step
         self._writer: EventsWriter | None = None
@@ -153,7 +153,7 @@ class EventFiles:
             )
             self._writer.flush()
         except OSError:
-            self._writer = None  # The file may end in half an event.
+            self._writer = None  # The file may end in a partial event.
             raise
 
     def _begin(self) -> EventsWriter:
@@ -163,7 +163,7 @@ class EventFiles:
         writer = EventsWriter(str(self._folder / "events"), suffix)
         if not self._started:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            begins = self._first_step and self._first_step + 1  # Step 0 is written anew.
+            begins = self._first_step and self._first_step + 1  # Step 0 is written again.
             writer.write_event(
                 event_pb2.Event(wall_time=time.time(), step=begins, session_log=start)
             )
@@ -178,7 +178,7 @@ class EventFiles:
 
 
 def require_wandb(config: ConfigDict) -> None:
-    """Sees early that Weights & Biases is installed, if it is asked for.
+    """Checks early that Weights & Biases is installed, if it is requested.
 
     Raises:
         UserError: It is not.
@@ -190,10 +190,10 @@ def require_wandb(config: ConfigDict) -> None:
 
 
 class WandbRun:
-    """A run of Weights & Biases, continued when the run is."""
+    """A Weights & Biases run, resumed together with ours."""
 
     def __init__(self, folder: pathlib.Path, config: ConfigDict) -> None:
-        """Begins or continues it."""
+        """Starts or resumes it."""
         import wandb
 
         try:
@@ -214,12 +214,12 @@ class WandbRun:
         self._run.log(dict(_flat(values)), step=step)
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the rest."""
         self._run.finish()
 
 
 def _flat(values: Values, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Numbers by their path; those at the top are training's."""
+    """Yields numbers with their path; those at the top level belong to training."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}/")

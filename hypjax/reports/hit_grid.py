@@ -1,4 +1,4 @@
-"""Pictures of what a search found."""
+"""A picture of a search's hits."""
 
 import pathlib
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ from hypjax.errors import UserError
 from hypjax.reports.hits import Hits
 
 _COLOURS = {"right": "tab:green", "wrong": "tab:red", "": "none"}
-_INCHES = 1.4  # Side of a picture.
+_INCHES = 1.4  # Side of one image.
 
 
 def draw(found: Sequence[Hits], output: pathlib.Path) -> None:
-    """Draws a row a query: itself, then its hits, framed green where right and red where wrong.
+    """Draws one row per query: the query, then its hits in green (right) or red (wrong) frames.
 
     Args:
-        found: What was found for each query, as many hits each.
-        output: File to write; its ending says in which format.
+        found: Hits of each query, equally many.
+        output: File to write; its suffix selects the format.
 
     Raises:
         UserError: It cannot be written.
     """
     try:
-        with matplotlib.rc_context({"text.parse_math": False}):  # A path may hold dollar signs.
+        with matplotlib.rc_context({"text.parse_math": False}):  # Paths may contain dollar signs.
             _grid(found).savefig(output)
     except OSError as error:
         raise UserError(f"cannot write to {output} ({error.strerror or error})") from error
@@ -58,5 +58,5 @@ def _show(axis: Axes, path: str, title: str, colour: str) -> None:
             thumbnail = ImageOps.exif_transpose(image).convert("RGB")
         thumbnail.thumbnail((256, 256))
         axis.imshow(thumbnail)
-    except Exception:  # Moved, or damaged since; its place in the ranking still tells.
+    except Exception:  # Moved or damaged since; the ranking is still worth showing.
         axis.text(0.5, 0.5, "not found", ha="center", va="center", transform=axis.transAxes)

@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 
 class Hits(NamedTuple):
-    """What was found for a query.
+    """The hits of a query.
 
     Attributes:
-        query: Path of the image.
-        label: Its class; '' where it is not known.
-        paths: Of the images found, the nearest first.
-        labels: Their classes; '' where they are not known.
-        distances: From the query.
+        query: Path of the query image.
+        label: Its class, or '' if unknown.
+        paths: Paths of the hits, nearest first.
+        labels: Their classes, or '' if unknown.
+        distances: Their distances from the query.
     """
 
     query: str
@@ -22,13 +22,13 @@ class Hits(NamedTuple):
     distances: list[float]
 
     def mark(self, i: int) -> str:
-        """Whether a hit is 'right' or 'wrong'; '' where that is not known."""
+        """Returns 'right' or 'wrong' for a hit, or '' if a class is unknown."""
         if not (self.label and self.labels[i]):
             return ""
         return "right" if self.label == self.labels[i] else "wrong"
 
     def table(self) -> str:
-        """Rank, distance, whether it is right, and path, a line a hit."""
+        """Returns one line per hit: rank, distance, whether it is right, and path."""
         known = f" ({self.label})" if self.label else ""
         lines = [
             f"{_shown(self.query)}{known}",
@@ -41,6 +41,6 @@ class Hits(NamedTuple):
 
 
 def _shown(path: str) -> str:
-    """A path as one would type it here."""
+    """Returns a path relative to the working directory, if it is below it."""
     shorter = os.path.relpath(path)
     return path if shorter.startswith(os.pardir) else shorter

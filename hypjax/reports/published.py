@@ -1,9 +1,9 @@
-"""Published results, to be shown beside a run's own.
+"""Published results, to compare a run's own with.
 
-`published.csv` holds what Hyp-ViT's paper (Ermolov et al., CVPR 2022) reports of the methods in
-`hypjax.recipes`: Tables 2 (heads), 3 (encoders), 4 (patches of 8×8 pixels) and 5 (ablations). Heads
-are compared in their space, encoders by cosine. Table 5's "default" differs from Tables 2 and 3 by
-0.1, and is not used.
+`published.csv` holds what the Hyp-ViT paper (Ermolov et al., CVPR 2022) reports for the methods in
+`hypjax.config.recipes`: Tables 1 (δ-hyperbolicity), 2 (heads), 3 (encoders), 4 (patches of 8×8
+pixels) and 5 (ablations). Heads are compared in their space, encoders by cosine. The "default" of
+Table 5 differs from Tables 2 and 3 by 0.1 and is not used.
 """
 
 import csv
@@ -18,17 +18,17 @@ from ml_collections import ConfigDict
 from hypjax.config import default_config
 from hypjax.config.recipes import ENCODERS, SHORTER_SIDES, SPACES
 
-_TITLES = {"hyp-vit": "Hyp-ViT"}  # Of papers.
+_TITLES = {"hyp-vit": "Hyp-ViT"}  # Short titles of papers.
 _SPELLED = {"hyp": "Hyp", "sph": "Sph", "vit": "ViT", "deit": "DeiT", "dino": "DINO"}
 _ENCODER_DIM = 384
 
 
 class Row(NamedTuple):
-    """A line of a published table, on one dataset.
+    """One row of a published table, for one dataset.
 
     Attributes:
-        paper: Its title, in short.
-        table: Its number there.
+        paper: The paper.
+        table: Number of the table.
         scores: {"recall@1": 0.809, ...}, in the table's order.
     """
 
@@ -40,48 +40,48 @@ class Row(NamedTuple):
 def published_scores(
     config: ConfigDict, part: str, *, pretrained: bool = False
 ) -> dict[str, float] | None:
-    """What the paper reports of a configuration's method, on its dataset.
+    """Returns what the paper reports for a configuration's method on its dataset.
 
-    Dataset, encoder with its weights, views, pixel scaling and pooling, space, temperature,
-    dimension and what is frozen are those of the row. Batch, steps and the optimiser may be others:
-    what that costs is what a comparison shows. But where Table 5 has a row for the very batch, it
-    is taken.
+    A configuration matches a row if dataset, encoder and weights, views, pixel scaling, pooling,
+    space, temperature, dimension and frozen groups are equal. Batch size, steps and optimiser may
+    differ: the comparison shows their effect. If Table 5 has a row for the same batch size, that
+    row is used.
 
     Args:
         config: The run's configuration.
-        part: Of the model: 'head' or 'encoder'.
-        pretrained: Before any training, and not after it.
+        part: Part of the model: 'head' or 'encoder'.
+        pretrained: Whether to return the scores before training instead of after it.
 
     Returns:
-        {"recall@1": 0.809, ...}, as fractions; None where the paper has no such row.
+        {"recall@1": 0.809, ...} as fractions, or None if the paper has no such row.
     """
     found = _find(config, part, pretrained)
     return None if found is None else found[1].scores
 
 
 def published_delta(config: ConfigDict) -> float | None:
-    """The relative δ that Table 1 reports of a configuration's encoder on its training images."""
+    """Returns the relative δ that Table 1 reports for the encoder on its training images."""
     encoder = _encoder(config)
     row = encoder and _rows().get((config.data.name, "encoder", encoder))
     return row.scores["relative_delta"] if row else None
 
 
 def show(results: Mapping[str, Any], config: ConfigDict) -> None:
-    """Prints `compare`'s lines, if there are any.
+    """Prints the lines of `compare`, if there are any.
 
-    Not below results that have notes, such as those of a partial copy of a dataset: what was
-    published is of another experiment.
+    Results with notes, for example from a partial copy of a dataset, are not compared: they come
+    from a different experiment.
     """
     if not results.get("notes") and (lines := compare(results, config)):
         print(lines)
 
 
 def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
-    """Lines to print below a table of results: what was published, and how far ours is from it.
+    """Returns the published results that a run can be compared with, and the differences.
 
     A line reads 'published (Hyp-ViT, Table 3, Hyp-DINO, 384-d): R@1 80.9 (ours -0.4), ...', in
-    percent and percentage points. What was trained is the best model, where validation classes
-    chose one, or else the last.
+    percent and percentage points. The trained model is the best one if validation classes chose
+    it, else the last.
 
     Args:
         results: {"final": {"head": {"recall@1": 0.7, ...}, "encoder": ...}, ...}, or
@@ -89,7 +89,7 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
         config: The run's configuration.
 
     Returns:
-        The lines, the last one without a newline; '' where nothing was published.
+        The lines, without a final newline; '' if nothing comparable was published.
     """
     trained = "best" if "best" in results else "final"
     lines = []
@@ -110,13 +110,13 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
 def _differences(
     published: Mapping[str, float], ours: Mapping[str, float], whose: str
 ) -> Iterator[str]:
-    """What was published, with our difference, for each score that both have.
+    """Yields each score that both have, as published, with our difference.
 
-    In ASCII, so that no terminal's encoding can refuse it.
+    The text is ASCII, which every terminal can print.
     """
     for name, value in published.items():
         if name in ours:
-            points = round(100 * (ours[name] - value), 1) + 0.0  # Without this, -0.0 might result.
+            points = round(100 * (ours[name] - value), 1) + 0.0  # Turns -0.0 into 0.0.
             yield f"{name.replace('recall', 'R')} {100 * value:.1f} ({whose} {points:+.1f})"
 
 
@@ -128,7 +128,7 @@ def _spell(method: str) -> str:
 
 
 def _find(config: ConfigDict, part: str, pretrained: bool) -> tuple[str, Row] | None:
-    """A configuration's method as the tables name it, and its row."""
+    """Returns a configuration's method as the tables name it, and its row."""
     encoder = _encoder(config)
     if encoder is None:
         return None
@@ -141,22 +141,22 @@ def _find(config: ConfigDict, part: str, pretrained: bool) -> tuple[str, Row] | 
 
 
 def _encoder(config: ConfigDict) -> str | None:
-    """Which of `ENCODERS` a configuration starts from; None: another."""
+    """Returns which of `ENCODERS` a configuration starts from, or None."""
     data, model = config.data, config.model
     side = default_config().data.image_size
     views = (data.image_size, data.resize) == (side, SHORTER_SIDES.get(data.name, side))
     if not views or not model.weights or model.pooling != "cls":
         return None
-    facts = model.architecture, model.eval_pooling, data.mean, data.std
+    actual = model.architecture, model.eval_pooling, data.mean, data.std
     for name, encoder in ENCODERS.items():
         expected = encoder.architecture, encoder.eval_pooling, encoder.mean, encoder.std
-        if facts == expected and _named(encoder.weights, model.weights):
+        if actual == expected and _named(encoder.weights, model.weights):
             return name
     return None
 
 
 def _named(weights: str, place: str) -> bool:
-    """Whether timm's name on the hub, or the path of a file, names weights."""
+    """Whether a hub name or a file path names these weights of timm."""
     path = pathlib.PurePath(place)
     if place.removeprefix("hf-hub:") in (weights, f"timm/{weights}"):
         return True
@@ -165,7 +165,7 @@ def _named(weights: str, place: str) -> bool:
 
 
 def _trained_methods(config: ConfigDict, encoder: str) -> list[str]:
-    """The tables' names for how a configuration trains an encoder, the most precise one first."""
+    """Returns the tables' names for a configuration's training, the most specific one first."""
     objective, recipe = config.objective, default_config()
     prefixes = {space: prefix for prefix, space in SPACES.items()}
     if objective.name != recipe.objective.name or objective.space not in prefixes:
@@ -178,7 +178,7 @@ def _trained_methods(config: ConfigDict, encoder: str) -> list[str]:
     changes = []
     if config.model.head_dim != recipe.model.head_dim:
         changes.append(f"head_dim={config.model.head_dim}")
-    if objective.space == "poincare":  # The sphere has neither.
+    if objective.space == "poincare":  # The sphere has neither field.
         for field in ("c", "clip_radius"):
             if objective[field] != recipe.objective[field]:
                 changes.append(f"{field}={objective[field]}")
@@ -189,7 +189,7 @@ def _trained_methods(config: ConfigDict, encoder: str) -> list[str]:
 
 @functools.cache
 def _rows() -> dict[tuple[str, str, str], Row]:
-    """The tables' rows by dataset, part of the model, and method."""
+    """The rows of all tables by dataset, part of the model, and method."""
     rows: dict[tuple[str, str, str], Row] = {}
     with (importlib.resources.files("hypjax.reports") / "published.csv").open() as file:
         for line in csv.DictReader(file):

@@ -7,24 +7,24 @@ from hypjax.types import Recalls
 
 
 def noted(notes: Sequence[str]) -> dict[str, list[str]]:
-    """What results hold of what is to be said of them: {"notes": [...]}, or nothing."""
+    """The part of the results that holds their notes: {"notes": [...]}, or {} without notes."""
     return {"notes": list(notes)} if notes else {}
 
 
 def print_notes(results: Mapping[str, Any]) -> None:
-    """Prints what is to be said of results, a line each."""
+    """Prints the notes of results, one per line."""
     for note in results.get("notes", ()):
         print(f"note: {note}")
 
 
 def format_recalls(recalls: Recalls) -> str:
-    """One line: 'head recall@1 0.7012, encoder recall@1 0.6543'."""
+    """Returns one line: 'head recall@1 0.7012, encoder recall@1 0.6543'."""
     first = {part: next(iter(values.items())) for part, values in recalls.items()}
     return ", ".join(f"{part} {name} {value:.4f}" for part, (name, value) in first.items())
 
 
 def format_results(results: Mapping[str, Recalls]) -> str:
-    """A table of recalls: a row for each state of the model and each of its two embeddings.
+    """Returns a table with one row for each state of the model and each of its embeddings.
 
     Args:
         results: {"untrained": {"head": {"recall@1": ...}, "encoder": ...}, "final": ...}.

@@ -25,7 +25,7 @@ def test_a_run_stops_and_names_step_images_and_the_last_good_checkpoint(photos_f
     message = str(caught.value)
     assert "of step 2 is nan (images " in message or "of step 2 is inf (images " in message
     assert "and 5 others, listed in nonfinite.json" in message
-    assert "the last good checkpoint is that of step 1. Lower optim.learning_rate" in message
+    assert "the last good checkpoint is of step 1. Lower optim.learning_rate" in message
     told = json.loads((tmp_path / "nonfinite.json").read_text())
     assert told["step"] == 2 and len(told["images"]) == 8
     first = told["images"][0]
