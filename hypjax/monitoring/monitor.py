@@ -110,7 +110,7 @@ class Monitor:
         self._watch.settle()
 
     def validated(self, step: int, recalls: Recalls) -> None:
-        """Records scores on the validation classes; their computation does not count as training."""
+        """Records scores on the validation classes; computing them does not count as training."""
         self._telemetry.write(step, {"validation": recalls})
         console.say(f"step {step}: validation {format_recalls(recalls)}")
         self._meter.restart_clock()

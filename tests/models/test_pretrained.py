@@ -279,7 +279,7 @@ def test_another_runs_encoder_must_be_the_same(finished, photos_folder):
     """Heads do not show in the shapes of parameters."""
     workdir, _ = finished
     config = small_runs.load(photos_folder, f"model.weights={workdir}", "model.num_heads=4")
-    with pytest.raises(UserError, match="is of another architecture or size"):
+    with pytest.raises(UserError, match="has a different architecture or size"):
         pretrained_encoder(config, create_embedder(config).encoder)
 
 
