@@ -175,7 +175,7 @@ def test_draws_depend_on_the_key_and_on_nothing_else():
 
 
 def test_a_draw_takes_no_point_twice():
-    drawn = hyperbolicity._draw(KEY, 200, 199)
+    drawn = hyperbolicity._sample(KEY, 200, 199)
     assert len(set(drawn.tolist())) == 199 and drawn.min() >= 0 and drawn.max() < 200
 
 
@@ -218,7 +218,7 @@ def test_matrices_that_hold_no_distances(distances, message):
         (np.zeros(9), {}, r"\[number, dimension\], got shape \(9,\)"),
         (np.zeros((9, 0)), {}, r"\[number, dimension\], got shape \(9, 0\)"),
         (np.zeros((9, 2), int), {}, "floating-point numbers, got int64"),
-        (np.full((9, 2), 0.1), {}, "the 9 points drawn are all the same"),
+        (np.full((9, 2), 0.1), {}, "the 9 sampled points are identical"),
         (gaussian(9), {"num_samples": 3}, "num_samples must be at least 4, got 3"),
         (gaussian(9), {"num_trials": 0}, "num_trials must be at least 1, got 0"),
     ],

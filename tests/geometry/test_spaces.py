@@ -99,7 +99,7 @@ def test_check_names_the_first_row_that_is_not_finite(space, value):
 
 
 def test_check_refuses_points_outside():
-    with pytest.raises(UserError, match="embedding 1 lies outside the ball"):
+    with pytest.raises(UserError, match="embedding 1 is outside the ball"):
         PoincareBall(1.0).check(np.array([[0.5, 0.5], [0.9, 0.9]]))
     with pytest.raises(UserError, match="embedding 0 is not of length 1"):
         Sphere().check(np.array([[0.5, 0.5], [0.6, 0.8]]))
