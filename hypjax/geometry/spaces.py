@@ -44,7 +44,7 @@ class SearchTerms(NamedTuple):
 class Space(Protocol):
     """Interface of a space, as losses, evaluation and search use it.
 
-    Arrays are float64 if an input is float64, otherwise float32. Only `check` raises.
+    Points are float32 or float64, and results have their dtype. Only `check` raises errors.
     """
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
