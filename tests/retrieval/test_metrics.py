@@ -38,7 +38,7 @@ NAMES = ["recall@1", "recall@7", "precision@1", "precision@10", "mrr", "map@r", 
 def test_scores_are_those_of_their_definitions(apart, monkeypatch):
     x, labels = labelled()
     gallery = labelled(200, seed=1) if apart else ()
-    monkeypatch.setattr(metrics, "_ENTRIES", 2000)  # Several parts.
+    monkeypatch.setattr(metrics, "_MAX_ENTRIES", 2000)  # Several parts.
     scores = query_scores(x, labels, *gallery, metrics=NAMES, space=BALL)
     y, y_labels = gallery or (x, labels)
     distances = np.asarray(BALL.distance_matrix(x, y), np.float64)
@@ -86,7 +86,7 @@ def test_an_interval_covers_the_mean_as_often_as_it_says():
         covered += low <= 0.7 <= high
     assert 0.83 <= covered / 200 <= 0.96
     assert bootstrap_interval(np.array([1.0, np.nan, 1.0])) == (1.0, 1.0)
-    with pytest.raises(UserError, match="no score to resample"):
+    with pytest.raises(UserError, match="no scores to resample"):
         bootstrap_interval(np.array([np.nan]))
 
 

@@ -204,7 +204,7 @@ def test_eight_devices_find_the_same(repository):
         (lambda x: {"gallery": x.astype(int)}, "gallery must be floating-point numbers"),
         (lambda x: {"queries": 0 * x}, "embedding 0 is not of length 1"),
         (lambda x: {"gallery": np.where(np.arange(40)[:, None] == 9, np.nan, x)}, "embedding 9 is"),
-        (lambda x: {"queries": x[:9], "exclude_self": True}, "exclude_self means that the gallery"),
+        (lambda x: {"queries": x[:9], "exclude_self": True}, "exclude_self requires the queries"),
         (
             lambda x: {"gallery": 1e19 * x, "space": PoincareBall(0.0, None)},
             "embedding 0 is too far out",

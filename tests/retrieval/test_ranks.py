@@ -116,7 +116,7 @@ def test_queries_without_a_match_are_left_out():
     with pytest.warns(UserWarning, match="1 of 3 queries have no match and are left out"):
         recalls = recall_at_k(x, [0, 0, 9], ks=(1,), space=PoincareBall(0.1))
     assert recalls == {1: 1.0}
-    with pytest.raises(UserError, match="no query has an item of its own class"):
+    with pytest.raises(UserError, match="no query has a match in the gallery"):
         recall_at_k(x, [0, 1, 2], ks=(1,), space=PoincareBall(0.1))
 
 
