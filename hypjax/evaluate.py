@@ -201,7 +201,8 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     model = create_embedder(config)
     splits = open_splits(config)
     check_depth(config, splits)
-    shapes = model_shapes(config, model)
+    view = View(config.data.image_size, config.data.resize, config.data.channels)
+    shapes = model_shapes(model, view)
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     params["encoder"] = processes.arrays_from_first(
         lambda: pretrained_encoder(config, model.encoder), shapes["encoder"]
@@ -261,7 +262,8 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
 
 def from_first(config: ConfigDict, states: dict[str, PyTree]) -> dict[str, PyTree]:
     """Models' parameters by their names, as the first process has them, in all of them."""
-    shapes = model_shapes(config, create_embedder(config, evaluating=True))
+    view = View(config.data.image_size, config.data.resize, config.data.channels)
+    shapes = model_shapes(create_embedder(config, evaluating=True), view)
     return {
         name: processes.arrays_from_first(lambda name=name: states[name], shapes)
         for name in processes.from_first(lambda: list(states))

@@ -70,7 +70,8 @@ def starting_encoder(config: ConfigDict, model: Embedder) -> PyTree | None:
 
 def first_encoder(config: ConfigDict, model: Embedder) -> PyTree | None:
     """`starting_encoder` of the first process, in all of them."""
-    like = model_shapes(config, model)["encoder"]
+    view = View(config.data.image_size, config.data.resize, config.data.channels)
+    like = model_shapes(model, view)["encoder"]
     return processes.arrays_from_first(lambda: starting_encoder(config, model), like)
 
 
@@ -144,7 +145,10 @@ def train_and_evaluate(
     check_depth(config, splits)
     plan = create_plans(config, splits)
     layout = plan_store(config, splits.train, mesh)
-    circumstances = {"images": splits.fingerprint, "precision": compute_dtype(config).name}
+    circumstances = {
+        "images": splits.fingerprint,
+        "precision": compute_dtype(config.model.precision).name,
+    }
     processes.require_same({**circumstances, **shared_fields(config)})
     # Read before the folder is claimed: a mistake in their name leaves nothing behind.
     begins = processes.from_first(lambda: not run.has_checkpoint)

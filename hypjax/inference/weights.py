@@ -14,6 +14,7 @@ from hypjax.runs.cloud_read import reading
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
 from hypjax.system.cloud import is_url
+from hypjax.types import View
 
 
 def restore_models(
@@ -26,7 +27,8 @@ def restore_models(
     """
     run = Workdir(pathlib.Path(workdir), config, compared=("data.", "model.", "objective."))
     model = create_embedder(config, evaluating=True)
-    shapes = model_shapes(config, model)
+    view = View(config.data.image_size, config.data.resize, config.data.channels)
+    shapes = model_shapes(model, view)
     latest = None
     if run.has_checkpoint:
         with contextlib.closing(run.checkpoints(read_only=True)) as checkpoints:

@@ -17,7 +17,7 @@ from hypjax.models import Embedder, example_images
 from hypjax.models.normalize import mirror, normalize
 from hypjax.objectives import Metrics, Objective, Spec
 from hypjax.training import optim
-from hypjax.types import Batch, Outputs
+from hypjax.types import Batch, Outputs, View
 
 
 class TrainState(NamedTuple):
@@ -51,7 +51,8 @@ def create_state(
 ) -> TrainState:
     """The state before the first step, a function of the configuration's seed."""
     model_key, objective_key = jax.random.split(jax.random.key(config.seed))
-    model_params = model.init(model_key, example_images(config))["params"]
+    view = View(config.data.image_size, config.data.resize, config.data.channels)
+    model_params = model.init(model_key, example_images(view))["params"]
     objective_params, objective_state = objective.init(objective_key, spec)
     params = {"model": model_params, "objective": objective_params}
     trained, _ = optim.split_frozen(params, config.optim.frozen)

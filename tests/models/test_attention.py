@@ -31,9 +31,9 @@ def test_values_are_mixed_by_the_softmax_of_products(dtype, error):
 def gpu(monkeypatch):
     """A CPU that calls itself a GPU, and has not been asked yet what cuDNN can."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    attention._cudnn_can.cache_clear()
+    attention._cudnn_supports.cache_clear()
     yield
-    attention._cudnn_can.cache_clear()
+    attention._cudnn_supports.cache_clear()
 
 
 @pytest.mark.usefixtures("gpu")

@@ -83,13 +83,16 @@ def test_positions_of_another_image_size_are_interpolated():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.pop("blocks.1.attn.qkv.bias"), "they lack blocks.1.attn.qkv.bias: the model"),
-        (lambda s: s.update(extra=np.ones(2)), "they hold, which the encoder does not have, extra"),
+        (
+            lambda s: s.pop("blocks.1.attn.qkv.bias"),
+            "they lack blocks.1.attn.qkv.bias: the weights",
+        ),
+        (lambda s: s.update(extra=np.ones(2)), "unlike the encoder, they contain extra"),
         (
             lambda s: s.update({"patch_embed.proj.weight": np.ones((24, 3, 16, 16))}),
-            "patch_embed.proj.weight has the shape 24×3×16×16, but the encoder's has 24×3×8×8",
+            "patch_embed.proj.weight has the shape 24×3×16×16, but the encoder needs 24×3×8×8",
         ),
-        (lambda s: s.update(dist_token=np.ones((1, 1, 24))), "does not have, dist_token"),
+        (lambda s: s.update(dist_token=np.ones((1, 1, 24))), "they contain dist_token"),
         (lambda s: s.update(pos_embed=np.ones((1, 6, 24))), "pos_embed has the shape 1×6×24"),
         (lambda s: s.clear(), "they lack blocks.0.attn.proj.bias, .* and 27 more"),
     ],
@@ -107,11 +110,11 @@ def test_weights_of_another_model_are_named(change, message, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("w.safetensors", b"\x10\x00\x00", "is damaged, or no .safetensors"),
-        ("w.npz", b"PK\x03\x04", "is damaged, or holds more than arrays"),
+        ("w.safetensors", b"\x10\x00\x00", "is damaged, or not a .safetensors file"),
+        ("w.npz", b"PK\x03\x04", "is damaged, or contains more than arrays"),
         ("absent.safetensors", None, "there is no such file"),
-        ("vit_smal_patch16_224.dino", None, "near ones begin with vit_small_patch16_224"),
-        ("no name", None, "near ones begin with"),
+        ("vit_smal_patch16_224.dino", None, "similar names begin with vit_small_patch16_224"),
+        ("no name", None, "similar names begin with"),
         ("runs/cub-hyp-dno", None, "there is no such file or folder; .* hf-hub:OWNER/NAME"),
         ("hf-hub:a/b/c", None, "neither a file nor a name on the hub"),
     ],
@@ -127,14 +130,14 @@ def test_unusable_weights_are_refused(name, content, message, tmp_path, monkeypa
 def test_weights_for_other_channels_are_named(tmp_path):
     path = tmp_path / "w.safetensors"
     save_file(timm_state_dict(weights_of(SMALL), SMALL), path)
-    with pytest.raises(UserError, match="has the shape 24×3×8×8, but the encoder's has 24×1×8×8"):
+    with pytest.raises(UserError, match="has the shape 24×3×8×8, but the encoder needs 24×1×8×8"):
         load_timm(str(path), SMALL, channels=1)
 
 
 def test_arrays_that_are_pickled_objects_are_refused(tmp_path):
     path = tmp_path / "w.npz"
     np.savez(path, cls=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(UserError, match="holds more than arrays"):
+    with pytest.raises(UserError, match="contains more than arrays"):
         load_timm(str(path), SMALL)
 
 
@@ -184,7 +187,7 @@ def test_what_the_hub_has_sent_before_is_read_without_a_network(tmp_path):
 
 
 def test_unknown_architectures_and_what_does_not_fit_them(repository):
-    with pytest.raises(UserError, match="near ones are deit_small_patch16_224"):
+    with pytest.raises(UserError, match="similar names are deit_small_patch16_224"):
         create_encoder("deit_smal_patch16_224")
     with pytest.raises(UserError, match="250 pixels cannot be cut into patches of 16"):
         create_encoder("vit_small_patch16_224", image_size=250)

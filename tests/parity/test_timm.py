@@ -209,7 +209,7 @@ def test_a_file_of_torch_that_is_more_or_less_than_tensors_is_refused(tmp_path, 
     )
     if damage == "truncated":
         path.write_bytes(path.read_bytes()[:5000])
-    words = {"code": "holds more than tensors", "list": "no dict of tensors"}
+    words = {"code": "contains more than tensors", "list": "not contain a dict of tensors"}
     with pytest.raises(UserError, match=words.get(damage, "damaged")):
         load_timm(str(path), VisionTransformer(image_size=32, width=48, **SMALL))
 
