@@ -1,4 +1,4 @@
-"""Recall beside pytorch-metric-learning and faiss."""
+"""Comparison of search and metrics with faiss and pytorch-metric-learning."""
 
 import pathlib
 
@@ -24,7 +24,7 @@ def labelled(space, n=1500, dim=24, classes=60):
 
 
 @pytest.mark.parametrize("dim", [8, 24, 128])
-def test_scores_are_those_of_pytorch_metric_learning(dim):
+def test_scores_equal_pytorch_metric_learning(dim):
     pytest.importorskip("pytorch_metric_learning", reason="needs the parity extra")
     pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
     import torch
@@ -45,7 +45,7 @@ def test_scores_are_those_of_pytorch_metric_learning(dim):
 @pytest.mark.parametrize(
     "space", [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 0.8)], ids=str
 )
-def test_recall_is_that_of_a_sorted_inner_product_search(space):
+def test_recall_equals_that_of_a_faiss_search(space):
     faiss = pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
     x, labels = labelled(space)
     gallery = np.ascontiguousarray(space.search_vectors(x, "gallery"), np.float32)
@@ -60,7 +60,7 @@ def test_recall_is_that_of_a_sorted_inner_product_search(space):
 
 
 @pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.1, 2.3)], ids=str)
-def test_the_readmes_index_finds_what_we_find(space, tmp_path, monkeypatch):
+def test_index_example_of_the_readme_finds_the_same_items(space, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
     x, labels = labelled(space)
     ids = np.array([f"{i}.png" for i in range(len(x))])
