@@ -248,10 +248,10 @@ def test_no_float32_product_is_rounded(load, variant, precision):
 @pytest.mark.parametrize("space", [PoincareBall(), Sphere()])
 def test_no_product_of_the_search_is_rounded(space):
     x, mesh = np.asarray(space.embed(jnp.ones((64, 8)))), ranks.Mesh(jax.local_devices(), "tiles")
-    points = ranks._sorted(space, x, np.zeros(64, np.int32))
-    tiles = ranks._deal(mesh, np.zeros((1, 2), np.int32))
+    points = ranks._sort_by_class(space, x, np.zeros(64, np.int32))
+    tiles = ranks._distribute(mesh, np.zeros((1, 2), np.int32))
     nearest = ranks._Nearest(points.offset, points.ids)
-    chunk = next(galleries.place(x).chunks(space, 64))
+    chunk = next(galleries.as_gallery(x).chunks(space, 64))
     programs = [
         ranks._nearest_matches(mesh, True).trace(points, points, tiles),
         ranks._ranks(mesh, True).trace(points, points, nearest, tiles, tiles),

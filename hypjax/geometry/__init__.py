@@ -1,4 +1,4 @@
-"""The mathematics: spaces, and the functions on arrays under them."""
+"""Geometry: spaces, and the pure functions on arrays behind them."""
 
 from hypjax.geometry import poincare
 from hypjax.geometry.spaces import PoincareBall, SearchTerms, Space, Sphere

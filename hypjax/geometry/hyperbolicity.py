@@ -1,10 +1,10 @@
-"""How nearly a set of points is a tree: Gromov's δ, and the curvature that it suggests.
+"""How close a set of points is to a tree: Gromov's δ, and the curvature it suggests.
 
-Trees have δ = 0; the flatter a space is, the larger is its δ beside its diameter.
+A tree has δ = 0. The less hyperbolic a space is, the larger its δ relative to its diameter.
 
 Sources: Fournier et al., "Computing the Gromov hyperbolicity of a discrete metric space"
-(Information Processing Letters, 2015), for δ by a max-min product; Khrulkov et al., "Hyperbolic
-Image Embeddings" (CVPR 2020), for the relative δ and the curvature.
+(Information Processing Letters, 2015), for δ as a max-min product; Khrulkov et al., "Hyperbolic
+Image Embeddings" (CVPR 2020), for the relative δ and the curvature derived from it.
 """
 
 from collections.abc import Callable
@@ -18,28 +18,30 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hypjax.errors import UserError
 
-# Relative δ of the Poincaré disk of curvature −1, cut off where float32 ends (Khrulkov et al.).
-_DISK = 0.144
-_FEWEST = 4  # Any three points lie on a tree.
-_TILE = 512  # Largest side of the tiles of a product, which a CPU's cache holds.
-_CHUNK = 16  # Terms that are added to a tile at a time.
+# Relative δ of the Poincaré disk of curvature −1, truncated where float32 ends (Khrulkov et al.).
+_DISK_DELTA = 0.144
+_MIN_POINTS = 4  # Any three points embed in a tree.
+_TILE = 512  # Largest side of a tile of the product, so that it fits into a CPU's cache.
+_CHUNK = 16  # Terms of the product that are reduced into a tile at a time.
 
 
 def gromov_delta(distances: Float[ArrayLike, "n n"]) -> Float[Array, ""]:
-    """Gromov's δ of a finite metric space, seen from its first point.
+    """Gromov's δ of a finite metric space, with its first point as the base point.
 
-    With the Gromov products M_ij = (d_0i + d_0j − d_ij)/2 it is the largest element of
-    (M ⊗ M) − M, where (A ⊗ A)_ij = max_k min(A_ik, A_kj). The δ of the four-point condition, which
-    favours no point, is the largest of those seen from each, and at most twice any of them
+    With the Gromov products M_ij = (d_0i + d_0j − d_ij)/2, δ is the largest element of
+    (M ⊗ M) − M, where (A ⊗ B)_ij = max_k min(A_ik, B_kj). The δ of the four-point condition, which
+    has no base point, is the maximum over all base points and at most twice the δ at any of them
     (Fournier et al.).
 
-    Takes O(n³) time and O(n²) memory. It can be jitted.
+    Takes O(n³) time and O(n²) memory, and can be jitted.
 
     Args:
-        distances: Symmetric; what is on the diagonal, where rounding shows, counts as 0.
+        distances: Symmetric matrix, [n, n]. Its diagonal is taken as 0, whatever rounding left
+            there.
 
     Returns:
-        δ in float32, or float64 where the input is; NaN if a distance is not finite.
+        δ, a scalar: float64 for float64 distances, otherwise float32. NaN if a distance is not
+        finite.
 
     Raises:
         UserError: The matrix is not square, or there are fewer than 4 points.
@@ -47,7 +49,7 @@ def gromov_delta(distances: Float[ArrayLike, "n n"]) -> Float[Array, ""]:
     distances = jnp.asarray(distances)
     if distances.ndim != 2 or distances.shape[0] != distances.shape[1]:
         raise UserError(f"distances must be a square matrix, got shape {distances.shape}")
-    _check_number(len(distances))
+    _check_count(len(distances))
     return _delta(distances.astype(jnp.result_type(jnp.float32, distances)))
 
 
@@ -58,93 +60,96 @@ def relative_delta(
     num_trials: int = 100,
     key: PRNGKeyArray,
 ) -> Float[np.ndarray, " num_trials"]:
-    """Relative δ of points, 2δ/diameter with Euclidean distances, of random draws.
+    """Relative δ of random samples of points: 2δ/diameter with Euclidean distances.
 
-    It lies between 0 (a tree) and 1, and scaling or moving the points does not change it.
+    It is between 0 (a tree) and 1, and invariant to scaling and translation (Khrulkov et al.).
 
     Args:
-        points: Rows of coordinates, before any map into a hyperbolic space.
-        num_samples: Points of a draw, without replacement. With no more points than this, every
-            draw is all of them in their order: the draws coincide, and one is computed.
-        num_trials: Number of draws.
-        key: Of the draws. More trials with the same key begin with the same draws.
+        points: Coordinates before any map into a hyperbolic space, [n, d], floating point.
+        num_samples: Points per sample, drawn without replacement. If there are no more points than
+            this, every sample is all points in their order, so the value is computed only once.
+        num_trials: Number of samples.
+        key: Random key. With the same key, more trials start with the same samples.
 
     Returns:
-        The value of each draw in float32, for a mean and a deviation.
+        One value per sample, [num_trials], float32.
 
     Raises:
-        UserError: Points are not [n, d] floating-point numbers, not finite or fewer than 4; those
-            of a draw are all the same; or an argument is too small.
+        UserError: The points are not a floating-point [n, d] array, not finite or fewer than 4; the
+            points of a sample are identical; or num_samples or num_trials is too small.
     """
-    points = _checked(points)
-    if num_samples < _FEWEST:
-        raise UserError(f"num_samples must be at least {_FEWEST}, got {num_samples}")
+    points = _check_points(points)
+    if num_samples < _MIN_POINTS:
+        raise UserError(f"num_samples must be at least {_MIN_POINTS}, got {num_samples}")
     if num_trials < 1:
         raise UserError(f"num_trials must be at least 1, got {num_trials}")
     if len(points) <= num_samples:
-        return np.full(num_trials, _relative_delta(_normalised(points)), np.float32)
+        return np.full(num_trials, _relative_delta(_normalise(points)), np.float32)
     deltas = np.empty(num_trials, np.float32)
     for trial in range(num_trials):
-        drawn = _draw(jax.random.fold_in(key, trial), len(points), num_samples)
-        deltas[trial] = _relative_delta(_normalised(points[drawn]))
+        sampled = _sample(jax.random.fold_in(key, trial), len(points), num_samples)
+        deltas[trial] = _relative_delta(_normalise(points[sampled]))
     return deltas
 
 
 def curvature_from_delta(delta: float) -> float:
-    """Negative curvature c = (0.144/δ_rel)² of a ball for data of this relative δ.
+    """Curvature parameter c = (0.144/δ_rel)² of a ball that suits data of a given relative δ.
 
-    It gives the Poincaré ball the relative δ of the data (Khrulkov et al.).
+    With this c, the Poincaré ball has the relative δ of the data (Khrulkov et al.).
 
     Args:
-        delta: A relative δ, such as the mean over draws.
+        delta: Relative δ, for instance the mean of `relative_delta`.
+
+    Returns:
+        c > 0; the ball has curvature −c.
 
     Raises:
-        UserError: δ is not a positive number; at 0, that of a tree, c is infinite.
+        UserError: δ is not a finite positive number. For a tree, δ = 0 and c would be infinite.
     """
     if not 0 < delta < np.inf:
-        raise UserError(f"only a positive relative delta gives a curvature, got {delta:g}")
-    return (_DISK / float(delta)) ** 2
+        raise UserError(f"a curvature needs a positive relative delta, got {delta:g}")
+    return (_DISK_DELTA / float(delta)) ** 2
 
 
-def _checked(points: Float[ArrayLike, "n d"]) -> Float[np.ndarray, "n d"]:
+def _check_points(points: Float[ArrayLike, "n d"]) -> Float[np.ndarray, "n d"]:
     points = np.asarray(points)
     if points.ndim != 2 or 0 in points.shape:
         raise UserError(f"points must be [number, dimension], got shape {points.shape}")
     if not jnp.issubdtype(points.dtype, jnp.floating):
         raise UserError(f"points must be floating-point numbers, got {points.dtype}")
-    _check_number(len(points))
-    flawed = np.flatnonzero(~np.isfinite(points).all(axis=1))
-    if len(flawed):
-        raise UserError(f"point {flawed[0]} is not finite ({len(flawed)} of {len(points)} rows)")
+    _check_count(len(points))
+    invalid = np.flatnonzero(~np.isfinite(points).all(axis=1))
+    if len(invalid):
+        raise UserError(f"point {invalid[0]} is not finite ({len(invalid)} of {len(points)} rows)")
     return points
 
 
-def _check_number(points: int) -> None:
-    if points < _FEWEST:
-        raise UserError(f"hyperbolicity needs at least {_FEWEST} points, got {points}")
+def _check_count(points: int) -> None:
+    if points < _MIN_POINTS:
+        raise UserError(f"hyperbolicity needs at least {_MIN_POINTS} points, got {points}")
 
 
-def _draw(key: PRNGKeyArray, points: int, number: int) -> Int[np.ndarray, " number"]:
+def _sample(key: PRNGKeyArray, points: int, number: int) -> Int[np.ndarray, " number"]:
     return np.asarray(jax.random.choice(key, points, (number,), replace=False))
 
 
-def _normalised(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-    """Moves the first point to the origin and scales the largest coordinate to 1.
+def _normalise(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+    """Translates the first point to the origin and scales the largest coordinate to 1.
 
-    In float64, so that afterwards float32 holds the digits in which points differ, however far out
-    they lie, and squares neither overflow nor vanish.
+    This is done in float64. The float32 result then keeps the digits in which points differ,
+    however far from the origin they were, and squares neither overflow nor underflow.
 
     Raises:
-        UserError: The points are all the same.
+        UserError: The points are identical.
     """
-    moved = points.astype(np.float64) - points[0].astype(np.float64)
-    largest = np.abs(moved).max()
+    translated = points.astype(np.float64) - points[0].astype(np.float64)
+    largest = np.abs(translated).max()
     if largest == 0:
         raise UserError(
-            f"the {len(points)} points drawn are all the same: with a diameter of 0 there is no "
+            f"the {len(points)} sampled points are identical: with a diameter of 0 there is no "
             "relative delta"
         )
-    return (moved / largest).astype(np.float32)
+    return (translated / largest).astype(np.float32)
 
 
 @jax.jit
@@ -154,9 +159,9 @@ def _relative_delta(points: Float[Array, "n d"]) -> Float[Array, ""]:
 
 
 def _distances(points: Float[Array, "n d"]) -> Float[Array, "n n"]:
-    """Euclidean distances by subtraction, exact for close points, and 0 on the diagonal.
+    """Euclidean distances by subtraction: accurate for close points, and 0 on the diagonal.
 
-    Inner products leave errors of 3e-4 of the diameter there, which the relative δ of a line shows.
+    Inner products would leave errors of 3e-4 of the diameter, visible in the relative δ of a line.
     """
     n, dim = points.shape
     coordinates = jnp.pad(points.T, ((0, _round_up(dim, _CHUNK) - dim), (0, 0)))
@@ -166,14 +171,14 @@ def _distances(points: Float[Array, "n d"]) -> Float[Array, "n n"]:
 
 @jax.jit
 def _delta(distances: Float[Array, "n n"]) -> Float[Array, ""]:
-    """See `gromov_delta`. Of tiles that mirror each other, one is computed: M ⊗ M is symmetric."""
+    """Implements `gromov_delta`. M ⊗ M is symmetric, so only its upper tiles are computed."""
     products = _gromov_products(distances)
-    side = _side(len(distances))
+    side = _tile_side(len(distances))
     rows, columns = (jnp.asarray(side * tiles) for tiles in np.triu_indices(len(products) // side))
 
     def visit(tile: Int[Array, ""], delta: Float[Array, ""]) -> Float[Array, ""]:
         row, column = rows[tile], columns[tile]
-        zeros = jnp.zeros((side, side), products.dtype)  # The product's least, as row 0 of M is 0.
+        zeros = jnp.zeros((side, side), products.dtype)  # A lower bound: row 0 of M is 0.
         product = _fold(_max_min, products, row, column, zeros)
         part = lax.dynamic_slice(products, (row, column), (side, side))
         return jnp.maximum(delta, jnp.max(product - part))
@@ -183,18 +188,18 @@ def _delta(distances: Float[Array, "n n"]) -> Float[Array, ""]:
 
 
 def _gromov_products(distances: Float[Array, "n n"]) -> Float[Array, "p p"]:
-    """M_ij = (d_0i + d_0j − d_ij)/2, padded to whole tiles.
+    """Gromov products M_ij = (d_0i + d_0j − d_ij)/2, padded to whole tiles.
 
-    Row 0 is 0, so that padding with 0 repeats the first point, which leaves δ as it is.
+    Row 0 is 0, so padding with 0 repeats the first point and does not change δ.
     """
     distances = jnp.where(jnp.eye(len(distances), dtype=bool), 0, distances)
     products = (distances[0][:, None] + distances[0] - distances) / 2
-    side = _side(len(products))
+    side = _tile_side(len(products))
     return jnp.pad(products, (0, _round_up(len(products), side) - len(products)))
 
 
-def _side(points: int) -> int:
-    """Side of the tiles: at most `_TILE`, and little to pad."""
+def _tile_side(points: int) -> int:
+    """Side of the tiles: at most `_TILE`, chosen for little padding."""
     tiles = -(-points // _TILE)
     return _round_up(-(-points // tiles), _CHUNK)
 
@@ -204,7 +209,7 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def _max_min(best: Array, x: Array, y: Array) -> Array:
-    """max(best, min(x, y)): by comparisons, as maximum and minimum take twice as long over NaN."""
+    """max(best, min(x, y)) by comparisons: half the time of jnp.maximum, which propagates NaN."""
     smaller = jnp.where(x < y, x, y)
     return jnp.where(best > smaller, best, smaller)
 
@@ -218,28 +223,28 @@ def _fold(
 ) -> Float[Array, "h w"]:
     """A tile of a matrix product, with other operations in place of + and ·.
 
-    A chunk of terms becomes one fused loop over the tile, which makes no other matrix. Each is
-    looked up one step ahead: otherwise XLA, on a CPU, may look it up again for every element,
-    which is up to eight times slower.
+    A chunk of terms becomes one fused loop over the tile, without intermediate matrices. Chunks are
+    loaded one step ahead: otherwise XLA on a CPU may load them again for every element, which is up
+    to eight times slower.
 
     Args:
-        combine: From an element of the tile and its two factors to the next value.
-        vectors: A multiple of `_CHUNK`.
-        row: Where in the vectors the left factors begin.
-        column: Where in the vectors the right factors begin.
-        tile: What is changed by each term in turn.
+        combine: Maps an element of the tile and its two factors to the element's next value.
+        vectors: Factors; k is a multiple of `_CHUNK`.
+        row: Index in the vectors of the first left factor.
+        column: Index in the vectors of the first right factor.
+        tile: Initial values.
     """
     height, width = tile.shape
 
-    def look(step: int | Int[Array, ""]) -> tuple[Float[Array, "c h"], Float[Array, "c w"]]:
+    def load(step: int | Int[Array, ""]) -> tuple[Float[Array, "c h"], Float[Array, "c w"]]:
         chunk = lax.dynamic_slice_in_dim(vectors, step * _CHUNK, _CHUNK)
         left = lax.dynamic_slice_in_dim(chunk, row, height, axis=1)
         return left, lax.dynamic_slice_in_dim(chunk, column, width, axis=1)
 
-    def step(i: Int[Array, ""], carried: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        tile, left, right = carried
+    def step(i: Int[Array, ""], carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        tile, left, right = carry
         for x, y in zip(left, right, strict=True):
             tile = combine(tile, x[:, None], y)
-        return tile, *look(i + 1)
+        return tile, *load(i + 1)
 
-    return lax.fori_loop(0, len(vectors) // _CHUNK, step, (tile, *look(0)))[0]
+    return lax.fori_loop(0, len(vectors) // _CHUNK, step, (tile, *load(0)))[0]

@@ -1,4 +1,4 @@
-"""Products of vectors that distances are made of, at full float32 precision on every device."""
+"""Matrix products behind all distances, in full float32 precision on every device."""
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -8,17 +8,32 @@ from jaxtyping import Array, Float
 def inner_products(x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> Float[Array, "n m"]:
     """Inner products ⟨x_i, y_j⟩ of all pairs.
 
-    GPUs and TPUs would otherwise multiply float32 matrices in TF32 or bfloat16, which leaves three
-    digits; results on a CPU cannot show the difference.
+    By default GPUs multiply float32 matrices in TF32 and TPUs in bfloat16, which leaves three
+    digits. Results on a CPU do not show the difference.
+
+    Args:
+        x: Left vectors, [n, d].
+        y: Right vectors, [m, d], of the same dtype.
+
+    Returns:
+        Products, [n, m], in the dtype of the inputs.
     """
     return jnp.matmul(x, y.T, precision="highest")
 
 
 def square_distances(x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> Float[Array, "n m"]:
-    """Squared distances ‖x_i − y_j‖² of all pairs from inner products, never below 0.
+    """Squared Euclidean distances ‖x_i − y_j‖² of all pairs from inner products, at least 0.
 
-    Two habits hold the rounding error down to a few 2⁻²³·(‖x‖² + ‖y‖²): coordinates are summed in
-    two halves, and ⟨x, y⟩ is taken from each norm before the differences are added.
+    Two measures limit the float32 rounding error to a few 2⁻²³·(‖x‖² + ‖y‖²): coordinates are
+    summed in two halves, and ⟨x, y⟩ is subtracted from each squared norm before the two differences
+    are added.
+
+    Args:
+        x: Left vectors, [n, d].
+        y: Right vectors, [m, d], of the same dtype.
+
+    Returns:
+        Squared distances, [n, m], in the dtype of the inputs.
     """
     half = x.shape[-1] // 2
     xy = inner_products(x[:, :half], y[:, :half]) + inner_products(x[:, half:], y[:, half:])

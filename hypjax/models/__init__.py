@@ -1,4 +1,4 @@
-"""Models: encoders, and the head on top of them."""
+"""Models: encoders and the embedding head."""
 
 from hypjax.models.architectures import ARCHITECTURES, create_encoder
 from hypjax.models.embedder import Embedder, create_embedder, example_images, model_shapes

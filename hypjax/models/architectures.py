@@ -1,4 +1,4 @@
-"""Encoders by timm's names."""
+"""Encoders by their names in timm."""
 
 import difflib
 
@@ -14,7 +14,7 @@ from hypjax.models.vit import VisionTransformer
 
 Encoder = VisionTransformer | ResNet
 
-_SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}  # Width and heads.
+_SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}  # Width, heads.
 _TRANSFORMERS = (
     "vit_tiny_patch16_224",
     "vit_small_patch16_224",
@@ -43,25 +43,31 @@ def create_encoder(
     dtype: DTypeLike = jnp.float32,
     remat: bool = False,
 ) -> Encoder:
-    """Builds the encoder that timm knows by a name.
+    """Builds the encoder that has a given name in timm.
 
     Args:
         timm_name: One of `ARCHITECTURES`, without the tag of pretrained weights.
-        image_size: Side of an image in pixels; None: what the name says.
-        pooling: How tokens become an embedding; None: as timm does, by the class token, the mean of
-            both tokens of a distilled model, or the average of a ResNet's places.
-        dtype: Of the products.
-        remat: Whether a gradient computes what lies within a block again.
+        image_size: Side of the images in pixels, or None for the size in the name.
+        pooling: How tokens are pooled, see `hypjax.models.pooling`. None pools as timm does: the
+            class token, the mean of the class and distillation tokens of a distilled model, or the
+            average over the positions of a ResNet.
+        dtype: Dtype of matrix products and convolutions.
+        remat: Whether to recompute the activations of blocks in the backward pass.
+
+    Returns:
+        A Flax module that maps images [batch, height, width, channels] to embeddings [batch, dim].
 
     Raises:
-        UserError: The name is unknown, or the image size or the pooling does not fit.
+        UserError: The name is unknown, or the encoder does not support the image size or pooling.
     """
     if timm_name not in ARCHITECTURES:
-        near = difflib.get_close_matches(timm_name, ARCHITECTURES, n=3, cutoff=0)
-        raise UserError(f"unknown architecture {timm_name!r}; near ones are {', '.join(near)}")
+        similar = difflib.get_close_matches(timm_name, ARCHITECTURES, n=3, cutoff=0)
+        raise UserError(
+            f"unknown architecture {timm_name!r}; similar names are {', '.join(similar)}"
+        )
     if timm_name == "resnet50":
         size = image_size or 224
-        return checked(ResNet(size, pooling=pooling or "avg", dtype=dtype, remat=remat))
+        return check_encoder(ResNet(size, pooling=pooling or "avg", dtype=dtype, remat=remat))
     family, size, *distilled, patch_size, native_size = timm_name.split("_")
     width, num_heads = _SIZES[size]
     encoder = VisionTransformer(
@@ -75,19 +81,19 @@ def create_encoder(
         dtype=dtype,
         remat=remat,
     )
-    return checked(encoder)
+    return check_encoder(encoder)
 
 
-def checked(encoder: Encoder) -> Encoder:
-    """Returns an encoder whose image size and pooling fit it.
+def check_encoder(encoder: Encoder) -> Encoder:
+    """Returns an encoder after checking its image size and pooling.
 
     Raises:
-        UserError: They do not.
+        UserError: The encoder does not support its image size or pooling.
     """
-    valid = poolings(encoder.num_prefix_tokens)
-    if encoder.pooling not in valid:
+    names = poolings(encoder.num_prefix_tokens)
+    if encoder.pooling not in names:
         raise UserError(
-            f"the encoder cannot pool by {encoder.pooling!r}; choose among {', '.join(valid)}"
+            f"the encoder cannot pool by {encoder.pooling!r}; choose among {', '.join(names)}"
         )
     patch_size = getattr(encoder, "patch_size", 1)
     if encoder.image_size % patch_size:
@@ -99,13 +105,21 @@ def checked(encoder: Encoder) -> Encoder:
 
 
 def same_architecture(one: Encoder, other: Encoder) -> bool:
-    """Whether two encoders differ at most in images' size, pooling, and how they are computed."""
-    apart = {name: getattr(other, name) for name in ("image_size", "pooling", "dtype", "remat")}
-    return one.clone(**apart) == other
+    """Whether two encoders differ at most in image size, pooling, dtype and rematerialisation."""
+    ignored = {name: getattr(other, name) for name in ("image_size", "pooling", "dtype", "remat")}
+    return one.clone(**ignored) == other
 
 
 def encoder_shapes(encoder: Encoder, channels: int = 3) -> PyTree:
-    """Shapes and dtypes of an encoder's parameters, without computing any."""
+    """Shapes and dtypes of an encoder's parameters, without computing them.
+
+    Args:
+        encoder: Encoder.
+        channels: Channels of the images.
+
+    Returns:
+        A tree of `jax.ShapeDtypeStruct`.
+    """
     side = encoder.image_size
     images = jax.ShapeDtypeStruct((1, side, side, channels), jnp.float32)
     return jax.eval_shape(encoder.init, jax.random.key(0), images)["params"]

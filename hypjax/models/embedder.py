@@ -1,4 +1,4 @@
-"""Encoder and head: images to the two vectors that objectives and evaluation use."""
+"""The model: an encoder and a head, which map images to the vectors that objectives use."""
 
 import flax.linen as nn
 import jax
@@ -7,21 +7,21 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
-from hypjax.models.architectures import Encoder, checked, create_encoder
+from hypjax.models.architectures import Encoder, check_encoder, create_encoder
 from hypjax.models.precision import compute_dtype
 from hypjax.models.vit import VisionTransformer
 from hypjax.types import Outputs, View
 
 
 class Embedder(nn.Module):
-    """An encoder, and a head that maps its embedding to fewer coordinates.
+    """An encoder, and a head that maps its embedding to a lower dimension.
 
-    The head is one float32 Dense layer with a semi-orthogonal kernel and bias 0 (Hyp-ViT,
-    Section 3.2); what it returns lies in no space yet.
+    The head is a float32 Dense layer, initialised with a semi-orthogonal kernel and zero bias
+    (Hyp-ViT, Section 3.2). Its output is not yet mapped into any space.
 
     Attributes:
         encoder: Module that maps normalised images to embeddings.
-        head_dim: Coordinates of the head's output.
+        head_dim: Dimension of the head's output.
     """
 
     encoder: Encoder
@@ -29,7 +29,14 @@ class Embedder(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[ArrayLike, "batch height width channels"]) -> Outputs:
-        """Embeds normalised images."""
+        """Embeds images.
+
+        Args:
+            images: Normalised pixels, [batch, height, width, channels].
+
+        Returns:
+            Embeddings [batch, encoder.dim] and head outputs [batch, head_dim], float32.
+        """
         pooled = self.encoder(images).astype(jnp.float32)
         head = nn.Dense(
             self.head_dim,
@@ -45,10 +52,11 @@ def create_embedder(config: ConfigDict, *, evaluating: bool = False) -> Embedder
 
     Args:
         config: The run's whole configuration, already validated.
-        evaluating: Pool by `model.eval_pooling` and not as in training; parameters are the same.
+        evaluating: Whether to pool by `model.eval_pooling` instead of `model.pooling`. The
+            parameters are the same.
 
     Raises:
-        UserError: The architecture is unknown, or image size or pooling do not fit it.
+        UserError: The architecture is unknown, or does not support the image size or pooling.
     """
     model = config.model
     pooling = model.eval_pooling if evaluating else model.pooling
@@ -72,14 +80,22 @@ def create_embedder(config: ConfigDict, *, evaluating: bool = False) -> Embedder
         dtype=dtype,
         remat=config.run.remat,
     )
-    return Embedder(encoder=checked(encoder), head_dim=model.head_dim)
+    return Embedder(encoder=check_encoder(encoder), head_dim=model.head_dim)
 
 
 def example_images(view: View) -> Float[Array, "1 side side channels"]:
-    """One black image, to initialise a model with."""
+    """A float32 batch of one all-zero image, with which a model can be initialised."""
     return jnp.zeros((1, view.side, view.side, view.channels))
 
 
 def model_shapes(model: Embedder, view: View) -> PyTree:
-    """Shapes and dtypes of a model's parameters, without computing any."""
+    """Shapes and dtypes of a model's parameters, without computing them.
+
+    Args:
+        model: Encoder and head.
+        view: Size of the images.
+
+    Returns:
+        A tree of `jax.ShapeDtypeStruct`.
+    """
     return jax.eval_shape(model.init, jax.random.key(0), example_images(view))["params"]

@@ -1,9 +1,9 @@
-"""Pixels on the device: what the jitted step does to a batch before the model sees it."""
+"""From pixels to a model's input: normalisation and mirroring, inside jitted programs."""
 
 from collections.abc import Sequence
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, UInt8
+from jaxtyping import Array, Bool, Float, Shaped, UInt8
 
 
 def normalize(
@@ -11,11 +11,30 @@ def normalize(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> Float[Array, "batch height width channels"]:
-    """Scales pixels to [0, 1], then subtracts the mean and divides by the deviation."""
+    """Scales pixels to [0, 1], subtracts the mean, and divides by the standard deviation.
+
+    Args:
+        images: Pixels, [batch, height, width, channels], uint8.
+        mean: Mean of each channel, on the scale [0, 1].
+        std: Standard deviation of each channel, on the scale [0, 1].
+
+    Returns:
+        Normalised pixels, of the same shape, float32.
+    """
     scaled = images.astype(jnp.float32) / 255
     return (scaled - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
 
 
-def mirror(images: Array, flips: Bool[Array, " batch"]) -> Array:
-    """Mirrors the marked images left to right."""
+def mirror(
+    images: Shaped[Array, "batch height width channels"], flips: Bool[Array, " batch"]
+) -> Shaped[Array, "batch height width channels"]:
+    """Mirrors the selected images left to right.
+
+    Args:
+        images: Images, [batch, height, width, channels], of any dtype.
+        flips: Whether to mirror each image, [batch].
+
+    Returns:
+        Images, of the same shape and dtype.
+    """
     return jnp.where(flips[:, None, None, None], images[:, :, ::-1], images)

@@ -1,7 +1,7 @@
-"""Weights under timm's names, from a file or the Hugging Face hub, and back.
+"""Conversion of encoder weights from timm, in files or on the Hugging Face hub, and back to timm.
 
-A table says which tensor of timm's is which parameter here, and how one becomes the other. Nothing
-that could execute code is ever loaded.
+A table maps timm's tensors to parameters, and says how to convert each. Nothing that could execute
+code is ever loaded.
 """
 
 import math
@@ -29,42 +29,43 @@ from hypjax.models.embedder import Embedder
 from hypjax.models.resnet import ResNet
 from hypjax.models.weight_files import StateDict, read_state_dict
 
-# Of what timm's models hold: classifiers, and how often a BatchNorm was updated.
-_LEFT_OUT = re.compile(r"(head|head_dist|fc)\.(weight|bias)|.*\.num_batches_tracked")
-_SHOWN = 3  # Names in a message.
+# Tensors of timm's models that have no counterpart: classifiers, and update counts of BatchNorm.
+_IGNORED = re.compile(r"(head|head_dist|fc)\.(weight|bias)|.*\.num_batches_tracked")
+_MAX_LISTED = 3  # Names of tensors in a message.
 
 
 class _Tensor(NamedTuple):
-    """One tensor in both worlds.
+    """A tensor of timm's and its counterpart among an encoder's parameters.
 
     Attributes:
-        timm: Its name there.
-        path: The parameter's path here.
-        here: From timm's array to ours.
-        there: From ours to timm's.
+        timm: timm's name of the tensor.
+        path: Path of the parameter.
+        to_hypjax: Converts timm's array to the parameter.
+        to_timm: Converts the parameter to timm's array.
     """
 
     timm: str
     path: tuple[str, ...]
-    here: Callable[[np.ndarray], np.ndarray] = lambda x: x
-    there: Callable[[np.ndarray], np.ndarray] = lambda x: x
+    to_hypjax: Callable[[np.ndarray], np.ndarray] = lambda x: x
+    to_timm: Callable[[np.ndarray], np.ndarray] = lambda x: x
 
 
 def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
-    """An encoder's parameters, from the hub or a file.
+    """Loads an encoder's parameters from the hub or a file.
 
     Args:
-        name_or_path: timm's name of weights on the hub, such as `vit_small_patch16_224.dino`, or a
-            file: `.safetensors`, `.npz` (the original JAX checkpoints of ViT), or `.pth`, `.pt` and
-            `.bin`, which need torch and may hold tensors only.
-        encoder: What they are for.
-        channels: Of the images.
+        name_or_path: timm's name of weights on the hub, such as `vit_small_patch16_224.dino`;
+            `hf-hub:OWNER/NAME` for other models on the hub; or a file: `.safetensors`, `.npz` (the
+            original JAX checkpoints of ViT), or `.pth`, `.pt` and `.bin`, which need torch and may
+            contain only tensors.
+        encoder: Encoder that the weights are for.
+        channels: Channels of the images.
 
     Returns:
-        Parameters as NumPy arrays, float32.
+        Parameters as a tree of float32 NumPy arrays.
 
     Raises:
-        UserError: There are no such weights, or they are damaged or another encoder's.
+        UserError: The weights do not exist, are damaged, or belong to another model.
     """
     try:
         return convert_timm(read_state_dict(name_or_path), encoder, channels)
@@ -75,45 +76,61 @@ def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
 def convert_timm(
     state_dict: Mapping[str, np.ndarray], encoder: Encoder, channels: int = 3
 ) -> PyTree:
-    """An encoder's parameters from a dict of arrays under timm's names.
+    """Converts arrays under timm's names to an encoder's parameters.
 
-    Classifiers are left out. Position embeddings of another image size are interpolated as timm
-    does: bicubic with antialiasing.
+    Classifiers are ignored. Position embeddings for another image size are interpolated as in timm:
+    bicubic with antialiasing.
+
+    Args:
+        state_dict: Arrays under timm's names.
+        encoder: Encoder that the weights are for.
+        channels: Channels of the images.
+
+    Returns:
+        Parameters as a tree of float32 NumPy arrays.
 
     Raises:
         UserError: A tensor is missing, unknown or of another shape; the message names it.
     """
-    table = list(_table(encoder))
+    table = list(_tensors(encoder))
     expected = _timm_shapes(encoder, channels, table)
-    state = {name: value for name, value in state_dict.items() if not _LEFT_OUT.fullmatch(name)}
-    _refuse("lack", expected.keys() - state.keys())
-    _refuse("hold, which the encoder does not have,", state.keys() - expected.keys())
+    state = {name: value for name, value in state_dict.items() if not _IGNORED.fullmatch(name)}
+    _raise_on_names("they lack", expected.keys() - state.keys())
+    _raise_on_names("unlike the encoder, they contain", state.keys() - expected.keys())
     state = {name: np.asarray(value, np.float32) for name, value in state.items()}
     if "pos_embed" in state:
         prefix = encoder.num_prefix_tokens
-        state["pos_embed"] = _resampled(state["pos_embed"], expected["pos_embed"][1], prefix)
+        state["pos_embed"] = _resize_positions(state["pos_embed"], expected["pos_embed"][1], prefix)
     for name, shape in expected.items():
         if state[name].shape != shape:
             raise UserError(
-                f"{name} has the shape {_sides(state[name].shape)}, but the encoder's has "
-                f"{_sides(shape)}: the model is another one"
+                f"{name} has the shape {_format_shape(state[name].shape)}, but the encoder needs "
+                f"{_format_shape(shape)}: the weights belong to another model"
             )
-    return unflatten_dict({tensor.path: tensor.here(state[tensor.timm]) for tensor in table})
+    return unflatten_dict({tensor.path: tensor.to_hypjax(state[tensor.timm]) for tensor in table})
 
 
 def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
-    """What `convert_timm` reads: an encoder's parameters under timm's names."""
+    """Converts an encoder's parameters to arrays under timm's names: inverse of `convert_timm`."""
     flat = flatten_dict(jax.tree.map(np.asarray, params))
     return {
-        tensor.timm: np.ascontiguousarray(tensor.there(flat[tensor.path]))
-        for tensor in _table(encoder)
+        tensor.timm: np.ascontiguousarray(tensor.to_timm(flat[tensor.path]))
+        for tensor in _tensors(encoder)
     }
 
 
 def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
-    """A Dense layer on an encoder, as timm's classifier.
+    """Converts a Dense layer on an encoder to timm's classifier.
 
-    A distilled model has two, whose mean is the map of the tokens' mean.
+    timm averages the two classifiers of a distilled model, one per token. Two copies of the layer
+    therefore compute what the layer computes from the mean of the tokens.
+
+    Args:
+        head: `kernel` [dim, outputs] and `bias` [outputs].
+        encoder: Encoder below the layer.
+
+    Returns:
+        Arrays under timm's names.
     """
     weight, bias = np.ascontiguousarray(np.asarray(head["kernel"]).T), np.asarray(head["bias"])
     names = ["fc"] if isinstance(encoder, ResNet) else ["head", "head_dist"]
@@ -126,7 +143,12 @@ def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
 
 
 def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
-    """Writes a model under timm's names, its head as classifier, as .safetensors.
+    """Writes a model as a .safetensors file under timm's names, with the head as classifier.
+
+    Args:
+        path: File to write.
+        params: Parameters of the model.
+        model: Encoder and head.
 
     Raises:
         UserError: The file cannot be written.
@@ -135,25 +157,25 @@ def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
 
     state = timm_state_dict(params["encoder"], model.encoder)
     state |= timm_classifier(params["head"], model.encoder)
-    unfinished = path.with_name(f"{path.name}.unfinished")
+    temporary = path.with_name(f"{path.name}.unfinished")
     try:
-        unfinished.write_bytes(save(state))
-        unfinished.replace(path)
+        temporary.write_bytes(save(state))
+        temporary.replace(path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {path} ({error.strerror})") from error
 
 
 def timm_constructor(params: PyTree, model: Embedder) -> str:
-    """The line of PyTorch that builds what `save_timm` writes weights for.
+    """A line of Python that builds the timm model for weights written by `save_timm`.
 
-    timm's model pools by its own rule, see `pools_as_timm`.
+    timm's model may pool tokens differently, see `pools_as_timm`.
     """
     encoder, settings = model.encoder, {"num_classes": model.head_dim}
     channels = _channels(params["encoder"], encoder)
     if channels != 3:
         settings["in_chans"] = channels
-    name = _timm_name(encoder)
+    name = _find_name(encoder)
     if name is None:
         settings |= dict(img_size=encoder.image_size, patch_size=encoder.patch_size)
         settings |= dict(embed_dim=encoder.width, depth=encoder.depth, num_heads=encoder.num_heads)
@@ -164,13 +186,13 @@ def timm_constructor(params: PyTree, model: Embedder) -> str:
 
 
 def pools_as_timm(encoder: Encoder) -> bool:
-    """Whether timm's model of the encoder pools tokens as the encoder does."""
+    """Whether timm's model of this architecture pools tokens as the encoder does."""
     if isinstance(encoder, ResNet):
         return encoder.pooling == "avg"
     return encoder.pooling == ("cls_dist_mean" if encoder.distilled else "cls")
 
 
-def _timm_name(encoder: Encoder) -> str | None:
+def _find_name(encoder: Encoder) -> str | None:
     same = (name for name in ARCHITECTURES if same_architecture(create_encoder(name), encoder))
     return next(same, None)
 
@@ -185,12 +207,14 @@ def _arguments(settings: dict[str, int]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
-def _table(encoder: Encoder) -> Iterator[_Tensor]:
-    """All tensors of an encoder."""
-    return _resnet(encoder) if isinstance(encoder, ResNet) else _transformer(encoder)
+def _tensors(encoder: Encoder) -> Iterator[_Tensor]:
+    """Yields all tensors of an encoder."""
+    return (
+        _resnet_tensors(encoder) if isinstance(encoder, ResNet) else _transformer_tensors(encoder)
+    )
 
 
-def _transformer(encoder: Encoder) -> Iterator[_Tensor]:
+def _transformer_tensors(encoder: Encoder) -> Iterator[_Tensor]:
     tokens = ("cls_token", "dist_token")[: encoder.num_prefix_tokens]
     for name in (*tokens, "pos_embed"):
         yield _Tensor(name, (name,))
@@ -213,18 +237,18 @@ def _transformer(encoder: Encoder) -> Iterator[_Tensor]:
     yield from _norm("norm", "norm")
 
 
-def _resnet(encoder: ResNet) -> Iterator[_Tensor]:
+def _resnet_tensors(encoder: ResNet) -> Iterator[_Tensor]:
     yield _conv("conv1", "stem_conv")
     yield from _batch_norm("bn1", "stem_norm")
     for stage, blocks in enumerate(encoder.stage_sizes):
         for block in range(blocks):
-            there, here = f"layer{stage + 1}.{block}", f"stage_{stage}_block_{block}"
+            timm, path = f"layer{stage + 1}.{block}", f"stage_{stage}_block_{block}"
             for i in (1, 2, 3):
-                yield _conv(f"{there}.conv{i}", here, f"conv_{i}")
-                yield from _batch_norm(f"{there}.bn{i}", here, f"norm_{i}")
+                yield _conv(f"{timm}.conv{i}", path, f"conv_{i}")
+                yield from _batch_norm(f"{timm}.bn{i}", path, f"norm_{i}")
             if block == 0:
-                yield _conv(f"{there}.downsample.0", here, "shortcut_conv")
-                yield from _batch_norm(f"{there}.downsample.1", here, "shortcut_norm")
+                yield _conv(f"{timm}.downsample.0", path, "shortcut_conv")
+                yield from _batch_norm(f"{timm}.downsample.1", path, "shortcut_norm")
 
 
 def _dense(timm: str, *path: str) -> Iterator[_Tensor]:
@@ -255,20 +279,20 @@ def _conv(timm: str, *path: str) -> _Tensor:
 def _timm_shapes(
     encoder: Encoder, channels: int, table: list[_Tensor]
 ) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor under timm's name."""
+    """Shapes that timm's tensors have for an encoder, by name."""
     shapes = flatten_dict(encoder_shapes(encoder, channels))
     return {
-        tensor.timm: tensor.there(np.broadcast_to(np.float32(0), shapes[tensor.path].shape)).shape
+        tensor.timm: tensor.to_timm(np.broadcast_to(np.float32(0), shapes[tensor.path].shape)).shape
         for tensor in table
     }
 
 
-def _resampled(
+def _resize_positions(
     positions: Float[np.ndarray, "1 tokens dim"], tokens: int, prefix: int
 ) -> Float[np.ndarray, "1 tokens2 dim"]:
-    """Position embeddings for another number of patches, in a square; others stay as they are."""
+    """Resizes position embeddings of a square of patches; leaves any others unchanged."""
     if positions.ndim != 3:
-        return positions  # To be refused for its shape.
+        return positions  # The caller rejects its shape.
     old, new = (math.isqrt(max(n - prefix, 0)) for n in (positions.shape[1], tokens))
     if old in (0, new) or old**2 + prefix != positions.shape[1]:
         return positions
@@ -278,17 +302,17 @@ def _resampled(
     return np.concatenate([positions[:, :prefix], grid], axis=1)
 
 
-def _refuse(verb: str, names: set[str]) -> None:
+def _raise_on_names(words: str, names: set[str]) -> None:
     if names:
-        shown = ", ".join(sorted(names, key=_natural)[:_SHOWN])
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        raise UserError(f"they {verb} {shown}{more}: the model is another one")
+        listed = ", ".join(sorted(names, key=_natural_order)[:_MAX_LISTED])
+        more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+        raise UserError(f"{words} {listed}{more}: the weights belong to another model")
 
 
-def _natural(name: str) -> list[str | int]:
-    """Orders block 2 before block 10."""
+def _natural_order(name: str) -> list[str | int]:
+    """Sort key that puts block 2 before block 10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-def _sides(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape))

@@ -1,6 +1,6 @@
-"""ResNet-50 (He et al., CVPR 2016), with timm's numerics and BatchNorms that stay as pretrained.
+"""ResNet-50 (He et al., CVPR 2016), with timm's numerics and frozen BatchNorm statistics.
 
-The stride of a bottleneck lies in its 3×3 convolution, as in torchvision and timm ("v1.5").
+The 3×3 convolution of a bottleneck has the stride, as in torchvision and timm ("v1.5").
 """
 
 import functools
@@ -23,11 +23,13 @@ class ResNet(nn.Module):
 
     Attributes:
         image_size: Side of the images in pixels.
-        stage_sizes: Bottlenecks of each stage; a later stage has half the side and twice the width.
-        width: Channels inside a bottleneck of the first stage, a quarter of what it returns.
-        pooling: How places become an embedding: `avg`, `max`, `avg_max` or `gem`.
-        dtype: Of the convolutions and of what lies between them; float32 ones are true float32.
-        remat: Whether a gradient computes what lies within a bottleneck again.
+        stage_sizes: Number of bottlenecks in each stage. Each stage has half the side and twice the
+            width of the one before.
+        width: Inner channels of a bottleneck in the first stage; its output has four times as many.
+        pooling: Pooling of the last stage's features: `avg`, `max`, `avg_max` or `gem`.
+        dtype: Dtype of convolutions and activations. Convolutions in float32 are true float32 on
+            every device. Parameters and the result are float32.
+        remat: Whether to recompute the activations of bottlenecks in the backward pass.
     """
 
     image_size: int
@@ -39,23 +41,27 @@ class ResNet(nn.Module):
 
     @property
     def dim(self) -> int:
-        """Coordinates of the embedding."""
+        """Dimension of the embedding."""
         return 4 * self.width * 2 ** (len(self.stage_sizes) - 1)
 
     @property
     def num_prefix_tokens(self) -> int:
-        """None: all tokens are places."""
+        """0: all tokens are positions of the feature map."""
         return 0
 
     @nn.compact
     def __call__(
         self, images: Float[ArrayLike, "batch height width channels"], return_tokens: bool = False
-    ) -> Float[Array, "batch dim"] | Float[Array, "batch places dim"]:
-        """Embeds normalised images.
+    ) -> Float[Array, "batch dim"] | Float[Array, "batch positions dim"]:
+        """Embeds images.
 
         Args:
-            images: Normalised pixels.
-            return_tokens: Return the last stage's features, row by row.
+            images: Normalised pixels, [batch, height, width, channels].
+            return_tokens: Whether to return all features of the last stage, row by row.
+
+        Returns:
+            Embeddings [batch, dim], or with `return_tokens` features [batch, positions, dim];
+            float32.
         """
         with full_products_in(self.dtype):
             x = _conv(self.width, 7, self.dtype, "stem_conv", stride=2)(jnp.asarray(images))
@@ -75,7 +81,7 @@ class ResNet(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions beside a shortcut, which is projected where the shape changes."""
+    """Three convolutions and a shortcut, which is projected if the shape changes."""
 
     width: int
     stride: int
@@ -96,7 +102,7 @@ class Bottleneck(nn.Module):
 
 
 class FrozenBatchNorm(nn.Module):
-    """BatchNorm by the statistics of the pretraining, which lie beside its trained affine map."""
+    """BatchNorm with fixed pretrained statistics and a trained affine map."""
 
     dtype: DTypeLike
 

@@ -1,8 +1,8 @@
 """Vision Transformer (Dosovitskiy et al., ICLR 2021), with timm's numerics.
 
-GELU is the exact one, LayerNorm's ε is 1e-6, queries, keys and values come from one fused matrix
-with bias, and the position embedding includes the class token. A distilled model (DeiT, Touvron et
-al., ICML 2021) has a second such token.
+GELU is exact, LayerNorm has ε = 1e-6, one fused matrix with bias computes queries, keys and values,
+and position embeddings include the class token. Distilled models (DeiT, Touvron et al., ICML 2021)
+have a distillation token after the class token.
 """
 
 import math
@@ -25,18 +25,19 @@ class VisionTransformer(nn.Module):
     """Maps images to one embedding, pooled from the tokens after the final LayerNorm.
 
     Attributes:
-        image_size: Side of the images in pixels; it tells how many positions weights are for.
-        patch_size: Side of a patch; it divides the images' sides.
-        width: Coordinates of a token, and of the embedding.
+        image_size: Side of the images in pixels, for which pretrained position embeddings are
+            resized.
+        patch_size: Side of a patch in pixels; it divides the sides of the images.
+        width: Dimension of tokens and of the embedding.
         depth: Number of blocks.
-        num_heads: Attention heads; they divide the width.
+        num_heads: Number of attention heads; it divides the width.
         distilled: Whether a distillation token follows the class token.
-        pooling: How tokens become an embedding, see `hypjax.models.pooling`.
-        mlp_ratio: Width of a block's hidden layer beside that of a token.
-        dtype: Of the products and of what lies between two of them. float32 products are true
-            float32 on every device; bfloat16 ones take their speed. Parameters, the sums that run
-            from block to block, LayerNorm statistics, softmax and the result are float32.
-        remat: Whether a gradient computes what lies within a block again, instead of keeping it.
+        pooling: How tokens are pooled into an embedding, see `hypjax.models.pooling`.
+        mlp_ratio: Width of a block's hidden layer, relative to the width of tokens.
+        dtype: Dtype of matrix products and of the activations between them. Products in float32 are
+            true float32 on every device. Parameters, the residual stream, LayerNorm statistics,
+            softmax and the result are always float32.
+        remat: Whether to recompute the activations of blocks in the backward pass.
     """
 
     image_size: int
@@ -52,24 +53,27 @@ class VisionTransformer(nn.Module):
 
     @property
     def dim(self) -> int:
-        """Coordinates of the embedding."""
+        """Dimension of the embedding."""
         return self.width
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before those of the patches."""
+        """Number of tokens before the patch tokens."""
         return 2 if self.distilled else 1
 
     @nn.compact
     def __call__(
         self, images: Float[ArrayLike, "batch height width channels"], return_tokens: bool = False
     ) -> Float[Array, "batch dim"] | Float[Array, "batch tokens dim"]:
-        """Embeds normalised images.
+        """Embeds images.
 
         Args:
-            images: Normalised pixels.
-            return_tokens: Return all tokens after the final LayerNorm, the class token first,
-                as timm's `forward_features` does.
+            images: Normalised pixels, [batch, height, width, channels].
+            return_tokens: Whether to return all tokens after the final LayerNorm, the class token
+                first, as timm's `forward_features` does.
+
+        Returns:
+            Embeddings [batch, dim], or with `return_tokens` tokens [batch, tokens, dim]; float32.
         """
         block = nn.remat(Block) if self.remat else Block
         with full_products_in(self.dtype):
@@ -84,7 +88,7 @@ class VisionTransformer(nn.Module):
         return pool_tokens(tokens, self.num_prefix_tokens, self.pooling)
 
     def _tokens(self, images: ArrayLike) -> Array:
-        """Class token, distillation token if there is one, and patches; with their positions."""
+        """Class token, distillation token if any, and patch tokens, with position embeddings."""
         p = self.patch_size
         patches = rearrange(images, "b (h p) (w q) c -> b (h w) (p q c)", p=p, q=p)
         patches = nn.Dense(self.width, dtype=self.dtype, name="patch_embed")(patches)
@@ -134,13 +138,13 @@ def _dense(features: int, dtype: DTypeLike, name: str) -> nn.Dense:
     return nn.Dense(features, dtype=dtype, kernel_init=_TOKEN_INIT, name=name)
 
 
-@jax.checkpoint  # Of what lies within nothing is kept for the gradient.
+@jax.checkpoint  # Nothing inside is stored for the backward pass.
 def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """x·Φ(x) in float32, by erf as timm has it; JAX's takes erfc, which is slow on CPUs."""
+    """GELU, x·Φ(x), in float32 by erf as in timm; JAX's uses erfc, which is slow on CPUs."""
     full = x.astype(jnp.float32)
     return (0.5 * full * (1 + jax.lax.erf(full * math.sqrt(0.5)))).astype(x.dtype)
 
 
 def _layer_norm(name: str, dtype: DTypeLike) -> nn.LayerNorm:
-    # E[x²] − E[x]² would cancel for tokens whose mean is large beside their deviation.
+    # The fast variance E[x²] − E[x]² loses digits for tokens whose mean exceeds their deviation.
     return nn.LayerNorm(epsilon=1e-6, dtype=dtype, use_fast_variance=False, name=name)

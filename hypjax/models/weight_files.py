@@ -1,4 +1,4 @@
-"""Reading weights: from the hub, or from a file of one of three formats."""
+"""Pretrained weights from the Hugging Face hub, or from files in three formats."""
 
 import difflib
 import pathlib
@@ -16,19 +16,20 @@ from hypjax.models.architectures import ARCHITECTURES
 
 StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
 
-_WRAPPERS = ("model", "state_dict", "model_state")  # Under which training scripts save a model.
-_FILE = "model.safetensors"
-_TORCH = (2, 6)  # Before, weights_only could be got round (CVE-2025-32434).
+_WRAPPERS = ("model", "state_dict", "model_state")  # Keys under which scripts save a model.
+_HUB_FILE = "model.safetensors"
+# Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
+_MIN_TORCH = (2, 6)
 
 
 def read_state_dict(name_or_path: str) -> StateDict:
-    """Arrays under timm's names.
+    """Reads weights as arrays under timm's names.
 
     Args:
-        name_or_path: See `hypjax.models.pretrained.load_timm`.
+        name_or_path: Name on the hub or path, see `hypjax.models.pretrained.load_timm`.
 
     Raises:
-        UserError: There are none, or they are damaged.
+        UserError: The weights do not exist, cannot be downloaded, or are damaged.
     """
     path = pathlib.Path(name_or_path).expanduser()
     readers = {
@@ -39,39 +40,39 @@ def read_state_dict(name_or_path: str) -> StateDict:
         ".bin": _read_torch,
     }
     if path.suffix not in readers:
-        return _read_safetensors(_downloaded(name_or_path))
+        return _read_safetensors(_download(name_or_path))
     if not path.is_file():
         raise UserError("there is no such file")
     return readers[path.suffix](path)
 
 
-def _downloaded(name: str) -> pathlib.Path:
-    """The file of weights on the hub, from the cache if it is there (HF_HOME)."""
+def _download(name: str) -> pathlib.Path:
+    """Downloads a file of weights from the hub, unless it is in the cache (HF_HOME)."""
     import huggingface_hub
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # It would tell of each of its attempts.
+    logging.set_verbosity_error()  # Or it reports every attempt.
     repository = name.removeprefix("hf-hub:")
     if "/" in name and not name.startswith(("timm/", "hf-hub:")):
         raise UserError(
-            "there is no such file or folder; models of others than timm on the hub are written "
+            "there is no such file or folder; for a model on the hub that is not timm's, give "
             "hf-hub:OWNER/NAME"
         )
     if "/" not in repository:
         architecture = repository.split(".")[0]
         if architecture not in ARCHITECTURES:
-            near = difflib.get_close_matches(architecture, ARCHITECTURES, n=3, cutoff=0)
+            similar = difflib.get_close_matches(architecture, ARCHITECTURES, n=3, cutoff=0)
             raise UserError(
-                f"no file, and no name of timm's either; near ones begin with {', '.join(near)}"
+                f"neither a file nor a name in timm; similar names begin with {', '.join(similar)}"
             )
         repository = f"timm/{repository}"
     try:
-        return pathlib.Path(huggingface_hub.hf_hub_download(repository, _FILE))
+        return pathlib.Path(huggingface_hub.hf_hub_download(repository, _HUB_FILE))
     except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
         if isinstance(error, errors.LocalEntryNotFoundError):
             raise _unreachable(repository, constants.HF_HUB_CACHE) from error
-        raise UserError(f"the hub has no {_FILE} in {repository}") from error
+        raise UserError(f"there is no {_HUB_FILE} in {repository} on the hub") from error
     except errors.HFValidationError as error:
         raise UserError("neither a file nor a name on the hub") from error
     except (OSError, errors.HfHubHTTPError) as error:
@@ -80,8 +81,8 @@ def _downloaded(name: str) -> pathlib.Path:
 
 def _unreachable(repository: str, cache: str) -> UserError:
     return UserError(
-        f"not in {cache}, and the hub cannot be reached; download "
-        f"https://huggingface.co/{repository}/resolve/main/{_FILE} and give its path instead"
+        f"they are not in {cache}, and the hub cannot be reached; download "
+        f"https://huggingface.co/{repository}/resolve/main/{_HUB_FILE} and give its path instead"
     )
 
 
@@ -92,7 +93,7 @@ def _read_safetensors(path: pathlib.Path) -> StateDict:
     try:
         return {name: np.asarray(value) for name, value in load_file(path).items()}
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged, or no .safetensors ({error})") from error
+        raise UserError(f"{path} is damaged, or not a .safetensors file ({error})") from error
 
 
 def _read_torch(path: pathlib.Path) -> StateDict:
@@ -100,60 +101,61 @@ def _read_torch(path: pathlib.Path) -> StateDict:
         import torch
     except ImportError as error:
         raise UserError(
-            f"reading {path.suffix} needs torch (pip install torch); .safetensors does not"
+            f"reading a {path.suffix} file needs torch (pip install torch); .safetensors does not"
         ) from error
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _TORCH:
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _MIN_TORCH:
         raise UserError(
-            f"torch {torch.__version__} can be made to run code by a {path.suffix} file; "
-            f"install {_TORCH[0]}.{_TORCH[1]} or later"
+            f"with torch {torch.__version__} a {path.suffix} file could run code; "
+            f"install {_MIN_TORCH[0]}.{_MIN_TORCH[1]} or later"
         )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{path} is damaged, or holds more than tensors, which could be code and is not loaded"
+            f"{path} is damaged, or contains more than tensors; this could be code, and is not "
+            "loaded"
         ) from error
-    except Exception as error:  # The reader of old files fails in many ways.
-        raise UserError(f"{path} is damaged, or no checkpoint of torch") from error
+    except Exception as error:  # The reader of old files raises many kinds of errors.
+        raise UserError(f"{path} is damaged, or not a torch checkpoint") from error
     for wrapper in _WRAPPERS:
         state = state.get(wrapper, state) if isinstance(state, Mapping) else state
     tensors = isinstance(state, Mapping) and all(
         isinstance(name, str) and torch.is_tensor(x) for name, x in state.items()
     )
     if not tensors:
-        raise UserError(f"{path} holds no dict of tensors")
+        raise UserError(f"{path} does not contain a dict of tensors")
     return {name: value.detach().float().numpy() for name, value in state.items()}
 
 
 def _read_npz(path: pathlib.Path) -> StateDict:
-    """An original checkpoint of ViT (Dosovitskiy et al., ICLR 2021; Steiner et al., TMLR 2022)."""
+    """Reads an original JAX checkpoint of ViT (Dosovitskiy et al., 2021; Steiner et al., 2022)."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
     except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is damaged, or holds more than arrays") from error
+        raise UserError(f"{path} is damaged, or contains more than arrays") from error
     arrays = {name.removeprefix("opt/target/"): value for name, value in arrays.items()}
     state = {}
     for name, value in arrays.items():
-        for pattern, replacement, change in _ORIGINAL:
+        for pattern, replacement, convert in _ORIGINAL_NAMES:
             if re.fullmatch(pattern, name):
                 try:
-                    state[re.sub(pattern, replacement, name)] = change(value)
+                    state[re.sub(pattern, replacement, name)] = convert(value)
                 except EinopsError as error:
-                    raise UserError(f"{name} has the shape {value.shape}, not its own") from error
+                    raise UserError(f"{name} has an unexpected shape, {value.shape}") from error
                 break
         else:
             if not name.startswith(("head/", "pre_logits/")):
-                state[name] = value  # To be named as unknown.
-    return _with_fused_attention(state)
+                state[name] = value  # The caller reports it as unknown.
+    return _fuse_attention(state)
 
 
 _BLOCK = r"Transformer/encoderblock_(\d+)/"
 _DENSE = [("kernel", "weight", np.transpose), ("bias", "bias", np.asarray)]
 _NORM = [("scale", "weight", np.asarray), ("bias", "bias", np.asarray)]
-# Pattern of the original name, timm's name, and what happens to the array. Queries, keys and values
-# are three tensors there, and fused later.
-_ORIGINAL = [
+# Pattern of the original name, timm's name, and the conversion of the array. Queries, keys and
+# values are separate tensors in the original, and are fused afterwards.
+_ORIGINAL_NAMES = [
     ("cls", "cls_token", np.asarray),
     ("Transformer/posembed_input/pos_embedding", "pos_embed", np.asarray),
     (
@@ -190,7 +192,7 @@ _ORIGINAL = [
 ]
 
 
-def _with_fused_attention(state: StateDict) -> StateDict:
+def _fuse_attention(state: StateDict) -> StateDict:
     for name in [name for name in state if ".attn.query." in name]:
         parts = [name.replace("query", part) for part in ("query", "key", "value")]
         if all(part in state for part in parts):

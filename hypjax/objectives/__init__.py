@@ -1,4 +1,4 @@
-"""Objectives: losses with their parameters and state, written against a space."""
+"""Objectives: losses in any space, with their parameters and state."""
 
 from hypjax.objectives.base import Metrics, Objective, Spec
 from hypjax.objectives.create import create_objective

@@ -1,4 +1,4 @@
-"""The face every objective shows to the train step."""
+"""The interface between objectives and the train step."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -11,14 +11,14 @@ Metrics = dict[str, Float[Array, ""]]
 
 
 class Spec(NamedTuple):
-    """What an objective may need to size its parameters and state.
+    """Sizes that an objective may need for its parameters and state.
 
     Attributes:
         classes: Number of training classes.
         samples_per_class: Images of each class in a batch.
-        encoder_dim: Coordinates of the encoder's embedding.
-        head_dim: Coordinates of the head's output.
-        training_images: Size of the training set.
+        encoder_dim: Dimension of the encoder's embedding.
+        head_dim: Dimension of the head's output.
+        training_images: Number of images in the training set.
     """
 
     classes: int
@@ -30,18 +30,27 @@ class Spec(NamedTuple):
 
 @runtime_checkable
 class Objective(Protocol):
-    """A loss with its parameters and its state, as a pair of pure functions.
+    """A loss with its parameters and state, as a pair of pure functions.
 
     Attributes:
-        space: Where the loss measures distances.
-        score_space: Where the head's output is compared at evaluation.
+        space: Space in which the loss measures distances.
+        score_space: Space in which evaluation compares the head's outputs.
     """
 
     space: Space
     score_space: Space
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[PyTree, PyTree]:
-        """Returns (params, state): what is trained, and what is only carried along."""
+        """Initialises parameters and state.
+
+        Args:
+            key: Random key.
+            spec: Sizes of the model and the data.
+
+        Returns:
+            (params, state): trees of arrays. The optimiser trains the parameters; the state is only
+            passed from step to step.
+        """
 
     def loss(
         self,
@@ -52,7 +61,17 @@ class Objective(Protocol):
         batch: Batch,
         key: PRNGKeyArray,
     ) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
-        """Returns (loss, (state, metrics)) of a whole batch.
+        """Loss of a whole batch.
 
-        `teacher` holds the outputs of an averaged model, for objectives that ask for one.
+        Args:
+            params: Parameters of the objective.
+            state: State of the objective.
+            outputs: The model's outputs for the images of the batch, float32.
+            teacher: The same from a moving average of the model, for objectives that request one;
+                otherwise None.
+            batch: Labels and ids of the images.
+            key: Random key of the step.
+
+        Returns:
+            (loss, (state, metrics)): a float32 scalar, the next state, and float32 scalars by name.
         """

@@ -1,4 +1,4 @@
-"""The registries of objectives and spaces, and how a configuration chooses among them."""
+"""Registries of objectives and spaces, and the choice that a configuration makes."""
 
 from collections.abc import Callable
 
@@ -17,12 +17,12 @@ def _pairwise_cross_entropy(config: ConfigDict, space: Space) -> Objective:
     )
 
 
-# From a run's configuration and the space that it names.
+# Each takes a run's whole configuration and the space that it names.
 OBJECTIVES: dict[str, Callable[[ConfigDict, Space], Objective]] = {
     "pairwise_cross_entropy": _pairwise_cross_entropy,
 }
 
-# From the fields of `config.objective`.
+# Each takes the fields of `config.objective`.
 SPACES: dict[str, Callable[[ConfigDict], Space]] = {
     "poincare": lambda fields: PoincareBall(c=fields.c, clip_radius=fields.clip_radius),
     "sphere": lambda fields: Sphere(),
@@ -34,6 +34,9 @@ def create_objective(config: ConfigDict) -> Objective:
 
     Args:
         config: The run's whole configuration, already validated.
+
+    Returns:
+        The objective, in the space that the configuration names.
     """
     space = SPACES[config.objective.space](config.objective)
     return OBJECTIVES[config.objective.name](config, space)

@@ -19,23 +19,23 @@ def pairwise_cross_entropy(
 ) -> Float[Array, ""]:
     """Pairwise cross-entropy of a class-balanced batch (Hyp-ViT, Eq. 5).
 
-    Sample k of every class makes subset k. For each ordered pair of subsets (i, j), i ≠ j, an image
-    of subset i is to be nearer to the image of its class in j than to the rest of j and of i:
-    cross-entropy of the logits −distance / temperature over j and over i without the anchor. The
-    mean over anchors is summed over pairs.
+    Sample k of every class forms subset k. For each ordered pair of subsets (i, j), i ≠ j, the
+    images of subset i are anchors. An anchor's positive is the image of its class in j; its
+    negatives are the rest of j, and all of i but the anchor itself. Its loss is the cross-entropy
+    of the logits −distance / temperature. Losses are averaged over anchors and summed over pairs.
 
-    All pairs share the distance matrix of the batch: subset pair (i, j) is block (i, j) of it.
+    All pairs share one distance matrix of the batch: subset pair (i, j) is its block (i, j).
 
     Args:
-        embeddings: Points of the space; at least two classes and two samples.
-        space: Measures the distances.
-        temperature: τ; the smaller, the more the nearest negatives weigh.
+        embeddings: Points of the space, [classes, samples, dim]; at least 2 classes and 2 samples.
+        space: Space that measures the distances.
+        temperature: τ > 0; the smaller it is, the more weight the nearest negatives have.
 
     Returns:
-        The loss, a scalar.
+        The loss, a scalar in the dtype of the space's distances.
 
     Raises:
-        ValueError: With fewer than two classes or samples there is nothing to compare.
+        ValueError: There are fewer than 2 classes or 2 samples, so there is nothing to compare.
     """
     classes, samples, _ = embeddings.shape
     if classes < 2 or samples < 2:
@@ -47,31 +47,31 @@ def pairwise_cross_entropy(
 def _by_subset(
     embeddings: Float[ArrayLike, "classes samples dim"],
 ) -> Float[Array, "images dim"]:
-    """Lines the images up so that each subset's are neighbours, in the order of the classes."""
+    """Orders the images by subset, and by class within a subset."""
     return rearrange(embeddings, "n k d -> (k n) d")
 
 
 def _cross_entropy(logits: Float[Array, "images images"], samples: int) -> Float[Array, ""]:
-    """The loss of a batch's logits, rows and columns lined up by subset."""
+    """Loss from the logits of a batch, with rows and columns ordered by subset."""
     blocks = rearrange(logits, "(i a) (j b) -> i j a b", i=samples, j=samples)
-    own = jnp.eye(samples, dtype=bool)
-    candidates, positives = jax.vmap(jax.vmap(_block_terms))(blocks, own)
-    negatives = jnp.diagonal(candidates).T[:, None]  # of each anchor, in its own subset
+    same_subset = jnp.eye(samples, dtype=bool)
+    candidates, positives = jax.vmap(jax.vmap(_block_terms))(blocks, same_subset)
+    negatives = jnp.diagonal(candidates).T[:, None]  # Of each anchor, within its subset.
     losses = jnp.mean(jnp.logaddexp(candidates, negatives) - positives, axis=-1)
-    return jnp.sum(losses, where=~own)
+    return jnp.sum(losses, where=~same_subset)
 
 
 def _block_terms(
-    logits: Float[Array, "n n"], own: Bool[Array, ""]
+    logits: Float[Array, "n n"], same_subset: Bool[Array, ""]
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-    """What a block contributes to each of its anchors.
+    """Contribution of a block of logits to the loss of each of its anchors.
 
     Returns:
-        The log-sum over the block's images, in the anchors' own subset without the anchor itself,
-        and the logit of the image of the anchor's class.
+        Log-sum-exp over the images of the block, without the anchor itself if the block compares a
+        subset with itself; and the logit of the image of the anchor's class.
     """
     same_class = jnp.eye(logits.shape[0], dtype=bool)
-    candidates = jax.nn.logsumexp(logits, axis=-1, where=~(own & same_class))
+    candidates = jax.nn.logsumexp(logits, axis=-1, where=~(same_subset & same_class))
     return candidates, jnp.sum(logits, axis=-1, where=same_class)
 
 
@@ -82,7 +82,7 @@ class PairwiseCrossEntropy:
     It has neither parameters nor state.
 
     Attributes:
-        space: Where the head's output is embedded, trained and scored.
+        space: Space in which the head's output is embedded, trained and scored.
         temperature: τ of `pairwise_cross_entropy`.
         samples_per_class: Images of each class in a batch.
     """
@@ -93,7 +93,7 @@ class PairwiseCrossEntropy:
 
     @property
     def score_space(self) -> Space:
-        """The head is scored where it is trained."""
+        """The training space: the head is scored where it is trained."""
         return self.space
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
@@ -110,28 +110,28 @@ class PairwiseCrossEntropy:
         batch: Batch,
         key: PRNGKeyArray,
     ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
-        """Loss of a batch whose images of one class are neighbours."""
+        """Loss of a batch whose images are ordered by class, see `Objective.loss`."""
         del params, teacher, batch, key
         features = rearrange(outputs.projected, "(n k) d -> n k d", k=self.samples_per_class)
         points = _by_subset(self.space.embed(features))
         logits = -self.space.distance_matrix(points, points) / self.temperature
         loss = _cross_entropy(logits, self.samples_per_class)
-        metrics = _telemetry(self.space, features, points, logits)
+        metrics = _metrics(self.space, features, points, logits)
         return loss, (state, metrics)
 
 
-def _telemetry(
+def _metrics(
     space: Space,
     features: Float[Array, "classes samples dim"],
     points: Float[Array, "images dim"],
     logits: Float[Array, "images images"],
 ) -> Metrics:
-    """What tells how training goes, apart from the loss.
+    """Metrics of a batch that show how training progresses, besides the loss.
 
     Returns:
-        Mean norm of the head's output and of its points in the space, share of clipped features,
-        range of the logits of different images, and share of images whose nearest neighbour in the
-        batch is of their class, and no other class's is as near.
+        Mean norms of the head's outputs and of their points in the space; share of clipped
+        features; range of the logits between different images; and share of images that are
+        strictly nearer to an image of their class than to all images of other classes.
     """
     features, points, logits = lax.stop_gradient((features, points, logits))
     blocks = rearrange(logits, "(i a) (j b) -> i a j b", a=len(features), b=len(features))
@@ -141,7 +141,7 @@ def _telemetry(
     classes = jnp.arange(len(points)) % len(features)
     negatives = jnp.where(classes[:, None] != classes, logits, -jnp.inf)
     nearest = jnp.max(negatives, axis=-1)
-    # Taken from the negatives, which are in memory already, and not from the logits.
+    # From the negatives rather than the logits, because they are in memory already.
     least = jnp.min(negatives, where=negatives > -jnp.inf, initial=jnp.inf)
     return {
         "feature_norm": jnp.mean(jnp.linalg.norm(features, axis=-1)),

@@ -1,4 +1,4 @@
-"""Embedded images in a file: a gallery to search, or to take elsewhere."""
+"""Embedded images and their files: galleries to search, or to export."""
 
 import contextlib
 import dataclasses
@@ -23,16 +23,16 @@ _SPACES = {"poincare": PoincareBall, "sphere": Sphere}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Embeddings:
-    """Points of a space, and what they stand for.
+    """Points of a space, and the images they were embedded from.
 
     Attributes:
-        vectors: The points, float32.
-        ids: Paths of the images.
-        labels: Names of their classes; empty where they are not known.
-        space: Where the points lie.
-        fingerprint: Of the model that made them; others' points cannot be compared with these.
+        vectors: Points of the space, [n, d], float32.
+        ids: Paths of the images, [n] strings.
+        labels: Names of their classes, [n] strings; empty if unknown.
+        space: Space of the points.
+        fingerprint: Fingerprint of the model. Points of different models cannot be compared.
         images: Fingerprint of the image files and their labels.
-        unreadable: {path: reason} of images that are not among them.
+        unreadable: {path: reason} for images that could not be embedded.
     """
 
     vectors: Float[np.ndarray, "n d"]
@@ -48,16 +48,16 @@ class Embeddings:
         return len(self.ids)
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes an .npz file, which appears whole or not at all.
+        """Writes an .npz file atomically.
 
         Its arrays are `vectors`, `ids`, `labels`, `unreadable` (pairs of path and reason), `space`
         (JSON), `fingerprint`, `images` and `format`.
 
         Raises:
-            UserError: It cannot be written.
+            UserError: The file cannot be written.
         """
         pairs = np.array(list(self.unreadable.items()), dtype=str).reshape(-1, 2)
-        with _unfinished(path) as unfinished, unfinished.open("wb") as file:
+        with _replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(
                 file,
                 format=np.array(_FORMAT),
@@ -72,25 +72,25 @@ class Embeddings:
 
     @classmethod
     def load(cls, path: pathlib.Path) -> "Embeddings":
-        """Reads a file that `save` wrote; nothing in it is ever executed.
+        """Reads a file that `save` wrote, without executing anything in it.
 
         Raises:
-            UserError: It cannot be read, or is another kind of file.
+            UserError: The file cannot be read, is damaged, or was not written by `save`.
         """
         try:
             file = np.load(path, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
-                raise UserError(f"{path} is not written by hypjax.embed")
+                raise UserError(f"{path} was not written by hypjax.embed")
             with file:
                 arrays = {name: file[name] for name in file.files}
         except OSError as error:
             raise UserError(f"cannot read {path} ({error.strerror or error})") from error
         except (ValueError, zipfile.BadZipFile, EOFError) as error:
-            raise UserError(f"{path} is no .npz file of plain arrays, or is damaged") from error
+            raise UserError(f"{path} is damaged, or not an .npz file of plain arrays") from error
         if str(arrays.get("format")) != _FORMAT:
-            raise UserError(f"{path} is not written by hypjax.embed")
+            raise UserError(f"{path} was not written by hypjax.embed")
         try:
-            read = cls(
+            embeddings = cls(
                 vectors=arrays["vectors"],
                 ids=arrays["ids"],
                 labels=arrays["labels"],
@@ -101,12 +101,19 @@ class Embeddings:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path} is damaged ({error}); embed the images again") from error
-        if not len(read.vectors) == len(read.ids) == len(read.labels):
+        if not len(embeddings.vectors) == len(embeddings.ids) == len(embeddings.labels):
             raise UserError(f"{path} is damaged (lengths differ); embed the images again")
-        return read
+        return embeddings
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
-        """What an inner-product index holds in the points' place, or is asked for, float32."""
+        """Vectors for an inner-product index, as gallery items or as queries.
+
+        Returns:
+            Vectors, [n, k], float32.
+
+        Raises:
+            UserError: The role is unknown.
+        """
         if role not in ("query", "gallery"):
             raise UserError(f"role is {role!r}; it must be query or gallery")
         with jax.enable_x64(True):
@@ -114,16 +121,20 @@ class Embeddings:
         return np.asarray(vectors, np.float32)
 
     def features(self) -> Float[np.ndarray, "n d"]:
-        """Embeddings before the map into their space, as far as it can be undone.
+        """Features before they were mapped into the space, as far as the map can be inverted.
 
-        Those of a ball come back clipped; lengths are lost on a sphere.
+        In a ball these are the clipped features. On the sphere lengths are lost, and the points
+        themselves are returned.
+
+        Returns:
+            Features, [n, d], float32.
         """
         if isinstance(self.space, PoincareBall):
             return np.asarray(poincare.logmap0(self.vectors, self.space.c))
         return self.vectors
 
     def export_faiss(self, path: pathlib.Path) -> None:
-        """Writes a faiss IndexFlatIP of the search vectors.
+        """Writes the search vectors as a faiss IndexFlatIP.
 
         Raises:
             UserError: faiss is not installed, or the file cannot be written.
@@ -132,8 +143,8 @@ class Embeddings:
         vectors = self.search_vectors()
         index = faiss.IndexFlatIP(vectors.shape[1])
         index.add(vectors)
-        with _unfinished(path) as unfinished:
-            unfinished.write_bytes(faiss.serialize_index(index).tobytes())
+        with _replacing(path) as temporary:
+            temporary.write_bytes(faiss.serialize_index(index).tobytes())
 
     def export_parquet(self, path: pathlib.Path) -> None:
         """Writes a table with the columns id, label, vector and search_vector.
@@ -156,19 +167,19 @@ class Embeddings:
                 "search_vector": rows(self.search_vectors()),
             }
         )
-        facts = {
+        metadata = {
             "hypjax.space": json.dumps(describe_space(self.space)),
             "hypjax.fingerprint": self.fingerprint,
         }
-        with _unfinished(path) as unfinished:
-            pyarrow.parquet.write_table(table.replace_schema_metadata(facts), unfinished)
+        with _replacing(path) as temporary:
+            pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), temporary)
 
 
 def require_faiss() -> types.ModuleType:
-    """Imports faiss.
+    """Imports and returns faiss.
 
     Raises:
-        UserError: It is not installed.
+        UserError: faiss is not installed.
     """
     try:
         import faiss
@@ -184,7 +195,11 @@ EXPORTS: dict[str, Callable[[Embeddings, pathlib.Path], None]] = {
 
 
 def describe_space(space: Space) -> dict[str, object]:
-    """A space as JSON; `space_of` reads it again."""
+    """Describes a space in values that JSON can hold; `space_of` is the inverse.
+
+    Raises:
+        UserError: The kind of space has no description.
+    """
     for name, kind in _SPACES.items():
         if isinstance(space, kind):
             fields = dataclasses.asdict(space)
@@ -193,19 +208,19 @@ def describe_space(space: Space) -> dict[str, object]:
 
 
 def space_of(description: dict[str, object]) -> Space:
-    """The space that was described."""
+    """The space that `describe_space` described."""
     fields = dict(description)
     return _SPACES[fields.pop("name")](**fields)
 
 
 @contextlib.contextmanager
-def _unfinished(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A path to write to, which takes its final name if the body ends well."""
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+def _replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a temporary path, which replaces the given one if the body succeeds."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        yield unfinished
-        unfinished.replace(path)
+        yield temporary
+        temporary.replace(path)
     except OSError as error:
         raise UserError(f"cannot write to {path} ({error.strerror or error})") from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Where a gallery lies, and how it is searched part by part: on the host or on devices."""
+"""Galleries in host or device memory, as sequences of chunks to search."""
 
 import functools
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
 
-AXIS = "gallery"  # Of the mesh of devices that share a gallery.
+AXIS = "gallery"  # Mesh axis over which the rows of a gallery are distributed.
 
 
 class Chunk(NamedTuple):
     """Some rows of a gallery on each device.
 
     Attributes:
-        vectors: What is multiplied with the queries' vectors.
-        offset: To subtract from the products; infinite where a row is no item.
-        first: The item that is each device's first row.
+        vectors: Gallery vectors of the search terms.
+        offset: Offsets of the search terms; infinite for rows that are not to be found.
+        first: Gallery index of each device's first row.
     """
 
     vectors: Float[Array, "devices*r k"]
@@ -37,49 +37,60 @@ class Gallery(Protocol):
     """Points to search.
 
     Attributes:
-        mesh: The devices that search them.
-        rows: Of the gallery, on the device that has most of them.
+        mesh: Devices that search the points.
+        rows: Largest number of points on one device.
     """
 
     mesh: Mesh
     rows: int
 
     def chunks(self, space: Space, rows: int) -> Iterator[Chunk]:
-        """Yields parts that together are the whole, in each device's order.
+        """Yields chunks that together contain every point once, in order on each device.
 
         Args:
-            space: What the points are checked against.
-            rows: Of each device's part.
+            space: Space of the points.
+            rows: Rows of a chunk on each device.
 
         Raises:
             UserError: A point does not belong to the space.
         """
 
     def points(self, ids: Int[Array, "b k"]) -> tuple[Float[Array, "m d"], Int[Array, "b k"]]:
-        """Points on the devices, and the rows of them that are certain items."""
+        """Looks up items of the gallery.
+
+        Args:
+            ids: Indices into the gallery.
+
+        Returns:
+            An array of points, and the rows of it that are the requested items.
+        """
 
 
-def place(gallery: Float[np.ndarray | Array, "m d"]) -> Gallery:
-    """Takes a gallery where it lies."""
-    return _OnDevices(gallery) if isinstance(gallery, jax.Array) else _OnHost(gallery)
+def as_gallery(gallery: Float[np.ndarray | Array, "m d"]) -> Gallery:
+    """Wraps a gallery without moving it between host and devices.
+
+    Raises:
+        UserError: The devices that hold a JAX array cannot share it evenly.
+    """
+    return _DeviceGallery(gallery) if isinstance(gallery, jax.Array) else _HostGallery(gallery)
 
 
-class _OnHost:
-    """A NumPy array, which may be memory-mapped; streamed to all local devices."""
+class _HostGallery:
+    """A NumPy array, possibly memory-mapped, that is streamed to all local devices."""
 
     def __init__(self, gallery: Float[np.ndarray, "m d"]) -> None:
         devices = jax.local_devices()
         self.mesh = Mesh(devices, AXIS)
         self.rows = -(-len(gallery) // len(devices))
         self._gallery = gallery
-        self._whole: Array | None = None
+        self._on_devices: Array | None = None
 
     def chunks(self, space: Space, rows: int) -> Iterator[Chunk]:
         step = rows * self.mesh.size
         starts = range(0, len(self._gallery), step)
         ahead = self._chunk(space, 0, rows)
         for start in starts[1:]:
-            # The next part is on its way, and checked, before this one is searched.
+            # The next chunk is checked and sent to the devices before this one is searched.
             chunk, ahead = ahead, self._chunk(space, start, rows)
             yield chunk
         yield ahead
@@ -90,19 +101,19 @@ class _OnHost:
         space.check(part, first=start)
         points = jax.device_put(inputs.pad_rows(part, step), _by_rows(self.mesh))
         if len(part) == len(self._gallery):
-            self._whole = points
+            self._on_devices = points
         first = start + rows * np.arange(self.mesh.size)
         return _chunk(space, self.mesh, points, first, np.arange(step) < len(part))
 
     def points(self, ids: Int[Array, "b k"]) -> tuple[Float[Array, "m d"], Int[Array, "b k"]]:
-        if self._whole is not None:
-            return self._whole, ids
+        if self._on_devices is not None:
+            return self._on_devices, ids
         rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
         return inputs.float32(self._gallery[np.asarray(ids).reshape(-1)]), rows
 
 
-class _OnDevices:
-    """A JAX array, searched by the devices that hold it, each its own rows."""
+class _DeviceGallery:
+    """A JAX array; each device that holds it searches an equal share of its rows."""
 
     def __init__(self, gallery: Float[Array, "m d"]) -> None:
         devices = sorted(gallery.sharding.device_set, key=lambda device: device.id)
@@ -110,8 +121,8 @@ class _OnDevices:
             devices = devices[:1]
         if len(gallery) % len(devices):
             raise UserError(
-                f"a gallery of {len(gallery)} points cannot be shared by {len(devices)} devices; "
-                "pass it as a NumPy array"
+                f"a gallery of {len(gallery)} points cannot be split evenly over {len(devices)} "
+                "devices; pass it as a NumPy array"
             )
         self.mesh = Mesh(devices, AXIS)
         self.rows = len(gallery) // len(devices)
@@ -120,13 +131,13 @@ class _OnDevices:
     def chunks(self, space: Space, rows: int) -> Iterator[Chunk]:
         space.check(self._gallery)
         for start in range(0, self.rows, rows):
-            # The last part begins earlier, so that it is as long as the others.
+            # The last chunk starts earlier, so that it has as many rows as the others.
             begin = max(min(start, self.rows - rows), 0)
-            points = _rows_of_each(self.mesh, rows)(self._gallery, begin)
+            points = _slice_each(self.mesh, rows)(self._gallery, begin)
             items = begin + np.arange(rows)
-            mine = (items >= start) & (items < self.rows)
+            valid = (items >= start) & (items < self.rows)
             first = begin + self.rows * np.arange(self.mesh.size)
-            yield _chunk(space, self.mesh, points, first, np.tile(mine, self.mesh.size))
+            yield _chunk(space, self.mesh, points, first, np.tile(valid, self.mesh.size))
 
     def points(self, ids: Int[Array, "b k"]) -> tuple[Float[Array, "m d"], Int[Array, "b k"]]:
         return self._gallery, ids
@@ -149,12 +160,12 @@ def _by_rows(mesh: Mesh) -> NamedSharding:
 
 
 @functools.cache
-def _rows_of_each(mesh: Mesh, rows: int):
-    """The function that takes the same rows of every device's part, padded if it has fewer."""
+def _slice_each(mesh: Mesh, rows: int):
+    """Jitted function that slices the same rows from every device's share, padded if too short."""
 
-    def take(points: Float[Array, "r d"], begin: Int[Array, ""]) -> Float[Array, "rows d"]:
+    def slice_rows(points: Float[Array, "r d"], begin: Int[Array, ""]) -> Float[Array, "rows d"]:
         if len(points) <= rows:
             return inputs.pad_rows(points, rows)
         return lax.dynamic_slice_in_dim(points, begin, rows)
 
-    return jax.jit(jax.shard_map(take, mesh=mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS)))
+    return jax.jit(jax.shard_map(slice_rows, mesh=mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS)))

@@ -1,4 +1,4 @@
-"""What every search does with its points: checks them, and prepares what it compares."""
+"""Checks and preparation of points and labels, shared by all searches."""
 
 import jax
 import jax.numpy as jnp
@@ -9,20 +9,20 @@ from jaxtyping import Array, Float, Int
 from hypjax.errors import UserError
 from hypjax.geometry import SearchTerms, Space
 
-# Rows of what is multiplied come in multiples of this, so that none falls into the remainder loop
-# of a matrix product, whose last bit differs: equal items get equal products, and tie.
+# Factors of a matrix product have a multiple of this many rows. The remainder loop of a product may
+# differ in the last bit; without it, equal items get equal scores, and tie.
 MULTIPLE = 64
 
 
 def float32(x: Float[ArrayLike, "n d"]) -> Float[ArrayLike, "n d"]:
-    """The points in float32, where they are: JAX arrays stay on their device."""
+    """Converts points to float32; JAX arrays stay on their devices."""
     return x.astype(jnp.float32) if isinstance(x, jax.Array) else np.asarray(x, np.float32)
 
 
 def search_terms(space: Space, x: Float[ArrayLike, "n d"]) -> SearchTerms:
-    """What points are compared by, computed in float64 and rounded to float32.
+    """Search terms of points, [n, k], computed in float64 and rounded to float32.
 
-    Near the boundary of a ball, 1 − c‖x‖² would keep few digits in float32.
+    Near the boundary of a ball, float32 would keep few digits of 1 − c‖x‖².
     """
     with jax.enable_x64(True):
         return _search_terms(space, x)
@@ -35,24 +35,27 @@ def _search_terms(space: Space, x: Float[ArrayLike, "n d"]) -> SearchTerms:
 
 
 def pad_rows(x: Array, rows: int, fill: float = 0) -> Array:
-    """Appends rows up to a number."""
+    """Appends rows of a constant to an array, up to a number of rows."""
     pad = np.pad if isinstance(x, np.ndarray) else jnp.pad
     padding = [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1)
     return pad(x, padding, constant_values=fill)
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The next multiple."""
+    """Rounds a number up to a multiple."""
     return -(-number // multiple) * multiple
 
 
 def check_points(
     queries: Float[ArrayLike, "n d"], gallery: Float[ArrayLike, "m d"]
 ) -> tuple[Float[np.ndarray | Array, "n d"], Float[np.ndarray | Array, "m d"]]:
-    """Takes points as arrays, where they are, and refuses what are no rows of coordinates.
+    """Converts points to arrays and checks their shapes and dtypes.
+
+    Returns:
+        Queries [n, d] and gallery [m, d]; JAX arrays stay on their devices.
 
     Raises:
-        UserError: The shapes do not fit each other, or there are no points.
+        UserError: The arrays are not [n, d] and [m, d], empty, or not floating point.
     """
     queries, gallery = (x if hasattr(x, "dtype") else np.asarray(x) for x in (queries, gallery))
     for name, points in (("queries", queries), ("gallery", gallery)):
@@ -73,10 +76,13 @@ def check_labelled(
     gallery: Float[ArrayLike, "m d"],
     gallery_labels: Int[ArrayLike, " m"] | None,
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
-    """Checks points and labels, and numbers the classes from 0.
+    """Checks points and labels, and renumbers the classes from 0.
+
+    Returns:
+        Class numbers of the queries [n] and the gallery [m], int32.
 
     Raises:
-        UserError: Shapes do not fit one another, or labels are no whole numbers.
+        UserError: Shapes do not match, or labels are not whole numbers that fit into int64.
     """
     if gallery_labels is None:
         raise UserError("a gallery needs gallery_labels")

@@ -1,4 +1,4 @@
-"""What a retrieval is scored by: a value for each query, and means over queries."""
+"""Retrieval metrics: a score for each query, and means over queries."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from hypjax.retrieval import inputs
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.ranks import match_ranks
 
-_ENTRIES = 2**24  # Neighbours held at a time.
+_MAX_ENTRIES = 2**24  # Largest number of neighbours in memory at once.
 
 
 def recall_at_k(
@@ -26,23 +26,24 @@ def recall_at_k(
     ks: Sequence[int],
     space: Space,
 ) -> dict[int, float]:
-    """Share of queries with an item of their class among their k nearest.
+    """Recall@K: share of queries with an item of their class among their K nearest items.
 
     Args:
-        queries: Points of the space.
-        query_labels: Their classes.
-        gallery: Points to search; None: every query searches the other queries.
-        gallery_labels: Their classes.
-        ks: Numbers of neighbours.
-        space: Measures the distances.
+        queries: Points of the space, [n, d].
+        query_labels: Class numbers of the queries, [n].
+        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
+            each query is excluded from its own results.
+        gallery_labels: Class numbers of the gallery, [m]; required if there is a gallery.
+        ks: Numbers of neighbours K.
+        space: Space that measures the distances.
 
     Returns:
-        {k: recall} with recalls between 0 and 1. Queries without any match are left out of the
-        mean, with a warning that counts them.
+        {K: recall}, between 0 and 1. Queries without a match in the gallery are left out of the
+        mean, and a warning says how many.
 
     Raises:
-        UserError: A point is not finite or outside the space, sizes do not fit, or no query has a
-            match.
+        UserError: A point is not finite or not in the space, shapes do not match, or no query has
+            a match.
     """
     points = (queries, query_labels, gallery, gallery_labels)
     values = query_scores(*points, metrics=[f"recall@{k}" for k in ks], space=space)
@@ -57,7 +58,10 @@ def mean_reciprocal_rank(
     *,
     space: Space,
 ) -> float:
-    """Mean of 1/(rank of the nearest match), ranks from 1. See `recall_at_k` for arguments."""
+    """Mean of 1 / (rank of the nearest match), with ranks from 1.
+
+    Arguments and errors are those of `recall_at_k`.
+    """
     points = (queries, query_labels, gallery, gallery_labels)
     return mean_score(query_scores(*points, metrics=["mrr"], space=space)["mrr"])
 
@@ -72,8 +76,9 @@ def mean_average_precision_at_r(
 ) -> float:
     """MAP@R (Musgrave et al., *A Metric Learning Reality Check*, ECCV 2020, Section 3.2).
 
-    With R the number of a query's matches, the mean over its R nearest items of the precision up to
-    each that is a match, and 0 for each that is none. See `recall_at_k` for arguments.
+    R is the number of a query's matches. Its score is the mean over its R nearest items of the
+    precision up to that item if it is a match, and 0 if it is not. Arguments and errors are those
+    of `recall_at_k`.
     """
     points = (queries, query_labels, gallery, gallery_labels)
     return mean_score(query_scores(*points, metrics=["map@r"], space=space)["map@r"])
@@ -87,9 +92,9 @@ def r_precision(
     *,
     space: Space,
 ) -> float:
-    """Share of matches among a query's R nearest items, R being the number of its matches.
+    """Share of matches among the R nearest items of a query that has R matches.
 
-    See `recall_at_k` for arguments.
+    Arguments and errors are those of `recall_at_k`.
     """
     points = (queries, query_labels, gallery, gallery_labels)
     return mean_score(query_scores(*points, metrics=["r_precision"], space=space)["r_precision"])
@@ -104,7 +109,10 @@ def precision_at_k(
     ks: Sequence[int],
     space: Space,
 ) -> dict[int, float]:
-    """Share of matches among the k nearest. See `recall_at_k` for arguments."""
+    """Precision@K: share of matches among the K nearest items of a query.
+
+    Arguments and errors are those of `recall_at_k`; K may be at most the number of items.
+    """
     points = (queries, query_labels, gallery, gallery_labels)
     values = query_scores(*points, metrics=[f"precision@{k}" for k in ks], space=space)
     return {int(k): mean_score(values[f"precision@{k}"]) for k in ks}
@@ -119,57 +127,59 @@ def query_scores(
     metrics: Sequence[str],
     space: Space,
 ) -> dict[str, Float[np.ndarray, " n"]]:
-    """Scores of each query, for means over all, over a class, or over resamples.
+    """Scores of each query, from which means over all queries, classes or resamples can be taken.
 
     Args:
-        queries: Points of the space.
-        query_labels: Their classes.
-        gallery: Points to search; None: every query searches the other queries.
-        gallery_labels: Their classes.
+        queries: Points of the space, [n, d].
+        query_labels: Class numbers of the queries, [n].
+        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
+            each query is excluded from its own results.
+        gallery_labels: Class numbers of the gallery, [m]; required if there is a gallery.
         metrics: Names: recall@K and precision@K with a number for K, mrr, map@r, r_precision.
-        space: Measures the distances.
+        space: Space that measures the distances.
 
     Returns:
-        {metric: a value for each query}, NaN where a query has no match to find, which a warning
-        counts.
+        {metric: scores [n], float64}. The score is NaN for queries without a match in the gallery,
+        and a warning says how many there are.
 
     Raises:
-        UserError: A point is not finite or outside the space, sizes do not fit, a metric is
-            unknown, precision's K exceeds the gallery, or no query has a match.
+        UserError: A point is not finite or not in the space, shapes do not match, a metric is
+            unknown, K of a precision exceeds the number of items, or no query has a match.
     """
-    chosen = {name: _metric(name) for name in metrics}
-    own = np.arange(len(queries)) if gallery is None else None
+    selected = {name: _metric(name) for name in metrics}
+    own_ids = np.arange(len(queries)) if gallery is None else None
     searched = (queries, query_labels) if gallery is None else (gallery, gallery_labels)
     query_labels, labels = inputs.check_labelled(queries, query_labels, *searched)
     matches = np.bincount(labels, minlength=int(query_labels.max()) + 1)[query_labels]
-    matches -= own is not None
-    _tell_excluded(matches)
+    matches -= own_ids is not None
+    _report_excluded(matches)
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
-    if any(metric.depth is None for metric in chosen.values()):
-        apart = () if own is not None else (gallery, labels)
-        ranks = match_ranks(queries, query_labels, *apart, space=space)
-        for name, metric in chosen.items():
+    if any(metric.depth is None for metric in selected.values()):
+        separate_gallery = () if own_ids is not None else (gallery, labels)
+        ranks = match_ranks(queries, query_labels, *separate_gallery, space=space)
+        for name, metric in selected.items():
             if metric.depth is None:
                 scores[name][:] = metric.score(ranks)
-    lists = {name: metric for name, metric in chosen.items() if metric.depth is not None}
-    if lists:
-        k = max(metric.depth(matches) for metric in lists.values())
+    list_metrics = {name: metric for name, metric in selected.items() if metric.depth is not None}
+    if list_metrics:
+        k = max(metric.depth(matches) for metric in list_metrics.values())
         for part in _parts(len(queries), k):
-            mine = None if own is None else own[part]
-            found = search(queries[part], mine, searched[0], k=k, space=space)[1]
+            part_ids = None if own_ids is None else own_ids[part]
+            found = search(queries[part], part_ids, searched[0], k=k, space=space)[1]
             hits = labels[found] == query_labels[part, None]
-            for name, metric in lists.items():
+            for name, metric in list_metrics.items():
                 scores[name][part] = metric.score(hits, matches[part])
     return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
 
 
 class _Metric(NamedTuple):
-    """How queries are scored.
+    """A rule that scores queries.
 
     Attributes:
-        depth: From their numbers of matches to how many neighbours it takes; None: it takes the
-            rank of the nearest match instead.
-        score: From the ranks, or from which neighbours are matches and the numbers of matches.
+        depth: Number of neighbours needed, as a function of the queries' numbers of matches; or
+            None if the rule uses the rank of the nearest match instead.
+        score: Scores as a function of the ranks; or, with a depth, of the hits among the neighbours
+            and the numbers of matches.
     """
 
     depth: Callable[[Int[np.ndarray, " n"]], int] | None
@@ -206,7 +216,7 @@ WITHOUT_K: dict[str, _Metric] = {
 
 
 def metric_names(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
-    """Full names of metrics: those that take a K once for each, the others as they are."""
+    """Full names of metrics: one name per K for those that take a K, the plain name for others."""
     return [
         full
         for name in metrics
@@ -221,21 +231,21 @@ def _metric(name: str) -> _Metric:
     if kind in AT_K and number.isdecimal() and int(number):
         return AT_K[kind](int(number))
     raise UserError(
-        f"unknown metric {name!r}; there are {', '.join(f'{kind}@K' for kind in AT_K)} (with a "
+        f"unknown metric {name!r}; choose among {', '.join(f'{kind}@K' for kind in AT_K)} (with a "
         f"number for K), {', '.join(WITHOUT_K)}"
     )
 
 
 def _parts(queries: int, k: int) -> Iterator[slice]:
-    """Queries at a time, so that their neighbours take little memory."""
-    size = max(_ENTRIES // k, 1)
+    """Splits the queries into parts whose neighbours fit into memory."""
+    size = max(_MAX_ENTRIES // k, 1)
     return (slice(start, start + size) for start in range(0, queries, size))
 
 
-def _tell_excluded(matches: Int[np.ndarray, " n"]) -> None:
+def _report_excluded(matches: Int[np.ndarray, " n"]) -> None:
     excluded = int(np.sum(matches == 0))
     if excluded == len(matches):
-        raise UserError("no query has an item of its own class to find; check the labels")
+        raise UserError("no query has a match in the gallery; check the labels")
     if excluded:
         warnings.warn(
             f"{excluded} of {len(matches)} queries have no match and are left out of the scores",
@@ -244,18 +254,26 @@ def _tell_excluded(matches: Int[np.ndarray, " n"]) -> None:
 
 
 def mean_score(scores: Float[np.ndarray, " n"]) -> float:
-    """Mean over the queries that have a match."""
+    """Mean of scores [n] over the queries that have a match; NaN marks the others."""
     return float(np.nanmean(scores))
 
 
 def scores_by_class(
     scores: Float[np.ndarray, " n"], labels: Int[ArrayLike, " n"]
 ) -> dict[int, float]:
-    """Mean over each class's queries, of the classes that have a match."""
+    """Mean score of each class, without queries that have no match.
+
+    Args:
+        scores: Scores of the queries, [n]; NaN for queries without a match.
+        labels: Class numbers of the queries, [n].
+
+    Returns:
+        {class: mean score}, without classes that have no match.
+    """
     labels = np.asarray(labels)
     kept = ~np.isnan(scores)
-    classes, places = np.unique(labels[kept], return_inverse=True)
-    means = np.bincount(places, scores[kept]) / np.bincount(places)
+    classes, indices = np.unique(labels[kept], return_inverse=True)
+    means = np.bincount(indices, scores[kept]) / np.bincount(indices)
     return dict(zip(classes.tolist(), means.tolist(), strict=True))
 
 
@@ -266,22 +284,26 @@ def bootstrap_interval(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean (Efron, 1979), over queries.
+    """Percentile bootstrap interval of the mean score over queries (Efron, 1979).
 
-    It tells how much a mean depends on the choice of queries, and nothing of other training runs.
+    It shows how much the mean depends on the choice of queries, not how much it varies between
+    training runs.
 
     Args:
-        scores: Of each query, NaN where it has no match.
-        confidence: Share of resamples' means inside the interval.
+        scores: Scores of the queries, [n]; NaN for queries without a match.
+        confidence: Share of the resampled means that the interval contains.
         num_resamples: Number of resamples.
-        seed: Of the resampling.
+        seed: Random seed of the resamples.
+
+    Returns:
+        (low, high), the ends of the interval.
 
     Raises:
         UserError: No query has a match.
     """
     scores = scores[~np.isnan(scores)]
     if not len(scores):
-        raise UserError("there is no score to resample; no query has a match")
+        raise UserError("there are no scores to resample: no query has a match")
     rng = np.random.default_rng(seed)
     means = [rng.choice(scores, len(scores)).mean() for _ in range(num_resamples)]
     tail = (1 - confidence) / 2

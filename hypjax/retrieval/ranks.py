@@ -1,8 +1,9 @@
-"""Rank of each query's nearest match, by counting: exact, tile by tile, without sorting anything.
+"""Exact rank of each query's nearest match, by counting items tile by tile without sorting scores.
 
-Queries and items are sorted by class, so that matches fall into few tiles of the matrix of scores.
-Those are looked at twice: for the nearest match, and for what comes before it. In all others every
-item that reaches the nearest match's score comes before it, which is one comparison.
+Queries and items are sorted by class, so that matches are confined to few tiles of the score
+matrix. These are computed twice: to find the nearest match, and to count the items before it. In
+all other tiles, every item that reaches the nearest match's score counts, which takes a single
+comparison.
 """
 
 import functools
@@ -23,7 +24,7 @@ from hypjax.geometry.products import inner_products
 from hypjax.retrieval import inputs
 
 NO_MATCH = np.iinfo(np.int32).max
-_TILE = 2048  # Queries and items of a tile, whose scores a CPU's cache holds.
+_TILE = 2048  # Queries and items of a tile, so that its scores fit into a CPU's cache.
 _AXIS = "tiles"
 
 
@@ -35,52 +36,57 @@ def match_ranks(
     *,
     space: Space,
 ) -> Int[np.ndarray, " n"]:
-    """Rank of each query's nearest match, from 0; the largest int32 where there is none.
+    """Rank of each query's nearest match: the nearest gallery item of the same class.
 
-    It is the number of items that an exact search lists before the nearest item of the query's
-    class: those strictly nearer, and those equally far that come earlier in the gallery. Local
-    devices share the tiles.
+    The rank is the number of items that an exact search lists before it: those strictly nearer, and
+    those equally far with a smaller index. All local devices share the work.
 
     Args:
-        queries: Points of the space.
-        query_labels: Their classes.
-        gallery: Points to search; None: every query searches the other queries.
-        gallery_labels: Their classes.
-        space: Measures the distances.
+        queries: Points of the space, [n, d].
+        query_labels: Class numbers of the queries, [n].
+        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
+            each query is excluded from its own results.
+        gallery_labels: Class numbers of the gallery, [m]; required if there is a gallery.
+        space: Space that measures the distances.
+
+    Returns:
+        Ranks from 0, [n], int32; `NO_MATCH` for queries without a match.
 
     Raises:
-        UserError: A point is not finite or outside the space, or sizes do not fit.
+        UserError: A point is not finite or not in the space, or shapes do not match.
     """
-    itself = gallery is None
-    if itself:
+    exclude_self = gallery is None
+    if exclude_self:
         gallery, gallery_labels = queries, query_labels
     query_labels, gallery_labels = inputs.check_labelled(
         queries, query_labels, gallery, gallery_labels
     )
-    searching = _sorted(space, queries, query_labels)
-    searched = searching if itself else _sorted(space, gallery, gallery_labels)
+    query_points = _sort_by_class(space, queries, query_labels)
+    gallery_points = (
+        query_points if exclude_self else _sort_by_class(space, gallery, gallery_labels)
+    )
     mesh = Mesh(jax.local_devices(), _AXIS)
-    matching, plain = _tiles(searching.labels, searched.labels, itself)
-    everywhere = NamedSharding(mesh, P())
-    points = jax.device_put((searching, searched), everywhere)
-    matching, plain = _deal(mesh, matching), _deal(mesh, plain)
-    nearest = _nearest_matches(mesh, itself)(*points, matching)
-    ranks = _ranks(mesh, itself)(*points, nearest, matching, plain)
-    real = searching.ids != NO_MATCH
+    matching, others = _tiles(query_points.labels, gallery_points.labels, exclude_self)
+    replicated = NamedSharding(mesh, P())
+    points = jax.device_put((query_points, gallery_points), replicated)
+    matching, others = _distribute(mesh, matching), _distribute(mesh, others)
+    nearest = _nearest_matches(mesh, exclude_self)(*points, matching)
+    ranks = _ranks(mesh, exclude_self)(*points, nearest, matching, others)
+    valid = query_points.ids != NO_MATCH
     unsorted = np.empty(len(queries), np.int32)
-    unsorted[searching.ids[real]] = np.asarray(ranks)[real]
+    unsorted[query_points.ids[valid]] = np.asarray(ranks)[valid]
     return unsorted
 
 
 class _Points(NamedTuple):
-    """Points in the order of their classes, padded to whole tiles.
+    """Points sorted by class and padded to whole tiles.
 
     Attributes:
-        query: What is multiplied where they search.
-        gallery: What is multiplied where they are searched.
-        offset: To subtract from the products; infinite where there is no point.
-        labels: Their classes; −1 where there is no point.
-        ids: Their places in the order they were given in.
+        query: Vectors of the search terms, as queries.
+        gallery: Vectors of the search terms, as gallery items.
+        offset: Offsets of the search terms; infinite for padding.
+        labels: Class numbers; −1 for padding.
+        ids: Indices before the sort; `NO_MATCH` for padding.
     """
 
     query: Float[Array, "p k"]
@@ -94,8 +100,8 @@ class _Nearest(NamedTuple):
     """The nearest match of each query.
 
     Attributes:
-        scores: Its score; -inf where there is none.
-        ids: Its id, the smallest of equally near ones.
+        scores: Score of the match; −inf if there is none.
+        ids: Id of the match, the smallest one among ties; `NO_MATCH` if there is none.
     """
 
     scores: Float[Array, " p"]
@@ -103,12 +109,12 @@ class _Nearest(NamedTuple):
 
 
 class _Tiles(NamedTuple):
-    """Some tiles of the matrix of scores, by the numbers of their row and column.
+    """Some tiles of the score matrix, distributed over devices.
 
     Attributes:
-        rows: Of each device's tiles.
-        columns: Of each device's tiles.
-        counts: How many of these are to be computed on each device.
+        rows: Row indices of each device's tiles.
+        columns: Column indices of each device's tiles.
+        counts: Number of tiles of each device; the rest of `rows` and `columns` is padding.
     """
 
     rows: Int[Array, "devices t"]
@@ -116,30 +122,30 @@ class _Tiles(NamedTuple):
     counts: Int[Array, " devices"]
 
 
-def _sorted(
+def _sort_by_class(
     space: Space, points: Float[ArrayLike, "n d"], labels: Int[np.ndarray, " n"]
 ) -> _Points:
     points = inputs.float32(points)
     space.check(points)
     terms = inputs.search_terms(space, points)
     order = np.argsort(labels, kind="stable")
-    rows = _rows_of_classes(np.bincount(labels), _tile(len(labels)))
-    source = np.full(inputs.round_up(rows[-1] + 1, _tile(len(labels))), -1)
+    rows = _rows_of_classes(np.bincount(labels), _tile_side(len(labels)))
+    source = np.full(inputs.round_up(rows[-1] + 1, _tile_side(len(labels))), -1)
     source[rows] = order
-    real = source >= 0
+    valid = source >= 0
     return _Points(
         terms.query[source],
         terms.gallery[source],
-        jnp.where(real, terms.offset[source], jnp.inf),
-        np.where(real, labels[source], -1).astype(np.int32),
-        np.where(real, source, NO_MATCH).astype(np.int32),
+        jnp.where(valid, terms.offset[source], jnp.inf),
+        np.where(valid, labels[source], -1).astype(np.int32),
+        np.where(valid, source, NO_MATCH).astype(np.int32),
     )
 
 
 def _rows_of_classes(sizes: Int[np.ndarray, " classes"], tile: int) -> Int[np.ndarray, " n"]:
-    """Rows of points in the order of their classes, small ones of which never cross a tile's edge.
+    """Rows for points sorted by class, with gaps so that small classes never cross a tile boundary.
 
-    So tiles beside the diagonal need not be looked at twice for the sake of one class.
+    Fewer tiles next to the diagonal then contain matches and are computed twice.
     """
     starts, end = [], 0
     for size in sizes.tolist():
@@ -152,55 +158,55 @@ def _rows_of_classes(sizes: Int[np.ndarray, " classes"], tile: int) -> Int[np.nd
     return np.repeat(np.array(starts) - before, sizes) + np.arange(sizes.sum())
 
 
-def _tile(points: int) -> int:
-    """Side of the tiles of so many points."""
+def _tile_side(points: int) -> int:
+    """Side of the tiles for a number of points."""
     return min(_TILE, inputs.round_up(points, inputs.MULTIPLE))
 
 
 def _tiles(
-    query_labels: Int[np.ndarray, " p"], labels: Int[np.ndarray, " q"], itself: bool
+    query_labels: Int[np.ndarray, " p"], labels: Int[np.ndarray, " q"], exclude_self: bool
 ) -> tuple[Int[np.ndarray, "t 2"], Int[np.ndarray, "u 2"]]:
-    """Tiles (row, column) that may hold matches, and all others.
+    """Tiles (row, column) that may contain matches, and all others.
 
-    Where points search one another, a plain tile stands for its mirror image too.
+    If the gallery is the queries, each of the others also stands for its transpose.
     """
-    rows, columns = (x.reshape(-1, _tile(len(x))) for x in (query_labels, labels))
+    rows, columns = (x.reshape(-1, _tile_side(len(x))) for x in (query_labels, labels))
     row_first, first = rows[:, 0], columns[:, 0]
     row_last, last = rows.max(axis=1), columns.max(axis=1)
     matching = (row_first[:, None] <= last) & (first <= row_last[:, None])
-    plain = np.triu(~matching) if itself else ~matching
-    return np.argwhere(matching), np.argwhere(plain)
+    others = np.triu(~matching) if exclude_self else ~matching
+    return np.argwhere(matching), np.argwhere(others)
 
 
-def _deal(mesh: Mesh, tiles: Int[np.ndarray, "t 2"]) -> _Tiles:
-    """Shares tiles out; the room for them grows in powers of two, so that programs are reused."""
+def _distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"]) -> _Tiles:
+    """Distributes tiles over devices, padded to a power of two so that programs are reused."""
     devices = mesh.size
-    room = 1 << max(len(tiles) - 1, 1).bit_length()
-    room = max(inputs.round_up(room, devices) // devices, 1)
-    dealt = np.zeros((devices, room, 2), np.int32)
+    capacity = 1 << max(len(tiles) - 1, 1).bit_length()
+    capacity = max(inputs.round_up(capacity, devices) // devices, 1)
+    indices = np.zeros((devices, capacity, 2), np.int32)
     for device in range(devices):
         share = tiles[device::devices]
-        dealt[device, : len(share)] = share
+        indices[device, : len(share)] = share
     counts = np.array([len(tiles[device::devices]) for device in range(devices)], np.int32)
     return jax.device_put(
-        _Tiles(dealt[..., 0], dealt[..., 1], counts), NamedSharding(mesh, P(_AXIS))
+        _Tiles(indices[..., 0], indices[..., 1], counts), NamedSharding(mesh, P(_AXIS))
     )
 
 
-def _part(points: Any, number: Int[Array, ""], tile: int) -> Any:
-    """The rows of sorted points, or of what is known of them, that belong to a tile."""
+def _rows(points: Any, number: Int[Array, ""], tile: int) -> Any:
+    """The rows of a tile, from each array of a tree."""
     return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, number * tile, tile), points)
 
 
 def _visit(tiles: _Tiles, visit: Callable[[Array, Array, Any], Any], state: Any) -> Any:
-    """Changes a state by each tile in turn.
+    """Updates a state by each tile in turn.
 
-    A tile's numbers are looked up one step ahead: otherwise XLA, on a CPU, looks them up again for
-    every element that it compares.
+    Tile indices are loaded one step ahead: otherwise XLA on a CPU loads them again for every
+    element that it compares.
     """
 
-    def step(i: Int[Array, ""], carried: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
-        state, row, column = carried
+    def step(i: Int[Array, ""], carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
+        state, row, column = carry
         return visit(row, column, state), tiles.rows[0, i + 1], tiles.columns[0, i + 1]
 
     first = (state, tiles.rows[0, 0], tiles.columns[0, 0])
@@ -208,32 +214,35 @@ def _visit(tiles: _Tiles, visit: Callable[[Array, Array, Any], Any], state: Any)
 
 
 @functools.cache
-def _nearest_matches(mesh: Mesh, itself: bool) -> Callable[[_Points, _Points, _Tiles], _Nearest]:
-    """The function that finds each query's nearest match in the tiles that may hold one."""
+def _nearest_matches(
+    mesh: Mesh, exclude_self: bool
+) -> Callable[[_Points, _Points, _Tiles], _Nearest]:
+    """Jitted function that finds each query's nearest match in the tiles that may contain one."""
 
-    def nearest(searching: _Points, searched: _Points, tiles: _Tiles) -> _Nearest:
-        height, width = _tile(len(searching.ids)), _tile(len(searched.ids))
+    def nearest(query_points: _Points, gallery_points: _Points, tiles: _Tiles) -> _Nearest:
+        height, width = _tile_side(len(query_points.ids)), _tile_side(len(gallery_points.ids))
 
-        def look(row: Int[Array, ""], column: Int[Array, ""], best: _Nearest) -> _Nearest:
-            queries, items = _part(searching, row, height), _part(searched, column, width)
+        def update(row: Int[Array, ""], column: Int[Array, ""], best: _Nearest) -> _Nearest:
+            queries = _rows(query_points, row, height)
+            items = _rows(gallery_points, column, width)
             matches = queries.labels[:, None] == items.labels
-            if itself:
+            if exclude_self:
                 matches &= queries.ids[:, None] != items.ids
             scores = inner_products(queries.query, items.gallery) - items.offset
             scores = jnp.where(matches, scores, -jnp.inf)
             found = jnp.max(scores, axis=1)
             nearest = matches & (scores == found[:, None])
             ids = jnp.min(jnp.where(nearest, items.ids, NO_MATCH), axis=1)
-            nearer = _nearer(_part(best, row, height), _Nearest(found, ids))
+            nearer = _merge_nearest(_rows(best, row, height), _Nearest(found, ids))
             return jax.tree.map(
                 lambda x, part: lax.dynamic_update_slice_in_dim(x, part, row * height, axis=0),
                 best,
                 nearer,
             )
 
-        size = len(searching.ids)
-        nothing = _Nearest(jnp.full(size, -jnp.inf), jnp.full(size, NO_MATCH))
-        best = _visit(tiles, look, nothing)
+        size = len(query_points.ids)
+        none_found = _Nearest(jnp.full(size, -jnp.inf), jnp.full(size, NO_MATCH))
+        best = _visit(tiles, update, none_found)
         scores = lax.pmax(best.scores, _AXIS)
         ids = jnp.where(best.scores == scores, best.ids, NO_MATCH)
         return _Nearest(scores, lax.pmin(ids, _AXIS))
@@ -241,7 +250,7 @@ def _nearest_matches(mesh: Mesh, itself: bool) -> Callable[[_Points, _Points, _T
     return _over_tiles(mesh, nearest, points=2, tiles=1)
 
 
-def _nearer(best: _Nearest, found: _Nearest) -> _Nearest:
+def _merge_nearest(best: _Nearest, found: _Nearest) -> _Nearest:
     ids = jnp.where(found.scores > best.scores, found.ids, best.ids)
     ids = jnp.where(found.scores == best.scores, jnp.minimum(found.ids, best.ids), ids)
     return _Nearest(jnp.maximum(found.scores, best.scores), ids)
@@ -249,36 +258,42 @@ def _nearer(best: _Nearest, found: _Nearest) -> _Nearest:
 
 @functools.cache
 def _ranks(
-    mesh: Mesh, itself: bool
+    mesh: Mesh, exclude_self: bool
 ) -> Callable[[_Points, _Points, _Nearest, _Tiles, _Tiles], Int[Array, " p"]]:
-    """The function that counts the items before each query's nearest match."""
+    """Jitted function that counts the items before each query's nearest match."""
 
     def count_all(
-        searching: _Points, searched: _Points, nearest: _Nearest, matching: _Tiles, plain: _Tiles
+        query_points: _Points,
+        gallery_points: _Points,
+        nearest: _Nearest,
+        matching: _Tiles,
+        others: _Tiles,
     ) -> Int[Array, " p"]:
-        height, width = _tile(len(searching.ids)), _tile(len(searched.ids))
+        height, width = _tile_side(len(query_points.ids)), _tile_side(len(gallery_points.ids))
 
-        def count_others(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
-            queries, items = _part(searching, row, height), _part(searched, column, width)
+        def count_matching(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
+            queries = _rows(query_points, row, height)
+            items = _rows(gallery_points, column, width)
             scores = inner_products(queries.query, items.gallery) - items.offset
-            before = _before(scores, items.ids, _part(nearest, row, height))
-            others = queries.labels[:, None] != items.labels
-            return _add(counts, row, _count(before & others, axis=1))
+            before = _before(scores, items.ids, _rows(nearest, row, height))
+            mismatches = queries.labels[:, None] != items.labels
+            return _add(counts, row, _count(before & mismatches, axis=1))
 
-        def count_plain(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
-            queries, items = _part(searching, row, height), _part(searched, column, width)
+        def count_other(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
+            queries = _rows(query_points, row, height)
+            items = _rows(gallery_points, column, width)
             products = inner_products(queries.query, items.gallery)
             scores = products - items.offset
-            before = _before(scores, items.ids, _part(nearest, row, height))
+            before = _before(scores, items.ids, _rows(nearest, row, height))
             counts = _add(counts, row, _count(before, axis=1))
-            if itself:  # The columns' points search the rows'.
+            if exclude_self:  # The transposed tile: columns are queries and rows are items.
                 scores = (products - queries.offset[:, None]).T
-                before = _before(scores, queries.ids, _part(nearest, column, width))
+                before = _before(scores, queries.ids, _rows(nearest, column, width))
                 counts = _add(counts, column, _count(before.T, axis=0))
             return counts
 
-        counts = jnp.zeros(len(searching.ids), jnp.int32)
-        counts = _visit(plain, count_plain, _visit(matching, count_others, counts))
+        counts = jnp.zeros(len(query_points.ids), jnp.int32)
+        counts = _visit(others, count_other, _visit(matching, count_matching, counts))
         return jnp.where(nearest.ids == NO_MATCH, NO_MATCH, lax.psum(counts, _AXIS))
 
     return _over_tiles(mesh, count_all, points=3, tiles=2)
@@ -287,23 +302,24 @@ def _ranks(
 def _before(
     scores: Float[Array, "h w"], ids: Int[Array, " w"], nearest: _Nearest
 ) -> Bool[Array, "h w"]:
-    """Which items an exact search lists before the nearest match: those that reach its score.
+    """Marks the items that an exact search lists before the nearest match.
 
-    Later ones must exceed it, that is reach the next number.
+    Items with a smaller id must reach its score. Items with a larger id must exceed it, that is,
+    reach the next larger number.
     """
     earlier = ids < nearest.ids[:, None]
     return scores >= jnp.where(earlier, nearest.scores[:, None], _next(nearest.scores)[:, None])
 
 
 def _next(x: Float[Array, " h"]) -> Float[Array, " h"]:
-    """The next larger number, where those too small to be normal are 0, as in XLA's comparisons."""
+    """The next larger float, with subnormal numbers taken as 0, as XLA's comparisons do."""
     smallest = jnp.finfo(x.dtype).smallest_normal
     above = jnp.nextafter(x, jnp.inf)
     return jnp.where(jnp.abs(above) < smallest, jnp.where(x < 0, 0, smallest), above)
 
 
 def _count(mask: Bool[Array, "h w"], axis: int) -> Int[Array, " h"]:
-    """True elements along an axis, by the sum that a CPU does fastest there."""
+    """Number of true elements along an axis, by the sum that is fastest on a CPU."""
     if axis == 1:
         return jnp.sum(mask, axis=1, dtype=jnp.float32).astype(jnp.int32)  # Exact up to 2²⁴.
     groups = mask.astype(jnp.int8).reshape(-1, inputs.MULTIPLE, mask.shape[1])
@@ -317,7 +333,7 @@ def _add(counts: Int[Array, " p"], tile: Int[Array, ""], more: Int[Array, " h"])
 
 
 def _over_tiles(mesh: Mesh, function: Callable, *, points: int, tiles: int) -> Callable:
-    """A program in which devices share tiles, and each holds all points."""
+    """Jits a function whose tiles are distributed over devices and whose points are replicated."""
     specs = (P(),) * points + (P(_AXIS),) * tiles
     return jax.jit(
         jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)

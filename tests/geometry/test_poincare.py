@@ -1,4 +1,4 @@
-"""The ball against closed forms, in float64 and float32, and at the places where formulas break."""
+"""The Poincaré ball against closed forms in float64 and float32, and at singular points."""
 
 import functools
 
@@ -23,7 +23,7 @@ def points(seed, shape, c, largest, smallest=0.0):
 
 
 def exact_distance(x, y, c):
-    """Eq. 2 of Hyp-ViT in fifty digits."""
+    """Eq. 2 of Hyp-ViT with 50 digits."""
     with mpmath.workdps(50):
         c = mpmath.mpf(c)
         x, y = [[mpmath.mpf(float(v)) for v in vector] for vector in (x, y)]
@@ -36,9 +36,9 @@ def exact_distance(x, y, c):
 
 
 @pytest.mark.parametrize("c", CURVATURES)
-def test_distance_is_that_of_the_paper(float64, c):
+def test_distance_equals_the_formula_of_the_paper(float64, c):
     x, y = points(0, (40, 5), c, 0.999), points(1, (40, 5), c, 0.999)
-    y[:10] = x[:10] + 1e-6 * y[:10]  # close pairs
+    y[:10] = x[:10] + 1e-6 * y[:10]  # Close pairs.
     expected = [exact_distance(a, b, c) for a, b in zip(x, y, strict=True)]
     np.testing.assert_allclose(poincare.dist(x, y, c), expected, rtol=1e-9)
     y[10:20] *= 1 / np.linalg.norm(y[10:20], axis=-1, keepdims=True) * 0.999 / np.sqrt(c)
@@ -50,7 +50,7 @@ def test_distance_is_that_of_the_paper(float64, c):
 
 
 @pytest.mark.parametrize("c", CURVATURES)
-def test_float32_distance_of_separated_points(c):
+def test_float32_distances_of_separated_points_are_accurate(c):
     x, y = points(0, (200, 16), c, 0.9), points(1, (200, 16), c, 0.9)
     x, y = x.astype(np.float32), y.astype(np.float32)
     expected = [exact_distance(a, b, c) for a, b in zip(x, y, strict=True)]
@@ -60,15 +60,15 @@ def test_float32_distance_of_separated_points(c):
 
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 0.05, 0.3, 1.0])
 @pytest.mark.parametrize("dim", [2, 32, 128])
-def test_distance_matrix_in_the_recipes_range(dim, spread):
-    """At the clip radius all points are as far out as they get, and rounding weighs most."""
+def test_distance_matrix_is_accurate_at_the_clip_radius(dim, spread):
+    """Rounding errors are largest for points at the clip radius."""
     c, rng = 0.1, np.random.default_rng(dim)
     v = rng.normal(size=dim) + spread * rng.normal(size=(400, dim)) * np.sqrt(dim)
     v = poincare.clip_features((100 * v).astype(np.float32), 2.3)
     x = np.asarray(poincare.expmap0(v, c))
     with jax.enable_x64(True):
-        wide = x.astype(np.float64)
-        expected = np.asarray(poincare.dist(wide[:, None], wide[None], c))
+        x64 = x.astype(np.float64)
+        expected = np.asarray(poincare.dist(x64[:, None], x64[None], c))
     error = np.abs(np.asarray(jax.jit(poincare.dist_matrix)(x, x, c)) - expected)
     assert error.max() < 5e-3
     assert (error / np.maximum(expected, 1)).max(where=expected > 1, initial=0) < 1e-5
@@ -88,7 +88,7 @@ def test_curvature_zero_is_flat():
 
 
 @pytest.mark.parametrize("c", CURVATURES)
-def test_maps_are_inverse_to_each_other(float64, c):
+def test_maps_are_inverses(float64, c):
     x, y = points(0, (50, 6), c, 0.99), points(1, (50, 6), c, 0.99)
     np.testing.assert_allclose(poincare.expmap0(poincare.logmap0(y, c), c), y, rtol=1e-9)
     np.testing.assert_allclose(poincare.expmap(x, poincare.logmap(x, y, c), c), y, rtol=1e-8)
@@ -99,21 +99,21 @@ def test_maps_are_inverse_to_each_other(float64, c):
 
 
 @pytest.mark.parametrize("c", CURVATURES)
-def test_logmap_has_the_length_of_the_distance(float64, c):
+def test_length_of_logmap_is_the_distance(float64, c):
     x, y = points(0, (50, 6), c, 0.99), points(1, (50, 6), c, 0.99)
     length = np.linalg.norm(poincare.logmap(x, y, c), axis=-1) * poincare.lambda_x(x, c)[:, 0]
     np.testing.assert_allclose(length, poincare.dist(x, y, c), rtol=1e-9)
 
 
 @pytest.mark.parametrize("c", CURVATURES)
-def test_hyperboloid_measures_the_same_distance(float64, c):
+def test_hyperboloid_has_the_same_distances(float64, c):
     x, y = points(0, (50, 6), c, 0.9), points(1, (50, 6), c, 0.9)
     a, b = poincare.to_lorentz(x, c), poincare.to_lorentz(y, c)
     inner = np.sum(a[:, 1:] * b[:, 1:], axis=-1) - a[:, 0] * b[:, 0]
     np.testing.assert_allclose(np.arccosh(-inner) / np.sqrt(c), poincare.dist(x, y, c), rtol=1e-9)
 
 
-def test_project_leaves_the_inside_alone_and_bounds_the_rest():
+def test_project_changes_only_points_outside():
     c = 0.1
     inside = points(0, (20, 3), c, 0.9999).astype(np.float32)
     np.testing.assert_array_equal(poincare.project(inside, c), inside)
@@ -121,7 +121,7 @@ def test_project_leaves_the_inside_alone_and_bounds_the_rest():
     np.testing.assert_allclose(np.linalg.norm(outside, axis=-1) * np.sqrt(c), 1 - 1e-5, atol=2e-7)
 
 
-def test_clip_features_bounds_the_norm_and_none_switches_it_off():
+def test_clip_features_bounds_norms_unless_radius_is_none():
     v = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     np.testing.assert_allclose(
         poincare.clip_features(v, 2.5), [[1.5, 2.0], [0.3, 0.4], [0.0, 0.0]], rtol=1e-6
@@ -130,7 +130,7 @@ def test_clip_features_bounds_the_norm_and_none_switches_it_off():
 
 
 @pytest.mark.parametrize("c", [0.0, 0.1, 1.0])
-def test_frechet_mean_is_where_the_gradient_vanishes(float64, c):
+def test_gradient_vanishes_at_the_frechet_mean(float64, c):
     x, weights = points(0, (3, 8, 4), c or 1.0, 0.99), np.arange(24.0).reshape(3, 8)
     mean = poincare.frechet_mean(x, c, weights)
     assert mean.shape == (3, 4)
@@ -157,8 +157,8 @@ def test_frechet_mean_of_one_point_is_the_point():
 
 @jax.jit
 @functools.partial(jax.value_and_grad, argnums=(0, 1, 2))
-def everything(x, y, c):
-    """The sum of all that the ball computes."""
+def all_functions(x, y, c):
+    """Sum of the results of all functions of the module."""
     clipped = poincare.clip_features(x, 0.5)
     results = [
         poincare.dist(x, y, c),
@@ -179,7 +179,7 @@ def everything(x, y, c):
 
 @pytest.mark.parametrize("c", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize(
-    "name", ["apart", "coincident", "zero", "one at zero", "at the clip radius"]
+    "name", ["separated", "coincident", "zero", "one at zero", "at the clip radius"]
 )
 def test_gradients_are_finite_everywhere(c, name):
     x, y = points(0, (4, 3), 1.0, 0.9).astype(np.float32), points(1, (4, 3), 1.0, 0.9)
@@ -192,14 +192,14 @@ def test_gradients_are_finite_everywhere(c, name):
     elif name == "at the clip radius":
         x = x / np.linalg.norm(x, axis=-1, keepdims=True) * np.float32(0.5)
 
-    value, gradients = everything(
+    value, gradients = all_functions(
         jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32), jnp.float32(c)
     )
     assert np.isfinite(value)
     assert all(np.isfinite(g).all() for g in gradients)
 
 
-def test_gradient_of_the_distance_matrix_equals_that_of_single_distances(float64):
+def test_gradients_of_dist_matrix_and_dist_agree(float64):
     x, y = points(0, (6, 4), 1.0, 0.9), points(1, (5, 4), 1.0, 0.9)
     weights = np.random.default_rng(2).normal(size=(6, 5))
     matrix = lambda x, y, c: jnp.sum(weights * poincare.dist_matrix(x, y, c))  # noqa: E731
@@ -210,19 +210,19 @@ def test_gradient_of_the_distance_matrix_equals_that_of_single_distances(float64
     jax.test_util.check_grads(jax.jit(matrix), (x, y, 0.7), order=2, modes=["rev"], rtol=1e-5)
 
 
-def test_inputs_of_half_precision_are_computed_in_float32():
+def test_half_precision_inputs_give_float32_results():
     x = jnp.asarray(points(0, (3, 4), 0.1, 0.9), jnp.bfloat16)
     assert poincare.dist_matrix(x, x, 0.1).dtype == jnp.float32
     assert poincare.expmap0(x, 0.1).dtype == jnp.float32
 
 
-def test_a_point_outside_has_no_distance():
+def test_distance_from_a_point_outside_is_nan():
     outside, inside = np.array([[1.01, 0.0]]), np.array([[0.0, 0.5]])
     assert np.isnan(poincare.dist(outside, inside, 1.0)).all()
     assert np.isnan(poincare.dist_matrix(outside, inside, 1.0)).all()
 
 
-def test_frechet_mean_keeps_the_dtype(float64):
+def test_frechet_mean_has_the_dtype_of_its_inputs(float64):
     x = points(0, (5, 3), 0.1, 0.9).astype(np.float32)
     assert jax.eval_shape(poincare.frechet_mean, x, 0.1).dtype == jnp.float32
     assert jax.eval_shape(poincare.frechet_mean, x, 0.1, np.ones(5)).dtype == jnp.float64

@@ -1,4 +1,4 @@
-"""What a space promises to losses and search."""
+"""The properties of a space on which losses and search rely."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def test_embedded_features_are_points_of_the_space(space):
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_both_ways_to_a_distance_agree(space):
+def test_distance_and_distance_matrix_agree(space):
     x = space.embed(features)
     pairwise = space.distance(x[:, None], x[None])
     np.testing.assert_allclose(space.distance_matrix(x, x), pairwise, atol=5e-3)
@@ -39,7 +39,7 @@ def test_search_vectors_rank_by_distance(space, seed, scale):
         np.testing.assert_array_equal(np.argsort(-product, axis=1), np.argsort(distance, axis=1))
 
 
-def test_search_product_is_the_one_of_the_docstring():
+def test_product_of_search_vectors_equals_its_formula():
     with jax.enable_x64(True):
         ball = PoincareBall(0.3)
         x, y = ball.embed(features[:4].astype(float)), ball.embed(features[4:].astype(float))
@@ -50,62 +50,62 @@ def test_search_product_is_the_one_of_the_docstring():
         np.testing.assert_allclose(product, xx - (1 - 0.3 * xx) * s / p, rtol=1e-10, atol=1e-12)
 
 
-def test_sphere_measures_two_minus_two_cosines():
+def test_distance_on_the_sphere_is_two_minus_two_cosines():
     x = Sphere().embed(features)
     cosine = features @ features.T / np.outer(*[np.linalg.norm(features, axis=1)] * 2)
     np.testing.assert_allclose(Sphere().distance_matrix(x, x), 2 - 2 * cosine, atol=1e-5)
 
 
-def test_sphere_leaves_zero_at_zero_with_a_finite_gradient():
+def test_sphere_embeds_zero_as_zero_with_a_finite_gradient():
     zero = jnp.zeros((2, 3))
     assert not np.any(Sphere().embed(zero))
     assert np.isfinite(jax.grad(lambda v: Sphere().embed(v).sum())(zero)).all()
 
 
-def test_curvature_is_a_leaf_that_can_be_learned():
+def test_curvature_is_a_differentiable_leaf():
     ball = PoincareBall(jnp.float32(0.1))
     assert len(jax.tree.leaves(ball)) == 1
     x = ball.embed(features)
-    slope = jax.grad(lambda space: space.distance_matrix(x, x).sum())(ball)
-    assert slope.c > 0
+    gradient = jax.grad(lambda space: space.distance_matrix(x, x).sum())(ball)
+    assert gradient.c > 0
 
 
 def test_riemannian_gradients_are_scaled_by_the_inverse_metric():
     plain, scaled = PoincareBall(0.1, 2.3), PoincareBall(0.1, 2.3, riemannian=True)
     np.testing.assert_array_equal(plain.embed(features), scaled.embed(features))
     weights = np.random.default_rng(1).normal(size=features.shape)
-    x, pull = jax.vjp(plain.embed, features)
+    x, pullback = jax.vjp(plain.embed, features)
     factor = (1 - 0.1 * np.sum(np.square(x), axis=-1, keepdims=True)) ** 2 / 4
-    expected = pull(jnp.asarray(weights * factor, jnp.float32))[0]
+    expected = pullback(jnp.asarray(weights * factor, jnp.float32))[0]
     got = jax.vjp(scaled.embed, features)[1](jnp.asarray(weights, jnp.float32))[0]
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_riemannian_scaling_leaves_the_gradient_of_the_curvature_alone():
-    slopes = [
+def test_riemannian_scaling_does_not_change_the_gradient_of_the_curvature():
+    gradients = [
         jax.grad(lambda c, r=riemannian: PoincareBall(c, 2.3, r).embed(features).sum())(0.1)
         for riemannian in (False, True)
     ]
-    np.testing.assert_allclose(slopes[1], slopes[0], rtol=1e-5)
+    np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_check_names_the_first_row_that_is_not_finite(space, value):
+def test_check_names_the_first_nonfinite_row(space, value):
     x = np.array(space.embed(features))
     x[[7, 9], 3] = value
     with pytest.raises(UserError, match=r"embedding 7 is not finite \(2 of 30 rows\)"):
         space.check(x)
 
 
-def test_check_refuses_points_outside():
-    with pytest.raises(UserError, match="embedding 1 lies outside the ball"):
+def test_check_rejects_points_outside_the_space():
+    with pytest.raises(UserError, match="embedding 1 is outside the ball"):
         PoincareBall(1.0).check(np.array([[0.5, 0.5], [0.9, 0.9]]))
     with pytest.raises(UserError, match="embedding 0 is not of length 1"):
         Sphere().check(np.array([[0.5, 0.5], [0.6, 0.8]]))
 
 
-def test_far_features_stay_inside_the_ball():
+def test_large_features_are_embedded_inside_the_ball():
     ball = PoincareBall(1.0, None)
     x = ball.embed(1e6 * features)
     assert np.isfinite(ball.distance_matrix(x, -x)).all()

@@ -221,11 +221,11 @@ def test_a_space_can_be_written_and_read(space):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: path.write_text("x"), "is no .npz file of plain arrays"),
-        (lambda path: np.savez(path, a=np.ones(3)), "is not written by hypjax.embed"),
-        (lambda path: np.save(path.open("wb"), np.ones(3)), "is not written by hypjax.embed"),
+        (lambda path: path.write_text("x"), "is damaged, or not an .npz file"),
+        (lambda path: np.savez(path, a=np.ones(3)), "was not written by hypjax.embed"),
+        (lambda path: np.save(path.open("wb"), np.ones(3)), "was not written by hypjax.embed"),
         (lambda path: np.savez(path, format=np.array("hypjax embeddings 1")), "is damaged"),
-        (lambda path: np.savez(path, format=np.array([{}], object)), "no .npz file of plain"),
+        (lambda path: np.savez(path, format=np.array([{}], object)), "not an .npz file of plain"),
         (lambda path: None, "cannot read .*No such file"),
     ],
 )

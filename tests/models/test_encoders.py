@@ -17,22 +17,22 @@ def params():
     return VisionTransformer(**SMALL).init(jax.random.key(0), images)["params"]
 
 
-def test_the_embedding_is_the_class_token_of_all_tokens(params):
+def test_embedding_is_the_class_token(params):
     encoder = VisionTransformer(**SMALL)
     tokens = encoder.apply({"params": params}, images, return_tokens=True)
     assert tokens.shape == (3, 1 + 2 * 3, 24) and tokens.dtype == jnp.float32
     np.testing.assert_array_equal(encoder.apply({"params": params}, images), tokens[:, 0])
 
 
-def test_an_images_embedding_does_not_depend_on_its_batch(params):
+def test_embedding_does_not_depend_on_the_batch(params):
     encoder = VisionTransformer(**SMALL)
     together = encoder.apply({"params": params}, images)
     alone = encoder.apply({"params": params}, images[1:2])
     np.testing.assert_allclose(together[1:2], alone, atol=1e-5)
 
 
-def test_patches_are_cut_where_they_lie(params):
-    """Moving a patch and its position embedding together leaves the set of tokens as it was."""
+def test_patches_match_their_position_embeddings(params):
+    """Moving a patch together with its position embedding does not change the set of tokens."""
     changed = images.copy()
     changed[:, :8, :8], changed[:, 8:, 16:] = images[:, 8:, 16:], images[:, :8, :8]
     order = jnp.array([0, 6, 2, 3, 4, 5, 1])
@@ -56,7 +56,7 @@ def test_bfloat16_keeps_parameters_and_results_in_float32(params):
     assert 0 < error < 2e-2
 
 
-def test_the_heads_kernel_is_semi_orthogonal_and_its_bias_zero():
+def test_head_starts_with_a_semi_orthogonal_kernel_and_zero_bias():
     model = Embedder(VisionTransformer(**SMALL), head_dim=10)
     params = model.init(jax.random.key(0), images)["params"]
     kernel = params["head"]["kernel"]
@@ -66,7 +66,7 @@ def test_the_heads_kernel_is_semi_orthogonal_and_its_bias_zero():
     np.testing.assert_allclose(outputs.projected, outputs.pooled @ kernel, atol=1e-5)
 
 
-def test_the_configuration_shapes_the_model(repository):
+def test_configuration_sets_the_sizes_of_the_model(repository):
     overrides = ["model.width=24", "model.depth=3", "model.num_heads=2", "model.head_dim=7"]
     config = load_config(str(repository / "configs/glyphs.py"), overrides)
     model = create_embedder(config)
@@ -81,7 +81,7 @@ def test_the_configuration_shapes_the_model(repository):
     ("precision", "dtype"),
     [("auto", jnp.float32), ("float32", jnp.float32), ("bfloat16", jnp.bfloat16)],
 )
-def test_precision_is_float32_on_cpus_unless_asked_for(repository, precision, dtype):
+def test_default_precision_on_cpus_is_float32(repository, precision, dtype):
     config = load_config(str(repository / "configs/glyphs.py"), [f"model.precision={precision}"])
     if jax.default_backend() != "cpu" and precision == "auto":
         dtype = jnp.bfloat16

@@ -1,4 +1,4 @@
-"""Weights under timm's names: conversion, files, and what is wrong with them."""
+"""Weights under timm's names: conversion, files, and errors."""
 
 import os
 import pathlib
@@ -51,7 +51,7 @@ def assert_equal(first, second):
 
 
 @pytest.mark.parametrize("encoder", [SMALL, DISTILLED, RESNET], ids=["vit", "distilled", "resnet"])
-def test_the_round_trip_is_exact(encoder):
+def test_round_trip_through_timm_names_is_exact(encoder):
     params = weights_of(encoder)
     state = timm_state_dict(params, encoder)
     head = {"kernel": np.ones((encoder.dim, 3)), "bias": np.zeros(3)}
@@ -61,14 +61,14 @@ def test_the_round_trip_is_exact(encoder):
 @pytest.mark.parametrize(
     "name", ["vit_small_patch8_224", "deit_tiny_distilled_patch16_224", "resnet50"]
 )
-def test_an_architecture_has_a_row_for_every_parameter(name):
+def test_all_parameters_have_a_name_in_timm(name):
     encoder = create_encoder(name)
     params = jax.tree.map(lambda leaf: np.broadcast_to(0.0, leaf.shape), encoder_shapes(encoder))
     assert_equal(convert_timm(timm_state_dict(params, encoder), encoder), params)
 
 
-def test_positions_of_another_image_size_are_interpolated():
-    """Along a plane: inside, the cubic kernel changes nothing of it."""
+def test_position_embeddings_are_interpolated_to_other_image_sizes():
+    """In the interior, cubic interpolation reproduces a plane."""
     old, new = SMALL.clone(image_size=64), SMALL.clone(image_size=128)
     params = weights_of(old)
     plane = 3 * np.arange(8)[:, None] + np.arange(8) + 5.0
@@ -84,18 +84,21 @@ def test_positions_of_another_image_size_are_interpolated():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.pop("blocks.1.attn.qkv.bias"), "they lack blocks.1.attn.qkv.bias: the model"),
-        (lambda s: s.update(extra=np.ones(2)), "they hold, which the encoder does not have, extra"),
+        (
+            lambda s: s.pop("blocks.1.attn.qkv.bias"),
+            "they lack blocks.1.attn.qkv.bias: the weights",
+        ),
+        (lambda s: s.update(extra=np.ones(2)), "unlike the encoder, they contain extra"),
         (
             lambda s: s.update({"patch_embed.proj.weight": np.ones((24, 3, 16, 16))}),
-            "patch_embed.proj.weight has the shape 24×3×16×16, but the encoder's has 24×3×8×8",
+            "patch_embed.proj.weight has the shape 24×3×16×16, but the encoder needs 24×3×8×8",
         ),
-        (lambda s: s.update(dist_token=np.ones((1, 1, 24))), "does not have, dist_token"),
+        (lambda s: s.update(dist_token=np.ones((1, 1, 24))), "they contain dist_token"),
         (lambda s: s.update(pos_embed=np.ones((1, 6, 24))), "pos_embed has the shape 1×6×24"),
         (lambda s: s.clear(), "they lack blocks.0.attn.proj.bias, .* and 27 more"),
     ],
 )
-def test_weights_of_another_model_are_named(change, message, tmp_path):
+def test_error_names_mismatched_tensors(change, message, tmp_path):
     state = timm_state_dict(weights_of(SMALL), SMALL)
     change(state)
     path = tmp_path / "w.safetensors"
@@ -108,16 +111,16 @@ def test_weights_of_another_model_are_named(change, message, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("w.safetensors", b"\x10\x00\x00", "is damaged, or no .safetensors"),
-        ("w.npz", b"PK\x03\x04", "is damaged, or holds more than arrays"),
+        ("w.safetensors", b"\x10\x00\x00", "is damaged, or not a .safetensors file"),
+        ("w.npz", b"PK\x03\x04", "is damaged, or contains more than arrays"),
         ("absent.safetensors", None, "there is no such file"),
-        ("vit_smal_patch16_224.dino", None, "near ones begin with vit_small_patch16_224"),
-        ("no name", None, "near ones begin with"),
+        ("vit_smal_patch16_224.dino", None, "similar names begin with vit_small_patch16_224"),
+        ("no name", None, "similar names begin with"),
         ("runs/cub-hyp-dno", None, "there is no such file or folder; .* hf-hub:OWNER/NAME"),
         ("hf-hub:a/b/c", None, "neither a file nor a name on the hub"),
     ],
 )
-def test_unusable_weights_are_refused(name, content, message, tmp_path, monkeypatch):
+def test_unusable_weights_are_an_error(name, content, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if content is not None:
         pathlib.Path(name).write_bytes(content)
@@ -125,21 +128,21 @@ def test_unusable_weights_are_refused(name, content, message, tmp_path, monkeypa
         load_timm(name, SMALL)
 
 
-def test_weights_for_other_channels_are_named(tmp_path):
+def test_weights_for_other_channels_are_an_error(tmp_path):
     path = tmp_path / "w.safetensors"
     save_file(timm_state_dict(weights_of(SMALL), SMALL), path)
-    with pytest.raises(UserError, match="has the shape 24×3×8×8, but the encoder's has 24×1×8×8"):
+    with pytest.raises(UserError, match="has the shape 24×3×8×8, but the encoder needs 24×1×8×8"):
         load_timm(str(path), SMALL, channels=1)
 
 
-def test_arrays_that_are_pickled_objects_are_refused(tmp_path):
+def test_pickled_objects_are_an_error(tmp_path):
     path = tmp_path / "w.npz"
     np.savez(path, cls=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(UserError, match="holds more than arrays"):
+    with pytest.raises(UserError, match="contains more than arrays"):
         load_timm(str(path), SMALL)
 
 
-def test_without_network_and_cache_it_says_what_to_download(tmp_path):
+def test_error_without_network_and_cache_says_what_to_download(tmp_path):
     code = (
         "from hypjax.models import create_encoder; from hypjax.models.pretrained import load_timm\n"
         "load_timm('vit_small_patch16_224.dino', create_encoder('vit_small_patch16_224'))"
@@ -159,7 +162,7 @@ def test_without_network_and_cache_it_says_what_to_download(tmp_path):
     assert str(tmp_path) in done.stderr
 
 
-def test_what_the_hub_has_sent_before_is_read_without_a_network(tmp_path):
+def test_cached_weights_are_read_without_network(tmp_path):
     encoder = create_encoder("vit_tiny_patch16_224")
     repository = tmp_path / "hub/models--timm--vit_tiny_patch16_224.mine"
     (repository / "refs").mkdir(parents=True)
@@ -184,8 +187,8 @@ def test_what_the_hub_has_sent_before_is_read_without_a_network(tmp_path):
     assert float(done.stdout) == pytest.approx(params["norm"]["scale"].sum(), rel=1e-5)
 
 
-def test_unknown_architectures_and_what_does_not_fit_them(repository):
-    with pytest.raises(UserError, match="near ones are deit_small_patch16_224"):
+def test_unknown_architectures_and_unsupported_options_are_an_error(repository):
+    with pytest.raises(UserError, match="similar names are deit_small_patch16_224"):
         create_encoder("deit_smal_patch16_224")
     with pytest.raises(UserError, match="250 pixels cannot be cut into patches of 16"):
         create_encoder("vit_small_patch16_224", image_size=250)
@@ -199,7 +202,7 @@ def test_unknown_architectures_and_what_does_not_fit_them(repository):
         create_embedder(config)
 
 
-def test_poolings_by_hand():
+def test_poolings_equal_values_computed_by_hand():
     tokens = np.array([[[1.0, 5], [3, -1], [1, 2], [2, -4]]], np.float32)
     for pooling, expected in {
         "cls": [1, 5],
@@ -212,7 +215,7 @@ def test_poolings_by_hand():
         np.testing.assert_allclose(pool_tokens(tokens, 2, pooling)[0], expected, rtol=1e-6)
 
 
-def test_statistics_of_batch_norms_are_never_trained():
+def test_batch_norm_statistics_are_not_trained():
     from hypjax.training import optim
 
     params = {"model": {"encoder": weights_of(RESNET)}, "objective": {}}
@@ -225,7 +228,7 @@ def test_statistics_of_batch_norms_are_never_trained():
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory, photos_folder):
-    """A tiny run's configuration with weights to begin from, and these."""
+    """The configuration of a tiny run that starts from weights, their values, and the encoder."""
     path = tmp_path_factory.mktemp("weights") / "w.safetensors"
     settings = [f"model.weights={path}", "optim.frozen=patch_projection", "train.total_steps=4"]
     config = small_runs.load(photos_folder, *settings)
@@ -241,8 +244,8 @@ def finished(pretrained, tmp_path_factory):
     return workdir, train.train_and_evaluate(pretrained[0], workdir)
 
 
-def test_training_begins_from_the_weights(pretrained, finished):
-    """And moves all of them but the patch projection."""
+def test_training_starts_from_pretrained_weights(pretrained, finished):
+    """Training changes all parameters but the frozen patch projection."""
     config, before, _ = pretrained
     workdir, results = finished
     after = flatten_dict(restore_best(workdir)[1]["encoder"])
@@ -254,43 +257,43 @@ def test_training_begins_from_the_weights(pretrained, finished):
     assert encoder_alone["pretrained"]["encoder"] == results["untrained"]["encoder"]
 
 
-def test_another_runs_folder_gives_weights_too(finished, photos_folder):
+def test_weights_of_another_run_can_be_used(finished, photos_folder):
     workdir, _ = finished
     config = small_runs.load(photos_folder, f"model.weights={workdir}")
     found = pretrained_encoder(config, create_embedder(config).encoder)
     assert_equal(found, restore_best(workdir)[1]["encoder"])
 
 
-def test_a_mistake_in_the_weights_name_leaves_no_folder_behind(photos_folder, tmp_path):
+def test_misspelt_weights_leave_no_folder_behind(photos_folder, tmp_path):
     config = small_runs.load(photos_folder, "model.weights=absent.safetensors")
     with pytest.raises(UserError, match="weights absent.safetensors: there is no such file"):
         train.train_and_evaluate(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_own_images_are_fine_tuned_by_the_published_recipe():
+def test_folders_of_images_use_the_published_recipe():
     config = load_config(f"{small_runs.CONFIG}:sph-dino", ["data.path=photos"])
     assert config.model.weights == "vit_small_patch16_224.dino"
     assert (config.objective.space, config.optim.learning_rate) == ("sphere", 1e-5)
     assert (config.data.name, config.data.image_size) == ("folder", 224)
 
 
-def test_another_runs_encoder_must_be_the_same(finished, photos_folder):
-    """Heads do not show in the shapes of parameters."""
+def test_weights_of_a_run_with_another_encoder_are_an_error(finished, photos_folder):
+    """The number of heads does not show in the shapes of parameters."""
     workdir, _ = finished
     config = small_runs.load(photos_folder, f"model.weights={workdir}", "model.num_heads=4")
     with pytest.raises(UserError, match="has a different architecture or size"):
         pretrained_encoder(config, create_embedder(config).encoder)
 
 
-def test_features_for_the_hyperbolicity_are_not_normalised(pretrained):
+def test_features_for_hyperbolicity_are_not_normalised(pretrained):
     points, notes = pretrained_features(pretrained[0])
     assert not notes
     assert points.dtype == np.float32 and np.isfinite(points).all()
     assert np.linalg.norm(points, axis=1).std() > 0
 
 
-def test_the_hyperbolicity_of_an_encoder_by_the_command(pretrained, photos_folder):
+def test_hyperbolicity_command_on_an_encoder(pretrained, photos_folder):
     config, _, _ = pretrained
     fields = [
         *small_runs.SMALL,
@@ -313,7 +316,7 @@ def test_the_hyperbolicity_of_an_encoder_by_the_command(pretrained, photos_folde
     assert re.search(r"curvature c it suggests: \d+\.\d{3}", done.stdout)
 
 
-def test_a_run_is_written_under_timms_names(finished, tmp_path):
+def test_convert_command_writes_timm_names(finished, tmp_path):
     workdir, _ = finished
     path = tmp_path / "model.safetensors"
     args = [sys.executable, "-m", "hypjax.convert", f"--workdir={workdir}", f"--output={path}"]
@@ -328,7 +331,7 @@ def test_a_run_is_written_under_timms_names(finished, tmp_path):
     assert again.returncode == 1 and "exists already" in again.stderr
 
 
-def test_the_line_that_builds_the_model_in_pytorch():
+def test_constructor_line_for_timm():
     config = load_config(
         str(small_runs.REPOSITORY / "configs/cub.py:hyp-deit"),
         ["data.image_size=384", "data.resize=384"],

@@ -18,7 +18,7 @@ compiled_loss = jax.jit(pairwise_cross_entropy, static_argnames=("space", "tempe
 
 
 def transcription(z, distance, temperature):
-    """Eq. 5 as the paper has it, for every ordered pair of subsets, one anchor at a time."""
+    """Eq. 5 as in the paper: for each ordered pair of subsets, one anchor at a time."""
     classes, samples, _ = z.shape
     total = 0.0
     for i in range(samples):
@@ -40,7 +40,7 @@ def transcription(z, distance, temperature):
 
 
 def ball_distance(x, y, c=0.1):
-    """Eq. 2 through Möbius addition."""
+    """Eq. 2, by Möbius addition."""
     xy, xx, yy = -x @ y, x @ x, y @ y
     w = (-(1 + 2 * c * xy + c * yy) * x + (1 - c * xx) * y) / (1 + 2 * c * xy + c**2 * xx * yy)
     return 2 / np.sqrt(c) * np.arctanh(np.sqrt(c) * np.linalg.norm(w))
@@ -62,13 +62,13 @@ def embeddings(space, seed=0, shape=(4, 3, 5), dtype=np.float64):
     ids=["ball", "sphere"],
 )
 @pytest.mark.parametrize("shape", [(4, 2, 5), (4, 3, 5), (2, 4, 3)])
-def test_value_and_gradient_are_those_of_the_paper(float64, space, distance, shape):
+def test_value_and_gradient_equal_the_formula_of_the_paper(float64, space, distance, shape):
     z = embeddings(space, shape=shape)
     loss = lambda z: pairwise_cross_entropy(z, space=space, temperature=0.2)  # noqa: E731
     value, gradient = jax.jit(jax.value_and_grad(loss))(z)
     np.testing.assert_allclose(value, transcription(z, distance, 0.2), rtol=1e-10)
     tangent = np.random.default_rng(1).normal(size=shape)
-    if space is SPHERE:  # The gradient along the sphere; off it the two formulas differ.
+    if space is SPHERE:  # Only tangent directions: off the sphere the two formulas differ.
         tangent -= np.sum(tangent * z, axis=-1, keepdims=True) * z
     step = 1e-6
     numeric = (
@@ -99,7 +99,7 @@ def test_sphere_at_twice_the_temperature_equals_cosine_logits(float64):
 
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=10, deadline=None)
-def test_rotating_the_space_or_reordering_changes_nothing(seed):
+def test_loss_is_invariant_to_rotations_and_permutations(seed):
     rng = np.random.default_rng(seed)
     rotation, _ = np.linalg.qr(rng.normal(size=(5, 5)))
     with jax.enable_x64(True):
@@ -118,7 +118,7 @@ def test_extreme_distances_neither_overflow_nor_vanish():
     assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
-def test_collapsed_embeddings_have_the_loss_of_guessing():
+def test_collapsed_embeddings_have_the_loss_of_random_guesses():
     classes, samples = 6, 3
     z = jnp.full((classes, samples, 4), 0.3)
     value, gradient = jax.value_and_grad(lambda z: compiled_loss(z, space=BALL, temperature=0.2))(z)
@@ -127,14 +127,14 @@ def test_collapsed_embeddings_have_the_loss_of_guessing():
     assert np.isfinite(gradient).all()
 
 
-def test_a_batch_with_nothing_to_compare_is_refused():
+def test_batch_with_nothing_to_compare_is_an_error():
     with pytest.raises(ValueError, match="at least 2 classes and 2 samples, got 4 and 1"):
         pairwise_cross_entropy(jnp.zeros((4, 1, 3)), space=BALL, temperature=0.2)
 
 
 @pytest.mark.parametrize("shape", [(450, 2, 128), (100, 9, 128)])
 def test_loss_and_gradient_need_little_memory(shape):
-    """A few matrices of the batch's distances, and nothing of the size images² × coordinates."""
+    """It is enough for a few distance matrices, but not for an [images, images, dim] array."""
 
     def loss(features):
         return pairwise_cross_entropy(BALL.embed(features), space=BALL, temperature=0.2)
@@ -144,7 +144,7 @@ def test_loss_and_gradient_need_little_memory(shape):
     assert compiled.memory_analysis().temp_size_in_bytes < 40e6
 
 
-def test_the_objective_takes_neighbouring_images_as_one_class():
+def test_objective_takes_consecutive_images_as_one_class():
     objective = PairwiseCrossEntropy(BALL, temperature=0.2, samples_per_class=3)
     features = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
     outputs = Outputs(pooled=jnp.zeros((12, 2)), projected=jnp.asarray(features))

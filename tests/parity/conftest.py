@@ -1,4 +1,4 @@
-"""Peers are optional: a test whose peer is absent is skipped with the reason."""
+"""Comparisons with other libraries, which are optional: tests without theirs are skipped."""
 
 import sys
 import types
@@ -7,8 +7,8 @@ import types
 def pytest_configure(config):
     """Lets a CPU build of torch import timm.
 
-    timm imports torchvision, whose compiled operators do not load against such a build; without
-    this module, which registers them, its pure-Python part imports.
+    timm imports torchvision, whose compiled operators do not load with such a build. Without the
+    module that registers these operators, the pure-Python part of torchvision can be imported.
     """
     del config
     sys.modules.setdefault(

@@ -1,4 +1,4 @@
-"""The ball beside geoopt's, in float64."""
+"""Comparison of the Poincaré ball with geoopt in float64."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Views of images beside torchvision's."""
+"""Comparison of image crops and views with torchvision."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ DRAWS = 4000
 
 @pytest.mark.parametrize("size", [(375, 500), (500, 333), (300, 300), (60, 200), (40, 41)])
 def test_crop_boxes_have_the_distribution_of_random_resized_crop(size):
-    """Kolmogorov and Smirnov's test; of a long image, a part of the boxes is the fallback's."""
+    """Kolmogorov–Smirnov test; for long images some boxes come from the fallback."""
     stats = pytest.importorskip("scipy.stats")
     torch.manual_seed(0)
     image = Image.new("L", size[::-1])
@@ -38,8 +38,8 @@ def test_crop_boxes_have_the_distribution_of_random_resized_crop(size):
         places = top / room[0], left / room[1]
         return [height * width, width / height, height, width, *places, top + left]
 
-    for mine, other in zip(features(ours), features(theirs), strict=True):
-        assert stats.ks_2samp(mine, other).pvalue > 1e-4
+    for our_feature, their_feature in zip(features(ours), features(theirs), strict=True):
+        assert stats.ks_2samp(our_feature, their_feature).pvalue > 1e-4
 
 
 def picture():
@@ -48,7 +48,7 @@ def picture():
 
 
 @pytest.mark.parametrize("box", [(0, 0, 90, 120), (3, 7, 50, 41), (60, 90, 30, 30), (5, 5, 1, 2)])
-def test_a_crop_has_the_pixels_of_resized_crop(box):
+def test_pixels_of_crops_equal_resized_crop(box):
     functional = transforms.functional
     expected = functional.resized_crop(picture(), *box, [32, 32], BICUBIC)
     ours = pixels.resize(pixels.crop(picture(), np.array(box)), 32)
@@ -56,7 +56,7 @@ def test_a_crop_has_the_pixels_of_resized_crop(box):
 
 
 @pytest.mark.parametrize("size", [(90, 120), (121, 90), (50, 50), (37, 500)])
-def test_the_test_view_has_the_pixels_of_resize_and_center_crop(size):
+def test_pixels_of_the_test_view_equal_resize_and_center_crop(size):
     image = picture().resize(size[::-1])
     view = transforms.Compose([transforms.Resize(40, BICUBIC), transforms.CenterCrop(35)])
     np.testing.assert_array_equal(pixels.central_view(image, 40, 35), view(image))

@@ -1,4 +1,4 @@
-"""Encoders beside timm's, with timm's random weights, read from files as users have them."""
+"""Comparison of encoders with timm, with random weights that are converted from timm's."""
 
 import functools
 
@@ -18,7 +18,7 @@ SMALL = dict(patch_size=8, depth=3, num_heads=4)
 
 
 def randomised(model, amount=0.02):
-    """Biases, norms and statistics too, which start at 0 and 1."""
+    """Perturbs all parameters and statistics, including those that start at 0 or 1."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -36,7 +36,7 @@ def small_peer():
 
 
 def converted(model):
-    """Parameters of a small Transformer of timm's."""
+    """Converts the parameters of a small Transformer of timm's."""
     side = model.patch_embed.img_size[0]
     encoder = VisionTransformer(
         image_size=side,
@@ -79,41 +79,41 @@ def as_torch(images):
 )
 def test_all_tokens_agree(name, image_size):
     native = randomised(timm.create_model(name))
-    there = timm.create_model(name, img_size=image_size).eval()
-    state = timm.models.vision_transformer.checkpoint_filter_fn(native.state_dict(), there)
-    there.load_state_dict(state)
+    peer = timm.create_model(name, img_size=image_size).eval()
+    state = timm.models.vision_transformer.checkpoint_filter_fn(native.state_dict(), peer)
+    peer.load_state_dict(state)
     images = pixels(image_size)
     encoder = create_encoder(name, image_size=image_size)
     params = convert_timm(state_of(native), encoder)
     with torch.no_grad():
-        expected = there.forward_features(as_torch(images))
-        pooled = there.forward_head(expected, pre_logits=True).numpy()
+        expected = peer.forward_features(as_torch(images))
+        pooled = peer.forward_head(expected, pre_logits=True).numpy()
     run = jax.jit(functools.partial(encoder.apply, return_tokens=True))
     np.testing.assert_allclose(run({"params": params}, images), expected.numpy(), atol=2e-5)
     np.testing.assert_allclose(encoder.apply({"params": params}, images), pooled, atol=2e-5)
 
 
 @pytest.mark.parametrize("image_size", [224, 200])
-def test_a_resnets_features_agree(image_size):
-    there = randomised(timm.create_model("resnet50"), amount=0.002)
+def test_features_of_a_resnet_agree(image_size):
+    peer = randomised(timm.create_model("resnet50"), amount=0.002)
     encoder = create_encoder("resnet50", image_size=image_size)
-    params = convert_timm(state_of(there), encoder)
+    params = convert_timm(state_of(peer), encoder)
     images = pixels(image_size, 2)
     with torch.no_grad():
-        features = there.forward_features(as_torch(images))
-        pooled = there.forward_head(features, pre_logits=True).numpy()
+        features = peer.forward_features(as_torch(images))
+        pooled = peer.forward_head(features, pre_logits=True).numpy()
         both = torch.amax(features, (2, 3)) + features.mean((2, 3))
     expected = features.flatten(2).transpose(1, 2).numpy()
     tokens = encoder.apply({"params": params}, images, return_tokens=True)
     scale = np.abs(expected).max()
     np.testing.assert_allclose(tokens / scale, expected / scale, atol=2e-5)
-    both_here = ResNet(image_size, pooling="avg_max").apply({"params": params}, images)
-    for here, there in ((encoder.apply({"params": params}, images), pooled), (both_here, both)):
-        np.testing.assert_allclose(here / scale, np.asarray(there) / scale, atol=2e-5)
+    both_ours = ResNet(image_size, pooling="avg_max").apply({"params": params}, images)
+    for ours, peer in ((encoder.apply({"params": params}, images), pooled), (both_ours, both)):
+        np.testing.assert_allclose(ours / scale, np.asarray(peer) / scale, atol=2e-5)
 
 
 def gradients_agree(model, encoder, images):
-    """Of a random function of all tokens, every tensor's, within 1e-4 of its norm."""
+    """Compares the gradients of a random function of all tokens, within 1e-4 of their norms."""
     model.zero_grad()
     features = model.forward_features(as_torch(images))
     if features.ndim == 4:
@@ -129,12 +129,12 @@ def gradients_agree(model, encoder, images):
         jax.jit(jax.grad(value))(convert_timm(state_of(model), encoder)), encoder
     )
     assert expected.keys() <= gradient.keys()
-    for name, there in expected.items():
-        there, here = there.numpy(), gradient[name]
-        if name.endswith("qkv.bias"):  # The keys' part is rounding noise: attention ignores it.
-            third = len(there) // 3
-            there, here = (np.delete(x, np.s_[third : 2 * third]) for x in (there, here))
-        error = np.linalg.norm(here - there) / np.linalg.norm(there)
+    for name, peer in expected.items():
+        peer, ours = peer.numpy(), gradient[name]
+        if name.endswith("qkv.bias"):  # Attention ignores the bias of keys: its gradient is noise.
+            third = len(peer) // 3
+            peer, ours = (np.delete(x, np.s_[third : 2 * third]) for x in (peer, ours))
+        error = np.linalg.norm(ours - peer) / np.linalg.norm(peer)
         assert error < 1e-4, (name, error)
 
 
@@ -152,10 +152,10 @@ def gradients_agree(model, encoder, images):
 )
 def test_gradients_agree(name, image_size):
     if name == "resnet50":
-        there = randomised(timm.create_model(name), 0.002)
+        peer = randomised(timm.create_model(name), 0.002)
     else:
-        there = randomised(timm.create_model(name, img_size=image_size))
-    gradients_agree(there, create_encoder(name, image_size=image_size), pixels(image_size))
+        peer = randomised(timm.create_model(name, img_size=image_size))
+    gradients_agree(peer, create_encoder(name, image_size=image_size), pixels(image_size))
 
 
 def test_gradients_of_a_small_transformer_agree():
@@ -163,8 +163,8 @@ def test_gradients_of_a_small_transformer_agree():
     gradients_agree(small_peer(), encoder, pixels(32, 4))
 
 
-def test_a_trained_model_goes_back_to_timm():
-    """Its classifier is then the head, whichever tokens are pooled."""
+def test_converted_model_gives_the_same_outputs_in_timm():
+    """The head becomes the classifier, for any pooling of tokens."""
     name = "deit_small_distilled_patch16_224"
     encoder = create_encoder(name)
     params = convert_timm(state_of(randomised(timm.create_model(name))), encoder)
@@ -172,19 +172,19 @@ def test_a_trained_model_goes_back_to_timm():
     head = {"kernel": rng.normal(size=(384, 16)), "bias": rng.normal(size=16)}
     head = {part: value.astype(np.float32) for part, value in head.items()}
     state = timm_state_dict(params, encoder) | timm_classifier(head, encoder)
-    there = timm.create_model(name, num_classes=16).eval()
-    there.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
+    peer = timm.create_model(name, num_classes=16).eval()
+    peer.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
     images = pixels(224)
     with torch.no_grad():
-        expected = there(as_torch(images)).numpy()
-    here = encoder.apply({"params": params}, images) @ head["kernel"] + head["bias"]
-    np.testing.assert_allclose(here, expected, atol=1e-4)
+        expected = peer(as_torch(images)).numpy()
+    ours = encoder.apply({"params": params}, images) @ head["kernel"] + head["bias"]
+    np.testing.assert_allclose(ours, expected, atol=1e-4)
     again = convert_timm(state, encoder)
     for path, value in flatten_dict(params).items():
         np.testing.assert_array_equal(flatten_dict(again)[path], value)
 
 
-def test_files_of_torch_hold_the_same(tmp_path):
+def test_torch_files_give_the_same_parameters(tmp_path):
     state = small_peer().state_dict()
     encoder = VisionTransformer(image_size=32, width=48, **SMALL)
     expected = flatten_dict(converted(small_peer()))
@@ -202,19 +202,19 @@ class Payload:
 
 
 @pytest.mark.parametrize("damage", ["code", "truncated", "list"])
-def test_a_file_of_torch_that_is_more_or_less_than_tensors_is_refused(tmp_path, damage):
+def test_torch_files_of_other_objects_are_an_error(tmp_path, damage):
     path = tmp_path / "weights.pth"
     torch.save(
         {"code": {"a": Payload()}, "list": [1, 2]}.get(damage, small_peer().state_dict()), path
     )
     if damage == "truncated":
         path.write_bytes(path.read_bytes()[:5000])
-    words = {"code": "holds more than tensors", "list": "no dict of tensors"}
+    words = {"code": "contains more than tensors", "list": "not contain a dict of tensors"}
     with pytest.raises(UserError, match=words.get(damage, "damaged")):
         load_timm(str(path), VisionTransformer(image_size=32, width=48, **SMALL))
 
 
-def test_an_original_jax_checkpoint_is_read_as_timm_reads_it(tmp_path):
+def test_original_jax_checkpoints_are_read_as_in_timm(tmp_path):
     rng = np.random.default_rng(0)
     width, heads, depth = 48, 4, 2
     arrays = {
@@ -243,13 +243,13 @@ def test_an_original_jax_checkpoint_is_read_as_timm_reads_it(tmp_path):
             arrays[f"{block}/MlpBlock_3/Dense_{layer}/bias"] = shape[1:]
     path = str(tmp_path / "original.npz")
     np.savez(path, **{n: rng.normal(size=s).astype(np.float32) for n, s in arrays.items()})
-    there = timm.models.VisionTransformer(
+    peer = timm.models.VisionTransformer(
         img_size=32, patch_size=8, embed_dim=width, depth=depth, num_heads=heads, num_classes=10
     )
-    there.load_pretrained(path)
+    peer.load_pretrained(path)
     encoder = VisionTransformer(
         image_size=32, patch_size=8, width=width, depth=depth, num_heads=heads
     )
-    expected = flatten_dict(convert_timm(state_of(there), encoder))
+    expected = flatten_dict(convert_timm(state_of(peer), encoder))
     for name, value in flatten_dict(load_timm(path, encoder)).items():
         np.testing.assert_array_equal(value, expected[name])

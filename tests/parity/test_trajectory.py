@@ -1,6 +1,6 @@
-"""Training beside a PyTorch transcription of the recipe: same weights, pixels and batches.
+"""Comparison of training with a PyTorch transcription of the recipe, on the same batches.
 
-As a command it does the same at the size of the published encoder, which takes minutes:
+As a command, it runs the comparison with an encoder of the published size, which takes minutes:
 
     python -m tests.parity.test_trajectory --size=small
 """
@@ -23,7 +23,7 @@ from hypjax.training.step import TrainState, make_train_step
 from hypjax.types import Batch
 from tests.parity import conftest
 
-conftest.pytest_configure(None)  # As a command nobody else calls it before timm is imported.
+conftest.pytest_configure(None)  # When run as a command, pytest does not call it.
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
 geoopt = pytest.importorskip("geoopt", reason="needs the parity extra: geoopt")
@@ -31,12 +31,12 @@ geoopt = pytest.importorskip("geoopt", reason="needs the parity extra: geoopt")
 TINY = {"patch_size": 8, "width": 48, "depth": 3, "num_heads": 4, "head_dim": 6}
 SMALL = {"patch_size": 16, "width": 384, "depth": 12, "num_heads": 6, "head_dim": 128}
 
-# The recipe once more, from the paper, so that hypjax's defaults are compared as well.
+# The recipe as in the paper, independent of hypjax's defaults, so that these are compared too.
 C, RADIUS, TEMPERATURE = 0.1, 2.3, 0.2
 CLIP_NORM, WEIGHT_DECAY, BETAS, EPSILON = 3.0, 0.01, (0.9, 0.999), 1e-8
 
-# The more noise, the farther the loss stays from 0, where rounding would be large beside it; with
-# the least, some gradients are short enough not to be clipped.
+# More noise keeps the loss away from 0, where its relative rounding errors are large. With the
+# least noise, some gradients are too short to be clipped.
 CASES = {
     "ball-12x2": dict(space="poincare", classes=12, samples=2, noise=15),
     "ball-5x9": dict(space="poincare", classes=5, samples=9, noise=30),
@@ -45,15 +45,15 @@ CASES = {
 
 
 class Trajectory(NamedTuple):
-    """What one side saw.
+    """Training of one of the two implementations.
 
     Attributes:
-        losses: Before each step.
-        norms: Of the gradients, before they were clipped.
-        clipped: Shares of features that were clipped.
-        pooled: The encoder's embeddings of held-out images, after the last step.
-        projected: The head's.
-        patch_projection: Kernel and bias, before the first step and after the last.
+        losses: Loss at each step.
+        norms: Gradient norm at each step, before clipping.
+        clipped: Share of clipped features at each step.
+        pooled: Encoder embeddings of held-out images after the last step.
+        projected: Head outputs for held-out images after the last step.
+        patch_projection: Kernel and bias of the patch projection, before and after training.
     """
 
     losses: np.ndarray
@@ -65,13 +65,13 @@ class Trajectory(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Both sides, and how far they are apart.
+    """Trajectories of both implementations, and their differences.
 
     Attributes:
-        hypjax: Its trajectory.
-        peer: That of the transcription.
-        differences: The largest relative ones: of losses and gradient norms at any step, and of the
-            encoder's and the head's embeddings of the held-out images as a whole.
+        hypjax: Trajectory of hypjax.
+        peer: Trajectory of the transcription.
+        differences: Relative differences: the largest of losses and gradient norms over steps, and
+            the overall ones of encoder and head outputs for held-out images.
     """
 
     hypjax: Trajectory
@@ -90,15 +90,15 @@ def compare(
     noise=20,
     learning_rate=1e-3,
 ):
-    """Trains both sides from the same weights on the same batches.
+    """Trains both implementations from the same weights on the same batches.
 
-    Parameters are not compared: attention ignores the keys' bias, so that its gradient is rounding
-    noise, of which Adam makes full steps.
+    Parameters are not compared: attention ignores the bias of the keys, so that its gradient is
+    rounding noise, which Adam scales to full steps.
     """
     *batches, held_out = make_batches(image_size, classes, samples, steps + 1, noise)
     config = make_config(model_kwargs, image_size, classes, samples, steps, space, learning_rate)
     encoder, head = make_peer(model_kwargs, image_size)
-    params = parameters_of(encoder, head, create_embedder(config))
+    params = convert_parameters(encoder, head, create_embedder(config))
     got = run_hypjax(config, params, batches, held_out)
     peer = run_peer(encoder, head, space, samples, learning_rate, batches, held_out)
 
@@ -118,29 +118,29 @@ def compare(
 
 
 def make_batches(image_size, classes, samples, number, noise):
-    """Noisy pictures of coarse patterns, one a class: something that a few steps can learn.
+    """Noisy images of coarse patterns, one pattern per class, which a few steps can learn.
 
-    Every batch draws its classes from twice as many. Larger images are enlarged ones of 32 pixels,
-    since noise of single pixels would be lost in large patches.
+    Each batch draws its classes from twice as many. Larger images are enlarged from 32 pixels,
+    because noise of single pixels would average out in large patches.
     """
     rng = np.random.default_rng(0)
-    patterns = enlarged(rng.uniform(60, 196, (2 * classes, 4, 4, 3)), 8)
+    patterns = enlarge(rng.uniform(60, 196, (2 * classes, 4, 4, 3)), 8)
     batches = []
     for _ in range(number):
         labels = rng.choice(len(patterns), classes, replace=False).repeat(samples)
         pixels = patterns[labels] + rng.normal(0, noise, (len(labels), 32, 32, 3))
-        pixels = enlarged(np.clip(pixels, 0, 255).astype(np.uint8), image_size // 32)
+        pixels = enlarge(np.clip(pixels, 0, 255).astype(np.uint8), image_size // 32)
         flips = rng.random(len(labels)) < 0.5
         batches.append(Batch(pixels, labels.astype(np.int32), np.arange(len(labels)), flips))
     return batches
 
 
-def enlarged(images, factor):
+def enlarge(images, factor):
     return images.repeat(factor, axis=1).repeat(factor, axis=2)
 
 
 def make_config(model_kwargs, image_size, classes, samples, steps, space, learning_rate):
-    """The defaults of hypjax, but for sizes, space and learning rate."""
+    """The defaults of hypjax, except for sizes, space and learning rate."""
     config = default_config()
     config.model.update(model_kwargs, architecture="vit", precision="float32")
     config.data.image_size = config.data.resize = image_size
@@ -152,7 +152,7 @@ def make_config(model_kwargs, image_size, classes, samples, steps, space, learni
 
 
 def make_peer(model_kwargs, image_size):
-    """An encoder of timm's with random weights, and a linear head."""
+    """A timm encoder with random weights, and a linear head."""
     torch.manual_seed(0)
     width = model_kwargs["width"]
     encoder = timm.models.VisionTransformer(
@@ -163,8 +163,8 @@ def make_peer(model_kwargs, image_size):
         num_heads=model_kwargs["num_heads"],
         num_classes=0,
     )
-    # Biases and norms too, which start at 0 and 1. With timm's small weights alone the class token
-    # would hardly depend on the image.
+    # Biases and norms, which start at 0 and 1, change too. With timm's small weights alone, the
+    # class token would hardly depend on the image.
     for parameter in encoder.parameters():
         parameter.data += 0.7 / width**0.5 * torch.randn_like(parameter)
     head = torch.nn.Linear(width, model_kwargs["head_dim"])
@@ -173,8 +173,8 @@ def make_peer(model_kwargs, image_size):
     return encoder, head
 
 
-def parameters_of(encoder, head, model):
-    """The peer's weights under Flax's names, copied: PyTorch's optimiser overwrites its own."""
+def convert_parameters(encoder, head, model):
+    """Converts the peer's weights, copied because PyTorch's optimiser updates them in place."""
     state = {name: value.numpy().copy() for name, value in encoder.state_dict().items()}
     weight, bias = (head.state_dict()[name].numpy().copy() for name in ("weight", "bias"))
     model_params = {
@@ -224,8 +224,8 @@ def run_peer(encoder, head, space, samples, learning_rate, batches, held_out):
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, CLIP_NORM)
         optimizer.step()
-        long = features.norm(dim=-1) > RADIUS if space == "poincare" else torch.zeros(1)
-        rows.append([float(x.detach()) for x in (loss, norm, long.float().mean())])
+        clipped = features.norm(dim=-1) > RADIUS if space == "poincare" else torch.zeros(1)
+        rows.append([float(x.detach()) for x in (loss, norm, clipped.float().mean())])
     with torch.no_grad():
         pooled = encoder(prepare(held_out.images))
         projected = head(pooled)
@@ -235,7 +235,7 @@ def run_peer(encoder, head, space, samples, learning_rate, batches, held_out):
 
 
 def prepare(images, flips=None):
-    """Pixels as PyTorch wants them: channels first, mirrored where told, mean and deviation 0.5."""
+    """Prepares pixels for PyTorch: channels first, mirrored, normalised with mean and std 0.5."""
     images = torch.tensor(images).permute(0, 3, 1, 2).float() / 255
     if flips is not None:
         pairs = zip(images, flips, strict=True)
@@ -244,7 +244,7 @@ def prepare(images, flips=None):
 
 
 def recipe_distances(features, space):
-    """From the head's output to the distances of all pairs (Eqs. 2 and 4)."""
+    """Distances of all pairs from the head's outputs (Eqs. 2 and 4)."""
     if space == "sphere":
         points = torch.nn.functional.normalize(features, dim=-1)
         return 2 - 2 * points @ points.T
@@ -255,17 +255,17 @@ def recipe_distances(features, space):
 
 
 def recipe_loss(features, space, samples):
-    """Eq. 5, pair of subsets by pair; image i is sample i mod d of class i // d."""
+    """Eq. 5, one pair of subsets at a time; image i is sample i mod d of class i // d."""
     classes = len(features) // samples
     logits = -recipe_distances(features, space) / TEMPERATURE
     logits = logits.reshape(classes, samples, classes, samples)
-    itself, positives = torch.eye(classes, dtype=torch.bool), torch.arange(classes)
+    same_image, positives = torch.eye(classes, dtype=torch.bool), torch.arange(classes)
     total = 0
     for i in range(samples):
         for j in range(samples):
             if i != j:
-                own = logits[:, i, :, i].masked_fill(itself, -torch.inf)
-                candidates = torch.cat([logits[:, i, :, j], own], dim=1)
+                within = logits[:, i, :, i].masked_fill(same_image, -torch.inf)
+                candidates = torch.cat([logits[:, i, :, j], within], dim=1)
                 total = total + torch.nn.functional.cross_entropy(candidates, positives)
     return total
 
@@ -273,21 +273,21 @@ def recipe_loss(features, space, samples):
 @pytest.fixture(scope="module", params=CASES)
 def comparison(request):
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # Products are so small that threads would wait for each other.
+    torch.set_num_threads(1)  # Several threads are slower for products this small.
     try:
         return compare(TINY, 32, **CASES[request.param])
     finally:
         torch.set_num_threads(threads)
 
 
-def test_losses_and_gradient_norms_agree_at_every_step(comparison):
+def test_losses_and_gradient_norms_agree_at_all_steps(comparison):
     assert len(comparison.hypjax.losses) == len(comparison.peer.losses) == 30
     assert comparison.differences["loss"] < 1e-3
     assert comparison.differences["gradient norm"] < 1e-3
 
 
 def test_trained_models_agree_on_held_out_images(comparison):
-    # Ten times what was seen, and less than what weight decay, or that of biases alone, changes.
+    # Ten times the observed difference, and less than the effect of weight decay, even on biases.
     assert comparison.differences["encoder"] < 3e-4
     assert comparison.differences["head"] < 3e-4
 
@@ -298,7 +298,7 @@ def test_patch_projection_stays_bit_identical(comparison):
             np.testing.assert_array_equal(after, before)
 
 
-def test_training_goes_far_enough_to_tell_recipes_apart(comparison, request):
+def test_training_is_long_enough_to_distinguish_recipes(comparison, request):
     got, peer = comparison.hypjax, comparison.peer
     assert peer.losses[-5:].mean() < 0.5 * peer.losses[0]
     assert peer.norms.max() > CLIP_NORM
@@ -306,7 +306,8 @@ def test_training_goes_far_enough_to_tell_recipes_apart(comparison, request):
         assert peer.norms.min() < CLIP_NORM
     if "ball" in request.node.callspec.id:
         assert 0 < peer.clipped.mean() < 1
-    np.testing.assert_allclose(got.clipped, peer.clipped, atol=0.05)  # An image on the edge.
+    # An image may be at the clip radius.
+    np.testing.assert_allclose(got.clipped, peer.clipped, atol=0.05)
 
 
 def main():

@@ -1,4 +1,4 @@
-"""Scores of a retrieval against their definitions, written out query by query."""
+"""Retrieval metrics against their definitions, computed query by query."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def labelled(n=300, dim=6, classes=25, seed=0):
 
 
 def by_definition(name, hits, matches):
-    """Score of one query, from which items of the whole list are matches."""
+    """Score of one query, given which items of its full ranking are matches."""
     if name == "mrr":
         return 1 / (1 + np.flatnonzero(hits)[0])
     if name.startswith("precision@"):
@@ -34,18 +34,18 @@ def by_definition(name, hits, matches):
 NAMES = ["recall@1", "recall@7", "precision@1", "precision@10", "mrr", "map@r", "r_precision"]
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_scores_are_those_of_their_definitions(apart, monkeypatch):
+@pytest.mark.parametrize("separate_gallery", [False, True])
+def test_scores_equal_their_definitions(separate_gallery, monkeypatch):
     x, labels = labelled()
-    gallery = labelled(200, seed=1) if apart else ()
-    monkeypatch.setattr(metrics, "_ENTRIES", 2000)  # Several parts.
+    gallery = labelled(200, seed=1) if separate_gallery else ()
+    monkeypatch.setattr(metrics, "_MAX_ENTRIES", 2000)  # Several parts.
     scores = query_scores(x, labels, *gallery, metrics=NAMES, space=BALL)
     y, y_labels = gallery or (x, labels)
     distances = np.asarray(BALL.distance_matrix(x, y), np.float64)
-    if not apart:
+    if not separate_gallery:
         np.fill_diagonal(distances, np.inf)
     for i, row in enumerate(distances):
-        order = np.argsort(row, kind="stable")[: len(y) - (not apart)]
+        order = np.argsort(row, kind="stable")[: len(y) - (not separate_gallery)]
         hits = y_labels[order] == labels[i]
         for name in NAMES:
             expected = by_definition(name, hits, hits.sum())
@@ -65,7 +65,7 @@ def test_scores_are_those_of_their_definitions(apart, monkeypatch):
     }
 
 
-def test_queries_without_a_match_are_left_out_of_every_mean():
+def test_queries_without_a_match_are_left_out_of_all_means():
     x, labels = labelled(50, classes=4)
     labels[3] = 99
     with pytest.warns(UserWarning, match="1 of 50 queries have no match and are left out"):
@@ -77,7 +77,7 @@ def test_queries_without_a_match_are_left_out_of_every_mean():
     assert by_class[2] == pytest.approx(scores["map@r"][labels == 2].mean())
 
 
-def test_an_interval_covers_the_mean_as_often_as_it_says():
+def test_bootstrap_interval_has_the_requested_coverage():
     rng = np.random.default_rng(0)
     covered = 0
     for seed in range(200):
@@ -86,18 +86,18 @@ def test_an_interval_covers_the_mean_as_often_as_it_says():
         covered += low <= 0.7 <= high
     assert 0.83 <= covered / 200 <= 0.96
     assert bootstrap_interval(np.array([1.0, np.nan, 1.0])) == (1.0, 1.0)
-    with pytest.raises(UserError, match="no score to resample"):
+    with pytest.raises(UserError, match="no scores to resample"):
         bootstrap_interval(np.array([np.nan]))
 
 
 @pytest.mark.parametrize("name", ["recall", "recall@0", "recall@x", "map", "map@5", "precision@"])
-def test_unknown_metrics_are_refused(name):
+def test_unknown_metrics_are_an_error(name):
     x, labels = labelled(20, classes=2)
     with pytest.raises(UserError, match="unknown metric"):
         query_scores(x, labels, metrics=[name], space=BALL)
 
 
-def test_mistakes_are_named():
+def test_invalid_arguments_are_an_error():
     x, labels = labelled(20, classes=2)
     with pytest.raises(UserError, match="k is 20, but there are 19 items"):
         query_scores(x, labels, metrics=["precision@20"], space=BALL)

@@ -36,9 +36,9 @@ def clusters(space, n, dim):
 
 
 def excess(space, queries, gallery, found):
-    """By how much found items are farther than the true ones of their rank, in float32's units.
+    """How much farther items are than the true neighbours of their rank, in units of rounding.
 
-    Measured in squared distances over 1 − c‖y‖², by which a query's neighbours are ranked.
+    This compares squared distances divided by 1 − c‖y‖², which rank the neighbours of a query.
     """
     c = getattr(space, "c", 0.0)
     x, y = np.asarray(queries, np.float64), np.asarray(gallery, np.float64)
@@ -81,7 +81,7 @@ def test_equals_brute_force_up_to_the_boundary(c):
     assert excess(space, x[:100], x, ids) <= 8
 
 
-def test_on_one_radius_hyperbolic_and_cosine_rankings_coincide():
+def test_hyperbolic_and_cosine_rankings_agree_for_points_of_equal_norm():
     features = 9 * np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
     ball = PoincareBall(0.1, 2.3)
     cosine = nearest_neighbors(*[np.asarray(Sphere().embed(features))] * 2, k=10, space=Sphere())
@@ -90,7 +90,7 @@ def test_on_one_radius_hyperbolic_and_cosine_rankings_coincide():
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_equal_items_come_in_the_order_of_the_gallery(space):
+def test_ties_are_ranked_by_index(space):
     x = points(space, 0, 70, 8)
     copies = np.random.default_rng(0).integers(0, 70, 3000)
     distances, ids = nearest_neighbors(x, x[copies], k=40, space=space)
@@ -98,12 +98,12 @@ def test_equal_items_come_in_the_order_of_the_gallery(space):
     assert tied.mean() > 0.5
     assert (np.diff(ids, axis=1)[tied] > 0).all()
     first = [np.flatnonzero(copies == i)[:5] for i in range(70)]
-    for row, mine in zip(ids, first, strict=True):
-        np.testing.assert_array_equal(row[: len(mine)], mine)
+    for row, expected in zip(ids, first, strict=True):
+        np.testing.assert_array_equal(row[: len(expected)], expected)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_recall_of_the_lists_is_recall_by_counting(space):
+def test_recall_from_neighbours_equals_recall_by_counting(space):
     x = points(space, 0, 1200, 16)
     x[np.arange(0, 1200, 3)] = x[np.arange(1, 1200, 3)]  # Many ties, some within a class.
     labels = np.random.default_rng(1).integers(0, 40, 1200)
@@ -116,20 +116,21 @@ def test_recall_of_the_lists_is_recall_by_counting(space):
         assert recall == pytest.approx(hits[:, :k].any(axis=1).mean(), abs=1e-12)
 
 
-def test_excludes_itself_and_not_its_copies():
+def test_excludes_the_query_but_not_its_copies():
     x = points(Sphere(), 0, 300, 8)
     x[7] = x[200]
     _, ids = nearest_neighbors(x, x, k=5, space=Sphere(), exclude_self=True)
     assert not (ids == np.arange(300)[:, None]).any()
     assert ids[7, 0] == 200 and ids[200, 0] == 7
-    same = np.tile(x[:1], (100, 1))  # More copies than neighbours: itself is not among these.
+    # With more copies than neighbours, a query need not be among its own neighbours.
+    same = np.tile(x[:1], (100, 1))
     _, ids = nearest_neighbors(same, same, k=3, space=Sphere(), exclude_self=True)
     np.testing.assert_array_equal(ids[50], [0, 1, 2])
     np.testing.assert_array_equal(ids[1], [0, 2, 3])
 
 
 @pytest.mark.parametrize("block_bytes", [200_000, 2_000_000])
-def test_streams_a_file_in_chunks_of_any_size(monkeypatch, tmp_path, block_bytes):
+def test_result_does_not_depend_on_the_size_of_streamed_chunks(monkeypatch, tmp_path, block_bytes):
     space = PoincareBall(0.1, 2.3)
     x, y = points(space, 0, 300, 16), points(space, 1, 5000, 16)
     y[4000:] = y[:1000]
@@ -146,7 +147,7 @@ def test_streams_a_file_in_chunks_of_any_size(monkeypatch, tmp_path, block_bytes
 
 @pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.1)], ids=str)
 def test_half_precision_points_are_compared_in_float32(space):
-    """Rounded to bfloat16, unit vectors are up to 0.4% longer or shorter."""
+    """Rounding to bfloat16 changes the length of unit vectors by up to 0.4%."""
     x = jnp.asarray(points(Sphere(), 0, 200, 8), jnp.bfloat16)
     distances, ids = nearest_neighbors(x, x, k=5, space=space)
     exact = np.asarray(x, np.float32)
@@ -183,7 +184,7 @@ for space in (Sphere(), PoincareBall(0.1, 2.3)):
 """
 
 
-def test_eight_devices_find_the_same(repository):
+def test_result_does_not_depend_on_the_number_of_devices(repository):
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     subprocess.run(
         [sys.executable, "-c", DEVICES], cwd=repository, env=environment, check=True, timeout=300
@@ -204,7 +205,7 @@ def test_eight_devices_find_the_same(repository):
         (lambda x: {"gallery": x.astype(int)}, "gallery must be floating-point numbers"),
         (lambda x: {"queries": 0 * x}, "embedding 0 is not of length 1"),
         (lambda x: {"gallery": np.where(np.arange(40)[:, None] == 9, np.nan, x)}, "embedding 9 is"),
-        (lambda x: {"queries": x[:9], "exclude_self": True}, "exclude_self means that the gallery"),
+        (lambda x: {"queries": x[:9], "exclude_self": True}, "exclude_self requires the queries"),
         (
             lambda x: {"gallery": 1e19 * x, "space": PoincareBall(0.0, None)},
             "embedding 0 is too far out",
@@ -212,14 +213,14 @@ def test_eight_devices_find_the_same(repository):
         (lambda x: {"block_size": 0}, "block_size is 0; it must be at least 1"),
     ],
 )
-def test_mistakes_are_named(change, message):
+def test_invalid_arguments_are_an_error(change, message):
     x = points(Sphere(), 0, 40, 4)
     arguments = {"queries": x, "gallery": x, "k": 3, "space": Sphere()} | change(x)
     with pytest.raises(UserError, match=message):
         nearest_neighbors(arguments.pop("queries"), arguments.pop("gallery"), **arguments)
 
 
-def test_a_bad_row_far_down_a_file_is_named(monkeypatch):
+def test_error_names_an_invalid_row_in_a_later_chunk(monkeypatch):
     x = points(Sphere(), 0, 1000, 4)
     bad = np.concatenate([x, x])
     bad[1500, 2] = np.inf

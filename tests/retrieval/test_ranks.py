@@ -1,4 +1,4 @@
-"""Recall@K against float64 brute force, and in the cases that make naive counts lie."""
+"""Recall@K against float64 brute force, and in cases that naive counting gets wrong."""
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,15 @@ from hypjax.retrieval import match_ranks, ranks, recall_at_k
 SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 0.8), PoincareBall(0.0, None)]
 
 
-def brute_force(queries, query_labels, gallery, gallery_labels, space, itself):
-    """Sorts all float64 distances, equal ones by index, and looks for the first match."""
+def brute_force(queries, query_labels, gallery, gallery_labels, space, exclude_self):
+    """Sorts all float64 distances, ties by index, and finds the first match."""
     with jax.enable_x64(True):
         x, y = (np.asarray(z, np.float64) for z in (queries, gallery))
         distances = np.stack([np.asarray(space.distance(row, y)) for row in x])
     ranks = []
     for i, row in enumerate(distances):
         order = np.lexsort((np.arange(len(row)), row))
-        order = order[order != i] if itself else order
+        order = order[order != i] if exclude_self else order
         hits = np.flatnonzero(gallery_labels[order] == query_labels[i])
         ranks.append(hits[0] if len(hits) else np.iinfo(np.int32).max)
     return np.array(ranks)
@@ -38,25 +38,25 @@ def labelled_points(space, seed, n, dim, classes, duplicates):
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_equals_brute_force_on_2000_points_with_duplicates(space):
     x, labels = labelled_points(space, 0, 2000, 32, 150, duplicates=500)
-    expected = brute_force(x, labels, x, labels, space, itself=True)
+    expected = brute_force(x, labels, x, labels, space, exclude_self=True)
     recalls = recall_at_k(x, labels, ks=(1, 2, 4, 8, 10, 100), space=space)
     assert recalls == {k: np.mean(expected < k) for k in recalls}
-    # A rank in the hundreds may differ by one where float32 cannot tell two distances apart.
+    # Large ranks may differ by one if two distances are equal in float32.
     difference = np.abs(match_ranks(x, labels, space=space) - expected)
     assert difference.max() <= 1 and np.mean(difference > 0) <= 1e-3
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_equals_brute_force_with_a_gallery_apart(space):
+def test_equals_brute_force_with_a_separate_gallery(space):
     x, labels = labelled_points(space, 0, 150, 8, 20, duplicates=0)
     y, gallery_labels = labelled_points(space, 1, 333, 8, 20, duplicates=100)
-    expected = brute_force(x, labels, y, gallery_labels, space, itself=False)
+    expected = brute_force(x, labels, y, gallery_labels, space, exclude_self=False)
     got = match_ranks(x, labels, y, gallery_labels, space=space)
     np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("tile", [64, 128])
-def test_result_does_not_depend_on_the_tile(monkeypatch, tile):
+def test_result_does_not_depend_on_the_tile_size(monkeypatch, tile):
     space = PoincareBall(0.1, 2.3)
     x, labels = labelled_points(space, 0, 130, 8, 20, duplicates=30)
     expected = match_ranks(x, labels, space=space)
@@ -67,14 +67,14 @@ def test_result_does_not_depend_on_the_tile(monkeypatch, tile):
 
 @given(seed=st.integers(0, 2**32 - 1), dim=st.integers(1, 6), copies=st.integers(0, 12))
 @settings(max_examples=30, deadline=None)
-def test_small_galleries_full_of_ties(seed, dim, copies):
-    """Coordinates on a coarse grid make many distances equal in float64 and float32 alike."""
+def test_small_galleries_with_many_ties(seed, dim, copies):
+    """With coordinates on a coarse grid, many distances are equal in both float64 and float32."""
     rng = np.random.default_rng(seed)
     x = rng.integers(-2, 3, size=(40, dim)) / 8
     x[:copies] = x[0]
     labels = rng.integers(0, 6, 40)
     space = PoincareBall(0.0, None)
-    expected = brute_force(x, labels, x, labels, space, itself=True)
+    expected = brute_force(x, labels, x, labels, space, exclude_self=True)
     np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
 
 
@@ -87,25 +87,25 @@ def test_constant_embeddings_score_at_chance(space):
     assert recalls[100] == pytest.approx(1 - 0.9**10, abs=0.2)
 
 
-def test_a_copy_of_the_query_counts_as_its_neighbour():
-    """Dropping the first hit as 'the query itself' would drop the copy instead."""
+def test_copy_of_the_query_counts_as_a_neighbour():
+    """Dropping the first hit as the query itself would drop the copy instead."""
     x = np.array([[0.1, 0.2], [0.1, 0.2], [0.5, 0.5], [0.5, 0.6]])
     np.testing.assert_array_equal(
         match_ranks(x, [0, 0, 1, 1], space=PoincareBall(0.1)), [0, 0, 0, 0]
     )
 
 
-def test_an_equally_far_item_before_the_match_comes_first():
+def test_ties_are_ranked_by_index():
     x = np.array([[0.0, 0.0], [0.0, 0.2], [0.2, 0.0], [0.0, -0.2]])
     labels = [7, 5, 7, 6]
     assert match_ranks(x, labels, space=PoincareBall(0.1))[0] == 1
 
 
-def test_ranks_tell_which_queries_have_no_match():
+def test_ranks_mark_queries_without_a_match():
     x, labels = labelled_points(Sphere(), 0, 300, 4, 5, duplicates=0)
     labels[7] = 9
-    apart = match_ranks(x, labels, x, np.where(labels == 3, 2, labels), space=Sphere())
-    np.testing.assert_array_equal(apart == ranks.NO_MATCH, labels == 3)
+    separate = match_ranks(x, labels, x, np.where(labels == 3, 2, labels), space=Sphere())
+    np.testing.assert_array_equal(separate == ranks.NO_MATCH, labels == 3)
     np.testing.assert_array_equal(
         np.flatnonzero(match_ranks(x, labels, space=Sphere()) == ranks.NO_MATCH), [7]
     )
@@ -116,12 +116,12 @@ def test_queries_without_a_match_are_left_out():
     with pytest.warns(UserWarning, match="1 of 3 queries have no match and are left out"):
         recalls = recall_at_k(x, [0, 0, 9], ks=(1,), space=PoincareBall(0.1))
     assert recalls == {1: 1.0}
-    with pytest.raises(UserError, match="no query has an item of its own class"):
+    with pytest.raises(UserError, match="no query has a match in the gallery"):
         recall_at_k(x, [0, 1, 2], ks=(1,), space=PoincareBall(0.1))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_embeddings_that_are_not_finite_are_an_error(value):
+def test_nonfinite_embeddings_are_an_error(value):
     x, labels = labelled_points(Sphere(), 0, 20, 4, 5, duplicates=0)
     bad = x.copy()
     bad[11, 2] = value
@@ -133,14 +133,14 @@ def test_embeddings_that_are_not_finite_are_an_error(value):
             call()
 
 
-def test_points_that_float32_cannot_tell_from_the_boundary_are_an_error():
+def test_points_on_the_boundary_in_float32_are_an_error():
     x, labels = labelled_points(Sphere(), 0, 40, 4, 5, duplicates=0)
     x = x.astype(np.float64) * (1 - 1e-9)
-    with pytest.raises(UserError, match="lies outside the ball of radius 1/√1, or all but on it"):
+    with pytest.raises(UserError, match="is outside the ball of radius 1/√1, or too close to"):
         recall_at_k(x, labels, ks=(1,), space=PoincareBall(1.0))
 
 
-def test_sizes_that_do_not_fit_are_named():
+def test_mismatched_shapes_are_an_error():
     x = np.zeros((5, 3))
     ball = PoincareBall()
     with pytest.raises(UserError, match=r"queries has 5 rows but labels of shape \(4,\)"):
@@ -153,7 +153,7 @@ def test_sizes_that_do_not_fit_are_named():
         recall_at_k(x[:0], np.zeros(0, int), ks=(1,), space=ball)
 
 
-def test_labels_that_no_integer_type_holds_together_are_refused():
+def test_labels_too_large_for_int64_are_an_error():
     x = np.asarray(Sphere().embed(np.ones((2, 3))))
     with pytest.raises(UserError, match="must fit into int64"):
         recall_at_k(x, np.array([2**63, 1], np.uint64), ks=(1,), space=Sphere())
@@ -174,7 +174,7 @@ def test_half_precision_points_are_compared_in_float32():
 
 @given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=40), tile=st.sampled_from([64, 128]))
 @settings(max_examples=100, deadline=None)
-def test_small_classes_lie_within_a_tile(sizes, tile):
+def test_small_classes_do_not_cross_tile_boundaries(sizes, tile):
     rows = ranks._rows_of_classes(np.array(sizes), tile)
     assert len(rows) == sum(sizes) and (np.diff(rows) > 0).all()
     for size, end in zip(sizes, np.cumsum(sizes), strict=True):
@@ -182,14 +182,14 @@ def test_small_classes_lie_within_a_tile(sizes, tile):
             assert rows[end - size] // tile == rows[end - 1] // tile
 
 
-def test_classes_of_all_sizes_over_many_tiles(monkeypatch):
+def test_equals_brute_force_over_many_tiles(monkeypatch):
     monkeypatch.setattr(ranks, "_TILE", 64)
     jax.clear_caches()
     space = Sphere()
     x, _ = labelled_points(space, 0, 700, 8, 5, duplicates=100)
     labels = np.repeat(np.arange(60), np.random.default_rng(0).integers(1, 22, 60))[:700]
     labels = np.random.default_rng(1).permutation(np.pad(labels, (0, 700 - len(labels))))
-    expected = brute_force(x, labels, x, labels, space, itself=True)
+    expected = brute_force(x, labels, x, labels, space, exclude_self=True)
     got = match_ranks(x, labels, space=space)
     jax.clear_caches()
     assert np.mean(got != expected) < 0.01 and np.abs(got - expected)[expected < 700].max() <= 1
