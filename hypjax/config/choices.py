@@ -5,7 +5,7 @@ equal.
 """
 
 OBJECTIVES = ("pairwise_cross_entropy",)  # hypjax/objectives/create.py
-SPACES = ("poincare", "sphere")  # hypjax/objectives/create.py
+SPACES = ("poincare", "sphere")  # hypjax/geometry/spaces.py
 DATASETS = ("glyphs", "folder", "cub200", "cars196", "sop", "inshop", "omniglot")  # hypjax/data/
 SAMPLINGS = ("epoch_classes", "drawn_classes", "shuffled")  # hypjax/data/plans.py
 METRICS = ("recall", "precision", "mrr", "map@r", "r_precision")  # hypjax/retrieval/metrics.py

@@ -1,6 +1,6 @@
 """Geometry: spaces, and the pure functions on arrays behind them."""
 
 from hypjax.geometry import poincare
-from hypjax.geometry.spaces import PoincareBall, SearchTerms, Space, Sphere
+from hypjax.geometry.spaces import SPACES, PoincareBall, SearchTerms, Space, Sphere
 
-__all__ = ["PoincareBall", "SearchTerms", "Space", "Sphere", "poincare"]
+__all__ = ["SPACES", "PoincareBall", "SearchTerms", "Space", "Sphere", "poincare"]

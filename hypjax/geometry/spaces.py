@@ -293,3 +293,7 @@ def _count_flaws(
     """First row with each flaw, and number of rows with it."""
     flaws = space.flaws(x.astype(jnp.float64))
     return {name: (jnp.argmax(rows), jnp.sum(rows)) for name, rows in flaws.items()}
+
+
+# The spaces that configurations and gallery files name.
+SPACES: dict[str, type[Space]] = {"poincare": PoincareBall, "sphere": Sphere}

@@ -1,10 +1,11 @@
-"""Registries of objectives and spaces, and the choice that a configuration makes."""
+"""The registry of objectives, and the choice that a configuration makes."""
 
+import dataclasses
 from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from hypjax.geometry import PoincareBall, Space, Sphere
+from hypjax.geometry import SPACES, Space
 from hypjax.objectives.base import Objective
 from hypjax.objectives.pairwise import PairwiseCrossEntropy
 
@@ -22,11 +23,16 @@ OBJECTIVES: dict[str, Callable[[ConfigDict, Space], Objective]] = {
     "pairwise_cross_entropy": _pairwise_cross_entropy,
 }
 
-# Each takes the fields of `config.objective`.
-SPACES: dict[str, Callable[[ConfigDict], Space]] = {
-    "poincare": lambda fields: PoincareBall(c=fields.c, clip_radius=fields.clip_radius),
-    "sphere": lambda fields: Sphere(),
-}
+
+def create_space(fields: ConfigDict) -> Space:
+    """Builds the space that `config.objective` names, with those of its fields that it has.
+
+    Args:
+        fields: The fields of `config.objective`.
+    """
+    space = SPACES[fields.space]
+    names = [field.name for field in dataclasses.fields(space) if field.name in fields]
+    return space(**{name: fields[name] for name in names})
 
 
 def create_objective(config: ConfigDict) -> Objective:
@@ -38,5 +44,5 @@ def create_objective(config: ConfigDict) -> Objective:
     Returns:
         The objective, in the space that the configuration names.
     """
-    space = SPACES[config.objective.space](config.objective)
+    space = create_space(config.objective)
     return OBJECTIVES[config.objective.name](config, space)

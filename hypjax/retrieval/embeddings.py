@@ -14,11 +14,10 @@ import numpy as np
 from jaxtyping import Float
 
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Space, Sphere, poincare
+from hypjax.geometry import SPACES, PoincareBall, Space, poincare
 from hypjax.geometry.spaces import Role
 
 _FORMAT = "hypjax embeddings 1"
-_SPACES = {"poincare": PoincareBall, "sphere": Sphere}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -200,7 +199,7 @@ def describe_space(space: Space) -> dict[str, object]:
     Raises:
         UserError: The kind of space has no description.
     """
-    for name, kind in _SPACES.items():
+    for name, kind in SPACES.items():
         if isinstance(space, kind):
             fields = dataclasses.asdict(space)
             return {"name": name} | ({"c": float(fields.pop("c"))} | fields if fields else {})
@@ -210,7 +209,7 @@ def describe_space(space: Space) -> dict[str, object]:
 def space_of(description: dict[str, object]) -> Space:
     """The space that `describe_space` described."""
     fields = dict(description)
-    return _SPACES[fields.pop("name")](**fields)
+    return SPACES[fields.pop("name")](**fields)
 
 
 @contextlib.contextmanager
