@@ -18,7 +18,7 @@ from hypjax import parallel
 from hypjax.config import flatten, validate
 from hypjax.config.groups import GROUPS
 from hypjax.data.dataset import Dataset, Splits
-from hypjax.data.device_cache import Layout, crop_batches, fill, plan_store, stored_sizes
+from hypjax.data.device_cache import CacheLayout, crop_batches, fill, plan_layout, stored_sizes
 from hypjax.data.device_crops import Store
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import (
@@ -143,7 +143,9 @@ def train_and_evaluate(
     splits = open_splits(config)
     check_depth(config, splits)
     plan = create_plans(config, splits)
-    layout = plan_store(config, splits.train, mesh)
+    layout = None
+    if config.run.cache == "device":
+        layout = plan_layout(splits.train, mesh, config.data.channels, config.data.stored_side)
     circumstances = {"images": splits.fingerprint, "precision": compute_dtype(config).name}
     processes.require_same({**circumstances, **shared_fields(config)})
     # Read before the folder is claimed: a mistake in their name leaves nothing behind.
@@ -214,7 +216,12 @@ def train_and_evaluate(
 
 
 def open_input(
-    config: ConfigDict, mesh: Mesh, dataset: Dataset, plan: Plans, layout: Layout | None, first: int
+    config: ConfigDict,
+    mesh: Mesh,
+    dataset: Dataset,
+    plan: Plans,
+    layout: CacheLayout | None,
+    first: int,
 ) -> tuple[Generator[Batch, None, None], Store | None]:
     """The batches of the steps that are left, and what the devices cut them from themselves.
 
