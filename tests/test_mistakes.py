@@ -96,11 +96,12 @@ CLASSES = [f"{label}/{i}.png" for label in "abcdefgh" for i in "12"]
         ),
         (
             "data.test_classes=0",
-            "error: PHOTOS says nothing of splits; set --config.data.test_classes=0.25",
+            "error: PHOTOS has no splits; set --config.data.test_classes=0.25",
         ),
         (
             "data.path=/nowhere",
-            "error: config.data.path is /nowhere: no folder, and no .csv or .parquet table",
+            "error: config.data.path is /nowhere, which is neither a folder nor a .csv or .parquet "
+            "table",
         ),
         (
             "data.path=None",
@@ -130,7 +131,7 @@ def test_text_file_named_jpg(mistake, tmp_path):
     fill(tmp_path, CLASSES)
     (tmp_path / "a/3.jpg").write_text("no image")
     assert mistake(tmp_path) == (
-        f"error: cannot read 1 of 17 images: {tmp_path}/a/3.jpg (not an image); mend or remove them"
+        f"error: cannot read 1 of 17 images: {tmp_path}/a/3.jpg (not an image); fix or remove them"
     )
 
 
@@ -142,7 +143,7 @@ def test_truncated_image(mistake, tmp_path, suffix):
     broken.write_bytes(broken.read_bytes()[: broken.stat().st_size * 2 // 3])
     line = mistake(tmp_path)
     assert line.startswith(f"error: cannot read 1 of 17 images: {broken} (")
-    assert line.endswith("); mend or remove them")
+    assert line.endswith("); fix or remove them")
 
 
 def test_many_broken_images_are_counted(mistake, tmp_path):
@@ -160,7 +161,7 @@ def test_unreadable_file(mistake, open_folder):
         line = mistake(open_folder, workdir=open_folder / "run")
     assert line == (
         f"error: cannot read 1 of 16 images: {open_folder}/a/1.png (Permission denied); "
-        "mend or remove them"
+        "fix or remove them"
     )
     (open_folder / "a").chmod(0)
     with ordinary_user():
@@ -172,8 +173,8 @@ def test_unreadable_file(mistake, open_folder):
 def test_unknown_folder_beside_train(mistake, tmp_path):
     fill(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "test/d/1.png"])
     assert mistake(tmp_path) == (
-        f"error: {tmp_path} has val beside train, which holds classes; splits are called train, "
-        "validation, test, query, gallery"
+        f"error: {tmp_path} has val next to train, which holds classes; splits must be named "
+        "train, validation, test, query, gallery"
     )
 
 
@@ -190,9 +191,9 @@ def table(tmp_path, *rows, header="path,label,split,superlabel"):
         (["a/1.png,,,"], "TABLE, row 1: no label"),
         (
             ["a/1.png,a,train,", "a/2.png,a,,"],
-            "TABLE, row 2: either every row has a split, or none",
+            "TABLE, row 2: either all rows have a split or none has",
         ),
-        (["a/1.png,a,,", "a/1.png,b,,"], "TABLE, row 2: a/1.png is in row 1 already"),
+        (["a/1.png,a,,", "a/1.png,b,,"], "TABLE, row 2: a/1.png is already in row 1"),
         (["a/1.png,a,,x", "a/2.png,a,,y"], "TABLE, row 2: label a has the superlabel y here"),
         (["a/1.png,a,train,", "b/1.png,b,query,"], "TABLE has the splits query, train; it needs"),
         (["a/9.png,a,,", "b/1.png,b,,"], "cannot read 1 of 2 images: FOLDER/a/9.png (No such file"),
@@ -209,7 +210,7 @@ def test_table_without_a_column(mistake, tmp_path):
     path = table(tmp_path, "1.png,a", header="file,label")
     assert mistake(path) == f"error: {path} has no column path; its columns are file, label"
     assert mistake(table(tmp_path, header="path;label")).endswith(
-        "has no column path; its columns are path;label; commas separate columns"
+        "has no column path; its columns are path;label; separate columns by commas"
     )
     path.write_bytes(b"")
     assert mistake(path) == f"error: {path} has no column path; it is empty"
@@ -233,7 +234,7 @@ def test_classes_that_do_not_suffice(mistake, tmp_path):
     rows += [{"path": "e/1.png", "label": "e", "split": "test"}]
     write_table(path, rows)
     assert mistake(path, "data.validation_classes=0") == (
-        f"error: no image in the test part of {path} has another of its class to find"
+        f"error: no image in the test part of {path} has another image of its class to find"
     )
 
 
@@ -258,7 +259,7 @@ def test_a_missing_file_is_named_also_where_the_others_are_known(mistake, tmp_pa
     write_table(path, [*rows, {"path": "no/such.png", "label": "a"}])
     assert mistake(path) == (
         f"error: cannot read 1 of 17 images: {tmp_path}/no/such.png (No such file or directory); "
-        "mend or remove them"
+        "fix or remove them"
     )
 
 

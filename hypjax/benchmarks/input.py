@@ -17,7 +17,7 @@ from hypjax.benchmarks import peers
 from hypjax.benchmarks.measure import Work
 from hypjax.data import device_crops, pixels
 from hypjax.data.dataset import Dataset, fill_cache
-from hypjax.data.device_cache import Layout, crop_batches, fill, lay_out
+from hypjax.data.device_cache import CacheLayout, crop_batches, fill, lay_out
 from hypjax.data.device_crops import Store
 from hypjax.data.host_cache import DecodedImages
 from hypjax.data.photos import Files, find_photos
@@ -150,7 +150,7 @@ def _planned(dataset: Dataset, size: int) -> tuple[Dataset, ShuffledPlans]:
     return repeated, ShuffledPlans(repeated.labels, repeated.sizes, size, crop, seed=0)
 
 
-def _on_device(files: Dataset) -> tuple[Callable[[int], Plan], Layout, Store]:
+def _on_device(files: Dataset) -> tuple[Callable[[int], Plan], CacheLayout, Store]:
     """Plans of the photos, which lie on one device, each once."""
     mesh = parallel.create_mesh((1, 1))
     layout = lay_out(files.sizes, channels=3)
@@ -164,7 +164,7 @@ def _on_device(files: Dataset) -> tuple[Callable[[int], Plan], Layout, Store]:
     return plan, layout, store
 
 
-def _cut(plan: Callable[[int], Plan], layout: Layout, store: Store, batches: int) -> None:
+def _cut(plan: Callable[[int], Plan], layout: CacheLayout, store: Store, batches: int) -> None:
     """Crops and flips, as the train step does."""
     for batch in crop_batches(layout, plan, range(batches), range(_BATCH)):
         views = _views(store, batch.images, batch.flips)

@@ -1,6 +1,6 @@
-"""Prepared datasets in cloud storage, copied to local disk once: gs://, s3://, whatever fsspec has.
+"""Copies prepared datasets from cloud storage (gs://, s3://, or any of fsspec's) to local disk.
 
-Records are read at random, a few kilobytes at a time, which no object store does fast.
+Records are read in random order, a few kilobytes at a time, which is slow in object storage.
 """
 
 import pathlib
@@ -13,81 +13,81 @@ from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import CloudFolder, Stored, copying, reaching, url_hash
 from hypjax.system.locks import claimed
 
-# As TFDS names the files of a split's records.
+# TFDS's file names of a split's records.
 _SHARD = re.compile(
     r"(?P<stem>[^-]+-(?P<split>\w+)\.array_record)-(?P<number>\d+)-of-(?P<count>\d+)"
 )
 
 
 def copies() -> pathlib.Path:
-    """The folder that holds all copies."""
+    """Returns the folder of all copies."""
     return cache_folder() / "datasets"
 
 
 def local_copy(url: str, name: str, version: str) -> pathlib.Path:
-    """Copies a prepared dataset's folder to the cache, unless it is there already.
+    """Copies a prepared dataset's folder to the cache, unless it is already there.
 
-    A copy is never compared with its source again: what TFDS prepares under one version stays.
+    A copy is never compared with its source again, since a prepared version does not change.
 
     Args:
-        url: The data directory.
-        name: The dataset's name.
+        url: URL of the data directory.
+        name: Name of the dataset.
         version: The version to copy.
 
     Returns:
-        A local data directory that holds the dataset.
+        A local data directory with the dataset.
 
     Raises:
-        UserError: The storage cannot be reached, holds no such dataset, or the cache cannot be
+        UserError: If the storage cannot be reached or has no such dataset, or the cache cannot be
             written.
     """
     root = copies() / url_hash(url)
     folder = root / name / version
     if not folder.exists():
-        prepared, files = _listed(url, f"{name}/{version}")
+        prepared, files = _list_files(url, f"{name}/{version}")
         with copying(url, root), claimed(root / name, f"copying {name} from {url}"):
             if not folder.exists():
                 _copy(prepared, files, folder)
     return root
 
 
-def _listed(url: str, below: str) -> tuple[CloudFolder, dict[str, Stored]]:
-    """A folder below a URL, and the files in it."""
+def _list_files(url: str, path: str) -> tuple[CloudFolder, dict[str, Stored]]:
+    """Returns a folder below a URL, and the files in it."""
     with reaching(url):
-        prepared = CloudFolder(f"{url.rstrip('/')}/{below}")
+        prepared = CloudFolder(f"{url.rstrip('/')}/{path}")
         files = prepared.list()
     if not files:
-        name = below.split("/")[0]
+        name = path.split("/")[0]
         raise UserError(
-            f"{url} holds no {below}; prepare it on local disk (python -m hypjax.prepare "
-            f"--dataset={name}) and copy its folder {below} there"
+            f"{url} holds no {path}; prepare it on local disk (python -m hypjax.prepare "
+            f"--dataset={name}) and copy its folder {path} there"
         )
     return prepared, files
 
 
 def _copy(prepared: CloudFolder, files: dict[str, Stored], folder: pathlib.Path) -> None:
-    """Copies files into a folder that appears whole or not at all."""
+    """Copies files into a folder that appears only when complete."""
     unfinished = folder.with_name(f"incomplete.copy_{folder.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)  # Of a process that was killed.
+    shutil.rmtree(unfinished, ignore_errors=True)  # Left by a killed process.
     console.say(f"copying {prepared.url} to {folder} (once)")
     try:
         prepared.get_all(files, unfinished)
-        _require_whole(prepared.url, unfinished)
+        _require_complete(prepared.url, unfinished)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _require_whole(url: str, folder: pathlib.Path) -> None:
-    """Refuses a copy of a dataset that is still being uploaded, which would be kept for good."""
+def _require_complete(url: str, folder: pathlib.Path) -> None:
+    """Rejects an incomplete copy, as of a dataset that is still being uploaded."""
     present = {path.name for path in folder.iterdir()}
-    wanted = {"dataset_info.json", "features.json"}
+    required = {"dataset_info.json", "features.json"}
     for name in present:
         if shard := _SHARD.fullmatch(name):
             count = int(shard["count"])
-            wanted |= {f"{shard['stem']}-{i:05d}-of-{count:05d}" for i in range(count)}
-            wanted.add(f"index-{shard['split']}.parquet")
-    if missing := wanted - present:
+            required |= {f"{shard['stem']}-{i:05d}-of-{count:05d}" for i in range(count)}
+            required.add(f"index-{shard['split']}.parquet")
+    if missing := required - present:
         raise UserError(
-            f"{url} is not complete, it lacks {min(missing)}; copy all of the prepared folder there"
+            f"{url} is incomplete, it lacks {min(missing)}; copy the whole prepared folder there"
         )

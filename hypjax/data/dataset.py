@@ -1,4 +1,4 @@
-"""Datasets on disk: records by position, beside what plans need to know of them."""
+"""Datasets in memory: records read by position, with the labels and sizes that plans need."""
 
 import contextlib
 import dataclasses
@@ -8,31 +8,59 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt8
-from ml_collections import ConfigDict
 from PIL import Image
 
 from hypjax.data import fast_jpeg, pixels
 from hypjax.data.host_cache import DecodedImages
 from hypjax.errors import UserError
 from hypjax.system import console
-from hypjax.system.caches import cache_folder
 from hypjax.types import View
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """How images are decoded, and where decoded pixels are cached.
+
+    Attributes:
+        channels: 1 for greyscale, 3 for RGB.
+        fast: Whether JPEGs are decoded no larger than needed; pixels then differ slightly.
+        cache_dir: Folder of the host cache; None without that cache.
+    """
+
+    channels: int
+    fast: bool
+    cache_dir: pathlib.Path | None
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOutClasses:
+    """Classes to hold out of a dataset's training classes; see `hold_out`.
+
+    Attributes:
+        test: Number or share of test classes, if the dataset has no test part.
+        validation: Number or share of validation classes, if it has no validation part.
+        seed: Seed of the choice.
+    """
+
+    test: float
+    validation: float
+    seed: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """Some records of one split, in a fixed order.
+    """Images of one split in a fixed order.
 
     Attributes:
-        records: Random access to the split's records; `image` holds the encoded bytes.
-        positions: Which records these are.
-        labels: Class of each of them.
-        sizes: Height and width of each of them, in pixels.
-        names: What messages call the records; None: by position.
-        superlabels: Group that the class of each belongs to, where classes are grouped.
-        upright: Whether images are turned as EXIF says, as a viewer does.
-        fast: Whether JPEGs are decoded no larger than needed; pixels then differ a little.
-        decoded: The records' pixels, where they are kept decoded.
+        records: Random access to all records of the split; `image` holds the encoded bytes.
+        positions: Position of each image among the records.
+        labels: Class of each image.
+        sizes: Height and width of each image, in pixels.
+        names: Name of each record for messages; by position if None.
+        superlabels: Group of each image's class, if classes are grouped.
+        upright: Whether images are rotated as EXIF says, as viewers do.
+        fast: Whether JPEGs are decoded no larger than needed; pixels then differ slightly.
+        decoded: Decoded pixels of all records, if they are cached.
     """
 
     records: Sequence[Mapping[str, Any]]
@@ -55,24 +83,24 @@ class Dataset:
         return len(np.unique(self.labels))
 
     def describe(self) -> str:
-        """How much there is, in words."""
-        told = f"{self.num_classes} classes"
+        """Returns the numbers of classes and images, in words."""
+        text = f"{self.num_classes} classes"
         if self.superlabels is not None:
-            told += f" in {len(np.unique(self.superlabels))} groups"
-        return f"{told}, {len(self)} images"
+            text += f" in {len(np.unique(self.superlabels))} groups"
+        return f"{text}, {len(self)} images"
 
     def name(self, i: int) -> str:
-        """What to call the i-th image in a message."""
+        """Returns the i-th image's name for messages."""
         record = int(self.positions[i])
         return f"record {record}" if self.names is None else str(self.names[record])
 
     def image(self, i: int, channels: int) -> Image.Image:
-        """The i-th image, whole.
+        """Returns the whole i-th image.
 
         Raises:
-            UserError: It cannot be read; the message names it.
+            UserError: If the image cannot be read; the message names it.
         """
-        with self._naming(i):
+        with self._naming_errors(i):
             if self.decoded is not None:
                 return pixels.from_array(self.decoded[int(self.positions[i])])
             return self._decode(i, self._encoded(i), channels)
@@ -80,43 +108,43 @@ class Dataset:
     def crop(
         self, i: int, box: Int[np.ndarray, "4"], side: int, channels: int
     ) -> UInt8[np.ndarray, "side side channels"]:
-        """A box (top, left, height, width) of the i-th image, resized to a square.
+        """Returns a box (top, left, height, width) of the i-th image, resized to a square.
 
-        The same pixels as Pillow's crop followed by its bicubic resize, unless `fast`.
+        Unless `fast`, pixels are those of Pillow's crop followed by its bicubic resize.
 
         Raises:
-            UserError: The image cannot be read; the message names it.
+            UserError: If the image cannot be read; the message names it.
         """
-        with self._naming(i):
+        with self._naming_errors(i):
             if self.decoded is not None:
                 top, left, height, width = box
                 whole = self.decoded[int(self.positions[i])]
-                part = pixels.from_array(whole[top : top + height, left : left + width])
+                region = pixels.from_array(whole[top : top + height, left : left + width])
             else:
                 encoded = self._encoded(i)
                 if self.fast:
                     view = fast_jpeg.view(encoded, channels, tuple(box), side, self.upright)
                     if view is not None:
                         return view
-                part = pixels.crop(self._decode(i, encoded, channels), box)
-            return pixels.resize(part, side)
+                region = pixels.crop(self._decode(i, encoded, channels), box)
+            return pixels.resize(region, side)
 
     def central_view(self, i: int, view: View) -> UInt8[np.ndarray, "side side channels"]:
-        """The test view of the i-th image: its shorter side resized, then a square of its centre.
+        """Returns the test view of the i-th image: shorter side resized, then a central square.
 
         Raises:
-            UserError: The image cannot be read; the message names it.
+            UserError: If the image cannot be read; the message names it.
         """
-        with self._naming(i):
+        with self._naming_errors(i):
             side, shorter_side, channels = view
             if self.decoded is not None:
                 return pixels.central_view(self.image(i, channels), shorter_side, side)
             encoded = self._encoded(i)
             if self.fast:
                 box = pixels.central_box(tuple(map(int, self.sizes[i])), shorter_side, side)
-                cut = fast_jpeg.view(encoded, channels, box, side, self.upright)
-                if cut is not None:
-                    return cut
+                fast = fast_jpeg.view(encoded, channels, box, side, self.upright)
+                if fast is not None:
+                    return fast
             return pixels.central_view(self._decode(i, encoded, channels), shorter_side, side)
 
     def _decode(self, i: int, encoded: bytes, channels: int) -> Image.Image:
@@ -124,7 +152,7 @@ class Dataset:
         height, width = (int(length) for length in self.sizes[i])
         if height and image.size != (width, height):
             raise ValueError(
-                f"it has {image.width}×{image.height} pixels, and had {width}×{height} before"
+                f"it is {image.width}×{image.height} pixels, but was {width}×{height} before"
             )
         return image
 
@@ -132,17 +160,17 @@ class Dataset:
         return self.records[int(self.positions[i])]["image"]
 
     @contextlib.contextmanager
-    def _naming(self, i: int) -> Iterator[None]:
-        """Tells which image it is that cannot be read."""
+    def _naming_errors(self, i: int) -> Iterator[None]:
+        """Turns errors of reading the i-th image into a message that names it."""
         try:
             yield
         except UserError:
             raise
-        except Exception as error:  # Decoders of damaged files raise whatever they meet.
+        except Exception as error:  # Decoders raise almost anything on damaged files.
             raise UserError(f"cannot read {self.name(i)} ({pixels.reason(error)})") from error
 
     def take(self, chosen: Int[np.ndarray, " chosen"]) -> "Dataset":
-        """Some of the images, by their place."""
+        """Returns the images at the given indices."""
         return dataclasses.replace(
             self,
             positions=self.positions[chosen],
@@ -152,24 +180,25 @@ class Dataset:
         )
 
     def renumbered(self) -> "Dataset":
-        """The same with classes numbered from 0 without gaps."""
+        """Returns the same images with classes renumbered from 0 without gaps."""
         return dataclasses.replace(self, labels=np.unique(self.labels, return_inverse=True)[1])
 
-    def of_classes(self, classes: Int[np.ndarray, " classes"]) -> "Dataset":
-        """The images of some classes, which are numbered anew from 0."""
+    def with_classes(self, classes: Int[np.ndarray, " classes"]) -> "Dataset":
+        """Returns the images of the given classes, which are renumbered from 0."""
         return self.take(np.flatnonzero(np.isin(self.labels, classes))).renumbered()
 
 
 class Splits(NamedTuple):
-    """The parts of a benchmark.
+    """The parts of a dataset.
 
     Attributes:
-        train: To learn from.
-        validation: Training classes held out to choose by; None where none are.
-        test: To report, and never to choose by.
-        gallery: What the test images search; None: one another.
-        fingerprint: Differs where any image of the dataset does.
-        notes: What every result computed from it has to say.
+        train: Images to learn from.
+        validation: Images of held-out training classes, for choosing a model; None if no classes
+            are held out.
+        test: Images to report on, never to choose by.
+        gallery: Images that the test images search; if None, they search each other.
+        fingerprint: Hash that differs if any image of the dataset differs.
+        notes: Remarks that accompany every result computed from the dataset.
     """
 
     train: Dataset
@@ -180,28 +209,28 @@ class Splits(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def with_cache(dataset: Dataset, key: str, config: ConfigDict) -> Dataset:
-    """The same, reading decoded images, where `run.cache` is host; they are yet to be decoded.
+def with_host_cache(dataset: Dataset, key: str, decoding: Decoding) -> Dataset:
+    """Returns a dataset that reads decoded images from the host cache, if there is one.
+
+    `fill_cache` must then decode the images before they are read.
 
     Args:
         dataset: All images of a source, in its order.
-        key: Names the cache's file; it differs where any image does.
-        config: The run's whole configuration.
+        key: Name of the cache's file; differs if any image differs.
+        decoding: Names the cache's folder.
     """
-    if config.run.cache != "host":
+    if decoding.cache_dir is None:
         return dataset
-    folder = pathlib.Path(config.run.cache_dir or cache_folder() / "decoded").expanduser()
-    channels = config.data.channels
-    file = f"{key}-{channels}-{pixels.DECODER}.bin"
-    decoded = DecodedImages(folder / file, dataset.sizes, channels)
+    file = f"{key}-{decoding.channels}-{pixels.DECODER}.bin"
+    decoded = DecodedImages(decoding.cache_dir / file, dataset.sizes, decoding.channels)
     return dataclasses.replace(dataset, decoded=decoded)
 
 
 def fill_cache(dataset: Dataset, channels: int) -> None:
-    """Decodes the images of what `with_cache` returned, unless that was done before.
+    """Decodes a dataset's images into its host cache, if it has one that is not filled yet.
 
     Raises:
-        UserError: There is no space for them, or an image cannot be read.
+        UserError: If there is not enough space, or an image cannot be read.
     """
     if dataset.decoded is not None:
         files = dataclasses.replace(dataset, decoded=None)
@@ -211,45 +240,45 @@ def fill_cache(dataset: Dataset, channels: int) -> None:
 def hold_out(
     dataset: Dataset, amount: float, seed: int, name: str
 ) -> tuple[Dataset, Dataset | None]:
-    """Takes some classes, chosen at random, out of a dataset.
+    """Holds out random classes of a dataset.
 
     Args:
-        dataset: Where to take them from.
-        amount: How many classes, from 1 on; below 1, their share, but two at least. 0: none.
-        seed: Of the choice. It is not a run's, so that runs with other seeds are compared on the
-            same classes.
-        name: Of the part that is taken out: test or validation.
+        dataset: The dataset.
+        amount: Number of classes; below 1, their share, but at least two classes; 0 for none.
+        seed: Seed of the choice. It is not the run's seed, so that runs with different seeds are
+            compared on the same classes.
+        name: Name of the held-out part, test or validation, for messages.
 
     Returns:
-        The rest, and what was taken out.
+        The remaining images and the held-out ones, None if there are none.
 
     Raises:
-        UserError: Fewer than two classes would be left.
+        UserError: If fewer than two classes would remain.
     """
     if amount == 0:
         return dataset.renumbered(), None
     classes = np.unique(dataset.labels)
     count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
     if count > len(classes) - 2:
-        least = "two at least, so " if amount < 1 else ""
+        minimum = "at least two, so " if amount < 1 else ""
         raise UserError(
-            f"config.data.{name}_classes is {amount:g}, {least}{count} of {len(classes)} classes, "
-            "but two must remain to train on; "
+            f"config.data.{name}_classes is {amount:g}, {minimum}{count} of {len(classes)} "
+            "classes, but two must remain to train on; "
             f"set --config.data.{name}_classes={max(len(classes) - 2, 0)} or less"
         )
     shuffled = np.random.default_rng(seed).permutation(classes)
-    return dataset.of_classes(shuffled[count:]), dataset.of_classes(shuffled[:count])
+    return dataset.with_classes(shuffled[count:]), dataset.with_classes(shuffled[:count])
 
 
 def check_classes(name: str, splits: Splits) -> None:
-    """Refuses parts that cannot be trained on or searched, and tells of classes with one image.
+    """Checks that parts can be trained on and searched, and warns of classes with one image.
 
     Args:
-        name: What messages call the dataset.
+        name: Name of the dataset for messages.
         splits: Its parts.
 
     Raises:
-        UserError: A part has fewer than two classes, or nothing to find.
+        UserError: If a part has fewer than two classes, or no query has an image to find.
     """
     train, validation, test, gallery, *_ = splits
     for part, images in (("train", train), ("validation", validation), ("test", test)):
@@ -258,9 +287,9 @@ def check_classes(name: str, splits: Splits) -> None:
                 f"the {part} part of {name} has {images.num_classes} class; it needs two or more"
             )
     for part, queries, items in (("validation", validation, None), ("test", test, gallery)):
-        if queries is not None and not _matches(queries, items):
+        if queries is not None and not _any_match(queries, items):
             raise UserError(
-                f"no image in the {part} part of {name} has another of its class to find"
+                f"no image in the {part} part of {name} has another image of its class to find"
             )
     single = int(np.sum(np.bincount(train.labels) == 1))
     if single:
@@ -270,8 +299,8 @@ def check_classes(name: str, splits: Splits) -> None:
         )
 
 
-def _matches(queries: Dataset, gallery: Dataset | None) -> bool:
-    """Whether any query has an item of its class to find."""
+def _any_match(queries: Dataset, gallery: Dataset | None) -> bool:
+    """Whether any query has an image of its class to find."""
     if gallery is None:
         return np.bincount(queries.labels).max() > 1
     return bool(np.isin(queries.labels, gallery.labels).any())

@@ -1,6 +1,6 @@
 """The device cache: training images decoded once into the memory of every device.
 
-Input is then a few numbers a batch, which boxes of which images, and `resizing.cut` does the rest.
+A batch of input is then a few numbers, the boxes to crop, and `device_crops.cut` does the rest.
 """
 
 import concurrent.futures
@@ -14,7 +14,6 @@ import numpy as np
 import tqdm
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, Shaped, UInt8
-from ml_collections import ConfigDict
 from PIL import Image
 
 from hypjax import parallel
@@ -27,109 +26,116 @@ from hypjax.system import console, memory
 from hypjax.system.cores import usable_cores
 from hypjax.types import Batch, Crops
 
-_PART = 2**27  # Bytes that are decoded before they are copied to the devices.
-_LEAST_PARTS = 16
-_SHARE = 0.8  # Of free memory, which images may take; the model and its activations need some too.
-_NO_BOX = (0, 0, 1, 1)  # Of what fills a batch up, one pixel.
+_PART = 2**27  # Bytes copied to the devices at once.
+_MIN_PARTS = 16
+_SHARE = 0.8  # Of free memory for images; the model and its activations need some too.
+_PADDING_BOX = (0, 0, 1, 1)  # One pixel.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Layout:
-    """Where images lie in a store.
+class CacheLayout:
+    """Where each image is stored in the device cache.
+
+    Images are stored one below the other, padded to a common width.
 
     Attributes:
         sizes: Height and width of each image.
-        turned: Which of them are stored with rows for columns.
+        transposed: Which images are stored with rows and columns swapped.
         channels: 1 or 3.
     """
 
     sizes: Int[np.ndarray, "images 2"]
-    turned: Bool[np.ndarray, " images"]
+    transposed: Bool[np.ndarray, " images"]
     channels: int
 
     @functools.cached_property
-    def _stored(self) -> Int[np.ndarray, "images 2"]:
-        """Rows and columns of each image as it is stored."""
+    def _stored_sizes(self) -> Int[np.ndarray, "images 2"]:
+        """Rows and columns of each image as stored."""
         sizes = np.asarray(self.sizes, np.int64)
-        return np.where(self.turned[:, None], sizes[:, ::-1], sizes)
+        return np.where(self.transposed[:, None], sizes[:, ::-1], sizes)
 
     @functools.cached_property
     def first(self) -> Int[np.ndarray, " images"]:
         """First row of each image."""
-        return np.cumsum(self._stored[:, 0]) - self._stored[:, 0]
+        return np.cumsum(self._stored_sizes[:, 0]) - self._stored_sizes[:, 0]
 
     @property
-    def length(self) -> int:
-        """Most rows of an image."""
-        return int(self._stored[:, 0].max())
+    def max_rows(self) -> int:
+        """Largest number of rows of an image."""
+        return int(self._stored_sizes[:, 0].max())
 
     @property
-    def breadth(self) -> int:
-        """Most columns of an image, which all are filled up to."""
-        return int(self._stored[:, 1].max())
+    def max_columns(self) -> int:
+        """Largest number of columns of an image, to which all are padded."""
+        return int(self._stored_sizes[:, 1].max())
 
     @functools.cached_property
-    def part(self) -> int:
-        """Rows that are copied to the devices at once; as many lie free after the last image."""
-        rows = int(self._stored[:, 0].sum())
-        most = min(_PART // (self.channels * self.breadth), rows // _LEAST_PARTS)
-        return max(self.length, most)
+    def part_rows(self) -> int:
+        """Rows that are copied to the devices at once; as many are free after the last image."""
+        rows = int(self._stored_sizes[:, 0].sum())
+        most = min(_PART // (self.channels * self.max_columns), rows // _MIN_PARTS)
+        return max(self.max_rows, most)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """That of the store's pixels."""
-        return int(self._stored[:, 0].sum()) + self.part, self.channels * self.breadth
+        """Shape of the stored pixels."""
+        rows = int(self._stored_sizes[:, 0].sum()) + self.part_rows
+        return rows, self.channels * self.max_columns
 
     @property
     def bytes(self) -> int:
-        """What the store takes of each device."""
+        """Memory that the images take on each device."""
         rows, width = self.shape
         return rows * width
 
     def parts(self) -> Iterator[range]:
-        """Images that are copied to the devices together."""
-        ends = np.cumsum(self._stored[:, 0])
+        """Yields the ranges of images that are copied to the devices together."""
+        ends = np.cumsum(self._stored_sizes[:, 0])
         start = 0
         while start < len(ends):
-            stop = int(np.searchsorted(ends, self.first[start] + self.part, side="right"))
+            limit = self.first[start] + self.part_rows
+            stop = int(np.searchsorted(ends, limit, side="right"))
             yield range(start, stop)
             start = stop
 
     def write(
         self, part: UInt8[np.ndarray, "part width"], row: int, i: int, image: Image.Image
     ) -> None:
-        """Writes an image's pixels into some rows, the first of which is `row` of the store."""
+        """Writes an image's pixels into a part of the rows, the first of which is `row`."""
         values = pixels.array(image)
-        values = values.swapaxes(0, 1) if self.turned[i] else values
-        rows, columns = self._stored[i]
+        values = values.swapaxes(0, 1) if self.transposed[i] else values
+        rows, columns = self._stored_sizes[i]
         first = self.first[i] - row
-        place = part[first : first + rows].reshape(rows, self.channels, self.breadth)
-        place[:, :, :columns] = values.swapaxes(1, 2)
+        target = part[first : first + rows].reshape(rows, self.channels, self.max_columns)
+        target[:, :, :columns] = values.swapaxes(1, 2)
 
     def crops(self, plan: Plan, rows: range) -> Crops:
-        """What some rows of a batch are cut from, those after the last filled up."""
+        """Returns the crops of some rows of a batch, padded beyond its end."""
         return Crops(
-            row=_own(self.first[plan.ids].astype(np.int32), rows, 0),
-            turned=_own(self.turned[plan.ids], rows, False),
-            boxes=_own(plan.boxes, rows, _NO_BOX),
+            row=_padded_rows(self.first[plan.ids].astype(np.int32), rows, 0),
+            turned=_padded_rows(self.transposed[plan.ids], rows, False),
+            boxes=_padded_rows(plan.boxes, rows, _PADDING_BOX),
         )
 
 
-def lay_out(sizes: Int[np.ndarray, "images 2"], channels: int) -> Layout:
-    """Lays images out so that they take less: all upright, or all lying."""
+def lay_out(sizes: Int[np.ndarray, "images 2"], channels: int) -> CacheLayout:
+    """Lays images out in the smaller of two ways: all in portrait or all in landscape format."""
     height, width = sizes[:, 0], sizes[:, 1]
-    choices = (Layout(sizes, turned, channels) for turned in (height < width, height > width))
+    choices = (
+        CacheLayout(sizes, transposed, channels) for transposed in (height < width, height > width)
+    )
     return min(choices, key=lambda layout: layout.bytes)
 
 
 def stored_sizes(
     sizes: Int[np.ndarray, "images 2"], stored_side: int | None
 ) -> Int[np.ndarray, "images 2"]:
-    """Heights and widths of images whose shorter sides are scaled down to a length.
+    """Returns heights and widths after scaling longer shorter sides down to a length.
 
     Args:
-        sizes: Their own.
-        stored_side: The length; shorter ones stay. None: all do.
+        sizes: Original heights and widths.
+        stored_side: The length. Images with a shorter side up to this length keep their size; all
+            do if None.
     """
     if stored_side is None:
         return sizes
@@ -138,31 +144,36 @@ def stored_sizes(
     return np.where(shorter > stored_side, scaled, sizes)
 
 
-def plan_store(config: ConfigDict, dataset: Dataset, mesh: Mesh) -> Layout | None:
-    """Where training images are to lie on each device; None: `run.cache` leaves them on the host.
+def plan_layout(
+    dataset: Dataset, mesh: Mesh, channels: int, stored_side: int | None
+) -> CacheLayout:
+    """Lays training images out on the devices.
+
+    Args:
+        dataset: The training images.
+        mesh: The devices.
+        channels: 1 or 3.
+        stored_side: See `stored_sizes`.
 
     Raises:
-        UserError: They do not fit.
+        UserError: If the images do not fit in memory.
     """
-    if config.run.cache != "device":
-        return None
-    channels = config.data.channels
-    layout = lay_out(stored_sizes(dataset.sizes, config.data.stored_side), channels)
+    layout = lay_out(stored_sizes(dataset.sizes, stored_side), channels)
     free = memory.free(mesh)
     if free is not None and layout.bytes > _SHARE * free:
         kind = mesh.devices.flat[0].device_kind
         side = _fitting_side(layout.sizes, channels, _SHARE * free)
         smaller = "" if side is None else f"set --config.data.stored_side={side} or less, or "
         raise UserError(
-            f"config.run.cache is device, but the training images take {_bytes(layout.bytes)}, and "
-            f"of {_bytes(free)} that are free on each device ({kind}) they may take {_SHARE:.0%}; "
+            f"config.run.cache is device, but the training images take {_bytes(layout.bytes)}, "
+            f"more than {_SHARE:.0%} of the {_bytes(free)} free on each device ({kind}); "
             f"{smaller}set --config.run.cache=host"
         )
     return layout
 
 
 def _fitting_side(sizes: Int[np.ndarray, "images 2"], channels: int, room: float) -> int | None:
-    """The largest length of shorter sides with which images fit; None: there is none."""
+    """Returns the largest stored side with which images fit, or None if there is none."""
     fits, fails = 0, int(sizes.min(axis=1).max())
     while fails - fits > 1:
         side = (fits + fails) // 2
@@ -177,11 +188,11 @@ def _bytes(number: float) -> str:
     return tqdm.tqdm.format_sizeof(number, "B")
 
 
-def fill(layout: Layout, dataset: Dataset, mesh: Mesh) -> Store:
-    """Decodes images into the memory of every device, scaled where the layout has them smaller.
+def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
+    """Decodes images into the memory of every device, scaled down to the layout's sizes.
 
     Raises:
-        UserError: An image cannot be read, or there is no memory.
+        UserError: If an image cannot be read, or memory runs out.
     """
     everywhere = parallel.replicated(mesh)
     put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
@@ -196,18 +207,18 @@ def fill(layout: Layout, dataset: Dataset, mesh: Mesh) -> Store:
         store = jax.jit(lambda: jnp.zeros(layout.shape, jnp.uint8), out_shardings=everywhere)()
         for images in layout.parts():
             row = layout.first[images.start]
-            part = np.zeros((layout.part, layout.shape[1]), np.uint8)
+            part = np.zeros((layout.part_rows, layout.shape[1]), np.uint8)
             decode = functools.partial(_decode, layout, dataset, part, row)
             for _ in pool.map(decode, images):
                 bar.update()
             part, row = parallel.place((part, np.int32(row)), everywhere)
             store = put(store, part, row)
         store.block_until_ready()
-    console.say(f"the training images take {_bytes(layout.bytes)} of each device")
-    return Store(store, layout.length, layout.channels)
+    console.say(f"the training images take {_bytes(layout.bytes)} on each device")
+    return Store(store, layout.max_rows, layout.channels)
 
 
-def _decode(layout: Layout, dataset: Dataset, part: np.ndarray, row: int, i: int) -> None:
+def _decode(layout: CacheLayout, dataset: Dataset, part: np.ndarray, row: int, i: int) -> None:
     image = dataset.image(i, layout.channels)
     height, width = (int(length) for length in layout.sizes[i])
     if image.size != (width, height):
@@ -220,17 +231,18 @@ def _put(store: Array, part: Array, row: Array) -> Array:
 
 
 def crop_batches(
-    layout: Layout, plan: Callable[[int], Plan], steps: range, rows: range
+    layout: CacheLayout, plan: Callable[[int], Plan], steps: range, rows: range
 ) -> Generator[Batch, None, None]:
-    """Yields the batches of some steps, for the device to crop.
+    """Yields the batches of the given steps, to be cropped on the device.
 
-    Images and flips are those of some rows of a batch, labels and ids those of all.
+    Images and flips are those of the given rows of a batch; labels and ids are those of the whole
+    batch.
 
     Args:
-        layout: Where images lie.
-        plan: Which images, and which boxes of them, a step wants.
+        layout: Where images are stored.
+        plan: Returns the images of a step and their crop boxes.
         steps: Steps to yield, counted from 0.
-        rows: Which images of each batch, filled up after its last.
+        rows: Rows of each batch to deliver, padded beyond its end.
     """
     for step in steps:
         planned = plan(step)
@@ -238,16 +250,16 @@ def crop_batches(
             images=layout.crops(planned, rows),
             labels=planned.labels,
             ids=planned.ids,
-            flips=_own(planned.flips, rows, False),
+            flips=_padded_rows(planned.flips, rows, False),
         )
 
 
-def _own(
-    values: Shaped[np.ndarray, "batch ..."], rows: range, filling: object
+def _padded_rows(
+    values: Shaped[np.ndarray, "batch ..."], rows: range, padding: object
 ) -> Shaped[np.ndarray, "rows ..."]:
-    """Some rows, and a filling for those that there are not."""
-    own = np.empty((len(rows), *values.shape[1:]), values.dtype)
-    own[:] = filling
-    there = values[rows.start : rows.stop]
-    own[: len(there)] = there
-    return own
+    """Returns the given rows of an array, with padding for those beyond its end."""
+    padded = np.empty((len(rows), *values.shape[1:]), values.dtype)
+    padded[:] = padding
+    present = values[rows.start : rows.stop]
+    padded[: len(present)] = present
+    return padded

@@ -1,8 +1,8 @@
-"""Crops on the device: boxes of stored images, resized as Pillow's bicubic filter does it.
+"""Crops on the device: boxes of stored images, resized like Pillow's bicubic filter.
 
-Pillow resizes along one axis and then along the other, and rounds to whole levels after each. So
-does this, with two matrix products an image, whose weights are made of the box. What differs is the
-precision of the sums: now and then a level is rounded to its neighbour.
+Pillow resizes along one axis, then along the other, and rounds to whole levels after each pass.
+This module does the same with two matrix products per image, whose weights depend on the box. Only
+the precision of the sums differs, so that a level is occasionally off by one.
 """
 
 import dataclasses
@@ -16,10 +16,10 @@ from jaxtyping import Array, Float, Int, Shaped, UInt8
 
 from hypjax.types import Crops
 
-_AT_ONCE = 32  # Images resized at the same time at most,
-_BYTES_AT_ONCE = 2**27  # and what their pixels may take as float32.
-# Since this version Pillow begins with the vertical axis where it shrinks by far more pixels.
-_KNOWS_TALL = int(PIL.__version__.split(".")[0]) >= 13
+_MAX_IMAGES = 32  # Images resized at the same time,
+_MAX_BYTES = 2**27  # and the memory of their pixels as float32.
+# Since this version Pillow starts with the vertical axis if it shrinks by far more pixels.
+_PILLOW_CHECKS_AXES = int(PIL.__version__.split(".")[0]) >= 13
 
 
 @functools.partial(
@@ -27,31 +27,32 @@ _KNOWS_TALL = int(PIL.__version__.split(".")[0]) >= 13
 )
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """Images on the device, one below the other, some of them turned (rows for columns).
+    """Images on the device, one below the other, some of them transposed.
 
     Attributes:
-        pixels: Their rows; in a row lie the channels one after the other, each filled up to the
-            same breadth. Two axes, since devices fill up a last axis that is short.
-        length: Rows of the image that has most; as many at least follow the last image's first.
+        pixels: Rows of all images. A row holds the channels one after the other, each padded to the
+            same width; a separate axis for channels would be padded by the device.
+        length: Largest number of rows of an image; at least as many follow the first row of the
+            last image.
         channels: 1 or 3.
     """
 
-    pixels: UInt8[Array, "rows channels*breadth"]
+    pixels: UInt8[Array, "rows channels*width"]
     length: int
     channels: int
 
 
 def cut(store: Store, crops: Crops, side: int) -> UInt8[Array, "crops side side channels"]:
-    """Cuts boxes out of stored images and resizes them to squares.
+    """Crops boxes of stored images and resizes them to squares.
 
     Args:
         store: The images.
-        crops: Which boxes of them.
-        side: Of the squares, in pixels.
+        crops: The boxes.
+        side: Side of the squares, in pixels.
     """
     extent = max(store.length, store.pixels.shape[1] // store.channels)
-    fitting = _BYTES_AT_ONCE // (4 * store.channels * extent**2)
-    count = math.ceil(len(crops.row) / max(1, min(_AT_ONCE, fitting)))
+    fitting = _MAX_BYTES // (4 * store.channels * extent**2)
+    count = math.ceil(len(crops.row) / max(1, min(_MAX_IMAGES, fitting)))
     size = math.ceil(len(crops.row) / count)
     places = jnp.arange(count * size).reshape(count, size) % len(crops.row)
     slices = jax.tree.map(lambda x: x[places], crops)
@@ -60,21 +61,21 @@ def cut(store: Store, crops: Crops, side: int) -> UInt8[Array, "crops side side 
 
 
 def _cut(store: Store, side: int, crop: Crops) -> UInt8[Array, "side side channels"]:
-    """Cuts out one box, by passes along the last axis and then along the first."""
-    down, across = crop.boxes[0::2], crop.boxes[1::2]  # Where a box begins, and how far it goes.
+    """Crops and resizes one box, first along the last axis, then along the first."""
+    down, across = crop.boxes[0::2], crop.boxes[1::2]  # Start and length along each axis.
     tall = _vertical_first(down[1], across[1], side)
     planes = _planes(store, crop.row)
-    planes = _turned_where(crop.turned ^ tall, planes).astype(jnp.float32)
+    planes = _transpose_where(crop.turned ^ tall, planes).astype(jnp.float32)
     extent = planes.shape[-1]
     first = weights(*jnp.where(tall, down, across), extent, side)
     second = weights(*jnp.where(tall, across, down), extent, side)
     planes = _levels(_product("mcn,sn->mcs", planes, first))
     planes = _levels(_product("tm,mcs->tcs", second, planes))
-    return _turned_where(tall, planes.astype(jnp.uint8)).swapaxes(1, 2)
+    return _transpose_where(tall, planes.astype(jnp.uint8)).swapaxes(1, 2)
 
 
 def _planes(store: Store, row: Int[Array, ""]) -> UInt8[Array, "extent channels extent"]:
-    """The image that begins in a row, in a square that any image fits in."""
+    """Returns the image that begins in a row, padded to a square that fits any image."""
     width = store.pixels.shape[1]
     rows = jax.lax.dynamic_slice(store.pixels, (row, jnp.zeros_like(row)), (store.length, width))
     planes = rows.reshape(store.length, store.channels, -1)
@@ -82,28 +83,28 @@ def _planes(store: Store, row: Int[Array, ""]) -> UInt8[Array, "extent channels 
     return jnp.pad(planes, [(0, missing[0]), (0, 0), (0, missing[2])])
 
 
-def _turned_where(condition: Array, planes: Shaped[Array, "n channels n"]) -> Array:
+def _transpose_where(condition: Array, planes: Shaped[Array, "n channels n"]) -> Array:
     return jnp.where(condition, planes.transpose(2, 1, 0), planes)
 
 
 def _vertical_first(height: Int[Array, ""], width: Int[Array, ""], side: int) -> Array:
     """Whether Pillow resizes the vertical axis first."""
-    return (height > side) & (height - side > 2 * (width - side)) & _KNOWS_TALL
+    return (height > side) & (height - side > 2 * (width - side)) & _PILLOW_CHECKS_AXES
 
 
 def weights(
     start: Int[Array, ""], size: Int[Array, ""], extent: int, side: int
 ) -> Float[Array, "side extent"]:
-    """What each pixel of an axis counts for each pixel of the resized box.
+    """Returns the weight of each pixel of an axis in each pixel of the resized box.
 
-    Pillow's bicubic filter (Keys' with a = −1/2), as wide as the box shrinks, whose border is the
-    image's.
+    This is Pillow's bicubic filter (Keys with a = −1/2), widened by the scale when shrinking.
+    Pixels outside the box have no weight.
 
     Args:
         start: First pixel of the box.
         size: Pixels of the box.
         extent: Pixels of the axis.
-        side: Pixels that the box is resized to.
+        side: Pixels of the resized box.
     """
     scale = size.astype(jnp.float32) / side
     place = jnp.arange(extent) - start
@@ -121,5 +122,5 @@ def _product(axes: str, left: Array, right: Array) -> Array:
 
 
 def _levels(values: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Rounds to whole levels, halves up, and clips to those there are."""
+    """Rounds to whole levels, halves up, and clips to 0...255."""
     return jnp.clip(jnp.floor(values + 0.5), 0, 255)

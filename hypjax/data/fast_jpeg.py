@@ -1,9 +1,9 @@
-"""The fast decoder: JPEGs decoded no larger than a view of them needs, by libjpeg-turbo directly.
+"""The fast decoder: decodes JPEGs no larger than a view needs, by libjpeg-turbo directly.
 
-Where an image has many more pixels than a view shows, it is decoded at a half, a quarter or an
-eighth of its size, which JPEG's cosine transform gives for a fraction of the work, still at least
-twice as large as the view needs, and resized from there in one call. Pixels then differ from the
-exact ones by a few levels; so the option is part of what a run is (`data.decoder`).
+An image with many more pixels than a view shows is decoded at a half, a quarter or an eighth of its
+size, which JPEG's cosine transform does at a fraction of the cost. The result is still at least
+twice as large as the view, and is then resized in one call. Pixels differ from the exact ones by a
+few levels, so the option is part of a run's identity (`data.decoder`).
 """
 
 import io
@@ -18,16 +18,16 @@ from hypjax.errors import UserError
 
 _JPEG = b"\xff\xd8"
 _SPACES = {1: "GRAY", 3: "RGB"}
-_COLOURS = ("YCbCr", "RGB", "Gray")  # Pillow makes RGB of others in its own way.
-_GAP = 2  # How many times larger than the view an image is decoded at least, when reduced.
-_ORIENTATION = 0x0112  # EXIF's tag.
+_COLOURS = ("YCbCr", "RGB", "Gray")  # Pillow converts others differently.
+_MIN_RATIO = 2  # Smallest ratio of the reduced image to the view.
+_ORIENTATION = 0x0112  # EXIF tag.
 
 
 def require() -> None:
-    """Refuses the fast decoder where its library is absent.
+    """Checks that the fast decoder's library is installed.
 
     Raises:
-        UserError: It is.
+        UserError: If it is not.
     """
     try:
         import simplejpeg  # noqa: F401
@@ -40,38 +40,38 @@ def require() -> None:
 def view(
     encoded: bytes, channels: int, box: tuple[float, float, float, float], side: int, upright: bool
 ) -> UInt8[np.ndarray, "side side channels"] | None:
-    """A square view of a part of a JPEG.
+    """Decodes a box of a JPEG and resizes it to a square.
 
     Args:
         encoded: The file's bytes.
         channels: 1 for greyscale, 3 for RGB.
-        box: Top, left, height and width of the part, in pixels of the whole image.
-        side: Of the square.
-        upright: Whether EXIF's orientation counts.
+        box: Top, left, height and width, in pixels of the whole image.
+        side: Side of the square.
+        upright: Whether EXIF's orientation applies.
 
     Returns:
-        Its pixels; None: this is no file for the fast decoder, take the exact one.
+        The pixels, or None if only the exact decoder can read the file.
     """
     import simplejpeg
 
-    if not encoded.startswith(_JPEG) or (upright and _turned(encoded)):
+    if not encoded.startswith(_JPEG) or (upright and _is_rotated(encoded)):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
         if colours not in _COLOURS:
             return None
         if box[0] + box[2] > height or box[1] + box[3] > width:
-            return None  # It is another image than was expected, which the exact decoder tells.
-        factor = _factor(min(box[2:]) / (_GAP * side))
+            return None  # Not the expected image; the exact decoder reports it.
+        factor = _factor(min(box[2:]) / (_MIN_RATIO * side))
         decoded = simplejpeg.decode_jpeg(
             encoded,
             _SPACES[channels],
             min_height=math.ceil(height / factor),
             min_width=math.ceil(width / factor),
         )
-    except ValueError:  # Damaged: let the exact decoder judge.
+    except ValueError:  # Damaged; the exact decoder reports it.
         return None
-    # A pixel stands for `factor` of them, also where the last ones reach beyond the image.
+    # Reduced pixels are `factor` pixels wide, even if the last ones extend beyond the image.
     top, bottom = box[0] / factor, (box[0] + box[2]) / factor
     left, right = box[1] / factor, (box[1] + box[3]) / factor
     y, x = math.floor(top), math.floor(left)
@@ -84,9 +84,9 @@ def view(
 
 
 def _factor(ratio: float) -> int:
-    """The largest power of two up to 8 that is at most the ratio; 1 where that is below 2."""
+    """Returns the largest power of two, from 1 to 8, that is at most the ratio, or else 1."""
     return 2 ** min(3, max(0, math.floor(math.log2(ratio))))
 
 
-def _turned(encoded: bytes) -> bool:
+def _is_rotated(encoded: bytes) -> bool:
     return Image.open(io.BytesIO(encoded)).getexif().get(_ORIENTATION, 1) != 1

@@ -1,7 +1,7 @@
 """The host cache: decoded images, one after the other, in one memory-mapped file.
 
-Lossless and at their original sizes, so that pixels are those of the exact decoder. The operating
-system keeps in memory what fits, and all processes of a machine share it.
+Images keep their original sizes and exact pixels. The operating system keeps in memory what fits;
+all processes of a machine share it.
 """
 
 import concurrent.futures
@@ -21,17 +21,17 @@ from hypjax.errors import UserError
 from hypjax.system.cores import usable_cores
 from hypjax.system.locks import claimed
 
-_AHEAD = 4 * usable_cores()  # Images decoded before they are written.
+_AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
 
 
 class DecodedImages:
     """The pixels of images of known sizes, in a file."""
 
     def __init__(self, path: pathlib.Path, sizes: Int[np.ndarray, "images 2"], channels: int):
-        """Opens a file that may not be written yet.
+        """Refers to a file that may not exist yet.
 
         Args:
-            path: Of the file.
+            path: Path of the file.
             sizes: Height and width of each image.
             channels: 1 for greyscale, 3 for RGB.
         """
@@ -49,7 +49,7 @@ class DecodedImages:
         return len(self._sizes)
 
     def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"]:
-        """The i-th image; read from the file when its pixels are."""
+        """Returns the i-th image; pixels are read from the file when accessed."""
         start, end = self._offsets[i : i + 2]
         return self._map[start:end].reshape(*self._sizes[i], self._channels)
 
@@ -58,27 +58,28 @@ class DecodedImages:
         return np.memmap(self._path, np.uint8, mode="r")
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes, which map the file themselves."""
+        """Leaves out the memory map: each worker process maps the file itself."""
         return {name: value for name, value in vars(self).items() if name != "_map"}
 
     def fill(self, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]) -> None:
-        """Writes the file, if it is not there.
+        """Writes the file, unless it exists.
 
         Args:
-            decode: From an image's number to its pixels.
+            decode: Returns the pixels of the i-th image.
 
         Raises:
-            UserError: There is no space, the folder cannot be written, or an image be decoded.
+            UserError: If there is no space, the folder cannot be written, or an image cannot be
+                decoded.
         """
         if self._path.exists() and self._path.stat().st_size == self.bytes:
             return
-        with _writable(self._path), claimed(self._path.parent, "decoding images"):
+        with _explaining_write_errors(self._path), claimed(self._path.parent, "decoding images"):
             if self._path.exists() and self._path.stat().st_size == self.bytes:
-                return  # Another process was quicker.
+                return  # Another process wrote it meanwhile.
             self._require_space()
             unfinished = self._path.with_suffix(".unfinished")
             try:
-                with unfinished.open("wb") as file:  # That of a process that was killed ends here.
+                with unfinished.open("wb") as file:  # Overwrites that of a killed process.
                     self._write(file, decode)
                     file.flush()
                     os.fsync(file.fileno())
@@ -101,7 +102,7 @@ class DecodedImages:
         if self.bytes > free:
             raise UserError(
                 f"decoded images need {_bytes(self.bytes)} in {self._path.parent}, where "
-                f"{_bytes(free)} are free; name another folder with --config.run.cache_dir, "
+                f"{_bytes(free)} are free; choose another folder with --config.run.cache_dir, "
                 "or set --config.run.cache=none"
             )
 
@@ -111,12 +112,12 @@ def _bytes(number: int) -> str:
 
 
 @contextlib.contextmanager
-def _writable(path: pathlib.Path) -> Iterator[None]:
+def _explaining_write_errors(path: pathlib.Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         raise UserError(
-            f"cannot keep decoded images in {path.parent} ({error.strerror}); name another folder "
-            "with --config.run.cache_dir, or set --config.run.cache=none"
+            f"cannot keep decoded images in {path.parent} ({error.strerror}); choose another "
+            "folder with --config.run.cache_dir, or set --config.run.cache=none"
         ) from error

@@ -1,4 +1,4 @@
-"""Pixels on the host: one decoder, and the two views of an image."""
+"""Pixels on the host: the exact decoder, and the two views of an image."""
 
 import io
 
@@ -7,7 +7,7 @@ import PIL
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 
-# What decides on the pixels that `decode` gives, its own version first; names caches of them.
+# Version of `decode` and of the libraries that determine its pixels; part of cache names.
 DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"
 # Colour mode by number of channels.
 MODES = {1: "L", 3: "RGB"}
@@ -16,17 +16,18 @@ MODES = {1: "L", 3: "RGB"}
 def decode(encoded: bytes, channels: int, *, upright: bool = False) -> Image.Image:
     """Decodes an image file, whole and exactly, to greyscale (1 channel) or RGB (3).
 
-    Transparency is shown on white, 16 bits are scaled to 8, of several frames the first is taken.
+    Transparent images are drawn on white, 16 bits are scaled to 8, and only the first frame is
+    read.
 
     Args:
         encoded: The file's bytes.
         channels: 1 or 3.
-        upright: Whether to turn it as EXIF says, as a viewer does. The benchmarks' protocol, and so
-            their published numbers, ignore it.
+        upright: Whether to rotate the image as EXIF says, as viewers do. The datasets' protocol,
+            and therefore published results, ignore it.
 
     Raises:
-        ValueError: Its pixels have 32 bits, which no common scale gives a meaning.
-        OSError: It cannot be decoded.
+        ValueError: If pixels have 32 bits, for which there is no common scale.
+        OSError: If the image cannot be decoded.
     """
     image = Image.open(io.BytesIO(encoded))
     if upright:
@@ -34,7 +35,7 @@ def decode(encoded: bytes, channels: int, *, upright: bool = False) -> Image.Ima
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError("it has 32 bits a pixel; save it with 8 or 16")
+        raise ValueError("it has 32 bits per pixel; save it with 8 or 16")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -45,7 +46,7 @@ def decode(encoded: bytes, channels: int, *, upright: bool = False) -> Image.Ima
 
 
 def reason(error: Exception) -> str:
-    """Why an image could not be read, in a few words."""
+    """Returns in a few words why an image could not be read."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image"
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
@@ -53,20 +54,20 @@ def reason(error: Exception) -> str:
 
 
 def crop(image: Image.Image, box: np.ndarray) -> Image.Image:
-    """Cuts out a box (top, left, height, width)."""
+    """Crops a box (top, left, height, width)."""
     top, left, height, width = (int(n) for n in box)
     return image.crop((left, top, left + width, top + height))
 
 
 def resize(image: Image.Image, side: int) -> UInt8[np.ndarray, "side side channels"]:
-    """Resizes to a square by Pillow's bicubic filter with antialiasing."""
+    """Resizes to a square with Pillow's bicubic filter and antialiasing."""
     return array(image.resize((side, side), Image.Resampling.BICUBIC))
 
 
 def central_view(
     image: Image.Image, shorter_side: int, side: int
 ) -> UInt8[np.ndarray, "side side channels"]:
-    """The test view: the shorter side resized, bicubic, then a square cut from the centre."""
+    """Returns the test view: shorter side resized (bicubic), then a central square."""
     size, corner = central_square(image.size, shorter_side, side)
     left, top = corner
     resized = image.resize(size, Image.Resampling.BICUBIC)
@@ -76,12 +77,12 @@ def central_view(
 def central_square(
     size: tuple[int, int], shorter_side: int, side: int
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Where the test view lies; sizes round as torchvision's Resize and CenterCrop do.
+    """Returns the geometry of the test view, rounded as by torchvision's Resize and CenterCrop.
 
     Args:
         size: Width and height of the image.
-        shorter_side: Length it is resized to.
-        side: Of the square.
+        shorter_side: Length of the shorter side after resizing.
+        side: Side of the square.
 
     Returns:
         Width and height of the resized image, and left and top of the square in it.
@@ -94,12 +95,12 @@ def central_square(
 def central_box(
     size: tuple[int, int], shorter_side: int, side: int
 ) -> tuple[float, float, float, float]:
-    """The part of an image that its test view shows: top, left, height and width, in its pixels.
+    """Returns the box that the test view shows: top, left, height and width in the image's pixels.
 
     Args:
         size: Height and width of the image.
-        shorter_side: Length it is resized to.
-        side: Of the square.
+        shorter_side: Length of the shorter side after resizing.
+        side: Side of the square.
     """
     (width, height), (left, top) = central_square(size[::-1], shorter_side, side)
     down, across = size[0] / height, size[1] / width
@@ -107,11 +108,11 @@ def central_box(
 
 
 def from_array(values: UInt8[np.ndarray, "height width channels"]) -> Image.Image:
-    """An image of these pixels."""
+    """Returns an image with the given pixels."""
     return Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values)
 
 
 def array(image: Image.Image) -> UInt8[np.ndarray, "height width channels"]:
-    """An image's pixels, with a last axis also where there is one channel."""
+    """Returns an image's pixels, with a channel axis even for one channel."""
     values = np.asarray(image)
     return values if values.ndim == 3 else values[..., None]

@@ -1,7 +1,7 @@
 """Plans: which images make up a batch and how they are cropped, as a pure function of (seed, step).
 
 A plan is a few small arrays on the host. Worker processes, or the device, only carry it out, so
-pixels never depend on the number of workers or on where a run was resumed.
+pixels do not depend on the number of workers or on where a run was resumed.
 """
 
 import abc
@@ -12,19 +12,19 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
-# Streams of a run's random numbers that must not repeat one another.
+# Independent streams of a run's random numbers.
 _CLASSES, _IMAGES, _CROPS = range(3)
 _CROP_ATTEMPTS = 10
 
 
 class Plan(NamedTuple):
-    """One batch to be.
+    """The images of one batch, and how to crop them.
 
     Attributes:
         ids: Position of each image in the training set.
-        labels: Its class.
-        boxes: What to cut from it: top, left, height, width, in pixels.
-        flips: Whether to mirror it left to right.
+        labels: Class of each image.
+        boxes: Crop box of each image: top, left, height, width, in pixels.
+        flips: Whether to mirror each image horizontally.
     """
 
     ids: Int[np.ndarray, " batch"]
@@ -35,11 +35,11 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RandomCrop:
-    """Distribution of crop boxes, that of torchvision's RandomResizedCrop, and of flips.
+    """Distribution of crop boxes, as in torchvision's RandomResizedCrop, and of flips.
 
     Attributes:
-        area: Least and largest share of the image's area.
-        ratio: Least and largest width / height, drawn uniformly on a logarithmic scale.
+        area: Smallest and largest fraction of the image's area.
+        ratio: Smallest and largest width / height; log-uniform.
         flip: Probability of mirroring.
     """
 
@@ -52,8 +52,8 @@ class RandomCrop:
     ) -> Int[np.ndarray, "n 4"]:
         """Draws one box for each image of the given height and width.
 
-        The first of ten attempts that fits is taken; where none does, the largest centred box
-        within the bounds of the ratio.
+        Takes the first of ten attempts that fits or, if none does, the largest centred box within
+        the bounds of the ratio.
         """
         height, width = sizes[:, :1], sizes[:, 1:]
         shape = (len(sizes), _CROP_ATTEMPTS)
@@ -82,14 +82,14 @@ class RandomCrop:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plans(abc.ABC):
-    """The batches of a run: which images, and which boxes of them, each step wants.
+    """The plans of a run's batches, by step.
 
     Attributes:
         labels: Class of each training image, from 0 without gaps.
         sizes: Height and width of each training image.
         batch_size: Images of a batch.
         crop: Distribution of crops and flips.
-        seed: Of all random choices.
+        seed: Seed of all random choices.
     """
 
     labels: Int[np.ndarray, " images"]
@@ -101,11 +101,11 @@ class Plans(abc.ABC):
     @property
     @abc.abstractmethod
     def batches_per_epoch(self) -> int:
-        """Number of whole batches that an epoch has."""
+        """Number of whole batches in an epoch."""
 
     @abc.abstractmethod
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
-        """Positions of a step's images."""
+        """Returns the positions of a step's images."""
 
     def __call__(self, step: int) -> Plan:
         """Returns the plan of a step, counted from 0."""
@@ -119,21 +119,21 @@ class Plans(abc.ABC):
         )
 
     def rng(self, stream: int, index: int) -> np.random.Generator:
-        """The random numbers that one of the streams has for a step or an epoch."""
+        """Returns the random generator of a stream for a step or an epoch."""
         return np.random.default_rng((self.seed, stream, index))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShuffledPlans(Plans):
-    """Plain shuffling: in an epoch every image comes once, but those that do not fill a batch."""
+    """Plain shuffling: each image occurs once in an epoch, except those left over at its end."""
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of whole batches that the images make."""
+        """Number of whole batches of all images."""
         return len(self.labels) // self.batch_size
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
-        """The step's part of its epoch's permutation of all images."""
+        """Returns the step's part of its epoch's permutation of all images."""
         epoch, batch = divmod(step, self.batches_per_epoch)
         permutation = self.rng(_IMAGES, epoch).permutation(len(self.labels))
         return permutation[batch * self.batch_size : (batch + 1) * self.batch_size]
@@ -141,12 +141,12 @@ class ShuffledPlans(Plans):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassPlans(Plans):
-    """Batches of N classes with d images each; images of one class are neighbours.
+    """Batches of N classes with d images each; images of one class are adjacent.
 
     Attributes:
         samples_per_class: d; N is `batch_size / d`.
-        repeats: Whether a class's images are drawn independently, so that one may come twice
-            (HIER); else they are distinct, where the class has as many.
+        repeats: Whether a class's images are drawn with replacement (HIER). Otherwise they are
+            distinct if the class has at least d images.
     """
 
     samples_per_class: int
@@ -154,21 +154,21 @@ class ClassPlans(Plans):
 
     @property
     def classes_per_batch(self) -> int:
-        """N."""
+        """N, the number of classes in a batch."""
         return self.batch_size // self.samples_per_class
 
     @functools.cached_property
     def members(self) -> list[Int[np.ndarray, " members"]]:
-        """Positions of each class's images."""
+        """Positions of each class's images, by class."""
         order = np.argsort(self.labels, kind="stable")
         return np.split(order, np.cumsum(np.bincount(self.labels))[:-1])
 
     @abc.abstractmethod
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
-        """The step's classes, all different."""
+        """Returns the step's classes, all distinct."""
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
-        """Positions of the images of the step's classes, class by class."""
+        """Returns the positions of the step's images, class by class."""
         rng = self.rng(_IMAGES, step)
         classes = self.choose_classes(step)
         return np.concatenate([self._draw(rng, self.members[c]) for c in classes])
@@ -183,16 +183,16 @@ class ClassPlans(Plans):
 class EpochClassPlans(ClassPlans):
     """Hyp-ViT's sampling: a permutation of all classes, cut into batches.
 
-    In an epoch no class comes twice; classes that do not fill a batch wait for another epoch.
+    No class occurs twice in an epoch; classes left over at its end are skipped.
     """
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of whole batches that the classes make."""
+        """Number of whole batches of all classes."""
         return len(self.members) // self.classes_per_batch
 
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
-        """The step's part of its epoch's permutation."""
+        """Returns the step's part of its epoch's permutation of all classes."""
         epoch, batch = divmod(step, self.batches_per_epoch)
         permutation = self.rng(_CLASSES, epoch).permutation(len(self.members))
         first = batch * self.classes_per_batch
@@ -200,14 +200,14 @@ class EpochClassPlans(ClassPlans):
 
 
 class DrawnClassPlans(ClassPlans):
-    """Classes drawn anew for each batch (HIER; IRT on SOP and In-Shop)."""
+    """Classes drawn independently for each batch (HIER; IRT on SOP and In-Shop)."""
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of whole batches that as many images as there are make."""
+        """Number of whole batches with as many images as the training set."""
         return len(self.labels) // self.batch_size
 
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
-        """Classes of which each set is as likely as any other."""
+        """Returns a set of classes, uniformly at random."""
         rng = self.rng(_CLASSES, step)
         return rng.choice(len(self.members), self.classes_per_batch, replace=False)

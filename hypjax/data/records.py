@@ -1,14 +1,14 @@
-"""Prepared datasets on disk: ArrayRecord files as TFDS names them, beside an index in Parquet.
+"""Prepared datasets on disk: ArrayRecord files named as by TFDS, and an index in Parquet.
 
-The index of a split, `index-SPLIT.parquet`, tells of every record what plans, messages and scores
-need, so that opening a dataset reads no record:
+The index of a split, `index-SPLIT.parquet`, holds what plans, messages and scores need to know of
+every record, so that opening a dataset reads no records:
 
     label, height, width (int32), checksum (uint32: zlib.crc32 of the encoded image),
-    name, class_name, superlabel (strings; superlabel is '' where classes have no groups),
-    offset, length (int64: where in its record the encoded image lies, in bytes)
+    name, class_name, superlabel (strings; superlabel is '' if classes have no groups),
+    offset, length (int64: position of the encoded image in its record, in bytes)
 
-TFDS's own writer keeps up to 1 GB of a split in memory and asks TensorFlow for more; this one
-writes each record as it comes.
+TFDS's own writer keeps up to 1 GB of a split in memory and needs TensorFlow beyond that; this one
+writes each record immediately.
 """
 
 import itertools
@@ -44,10 +44,10 @@ Example = Mapping[str, Any]
 
 
 class EncodedImages(Sequence):
-    """The image files in a split's records, cut out of these unparsed.
+    """The image files in a split's records, extracted without parsing the records.
 
-    To parse a record with TFDS takes longer than to read it, and threads wait for one another
-    meanwhile: input by threads was a tenth slower.
+    Parsing a record with TFDS takes longer than reading it and blocks other threads: input by
+    threads was a tenth slower.
     """
 
     def __init__(
@@ -58,7 +58,15 @@ class EncodedImages(Sequence):
         name: str,
         folder: str,
     ) -> None:
-        """Takes TFDS's data source, where the images lie in its records, and whose they are."""
+        """Takes a split of a dataset.
+
+        Args:
+            records: TFDS's data source.
+            offsets: Position of each image in its record.
+            lengths: Size of each image in bytes.
+            name: Name of the dataset, for messages.
+            folder: Folder of the dataset, for messages.
+        """
         self._records, self._offsets, self._lengths = records, offsets, lengths
         self._name, self._folder = name, folder
 
@@ -67,15 +75,15 @@ class EncodedImages(Sequence):
         return len(self._offsets)
 
     def __getitem__(self, i: int) -> Mapping[str, bytes]:
-        """The i-th image's bytes, under `image`.
+        """Returns the i-th image's bytes under `image`.
 
         Raises:
-            UserError: Its record is damaged.
+            UserError: If its record is damaged.
         """
         start = int(self._offsets[i])
         try:
             record = self._records.data_source[int(i)]
-        except Exception as error:  # ArrayRecord raises whatever it meets.
+        except Exception as error:  # ArrayRecord raises almost anything.
             raise damaged(self._name, self._folder, f"record {i} cannot be read") from error
         return {"image": record[start : start + int(self._lengths[i])]}
 
@@ -85,12 +93,12 @@ class Records(NamedTuple):
 
     Attributes:
         images: Random access to the records; `image` holds the encoded bytes.
-        labels: Class of each, a place in the names of the builder's feature `label`.
-        sizes: Height and width of each, in pixels.
+        labels: Class of each image, an index into the names of the builder's feature `label`.
+        sizes: Height and width of each image, in pixels.
         checksums: zlib.crc32 of each image's encoded bytes.
-        names: What the dataset calls each image; unique.
-        class_names: Name of the class of each.
-        superlabels: Name of the group that the class of each belongs to; None: there are none.
+        names: Unique name of each image in the dataset.
+        class_names: Name of each image's class.
+        superlabels: Name of the group of each image's class; None if classes are not grouped.
     """
 
     images: EncodedImages
@@ -103,7 +111,7 @@ class Records(NamedTuple):
 
 
 class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A TFDS builder whose records can be read by position, with an index beside them.
+    """A TFDS builder whose records can be read by position and have an index.
 
     A subclass yields examples with an `image` (encoded bytes), its `checksum` (zlib.crc32), its
     `height` and `width`, a `label` (a class's name or number), `name`, `class_name` and
@@ -114,16 +122,16 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     IMAGE_SHAPE: tuple[int | None, int | None, int] = (None, None, 3)
     FURTHER_FEATURES: Mapping[str, Any] = {}
 
-    # TFDS is to download nothing. Left to itself, TFDS 4.9 looks for a list of checksums, and for
-    # that imports importlib_resources, which it does not declare for this Python.
+    # Nothing is downloaded. By default TFDS 4.9 looks for a list of checksums, and for that imports
+    # importlib_resources, which it does not declare as a dependency for this Python.
     url_infos = None
 
     def __init__(self, *, file_format: str = "array_record", **kwargs: Any):
         """Opens the dataset, prepared or not.
 
         Args:
-            file_format: How records are stored; the default gives random access.
-            **kwargs: Of the TFDS builder, `data_dir` above all.
+            file_format: Format of the records; the default allows random access.
+            **kwargs: Arguments of the TFDS builder, above all `data_dir`.
         """
         super().__init__(file_format=file_format, **kwargs)
 
@@ -132,7 +140,7 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             "image": tfds.features.Image(shape=self.IMAGE_SHAPE),
             "height": np.int32,
             "width": np.int32,
-            # Names come with the files, or from the prepared dataset.
+            # Its names come from the files, or from the prepared dataset.
             "label": tfds.features.ClassLabel(),
             "name": tfds.features.Text(doc="What the dataset calls the image; unique."),
             "class_name": tfds.features.Text(),
@@ -156,7 +164,7 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         dl_manager: tfds.download.DownloadManager,
         download_config: tfds.download.DownloadConfig,
     ) -> list[tfds.core.SplitInfo]:
-        """Writes all splits but the empty ones, which TFDS cannot describe."""
+        """Writes all splits except empty ones, which TFDS cannot describe."""
         generators = self._split_generators(dl_manager)
         limit = download_config.max_examples_per_split
         written = (
@@ -187,7 +195,7 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         )
 
     def _serialize(self, example: Example, index: dict[str, list[Any]]) -> bytes:
-        """Turns an example into a record, and notes it in the index."""
+        """Serialises an example, and appends it to the index."""
         features = self.info.features
         record = features.serialize_example({name: example[name] for name in features})
         row = {
@@ -202,7 +210,7 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 
 class _ArrayRecordWriter:
-    """Writes records as they are: images are compressed already, and TFDS would try again."""
+    """Writes records uncompressed, since images already are compressed."""
 
     def write(self, path: pathlib.Path, records: Iterable[tuple[int, bytes]]) -> None:
         from array_record.python.array_record_module import ArrayRecordWriter
@@ -216,11 +224,11 @@ class _ArrayRecordWriter:
 
 
 class _Shard:
-    """Numbered records for one file: the first, and of the rest as many as it has room for.
+    """Numbered records of one file: the first, and as many of the rest as fit.
 
     Attributes:
         length: Number of records so far.
-        size: Their bytes.
+        size: Size of these records in bytes.
     """
 
     def __init__(self, first: bytes, rest: Iterator[bytes]) -> None:
@@ -238,26 +246,26 @@ class _Shard:
 
 
 def open_records(builder: tfds.core.DatasetBuilder, split: str) -> Records:
-    """Opens one split of a prepared dataset; no record is read.
+    """Opens one split of a prepared dataset, without reading records.
 
     Args:
-        builder: Of the dataset.
-        split: Name of one of the splits that it has (`builder.info.splits`).
+        builder: Builder of the dataset.
+        split: Name of a split in `builder.info.splits`.
 
     Raises:
-        UserError: Files are damaged or missing.
+        UserError: If files are damaged or missing.
     """
     index = read_index(builder, split)
     try:
         images = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
         records = sum(map(_number_of_records, builder.info.splits[split].filepaths))
-    except Exception as error:  # TFDS and ArrayRecord raise whatever they meet.
+    except Exception as error:  # TFDS and ArrayRecord raise almost anything.
         raise damaged(
             builder.name, builder.data_dir, f"the records of {split} cannot be read"
         ) from error
     if not records == len(images) == len(index):
-        told = f"{split} has {min(records, len(images))} records, and its index {len(index)}"
-        raise damaged(builder.name, builder.data_dir, told)
+        problem = f"{split} has {min(records, len(images))} records, but its index {len(index)}"
+        raise damaged(builder.name, builder.data_dir, problem)
     superlabels = _strings(index["superlabel"])
     return Records(
         images=EncodedImages(
@@ -282,7 +290,7 @@ def read_index(
     """Reads columns of a split's index.
 
     Raises:
-        UserError: It is damaged or missing.
+        UserError: If the index is damaged or missing.
     """
     path = pathlib.Path(builder.data_dir) / _index_name(split)
     try:
@@ -295,17 +303,17 @@ def read_index(
 
 
 def find_other_versions(builder: tfds.core.DatasetBuilder) -> list[str]:
-    """Versions of the dataset, oldest first, prepared beside the one that the builder reads."""
+    """Returns other prepared versions of the builder's dataset, oldest first."""
     folder = pathlib.Path(builder.data_dir)
     versions = [p.name for p in folder.parent.glob("*/") if tfds.core.Version.is_valid(p.name)]
     return sorted((v for v in versions if v != folder.name), key=tfds.core.Version)
 
 
 def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
-    """Whether there is a folder for the dataset, which appears when all is written.
+    """Returns whether the dataset's folder exists, which appears when all files are written.
 
     Raises:
-        UserError: It lacks the files that describe the dataset.
+        UserError: If files that describe the dataset are missing in it.
     """
     folder = pathlib.Path(builder.data_dir)
     for name in ("dataset_info.json", "features.json", "label.labels.txt"):
@@ -314,16 +322,19 @@ def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
     return folder.exists()
 
 
-def damaged(name: str, folder: str | pathlib.Path, what: str) -> UserError:
-    """The error for a prepared dataset that is not as it was written."""
+def damaged(name: str, folder: str | pathlib.Path, problem: str) -> UserError:
+    """Returns the error for a damaged prepared dataset."""
     again = f"run python -m hypjax.prepare --dataset={name} again"
     if pathlib.Path(folder).is_relative_to(copies()):
-        again = "it is copied again at the next start"
-    return UserError(f"{name} in {folder} is damaged ({what}); remove that folder, and {again}")
+        again = "it will be copied again at the next start"
+    return UserError(f"{name} in {folder} is damaged ({problem}); remove that folder, and {again}")
 
 
 def _find(image: bytes, record: bytes) -> int:
-    """Where an image begins in its record; to search for all of it takes as long as to write it."""
+    """Returns the offset of an image in its record.
+
+    Searching for the first bytes is quicker; searching for all takes as long as writing.
+    """
     start = record.index(image[:64])
     return start if record.startswith(image, start) else record.index(image)
 
@@ -343,7 +354,7 @@ def _number_of_records(path: Any) -> int:
 
 
 def _strings(column: pyarrow.ChunkedArray) -> Shaped[np.ndarray, " rows"]:
-    """An array of `str`, equal ones of which are one object where the column has a dictionary."""
+    """Returns an array of strings; equal ones share an object if the column is a dictionary."""
     if not pyarrow.types.is_dictionary(column.type):
         return column.to_numpy()
     values = column.unify_dictionaries().combine_chunks()

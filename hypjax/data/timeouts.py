@@ -1,4 +1,4 @@
-"""Waits for what an iterable yields, but not for ever."""
+"""Reads an iterable with a time limit for each item."""
 
 import queue
 import threading
@@ -10,26 +10,26 @@ T = TypeVar("T")
 
 
 class Overdue(Exception):
-    """The next item did not come in time."""
+    """The next item did not arrive in time."""
 
 
 class Deliveries(Generic[T]):
-    """An iterable's items, each of which is waited for during a limited time.
+    """The items of an iterable, each of which must arrive within a time limit.
 
-    A thread of its own makes the iterator, reads it, one item ahead, and closes it, so that nothing
-    but this thread is held up by what never comes, be it an item or the end of a worker.
+    A separate thread creates the iterator, reads one item ahead, and closes it. If an item never
+    arrives or a worker never ends, only that thread is blocked.
     """
 
     def __init__(self, source: Iterable[T], timeout: float) -> None:
-        """Begins to read.
+        """Starts reading.
 
         Args:
-            source: Its iterators have the method `close`.
-            timeout: Most seconds to wait for an item.
+            source: An iterable whose iterators have a `close` method.
+            timeout: Seconds to wait for an item.
         """
         self._timeout = min(timeout, threading.TIMEOUT_MAX)
-        # The interpreter's lock-free queues, which cost little beside an item, have no bound of
-        # their own: the thread reads as often as it is asked to.
+        # The interpreter's lock-free queues cost little per item but are unbounded: the thread
+        # reads one item per request.
         self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._delivered: queue.SimpleQueue[tuple[T | None, BaseException | None]]
         self._delivered = queue.SimpleQueue()
@@ -42,8 +42,8 @@ class Deliveries(Generic[T]):
         """Returns the next item.
 
         Raises:
-            Overdue: It did not come in time, and nothing can be asked for any more.
-            Exception: What the iterable raises.
+            Overdue: If it does not arrive in time; no more items can then be requested.
+            Exception: Whatever the iterable raises.
         """
         self._requests.put(True)
         try:
@@ -55,17 +55,17 @@ class Deliveries(Generic[T]):
         return item
 
     def close(self, patience: float) -> bool:
-        """Has the iterator closed, and tells whether it was within so many seconds."""
+        """Asks for the iterator to be closed; returns whether that happens in so many seconds."""
         self._requests.put(False)
         self._thread.join(patience)
         return not self._thread.is_alive()
 
 
-class Watched(Generic[T]):
-    """A function that remembers the threads of this process that call it."""
+class ThreadTracker(Generic[T]):
+    """A function that remembers which threads of this process have called it."""
 
     def __init__(self, function: Callable[..., T]) -> None:
-        """Has been called by none."""
+        """Starts with no threads."""
         self._function = function
         self._threads: set[threading.Thread] = set()
 
@@ -75,11 +75,11 @@ class Watched(Generic[T]):
         return self._function(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process it is called by others."""
-        return Watched, (self._function,)
+        """Leaves out the threads, which have no meaning in another process."""
+        return ThreadTracker, (self._function,)
 
     def has_ended(self, patience: float) -> bool:
-        """Whether these threads end within so many seconds."""
+        """Returns whether all these threads end within so many seconds."""
         deadline = time.monotonic() + patience
         for thread in self._threads:
             thread.join(max(0, deadline - time.monotonic()))
@@ -91,7 +91,7 @@ def _deliver(
     requests: "queue.SimpleQueue[bool]",
     delivered: "queue.SimpleQueue[tuple[T | None, BaseException | None]]",
 ) -> None:
-    """Puts an item into a queue for every request, or why there is none."""
+    """Puts an item, or the error that prevents it, into a queue for every request."""
     iterator = None
     try:
         iterator = iter(source)

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import flatten
 from hypjax.data.dataset import Splits
-from hypjax.data.device_cache import Layout, plan_store, stored_sizes
+from hypjax.data.device_cache import CacheLayout, plan_layout, stored_sizes
 from hypjax.data.plans import (
     ClassPlans,
     DrawnClassPlans,
@@ -42,7 +42,7 @@ class Setup(NamedTuple):
     spec: Spec
     splits: Splits
     plans: Plans
-    layout: Layout | None
+    layout: CacheLayout | None
     evaluator: Evaluator
 
 
@@ -56,12 +56,17 @@ def build(config: ConfigDict) -> Setup:
     splits = open_splits(config)
     check_depth(config, splits)
     plans = create_plans(config, splits)
+    layout = None
+    if config.run.cache == "device":
+        layout = plan_layout(
+            splits.train, learner.mesh, learner.view.channels, config.data.stored_side
+        )
     return Setup(
         learner=learner,
         spec=create_spec(learner, splits, config.train.samples_per_class),
         splits=splits,
         plans=plans,
-        layout=plan_store(config, splits.train, learner.mesh),
+        layout=layout,
         evaluator=create_evaluator(config, source=evaluation_input(config, learner.mesh)),
     )
 

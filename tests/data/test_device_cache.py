@@ -1,4 +1,4 @@
-"""Training images in the devices' memory: their pixels, and runs that crop them there."""
+"""The device cache: pixels of its crops, and runs that use it."""
 
 import json
 
@@ -24,13 +24,13 @@ from tests.parallel.test_processes import Processes, devices, measured
 
 SHAPES = {
     "mixed": [(300, 500), (500, 300), (500, 500), (45, 480), (480, 45), (41, 43)],
-    "lying": [(60, 100), (50, 90)],
-    "upright": [(100, 60), (90, 50)],
+    "landscape": [(60, 100), (50, 90)],
+    "portrait": [(100, 60), (90, 50)],
 }
 
 
 def dataset_of(sizes, channels, seed=0):
-    """Pictures of coarse colours and of grain, whose sharp edges are clipped when resized."""
+    """Returns pictures of coarse colours and noise, whose sharp edges clip when resized."""
     rng = np.random.default_rng(seed)
     images = []
     for i, (height, width) in enumerate(sizes):
@@ -44,7 +44,7 @@ def dataset_of(sizes, channels, seed=0):
 
 
 def random_plan(sizes, count, seed=0):
-    """Boxes of any extent from 40 pixels on, some of which touch each border."""
+    """Draws boxes of at least 40 pixels, some of which touch the borders."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, len(sizes), count)
     extent = rng.integers(40, sizes[ids], endpoint=True)
@@ -70,10 +70,15 @@ def close(found, expected):
 
 @pytest.mark.parametrize(
     ("shapes", "channels", "side", "count"),
-    [("mixed", 3, 224, 40), ("mixed", 1, 60, 80), ("lying", 3, 50, 60), ("upright", 1, 50, 60)],
+    [
+        ("mixed", 3, 224, 40),
+        ("mixed", 1, 60, 80),
+        ("landscape", 3, 50, 60),
+        ("portrait", 1, 50, 60),
+    ],
 )
-def test_crops_are_pillows(shapes, channels, side, count):
-    """Images reach the device in several parts."""
+def test_crops_equal_pillows(shapes, channels, side, count):
+    """Images are copied to the device in several parts."""
     dataset = dataset_of(SHAPES[shapes], channels)
     plan = random_plan(dataset.sizes, count)
     layout = lay_out(dataset.sizes, channels)
@@ -98,8 +103,8 @@ def test_images_are_scaled_once_to_the_stored_side():
         assert close(view, pixels.resize(pixels.crop(small, box), 64))
 
 
-def test_what_fills_a_batch_up_does_no_harm():
-    dataset = dataset_of(SHAPES["lying"], 3)
+def test_padding_of_a_batch_does_no_harm():
+    dataset = dataset_of(SHAPES["landscape"], 3)
     layout = lay_out(dataset.sizes, 3)
     plan = random_plan(dataset.sizes, 5)
     whole, rest = layout.crops(plan, range(5)), layout.crops(plan, range(3, 8))
@@ -109,7 +114,7 @@ def test_what_fills_a_batch_up_does_no_harm():
     assert (views[2:] == dataset.crop(0, np.array([0, 0, 1, 1]), 16, 3)).all()
 
 
-def test_the_store_is_not_copied():
+def test_the_stored_images_are_not_copied():
     store = device_crops.Store(jax.ShapeDtypeStruct((2**20, 300), np.uint8), 100, 3)
     crops = Crops(
         row=jax.ShapeDtypeStruct((40,), np.int32),
@@ -120,13 +125,13 @@ def test_the_store_is_not_copied():
     assert program.memory_analysis().temp_size_in_bytes < 2**25
 
 
-def test_images_lie_as_they_take_least():
-    """Of equal long sides rows are long, with outliers among these they are short."""
+def test_images_are_laid_out_in_the_least_memory():
+    """Landscape if all long sides are equal, portrait if some are much longer."""
     sizes = np.array([(500, 333), (333, 500), (500, 500)] * 50)
     assert lay_out(sizes, 3).shape[1] == 1500
-    np.testing.assert_array_equal(lay_out(sizes, 3).turned, [True, False, False] * 50)
+    np.testing.assert_array_equal(lay_out(sizes, 3).transposed, [True, False, False] * 50)
     sizes[0] = 5000, 333
-    np.testing.assert_array_equal(lay_out(sizes, 3).turned, [False, True, False] * 50)
+    np.testing.assert_array_equal(lay_out(sizes, 3).transposed, [False, True, False] * 50)
     assert lay_out(sizes, 3).bytes < 1.5 * 3 * sizes.prod(axis=1).sum()
 
 
@@ -137,7 +142,7 @@ GENTLE = [*SMALL, "optim.learning_rate=3e-5", "objective.temperature=1.0"]
 
 @pytest.fixture
 def steps(monkeypatch):
-    """The jitted steps of a run, which let nothing be transferred unasked."""
+    """The jitted steps of a run, in which implicit transfers are errors."""
     jitted, jit = [], train.jit_train_step
 
     def jit_train_step(*args):
@@ -154,7 +159,7 @@ def steps(monkeypatch):
     return jitted
 
 
-def test_a_run_is_that_of_the_host_and_can_be_resumed(photos_folder, tmp_path, monkeypatch, steps):
+def test_a_run_equals_the_hosts_and_resumes(photos_folder, tmp_path, monkeypatch, steps):
     train.train_and_evaluate(small_runs.load(photos_folder, *SMALL), tmp_path / "host")
     config = small_runs.load(photos_folder, *DEVICE)
     results = train.train_and_evaluate(config, tmp_path / "device")
@@ -177,7 +182,7 @@ def test_a_run_is_that_of_the_host_and_can_be_resumed(photos_folder, tmp_path, m
     assert [step._cache_size() for step in steps] == [1] * 4
 
 
-def test_a_stored_side_is_part_of_the_run_and_told_with_its_results(photos_folder):
+def test_a_stored_side_is_part_of_the_run_and_noted_with_its_results(photos_folder):
     config = small_runs.load(photos_folder, "run.cache=device", "data.stored_side=10")
     splits = open_splits(config)
     (note,) = splits.notes
@@ -187,7 +192,7 @@ def test_a_stored_side_is_part_of_the_run_and_told_with_its_results(photos_folde
     assert (plans(0).boxes[:, 2:] <= plans.sizes[plans(0).ids]).all()
 
 
-def test_what_cannot_be_is_refused(photos_folder, tmp_path, monkeypatch):
+def test_impossible_settings_are_rejected(photos_folder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="data.stored_side is 10; it must be None unless run.cache"):
         small_runs.load(photos_folder, "data.stored_side=10")
     with pytest.raises(
@@ -199,36 +204,36 @@ def test_what_cannot_be_is_refused(photos_folder, tmp_path, monkeypatch):
     config = small_runs.load(photos_folder, "run.cache=device")
     decoded = []
     monkeypatch.setattr(Dataset, "image", lambda *args: decoded.append(args))
-    for free, mend in ((40_000, r"set --config.data.stored_side=\d+ or less, or set"), (9, "set")):
+    for free, remedy in (
+        (40_000, r"set --config.data.stored_side=\d+ or less, or set"),
+        (9, "set"),
+    ):
         monkeypatch.setattr(memory, "free", lambda mesh, free=free: free)
         message = (
-            r"run.cache is device, but the training images take 4\d\.\dkB, and of (9.00B|40.0kB) "
-            r"that are free on each device \(\w+\) they may take 80%; "
-            rf"{mend} --config.run.cache=host$"
+            r"run.cache is device, but the training images take 4\d\.\dkB, more than 80% of the "
+            r"(9.00B|40.0kB) free on each device \(\w+\); "
+            rf"{remedy} --config.run.cache=host$"
         )
         with pytest.raises(UserError, match=message) as error:
             train.train_and_evaluate(config, tmp_path / "run")
-        if mend != "set":
+        if remedy != "set":
             advised = int(str(error.value).split("side=")[1].split()[0])
     dataset, mesh = open_splits(config).train, parallel.create_mesh((1, 1))
     monkeypatch.setattr(memory, "free", lambda mesh: 40_000)
-    with config.unlocked():
-        config.data.stored_side = advised
-    assert device_cache.plan_store(config, dataset, mesh).bytes <= 32_000
-    config.data.stored_side += 1
+    assert device_cache.plan_layout(dataset, mesh, 3, advised).bytes <= 32_000
     with pytest.raises(UserError, match="run.cache is device, but"):
-        device_cache.plan_store(config, dataset, mesh)
+        device_cache.plan_layout(dataset, mesh, 3, advised + 1)
     assert not decoded and not (tmp_path / "run").exists()
 
 
-def test_an_image_that_cannot_be_read_is_named():
+def test_an_unreadable_image_is_named():
     dataset = dataset_of([(40, 50), (40, 50), (40, 50)], 3)
     dataset.records[1]["image"] = dataset.records[1]["image"][:1000]
     with pytest.raises(UserError, match="cannot read record 1"):
         fill(lay_out(dataset.sizes, 3), dataset, parallel.create_mesh((1, 1)))
 
 
-def test_free_memory_is_told():
+def test_free_memory_is_measured():
     assert 2**20 < memory.free(parallel.create_mesh((1, 1))) < 2**50
 
 

@@ -1,4 +1,4 @@
-"""Own images: folders and tables, any kind of picture, splits by class."""
+"""Users' own images: folders and tables, all kinds of pictures, splits by class."""
 
 import csv
 import io
@@ -12,7 +12,10 @@ from PIL import Image
 
 from hypjax import train
 from hypjax.config import default_config
-from hypjax.data import photos, pixels
+from hypjax.data import pixels
+from hypjax.data.photos import measuring
+from hypjax.data.photos.folders import list_folder
+from hypjax.data.photos.tables import read_table
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
@@ -44,11 +47,11 @@ def open_at(path, **data):
     return open_splits(config)
 
 
-def test_subfolders_are_classes_and_other_files_are_passed_over(tmp_path):
+def test_subfolders_are_classes_and_other_files_are_ignored(tmp_path):
     fill(tmp_path, ["a/1.jpg", "a/deep/2.PNG", "b/3.webp", "b/4.jpeg", ".hidden/5.jpg"])
     for stray in ("a/._1.jpg", "a/notes.txt", "b/Thumbs.db", "6.txt"):
-        (tmp_path / stray).write_bytes(b"no image")
-    found = [(str(p.path.relative_to(tmp_path)), p.label) for p in photos.list_folder(tmp_path)]
+        (tmp_path / stray).write_bytes(b"not an image")
+    found = [(str(p.path.relative_to(tmp_path)), p.label) for p in list_folder(tmp_path)]
     assert found == [("a/1.jpg", "a"), ("a/deep/2.PNG", "a"), ("b/3.webp", "b"), ("b/4.jpeg", "b")]
 
 
@@ -64,10 +67,10 @@ def test_train_and_test_folders_are_splits(tmp_path):
 
 def test_a_folder_named_train_among_others_is_a_class(tmp_path):
     fill(tmp_path, ["train/1.png", "bus/1.png"])
-    assert {photo.label for photo in photos.list_folder(tmp_path)} == {"train", "bus"}
+    assert {photo.label for photo in list_folder(tmp_path)} == {"train", "bus"}
 
 
-def test_classes_are_split_by_a_seeded_share(photos_folder):
+def test_classes_are_split_by_a_share_and_a_seed(photos_folder):
     def parts(**data):
         splits = open_at(photos_folder, **data)
         return [names_of(part, photos_folder) for part in splits[:3]]
@@ -92,7 +95,7 @@ def write_table(path, rows):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_table_tells_labels_splits_and_groups(tmp_path, photos_folder, suffix):
+def test_a_table_gives_labels_splits_and_groups(tmp_path, photos_folder, suffix):
     rows = [
         {"path": str(path), "label": 10 + i // 6, "split": split, "superlabel": f"g{i // 30}"}
         for i, (path, split) in enumerate(
@@ -113,7 +116,7 @@ def test_a_table_tells_labels_splits_and_groups(tmp_path, photos_folder, suffix)
 
 
 def _cycle():
-    """Splits of ten classes with six images each."""
+    """Yields splits for ten classes with six images each."""
     yield from ["train"] * 24 + ["validation"] * 12
     yield from ["query", "gallery", "gallery"] * 8
 
@@ -122,7 +125,7 @@ def test_paths_are_relative_to_the_table(tmp_path):
     fill(tmp_path / "pictures", ["1.png", "2.png", "3.png", "4.png"])
     rows = [{"path": f"pictures/{i}.png", "label": "ab"[i % 2]} for i in range(1, 5)]
     table = write_table(tmp_path / "table.csv", rows)
-    assert [photo.path for photo in photos.read_table(table)] == [
+    assert [photo.path for photo in read_table(table)] == [
         tmp_path / "pictures" / f"{i}.png" for i in range(1, 5)
     ]
 
@@ -156,7 +159,7 @@ def test_queries_search_the_gallery(tmp_path, photos_folder):
 def test_checked_images_are_not_decoded_again_until_one_changes(photos_folder, monkeypatch):
     first = open_at(photos_folder, test_classes=3)
     with monkeypatch.context() as patch:
-        patch.setattr(photos, "_measure", None)
+        patch.setattr(measuring, "_measure_file", None)
         again = open_at(photos_folder, test_classes=3)
     assert again.fingerprint == first.fingerprint
     np.testing.assert_array_equal(again.train.sizes, first.train.sizes)
@@ -181,7 +184,7 @@ def gradient():
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_photos_are_turned_upright(orientation):
+def test_photos_are_rotated_upright(orientation):
     upright = gradient()
     stored = {
         1: upright,
@@ -197,7 +200,8 @@ def test_photos_are_turned_upright(orientation):
     exif[0x0112] = orientation
     encoded = encode(Image.fromarray(np.ascontiguousarray(stored)), "PNG", exif=exif)
     np.testing.assert_array_equal(pixels.decode(encoded, 3, upright=True), upright)
-    assert np.asarray(pixels.decode(encoded, 3)).shape == stored.shape  # Benchmarks ignore it.
+    # Prepared datasets ignore EXIF.
+    assert np.asarray(pixels.decode(encoded, 3)).shape == stored.shape
 
 
 def test_any_colour_mode_is_read():

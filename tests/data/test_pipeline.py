@@ -1,4 +1,4 @@
-"""Pixels, and the input that delivers them."""
+"""Pixels, and the pipeline that delivers them."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ def batches(dataset, first=0, last=6, workers=0):
     return plan, list(training_batches(dataset, plan, range(first, last), VIEW, Workers(workers)))
 
 
-def test_batches_carry_their_plans_out():
+def test_batches_follow_their_plans():
     dataset = random_dataset()
     plan, delivered = batches(dataset)
     assert len(delivered) == 6
@@ -79,27 +79,31 @@ def test_a_resumed_run_sees_the_same_pixels():
 
 
 def test_worker_processes_deliver_the_same_pixels():
-    """Here, as in a notebook, nothing has parsed absl's flags, which Grain's workers read."""
+    """As in a notebook, nothing has parsed absl's flags, which Grain's workers read."""
     _, here = batches(random_dataset())
     _, there = batches(random_dataset(), workers=2)
     for a, b in zip(here, there, strict=True):
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_shared_memory_is_freed_before_a_run_goes_on(monkeypatch):
-    """Grain frees it in a thread, which the end of the program would cut short; here it is slow."""
-    opened, opens, frees = [], SharedMemoryArray.from_metadata, SharedMemoryArray.close_shm_async
+def test_shared_memory_is_freed_when_batches_are_closed(monkeypatch):
+    """Grain frees it in a thread, here a slow one, which the program's end would cut short."""
+    opened, open_shared, free_shared = (
+        [],
+        SharedMemoryArray.from_metadata,
+        SharedMemoryArray.close_shm_async,
+    )
 
-    def opens_and_tells(metadata):
+    def open_and_remember(metadata):
         opened.append(pathlib.Path("/dev/shm", metadata.name))
-        return opens(metadata)
+        return open_shared(metadata)
 
-    def frees_slowly(*args):
+    def free_slowly(*args):
         time.sleep(0.2)
-        frees(*args)
+        free_shared(*args)
 
-    monkeypatch.setattr(SharedMemoryArray, "from_metadata", opens_and_tells)
-    monkeypatch.setattr(SharedMemoryArray, "close_shm_async", frees_slowly)
+    monkeypatch.setattr(SharedMemoryArray, "from_metadata", open_and_remember)
+    monkeypatch.setattr(SharedMemoryArray, "close_shm_async", free_slowly)
     dataset = random_dataset()
     crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
     plan = EpochClassPlans(dataset.labels, dataset.sizes, 6, crop, 0, 2)
@@ -110,7 +114,7 @@ def test_shared_memory_is_freed_before_a_run_goes_on(monkeypatch):
 
 
 class Deadly(list):
-    """Records of which one ends the process that reads it."""
+    """Records, one of which kills the process that reads it."""
 
     def __getitem__(self, i):
         if i == 17:
@@ -119,8 +123,8 @@ class Deadly(list):
 
 
 @pytest.mark.parametrize(("workers", "size", "seed"), [(1, 6, 1), (2, 6, 2), (3, 40, 3)])
-def test_a_worker_that_dies_tells_what_it_was_about(workers, size, seed):
-    """Of larger batches, the piece; not one that it had finished and others wait for."""
+def test_a_dead_worker_is_reported_with_its_images(workers, size, seed):
+    """Names the piece that the worker was preparing, not one it had finished before."""
     dataset = random_dataset(n=60, classes=20)
     crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
     plan = EpochClassPlans(dataset.labels, dataset.sizes, size, crop, seed, 2)
@@ -137,7 +141,7 @@ def test_a_worker_that_dies_tells_what_it_was_about(workers, size, seed):
 
 
 class Stalling(list):
-    """Records of which one does not come before the test has ended."""
+    """Records, one of which blocks until the test has ended."""
 
     ended = threading.Event()
 
@@ -148,7 +152,7 @@ class Stalling(list):
 
 
 @pytest.mark.parametrize(("workers", "timeout"), [(0, 0.3), (1, 3)])
-def test_a_read_that_stalls_is_named(workers, timeout, monkeypatch):
+def test_a_stalled_read_is_named(workers, timeout, monkeypatch):
     monkeypatch.setattr(exits, "_endless", threading.Event())
     monkeypatch.setattr(Stalling, "ended", threading.Event())
     dataset = random_dataset()
@@ -195,7 +199,7 @@ np.savez(sys.argv[6], **dict(zip(found[0]._fields, map(np.stack, fields))))
 
 
 def test_two_processes_and_a_resumed_one_see_the_same_batches(photos_folder, tmp_path, repository):
-    """The first rows of each batch of 8 in one process, the others in another, bit for bit."""
+    """One process has the first rows of each batch of 8, another the rest, bit for bit."""
     runs = {"whole": (0, 0, 8, 0), "a": (0, 0, 5, 0), "b": (0, 5, 10, 0), "resumed": (4, 0, 8, 2)}
     started = [
         subprocess.Popen(
@@ -218,7 +222,7 @@ def test_two_processes_and_a_resumed_one_see_the_same_batches(photos_folder, tmp
 
 
 def photo(width=500, height=400, seed=0):
-    """A picture with smooth regions and edges, as photos have them."""
+    """Returns a picture with smooth regions and edges, like a photo."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (height // 20, width // 20, 3), np.uint8))
     return coarse.resize((width, height), Image.Resampling.BICUBIC)
@@ -244,7 +248,7 @@ BOX = np.array([31, 57, 300, 280])
 
 
 def test_crops_are_those_of_the_whole_decoded_image():
-    """Draft decoding, or a resize that looks beyond the box, would give other pixels."""
+    """Draft decoding, or a resize that reads beyond the box, would give other pixels."""
     file = as_file(photo(), quality=90)
     whole = Image.open(io.BytesIO(file)).convert("RGB")
     expected = whole.crop((57, 31, 337, 331)).resize((32, 32), Image.Resampling.BICUBIC)
@@ -272,7 +276,7 @@ def test_the_host_cache_gives_the_same_pixels(tmp_path):
             np.testing.assert_array_equal(cached.image(i, channels), exact.image(j, channels))
 
 
-def test_the_host_cache_is_filled_once_and_appears_whole(tmp_path):
+def test_the_host_cache_is_filled_once_and_appears_complete(tmp_path):
     exact = random_dataset()
     decoded = DecodedImages(tmp_path / "cache.bin", exact.sizes, 3)
     calls = []
@@ -297,21 +301,21 @@ def test_the_host_cache_is_filled_once_and_appears_whole(tmp_path):
 
 
 def test_a_photo_that_was_replaced_is_named():
-    """Its plan is for another size: what lies beyond the image would be black."""
+    """Its plan is for another size: pixels beyond the image would be black."""
     dataset = dataset_of(as_file(photo()), as_file(photo(80, 60)))
     replaced = dataclasses.replace(dataset, records=dataset.records[::-1])
     for fast in (False, True):
-        message = r"cannot read record 0 \(it has 80×60 pixels, and had 500×400 before\)"
+        message = r"cannot read record 0 \(it is 80×60 pixels, but was 500×400 before\)"
         with pytest.raises(UserError, match=message):
             dataclasses.replace(replaced, fast=fast).crop(0, BOX, 32, 3)
 
 
-def test_no_space_for_the_host_cache_is_told_before_decoding(tmp_path, monkeypatch):
+def test_lack_of_space_for_the_host_cache_is_reported_before_decoding(tmp_path, monkeypatch):
     exact = random_dataset()
     decoded = DecodedImages(tmp_path / "cache.bin", exact.sizes, 3)
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match=r"need 7\d\.\dkB in .* 1.00kB are free; name"):
+    with pytest.raises(UserError, match=r"need 7\d\.\dkB in .* 1.00kB are free; choose"):
         decoded.fill(None)
 
 
@@ -322,9 +326,9 @@ def nearly_the_same(a, b, tolerance):
 
 @pytest.mark.parametrize(("side", "tolerance"), [(250, 2), (32, 12)])
 def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
-    """At 250 the image is decoded whole, at 32 at a quarter of its size.
+    """At 250 the image is decoded in full size, at 32 in a quarter.
 
-    A shift by half of a pixel decoded there changes 50 levels, and 14 on average.
+    A shift by half a reduced pixel would change pixels by up to 50 levels, and 14 on average.
     """
     pytest.importorskip("simplejpeg")
     files = [as_file(photo(801, 603), quality=90), as_file(photo().convert("L"), quality=90)]
@@ -339,7 +343,7 @@ def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
             assert nearly_the_same(a, b, tolerance)
 
 
-def test_the_fast_decoder_leaves_to_the_exact_one_what_it_does_not_know():
+def test_the_fast_decoder_leaves_unknown_files_to_the_exact_one():
     pytest.importorskip("simplejpeg")
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -358,7 +362,7 @@ def test_the_fast_decoder_leaves_to_the_exact_one_what_it_does_not_know():
         broken.crop(0, BOX, 32, 3)
 
 
-def test_images_of_one_pixel_and_of_odd_shapes_are_delivered():
+def test_images_of_one_pixel_and_extreme_shapes_are_delivered():
     files = [as_file(Image.new("RGB", size, (90, 80, 70)), "PNG") for size in [(1, 1), (1, 40)]]
     dataset = dataset_of(*files)
     crop = RandomCrop((0.2, 1.0), (0.75, 1.33), 0.5)
@@ -368,7 +372,7 @@ def test_images_of_one_pixel_and_of_odd_shapes_are_delivered():
     assert (batch.images == (90, 80, 70)).all() and (views == (90, 80, 70)).all()
 
 
-def test_evaluation_views_come_in_order_with_the_last_batch_filled_up():
+def test_evaluation_views_come_in_order_with_the_last_batch_padded():
     dataset = random_dataset(n=10)
     views = list(evaluation_batches(dataset, VIEW, 4))
     assert [view.shape for view in views] == [(4, 16, 16, 3)] * 3
@@ -400,9 +404,9 @@ def test_any_colour_mode_becomes_grey_or_rgb():
     assert pixels.decode(encoded(colour), channels=3).mode == "RGB"
 
 
-def test_held_out_classes_are_numbered_anew():
+def test_held_out_classes_are_renumbered():
     dataset = random_dataset(n=30, classes=6)
-    part = dataset.of_classes(np.array([1, 4]))
+    part = dataset.with_classes(np.array([1, 4]))
     assert len(part) == 10 and part.num_classes == 2
     np.testing.assert_array_equal(np.unique(part.labels), [0, 1])
     np.testing.assert_array_equal(part.image(1, 3), dataset.image(4, 3))

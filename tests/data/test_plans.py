@@ -32,7 +32,7 @@ kinds = st.sampled_from([EpochClassPlans, DrawnClassPlans])
     kind=kinds,
 )
 @settings(max_examples=60, deadline=None)
-def test_a_batch_holds_n_classes_with_d_images_side_by_side(counts, n, d, step, kind):
+def test_a_batch_holds_n_classes_with_d_adjacent_images(counts, n, d, step, kind):
     plan = plans(counts, n, d, kind=kind)
     batch = plan(step)
     assert batch.ids.shape == (n * d,)
@@ -46,7 +46,7 @@ def test_a_batch_holds_n_classes_with_d_images_side_by_side(counts, n, d, step, 
 
 @given(counts=datasets, n=st.integers(2, 5), epoch=st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
-def test_a_class_comes_at_most_once_an_epoch(counts, n, epoch):
+def test_a_class_occurs_at_most_once_in_an_epoch(counts, n, epoch):
     plan = plans(counts, n, 2)
     steps = range(epoch * plan.batches_per_epoch, (epoch + 1) * plan.batches_per_epoch)
     classes = np.concatenate([plan(step).labels[::2] for step in steps])
@@ -65,8 +65,8 @@ def test_a_plan_is_a_function_of_seed_and_step_alone():
 
 
 @pytest.mark.parametrize("kind", [EpochClassPlans, DrawnClassPlans])
-def test_all_classes_and_images_come_equally_often(kind):
-    plan = plans([4] * 10, 4, 2, kind=kind)  # Two classes wait in each epoch.
+def test_all_classes_and_images_occur_equally_often(kind):
+    plan = plans([4] * 10, 4, 2, kind=kind)  # Two classes are left over in each epoch.
     ids = np.concatenate([plan(step).ids for step in range(4000)])
     expected = 4000 * 8 / 40
     counts = np.bincount(ids, minlength=40)
@@ -75,7 +75,7 @@ def test_all_classes_and_images_come_equally_often(kind):
 
 @given(counts=datasets, size=st.integers(1, 5), epoch=st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
-def test_shuffling_takes_every_image_once_an_epoch(counts, size, epoch):
+def test_shuffling_takes_every_image_once_in_an_epoch(counts, size, epoch):
     by_class = plans(counts, 2, 2)
     plan = ShuffledPlans(by_class.labels, by_class.sizes, size, CROP, seed=0)
     steps = range(epoch * plan.batches_per_epoch, (epoch + 1) * plan.batches_per_epoch)
@@ -85,7 +85,7 @@ def test_shuffling_takes_every_image_once_an_epoch(counts, size, epoch):
     assert sum(counts) < 8 or not np.array_equal(np.concatenate(other), ids)
 
 
-def test_classes_are_drawn_anew_for_every_batch():
+def test_classes_are_drawn_independently_for_every_batch():
     plan = plans([3] * 12, 4, 2, kind=DrawnClassPlans)
     sets = [frozenset(plan(step).labels) for step in range(300)]
     assert len(set(sets)) > 200  # Of 495 sets of four classes.
@@ -93,14 +93,14 @@ def test_classes_are_drawn_anew_for_every_batch():
     assert plan.batches_per_epoch == 36 // 8
 
 
-def test_images_are_drawn_with_replacement_where_that_is_asked_for():
+def test_images_are_drawn_with_replacement_on_request():
     labels, sizes = np.repeat(np.arange(10), 4), np.full((40, 2), 50)
     plan = DrawnClassPlans(labels, sizes, 10, CROP, 0, samples_per_class=2, repeats=True)
     pairs = np.concatenate([plan(step).ids.reshape(-1, 2) for step in range(400)])
     assert abs(np.mean(pairs[:, 0] == pairs[:, 1]) - 1 / 4) < 0.05
 
 
-def test_boxes_lie_in_their_images():
+def test_boxes_are_inside_their_images():
     plan = plans([5] * 30, 10, 4)
     for step in range(30):
         batch = plan(step)

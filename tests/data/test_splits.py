@@ -1,4 +1,4 @@
-"""The benchmarks as runs see them, from prepared copies in their official layouts."""
+"""Prepared datasets as runs see them, from small copies of the official files."""
 
 import json
 
@@ -40,7 +40,7 @@ def load(repository, folder, name, *overrides):
 
 
 def prepared(tmp_path, config_name, write=None, **options):
-    """Prepares a small copy, and returns what was written."""
+    """Prepares a small copy, and returns the written files."""
     name, writer = WRITERS[config_name]
     written = (write or writer)(tmp_path / "files")
     where = dict(data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path / "files"))
@@ -49,7 +49,7 @@ def prepared(tmp_path, config_name, write=None, **options):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_benchmark_is_prepared_and_trained_on(tmp_path, repository, capsys, name):
+def test_a_dataset_is_prepared_and_trained_on(tmp_path, repository, capsys, name):
     written = prepared(tmp_path, name)
     config = load(repository, tmp_path, name)
     splits = open_splits(config)
@@ -86,7 +86,7 @@ def test_a_copy_without_test_images_is_tested_on_held_out_classes(tmp_path, repo
     assert splits.notes[1] == "tested on 2 of the training classes, held out"
 
 
-def test_copies_that_cannot_be_used_are_refused(tmp_path, repository):
+def test_unusable_copies_are_rejected(tmp_path, repository):
     for i, (classes, message) in enumerate(
         [
             ((101, 102), r"this copy of cub200 in .* has no training images"),
@@ -99,13 +99,15 @@ def test_copies_that_cannot_be_used_are_refused(tmp_path, repository):
         with pytest.raises(UserError, match=message):
             open_splits(load(repository, folder, "cub"))
     prepared(tmp_path, "cub")
-    with pytest.raises(UserError, match="test_classes is 2.*; it must be 0: cub200 has test clas"):
+    with pytest.raises(
+        UserError, match="test_classes is 2.*; it must be 0: cub200 has its own tes"
+    ):
         open_splits(load(repository, tmp_path, "cub", "data.test_classes=2"))
 
 
 @pytest.mark.parametrize("part", ["query", "gallery"])
 def test_queries_never_search_without_their_gallery(tmp_path, repository, part):
-    """Half a test set is none."""
+    """Without either of them there is no test set."""
     whole = disk.write_inshop(tmp_path / "whole")
     missing = [file.name for file in whole[part]]
     prepared(tmp_path, "inshop", lambda root: disk.write_inshop(root, missing=missing))
@@ -127,7 +129,7 @@ def test_groups_have_the_same_numbers_in_all_splits(tmp_path, repository):
     ("sampling", "repeats", "kind"),
     [("epoch_classes", False, EpochClassPlans), ("drawn_classes", True, DrawnClassPlans)],
 )
-def test_a_configuration_names_its_sampling(tmp_path, repository, sampling, repeats, kind):
+def test_a_configuration_selects_its_sampling(tmp_path, repository, sampling, repeats, kind):
     prepared(tmp_path, "cub")
     fields = [f"train.sampling={sampling}", f"train.repeat_images={repeats}"]
     config = load(repository, tmp_path, "cub", *fields)
@@ -138,8 +140,8 @@ def test_a_configuration_names_its_sampling(tmp_path, repository, sampling, repe
         train.validate(load(repository, tmp_path, "cub", "train.sampling=shuffled"))
 
 
-def test_another_copy_is_another_dataset(tmp_path, repository):
-    """Labels and sizes are the same, and one image has other pixels."""
+def test_a_copy_with_other_pixels_is_another_dataset(tmp_path, repository):
+    """Labels and sizes are equal, but one image has other pixels."""
     prepared(tmp_path / "a", "cub")
     name = "images/001.Bird_1/Bird_1_0000.jpg"
     other = disk.picture(name, "other")
@@ -154,7 +156,7 @@ def test_another_copy_is_another_dataset(tmp_path, repository):
     assert again.fingerprint == a.fingerprint
 
 
-def test_queries_whose_class_the_gallery_lacks_are_left_out_and_told(tmp_path, repository):
+def test_queries_without_a_match_are_left_out_and_counted(tmp_path, repository):
     missing = [f"img/MEN/Denim/id_{5:08d}/{i:02d}_1_front.jpg" for i in (2, 3)]
     missing += [name.replace("MEN/Denim", "WOMEN/Dresses") for name in missing]
     prepared(tmp_path, "inshop", lambda root: disk.write_inshop(root, missing=missing))
@@ -164,17 +166,17 @@ def test_queries_whose_class_the_gallery_lacks_are_left_out_and_told(tmp_path, r
 
     class Stub(Evaluator):
         def points(self, params, dataset: Dataset):
-            points = np.eye(8)[dataset.labels]  # A class has a place of its own,
+            points = np.eye(8)[dataset.labels]  # Each class has its own point,
             if dataset is splits.test:
                 points[dataset.labels == max(dataset.labels)] = np.eye(8)[min(dataset.labels)]
             return dict.fromkeys(("head", "encoder"), points)
 
     with pytest.warns(UserWarning, match="1 of 3 queries"):
         recalls = Stub(config, Sphere()).recalls(None, splits.test, splits.gallery)
-    assert recalls["head"]["recall@1"] == 1 / 2  # but one query lies where another class does.
+    assert recalls["head"]["recall@1"] == 1 / 2  # but one query is at the point of another class.
 
 
-def test_cached_runs_see_the_same_pixels_and_keep_them_once(tmp_path, repository, monkeypatch):
+def test_cached_runs_see_the_same_pixels_and_store_them_once(tmp_path, repository, monkeypatch):
     prepared(tmp_path, "cub")
     config = load(repository, tmp_path, "cub")
     cached = load(
@@ -191,7 +193,7 @@ def test_cached_runs_see_the_same_pixels_and_keep_them_once(tmp_path, repository
     )
 
 
-def test_the_fast_decoder_is_told_with_every_result(tmp_path, repository):
+def test_the_fast_decoder_is_noted_with_every_result(tmp_path, repository):
     pytest.importorskip("simplejpeg")
     prepared(tmp_path, "cub")
     splits = open_splits(load(repository, tmp_path, "cub", "data.decoder=fast"))

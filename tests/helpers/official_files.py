@@ -1,4 +1,4 @@
-"""Small copies of the benchmarks, as their official archives lay them out on disk."""
+"""Writes small copies of the official datasets, in their official folders and lists."""
 
 import io
 import pathlib
@@ -14,7 +14,7 @@ from PIL import Image
 
 
 class Written(NamedTuple):
-    """One image: what it is called within the dataset, what it is of, and its file's content."""
+    """One image: its name in the dataset, class, group of classes, and file content."""
 
     name: str
     label: str
@@ -22,7 +22,7 @@ class Written(NamedTuple):
     content: bytes
 
 
-Splits = dict[str, list[Written]]
+Listing = dict[str, list[Written]]
 
 
 def write_cub(
@@ -32,19 +32,19 @@ def write_cub(
     broken: Mapping[str, bytes] | None = None,
     missing: Collection[str] = (),
     labels: bool = True,
-) -> Splits:
+) -> Listing:
     """Writes root/CUB_200_2011.
 
     Args:
-        root: Folder that holds the dataset's; it may be missing.
-        classes: Their numbers: up to 100 of the training split, above of the test split.
-        images: Of each class.
-        broken: Content of files that are no proper images, by their names (those returned).
-        missing: Names of images that are listed but not there.
-        labels: Whether image_class_labels.txt is there.
+        root: Parent of the dataset's folder; created if missing.
+        classes: Class numbers: up to 100 in the training split, above in the test split.
+        images: Images per class.
+        broken: Content of broken files by image name, as in the returned listing.
+        missing: Names of images that are listed but not written.
+        labels: Whether to write image_class_labels.txt.
 
     Returns:
-        The images of each split, but the missing ones, sorted by class and path.
+        The images of each split except the missing ones, sorted by class and path.
     """
     folder = root / "CUB_200_2011"
     splits, listed, numbers = {"train": [], "test": []}, [], []
@@ -69,19 +69,19 @@ def write_cars(
     broken: Mapping[str, bytes] | None = None,
     missing: Collection[str] = (),
     names: bool = True,
-) -> Splits:
+) -> Listing:
     """Writes root/cars196.
 
     Args:
-        root: Folder that holds the dataset's; it may be missing.
-        classes: Their numbers: up to 98 of the training split, above of the test split.
-        images: Of each class.
-        broken: Content of files that are no proper images, by their names (those returned).
-        missing: Names of images that are listed but not there.
+        root: Parent of the dataset's folder; created if missing.
+        classes: Class numbers: up to 98 in the training split, above in the test split.
+        images: Images per class.
+        broken: Content of broken files by image name, as in the returned listing.
+        missing: Names of images that are listed but not written.
         names: Whether the annotations name the classes.
 
     Returns:
-        The images of each split, but the missing ones, by class and as they are listed.
+        The images of each split except the missing ones, by class, then in listed order.
     """
     splits, rows = {"train": [], "test": []}, []
     for number in classes:
@@ -102,18 +102,18 @@ def write_sop(
     images: int = 3,
     broken: Mapping[str, bytes] | None = None,
     missing: Collection[str] = (),
-) -> Splits:
+) -> Listing:
     """Writes root/Stanford_Online_Products: bicycles and chairs.
 
     Args:
-        root: Folder that holds the dataset's; it may be missing.
-        classes: Number of those of each split.
-        images: Of each class.
-        broken: Content of files that are no proper images, by their names (those returned).
-        missing: Names of images that are listed but not there.
+        root: Parent of the dataset's folder; created if missing.
+        classes: Classes per split.
+        images: Images per class.
+        broken: Content of broken files by image name, as in the returned listing.
+        missing: Names of images that are listed but not written.
 
     Returns:
-        The images of each split, but the missing ones, as they are listed.
+        The images of each split except the missing ones, in listed order.
     """
     folder = root / "Stanford_Online_Products"
     splits, image_id = {"train": [], "test": []}, 0
@@ -136,18 +136,18 @@ def write_inshop(
     images: int = 3,
     broken: Mapping[str, bytes] | None = None,
     missing: Collection[str] = (),
-) -> Splits:
+) -> Listing:
     """Writes root/Inshop_Clothes.
 
     Args:
-        root: Folder that holds the dataset's; it may be missing.
-        classes: Number of those to train on, and of those to test on.
-        images: Of each class; one of a test class is a query, the others are in the gallery.
-        broken: Content of files that are no proper images, by their names (those returned).
-        missing: Names of images that are listed but not there.
+        root: Parent of the dataset's folder; created if missing.
+        classes: Number of training classes, and of test classes.
+        images: Images per class; of a test class, one is a query and the others are the gallery.
+        broken: Content of broken files by image name, as in the returned listing.
+        missing: Names of images that are listed but not written.
 
     Returns:
-        The images of each split, but the missing ones, as they are listed.
+        The images of each split except the missing ones, in listed order.
     """
     folder = root / "Inshop_Clothes"
     splits, rows = {"train": [], "query": [], "gallery": []}, []
@@ -160,7 +160,7 @@ def write_inshop(
             rows.append(f"{name:<70} {item:<15} {split}")
     header = "image_name item_id evaluation_status"
     _write_lines(folder / "Eval/list_eval_partition.txt", [str(len(rows)), header, *rows])
-    return _write(folder, splits, missing, images_in="Img")
+    return _write(folder, splits, missing, subfolder="Img")
 
 
 def write_omniglot(
@@ -170,19 +170,19 @@ def write_omniglot(
     broken: Mapping[str, bytes] | None = None,
     missing: Collection[str] = (),
     small: bool = False,
-) -> Splits:
+) -> Listing:
     """Writes root/images_background and root/images_evaluation, or the two small background sets.
 
     Args:
-        root: Folder that holds them; it may be missing.
-        characters: Of each of the three alphabets of a set.
-        images: Of each character.
-        broken: Content of files that are no proper images, by their names (those returned).
-        missing: Names of images that are not there.
-        small: Whether to write the two small sets, of which the alphabet Greek is in both.
+        root: Parent of these folders; created if missing.
+        characters: Characters in each of the three alphabets of a set.
+        images: Images per character.
+        broken: Content of broken files by image name, as in the returned listing.
+        missing: Names of images that are not written.
+        small: Whether to write the two small sets, both of which contain the alphabet Greek.
 
     Returns:
-        The images of each split, but the missing ones, sorted; of Greek those of the first set.
+        The images of each split except the missing ones, sorted; Greek only in the first set.
     """
     alphabets = {"train": ("Balinese", "Greek", "Latin"), "test": ("Atlantean", "Greek2", "Oriya")}
     folders = {"train": "images_background", "test": "images_evaluation"}
@@ -203,7 +203,7 @@ def write_omniglot(
 
 
 def pack(folder: pathlib.Path, archive: pathlib.Path) -> pathlib.Path:
-    """Packs a folder under its own name into a .zip, .tar or .tgz, and removes it."""
+    """Packs a folder under its own name into a .zip, .tar or .tgz, then removes the folder."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     if archive.suffix == ".zip":
@@ -219,7 +219,7 @@ def pack(folder: pathlib.Path, archive: pathlib.Path) -> pathlib.Path:
 
 
 def picture(name: str, label: str) -> bytes:
-    """A JPEG, or a PNG of one bit, of noise around the colour of a class; each name has its own."""
+    """Returns a JPEG or one-bit PNG of noise around the colour of a class, unique per name."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     colour = np.random.default_rng(zlib.crc32(label.encode())).integers(60, 196, 3)
     height, width = rng.integers(20, 41, 2)
@@ -241,15 +241,15 @@ def _written(
 
 
 def _write(
-    folder: pathlib.Path, splits: Splits, missing: Collection[str], images_in: str = ""
-) -> Splits:
-    """Writes the images, and beside the first of each folder the kind of stray that copies have."""
+    folder: pathlib.Path, splits: Listing, missing: Collection[str], subfolder: str = ""
+) -> Listing:
+    """Writes the images, and in each folder a macOS file, as copies often contain."""
     kept = {split: [w for w in part if w.name not in missing] for split, part in splits.items()}
     for written in (w for part in kept.values() for w in part):
-        path = folder / images_in / written.name
+        path = folder / subfolder / written.name
         if not path.parent.exists():
             path.parent.mkdir(parents=True)
-            path.with_name(f"._{path.name}").write_bytes(b"Mac OS X stray")
+            path.with_name(f"._{path.name}").write_bytes(b"macOS file")
         path.write_bytes(written.content)
     return kept
 
@@ -264,7 +264,7 @@ def _car(number: int) -> str:
 
 
 def write_annotations(path: pathlib.Path, rows: list[tuple[str, int, int]], names: bool) -> None:
-    """Writes struct and cell arrays of one row, as the official file has them."""
+    """Writes struct and cell arrays of one row, as in the official file."""
     import scipy.io
 
     fields = ("relative_im_path", "bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "test")

@@ -1,4 +1,4 @@
-"""Archives as files by their names: .zip read in place, .tar and .tgz unpacked first."""
+"""Files in archives by their names: .zip is read in place, .tar and .tgz are unpacked first."""
 
 import contextlib
 import functools
@@ -16,24 +16,24 @@ from hypjax.errors import UserError
 from hypjax.system import console
 
 SUFFIXES = (".zip", ".tgz", ".tar.gz", ".tar")
-_ENCRYPTED = 1  # Of a member's flags.
+_ENCRYPTED = 1  # Bit of a member's flags.
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
-_UNREADABLE = (*_DAMAGED, RuntimeError)  # Packed in a way that zipfile cannot read.
+_UNREADABLE = (*_DAMAGED, RuntimeError)  # The latter for unsupported compression.
 
 Reader = Callable[[], bytes]
 
 
 def visible(name: str) -> bool:
-    """Whether a path is of a file that counts: not hidden, no stray of macOS, below its root."""
+    """Whether a path counts: relative, not hidden, and none of macOS's extra files."""
     parts = pathlib.PurePosixPath(name).parts
     return not any(part.startswith((".", "/")) or part == "__MACOSX" for part in parts)
 
 
 def walk(folder: pathlib.Path) -> dict[str, Reader]:
-    """Readers of all visible files below a folder, by their paths; links are followed.
+    """Returns readers of all visible files below a folder, by path; links are followed.
 
     Raises:
-        OSError: A folder cannot be listed.
+        OSError: If a folder cannot be listed.
     """
     readers, seen = {}, set()
     for place, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
@@ -50,15 +50,15 @@ def walk(folder: pathlib.Path) -> dict[str, Reader]:
 def opened(
     path: pathlib.Path, scratch: Callable[[], pathlib.Path], wanted: Callable[[str], bool]
 ) -> Iterator[Mapping[str, Reader]]:
-    """Readers of an archive's files by their names; threads may read at once.
+    """Opens an archive as readers of its files by name; safe to use from several threads.
 
     Args:
-        path: Of the archive.
-        scratch: Returns an empty folder to unpack to, where need be.
-        wanted: Of which names the files are unpacked.
+        path: Path of the archive.
+        scratch: Returns an empty folder; called if the archive has to be unpacked.
+        wanted: Whether to unpack the file of a given name.
 
     Raises:
-        UserError: The archive is damaged, cannot be read or cannot be unpacked.
+        UserError: If the archive is damaged, cannot be read or cannot be unpacked.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -93,12 +93,12 @@ def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 def _unpack(
     path: pathlib.Path, folder: pathlib.Path, wanted: Callable[[str], bool]
 ) -> dict[str, Reader]:
-    console.say(f"unpacking {path} for now")
+    console.say(f"unpacking {path} temporarily")
     size = path.stat().st_size
     bar = {"total": size, "desc": path.name, "disable": None, "leave": False}
-    # Read as a stream, so that the bar tells the truth.
-    with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as counted:
-        with tarfile.open(fileobj=counted, mode="r|*") as packed:
+    # Reading a stream keeps the progress bar accurate.
+    with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as stream:
+        with tarfile.open(fileobj=stream, mode="r|*") as packed:
             for member in packed:
                 if member.isreg() and visible(member.name) and wanted(member.name):
                     _extract(packed, member, path, folder)
@@ -108,10 +108,10 @@ def _unpack(
 def _extract(
     packed: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path, folder: pathlib.Path
 ) -> None:
-    """Writes a file below a folder, and nowhere else (Python 3.11.3 has no filters for that)."""
+    """Extracts a file, but never outside the folder (Python 3.11.3 has no extraction filters)."""
     name = pathlib.PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts:
-        raise tarfile.TarError(f"{member.name!r} would lie outside of it")
+        raise tarfile.TarError(f"{member.name!r} would be extracted outside its folder")
     target = folder / name
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def _extract(
     except OSError as error:
         raise UserError(
             f"cannot unpack {path} to {folder.parent} ({error.strerror or error}); unpack it where "
-            "there is room, and name that folder with --manual_dir=FOLDER"
+            "there is room, and pass that folder with --manual_dir=FOLDER"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The datasets by name, as TFDS builders: `BUILDERS["cub200"](data_dir=...)`."""
+"""TFDS builders of the datasets that are read from published files."""
 
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -6,13 +6,12 @@ from typing import Any, Protocol
 
 import tensorflow_datasets as tfds
 
-from hypjax.data.preparation.glyphs import Glyphs
 from hypjax.data.records import Example, RecordBuilder
 from hypjax.errors import UserError
 
 
 class Contents(Protocol):
-    """What a benchmark's records are to hold.
+    """What a dataset's records will hold.
 
     Attributes:
         classes: Names of all classes, in the order of their labels.
@@ -21,22 +20,22 @@ class Contents(Protocol):
     classes: Sequence[str]
 
     def splits(self) -> Mapping[str, Iterable[Example]]:
-        """Examples of each split, which are taken split by split."""
+        """Returns the examples of each split, to be consumed split by split."""
 
     def finish(self, folder: pathlib.Path) -> None:
-        """Called when all are written, in a folder that goes away again if it raises."""
+        """Called after the last example; if it raises, the folder is discarded."""
 
 
-class Benchmark(RecordBuilder, skip_registration=True):
-    """A dataset that is read from the files its authors published, see `preparation`."""
+class OfficialBuilder(RecordBuilder, skip_registration=True):
+    """Builder of a dataset that is read from the files its authors published."""
 
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES = {"1.0.0": "First version."}
 
     _contents: Contents | None = None
 
-    def fill(self, contents: Contents) -> None:
-        """Says what `download_and_prepare` is to write."""
+    def set_contents(self, contents: Contents) -> None:
+        """Sets what `download_and_prepare` will write."""
         self._contents = contents
 
     def _generate_splits(
@@ -61,38 +60,3 @@ class Benchmark(RecordBuilder, skip_registration=True):
 
     def _generate_examples(self, examples: Iterable[Example]) -> Iterator[tuple[int, Example]]:
         yield from enumerate(examples)
-
-
-class Cub200(Benchmark, skip_registration=True):
-    """CUB-200-2011: birds, trained on the first hundred species and tested on the others."""
-
-    DESCRIPTION = "Caltech-UCSD Birds-200-2011, split by class: 1 to 100, 101 to 200."
-
-
-class Cars196(Benchmark, skip_registration=True):
-    """Cars-196: car models, trained on the first 98 and tested on the others."""
-
-    DESCRIPTION = "Stanford Cars, split by class over all images: 1 to 98, 99 to 196."
-
-
-class Sop(Benchmark, skip_registration=True):
-    """Stanford Online Products: photos of things for sale, in twelve groups."""
-
-    DESCRIPTION = "Stanford Online Products, with its own split by class."
-
-
-class Inshop(Benchmark, skip_registration=True):
-    """DeepFashion's In-Shop Clothes Retrieval: queries search a gallery."""
-
-    DESCRIPTION = "In-Shop Clothes Retrieval, with its own train, query and gallery."
-
-
-class Omniglot(Benchmark, skip_registration=True):
-    """Omniglot: handwritten characters of fifty alphabets, thirty of which to train on."""
-
-    DESCRIPTION = "Omniglot, its background alphabets for training, its evaluation ones for test."
-
-
-BUILDERS: dict[str, type[RecordBuilder]] = {
-    builder.name: builder for builder in (Glyphs, Cub200, Cars196, Sop, Inshop, Omniglot)
-}

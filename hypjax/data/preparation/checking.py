@@ -1,4 +1,4 @@
-"""Reads a dataset's images ahead of the one who writes them, and sees that each can be decoded."""
+"""Reads a dataset's images ahead of the writer, and checks that each can be decoded."""
 
 import collections
 import concurrent.futures
@@ -14,20 +14,20 @@ import tqdm
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.preparation.layouts import Listed
+from hypjax.data.preparation.official import ListedImage
 from hypjax.data.records import Example
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.cores import usable_cores
 
 SKIPPED = "skipped.tsv"
-_THREADS = min(usable_cores(), 16)  # One thread writes, and keeps up with no more.
-_AHEAD = 4 * _THREADS  # Images that are read before they are written, so many lie in memory.
+_THREADS = min(usable_cores(), 16)  # The single writing thread keeps up with no more.
+_AHEAD = 4 * _THREADS  # Images read before they are written; they are held in memory.
 
 
 @contextlib.contextmanager
 def large_images() -> Iterator[None]:
-    """Lets Pillow decode images in silence that are large; huge ones it refuses."""
+    """Silences Pillow's warning of large images; it still rejects huge ones."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         yield
@@ -43,18 +43,19 @@ class _Checked(NamedTuple):
 
 
 class CheckedImages:
-    """The contents of a benchmark's records, see `builders.Contents`.
+    """Contents of an official dataset's records, see `builders.Contents`.
 
     Attributes:
         classes: Names of all classes, in the order of their labels.
     """
 
-    def __init__(self, listing: Mapping[str, Sequence[Listed]], skip_corrupt: bool) -> None:
-        """Takes the images of each split; close it to end the threads.
+    def __init__(self, listing: Mapping[str, Sequence[ListedImage]], skip_corrupt: bool) -> None:
+        """Starts the reading threads, which `close` ends.
 
         Args:
-            listing: In the order of the records; classes are numbered as they come.
-            skip_corrupt: Whether images that cannot be read are left out.
+            listing: Images of each split, in the order of the records. Classes are numbered in the
+                order in which they first appear.
+            skip_corrupt: Whether to leave out images that cannot be read.
         """
         images = [image for part in listing.values() for image in part]
         self.classes = list(dict.fromkeys(image.label for image in images))
@@ -66,25 +67,25 @@ class CheckedImages:
         )
 
     def splits(self) -> dict[str, Iterator[Example]]:
-        """Examples of each split that has any; to be used one after the other."""
+        """Returns the examples of each non-empty split, to be consumed split by split."""
         return {name: self._examples(part) for name, part in self._listing.items() if part}
 
     def finish(self, folder: pathlib.Path) -> None:
-        """Tells of the images that could not be read, and writes them down if they are left out.
+        """Reports images that could not be read, and lists them in a file if they are left out.
 
         Raises:
-            UserError: There are some, and they are not to be left out, or are all.
+            UserError: If there are any and they may not be left out, or if no others remain.
         """
         self._bar.close()
         for name, reason in self._broken:
             console.say(f"cannot read {name} ({reason})")
-        told = f"{len(self._broken)} of {self._total} images cannot be read (listed above)"
+        summary = f"{len(self._broken)} of {self._total} images cannot be read (listed above)"
         if len(self._broken) == self._total:
-            raise UserError(f"{told}; fetch the dataset again")
+            raise UserError(f"{summary}; fetch the dataset again")
         if self._broken and not self._skip_corrupt:
-            raise UserError(f"{told}; fetch them again, or leave them out with --skip_corrupt")
+            raise UserError(f"{summary}; fetch them again, or leave them out with --skip_corrupt")
         if self._broken:
-            console.warn(f"{told} and were left out; {SKIPPED} beside the records names them")
+            console.warn(f"{summary} and were left out; {SKIPPED} next to the records lists them")
             with (folder / SKIPPED).open("w", newline="", encoding="utf-8") as file:
                 rows = csv.writer(file, delimiter="\t", lineterminator="\n")
                 rows.writerows([("name", "reason"), *self._broken])
@@ -94,12 +95,12 @@ class CheckedImages:
         self._bar.close()
         self._pool.shutdown(cancel_futures=True)
 
-    def _examples(self, images: Sequence[Listed]) -> Iterator[Example]:
-        for image, outcome in self._outcomes(images):
+    def _examples(self, images: Sequence[ListedImage]) -> Iterator[Example]:
+        for image, outcome in self._read_ahead(images):
             self._bar.update()
             if isinstance(outcome, str):
                 self._broken.append((image.name, outcome))
-            elif self._skip_corrupt or not self._broken:  # Else nothing will come of it.
+            elif self._skip_corrupt or not self._broken:  # Otherwise nothing will be kept.
                 yield {
                     "image": outcome.content,
                     "checksum": outcome.checksum,
@@ -111,20 +112,23 @@ class CheckedImages:
                     "superlabel": image.superlabel,
                 }
 
-    def _outcomes(self, images: Sequence[Listed]) -> Iterator[tuple[Listed, _Checked | str]]:
+    def _read_ahead(
+        self, images: Sequence[ListedImage]
+    ) -> Iterator[tuple[ListedImage, _Checked | str]]:
+        """Yields images in order, each with its content or the reason why it cannot be read."""
         pending: collections.deque[concurrent.futures.Future] = collections.deque()
-        todo = iter(images)
+        remaining = iter(images)
         for image in images:
-            while len(pending) < _AHEAD and (following := next(todo, None)) is not None:
-                pending.append(self._pool.submit(_checked, following))
+            while len(pending) < _AHEAD and (following := next(remaining, None)) is not None:
+                pending.append(self._pool.submit(_check, following))
             yield image, pending.popleft().result()
 
 
-def _checked(image: Listed) -> _Checked | str:
-    """Reads an image, or says why it cannot be read."""
+def _check(image: ListedImage) -> _Checked | str:
+    """Reads and decodes an image, or returns the reason why that fails."""
     try:
         content = image.read()
         decoded = pixels.decode(content, channels=3)
-    except Exception as error:  # Decoders of damaged files raise whatever they meet.
+    except Exception as error:  # Decoders raise almost anything on damaged files.
         return pixels.reason(error)
     return _Checked(content, zlib.crc32(content), decoded.height, decoded.width)

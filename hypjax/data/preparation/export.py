@@ -1,4 +1,4 @@
-"""Writes a prepared dataset's images as folders, to look at or to begin own ones from."""
+"""Exports a prepared dataset as folders of image files, to browse or to start a new one from."""
 
 import io
 import itertools
@@ -11,38 +11,38 @@ import tensorflow_datasets as tfds
 import tqdm
 from PIL import Image
 
-from hypjax.data.preparation.prepare import count, open_builder, partial
+from hypjax.data.preparation.prepare import count, describe_partial, open_builder
 from hypjax.data.records import open_records
 from hypjax.errors import UserError
 from hypjax.system import console
 
-# Some cameras put a preview behind the picture, which makes no other file of it.
+# JPEG files with an embedded preview, as some cameras write, are still JPEG.
 _ORDINARY_FORMATS = {"MPO": "JPEG"}
 _SUFFIXES = {"JPEG": ".jpg", "TIFF": ".tif"}
-_LONGEST = 200  # Bytes of a name; file systems allow 255.
+_MAX_BYTES = 200  # Of a file name; file systems allow 255.
 
 
 def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> int:
-    """Writes the images to OUTPUT/SPLIT/CLASS/NAME, their files as they are.
+    """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME.
 
-    Names end as the images' formats say; glyphs is prepared first if need be.
+    Names get the suffix of the image's format. Glyphs is prepared first if necessary.
 
     Args:
-        dataset: Its name.
+        dataset: Name of the dataset.
         output: A folder that does not exist yet.
-        data_dir: Where datasets lie; None: TFDS's default.
+        data_dir: Folder of prepared datasets; TFDS's default if None.
 
     Returns:
         Number of images.
 
     Raises:
-        UserError: The folder exists or cannot be written, or there is no such dataset.
+        UserError: If the folder exists or cannot be written, or there is no such dataset.
     """
     if output.exists():
-        raise UserError(f"{output} exists already; name another folder, or remove it")
+        raise UserError(f"{output} already exists; choose another folder, or remove it")
     builder = open_builder(dataset, data_dir)
-    if note := partial(dataset, count(builder)):
-        console.warn(f"this is {note}; results from the exported images cannot tell")
+    if note := describe_partial(dataset, count(builder)):
+        console.warn(f"this is {note}; results of the exported images will not say so")
     try:
         with tempfile.TemporaryDirectory(dir=output.absolute().parent) as folder:
             unfinished = pathlib.Path(folder, output.name)
@@ -66,11 +66,11 @@ def _export_split(builder: tfds.core.DatasetBuilder, split: str, output: pathlib
 
 
 def _file_names(names: Iterable[str]) -> dict[str, str]:
-    """Makes names such that every file system takes them, and keeps them distinct."""
+    """Maps names to distinct ones that are valid on every file system."""
     safe, taken = {}, set()
     for name in dict.fromkeys(names):
         plain = re.sub(r'[\x00-\x1f<>:"/\\|?*]', " ", name).strip(" ").lstrip(".")
-        short = plain.encode()[-_LONGEST:].decode(errors="ignore") or "_"
+        short = plain.encode()[-_MAX_BYTES:].decode(errors="ignore") or "_"
         candidates = itertools.chain([short], (f"{n} {short}" for n in itertools.count(2)))
         safe[name] = next(c for c in candidates if c.casefold() not in taken)
         taken.add(safe[name].casefold())
@@ -78,7 +78,7 @@ def _file_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _with_suffix(name: str, image: bytes) -> str:
-    """A file's name with the ending that its contents ask for, added where it has another."""
+    """Appends the suffix of the image's format, unless the name already has it."""
     found = Image.open(io.BytesIO(image)).format
     kind = _ORDINARY_FORMATS.get(found, found)
     claimed = Image.registered_extensions().get(pathlib.PurePath(name).suffix.lower())

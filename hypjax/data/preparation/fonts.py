@@ -1,8 +1,8 @@
 """Letters of the font files that matplotlib ships, grouped into visually distinct classes.
 
-The files are read where the installed matplotlib keeps them. Which character a face holds is
-taken from its character map, which is not always true (see `LYING_FACES`), and two characters
-are one class when most faces draw them alike (Latin A, Greek Alpha, Cyrillic A).
+The files are read from the installed matplotlib. Each face's character map tells which characters
+it contains, except where the map is wrong (see `MISMAPPED_FACES`). Two characters are one class if
+most faces draw them alike (Latin A, Greek Alpha, Cyrillic A).
 """
 
 import collections
@@ -18,36 +18,36 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 SIZE = 48  # Side of an image in pixels.
-SUPERSAMPLE = 3  # Glyphs are drawn this much larger, then averaged down.
-EM = 30  # Font size, the same for every letter so that c and C stay apart.
-BASELINE = 35  # Row of the baseline: room for two accents above, for a cedilla below.
-MARGIN = 3  # Glyphs that come nearer than this to the border are shrunk.
+SUPERSAMPLE = 3  # Glyphs are drawn at this multiple of the size, then averaged down.
+EM = 30  # Font size; the same for every letter, so that c and C remain distinct.
+BASELINE = 35  # Row of the baseline; leaves room for two accents above and a cedilla below.
+MARGIN = 3  # Glyphs are shrunk to keep this distance from the border.
 
-MIN_FACES = 10  # Characters in fewer faces make no class.
+MIN_FACES = 10  # Characters in fewer faces are left out.
 
-# Modifier letters (Lm) are left out: most are accents and primes of a few pixels, the others
-# superscripts of letters that are present at full size.
+# Modifier letters (Lm) are left out: most are accents and primes of a few pixels; the others are
+# superscripts of letters that exist at full size.
 LETTER_CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lo"})
 
-# Faces whose character map gives letters the shapes of something else.
-LYING_FACES = frozenset(
+# Faces whose character maps assign other shapes to the codes of letters.
+MISMAPPED_FACES = frozenset(
     {
-        "LastResortHE-Regular",  # One placeholder box for each block of Unicode.
+        "LastResortHE-Regular",  # One placeholder box per block of Unicode.
         "cmex10",  # Brackets, integrals and radicals at the codes of letters.
         "cmsy10",  # Arrows and relations at a-z; calligraphic capitals at A-Z.
     }
 )
-# The other Computer Modern faces are true for A-Z and a-z only: in their TeX encoding
-# U+00C0 is AE, U+00AA is Psi, and in cmmi10 U+00C0 is upsilon.
+# The other Computer Modern faces are correct for A-Z and a-z only: in their TeX encoding U+00C0 is
+# AE, U+00AA is Psi, and in cmmi10 U+00C0 is upsilon.
 ASCII_ONLY_PREFIX = "cm"
-# Single lies: this face has che with descender and ghe with descender exchanged.
-LYING_GLYPHS = {"DejaVuSansMono-Oblique": frozenset({0x04CB, 0x04CC, 0x04F6, 0x04F7})}
+# Single errors: this face swaps che with descender and ghe with descender.
+MISMAPPED_GLYPHS = {"DejaVuSansMono-Oblique": frozenset({0x04CB, 0x04CC, 0x04F6, 0x04F7})}
 
-# Two drawings are alike when their squared difference is at most this part of the larger one's
+# Two drawings are alike if their squared difference is at most this fraction of the larger one's
 # squared ink. Redrawn copies of a letter (STIX Alpha and A) are below 0.01; the closest letters
-# that are meant to differ (O with breve, O with caron) are above 0.014 in the median face.
+# that should differ (O with breve, O with caron) are above 0.014 in the median face.
 SAME_TOLERANCE = 0.01
-# Characters are one class when more than this part of the faces that hold both draw them alike.
+# Characters are one class if more than this fraction of the faces with both draw them alike.
 SAME_SHARE = 0.5
 
 
@@ -61,12 +61,12 @@ class Glyph:
 
 @dataclasses.dataclass(frozen=True)
 class GlyphClass:
-    """Characters that are drawn alike, and one glyph for each face that holds any of them.
+    """Characters that are drawn alike, with one glyph for each face that contains any of them.
 
     Attributes:
-      codepoints: the member characters, ascending.
-      glyphs: one per face, ordered by face; the member with the lowest code point stands for
-        the class in each face.
+        codepoints: Member characters, ascending.
+        glyphs: One per face, ordered by face. Of several members in a face, the one with the lowest
+            code point is drawn.
     """
 
     codepoints: tuple[int, ...]
@@ -86,7 +86,7 @@ class GlyphClass:
 
     @property
     def base(self) -> str:
-        """The letter without its accents: 'e' for 'é'; letters such as 'ø' are their own."""
+        """The letter without accents: 'e' for 'é'; letters such as 'ø' are unchanged."""
         return unicodedata.normalize("NFD", self._scripted_character)[0]
 
     @property
@@ -102,16 +102,16 @@ def face_path(face: str) -> pathlib.Path:
     return pathlib.Path(matplotlib.get_data_path(), "fonts", "ttf", f"{face}.ttf")
 
 
-def truthful_faces() -> list[str]:
-    """Returns the names of the faces whose character maps can be believed, sorted."""
+def usable_faces() -> list[str]:
+    """Returns the sorted names of the faces whose character maps can be trusted."""
     directory = face_path("any").parent
-    return sorted({path.stem for path in directory.glob("*.ttf")} - LYING_FACES)
+    return sorted({path.stem for path in directory.glob("*.ttf")} - MISMAPPED_FACES)
 
 
 def letters_of(face: str) -> list[int]:
-    """Returns the code points of the letters that a face draws, ascending."""
+    """Returns the code points of the letters that a face maps, ascending."""
     with fontTools.ttLib.TTFont(face_path(face), lazy=True) as font:
-        mapped = set(font.getBestCmap()) - LYING_GLYPHS.get(face, frozenset())
+        mapped = set(font.getBestCmap()) - MISMAPPED_GLYPHS.get(face, frozenset())
     letters = [c for c in sorted(mapped) if unicodedata.category(chr(c)) in LETTER_CATEGORIES]
     if face.startswith(ASCII_ONLY_PREFIX):
         letters = [c for c in letters if c < 128]
@@ -120,20 +120,20 @@ def letters_of(face: str) -> list[int]:
 
 @functools.cache
 def _load_font(face: str) -> ImageFont.FreeTypeFont:
-    # The basic layout needs no optional library, so every machine draws the same.
+    # Basic layout needs no optional library, so all machines draw the same.
     return ImageFont.truetype(
         face_path(face), EM * SUPERSAMPLE, layout_engine=ImageFont.Layout.BASIC
     )
 
 
 def draw(glyph: Glyph) -> Image.Image:
-    """Draws a glyph centred on the canvas, standing on the baseline, light on dark.
+    """Draws a glyph on the baseline, centred horizontally, light on dark.
 
     Args:
-      glyph: what to draw.
+        glyph: The glyph.
 
     Returns:
-      Greyscale ('L') image of side SIZE * SUPERSAMPLE.
+        Greyscale ('L') image of side SIZE * SUPERSAMPLE.
     """
     font, character = _load_font(glyph.face), chr(glyph.codepoint)
     left, top, right, bottom = font.getbbox(character, anchor="ls")
@@ -149,7 +149,7 @@ def draw(glyph: Glyph) -> Image.Image:
 
 
 def _shrink_to_fit(width: int, ascent: int, descent: int) -> float:
-    """Returns the scale at which a glyph of this extent keeps the margin, 1 at most."""
+    """Returns the scale, at most 1, at which a glyph of this extent keeps the margin."""
     room_and_need = (
         (SIZE - 2 * MARGIN, width),
         (BASELINE - MARGIN, ascent),
@@ -159,29 +159,29 @@ def _shrink_to_fit(width: int, ascent: int, descent: int) -> float:
 
 
 def draw_small(glyph: Glyph) -> np.ndarray:
-    """Draws a glyph at the size of the data set, without any random change.
+    """Draws a glyph at the dataset's size, without random changes.
 
     Args:
-      glyph: what to draw.
+        glyph: The glyph.
 
     Returns:
-      (SIZE, SIZE) uint8, 0 for the ground and 255 for full ink.
+        (SIZE, SIZE) uint8, 0 for background and 255 for full ink.
     """
     return np.asarray(draw(glyph).reduce(SUPERSAMPLE))
 
 
 @functools.cache
 def glyph_classes() -> tuple[GlyphClass, ...]:
-    """Returns every class with at least MIN_FACES faces, by lowest code point.
+    """Returns all classes with at least MIN_FACES faces, ordered by lowest code point.
 
-    It draws all candidate glyphs and compares them, which takes some seconds; the result is kept.
+    Drawing and comparing all candidate glyphs takes some seconds; the result is cached.
     """
-    letters = {face: letters_of(face) for face in truthful_faces()}
-    frequency = collections.Counter(c for held in letters.values() for c in held)
+    letters = {face: letters_of(face) for face in usable_faces()}
+    frequency = collections.Counter(c for mapped in letters.values() for c in mapped)
     candidates = np.array(sorted(c for c, n in frequency.items() if n >= MIN_FACES))
-    held_by, alike = _compare_candidates(candidates, letters)
+    drawn_by, alike = _compare_candidates(candidates, letters)
     groups = _connected(alike)
-    classes = [_make_class(candidates[group].tolist(), held_by) for group in groups]
+    classes = [_make_class(candidates[group].tolist(), drawn_by) for group in groups]
     return tuple(c for c in classes if len(c.glyphs) >= MIN_FACES)
 
 
@@ -191,12 +191,12 @@ def _compare_candidates(
     """Compares all pairs of candidates in every face.
 
     Returns:
-      The candidates that each face really draws, and a (N, N) bool matrix of the pairs that are
-      one letter.
+        The candidates that each face actually draws, and an (N, N) bool matrix of the pairs that
+        are the same letter.
     """
     n = len(candidates)
     shared, same = np.zeros((n, n), np.int32), np.zeros((n, n), np.int32)
-    held_by = {}
+    drawn_by = {}
     for face, mapped in letters.items():
         rows = np.flatnonzero(np.isin(candidates, mapped))
         if not len(rows):
@@ -204,24 +204,24 @@ def _compare_candidates(
         images = np.stack([draw_small(Glyph(face, c)) for c in candidates[rows].tolist()])
         drawn = ~_is_missing(images, face)
         rows, images = rows[drawn], images[drawn]
-        held_by[face] = set(candidates[rows].tolist())
+        drawn_by[face] = set(candidates[rows].tolist())
         shared[np.ix_(rows, rows)] += 1
         same[np.ix_(rows, rows)] += _alike(images)
     alike = same > SAME_SHARE * shared
-    return held_by, alike | _canonically_equal(candidates)
+    return drawn_by, alike | _canonically_equal(candidates)
 
 
 def _is_missing(images: np.ndarray, face: str) -> np.ndarray:
-    """Tells which of the (N, SIZE, SIZE) images are blank or the face's sign for no glyph."""
-    no_character = 0xFFFF  # Never assigned, so every face draws its .notdef glyph for it.
+    """Returns which of the (N, SIZE, SIZE) images are blank or the face's placeholder."""
+    no_character = 0xFFFF  # Never assigned, so every face draws its .notdef glyph.
     notdef = draw_small(Glyph(face, no_character))
     return ~images.any(axis=(1, 2)) | (images == notdef).all(axis=(1, 2))
 
 
 def _alike(images: np.ndarray) -> np.ndarray:
-    """Returns the (N, N) bool matrix of the pairs within SAME_TOLERANCE of each other."""
-    # Six bits keep all sums of products below 2**24, where float32 is exact: the classes do not
-    # depend on the order in which a linear algebra library adds.
+    """Returns the (N, N) bool matrix of pairs within SAME_TOLERANCE of each other."""
+    # With six bits all sums of products are below 2**24, where float32 is exact: the classes do not
+    # depend on the order of summation.
     ink = (images.reshape(len(images), -1) >> 2).astype(np.float32)
     products = ink @ ink.T
     squares = np.diagonal(products)
@@ -230,13 +230,13 @@ def _alike(images: np.ndarray) -> np.ndarray:
 
 
 def _canonically_equal(candidates: np.ndarray) -> np.ndarray:
-    """Returns the (N, N) bool matrix of pairs that Unicode calls the same (angstrom sign, Å)."""
+    """Returns the (N, N) bool matrix of canonically equivalent pairs (angstrom sign, Å)."""
     normal = np.array([unicodedata.normalize("NFC", chr(c)) for c in candidates])
     return normal[:, None] == normal
 
 
 def _connected(related: np.ndarray) -> list[list[int]]:
-    """Returns the connected components of a symmetric (N, N) relation, by first index."""
+    """Returns the connected components of a symmetric (N, N) relation, ordered by first index."""
     root = list(range(len(related)))
 
     def find(i: int) -> int:
@@ -253,10 +253,10 @@ def _connected(related: np.ndarray) -> list[list[int]]:
     return list(groups.values())
 
 
-def _make_class(codepoints: list[int], held_by: dict[str, set[int]]) -> GlyphClass:
+def _make_class(codepoints: list[int], drawn_by: dict[str, set[int]]) -> GlyphClass:
     glyphs = []
-    for face, held in sorted(held_by.items()):
-        members = [c for c in codepoints if c in held]
+    for face, drawn in sorted(drawn_by.items()):
+        members = [c for c in codepoints if c in drawn]
         if members:
             glyphs.append(Glyph(face, members[0]))
     return GlyphClass(tuple(codepoints), tuple(glyphs))

@@ -1,8 +1,8 @@
-"""Glyphs: an embedded retrieval data set of letters, built from the fonts of matplotlib.
+"""Glyphs: a built-in retrieval dataset of letters, drawn from matplotlib's fonts.
 
-A class is a letter, its images are the faces that contain it, and no class of the test split
-occurs in training. Nothing is downloaded, and every preparation gives the same records in the
-same order (though not the same file bytes: protobuf orders the fields of a record at will):
+A class is a letter, its images are the faces that contain it, and no test class occurs in training.
+Nothing is downloaded. Every preparation gives the same records in the same order, though not the
+same file bytes, since protobuf may write the fields of a record in any order:
 
     builder = Glyphs(data_dir=...)
     builder.download_and_prepare()
@@ -30,9 +30,9 @@ disjoint."""
 
 SIZE = fonts.SIZE
 SEED = 20240229
-TEST_SHARE = 0.25  # Of the classes.
+TEST_SHARE = 0.25  # Fraction of the classes.
 
-# Largest random changes, drawn uniformly on both sides of none.
+# Limits of the random changes, which are uniform and symmetric about no change.
 ROTATION = math.radians(5)
 SCALE = 0.08
 SHEAR = 0.05
@@ -41,15 +41,15 @@ NOISE = 8.0  # Standard deviation, on the scale of 0 to 255.
 
 
 def render(glyph: fonts.Glyph) -> np.ndarray:
-    """Renders a glyph under the random changes that belong to it.
+    """Renders a glyph with random changes.
 
-    The changes depend on the character and the name of the face only, not on any order.
+    The changes depend only on the character and the name of the face.
 
     Args:
-      glyph: what to render.
+        glyph: The glyph.
 
     Returns:
-      (SIZE, SIZE) uint8, light ink on a dark ground.
+        (SIZE, SIZE) uint8, light ink on a dark background.
     """
     rng = np.random.default_rng([SEED, glyph.codepoint, zlib.crc32(glyph.face.encode())])
     drawn = fonts.draw(glyph)
@@ -62,7 +62,7 @@ def render(glyph: fonts.Glyph) -> np.ndarray:
 
 
 def _random_affine(rng: np.random.Generator) -> tuple[float, ...]:
-    """Draws a map about the centre of the large canvas, in the six numbers Pillow takes."""
+    """Draws an affine map about the centre of the large canvas, as Pillow's six numbers."""
     angle, zoom, shear = rng.uniform(-1, 1, 3) * (ROTATION, SCALE, SHEAR)
     cos, sin = math.cos(angle), math.sin(angle)
     linear = np.array([[cos, -sin], [sin, cos]]) @ np.array([[1, shear], [0, 1]]) / (1 + zoom)
@@ -81,14 +81,14 @@ def _png(pixels: np.ndarray) -> bytes:
 def split_classes(
     classes: Iterable[fonts.GlyphClass],
 ) -> tuple[list[fonts.GlyphClass], list[fonts.GlyphClass]]:
-    """Parts the classes into training and test at random, the same way each time.
+    """Splits the classes into training and test classes, at random with a fixed seed.
 
     Args:
-      classes: all classes.
+        classes: All classes.
 
     Returns:
-      Training and test classes, each in the order given. A class's label is its place in the
-      one list followed by the other.
+        Training and test classes, each in the order given. A class's label is its index in the two
+        lists joined.
     """
     classes = list(classes)
     order = np.random.default_rng(SEED).permutation(len(classes))
@@ -99,7 +99,7 @@ def split_classes(
 
 
 def examples(classes: Iterable[fonts.GlyphClass]) -> Iterator[dict[str, Any]]:
-    """Yields the records of some classes, class by class and then by face."""
+    """Yields the examples of the given classes, ordered by class, then by face."""
     for glyph_class in classes:
         for glyph in glyph_class.glyphs:
             image = _png(render(glyph))
@@ -133,8 +133,7 @@ class Glyphs(RecordBuilder):
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
         del dl_manager
-        # To find the classes means comparing all drawings, which opening a prepared data set must
-        # not cost.
+        # Finding the classes compares all drawings: too slow for opening a prepared dataset.
         train, test = split_classes(fonts.glyph_classes())
         self.info.features["label"].names = [c.name for c in train + test]
         bar = tqdm.tqdm(

@@ -1,4 +1,4 @@
-"""Prepares datasets: lists what the authors published, checks every image once, writes records."""
+"""Prepares datasets: lists the published files, checks every image once, and writes records."""
 
 import collections
 import contextlib
@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow_datasets as tfds
 
 from hypjax.data import cloud
-from hypjax.data.preparation.builders import BUILDERS, Benchmark
+from hypjax.data.preparation.builders import OfficialBuilder
 from hypjax.data.preparation.checking import CheckedImages, large_images
-from hypjax.data.preparation.layouts import LAYOUTS, Count, Listed
+from hypjax.data.preparation.official import Count, Listing
+from hypjax.data.preparation.registry import BUILDERS, OFFICIAL_DATASETS
 from hypjax.data.records import (
     RecordBuilder,
     damaged,
@@ -28,7 +29,7 @@ from hypjax.system import console
 from hypjax.system.cloud import is_url
 from hypjax.system.locks import claimed
 
-_NOTHING = Count(0, 0)
+_EMPTY = Count(0, 0)
 
 
 def prepare(
@@ -39,34 +40,34 @@ def prepare(
     allow_partial: bool = False,
     skip_corrupt: bool = False,
 ) -> RecordBuilder:
-    """Prepares a dataset, unless it is prepared already, and says what it does.
+    """Prepares a dataset unless it is already prepared, and reports progress.
 
     Args:
-        name: Of the dataset.
-        data_dir: Where datasets lie; None: TFDS's default.
-        manual_dir: Where the published files lie; None: they are downloaded, if they can be.
-        allow_partial: Whether to take fewer images than the complete dataset has.
+        name: Name of the dataset.
+        data_dir: Folder of prepared datasets; TFDS's default if None.
+        manual_dir: Folder with the published files. If None, they are downloaded where possible.
+        allow_partial: Whether to accept fewer images than the complete dataset has.
         skip_corrupt: Whether to leave out images that cannot be read.
 
     Returns:
-        Its builder, prepared.
+        The builder of the prepared dataset.
 
     Raises:
-        UserError: There is no such dataset, its files are missing, damaged or not as many as they
-            should be, images cannot be read, or the folder cannot be written.
+        UserError: If there is no such dataset, its files are missing, damaged or of the wrong
+            number, images cannot be read, or the folder cannot be written.
     """
     root = _root(name, data_dir)
     if is_url(root):
         raise UserError(
-            f"{root} is no folder of this machine; prepare {name} in one (--data_dir=FOLDER), and "
-            "copy it there"
+            f"{root} is not a local folder; prepare {name} in one (--data_dir=FOLDER) and copy it "
+            "there"
         )
     builder = _open(name, root)
     if is_prepared(builder):
         _accept_prepared(builder, allow_partial)
         return builder
-    if manual_dir and not isinstance(builder, Benchmark):
-        raise UserError(f"{name} is made of no files; leave out --manual_dir")
+    if manual_dir and not isinstance(builder, OfficialBuilder):
+        raise UserError(f"{name} is not made from files; omit --manual_dir")
     return _prepare(
         builder,
         root,
@@ -78,14 +79,14 @@ def prepare(
 
 
 def open_builder(name: str, data_dir: str | None) -> RecordBuilder:
-    """Opens a prepared dataset; glyphs, which needs no files, is prepared where it is not yet.
+    """Opens a prepared dataset; glyphs, which needs no files, is prepared first if necessary.
 
     Args:
-        name: Of the dataset.
-        data_dir: Where datasets lie, possibly in cloud storage; None: TFDS's default.
+        name: Name of the dataset.
+        data_dir: Folder or cloud URL of prepared datasets; TFDS's default if None.
 
     Raises:
-        UserError: There is no such dataset, or it is not prepared or damaged.
+        UserError: If there is no such dataset, or it is not prepared or is damaged.
     """
     root = _root(name, data_dir)
     if is_url(root):
@@ -93,26 +94,26 @@ def open_builder(name: str, data_dir: str | None) -> RecordBuilder:
     builder = _open(name, root)
     if is_prepared(builder):
         return builder
-    if isinstance(builder, Benchmark):
+    if isinstance(builder, OfficialBuilder):
         raise UserError(_not_prepared(builder, root, data_dir))
     return _prepare(builder, root, "--config.run.data_dir")
 
 
 def count(builder: RecordBuilder) -> dict[str, Count]:
-    """Number of images and classes of each split of a prepared dataset, as its index tells.
+    """Counts images and classes in each split of a prepared dataset, from its index.
 
     Raises:
-        UserError: The index is damaged.
+        UserError: If the index is damaged.
     """
     labels = {name: read_index(builder, name, ["label"])["label"] for name in builder.info.splits}
     return {name: Count(len(found), len(found.unique())) for name, found in labels.items()}
 
 
 def summary(builder: RecordBuilder) -> str:
-    """What a prepared dataset holds, a line a split, and where it lies.
+    """Describes a prepared dataset: its folder, then one line per split.
 
     Raises:
-        UserError: Its index is damaged.
+        UserError: If the index is damaged.
     """
     counts = count(builder)
     lines = [f"{builder.name} {builder.version} is in {builder.data_dir}"]
@@ -120,31 +121,32 @@ def summary(builder: RecordBuilder) -> str:
         groups = read_index(builder, name, ["superlabel"])["superlabel"].unique().to_pylist()
         grouped = f" in {len(groups)} groups" if any(groups) else ""
         lines.append(f"  {name:<8}{images:>7} images,{classes:>6} classes{grouped}")
-    note = partial(builder.name, counts)
+    note = describe_partial(builder.name, counts)
     return "\n".join([*lines, f"  {note}"] if note else lines)
 
 
-def partial(name: str, found: Mapping[str, Count]) -> str | None:
-    """What a copy of a dataset lacks, in words; None: nothing, or nobody knows.
+def describe_partial(name: str, found: Mapping[str, Count]) -> str | None:
+    """Describes what a copy of a dataset lacks.
 
     Args:
-        name: Of the dataset.
-        found: What each split has; splits without images may be left out.
+        name: Name of the dataset.
+        found: Size of each split; splits without images may be absent.
 
     Returns:
-        Such as 'a partial copy of cub200: train 238 of 5864 images in 4 of 100 classes'.
+        For example 'a partial copy of cub200: train 238 of 5864 images in 4 of 100 classes'; None
+        if the copy is complete, or the dataset has no official counts.
     """
-    if name not in LAYOUTS:
+    if name not in OFFICIAL_DATASETS:
         return None
-    expected = LAYOUTS[name].counts
-    differing = [split for split in expected if found.get(split, _NOTHING) != expected[split]]
+    expected = OFFICIAL_DATASETS[name].counts
+    differing = [split for split in expected if found.get(split, _EMPTY) != expected[split]]
     if not differing:
         return None
-    return f"a partial copy of {name}: {_compared(expected, found, differing)}"
+    return f"a partial copy of {name}: {_compare_counts(expected, found, differing)}"
 
 
 def _root(name: str, data_dir: str | None) -> str:
-    """The data directory that is meant, and a check of the dataset's name."""
+    """Returns the folder or URL of prepared datasets, after checking the dataset's name."""
     if name not in BUILDERS:
         raise UserError(f"no dataset is named {name!r}{nearest(name, BUILDERS)}")
     root = os.fspath(data_dir or tfds.core.constants.DATA_DIR)
@@ -152,17 +154,18 @@ def _root(name: str, data_dir: str | None) -> str:
 
 
 def _open(name: str, root: str) -> RecordBuilder:
-    """A dataset's builder, whether it is prepared or not."""
+    """Returns a dataset's builder, prepared or not."""
     try:
         return BUILDERS[name](data_dir=root)
-    except Exception as error:  # TFDS raises whatever it meets in damaged files.
+    except Exception as error:  # TFDS raises almost anything on damaged files.
         folder = pathlib.Path(root, name, str(BUILDERS[name].VERSION))
         raise damaged(name, folder, "its description cannot be read") from error
 
 
 def _not_prepared(builder: RecordBuilder, root: str, data_dir: str | None) -> str:
-    where = f" --data_dir={root}" if data_dir else ""
-    command = f"python -m hypjax.prepare --dataset={builder.name}{where}"
+    """Returns the message for a dataset that is not prepared."""
+    option = f" --data_dir={root}" if data_dir else ""
+    command = f"python -m hypjax.prepare --dataset={builder.name}{option}"
     if versions := find_other_versions(builder):
         age = "an older" if builder.version > versions[-1] else "a newer"
         return (
@@ -176,16 +179,16 @@ def _not_prepared(builder: RecordBuilder, root: str, data_dir: str | None) -> st
 
 
 def _accept_prepared(builder: RecordBuilder, allow_partial: bool) -> None:
-    """Refuses a dataset that is damaged, or not what is asked for."""
+    """Rejects a prepared dataset that is damaged, or partial without permission."""
     for split in builder.info.splits:
         open_records(builder, split)
-    note = partial(builder.name, count(builder))
+    note = describe_partial(builder.name, count(builder))
     if note and not allow_partial:
         raise UserError(
             f"{builder.data_dir} holds {note}; use it with --allow_partial, or remove that folder "
-            "to prepare another one"
+            "to prepare another"
         )
-    console.say(f"{builder.name} is prepared already")
+    console.say(f"{builder.name} is already prepared")
 
 
 def _prepare(
@@ -197,98 +200,110 @@ def _prepare(
     allow_partial: bool = False,
     skip_corrupt: bool = False,
 ) -> RecordBuilder:
-    """Writes a dataset, while no other process does."""
+    """Writes a dataset under a lock that excludes other processes.
+
+    Args:
+        builder: Builder of the dataset.
+        root: Folder of prepared datasets.
+        flag: The flag or field that sets this folder, for messages.
+        manual_dir: See `prepare`.
+        allow_partial: See `prepare`.
+        skip_corrupt: See `prepare`.
+    """
     name, folder = builder.name, pathlib.Path(builder.data_dir)
     with contextlib.ExitStack() as stack:
-        with _writing_to(folder, flag):
+        with _explaining_write_errors(folder, flag):
             stack.enter_context(claimed(folder.parent, f"preparing {name}"))
-        if is_prepared(builder):  # By the process that this one has waited for.
+        if is_prepared(builder):  # By another process, while this one waited.
             return _open(name, root)
         _remove_unfinished(folder)
         console.say(f"preparing {name} in {folder} (once)")
-        if isinstance(builder, Benchmark):
+        if isinstance(builder, OfficialBuilder):
             downloads = pathlib.Path(root, "downloads", name)
-            listing = stack.enter_context(LAYOUTS[name].open(manual_dir, downloads))
-            _check(name, listing, allow_partial)
+            listing = stack.enter_context(OFFICIAL_DATASETS[name].open(manual_dir, downloads))
+            _check_listing(name, listing, allow_partial)
             stack.enter_context(large_images())
-            reading = stack.enter_context(contextlib.closing(CheckedImages(listing, skip_corrupt)))
-            builder.fill(reading)
+            images = stack.enter_context(contextlib.closing(CheckedImages(listing, skip_corrupt)))
+            builder.set_contents(images)
         started = time.monotonic()
-        with _writing_to(folder, flag), contextlib.redirect_stdout(io.StringIO()):
+        with _explaining_write_errors(folder, flag), contextlib.redirect_stdout(io.StringIO()):
             builder.download_and_prepare()
-    with contextlib.suppress(OSError):  # TFDS makes these, and leaves them empty.
+    with contextlib.suppress(OSError):  # TFDS creates these and leaves them empty.
         pathlib.Path(root, "downloads", "extracted").rmdir()
         pathlib.Path(root, "downloads").rmdir()
-    _tell_of_speed(builder, time.monotonic() - started)
+    _report_speed(builder, time.monotonic() - started)
     return _open(name, root)
 
 
-def _tell_of_speed(builder: RecordBuilder, seconds: float) -> None:
+def _report_speed(builder: RecordBuilder, seconds: float) -> None:
     images = sum(split.num_examples for split in builder.info.splits.values())
     console.say(f"{images} images in {seconds:.0f} s ({images / seconds:.0f} images/s)")
 
 
 def _remove_unfinished(folder: pathlib.Path) -> None:
-    """Removes what processes left that were killed; TFDS writes into such folders."""
+    """Removes the folders that TFDS was writing when a process was killed."""
     for unfinished in folder.parent.glob(f"incomplete.*_{folder.name}"):
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _writing_to(folder: pathlib.Path, flag: str) -> Iterator[None]:
-    """Tells a user who may not write, or has no space left, what to do."""
+def _explaining_write_errors(folder: pathlib.Path, flag: str) -> Iterator[None]:
+    """Turns errors of writing into a message that names the flag to change."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # ArrayRecord's writer raises the latter.
         reason = getattr(error, "strerror", None) or str(error).split(";")[0]
         raise UserError(
-            f"cannot write to {folder} ({reason}); name another folder with {flag}"
+            f"cannot write to {folder} ({reason}); choose another folder with {flag}"
         ) from error
 
 
-def _check(name: str, listing: Mapping[str, Sequence[Listed]], allow_partial: bool) -> None:
-    """Refuses a listing that is not that of the complete dataset, or of a part of it."""
+def _check_listing(name: str, listing: Listing, allow_partial: bool) -> None:
+    """Rejects a listing that is neither the complete dataset nor an accepted part of it."""
     names = collections.Counter(image.name for part in listing.values() for image in part)
     if repeated := [image for image, times in names.items() if times > 1]:
-        raise UserError(f"{name} lists {repeated[0]} twice; bring an unchanged copy")
-    expected = LAYOUTS[name].counts
+        raise UserError(f"{name} lists {repeated[0]} twice; use an unmodified copy")
+    expected = OFFICIAL_DATASETS[name].counts
     found = {
         split: Count(len(part), len({image.label for image in part}))
         for split, part in listing.items()
     }
     if not names:
         raise UserError(f"there are no images of {name}")
-    more = [
+    too_large = [
         split
         for split, (images, classes) in found.items()
         if images > expected[split].images or classes > expected[split].classes
     ]
-    if more:
+    if too_large:
         raise UserError(
-            f"these files are no copy of {name}, they are more: "
-            f"{_compared(expected, found, more)}; remove what does not belong to it"
+            f"these files are not a copy of {name}, there are too many: "
+            f"{_compare_counts(expected, found, too_large)}; remove those that do not belong to it"
         )
     trained = {image.label for image in listing.get("train", ())}
     others = {image.label for split in listing if split != "train" for image in listing[split]}
     if trained & others:
         raise UserError(
-            f"{min(trained & others)} is in both train and test; these files are no copy of {name}"
+            f"{min(trained & others)} is in both train and test; "
+            f"these files are not a copy of {name}"
         )
-    if (note := partial(name, found)) and not allow_partial:
-        raise UserError(f"this is {note}; use --allow_partial to go on; every result will say so")
+    if (note := describe_partial(name, found)) and not allow_partial:
+        raise UserError(
+            f"this is {note}; use --allow_partial to continue; every result will say so"
+        )
 
 
-def _compared(
+def _compare_counts(
     expected: Mapping[str, Count], found: Mapping[str, Count], splits: Sequence[str]
 ) -> str:
-    """Such as 'train 238 of 5864 images in 4 of 100 classes, test 0 of 5924'."""
-    told = []
+    """Compares counts, as in 'train 238 of 5864 images in 4 of 100 classes, test 0 of 5924'."""
+    parts = []
     for split in splits:
-        images, classes = found.get(split, _NOTHING)
+        images, classes = found.get(split, _EMPTY)
         text = f"{split} {images} of {expected[split].images}"
-        if not told:
+        if not parts:
             text += " images"
         if images and classes != expected[split].classes:
             text += f" in {classes} of {expected[split].classes} classes"
-        told.append(text)
-    return ", ".join(told)
+        parts.append(text)
+    return ", ".join(parts)

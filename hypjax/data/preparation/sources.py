@@ -1,4 +1,4 @@
-"""Where a benchmark's files come from: a folder, the archives in it, or a download."""
+"""Sources of a dataset's files: a folder, archives in it, or downloads."""
 
 import contextlib
 import dataclasses
@@ -15,33 +15,33 @@ from hypjax.data.preparation.archives import Reader
 from hypjax.errors import UserError
 
 
-class Tree:
-    """A dataset's files by their paths below its folder, wherever they lie; read-only."""
+class FileTree:
+    """A dataset's files by their paths below its folder, unpacked or in archives; read-only."""
 
     def __init__(self, root: pathlib.Path, readers: Mapping[str, Reader]) -> None:
-        """Takes the files.
+        """Creates a tree from readers.
 
         Args:
-            root: Where the folder is, or would be if its archives were unpacked, for messages.
-            readers: What returns a file's bytes, by path with '/'.
+            root: The folder, as if its archives were unpacked there, for messages.
+            readers: Function that returns a file's bytes, by path with '/'.
         """
         self.root = root
         self.files = frozenset(readers)
         self._readers = readers
 
     def read(self, name: str) -> bytes:
-        """Returns a file's bytes; threads may read at once.
+        """Returns a file's bytes; safe to call from several threads.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: If the file cannot be read.
         """
         return self._readers[name]()
 
     def read_list(self, name: str) -> bytes:
-        """Returns the bytes of a file that the dataset cannot do without.
+        """Returns the bytes of a list that the dataset requires.
 
         Raises:
-            UserError: It is missing, or cannot be read.
+            UserError: If the list is missing or cannot be read.
         """
         if name not in self.files:
             raise UserError(f"{self.root} lacks {name}, which lists the images; fetch it again")
@@ -54,25 +54,25 @@ class Tree:
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-    """An official archive of a dataset, or of a part of it.
+    """An official archive with all or part of a dataset.
 
     Attributes:
-        file: Its name, or its path below the dataset's folder; .zip, .tar and .tgz may stand for
-            one another.
-        holds: Pattern of what is in the dataset's folder once it is unpacked: where that is there,
-            the archive is not opened.
-        url: Where it can be downloaded; '': nowhere.
-        sha256: Checksum of a download.
+        file: File name, or path below the dataset's folder. The same stem with another suffix
+            (.zip, .tar, .tgz, .tar.gz) is accepted too.
+        unpacked: Pattern of what the archive unpacks to in the dataset's folder. The archive is
+            opened only if nothing there matches.
+        url: Download address; '' if there is none.
+        sha256: Checksum of the download.
     """
 
     file: str
-    holds: str
+    unpacked: str
     url: str = ""
     sha256: str = ""
 
     def find(self, root: pathlib.Path) -> pathlib.Path | None:
-        """The archive in a dataset's folder, if it is there and needed."""
-        if any(archives.visible(path.name) for path in root.glob(self.holds)):
+        """Returns the archive in a dataset's folder, or None if missing or already unpacked."""
+        if any(archives.visible(path.name) for path in root.glob(self.unpacked)):
             return None
         stem = next(self.file.removesuffix(s) for s in archives.SUFFIXES if self.file.endswith(s))
         paths = [root / self.file, *(root / f"{stem}{suffix}" for suffix in archives.SUFFIXES)]
@@ -81,85 +81,88 @@ class Archive:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What a dataset's files are called, and where to get them.
+    """The names of a dataset's files, and where to get them.
 
     Attributes:
-        name: Of the dataset.
-        folders: Names of its folder.
-        entries: Patterns of what belongs to it in there: files, and folders with all they hold.
-        archives: What else may stand for these.
-        wanted: What a user has to get, in words.
-        origin: From where, in words.
-        beside: Lists that are in no archive.
+        folders: Possible names of the dataset's folder.
+        entries: Patterns of the files, and of the folders with all their contents, that belong to
+            the dataset.
+        archives: Archives that contain these entries.
+        required: What a user has to obtain, in words.
+        origin: Where to obtain it, in words.
+        required_lists: Lists that no archive contains; checked before anything is unpacked.
     """
 
-    name: str
     folders: tuple[str, ...]
     entries: tuple[str, ...]
     archives: tuple[Archive, ...]
-    wanted: str
+    required: str
     origin: str
-    beside: tuple[str, ...] = ()
+    required_lists: tuple[str, ...] = ()
 
     @property
     def advice(self) -> str:
-        """What a user can do who has not got the files."""
+        """Tells users without the files what to do."""
         return (
-            f"get {self.wanted} from {self.origin}, save to one folder, "
-            "and name that with --manual_dir=FOLDER"
+            f"get {self.required} from {self.origin}, put everything in one folder, "
+            "and pass that folder with --manual_dir=FOLDER"
         )
 
     @contextlib.contextmanager
-    def open(self, manual_dir: pathlib.Path | None, downloads_dir: pathlib.Path) -> Iterator[Tree]:
-        """Finds the files, or downloads them; within the body they can be read.
+    def open(
+        self, name: str, manual_dir: pathlib.Path | None, downloads_dir: pathlib.Path
+    ) -> Iterator[FileTree]:
+        """Finds or downloads the files; they are readable within the body.
 
         Args:
-            manual_dir: The dataset's folder, or one that holds it, or its archives; None: they are
-                looked for in `downloads_dir`, and downloaded if they can be.
-            downloads_dir: For downloads, and for what is unpacked for now.
+            name: Name of the dataset, for messages.
+            manual_dir: The dataset's folder, a folder that contains it, or a folder with its
+                archives. If None, `downloads_dir` is searched, and missing archives are downloaded
+                where possible.
+            downloads_dir: Folder for downloads and temporary files.
 
         Raises:
-            UserError: There are no files, or an archive is damaged.
+            UserError: If there are no files, or an archive is damaged.
         """
         downloads_dir = downloads_dir.expanduser().absolute()
         with contextlib.ExitStack() as stack:
 
             def scratch() -> pathlib.Path:
-                return stack.enter_context(_scratch(downloads_dir, self.name))
+                return stack.enter_context(_scratch_folder(downloads_dir, name))
 
             base = downloads_dir if manual_dir is None else manual_dir.expanduser().absolute()
             try:
                 if manual_dir is None:
                     self._download(downloads_dir, scratch)
-                root = self._find(base)
+                root = self._find_root(base)
                 if root is None:
-                    raise UserError(self._not_found(manual_dir and base))
-                readers = self._entries(root)
+                    raise UserError(self._not_found(name, manual_dir and base))
+                readers = self._entry_readers(root)
             except OSError as error:
                 raise UserError(f"cannot read {error.filename} ({error.strerror})") from error
-            tree = Tree(root, readers)
-            for name in self.beside:
-                tree.read_list(name)  # Before what may take long.
+            tree = FileTree(root, readers)
+            for file in self.required_lists:
+                tree.read_list(file)  # Unpacking may take long.
             for archive in self.archives:
                 if path := archive.find(root):
-                    members = archives.opened(path, scratch, self._belongs(archive))
-                    readers = self._named(archive, stack.enter_context(members)) | readers
-            yield Tree(root, readers)
+                    members = archives.opened(path, scratch, self._entry_filter(archive))
+                    readers = self._renamed(archive, stack.enter_context(members)) | readers
+            yield FileTree(root, readers)
 
-    def _find(self, base: pathlib.Path) -> pathlib.Path | None:
-        """The folder that holds the dataset's files: the first that has any of them."""
+    def _find_root(self, base: pathlib.Path) -> pathlib.Path | None:
+        """Returns the first folder that contains any of the dataset's files."""
         inner = [base / name for name in self.folders]
         nested = [folder / name for folder in inner for name in self.folders]
-        return next((root for root in (*nested, *inner, base) if self._any(root)), None)
+        return next((root for root in (*nested, *inner, base) if self._has_files(root)), None)
 
-    def _any(self, root: pathlib.Path) -> bool:
+    def _has_files(self, root: pathlib.Path) -> bool:
         entries = (path for pattern in self.entries for path in root.glob(pattern))
         return any(archives.visible(path.name) for path in entries) or any(
             archive.find(root) for archive in self.archives
         )
 
-    def _entries(self, root: pathlib.Path) -> dict[str, Reader]:
-        """Readers of what lies in the dataset's folder as it is."""
+    def _entry_readers(self, root: pathlib.Path) -> dict[str, Reader]:
+        """Returns readers of the unpacked files in the dataset's folder."""
         readers = {}
         for path in (path for pattern in self.entries for path in root.glob(pattern)):
             name = path.relative_to(root).as_posix()
@@ -169,15 +172,16 @@ class Source:
                 readers[name] = path.read_bytes
         return readers
 
-    def _belongs(self, archive: Archive) -> Callable[[str], bool]:
-        return lambda member: self._is_entry(self._name(archive, member))
+    def _entry_filter(self, archive: Archive) -> Callable[[str], bool]:
+        """Returns a function that tells which members of an archive belong to the dataset."""
+        return lambda member: self._is_entry(self._entry_name(archive, member))
 
-    def _named(self, archive: Archive, members: Mapping[str, Reader]) -> dict[str, Reader]:
-        """Readers of an archive's files under the names they have in the dataset's folder."""
-        named = {self._name(archive, member): read for member, read in members.items()}
+    def _renamed(self, archive: Archive, members: Mapping[str, Reader]) -> dict[str, Reader]:
+        """Returns readers of an archive's files by their names in the dataset's folder."""
+        named = {self._entry_name(archive, member): read for member, read in members.items()}
         return {name: read for name, read in named.items() if self._is_entry(name)}
 
-    def _name(self, archive: Archive, member: str) -> str:
+    def _entry_name(self, archive: Archive, member: str) -> str:
         path = pathlib.PurePosixPath(member)
         for folder in self.folders:
             if path.is_relative_to(folder):
@@ -192,10 +196,10 @@ class Source:
         )
 
     def _download(self, folder: pathlib.Path, scratch: Callable[[], pathlib.Path]) -> None:
-        """Downloads the archives that have an address, but those that are there unpacked."""
-        root = self._find(folder) or folder
+        """Downloads the archives that have an address, except those already unpacked."""
+        root = self._find_root(folder) or folder
         for archive in self.archives:
-            if not archive.url or any(root.glob(archive.holds)):
+            if not archive.url or any(root.glob(archive.unpacked)):
                 continue
             try:
                 downloads.download(
@@ -210,40 +214,40 @@ class Source:
                     f"cannot download {archive.file} ({reason}); {self.advice}"
                 ) from error
 
-    def _not_found(self, manual_dir: pathlib.Path | None) -> str:
+    def _not_found(self, name: str, manual_dir: pathlib.Path | None) -> str:
         if manual_dir is None:
-            return f"{self.name} cannot be downloaded; {self.advice}"
+            return f"{name} cannot be downloaded; {self.advice}"
         if manual_dir.is_file():
-            return f"{manual_dir} is a file; name the folder that it lies in (--manual_dir)"
+            return f"{manual_dir} is a file; pass the folder that contains it (--manual_dir)"
         if not manual_dir.is_dir():
             return f"there is no folder {manual_dir} (--manual_dir)"
-        known = [*(f"{name}/" for name in self.folders), *(a.file for a in self.archives)]
+        known = [*(f"{folder}/" for folder in self.folders), *(a.file for a in self.archives)]
         return (
-            f"{manual_dir} has nothing of {self.name} (looked for {', '.join(known)}, and for "
+            f"{manual_dir} contains no files of {name} (looked for {', '.join(known)}, and for "
             f"{', '.join(self.entries)}); {self.advice}"
         )
 
 
 @contextlib.contextmanager
-def _scratch(parent: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
-    """A folder that is gone afterwards; those that killed programs have left are removed too."""
+def _scratch_folder(parent: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
+    """Creates a temporary folder, and removes those that killed processes left behind."""
     prefix = f".{name}-unfinished-"
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        for left in parent.glob(f"{prefix}*"):
-            with _locked(left) as free:
-                if free:
-                    shutil.rmtree(left, ignore_errors=True)
+        for leftover in parent.glob(f"{prefix}*"):
+            with _locked(leftover) as unused:
+                if unused:
+                    shutil.rmtree(leftover, ignore_errors=True)
         folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
     except OSError as error:
         raise UserError(f"cannot write to {parent} ({error.strerror})") from error
-    with folder as made, _locked(pathlib.Path(made)):
-        yield pathlib.Path(made)
+    with folder as created, _locked(pathlib.Path(created)):
+        yield pathlib.Path(created)
 
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[bool]:
-    """Whether the folder could be locked; the lock ends with the body, or with the process."""
+    """Tries to lock a folder until the body or the process ends; yields whether it succeeded."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -252,9 +256,9 @@ def _locked(folder: pathlib.Path) -> Iterator[bool]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = True
+            locked = True
         except OSError:
-            free = False
-        yield free
+            locked = False
+        yield locked
     finally:
         os.close(handle)

@@ -1,4 +1,4 @@
-"""The Glyphs data set: which letters it holds, how it draws and stores them."""
+"""The Glyphs dataset: its letters, their drawings and records."""
 
 import collections
 import io
@@ -67,11 +67,11 @@ def test_letters_drawn_alike_are_one_class(class_of, alike):
 
 
 @pytest.mark.parametrize("distinct", ["cC", "eé", "Kќ", "mт", "ŎǑ", "lI", "ıi", "иn"])
-def test_letters_that_can_be_told_apart_are_distinct_classes(class_of, distinct):
+def test_distinguishable_letters_are_distinct_classes(class_of, distinct):
     assert len({class_of[letter] for letter in distinct}) == len(distinct)
 
 
-def test_a_merged_class_takes_a_face_from_its_first_member_that_has_it(class_of):
+def test_a_merged_class_draws_each_face_by_its_first_member(class_of):
     merged = class_of["А"]
     assert {glyph.codepoint for glyph in merged.glyphs} == {ord("A")}
 
@@ -103,9 +103,9 @@ def test_names_are_unique_and_readable(classes, class_of):
     assert class_of["é"].name == "é LATIN SMALL LETTER E WITH ACUTE"
 
 
-def test_no_lying_face_is_used(classes):
+def test_no_mismapped_face_is_used(classes):
     used = {glyph.face for c in classes for glyph in c.glyphs}
-    assert used.isdisjoint(fonts.LYING_FACES)
+    assert used.isdisjoint(fonts.MISMAPPED_FACES)
     assert not any("STIXSiz" in face or "Display" in face for face in used)
 
 
@@ -114,7 +114,7 @@ def test_computer_modern_faces_give_ascii_letters_only(classes):
     assert {chr(c) for c in codepoints} == set(map(chr, [*range(65, 91), *range(97, 123)]))
 
 
-def test_exchanged_glyphs_of_one_face_are_left_out(class_of):
+def test_swapped_glyphs_of_one_face_are_left_out(class_of):
     assert "DejaVuSansMono-Oblique" not in {glyph.face for glyph in class_of["Ӌ"].glyphs}
 
 
@@ -192,7 +192,7 @@ def test_all_faces_of_a_test_class_are_in_the_test_split(classes):
     assert written == {c.name: len(c.glyphs) for c in test[:10]}
 
 
-def test_an_opened_data_set_knows_its_labels_without_drawing(builder, monkeypatch):
+def test_an_opened_dataset_knows_its_labels_without_drawing(builder, monkeypatch):
     monkeypatch.setattr(fonts, "draw", lambda glyph: pytest.fail("drew a glyph"))
     opened = glyphs.Glyphs(data_dir=builder.data_path.parent.parent)
     assert opened.info.features["label"].names == builder.info.features["label"].names
@@ -223,7 +223,7 @@ def test_another_process_renders_the_same(class_of):
     assert finished.stdout == glyphs.render(glyph).tobytes()
 
 
-def test_sources_travel_to_worker_processes(builder):
+def test_data_sources_can_be_pickled_for_worker_processes(builder):
     source = builder.as_data_source("test", decoders=RAW)
     copy = pickle.loads(pickle.dumps(source))
     assert copy[3]["image"] == source[3]["image"]

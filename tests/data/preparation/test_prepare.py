@@ -1,4 +1,4 @@
-"""Preparing datasets: what is written, what is refused, and what is left after a failure."""
+"""Preparing datasets: what is written, what is rejected, and what a failure leaves behind."""
 
 import contextlib
 import dataclasses
@@ -21,10 +21,10 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from hypjax.data import pixels, records
-from hypjax.data.preparation import fonts, layouts
+from hypjax.data.preparation import fonts
 from hypjax.data.preparation import prepare as preparation
 from hypjax.data.preparation.export import export
-from hypjax.data.preparation.layouts import Count
+from hypjax.data.preparation.official import Count
 from hypjax.data.preparation.prepare import open_builder, prepare
 from hypjax.errors import UserError
 from hypjax.system import console
@@ -44,8 +44,8 @@ def complete(monkeypatch):
             split: Count(len(part), len({image.label for image in part}))
             for split, part in written.items()
         }
-        layout = dataclasses.replace(layouts.LAYOUTS[name], counts=counts)
-        monkeypatch.setitem(preparation.LAYOUTS, name, layout)
+        dataset = dataclasses.replace(preparation.OFFICIAL_DATASETS[name], counts=counts)
+        monkeypatch.setitem(preparation.OFFICIAL_DATASETS, name, dataset)
         return written
 
     return complete
@@ -53,7 +53,7 @@ def complete(monkeypatch):
 
 @pytest.fixture
 def cub(tmp_path, complete):
-    """Writes a complete small CUB, some of whose files may be others."""
+    """Writes a small CUB that counts as complete; some files may be replaced."""
 
     def cub(broken=None, **kwargs):
         folder = tmp_path / "files"
@@ -69,7 +69,7 @@ def prepared(tmp_path, name="cub200", **kwargs):
 
 
 def left(data_dir):
-    """What there is of datasets; the lock stays."""
+    """Returns what is left of datasets, except the lock."""
     return [path for path in data_dir.glob("cub200/*") if path.name != ".lock"]
 
 
@@ -79,7 +79,7 @@ def encoded(image, kind, **kwargs):
     return file.getvalue()
 
 
-def test_records_are_the_files_and_the_index_tells_of_them(tmp_path, cub):
+def test_records_hold_the_files_and_the_index_describes_them(tmp_path, cub):
     written = cub()
     builder = prepared(tmp_path)
     label_names = builder.info.features["label"].names
@@ -103,7 +103,7 @@ def test_records_are_the_files_and_the_index_tells_of_them(tmp_path, cub):
             assert (image["label"], image["name"].decode()) == (label, name)
 
 
-def test_shops_have_three_splits_and_groups(tmp_path, complete):
+def test_inshop_has_three_splits_and_groups(tmp_path, complete):
     written = complete("inshop", official_files.write_inshop(tmp_path / "files"))
     builder = prepared(tmp_path, "inshop")
     found = {split: records.open_records(builder, split) for split in written}
@@ -128,7 +128,7 @@ def test_a_split_without_images_is_left_out(tmp_path, cub):
     assert list(prepared(tmp_path).info.splits) == ["train"]
 
 
-def odd_images():
+def unusual_images():
     picture = Image.fromarray(np.arange(12 * 10 * 3, dtype=np.uint8).reshape(10, 12, 3))
     deep = Image.fromarray(np.arange(120, dtype=np.uint16).reshape(10, 12) * 500)
     return {
@@ -142,9 +142,9 @@ def odd_images():
     }
 
 
-@pytest.mark.parametrize("kind", odd_images())
-def test_odd_images_are_kept_as_they_are(tmp_path, cub, kind):
-    content = odd_images()[kind]
+@pytest.mark.parametrize("kind", unusual_images())
+def test_unusual_images_are_kept_unchanged(tmp_path, cub, kind):
+    content = unusual_images()[kind]
     cub({FIRST: content}, classes=(1, 101), images=1)
     found = records.open_records(prepared(tmp_path), "train")
     assert found.images[0]["image"] == content
@@ -152,14 +152,14 @@ def test_odd_images_are_kept_as_they_are(tmp_path, cub, kind):
 
 
 @pytest.mark.filterwarnings("error::PIL.Image.DecompressionBombWarning")
-def test_large_images_are_no_mistake(tmp_path, cub, monkeypatch):
-    cub({FIRST: odd_images()["rgba"]}, classes=(1,), images=1)
+def test_large_images_are_accepted(tmp_path, cub, monkeypatch):
+    cub({FIRST: unusual_images()["rgba"]}, classes=(1,), images=1)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     assert prepared(tmp_path).info.splits["train"].num_examples == 1
 
 
 def huge_png(side=30_000):
-    """A PNG of one bit a pixel, small on disk."""
+    """Returns a PNG of one bit per pixel, small on disk."""
     packer = zlib.compressobj(1)
     row = bytes(1 + -(-side // 8))
     rows = [packer.compress(row * 100) for _ in range(side // 100)] + [packer.flush()]
@@ -180,13 +180,13 @@ def broken_images():
     return {
         "truncated": (jpeg[: len(jpeg) // 2], "image file is truncated"),
         "empty": (b"", "not an image"),
-        "text": (b"no image at all\n", "not an image"),
+        "text": (b"not an image at all\n", "not an image"),
         "huge": (huge_png(), "exceeds limit"),
     }
 
 
 @pytest.mark.parametrize("kind", broken_images())
-def test_broken_images_are_named_and_nothing_is_left(tmp_path, cub, capsys, kind):
+def test_broken_images_are_named_and_nothing_is_left_behind(tmp_path, cub, capsys, kind):
     content, reason = broken_images()[kind]
     cub({FIRST: content})
     with pytest.raises(UserError, match=r"1 of 12 images cannot be read .* --skip_corrupt"):
@@ -196,7 +196,7 @@ def test_broken_images_are_named_and_nothing_is_left(tmp_path, cub, capsys, kind
     assert left(tmp_path / "data") == []
 
 
-def test_broken_images_of_all_splits_are_left_out_if_wanted(tmp_path, cub, capsys):
+def test_broken_images_are_left_out_on_request(tmp_path, cub, capsys):
     last = "images/102.Bird_102/Bird_102_0002.jpg"
     written = cub({SECOND: b"text", last: b""})
     builder = prepared(tmp_path, skip_corrupt=True)
@@ -204,20 +204,20 @@ def test_broken_images_of_all_splits_are_left_out_if_wanted(tmp_path, cub, capsy
     skipped = pathlib.Path(builder.data_dir, "skipped.tsv").read_text().splitlines()
     assert skipped == ["name\treason", f"{SECOND}\tnot an image", f"{last}\tnot an image"]
     assert SECOND not in records.open_records(builder, "train").names
-    assert preparation.partial("cub200", preparation.count(builder)) == (
+    assert preparation.describe_partial("cub200", preparation.count(builder)) == (
         "a partial copy of cub200: train 5 of 6 images, test 5 of 6"
     )
     assert len(written["train"]) == 6
 
 
-def test_no_dataset_is_made_of_broken_images_only(tmp_path, cub):
+def test_a_dataset_of_only_broken_images_is_rejected(tmp_path, cub):
     cub({FIRST: b""}, classes=(1,), images=1)
     with pytest.raises(UserError, match="1 of 1 images cannot be read .*; fetch the dataset"):
         prepared(tmp_path, skip_corrupt=True)
     assert left(tmp_path / "data") == []
 
 
-def test_files_that_may_not_be_read_are_named(open_folder, complete, capsys):  # noqa: F811
+def test_files_without_read_permission_are_named(open_folder, complete, capsys):  # noqa: F811
     complete("cub200", official_files.write_cub(open_folder / "files"))
     (open_folder / "files/CUB_200_2011" / FIRST).chmod(0)
     (open_folder / "data").mkdir()
@@ -227,28 +227,28 @@ def test_files_that_may_not_be_read_are_named(open_folder, complete, capsys):  #
     assert f"cannot read {FIRST} (Permission denied)" in capsys.readouterr().err
 
 
-def test_a_folder_that_may_not_be_written_is_named(open_folder, complete):  # noqa: F811
+def test_a_folder_without_write_permission_is_named(open_folder, complete):  # noqa: F811
     complete("cub200", official_files.write_cub(open_folder / "files"))
     with ordinary_user(), pytest.raises(UserError) as error:
         prepared(open_folder)
     assert str(error.value) == (
         f"cannot write to {open_folder}/data/cub200/1.0.0 (Permission denied); "
-        "name another folder with --data_dir"
+        "choose another folder with --data_dir"
     )
 
 
-def test_a_partial_copy_is_refused_before_any_image_is_read(tmp_path, monkeypatch):
+def test_a_partial_copy_is_rejected_before_any_image_is_read(tmp_path, monkeypatch):
     official_files.write_cub(tmp_path / "files", classes=(1, 2), images=3)
     monkeypatch.setattr(pixels, "decode", lambda *_, **__: pytest.fail("read an image"))
     with pytest.raises(UserError) as error:
         prepared(tmp_path)
     assert str(error.value) == (
         "this is a partial copy of cub200: train 6 of 5864 images in 2 of 100 classes, "
-        "test 0 of 5924; use --allow_partial to go on; every result will say so"
+        "test 0 of 5924; use --allow_partial to continue; every result will say so"
     )
 
 
-def test_a_partial_copy_is_known_as_one_ever_after(tmp_path, capsys):
+def test_a_partial_copy_is_always_described_as_one(tmp_path, capsys):
     official_files.write_cub(tmp_path / "files", classes=(1, 101), images=3)
     prepared(tmp_path, allow_partial=True)
     builder = prepared(tmp_path, allow_partial=True)
@@ -256,7 +256,7 @@ def test_a_partial_copy_is_known_as_one_ever_after(tmp_path, capsys):
         "a partial copy of cub200: train 3 of 5864 images in 1 of 100 classes, "
         "test 3 of 5924 in 1 of 100 classes"
     )
-    assert capsys.readouterr().err.endswith("cub200 is prepared already\n")
+    assert capsys.readouterr().err.endswith("cub200 is already prepared\n")
     with pytest.raises(UserError, match=f"holds {note}; use it with --allow_partial, or remove"):
         prepared(tmp_path)
     assert preparation.summary(builder).splitlines()[1:] == [
@@ -268,19 +268,21 @@ def test_a_partial_copy_is_known_as_one_ever_after(tmp_path, capsys):
 
 def test_a_complete_copy_is_not_called_partial(tmp_path, cub):
     cub()
-    assert preparation.partial("cub200", preparation.count(prepared(tmp_path))) is None
-    assert preparation.partial("glyphs", {"train": Count(1, 1)}) is None
+    assert preparation.describe_partial("cub200", preparation.count(prepared(tmp_path))) is None
+    assert preparation.describe_partial("glyphs", {"train": Count(1, 1)}) is None
 
 
-def test_more_images_than_there_are_are_refused(tmp_path, cub):
+def test_too_many_images_are_rejected(tmp_path, cub):
     cub(images=2)
     official_files.write_cub(tmp_path / "files", images=3)
-    with pytest.raises(UserError, match="they are more: train 6 of 4 images, test 6 of 4; remove"):
+    with pytest.raises(
+        UserError, match="there are too many: train 6 of 4 images, test 6 of 4; remove"
+    ):
         prepared(tmp_path, allow_partial=True)
 
 
-def test_classes_of_both_halves_are_refused(tmp_path):
-    """As where the small sets of Omniglot are called by the names of the large ones."""
+def test_classes_in_both_train_and_test_are_rejected(tmp_path):
+    """For example, Omniglot's small sets renamed to the large ones."""
     files = tmp_path / "files"
     official_files.write_omniglot(files, small=True)
     for small, large in (("small1", "background"), ("small2", "evaluation")):
@@ -289,18 +291,18 @@ def test_classes_of_both_halves_are_refused(tmp_path):
         prepared(tmp_path, "omniglot", allow_partial=True)
 
 
-def test_images_listed_twice_are_refused(tmp_path, cub, monkeypatch):
+def test_images_listed_twice_are_rejected(tmp_path, cub, monkeypatch):
     cub()
-    layout = preparation.LAYOUTS["cub200"]
+    dataset = preparation.OFFICIAL_DATASETS["cub200"]
     twice = dataclasses.replace(
-        layout, list_images=lambda tree: {s: p * 2 for s, p in layout.list_images(tree).items()}
+        dataset, list_images=lambda tree: {s: p * 2 for s, p in dataset.list_images(tree).items()}
     )
-    monkeypatch.setitem(preparation.LAYOUTS, "cub200", twice)
+    monkeypatch.setitem(preparation.OFFICIAL_DATASETS, "cub200", twice)
     with pytest.raises(UserError, match=f"cub200 lists {FIRST} twice"):
         prepared(tmp_path, allow_partial=True)
 
 
-def test_an_interrupt_leaves_nothing(tmp_path, cub, monkeypatch):
+def test_an_interrupt_leaves_nothing_behind(tmp_path, cub, monkeypatch):
     cub()
     with monkeypatch.context() as patch:
         decoded = iter(range(5))
@@ -327,7 +329,7 @@ prepare("cub200", data_dir=data_dir, manual_dir=manual_dir, allow_partial=True)
 """
 
 
-def test_a_second_process_waits_and_clears_away_what_a_killed_one_left(tmp_path, cub, monkeypatch):
+def test_a_second_process_waits_and_removes_what_a_killed_one_left(tmp_path, cub, monkeypatch):
     cub()
     said = []
     monkeypatch.setattr(console, "say", said.append)
@@ -353,7 +355,7 @@ def wait_until(condition, seconds=30):
         time.sleep(0.02)
 
 
-def test_a_process_that_waited_finds_the_dataset_prepared(tmp_path, cub, monkeypatch):
+def test_a_process_that_waited_uses_the_prepared_dataset(tmp_path, cub, monkeypatch):
     cub()
 
     @contextlib.contextmanager
@@ -368,7 +370,7 @@ def test_a_process_that_waited_finds_the_dataset_prepared(tmp_path, cub, monkeyp
     assert prepared(tmp_path).info.splits["train"].num_examples == 6
 
 
-def test_a_full_disk_is_told_of_and_nothing_is_left(tmp_path, cub):
+def test_a_full_disk_is_reported_and_nothing_is_left_behind(tmp_path, cub):
     cub(images=20)
     with small_disk(tmp_path / "data", "64k") as disk:
         with pytest.raises(UserError) as error:
@@ -376,12 +378,12 @@ def test_a_full_disk_is_told_of_and_nothing_is_left(tmp_path, cub):
         assert left(disk) == []
     assert re.fullmatch(
         rf"cannot write to {disk}/cub200/1\.0\.0 \(.*No space left on device.*\); "
-        "name another folder with --data_dir",
+        "choose another folder with --data_dir",
         str(error.value),
     )
 
 
-def test_what_is_not_prepared_is_told_how_to_be(tmp_path, monkeypatch):
+def test_an_unprepared_dataset_names_the_command(tmp_path, monkeypatch):
     with pytest.raises(UserError) as error:
         open_builder("cub200", str(tmp_path))
     assert str(error.value) == (
@@ -415,7 +417,7 @@ def test_unknown_datasets(tmp_path, function):
 
 
 @pytest.mark.parametrize(("version", "age"), [("0.9.0", "an older"), ("10.0.0", "a newer")])
-def test_what_another_version_prepared_is_told_of(tmp_path, version, age):
+def test_a_copy_of_another_version_is_reported(tmp_path, version, age):
     (tmp_path / "cub200" / version).mkdir(parents=True)
     with pytest.raises(UserError) as error:
         open_builder("cub200", str(tmp_path))
@@ -447,7 +449,7 @@ def shorten_index(path):
         ("label.labels.txt", pathlib.Path.unlink),
     ],
 )
-def test_damaged_datasets_are_told_of(tmp_path, cub, file, damage):
+def test_damaged_datasets_are_reported(tmp_path, cub, file, damage):
     cub()
     folder = pathlib.Path(prepared(tmp_path).data_dir)
     damage(folder / file)
@@ -474,7 +476,7 @@ def test_the_command(tmp_path):
     ]
 
 
-def test_a_record_that_rots_is_told_with_its_folder(tmp_path, cub):
+def test_a_corrupt_record_is_reported_with_its_folder(tmp_path, cub):
     written = cub()
     builder = prepared(tmp_path)
     (path,) = pathlib.Path(builder.data_dir).glob("*train.array_record*")
@@ -489,7 +491,7 @@ def test_a_record_that_rots_is_told_with_its_folder(tmp_path, cub):
 
 @pytest.fixture
 def bucket(tmp_path, cub):
-    """A bucket with a prepared dataset in it."""
+    """A bucket with a prepared dataset."""
     cub()
     builder = prepared(tmp_path)
     storage = fsspec.filesystem("memory")
@@ -514,7 +516,7 @@ def test_a_dataset_in_the_cloud_is_copied_once(tmp_path, bucket, cache):
     assert open_builder("cub200", "memory://bucket/data/").data_dir == there.data_dir
 
 
-def test_a_copy_that_fails_leaves_nothing(bucket, cache, monkeypatch):
+def test_a_failed_copy_leaves_nothing_behind(bucket, cache, monkeypatch):
     monkeypatch.setattr(type(bucket), "get_file", raising(OSError("connection lost")))
     with pytest.raises(UserError, match=r"cannot copy memory://bucket/data to .* \(connection l"):
         open_builder("cub200", "memory://bucket/data")
@@ -532,14 +534,14 @@ def test_a_dataset_that_is_still_being_uploaded_is_not_kept(bucket, cache):
     (shard,) = bucket.glob("/bucket/data/cub200/1.0.0/*test.array_record*")
     other = shard.replace("-of-00001", "-of-00002")
     bucket.mv(shard, other)
-    with pytest.raises(UserError, match="not complete, it lacks cub200-test.array_record-00001-of"):
+    with pytest.raises(UserError, match="incomplete, it lacks cub200-test.array_record-00001-of"):
         open_builder("cub200", "memory://bucket/data")
     bucket.mv(other, shard)
     builder = open_builder("cub200", "memory://bucket/data")
     assert records.open_records(builder, "test").images[0]
 
 
-def test_what_the_cloud_lacks_is_told_of(tmp_path, cache, monkeypatch):
+def test_missing_cloud_data_is_reported(tmp_path, cache, monkeypatch):
     with pytest.raises(UserError, match="memory://nowhere holds no sop/1.0.0; prepare it on local"):
         open_builder("sop", "memory://nowhere")
     with pytest.raises(UserError, match="cannot read nothing://bucket .*nothing"):
@@ -548,12 +550,12 @@ def test_what_the_cloud_lacks_is_told_of(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(fsspec.core, "url_to_fs", raising(missing))
     with pytest.raises(UserError, match="cannot read gs://bucket without its driver .*gcsfs"):
         open_builder("sop", "gs://bucket")
-    with pytest.raises(UserError, match="gs://bucket is no folder of this machine; prepare sop"):
+    with pytest.raises(UserError, match="gs://bucket is not a local folder; prepare sop"):
         prepare("sop", data_dir="gs://bucket", manual_dir=str(tmp_path))
 
 
-def test_exported_files_are_those_that_were_prepared(tmp_path, cub):
-    gif = odd_images()["animated"]
+def test_exported_files_are_the_prepared_ones(tmp_path, cub):
+    gif = unusual_images()["animated"]
     written = cub({FIRST: gif})
     prepared(tmp_path)
     assert export("cub200", tmp_path / "out", str(tmp_path / "data")) == 12

@@ -1,4 +1,4 @@
-"""The benchmarks' official layouts: folders, archives, downloads, and lists that are damaged."""
+"""Official datasets: folders, archives, downloads, and damaged lists."""
 
 import concurrent.futures
 import contextlib
@@ -18,7 +18,8 @@ import zipfile
 import pytest
 
 from hypjax.data.preparation import archives
-from hypjax.data.preparation.layouts import LAYOUTS, Count
+from hypjax.data.preparation.official import Count
+from hypjax.data.preparation.registry import OFFICIAL_DATASETS
 from hypjax.errors import UserError
 from tests.helpers import official_files as disk
 from tests.helpers import small_runs
@@ -31,7 +32,7 @@ WRITERS = {
     "inshop": disk.write_inshop,
     "omniglot": disk.write_omniglot,
 }
-# The folders of each, and the archives that officially hold them.
+# Folders of each dataset, and the official archives that contain them.
 PACKED = {
     "cub200": {"CUB_200_2011": "CUB_200_2011.tgz"},
     "cars196": {"cars196/car_ims": "cars196/car_ims.tgz"},
@@ -42,7 +43,7 @@ PACKED = {
         "images_evaluation": "images_evaluation.zip",
     },
 }
-every_benchmark = pytest.mark.parametrize("name", WRITERS)
+every_dataset = pytest.mark.parametrize("name", WRITERS)
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def downloads(tmp_path):
 
 
 def contents(splits):
-    """What was listed, as the writers tell what they wrote."""
+    """Returns what was listed, in the form that the writers return."""
     return {
         split: [disk.Written(i.name, i.label, i.superlabel, i.read()) for i in part]
         for split, part in splits.items()
@@ -59,12 +60,12 @@ def contents(splits):
 
 
 def open_at(name, manual_dir, downloads):
-    with LAYOUTS[name].open(manual_dir, downloads) as splits:
+    with OFFICIAL_DATASETS[name].open(manual_dir, downloads) as splits:
         return contents(splits)
 
 
-def mistake(name, manual_dir, downloads):
-    """The sentence by which opening is refused."""
+def error_at(name, manual_dir, downloads):
+    """Returns the message of the error that opening raises."""
     with pytest.raises(UserError) as caught:
         open_at(name, manual_dir, downloads)
     assert "\n" not in str(caught.value)
@@ -77,14 +78,14 @@ def replace_line(path, number, text):
     path.write_text("\n".join(lines) + "\n")
 
 
-@every_benchmark
+@every_dataset
 def test_lists_the_images_of_the_official_folder(name, tmp_path, downloads):
     written = WRITERS[name](tmp_path)
     assert open_at(name, tmp_path, downloads) == written
     assert not downloads.exists()
 
 
-@every_benchmark
+@every_dataset
 def test_lists_the_images_of_the_official_archives(name, tmp_path, downloads):
     written = WRITERS[name](tmp_path)
     for folder, archive in PACKED[name].items():
@@ -94,7 +95,7 @@ def test_lists_the_images_of_the_official_archives(name, tmp_path, downloads):
 
 
 @pytest.mark.parametrize("name", ["cub200", "cars196", "sop", "inshop"])
-def test_the_datasets_own_folder_may_be_named_by_any_name(name, tmp_path, downloads):
+def test_the_dataset_folder_may_have_any_name(name, tmp_path, downloads):
     written = WRITERS[name](tmp_path)
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     assert open_at(name, folder.rename(tmp_path / "renamed"), downloads) == written
@@ -123,19 +124,19 @@ def test_folders_without_the_datasets_names_are_not_walked(tmp_path, downloads, 
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar", ".tar.gz"])
-def test_another_kind_of_archive_does_too(suffix, tmp_path, downloads):
+def test_other_kinds_of_archives_are_read(suffix, tmp_path, downloads):
     written = disk.write_cub(tmp_path)
     disk.pack(tmp_path / "CUB_200_2011", tmp_path / f"CUB_200_2011{suffix}")
     assert open_at("cub200", tmp_path, downloads) == written
 
 
-def test_an_archive_is_not_opened_where_its_folder_is_there(tmp_path, downloads):
+def test_an_archive_is_not_opened_if_its_folder_exists(tmp_path, downloads):
     written = disk.write_cub(tmp_path)
     (tmp_path / "CUB_200_2011/CUB_200_2011.tgz").write_bytes(b"damaged")
     assert open_at("cub200", tmp_path, downloads) == written
 
 
-def test_strays_of_macos_in_an_archive_do_not_count(tmp_path, downloads):
+def test_macos_files_in_an_archive_are_ignored(tmp_path, downloads):
     written = disk.write_omniglot(tmp_path)
     for folder, archive in PACKED["omniglot"].items():
         with zipfile.ZipFile(disk.pack(tmp_path / folder, tmp_path / archive), "a") as packed:
@@ -144,10 +145,10 @@ def test_strays_of_macos_in_an_archive_do_not_count(tmp_path, downloads):
     assert open_at("omniglot", tmp_path, downloads) == written
 
 
-def test_threads_may_read_one_archive_at_once(tmp_path, downloads):
+def test_threads_read_one_archive_concurrently(tmp_path, downloads):
     written = disk.write_sop(tmp_path, classes=20)
     disk.pack(tmp_path / "Stanford_Online_Products", tmp_path / "Stanford_Online_Products.zip")
-    with LAYOUTS["sop"].open(tmp_path, downloads) as splits:
+    with OFFICIAL_DATASETS["sop"].open(tmp_path, downloads) as splits:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             read = list(pool.map(lambda image: image.read(), splits["train"]))
     assert read == [image.content for image in written["train"]]
@@ -162,7 +163,7 @@ def test_threads_may_read_one_archive_at_once(tmp_path, downloads):
         ("inshop", "img/WOMEN/Dresses/id_00000004/02_1_front.jpg"),
     ],
 )
-def test_images_that_are_listed_but_not_there_are_left_out(name, image, tmp_path, downloads):
+def test_listed_images_without_a_file_are_left_out(name, image, tmp_path, downloads):
     complete = WRITERS[name](tmp_path / "complete")
     written = WRITERS[name](tmp_path, missing=[image])
     lost = sum(map(len, complete.values())) - sum(map(len, written.values()))
@@ -170,14 +171,14 @@ def test_images_that_are_listed_but_not_there_are_left_out(name, image, tmp_path
     assert open_at(name, tmp_path, downloads) == written
 
 
-def test_broken_files_are_listed_as_they_are(tmp_path, downloads):
+def test_broken_files_are_listed_unchanged(tmp_path, downloads):
     broken = {"images/001.Bird_1/Bird_1_0000.jpg": b"", "images/002.Bird_2/Bird_2_0001.jpg": b"?"}
     disk.write_cub(tmp_path, broken=broken)
     images = open_at("cub200", tmp_path, downloads)["train"]
     assert {image.name: image.content for image in images}.items() >= broken.items()
 
 
-def test_what_cannot_be_read_raises_an_oserror(tmp_path, downloads):
+def test_unreadable_files_raise_an_oserror(tmp_path, downloads):
     disk.write_omniglot(tmp_path)
     content = (tmp_path / "images_background/Greek/character01/0003_01.png").read_bytes()
     archive = disk.pack(tmp_path / "images_background", tmp_path / "images_background.zip")
@@ -186,7 +187,7 @@ def test_what_cannot_be_read_raises_an_oserror(tmp_path, downloads):
     (tmp_path / "images_evaluation/Oriya/character01/0011_01.png").unlink()
     (tmp_path / "images_evaluation/Oriya/character01/0011_01.png").symlink_to("nowhere")
     refused = []
-    with LAYOUTS["omniglot"].open(tmp_path, downloads) as splits:
+    with OFFICIAL_DATASETS["omniglot"].open(tmp_path, downloads) as splits:
         for image in (image for part in splits.values() for image in part):
             try:
                 image.read()
@@ -198,20 +199,20 @@ def test_what_cannot_be_read_raises_an_oserror(tmp_path, downloads):
     ]
 
 
-def test_cub_without_its_lists_goes_by_the_folders(tmp_path, downloads):
+def test_cub_without_lists_uses_its_folders(tmp_path, downloads):
     written = disk.write_cub(tmp_path, labels=False)
     assert open_at("cub200", tmp_path, downloads) == written
     (tmp_path / "CUB_200_2011/images.txt").unlink()
     assert open_at("cub200", tmp_path, downloads) == written
 
 
-def test_cars_without_names_of_classes_have_numbers(tmp_path, downloads):
+def test_cars_without_class_names_are_numbered(tmp_path, downloads):
     written = disk.write_cars(tmp_path, names=False)
     assert written["test"][0].label == "099"
     assert open_at("cars196", tmp_path, downloads) == written
 
 
-def test_cars_whose_names_are_the_same_stay_apart(tmp_path, downloads, monkeypatch):
+def test_cars_with_equal_names_stay_distinct(tmp_path, downloads, monkeypatch):
     monkeypatch.setattr(disk, "_car", lambda number: "Car" if number < 3 else f"Car {number}")
     disk.write_cars(tmp_path, images=1)
     images = open_at("cars196", tmp_path, downloads)
@@ -226,7 +227,7 @@ def test_cars_are_split_by_class_whatever_their_order(tmp_path, downloads):
 
 
 @pytest.mark.parametrize(("list_in", "images_in"), [("Eval", ""), ("", "Img"), ("", "")])
-def test_inshop_may_be_arranged_otherwise(list_in, images_in, tmp_path, downloads):
+def test_inshop_files_may_be_arranged_differently(list_in, images_in, tmp_path, downloads):
     written = disk.write_inshop(tmp_path)
     root = tmp_path / "Inshop_Clothes"
     (root / "Eval/list_eval_partition.txt").rename(root / list_in / "list_eval_partition.txt")
@@ -257,11 +258,11 @@ def test_lists_may_have_windows_line_ends_and_a_byte_order_mark(tmp_path, downlo
     assert open_at("sop", tmp_path, downloads) == written
 
 
-# File of the list, line, what stands there instead, and what is said of it.
+# Dataset, list, line number, damaged line, and part of the message.
 DAMAGED = [
     ("cub200", "images.txt", 3, "3", "is not of the form"),
     ("cub200", "images.txt", 3, "3 002.Bird_2/../../x.jpg", "is not of the form"),
-    ("cub200", "images.txt", 3, "3 001.Bird_1/..", "leads out"),
+    ("cub200", "images.txt", 3, "3 001.Bird_1/..", "points outside"),
     ("cub200", "images.txt", 3, "3 001.Bird_1/Bird_1_0001.jpg", "is listed twice"),
     ("cub200", "images.txt", 3, "3 201.Bird_1/a.jpg", "no class 201"),
     ("cub200", "images.txt", 3, "99 001.Bird_1/Bird_1_0000.jpg", "has no class in image_class"),
@@ -273,25 +274,25 @@ DAMAGED = [
     ("inshop", "Eval/list_eval_partition.txt", 5, "img/M/D/i/1.jpg i both", "'both' is not one of"),
     ("inshop", "Eval/list_eval_partition.txt", 5, "img/M/D/i/1.jpg i", "is not of the form"),
     ("inshop", "Eval/list_eval_partition.txt", 5, "/img/M/D/i/1.jpg i train", "of the form"),
-    ("inshop", "Eval/list_eval_partition.txt", 5, "img/../../i/1.jpg i train", "leads out"),
-    ("inshop", "Eval/list_eval_partition.txt", 1, "19", "promises 19 images and lists 18"),
+    ("inshop", "Eval/list_eval_partition.txt", 5, "img/../../i/1.jpg i train", "points outside"),
+    ("inshop", "Eval/list_eval_partition.txt", 1, "19", "declares 19 images but lists 18"),
 ]
 
 
-@pytest.mark.parametrize(("name", "file", "line", "text", "told"), DAMAGED)
-def test_a_damaged_line_is_named(name, file, line, text, told, tmp_path, downloads):
+@pytest.mark.parametrize(("name", "file", "line", "text", "problem"), DAMAGED)
+def test_a_damaged_line_is_named(name, file, line, text, problem, tmp_path, downloads):
     WRITERS[name](tmp_path)
     (root,) = (path for path in tmp_path.iterdir() if path.is_dir())
     replace_line(root / file, line, text)
-    sentence = mistake(name, tmp_path, downloads)
-    where = "images.txt" if "image_class" in told else file
-    assert sentence.startswith(f"{root / where}, line {line}: ") and told in sentence
+    sentence = error_at(name, tmp_path, downloads)
+    where = "images.txt" if "image_class" in problem else file
+    assert sentence.startswith(f"{root / where}, line {line}: ") and problem in sentence
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "content", "told"),
+    ("name", "file", "content", "problem"),
     [
-        ("cub200", "images.txt", b"1 001.\xff/a.jpg", "is no text"),
+        ("cub200", "images.txt", b"1 001.\xff/a.jpg", "is not a text file"),
         ("sop", "Ebay_train.txt", b"", "does not begin with"),
         ("sop", "Ebay_train.txt", b"<html>", "does not begin with"),
         ("inshop", "Eval/list_eval_partition.txt", b"many\nimages", "does not begin with a count"),
@@ -299,12 +300,12 @@ def test_a_damaged_line_is_named(name, file, line, text, told, tmp_path, downloa
         ("cars196", "cars_annos.mat", b"MATLAB 5.0 MAT-file" + bytes(500), "is damaged"),
     ],
 )
-def test_a_damaged_list_is_named(name, file, content, told, tmp_path, downloads):
+def test_a_damaged_list_is_named(name, file, content, problem, tmp_path, downloads):
     WRITERS[name](tmp_path)
     (root,) = (path for path in tmp_path.iterdir() if path.is_dir())
     (root / file).write_bytes(content)
-    sentence = mistake(name, tmp_path, downloads)
-    assert sentence.startswith(str(root / file)) and told in sentence and "fetch it" in sentence
+    sentence = error_at(name, tmp_path, downloads)
+    assert sentence.startswith(str(root / file)) and problem in sentence and "fetch it" in sentence
 
 
 @pytest.mark.parametrize("keep", [0.2, 0.5, 0.9])
@@ -312,12 +313,12 @@ def test_truncated_annotations_are_named(keep, tmp_path, downloads):
     disk.write_cars(tmp_path)
     path = tmp_path / "cars196/cars_annos.mat"
     path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
-    assert f"{path} is damaged" in mistake("cars196", tmp_path, downloads)
+    assert f"{path} is damaged" in error_at("cars196", tmp_path, downloads)
 
 
-def test_annotations_of_other_cars_are_refused(tmp_path, downloads):
+def test_annotations_of_other_cars_are_rejected(tmp_path, downloads):
     disk.write_cars(tmp_path, classes=(1, 197), names=False)
-    assert "annotation 4: there is no class 197" in mistake("cars196", tmp_path, downloads)
+    assert "annotation 4: there is no class 197" in error_at("cars196", tmp_path, downloads)
 
 
 def test_a_car_that_is_listed_twice_is_named(tmp_path, downloads):
@@ -328,7 +329,7 @@ def test_a_car_that_is_listed_twice_is_named(tmp_path, downloads):
         ("car_ims/000002.jpg", 2, 1),
     ]
     disk.write_annotations(tmp_path / "cars196/cars_annos.mat", rows, names=False)
-    sentence = mistake("cars196", tmp_path, downloads)
+    sentence = error_at("cars196", tmp_path, downloads)
     assert "annotation 3: 'car_ims/000002.jpg' is listed twice" in sentence
 
 
@@ -344,28 +345,30 @@ def test_a_missing_list_is_named(name, file, tmp_path, downloads):
     WRITERS[name](tmp_path)
     (root,) = (path for path in tmp_path.iterdir() if path.is_dir())
     (root / file).unlink()
-    assert f"{root} lacks {file}" in mistake(name, tmp_path, downloads)
+    assert f"{root} lacks {file}" in error_at(name, tmp_path, downloads)
 
 
-@every_benchmark
-def test_where_nothing_is_there_it_says_what_to_get(name, tmp_path, downloads):
-    sentence = mistake(name, tmp_path, downloads)
-    assert f"{tmp_path} has nothing of {name}" in sentence and "--manual_dir=FOLDER" in sentence
-    assert f"no folder {tmp_path}/none" in mistake(name, tmp_path / "none", downloads)
+@every_dataset
+def test_a_folder_without_the_dataset_gets_advice(name, tmp_path, downloads):
+    sentence = error_at(name, tmp_path, downloads)
+    assert (
+        f"{tmp_path} contains no files of {name}" in sentence and "--manual_dir=FOLDER" in sentence
+    )
+    assert f"no folder {tmp_path}/none" in error_at(name, tmp_path / "none", downloads)
 
 
 @pytest.mark.parametrize("name", ["cars196", "sop", "inshop"])
-def test_what_no_address_serves_is_to_be_fetched_by_hand(name, tmp_path, downloads):
-    sentence = mistake(name, None, downloads)
+def test_datasets_without_an_address_must_be_fetched_by_hand(name, tmp_path, downloads):
+    sentence = error_at(name, None, downloads)
     assert f"{name} cannot be downloaded" in sentence and "--manual_dir=FOLDER" in sentence
     written = WRITERS[name](downloads)
     assert open_at(name, None, downloads) == written
 
 
-def test_lists_without_any_image_are_refused(tmp_path, downloads):
+def test_lists_without_any_image_are_rejected(tmp_path, downloads):
     disk.write_cars(tmp_path)
     shutil.rmtree(tmp_path / "cars196/car_ims")
-    sentence = mistake("cars196", tmp_path, downloads)
+    sentence = error_at("cars196", tmp_path, downloads)
     assert f"{tmp_path}/cars196 has no images of cars196" in sentence and "car_ims.tgz" in sentence
 
 
@@ -375,7 +378,7 @@ def test_a_damaged_archive_is_named(archive, keep, tmp_path, downloads):
     disk.write_cub(tmp_path)
     path = disk.pack(tmp_path / "CUB_200_2011", tmp_path / archive)
     path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
-    assert f"{path} is damaged" in mistake("cub200", tmp_path, downloads)
+    assert f"{path} is damaged" in error_at("cub200", tmp_path, downloads)
     assert not downloads.exists() or not list(downloads.iterdir())
 
 
@@ -392,23 +395,23 @@ def test_an_archive_writes_nothing_outside(tmp_path, downloads):
     assert not list(tmp_path.rglob("escaped.jpg"))
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path, downloads):
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, downloads):
     disk.write_cub(tmp_path)
     disk.pack(tmp_path / "CUB_200_2011", tmp_path / "CUB_200_2011.tgz")
     downloads.write_bytes(b"no folder")
-    assert mistake("cub200", tmp_path, downloads).startswith(f"cannot write to {downloads} (")
+    assert error_at("cub200", tmp_path, downloads).startswith(f"cannot write to {downloads} (")
 
 
-def test_a_full_disk_is_told_of(tmp_path):
+def test_a_full_disk_is_reported(tmp_path):
     disk.write_cub(tmp_path, images=100)
     disk.pack(tmp_path / "CUB_200_2011", tmp_path / "CUB_200_2011.tgz")
     with small_disk(tmp_path / "disk", "64k") as small:
-        sentence = mistake("cub200", tmp_path, small)
+        sentence = error_at("cub200", tmp_path, small)
         assert f"to {small} (No space left on device)" in sentence and "--manual_dir" in sentence
         assert not list(small.iterdir())
 
 
-def test_what_a_killed_program_left_is_removed_but_nothing_of_a_living_one(tmp_path, downloads):
+def test_files_of_killed_processes_are_removed_but_not_of_running_ones(tmp_path, downloads):
     written = disk.write_cub(tmp_path)
     disk.pack(tmp_path / "CUB_200_2011", tmp_path / "CUB_200_2011.tgz")
     killed, living = (downloads / f".cub200-unfinished-{n}" for n in ("killed", "living"))
@@ -423,7 +426,7 @@ def test_what_a_killed_program_left_is_removed_but_nothing_of_a_living_one(tmp_p
 
 @contextlib.contextmanager
 def served(folder):
-    """The address of a web server for a folder, and the paths it was asked for."""
+    """Serves a folder; yields the server's address and the list of requested paths."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args):
@@ -438,8 +441,8 @@ def served(folder):
 
 
 def at_address(address, folder, checksum=None):
-    """Omniglot's layout, its downloads at another address and with the checksums of a folder."""
-    layout = LAYOUTS["omniglot"]
+    """Returns Omniglot with other addresses, and the checksums of the files in a folder."""
+    layout = OFFICIAL_DATASETS["omniglot"]
     moved = [
         dataclasses.replace(
             archive,
@@ -455,7 +458,7 @@ def at_address(address, folder, checksum=None):
 
 @pytest.fixture
 def remote(tmp_path, monkeypatch):
-    """A folder with Omniglot's archives, and what is in them."""
+    """A folder with Omniglot's archives, and their contents."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     written = disk.write_omniglot(tmp_path / "remote")
     for folder, archive in PACKED["omniglot"].items():
@@ -473,11 +476,11 @@ def test_archives_are_downloaded_once(remote, downloads, capfd):
     files = sorted(PACKED["omniglot"].values())
     assert asked == [f"/{file}" for file in files]
     assert sorted(path.name for path in downloads.iterdir()) == files
-    told = capfd.readouterr().err.splitlines()
-    assert told == [f"downloading {address}/{file} to {downloads}" for file in files]
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [f"downloading {address}/{file} to {downloads}" for file in files]
 
 
-def test_what_is_there_unpacked_is_not_downloaded(remote, downloads):
+def test_unpacked_archives_are_not_downloaded(remote, downloads):
     folder, _ = remote
     written = disk.write_omniglot(downloads)
     with at_address("http://127.0.0.1:1", folder).open(None, downloads) as splits:
@@ -498,16 +501,16 @@ def test_a_download_with_another_checksum_is_not_kept(remote, downloads):
     folder, _ = remote
     with served(folder) as (address, _):
         reason = refusal(at_address(address, folder, checksum="0" * 64), downloads)
-    assert reason == "its SHA-256 is not that of the official file"
+    assert reason == "its SHA-256 differs from that of the official file"
 
 
-def test_an_address_without_the_file_is_told_of(remote, downloads, tmp_path):
+def test_an_address_without_the_file_is_reported(remote, downloads, tmp_path):
     with served(tmp_path / "empty") as (address, _):
         reason = refusal(at_address(address, remote[0]), downloads)
-    assert re.fullmatch(r"127\.0\.0\.1:\d+ answers 404 File not found", reason)
+    assert re.fullmatch(r"127\.0\.0\.1:\d+ answered 404 File not found", reason)
 
 
-def test_an_address_that_cannot_be_reached_is_told_of(remote, downloads):
+def test_an_unreachable_address_is_reported(remote, downloads):
     layout = at_address("http://127.0.0.1:1", remote[0])
     assert refusal(layout, downloads) == "no connection to 127.0.0.1:1"
 
@@ -526,8 +529,8 @@ def real(*parts):
     return path
 
 
-def test_the_real_birds_are_a_part_of_the_training_classes(downloads):
-    with LAYOUTS["cub200"].open(real("CUB_200_2011"), downloads) as splits:
+def test_the_real_birds_are_in_the_training_classes(downloads):
+    with OFFICIAL_DATASETS["cub200"].open(real("CUB_200_2011"), downloads) as splits:
         train = splits["train"]
         assert len(train) == 238 and not splits["test"]
         assert sorted({image.label for image in train})[::3] == [
@@ -538,7 +541,7 @@ def test_the_real_birds_are_a_part_of_the_training_classes(downloads):
 
 
 def test_the_real_letters_share_no_alphabet(downloads):
-    with LAYOUTS["omniglot"].open(real("omniglot"), downloads) as splits:
+    with OFFICIAL_DATASETS["omniglot"].open(real("omniglot"), downloads) as splits:
         found = {
             split: Count(len(part), len({image.label for image in part}))
             for split, part in splits.items()
@@ -550,32 +553,32 @@ def test_the_real_letters_share_no_alphabet(downloads):
         assert all(i.read().startswith(b"\x89PNG") for part in splits.values() for i in part)
 
 
-def test_encrypted_archives_are_told_before_anything_is_read(tmp_path):
+def test_encrypted_archives_are_rejected_before_anything_is_read(tmp_path):
     disk.write_inshop(tmp_path)
     folder = tmp_path / "Inshop_Clothes/Img"
     content = bytearray(disk.pack(folder / "img", folder / "img.zip").read_bytes())
-    for entry in re.finditer(b"PK\x01\x02", bytes(content)):  # Of the archive's directory.
+    for entry in re.finditer(b"PK\x01\x02", bytes(content)):  # Entries of the archive's directory.
         content[entry.start() + 8] |= 1
     (folder / "img.zip").write_bytes(content)
     with pytest.raises(UserError, match=r"img.zip is encrypted; unpack it with the password"):
-        with LAYOUTS["inshop"].open(tmp_path, tmp_path / "downloads"):
+        with OFFICIAL_DATASETS["inshop"].open(tmp_path, tmp_path / "downloads"):
             pass
 
 
-def test_images_that_are_listed_but_not_there_are_named(tmp_path, capsys):
+def test_listed_images_without_a_file_are_named(tmp_path, capsys):
     missing = ["images/001.Bird_1/Bird_1_0001.jpg", "images/101.Bird_101/Bird_101_0000.jpg"]
     disk.write_cub(tmp_path, missing=missing)
-    with LAYOUTS["cub200"].open(tmp_path, tmp_path / "downloads") as splits:
+    with OFFICIAL_DATASETS["cub200"].open(tmp_path, tmp_path / "downloads") as splits:
         assert [len(part) for part in splits.values()] == [5, 5]
-    told = f"warning: listed but not there: {missing[0]}, and 1 more\n"
-    assert capsys.readouterr().err == told
+    warning = f"warning: listed but missing: {missing[0]}, and 1 more\n"
+    assert capsys.readouterr().err == warning
 
 
-def test_cars_without_their_list_are_refused_before_unpacking(tmp_path, capsys):
+def test_cars_without_their_list_are_rejected_before_unpacking(tmp_path, capsys):
     disk.write_cars(tmp_path)
     disk.pack(tmp_path / "cars196/car_ims", tmp_path / "cars196/car_ims.tgz")
     (tmp_path / "cars196/cars_annos.mat").unlink()
     with pytest.raises(UserError, match="lacks cars_annos.mat, which lists the images"):
-        with LAYOUTS["cars196"].open(tmp_path, tmp_path / "downloads"):
+        with OFFICIAL_DATASETS["cars196"].open(tmp_path, tmp_path / "downloads"):
             pass
     assert "unpacking" not in capsys.readouterr().err

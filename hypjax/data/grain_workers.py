@@ -1,0 +1,253 @@
+"""Grain workers: threads or processes that prepare batches piece by piece.
+
+Pieces are smaller than batches, so that the first batch arrives soon and little memory is needed
+for what is prepared ahead, however many workers there are.
+"""
+
+import functools
+import gc
+import multiprocessing
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator
+from multiprocessing.shared_memory import SharedMemory
+from typing import NamedTuple, Protocol
+
+import grain
+import numpy as np
+from absl import flags
+from jaxtyping import UInt8
+
+from hypjax.data.timeouts import Deliveries, Overdue, ThreadTracker
+from hypjax.errors import StalledError, UserError
+from hypjax.system import exits, interrupts
+from hypjax.system.cores import usable_cores
+from hypjax.types import Workers
+
+_PIECE = 32  # Images.
+_AHEAD = 256  # Images that all threads together, or each process, prepare ahead.
+_MAX_THREADS = 8  # More gain nothing because of the interpreter's lock.
+_PARENT_CHECK = 2  # Seconds between checks that the parent process lives.
+_END_CHECK = 0.2  # Seconds between checks that workers have ended.
+_PROCESS_PATIENCE = 30  # Seconds to wait for worker processes to end; Grain kills them after 25.
+_THREAD_PATIENCE = 2  # Seconds to wait for threads to end; Python waits for them at exit.
+_MEMORY_PATIENCE = 2  # Seconds to wait until shared memory is freed.
+_MEMORY_CHECK = 0.001  # Seconds between checks that it is.
+
+
+class ReadableBatch(NamedTuple):
+    """Views of images, some of which may be broken, for a batch or a piece of one.
+
+    Attributes:
+        images: Pixels; black for broken images and padding.
+        broken: Reason by place in the batch for images that cannot be read; both are strings.
+    """
+
+    images: UInt8[np.ndarray, "batch side side channels"]
+    broken: dict[str, str]
+
+
+class Views(Protocol):
+    """Prepares pieces of batches; must be picklable."""
+
+    def __call__(self, batch: int, piece: range) -> ReadableBatch:
+        """Returns the images at the given places of a batch."""
+
+    def describe(self, batch: int, piece: range) -> str:
+        """Names these images for a message."""
+
+
+def assemble_batches(
+    views: Views, batches: range, size: int, workers: Workers
+) -> Generator[ReadableBatch, None, None]:
+    """Yields batches whose pieces workers prepare. Close the generator to end the workers.
+
+    Args:
+        views: Prepares a piece.
+        batches: Numbers of the batches.
+        size: Images of a batch.
+        workers: How many processes to use, and how long to wait for a piece.
+
+    Raises:
+        UserError: If an image cannot be read or a worker process dies.
+        StalledError: If a piece does not arrive in time.
+    """
+    pieces = [range(i, min(i + _PIECE, size)) for i in range(0, size, _PIECE)]
+    log = _ProgressLog(workers.count)
+    tracker = ThreadTracker(functools.partial(_prepare_piece, views, batches, pieces))
+    other_children = multiprocessing.active_children()
+    shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
+    prepared = _start_workers(tracker, len(batches) * len(pieces), workers.count, log, shared)
+    deliveries = Deliveries(prepared, workers.timeout)
+    stalled = False
+    try:
+        for number in range(len(batches)):
+            images, broken = None, {}
+            for i, piece in enumerate(pieces, start=number * len(pieces)):
+                try:
+                    delivered = deliveries.next()
+                except (RuntimeError, Overdue) as error:
+                    batch_index, piece_index = divmod(log.latest(i), len(pieces))
+                    names = views.describe(batches[batch_index], pieces[piece_index])
+                    stalled = isinstance(error, Overdue)
+                    raise _explain(error, names, workers.timeout) from error
+                if images is None:
+                    images = np.empty((size, *delivered.images.shape[1:]), np.uint8)
+                images[piece.start : piece.stop] = delivered.images
+                broken |= delivered.broken
+                del delivered  # Its shared memory can be freed.
+            yield ReadableBatch(images, broken)
+    finally:
+        patience = _PROCESS_PATIENCE if workers.count else 0 if stalled else _THREAD_PATIENCE
+        ended = _close(deliveries, patience, other_children if stalled else None)
+        if not ended or not tracker.has_ended(patience):
+            exits.expect_none()
+        log.close()
+        if workers.count:
+            del deliveries
+            gc.collect()  # Releases what is left in shared memory ...
+            deadline = time.monotonic() + _MEMORY_PATIENCE
+            while shared and time.monotonic() < deadline:  # ... which a thread of Grain's frees.
+                time.sleep(_MEMORY_CHECK)
+
+
+class _ProgressLog:
+    """A small file in which each worker process notes its current piece, in case it dies."""
+
+    _slot: np.memmap | None = None  # In a worker process, its place in the file.
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._file = tempfile.NamedTemporaryFile()
+        self._file.write(np.full(workers, -1, np.int64).tobytes())
+        self._file.flush()
+        self.path = self._file.name
+
+    def latest(self, awaited: int) -> int:
+        """Returns the latest piece begun by the worker that the awaited piece belongs to."""
+        if not self._workers:
+            return awaited
+        noted = np.fromfile(self.path, np.int64)
+        return max(int(noted[awaited % self._workers]), awaited)  # Workers take pieces in turn.
+
+    def close(self) -> None:
+        self._file.close()
+
+    @classmethod
+    def open(cls, path: str, worker: int) -> None:
+        """Opens a worker's place in the file, in the worker process."""
+        cls._slot = np.memmap(path, np.int64, mode="r+")[worker : worker + 1]
+
+    @classmethod
+    def note(cls, piece: int) -> None:
+        """Notes the piece that is begun; does nothing in threads of the main process."""
+        if cls._slot is not None:
+            cls._slot[0] = piece
+
+
+def _prepare_piece(views: Views, batches: range, pieces: list[range], i: int) -> ReadableBatch:
+    """Prepares the i-th piece of all batches together."""
+    _ProgressLog.note(int(i))
+    batch, piece = divmod(int(i), len(pieces))
+    return views(batches[batch], pieces[piece])
+
+
+def _start_workers(
+    prepare: Callable[[int], ReadableBatch],
+    count: int,
+    workers: int,
+    log: _ProgressLog,
+    shared: "weakref.WeakSet[SharedMemory]",
+) -> grain.IterDataset:
+    """Returns what workers prepare for the numbers below a count, in order.
+
+    Args:
+        prepare: Function of a number.
+        count: How many numbers there are.
+        workers: Number of worker processes; 0 uses threads.
+        log: Where worker processes note their progress.
+        shared: Receives the shared memory in which processes deliver.
+    """
+    dataset = grain.MapDataset.range(count).map(prepare)
+    ahead = _AHEAD // _PIECE
+    if not workers:
+        threads = min(_MAX_THREADS, usable_cores())
+        return dataset.to_iter_dataset(grain.ReadOptions(threads, max(ahead, threads)))
+    if not flags.FLAGS.is_parsed():  # In notebooks; Grain's workers read absl's flags.
+        flags.FLAGS.mark_as_parsed()
+    # One piece at a time, so that the log of a worker that dies is exact.
+    sequential = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
+    start = functools.partial(_start_worker, log.path, os.getpid())
+
+    def remember_memory(piece: ReadableBatch) -> ReadableBatch:
+        # Grain may also send the pixels themselves.
+        if (memory := getattr(piece.images, "shm", None)) is not None:
+            shared.add(memory)
+        return piece
+
+    return sequential.mp_prefetch(options, worker_init_fn=start).map(remember_memory)
+
+
+def _start_worker(log: str, parent: int, index: int, count: int) -> None:
+    """Prepares a worker process: it ignores signals, and ends when its parent does.
+
+    Terminals send signals to all processes; the parent alone decides what to do.
+    """
+    del count
+    for number in interrupts.ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    _ProgressLog.open(log, index)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process soon after its parent, which may have been killed."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK)
+    os._exit(1)
+
+
+def _close(
+    deliveries: Deliveries[ReadableBatch],
+    patience: float,
+    survivors: list[multiprocessing.Process] | None,
+) -> bool:
+    """Closes an iterator, and returns whether it closed in time.
+
+    Args:
+        deliveries: The iterator.
+        patience: Seconds to wait.
+        survivors: If given, all other child processes are killed while waiting: Grain would wait
+            for a stuck worker, and it starts workers one after the other.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        ended = deliveries.close(min(patience, _END_CHECK))
+        if survivors is not None:
+            for child in set(multiprocessing.active_children()) - set(survivors):
+                child.kill()
+                ended = False
+        if ended or time.monotonic() >= deadline:
+            return ended
+
+
+def _explain(error: RuntimeError | Overdue, names: str, timeout: float) -> Exception:
+    """Returns an error that names the images of a stall or a dead worker; others unchanged."""
+    if isinstance(error, Overdue):
+        return StalledError(
+            f"waited {timeout:g} seconds in vain for {names}; check that their storage can be "
+            "reached, or wait longer with --config.run.input_timeout"
+        )
+    exit_code = re.search(r"exit code (-?\d+)", str(error))
+    if exit_code is None:
+        return error
+    return UserError(
+        f"a worker process died (exit code {exit_code.group(1)}) while it prepared "
+        f"{names}; if memory ran out, lower --config.run.workers"
+    )

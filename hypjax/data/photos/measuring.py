@@ -1,0 +1,93 @@
+"""Checks and measures images once; the outcome is cached until a file changes."""
+
+import concurrent.futures
+import contextlib
+import hashlib
+import os
+import pathlib
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tqdm
+from jaxtyping import Int
+
+from hypjax.data import pixels
+from hypjax.data.photos.photo import Photo
+from hypjax.errors import UserError
+from hypjax.system import console
+from hypjax.system.caches import cache_folder
+from hypjax.system.cores import usable_cores
+
+_MAX_NAMED = 5  # Files that a message names.
+
+
+def measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
+    """Returns height, width and a checksum of each image, from the cache if no file has changed.
+
+    Raises:
+        UserError: If any image cannot be read; the message names the first ones.
+    """
+    cached = cache_folder() / "photos" / f"{hash_facts(map(_file_facts, photos))}.npy"
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        measured = np.load(cached)
+        if measured.shape == (len(photos), 3):
+            return measured
+    with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
+        outcomes = list(
+            tqdm.tqdm(
+                pool.map(_measure_file, (photo.path for photo in photos)),
+                "checking images",
+                len(photos),
+                unit="image",
+                disable=None,
+                leave=False,
+            )
+        )
+    broken = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    if broken:
+        more = f" (and {len(broken) - _MAX_NAMED} more)" if len(broken) > _MAX_NAMED else ""
+        raise UserError(
+            f"cannot read {len(broken)} of {len(photos)} images: "
+            f"{'; '.join(broken[:_MAX_NAMED])}{more}; fix or remove them"
+        )
+    measured = np.array(outcomes)
+    with console.tolerating(f"the sizes of the images ({cached})"):
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = cached.with_name(f".{cached.stem}-{os.getpid()}.npy")
+        np.save(unfinished, measured)
+        unfinished.replace(cached)
+    return measured
+
+
+def _measure_file(path: pathlib.Path) -> tuple[int, int, int] | str:
+    """Returns height, width and checksum of an image, or the reason why it cannot be read."""
+    try:
+        content = path.read_bytes()
+        image = pixels.decode(content, channels=3, upright=True)
+    except Exception as error:  # Decoders raise almost anything on damaged files.
+        return f"{path} ({pixels.reason(error)})"
+    return image.height, image.width, zlib.crc32(content)
+
+
+def fingerprint(photos: Sequence[Photo]) -> str:
+    """Returns a hash of the files' paths, sizes and times, their labels and their order."""
+    return hash_facts((*_file_facts(photo), photo.label) for photo in photos)
+
+
+def _file_facts(photo: Photo) -> tuple[Any, ...]:
+    """Returns what changes with the file and is known without reading it."""
+    try:
+        stat = photo.path.stat()
+    except OSError:
+        return (str(photo.path.absolute()), None)
+    return (str(photo.path.absolute()), stat.st_size, stat.st_mtime_ns)
+
+
+def hash_facts(facts: Iterable[tuple[Any, ...]]) -> str:
+    """Hashes tuples of simple values to 32 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for fact in facts:
+        digest.update(repr(fact).encode())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,83 @@
+"""Cars-196: photos of cars (Krause et al., 2013)."""
+
+import io
+import pathlib
+
+import numpy as np
+
+from hypjax.data.preparation.builders import OfficialBuilder
+from hypjax.data.preparation.lists import NameChecker, damaged_list, listed_image
+from hypjax.data.preparation.official import Count, Listing, OfficialDataset
+from hypjax.data.preparation.sources import Archive, FileTree, Source
+from hypjax.errors import UserError
+
+_CLASSES = 196  # The first half is for training.
+
+
+class Cars196(OfficialBuilder, skip_registration=True):
+    """Cars-196: car models, trained on the first 98 and tested on the others."""
+
+    DESCRIPTION = "Stanford Cars, split by class over all images: 1 to 98, 99 to 196."
+
+
+def _list_images(tree: FileTree) -> Listing:
+    """Lists images by class number; the official test flag plays no part."""
+    place = tree.root / "cars_annos.mat"
+    files, numbers, titles = _read_annotations(place, tree.read_list("cars_annos.mat"))
+    labels = {number: _label(titles, number) for number in set(numbers)}
+    names = NameChecker()
+    splits: Listing = {"train": [], "test": []}
+    for i in np.argsort(numbers, kind="stable"):
+        name, number = files[i], numbers[i]
+        names.check(name, f"{place}, annotation {i + 1}")
+        if not 1 <= number <= _CLASSES:
+            raise damaged_list(f"{place}, annotation {i + 1}", f"there is no class {number}")
+        if names.has_file(name, tree):
+            split = "train" if number <= _CLASSES // 2 else "test"
+            splits[split].append(listed_image(tree, name, labels[number]))
+    names.warn_of_missing()
+    return splits
+
+
+def _read_annotations(
+    place: pathlib.Path, content: bytes
+) -> tuple[list[str], list[int], list[str]]:
+    """Returns paths and class numbers of the images, and the titles of the classes, if any."""
+    import scipy.io
+
+    try:
+        content = scipy.io.loadmat(io.BytesIO(content), squeeze_me=True)
+        annotations = np.atleast_1d(content["annotations"])
+        names = [str(name) for name in annotations["relative_im_path"]]
+        numbers = [int(number) for number in annotations["class"]]
+        titles = [str(title) for title in np.atleast_1d(content.get("class_names", []))]
+    except Exception as error:  # scipy raises almost anything on damaged files.
+        raise UserError(
+            f"{place} is damaged, or is not the file of that name that lists 16185 annotations "
+            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); "
+            "fetch it again"
+        ) from error
+    return names, numbers, titles
+
+
+def _label(titles: list[str], number: int) -> str:
+    """Returns a unique label of a class: its title, or its number if it has none."""
+    title = titles[number - 1] if number <= len(titles) else ""
+    if not title:
+        return f"{number:03d}"
+    return title if titles.count(title) == 1 else f"{title} ({number})"
+
+
+DATASET = OfficialDataset(
+    builder=Cars196,
+    counts={"train": Count(8054, 98), "test": Count(8131, 98)},
+    source=Source(
+        folders=("cars196",),
+        entries=("cars_annos.mat", "car_ims"),
+        archives=(Archive("car_ims.tgz", unpacked="car_ims/*"),),
+        required_lists=("cars_annos.mat",),
+        required="car_ims.tgz and cars_annos.mat",
+        origin="a copy (their home https://ai.stanford.edu/~jkrause/cars/car_dataset.html is gone)",
+    ),
+    list_images=_list_images,
+)

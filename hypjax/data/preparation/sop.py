@@ -1,0 +1,53 @@
+"""Stanford Online Products: photos of things for sale (Oh Song et al., CVPR 2016)."""
+
+from hypjax.data.preparation.builders import OfficialBuilder
+from hypjax.data.preparation.lists import (
+    NameChecker,
+    damaged_list,
+    listed_image,
+    match_row,
+    read_rows,
+)
+from hypjax.data.preparation.official import Count, Listing, OfficialDataset
+from hypjax.data.preparation.sources import Archive, FileTree, Source
+
+
+class Sop(OfficialBuilder, skip_registration=True):
+    """Stanford Online Products: photos of things for sale, in twelve groups."""
+
+    DESCRIPTION = "Stanford Online Products, with its own split by class."
+
+
+def _list_images(tree: FileTree) -> Listing:
+    """Lists images in the order of the lists; the super-class is the folder."""
+    columns = "image_id class_id super_class_id path"
+    names = NameChecker()
+    splits: Listing = {"train": [], "test": []}
+    for split, listed in splits.items():
+        file = f"Ebay_{split}.txt"
+        rows = read_rows(tree, file)
+        if not rows or rows[0].text.split() != columns.split():
+            raise damaged_list(str(tree.root / file), f"it does not begin with {columns!r}")
+        for row in rows[1:]:
+            pattern = r"\d+\s+(\d+)\s+\d+\s+(([^/\s]+)_final/[^/]+)"
+            match = match_row(pattern, row, "1 1 1 bicycle_final/1_0.JPG")
+            number, name, group = match.groups()
+            names.check(name, row.place)
+            if names.has_file(name, tree):
+                listed.append(listed_image(tree, name, f"{group}/{number}", group))
+    names.warn_of_missing()
+    return splits
+
+
+DATASET = OfficialDataset(
+    builder=Sop,
+    counts={"train": Count(59551, 11318), "test": Count(60502, 11316)},
+    source=Source(
+        folders=("Stanford_Online_Products",),
+        entries=("Ebay_train.txt", "Ebay_test.txt", "*_final"),
+        archives=(Archive("Stanford_Online_Products.zip", unpacked="*_final"),),
+        required="Stanford_Online_Products.zip",
+        origin="https://cvgl.stanford.edu/projects/lifted_struct/",
+    ),
+    list_images=_list_images,
+)
