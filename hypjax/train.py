@@ -153,7 +153,7 @@ def train_and_evaluate(
         run.claimed(circumstances) if first_process else contextlib.nullcontext(),
         mirror,
         contextlib.closing(SharedCheckpoints(run.checkpoints)) as checkpoints,
-        watchdog.closing_in_peace(),
+        watchdog.protected_cleanup(),
     ):
         optimizer = optim.create_optimizer(config)
         evaluator = Evaluator(config, objective.score_space, mesh)

@@ -251,7 +251,7 @@ def _iterate(
         patience = _PATIENCE if workers.count else 0 if stalled else _PATIENCE_WITH_THREADS
         ended = _close(deliveries, patience, others if stalled else None)
         if not ended or not work.has_ended(patience):
-            exits.expect_none()
+            exits.mark_stuck()
         log.close()
         if workers.count:
             del deliveries

@@ -1,4 +1,4 @@
-"""Folders that one process at a time writes to."""
+"""Locks on folders that only one process at a time may write to."""
 
 import contextlib
 import fcntl
@@ -16,13 +16,13 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
-    """Makes a folder this process's own during the body, and waits while another has it.
+    """Locks a folder for this process during the body; waits while another process holds it.
 
-    The operating system ends the claim with the process, however that ends.
+    The operating system releases the lock when the process ends, for whatever reason.
 
     Args:
-        folder: It is made where it does not exist.
-        purpose: What the processes do there, for the message to one that waits.
+        folder: The folder, which is created if it does not exist.
+        purpose: What the lock is for, shown while waiting.
 
     Raises:
         OSError: The folder cannot be written.
@@ -37,19 +37,19 @@ def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
             console.warn(f"{folder} cannot be locked; let no other process write to it")
-        _sign(lock)
+        _write_owner(lock)
         yield
 
 
 def lock_or_refuse(lock: BinaryIO, folder: pathlib.Path) -> None:
-    """Locks a run's folder for this process, until the file is closed.
+    """Locks a run's folder for this process until the lock file is closed.
 
     Args:
-        lock: The folder's `LOCK`, opened to append.
-        folder: For messages.
+        lock: The folder's `LOCK` file, opened for appending.
+        folder: The folder, for messages.
 
     Raises:
-        UserError: Another process has it.
+        UserError: Another process holds the lock.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,11 +62,11 @@ def lock_or_refuse(lock: BinaryIO, folder: pathlib.Path) -> None:
     except OSError:
         console.warn(f"{folder} cannot be locked; let no other process write to it")
         return
-    _sign(lock)
+    _write_owner(lock)
 
 
-def _sign(lock: BinaryIO) -> None:
-    """Says in a lock's file who has it."""
-    with contextlib.suppress(OSError):  # Only a message needs it.
+def _write_owner(lock: BinaryIO) -> None:
+    """Writes the owner of a lock into its file."""
+    with contextlib.suppress(OSError):  # Only messages read it.
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
