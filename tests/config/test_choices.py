@@ -1,4 +1,4 @@
-"""What a configuration may name is what there is."""
+"""The names that a configuration accepts are the names that the rooms implement."""
 
 from hypjax.config import choices
 from hypjax.data.preparation.layouts import LAYOUTS
@@ -6,7 +6,7 @@ from hypjax.objectives import create
 from hypjax.retrieval import metrics
 
 
-def test_every_name_has_its_code_and_every_code_its_name():
+def test_names_and_implementations_match():
     assert set(choices.OBJECTIVES) == set(create.OBJECTIVES)
     assert set(choices.SPACES) == set(create.SPACES)
     assert set(choices.DATASETS) == {"glyphs", "folder", *LAYOUTS}
