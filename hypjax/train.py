@@ -42,7 +42,7 @@ from hypjax.objectives import Spec, create_objective
 from hypjax.parallel import processes, watchdog
 from hypjax.reports import published
 from hypjax.reports.tables import format_results, noted, print_notes
-from hypjax.runs.cloud_copy import Unmirrored, open_mirror
+from hypjax.runs.cloud_copy import LocalFolder, open_folder
 from hypjax.runs.shared_checkpoints import SharedCheckpoints
 from hypjax.runs.workdir import Workdir
 from hypjax.system import console, interrupts, memory
@@ -124,11 +124,11 @@ def train_and_evaluate(
     validate(config)
     first_process = processes.is_first()
     stopwatch.turn_to("prepare")  # JAX has started, if it had not before.
-    mirror = open_mirror(workdir) if first_process else Unmirrored(pathlib.Path(workdir))
-    run = Workdir(mirror.folder, config, compared=("",) if first_process else ())
+    storage = open_folder(workdir) if first_process else LocalFolder(pathlib.Path(workdir))
+    run = Workdir(storage.folder, config, compared=("",) if first_process else ())
     results = processes.from_first(lambda: run.results)
     if results is not None:
-        print(f"{mirror.place} holds this run's results already:")
+        print(f"{storage.location} holds this run's results already:")
         print_results(results, config)
         if profile is not None:
             console.warn("nothing is left to be traced")
@@ -151,7 +151,7 @@ def train_and_evaluate(
     encoder = first_encoder(config, model) if begins else None
     with (
         run.claimed(circumstances) if first_process else contextlib.nullcontext(),
-        mirror,
+        storage,
         contextlib.closing(SharedCheckpoints(run.checkpoints)) as checkpoints,
         watchdog.protected_cleanup(),
     ):
@@ -209,7 +209,7 @@ def train_and_evaluate(
         if first_process:
             write_times(run.path, stopwatch, steps=config.train.total_steps - first)
         processes.from_first(lambda: run.write_results(results))
-    print(f"results.json, metrics.jsonl and the models are in {mirror.place}")
+    print(f"results.json, metrics.jsonl and the models are in {storage.location}")
     return results
 
 

@@ -38,24 +38,24 @@ def create_mesh(
     Raises:
         UserError: There are too few devices, or some device of a process would be unused.
     """
-    copies, parts = shape
+    copies, shards = shape
     every_device = devices is None
     if every_device:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    copies = len(devices) // parts if copies == -1 else copies
-    chosen = devices[: copies * parts]
+    copies = len(devices) // shards if copies == -1 else copies
+    chosen = devices[: copies * shards]
     processes = len({device.process_index for device in devices})
-    if not chosen or len(chosen) < copies * parts:
+    if not chosen or len(chosen) < copies * shards:
         raise UserError(
-            f"config.run.mesh is {shape}, {max(copies, 1) * parts} devices, but there are "
-            f"{len(devices)}; copies times parts must not exceed that"
+            f"config.run.mesh is {shape}, {max(copies, 1) * shards} devices, but there are "
+            f"{len(devices)}; copies times shards must not exceed that"
         )
     if processes > 1 and len(chosen) < len(devices) and every_device:
         raise UserError(
             f"config.run.mesh is {shape}, {len(chosen)} devices, but the {processes} processes "
-            f"have {len(devices)} and must use all of them; make copies times parts that many"
+            f"have {len(devices)} and must use all of them; make copies times shards that many"
         )
-    return Mesh(np.array(chosen).reshape(copies, parts), AXES)
+    return Mesh(np.array(chosen).reshape(copies, shards), AXES)
 
 
 class Slices(NamedTuple):
@@ -152,11 +152,11 @@ def parameter_shardings(mesh: Mesh, tree: PyTree) -> PyTree:
         mesh: The devices.
         tree: Arrays or `jax.ShapeDtypeStruct`s.
     """
-    parts = mesh.shape[AXES[1]]
+    shards = mesh.shape[AXES[1]]
 
     def sharding(x: Any) -> NamedSharding:
-        sizes = [size if size % parts == 0 else 0 for size in x.shape]
-        if parts == 1 or not any(sizes):
+        sizes = [size if size % shards == 0 else 0 for size in x.shape]
+        if shards == 1 or not any(sizes):
             return replicated(mesh)
         axis = int(np.argmax(sizes))
         return NamedSharding(mesh, P(*[None] * axis, AXES[1]))

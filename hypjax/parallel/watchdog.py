@@ -1,9 +1,9 @@
 """Ends all processes of a run soon after one of them is lost, so that none waits for it forever.
 
-The heartbeat of `jax.distributed` is not enough: when a process is lost it aborts the others with
-SIGABRT and a stack trace, so that nothing tells a crash (exit status 75, worth a retry) from a user
-error (status 1). Nor does it notice a process that failed and waits for the others to shut down,
-while they wait for that process in a collective operation.
+The heartbeat of `jax.distributed` is not enough: it aborts the survivors with SIGABRT and a stack
+trace, so their exit status cannot distinguish a lost process (75, worth a retry) from a user error
+(1). And after an error in one process it never fires: that process, still alive, waits in JAX's
+shutdown barrier for the others, while they wait for it in a collective operation.
 
 Each process therefore keeps a TCP connection to the first and announces its exit on it. The
 operating system closes the connection of a process that was killed, and TCP keepalive detects a

@@ -4,7 +4,7 @@ import os
 
 
 def usable_cores() -> int:
-    """Returns the number of cores, within the limits of a scheduler where they can be read."""
+    """Returns the number of cores; on Linux only those in the process's affinity mask."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
