@@ -34,7 +34,7 @@ from hypjax.runs.files import (
 )
 from hypjax.system import console
 from hypjax.system.cloud import CloudFolder, Stored, copying, is_url, reaching, reason
-from hypjax.system.locks import LOCK, lock_or_refuse
+from hypjax.system.locks import claimed_or_refused
 
 _POLL_SECONDS = 1.0  # Interval between checks for new checkpoints.
 _UPLOAD_SECONDS = 60.0  # Interval between uploads of other new files, such as metrics.
@@ -83,7 +83,7 @@ class CloudCopy:
         self._thread = threading.Thread(target=self._keep_uploading, daemon=True)
         with reaching(url):
             self._cloud = CloudFolder(url)
-        with _locked(self.folder):
+        with claimed_or_refused(self.folder):
             state = read_state(self.folder)
             self._id: str = state.get("id") or uuid.uuid4().hex
             # Files that the cloud may have, with size and time of the local file when it was
@@ -306,16 +306,3 @@ def open_folder(workdir: str | pathlib.Path) -> LocalFolder | CloudCopy:
         UserError: Another process on this machine uses the URL, or its storage cannot be reached.
     """
     return CloudCopy(workdir) if is_url(workdir) else LocalFolder(pathlib.Path(workdir))
-
-
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
-    """Creates a folder and locks it during the body."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("a+b", buffering=0)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror})") from error
-    with lock:
-        lock_or_refuse(lock, folder)
-        yield

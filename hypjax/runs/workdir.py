@@ -13,7 +13,7 @@ from hypjax.errors import UserError
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import environment
 from hypjax.system.files import write_json
-from hypjax.system.locks import LOCK, lock_or_refuse
+from hypjax.system.locks import claimed_or_refused
 
 _CONFIG = "config.json"
 _RESULTS = "results.json"
@@ -121,13 +121,7 @@ class Workdir:
             UserError: The folder cannot be written, another process uses it, or the circumstances
                 have changed.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / LOCK).open("a+b", buffering=0)
-        except OSError as error:
-            raise UserError(f"cannot write to {self.path} ({error.strerror})") from error
-        with lock:
-            lock_or_refuse(lock, self.path)
+        with claimed_or_refused(self.path):
             self._require_same_identity()
             self.require(circumstances)
             try:

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from hypjax.errors import UserError
 from hypjax.system import console
 
-LOCK = ".lock"
+_LOCK = ".lock"
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
         OSError: The folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a+b", buffering=0) as lock:
+    with (folder / _LOCK).open("a+b", buffering=0) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -41,28 +41,34 @@ def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
         yield
 
 
-def lock_or_refuse(lock: BinaryIO, folder: pathlib.Path) -> None:
-    """Locks a run's folder for this process until the lock file is closed.
+@contextlib.contextmanager
+def claimed_or_refused(folder: pathlib.Path) -> Iterator[None]:
+    """Locks a run's folder for this process during the body; does not wait for another process.
 
     Args:
-        lock: The folder's `LOCK` file, opened for appending.
-        folder: The folder, for messages.
+        folder: The folder, which is created if it does not exist.
 
     Raises:
-        UserError: Another process holds the lock.
+        UserError: Another process holds the lock, or the folder cannot be written.
     """
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.seek(0)
-        raise UserError(
-            f"{folder} is in use by {lock.read().decode() or 'another process'}; "
-            "wait for it to end, or name another folder with --workdir"
-        ) from error
-    except OSError:
-        console.warn(f"{folder} cannot be locked; let no other process write to it")
-        return
-    _write_owner(lock)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("a+b", buffering=0)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror})") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_owner(lock)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise UserError(
+                f"{folder} is in use by {lock.read().decode() or 'another process'}; "
+                "wait for it to end, or name another folder with --workdir"
+            ) from error
+        except OSError:
+            console.warn(f"{folder} cannot be locked; let no other process write to it")
+        yield
 
 
 def _write_owner(lock: BinaryIO) -> None:

@@ -23,6 +23,7 @@ from hypjax.runs import cloud_copy
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import CloudCopy
 from hypjax.runs.cloud_read import reading
+from hypjax.system.locks import claimed_or_refused
 from tests.helpers import small_runs
 
 URL = "bucket://runs/a"
@@ -308,7 +309,7 @@ def test_a_checkpoint_that_is_replaced_during_its_upload_arrives_complete(bucket
 
 
 def test_a_run_is_locked_on_its_machine(bucket, machine):
-    with begin() as run, cloud_copy._locked(run.folder):
+    with begin() as run, claimed_or_refused(run.folder):
         with pytest.raises(UserError, match="is in use by process"):
             CloudCopy(URL)
 
