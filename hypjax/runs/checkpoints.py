@@ -179,10 +179,10 @@ class Checkpoints:
             except DamagedError as error:
                 damaged[step] = str(error)
                 continue
-            for late, why in damaged.items():
-                self._move_aside(late, why)
-            for early in sorted(self._unreadable & set(self.steps) - damaged.keys()):
-                self._move_aside(early, "its record cannot be read")
+            for later, reason in damaged.items():
+                self._move_aside(later, reason)
+            for earlier in sorted(self._unreadable & set(self.steps) - damaged.keys()):
+                self._move_aside(earlier, "its record cannot be read")
             return restored
         if damaged:
             raise UserError(
@@ -242,9 +242,9 @@ class Checkpoints:
             self._unreadable.add(step)
             return None
 
-    def _move_aside(self, step: int, why: str) -> None:
+    def _move_aside(self, step: int, reason: str) -> None:
         """Reports a damaged checkpoint and, unless read-only, moves it next to the folder."""
-        message = f"the checkpoint of step {step} in {self._path} is damaged ({why})"
+        message = f"the checkpoint of step {step} in {self._path} is damaged ({reason})"
         self._scores.pop(step, None)
         if self._read_only:
             console.warn(f"{message}; using another one")

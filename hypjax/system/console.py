@@ -38,12 +38,12 @@ def warn(text: str) -> None:
 
 
 @contextlib.contextmanager
-def tolerating(what: str) -> Iterator[None]:
+def tolerating(name: str) -> Iterator[None]:
     """Turns a failure to write something dispensable into a warning."""
     try:
         yield
     except OSError as error:
-        warn(f"{what} could not be written ({error.strerror})")
+        warn(f"{name} could not be written ({error.strerror})")
 
 
 class Progress:
