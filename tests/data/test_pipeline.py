@@ -149,7 +149,7 @@ class Stalling(list):
 
 @pytest.mark.parametrize(("workers", "timeout"), [(0, 0.3), (1, 3)])
 def test_a_read_that_stalls_is_named(workers, timeout, monkeypatch):
-    monkeypatch.setattr(exits, "_endless", threading.Event())
+    monkeypatch.setattr(exits, "_stuck", threading.Event())
     monkeypatch.setattr(Stalling, "ended", threading.Event())
     dataset = random_dataset()
     crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
