@@ -1,9 +1,9 @@
-"""Cars-196: models of cars the model has never seen, by Hyp-ViT and Sph-ViT.
+"""Cars-196: retrieval of unseen car models, with Hyp-ViT and Sph-ViT.
 
-Variants: `hyp` (Poincaré ball) or `sph` (sphere), then `-vit`, `-deit` or `-dino` for the weights
-that training starts from; by default `hyp-dino`. `hyp-dino-patch8` cuts images into patches of 8×8
-pixels (the paper's Table 4). `,released` behind any of them trains as long as the released commands
-do: `configs/cars.py:sph-vit,released`.
+Variants: `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` or `-dino` for the
+pretrained weights; the default is `hyp-dino`. `hyp-dino-patch8` uses patches of 8×8 pixels (Table 4
+of the paper). The suffix `,released` trains for as many steps as the released commands, as in
+`configs/cars.py:sph-vit,released`.
 """
 
 from ml_collections import ConfigDict
@@ -16,12 +16,13 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     chosen = recipes.parse_variant(variant, extra=("hyp-dino-patch8",))
     config = recipes.hyp_vit(chosen)
     config.data.name = "cars196"
-    config.train.batch_size = 882  # The paper's 900 would be 100 classes; there are 98,
-    config.train.samples_per_class = 9  # and the paper takes 9 images of each.
+    # Paper: 9 images per class. Its batch of 900 would need 100 classes, but there are 98.
+    config.train.batch_size = 882
+    config.train.samples_per_class = 9
     if chosen.encoder == "dino-patch8":
-        config.train.batch_size = 120  # Paper, which does not say of how many classes;
-        config.train.samples_per_class = 2  # 120 is no multiple of 9.
-    # Paper; the released commands run 300 epochs of one batch. Taken to hold for 8×8 patches too.
+        config.train.batch_size = 120  # Paper.
+        config.train.samples_per_class = 2  # The paper does not say; 120 is not a multiple of 9.
+    # Paper; the released commands run 300 epochs of one batch. Assumed for 8×8 patches too.
     config.train.total_steps = 300 if chosen.released else 600
     config.eval.ks = (1, 2, 4, 8)  # Paper, as is usual for this dataset.
     config.run.checkpoint_every = 100

@@ -1,8 +1,8 @@
-"""CUB-200-2011: birds of classes the model has never seen, by Hyp-ViT and Sph-ViT.
+"""CUB-200-2011: retrieval of unseen bird species, with Hyp-ViT and Sph-ViT.
 
-Variants: `hyp` (Poincaré ball) or `sph` (sphere), then `-vit`, `-deit` or `-dino` for the weights
-that training starts from; by default `hyp-dino`. `,released` behind it trains as long as the
-released commands do: `configs/cub.py:sph-vit,released`.
+Variants: `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` or `-dino` for the
+pretrained weights; the default is `hyp-dino`. The suffix `,released` trains for as many steps as
+the released commands, as in `configs/cub.py:sph-vit,released`.
 """
 
 from ml_collections import ConfigDict
@@ -15,9 +15,9 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     chosen = recipes.parse_variant(variant)
     config = recipes.hyp_vit(chosen)
     config.data.name = "cub200"
-    config.data.resize = 256  # Paper; the other datasets: 224.
-    config.train.batch_size = 900  # Paper: all 100 training classes in every batch,
-    config.train.samples_per_class = 9  # with 9 images each.
+    config.data.resize = 256  # Paper; 224 for the other datasets.
+    config.train.batch_size = 900  # Paper: all 100 training classes in every batch.
+    config.train.samples_per_class = 9  # Paper.
     # Paper; the released commands run 50 epochs of one batch.
     config.train.total_steps = 50 if chosen.released else 200
     config.eval.ks = (1, 2, 4, 8)  # Paper, as is usual for this dataset.

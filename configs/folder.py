@@ -1,11 +1,11 @@
-"""Own images, from a folder with one sub-folder a class, or from a table.
+"""Your own images, from a folder with one sub-folder per class, or from a table.
 
     python -m hypjax.main --config=configs/folder.py --config.data.path=photos/
 
-Variants: `hyp` (Poincaré ball) and `sph` (sphere) train a small Vision Transformer from scratch, so
-that its sizes, schedule and learning rate are not the published recipe's. With `-vit`, `-deit` or
-`-dino` behind it, a pretrained ViT-S is fine-tuned at 224 pixels by that recipe, which wants an
-accelerator.
+Variants: `hyp` (Poincaré ball) and `sph` (sphere) train a small Vision Transformer from scratch,
+with sizes, schedule and learning rate for that. `hyp-vit`, `sph-dino` and so on (with `-vit`,
+`-deit` or `-dino`) fine-tune a pretrained ViT-S at 224 pixels by the published recipe, which
+requires an accelerator.
 """
 
 from ml_collections import ConfigDict
@@ -54,7 +54,7 @@ def get_config(variant: str = "hyp") -> ConfigDict:
 
 
 def fine_tuned(variant: str) -> ConfigDict:
-    """The published recipe, on own images and in smaller batches."""
+    """Returns the published recipe for your own images, with smaller batches."""
     config = recipes.hyp_vit(recipes.parse_variant(variant))
     config.data.name = "folder"
     config.data.test_classes = 0.25

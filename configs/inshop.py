@@ -1,10 +1,10 @@
-"""In-Shop (DeepFashion): clothes the model has never seen, by Hyp-ViT and Sph-ViT.
+"""In-Shop (DeepFashion): retrieval of unseen clothes, with Hyp-ViT and Sph-ViT.
 
-Variants: `hyp` (Poincaré ball) or `sph` (sphere), then `-vit`, `-deit` or `-dino` for the weights
-that training starts from; by default `hyp-dino`. `,released` behind it trains as long as the
-released commands do: `configs/inshop.py:sph-vit,released`.
+Variants: `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` or `-dino` for the
+pretrained weights; the default is `hyp-dino`. The suffix `,released` trains for as many steps as
+the released commands, as in `configs/inshop.py:sph-vit,released`.
 
-The paper's ablations (Table 5) change one field of `hyp-vit`, its number of steps stays:
+The paper's ablations (Table 5) each change one field of `hyp-vit`, at the same number of steps:
 
     launch/sweep.sh configs/inshop.py:hyp-vit objective.c 0.01 0.05 0.1 0.3 0.5 1.0
     launch/sweep.sh configs/inshop.py:hyp-vit model.head_dim 16 32 64 128
@@ -21,8 +21,8 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     chosen = recipes.parse_variant(variant)
     config = recipes.hyp_vit(chosen)
     config.data.name = "inshop"
-    config.train.batch_size = 900  # Paper: 450 of the 3,997 training classes,
-    config.train.samples_per_class = 2  # which have 6.5 images on average.
+    config.train.batch_size = 900  # Paper: 450 of the 3,997 training classes in a batch.
+    config.train.samples_per_class = 2  # Paper; a class has 6.5 images on average.
     # Paper; the released commands run 400 epochs of 8 batches.
     config.train.total_steps = 3_200 if chosen.released else 2_200
     config.eval.ks = (1, 10, 20, 30)  # Paper, as is usual for this dataset.

@@ -1,7 +1,7 @@
-"""Omniglot: handwritten characters of alphabets the model has never seen.
+"""Omniglot: retrieval of handwritten characters from unseen alphabets.
 
-Variants: `hyp` (Poincaré ball) and `sph` (sphere). No paper that hypjax follows has this dataset:
-the recipe is that of `configs/glyphs.py`, for drawings, and was not tuned.
+Variants: `hyp` (Poincaré ball) and `sph` (sphere). None of the papers behind hypjax uses this
+dataset: the recipe is that of `configs/glyphs.py` with other image statistics, and was not tuned.
 """
 
 from ml_collections import ConfigDict
@@ -20,9 +20,9 @@ def get_config(variant: str = "hyp") -> ConfigDict:
 
     config.data.name = "omniglot"
     config.data.channels = 1
-    config.data.image_size = 32  # Of 105.
+    config.data.image_size = 32  # The drawings have 105.
     config.data.resize = 32
-    config.data.mean, config.data.std = (0.92,), (0.24,)  # Of the training images.
+    config.data.mean, config.data.std = (0.92,), (0.24,)  # Measured on the training images.
     config.data.crop_area = (0.9, 1.0)
     config.data.crop_ratio = (0.95, 1.05)
     config.data.flip = 0.0  # A mirrored character is another one.

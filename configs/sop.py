@@ -1,8 +1,8 @@
-"""Stanford Online Products: articles the model has never seen, by Hyp-ViT and Sph-ViT.
+"""Stanford Online Products: retrieval of unseen products, with Hyp-ViT and Sph-ViT.
 
-Variants: `hyp` (Poincaré ball) or `sph` (sphere), then `-vit`, `-deit` or `-dino` for the weights
-that training starts from; by default `hyp-dino`. `,released` behind it trains as long as the
-released commands do: `configs/sop.py:sph-vit,released`.
+Variants: `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` or `-dino` for the
+pretrained weights; the default is `hyp-dino`. The suffix `,released` trains for as many steps as
+the released commands, as in `configs/sop.py:sph-vit,released`.
 """
 
 from ml_collections import ConfigDict
@@ -15,8 +15,8 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     chosen = recipes.parse_variant(variant)
     config = recipes.hyp_vit(chosen)
     config.data.name = "sop"
-    config.train.batch_size = 900  # Paper: 450 of the 11,318 training classes,
-    config.train.samples_per_class = 2  # which have 5.3 images on average.
+    config.train.batch_size = 900  # Paper: 450 of the 11,318 training classes in a batch.
+    config.train.samples_per_class = 2  # Paper; a class has 5.3 images on average.
     # Paper; the released commands run 200 epochs of 25 batches.
     config.train.total_steps = 5_000 if chosen.released else 25_000
     config.eval.ks = (1, 10, 100, 1000)  # Paper, as is usual for this dataset.

@@ -30,10 +30,10 @@ def run(main: Callable[..., None], choices: Sequence[str] = ()) -> None:
     for number in interrupts.ENDING:
         signal.signal(number, _end)
     try:
-        with watchdog.ending_together(), errors.reported():
+        with watchdog.announced_exit(), errors.reported():
             app.run(lambda parsed: main(*parsed), flags_parser=lambda argv: _parse(argv, choices))
     except BaseException as error:  # Also the ordinary end, which absl makes an exception.
-        if not exits.is_expected():
+        if exits.is_stuck():
             _leave(error)
         raise
 

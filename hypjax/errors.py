@@ -1,4 +1,4 @@
-"""The one class for users' mistakes, and the one place that prints them."""
+"""User errors, and the one place that prints them."""
 
 import contextlib
 import difflib
@@ -6,40 +6,40 @@ import os
 import sys
 from collections.abc import Collection, Iterator
 
-INTERRUPTED = 130  # The shell's status for an interrupt from the keyboard.
-TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command, typed again, goes on.
-CLOSED_PIPE = 141  # The same where output went to a program that ended.
+INTERRUPTED = 130  # A shell's exit status after Ctrl-C.
+TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h: rerunning the same command continues.
+CLOSED_PIPE = 141  # A shell's exit status when the reader of the output has ended (SIGPIPE).
 
 
 class UserError(Exception):
-    """A mistake the user can mend; the message says what is wrong, where, and what to do.
+    """An error that the user can fix; the message says what is wrong, where, and what to do.
 
     Attributes:
-        status: With which the program is to end.
+        status: Exit status of the program.
     """
 
     status = 1
 
 
 class TryAgainError(UserError):
-    """What may be no mistake at all: the same command can succeed later."""
+    """An error that may be temporary: the same command can succeed later."""
 
     status = TRY_AGAIN
 
 
 class StalledError(TryAgainError):
-    """Something that was waited for did not come in time."""
+    """Something did not arrive within its time limit."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """An interrupt that was prepared for; the message says what is saved.
+    """A handled interrupt; the message says what was saved.
 
     Attributes:
-        status: With which the program is to end.
+        status: Exit status of the program.
     """
 
     def __init__(self, message: str, status: int = INTERRUPTED) -> None:
-        """Takes the message and the status."""
+        """Stores the message and the status."""
         super().__init__(message)
         self.status = status
 
@@ -48,14 +48,15 @@ class Interrupted(KeyboardInterrupt):
 def reported() -> Iterator[None]:
     """Prints a `UserError` as one sentence on stderr and exits with its status.
 
-    Commands wrap their whole body in it; library code only raises. After an interrupt that was
-    prepared for it exits with the interrupt's status, and quietly where nobody reads on.
+    Commands wrap their whole body in this; library code only raises. A handled interrupt also
+    prints one line and exits with its status. A closed pipe exits silently.
     """
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # For Python's own flush.
+        # Python flushes stdout once more as it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(CLOSED_PIPE)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -66,5 +67,5 @@ def reported() -> Iterator[None]:
 
 
 def nearest(name: str, valid: Collection[str]) -> str:
-    """Returns '; did you mean X?' with the most similar of some valid names."""
+    """Returns '; did you mean X?', where X is the valid name most similar to the given one."""
     return f"; did you mean {difflib.get_close_matches(name, valid, n=1, cutoff=0)[0]}?"

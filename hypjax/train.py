@@ -57,7 +57,7 @@ def train_and_evaluate(
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     run = SharedRun(workdir, config)
     if (results := run.results) is not None:
-        print(f"{run.place} holds this run's results already:")
+        print(f"{run.location} holds this run's results already:")
         print_results(results, config)
         if profile is not None:
             console.warn("nothing is left to trace")
@@ -104,5 +104,5 @@ def train_and_evaluate(
         if first_process:
             write_times(run.path, stopwatch, steps=len(steps))
         run.write_results(results)
-    print(f"results.json, metrics.jsonl and the models are in {run.place}")
+    print(f"results.json, metrics.jsonl and the models are in {run.location}")
     return results

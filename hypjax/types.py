@@ -1,4 +1,4 @@
-"""The tuples of arrays that rooms hand to each other, so that none needs to know another."""
+"""Tuples of arrays that the rooms exchange, so that they need not import each other."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
@@ -9,12 +9,12 @@ Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, 
 
 
 class View(NamedTuple):
-    """How large images are when they reach the model.
+    """Size of the images that the model receives.
 
     Attributes:
-        side: Of the square images, in pixels.
+        side: Side of the square images, in pixels.
         shorter_side: Length to which the test view resizes the shorter side of an image before it
-            cuts the square from the centre. Training crops do not use it.
+            crops the square from the centre. Training crops do not use it.
         channels: 1 for greyscale, 3 for RGB.
     """
 
@@ -29,11 +29,11 @@ class View(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """What decodes images.
+    """Settings of the image decoding workers.
 
     Attributes:
-        count: Worker processes; 0 uses threads of this process.
-        timeout: Most seconds to wait for a piece of a batch.
+        count: Number of worker processes; 0 uses threads of this process.
+        timeout: Longest wait for one part of a batch, in seconds.
     """
 
     count: int = 0
@@ -41,12 +41,12 @@ class Workers(NamedTuple):
 
 
 class Crops(NamedTuple):
-    """Boxes of images that lie on the devices, which are to cut them out themselves.
+    """Crop boxes for images in device memory, which the devices crop themselves.
 
     Attributes:
-        row: First row of each image in the store.
-        turned: Whether it is stored with rows for columns.
-        boxes: What to cut from it, as it was before: top, left, height, width.
+        row: First row of each image in the device cache.
+        turned: Whether the cache holds the image transposed.
+        boxes: Top, left, height and width of each crop, in the untransposed image.
     """
 
     row: Int[Array, " rows"]
@@ -55,17 +55,17 @@ class Crops(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Images to train on, as the input delivers them.
+    """Training images, as the input pipeline delivers them.
 
-    Images of one class are neighbours: image i is sample i mod d of class i // d of the batch.
-    Where several devices share the images, others after the last fill their shares up.
+    Images of one class are adjacent: image i is sample i mod d of class i // d of the batch.
+    With several devices, `images` and `flips` may end in padding; `labels` and `ids` do not.
 
     Attributes:
-        images: Cropped and resized pixels; normalisation and flips are left to the device. Or what
-            the device is to crop.
-        labels: Training class of each image, without those that fill up.
-        ids: Position of each image in the training set, likewise.
-        flips: Whether the image is to be mirrored left to right.
+        images: Cropped and resized pixels, or the crops for the device to make. Normalisation and
+            flips always happen on the device.
+        labels: Training class of each image.
+        ids: Index of each image in the training set.
+        flips: Whether to mirror each image left to right.
     """
 
     images: UInt8[Array, "rows height width channels"] | Crops
@@ -75,11 +75,11 @@ class Batch(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """A model's answer to images, before any space; float32.
+    """Embeddings of a batch before they are mapped to a space; float32.
 
     Attributes:
         pooled: The encoder's embedding.
-        projected: The head's map of it, which an objective and its scorer embed in their space.
+        projected: The head's output, which an objective and its scorer embed in their space.
     """
 
     pooled: Float[Array, "batch encoder_dim"]

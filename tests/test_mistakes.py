@@ -1,4 +1,4 @@
-"""What users get wrong, each answered by one sentence and status 1, before anything compiles."""
+"""User errors: each is reported in one sentence, with status 1, before anything compiles."""
 
 import contextlib
 import os
@@ -24,11 +24,11 @@ _NOBODY = 65534
 
 @pytest.fixture
 def mistake(capsys, monkeypatch):
-    """Runs the program, which may compile nothing, and returns the one line it prints."""
+    """Runs a mode, fails if anything is compiled, and returns the one line on stderr."""
 
     def mistake(path, *overrides, workdir="run", mode=train.train_and_evaluate, compiling=False):
         def compiles(*args, **kwargs):
-            raise AssertionError("something was to be compiled")
+            raise AssertionError("something was compiled")
 
         with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit:
             if not compiling:
@@ -46,7 +46,7 @@ def mistake(capsys, monkeypatch):
 
 @contextlib.contextmanager
 def ordinary_user():
-    """Root reads and writes everything."""
+    """Drops root's permissions, which are never denied."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(_NOBODY)
@@ -59,7 +59,7 @@ def ordinary_user():
 
 @pytest.fixture
 def open_folder():
-    """A folder that everyone may enter, unlike pytest's."""
+    """A folder that every user may enter, unlike pytest's."""
     folder = pathlib.Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
@@ -110,7 +110,7 @@ CLASSES = [f"{label}/{i}.png" for label in "abcdefgh" for i in "12"]
         ),
     ],
 )
-def test_settings(mistake, photos_folder, override, line):
+def test_invalid_settings(mistake, photos_folder, override, line):
     assert mistake(photos_folder, override) == line.replace("PHOTOS", str(photos_folder))
 
 
@@ -170,7 +170,7 @@ def test_unreadable_file(mistake, open_folder):
     (open_folder / "a").chmod(0o755)
 
 
-def test_unknown_folder_beside_train(mistake, tmp_path):
+def test_unknown_folder_next_to_train(mistake, tmp_path):
     fill(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "test/d/1.png"])
     assert mistake(tmp_path) == (
         f"error: {tmp_path} has val next to train, which holds classes; splits must be named "
@@ -200,7 +200,7 @@ def table(tmp_path, *rows, header="path,label,split,superlabel"):
         ([], "TABLE has no rows"),
     ],
 )
-def test_tables(mistake, tmp_path, rows, line):
+def test_invalid_tables(mistake, tmp_path, rows, line):
     path = table(fill(tmp_path, CLASSES), *rows)
     line = line.replace("TABLE", str(path)).replace("FOLDER", str(tmp_path))
     assert mistake(path).startswith(f"error: {line}")
@@ -221,7 +221,7 @@ def test_table_without_a_column(mistake, tmp_path):
     assert mistake(path).startswith(f"error: cannot read {path}: ")
 
 
-def test_classes_that_do_not_suffice(mistake, tmp_path):
+def test_too_few_classes_or_matches(mistake, tmp_path):
     rows = [
         {"path": f"{c}/1.png", "label": c, "split": s}
         for c, s in zip("abc", ["train"] * 3, strict=True)
@@ -252,7 +252,7 @@ def test_validation_on_the_test_classes(mistake, tmp_path):
     )
 
 
-def test_a_missing_file_is_named_also_where_the_others_are_known(mistake, tmp_path):
+def test_a_missing_file_in_a_table_whose_other_files_are_cached(mistake, tmp_path):
     rows = [{"path": name, "label": name[0]} for name in CLASSES]
     path = write_table(fill(tmp_path, CLASSES) / "table.csv", rows)
     open_splits(small_runs.load(path))
@@ -263,8 +263,8 @@ def test_a_missing_file_is_named_also_where_the_others_are_known(mistake, tmp_pa
     )
 
 
-def test_images_that_changed(mistake, tmp_path, capsys):
-    """Neither a run goes on with them, nor is its model tested on them."""
+def test_changed_images(mistake, tmp_path, capsys):
+    """A run neither resumes with them nor evaluates its model on them."""
     fill(tmp_path / "photos", CLASSES)
     config = small_runs.load(tmp_path / "photos", "train.total_steps=2", "train.batch_size=4")
     train.train_and_evaluate(config, tmp_path / "run")
@@ -283,7 +283,7 @@ def test_images_that_changed(mistake, tmp_path, capsys):
 
 
 def test_class_with_one_image(tmp_path, capsys):
-    """It trains, and is told of; in the test it is left out of the recall, and counted."""
+    """In training it is reported; in the test it is excluded from the recall and counted."""
     fill(tmp_path, [name for name in CLASSES if name not in ("a/2.png", "b/2.png")])
     rows = [
         {"path": name, "label": name[0], "split": "train" if name[0] in "acdef" else "test"}
@@ -303,7 +303,7 @@ def test_workdir_of_another_run(mistake, photos_folder, tmp_path):
     line = mistake(photos_folder, "seed=3", "objective.c=0.5", workdir=tmp_path)
     assert line == (
         f"error: {tmp_path} holds a run with another configuration "
-        "(objective.c: 0.1 -> 0.5; seed: 0 -> 3); repeat its settings, or name another folder "
+        "(objective.c: 0.1 -> 0.5; seed: 0 -> 3); use the same settings, or name another folder "
         "with --workdir"
     )
 
@@ -327,7 +327,7 @@ def test_workdir_that_cannot_be_written(mistake, photos_folder, open_folder, tmp
         assert line == f"error: cannot write to {disk}/run (Read-only file system)"
 
 
-def test_no_space_from_the_beginning(mistake, photos_folder, tmp_path):
+def test_a_disk_that_is_full_at_the_start(mistake, photos_folder, tmp_path):
     with small_disk(tmp_path / "disk", "8k") as disk:
         with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
             while True:
@@ -344,7 +344,7 @@ def test_evaluation_without_a_checkpoint(mistake, photos_folder):
     )
 
 
-def test_out_of_memory_names_what_to_lower(photos_folder, tmp_path, monkeypatch):
+def test_out_of_memory_names_the_fields_to_lower(photos_folder, tmp_path, monkeypatch):
     def exhausted(*args, **kwargs):
         return lambda *args, **kwargs: jax.numpy.zeros(2**50)
 

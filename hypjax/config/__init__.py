@@ -1,4 +1,4 @@
-"""What a run is: the fields of its configuration, their defaults and rules, and its identity."""
+"""Configurations: fields, defaults, validation, files, and the identity of a run."""
 
 from hypjax.config.defaults import default_config
 from hypjax.config.files import load_config, read_config, variant_error

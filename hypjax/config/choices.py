@@ -1,7 +1,7 @@
-"""Names that a configuration may choose from; the rooms above hold what they stand for.
+"""Names that configuration fields accept; the rooms above implement them.
 
-A new loss, space, dataset or metric adds its name here and its code there; a test keeps the two
-equal.
+A new loss, space, dataset or metric adds its name here and its code there. A test checks that the
+two agree.
 """
 
 OBJECTIVES = ("pairwise_cross_entropy",)  # hypjax/objectives/create.py

@@ -1,6 +1,7 @@
-"""The fields of a configuration, and their defaults: the published recipe of Hyp-ViT.
+"""Every field of a configuration with its default: the published recipe of Hyp-ViT.
 
-Files in `configs/` start from `default_config` and say what differs.
+Files in `configs/` start from `default_config` and set what differs. Comments name the dataset
+whose value is the default, if the recipe differs between datasets.
 """
 
 from ml_collections import ConfigDict
@@ -8,99 +9,156 @@ from ml_collections.config_dict import placeholder
 
 
 def default_config() -> ConfigDict:
-    """Returns the defaults: Hyp-ViT's recipe (Ermolov et al., CVPR 2022, Section 4 and code).
-
-    Where the recipe depends on the dataset, the comment tells whose value stands here.
-    """
+    """Returns the defaults: the recipe of Ermolov et al., CVPR 2022 (Section 4 and code)."""
     config = ConfigDict()
-    config.name = ""  # The configuration file's, set when it is loaded, and
-    config.variant = ""  # its variant's; together they name the default workdir.
-    config.seed = 0
+    config.name = ""  # Name of the configuration file; set when it is loaded.
+    config.variant = ""  # Name of the file's variant. Both name the default workdir.
+    config.seed = 0  # Seed of the initial parameters, batches and crops.
+    config.data = _data()
+    config.model = _model()
+    config.objective = _objective()
+    config.optim = _optim()
+    config.train = _train()
+    config.eval = _eval()
+    config.run = _run()
+    return config.lock()
 
-    config.data = data = ConfigDict()
-    data.name = "glyphs"  # or folder: own images, at
-    data.path = placeholder(str)  # a folder of classes, or a .csv or .parquet table.
-    # How files become pixels: exact, or fast, which takes JPEGs no larger than a view needs.
+
+def _data() -> ConfigDict:
+    """Images, how they are decoded and cropped, and how their classes are split."""
+    data = ConfigDict()
+    # A name from `hypjax.config.choices.DATASETS`; 'folder' stands for your own images.
+    data.name = "glyphs"
+    # Your own images, for data.name 'folder': a folder with one sub-folder per class, or a .csv or
+    # .parquet table. None for other datasets.
+    data.path = placeholder(str)
+    # 'exact', or 'fast': decodes large JPEGs at a reduced size; requires simplejpeg.
     data.decoder = "exact"
-    # Length to which longer shorter sides are scaled, once, where run.cache is device; None: none.
+    # Largest shorter side of images in the device cache (run.cache), in pixels: larger images are
+    # downscaled once. None keeps the original size.
     data.stored_side = placeholder(int)
-    data.channels = 3
-    data.image_size = 224
-    data.resize = 224  # Shorter side before the test view's centre crop; CUB: 256.
-    data.mean = (0.5, 0.5, 0.5)  # Pixel scaling of ViT; DeiT and DINO use ImageNet's.
+    data.channels = 3  # 1 for greyscale, 3 for RGB.
+    data.image_size = 224  # Side of the square images that the model receives, in pixels.
+    # Test view: length of the shorter side before the centre crop, in pixels. CUB: 256.
+    data.resize = 224
+    # Mean and standard deviation of each channel, for pixels scaled to [0, 1]. ViT; DeiT and DINO
+    # use those of ImageNet.
+    data.mean = (0.5, 0.5, 0.5)
     data.std = (0.5, 0.5, 0.5)
-    data.crop_area = (0.2, 1.0)  # RandomResizedCrop
+    # Training view (RandomResizedCrop): range of the crop's share of the image area, and range of
+    # its aspect ratio.
+    data.crop_area = (0.2, 1.0)
     data.crop_ratio = (3 / 4, 4 / 3)
-    data.flip = 0.5
-    # Classes held out, as a number, or below 1 as a share of them:
-    data.validation_classes = 0.0  # of the training classes, to choose by;
-    # of all, to report, where own images say nothing of splits, or a partial copy has no test.
+    data.flip = 0.5  # Training view: probability of a horizontal flip.
+    # Training classes held out to choose the best checkpoint: their number, or, below 1, their
+    # share of the training classes.
+    data.validation_classes = 0.0
+    # Test classes, if the data has no test split (your own images, or a partial copy): their
+    # number, or, below 1, their share of all classes.
     data.test_classes = 0.0
-    data.split_seed = 0  # Which classes these are; it does not vary with a run's seed.
+    # Seed that selects the held-out classes; independent of config.seed.
+    data.split_seed = 0
+    return data
 
-    config.model = model = ConfigDict()
-    model.architecture = "vit_small_patch16_224"  # timm's name, or vit: a Transformer with these
-    model.patch_size = 0  # sizes, which are 0 elsewhere.
-    model.width = 0
-    model.depth = 0
-    model.num_heads = 0
-    # Of the encoder: a timm hub id, a file, or a run's folder or URL.
+
+def _model() -> ConfigDict:
+    """The encoder (images to embeddings) and the head (a linear map to fewer dimensions)."""
+    model = ConfigDict()
+    # timm's name of a ViT, DeiT or ResNet-50, or 'vit' for a Vision Transformer of these sizes:
+    model.architecture = "vit_small_patch16_224"
+    model.patch_size = 0  # Side of a patch, in pixels. 0 unless the architecture is 'vit'.
+    model.width = 0  # Dimension of a token. 0 unless the architecture is 'vit'.
+    model.depth = 0  # Number of blocks. 0 unless the architecture is 'vit'.
+    model.num_heads = 0  # Attention heads per block. 0 unless the architecture is 'vit'.
+    # Initial weights of the encoder: timm's name on the Hugging Face hub, a file, or the folder or
+    # URL of a run. None starts from random weights.
     model.weights = placeholder(str)
-    # Of tokens, in training and in evaluation: cls, cls_dist_mean, avg, max, avg_max or gem.
+    # How tokens become one embedding, in training and in evaluation: cls, cls_dist_mean (DeiT),
+    # avg, max, avg_max or gem.
     model.pooling = "cls"
     model.eval_pooling = "cls"
-    model.head_dim = 128
-    # Of the encoder's products: float32, bfloat16, or auto, which is bfloat16 on accelerators.
+    model.head_dim = 128  # Dimension of the head's embedding.
+    # Precision of the encoder's matrix products: 'float32', 'bfloat16', or 'auto', which means
+    # bfloat16 on accelerators and float32 on CPUs.
     model.precision = "auto"
+    return model
 
-    config.objective = objective = ConfigDict()
-    objective.name = "pairwise_cross_entropy"
-    objective.space = "poincare"
-    objective.c = 0.1
-    objective.clip_radius = placeholder(float)  # None: features are not clipped.
+
+def _objective() -> ConfigDict:
+    """The training loss and the space of the head's embedding."""
+    objective = ConfigDict()
+    objective.name = "pairwise_cross_entropy"  # A name from `choices.OBJECTIVES`.
+    objective.space = "poincare"  # 'poincare' (the ball) or 'sphere'.
+    objective.c = 0.1  # The ball has curvature -c and radius 1/sqrt(c); 0 is flat.
+    # Norm to which features are clipped before they enter the ball. None disables clipping.
+    objective.clip_radius = placeholder(float)  # Makes None a valid value.
     objective.clip_radius = 2.3
-    objective.temperature = 0.2
+    objective.temperature = 0.2  # Divides the distances in the softmax.
+    return objective
 
-    config.optim = optim = ConfigDict()
-    optim.learning_rate = 3e-5  # vit, deit; dino: 1e-5
-    optim.schedule = "constant"
-    optim.warmup_steps = 0
-    optim.weight_decay = 0.01
-    optim.b1 = 0.9
-    optim.b2 = 0.999
-    optim.eps = 1e-8
-    optim.clip_norm = 3.0
-    optim.frozen = ("patch_projection",)  # Names of parameter groups, see hypjax/optim.py.
 
-    config.train = train = ConfigDict()
-    train.total_steps = 200  # CUB
-    train.batch_size = 900  # samples_per_class images of each class
-    train.samples_per_class = 2  # SOP, In-Shop; CUB, Cars: 9.
-    # epoch_classes: each class at most once an epoch; drawn_classes: classes drawn anew for every
-    # batch (HIER, IRT); shuffled: images, whatever their classes.
+def _optim() -> ConfigDict:
+    """AdamW, its learning rate, and which parameters are frozen."""
+    optim = ConfigDict()
+    optim.learning_rate = 3e-5  # Peak learning rate. ViT and DeiT; DINO: 1e-5.
+    optim.schedule = "constant"  # After the warm-up: 'constant', or 'cosine' (decay to 0).
+    optim.warmup_steps = 0  # Steps of linear warm-up from 0.
+    optim.weight_decay = 0.01  # Applies to all trained parameters, biases included.
+    optim.b1 = 0.9  # Decay rate of Adam's first moment.
+    optim.b2 = 0.999  # Decay rate of Adam's second moment.
+    optim.eps = 1e-8  # Adam's epsilon.
+    optim.clip_norm = 3.0  # Largest global norm of the gradient; larger ones are rescaled.
+    # Parameter groups that are not trained, by their names in hypjax/config/groups.py.
+    optim.frozen = ("patch_projection",)
+    return optim
+
+
+def _train() -> ConfigDict:
+    """Length of training and composition of batches."""
+    train = ConfigDict()
+    train.total_steps = 200  # Length of training, in batches. CUB.
+    train.batch_size = 900  # Images per step: a multiple of samples_per_class.
+    train.samples_per_class = 2  # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.
+    # How batches are drawn: 'epoch_classes' (every class at most once per epoch), 'drawn_classes'
+    # (random classes for every batch; HIER, IRT), or 'shuffled' (images regardless of class).
     train.sampling = "epoch_classes"
-    train.repeat_images = False  # True: a class's images are drawn with replacement (HIER).
-    train.on_nonfinite = "stop"  # or skip: drop the update of a step that is not finite,
-    train.max_nonfinite = 10  # so often at most.
+    # Whether a class's images are drawn with replacement (HIER).
+    train.repeat_images = False
+    # After a loss or gradient that is not finite: 'stop', or 'skip' that update.
+    train.on_nonfinite = "stop"
+    train.max_nonfinite = 10  # With 'skip': most updates that may be skipped before the run stops.
+    return train
 
-    config.eval = evaluation = ConfigDict()
-    evaluation.ks = (1, 2, 4, 8)  # of Recall@K and precision@K; CUB, Cars.
-    evaluation.metrics = ("recall",)  # and, where wanted, others of `METRICS`.
-    evaluation.every = 0  # Steps between evaluations on the validation classes; 0: none.
 
-    config.run = run = ConfigDict()
-    run.data_dir = placeholder(str)  # None: TFDS's default, ~/tensorflow_datasets.
-    run.workers = 0  # Processes that decode; 0: threads.
-    run.input_timeout = 600.0  # Seconds that a step waits for a piece of its input.
-    # or device: training images decoded once into the devices' memory, and cropped there; or host:
-    run.cache = "none"  # all images decoded once, in a memory-mapped file
-    run.cache_dir = placeholder(str)  # in this folder. None: ~/.cache/hypjax/decoded.
-    # Copies of the parameters, and parts that each is cut into; images are shared out over all.
-    run.mesh = (-1, 1)  # −1: as many as there are devices for.
-    run.microbatch = 0  # Most images embedded at once, the same gradient in less memory; 0: all.
-    run.remat = False  # True: each block's activations are computed again for its gradient.
-    run.eval_batch_size = 256
+def _eval() -> ConfigDict:
+    """What is measured, and how often."""
+    evaluation = ConfigDict()
+    evaluation.ks = (1, 2, 4, 8)  # The K of Recall@K and precision@K. CUB and Cars.
+    evaluation.metrics = ("recall",)  # Names from `choices.METRICS`.
+    evaluation.every = 0  # Steps between evaluations on the validation classes; 0: at the end only.
+    return evaluation
+
+
+def _run() -> ConfigDict:
+    """Where and how the run is executed; these fields may change when it is resumed."""
+    run = ConfigDict()
+    run.data_dir = placeholder(str)  # Folder or URL of prepared datasets. None is TFDS's default.
+    run.workers = 0  # Processes that decode images; 0 uses threads.
+    run.input_timeout = 600.0  # Seconds that a step waits for a part of its input.
+    # Cache of decoded images: 'none', 'host' (all images, decoded once, in a memory-mapped file) or
+    # 'device' (training images, decoded at each start, in the memory of the devices, which crop
+    # them).
+    run.cache = "none"
+    run.cache_dir = placeholder(str)  # Folder of the host cache. None: ~/.cache/hypjax/decoded.
+    # Copies of the parameters (-1: as many as the devices allow) and shards of each copy. Batches
+    # are split over all devices either way.
+    run.mesh = (-1, 1)
+    # Most images embedded at once: saves memory and gives the same gradient. 0 embeds the batch.
+    run.microbatch = 0
+    # Whether to recompute each block's activations for the gradient, which saves memory.
+    run.remat = False
+    run.eval_batch_size = 256  # Images per batch in evaluation.
     run.log_every = 10  # Steps between lines of metrics.jsonl.
     run.checkpoint_every = 100  # Steps between checkpoints.
-    run.wandb_project = placeholder(str)  # None: nothing is sent to Weights & Biases.
-    return config.lock()
+    run.wandb_project = placeholder(str)  # Weights & Biases project. None does not use W&B.
+    return run

@@ -1,4 +1,4 @@
-"""Loads configuration files, and sets fields of them from the command line."""
+"""Loads configuration files and applies the command line's overrides."""
 
 import ast
 import importlib.util
@@ -16,15 +16,15 @@ from hypjax.errors import UserError, nearest
 
 
 def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """Loads a configuration, sets fields of it and validates the result.
+    """Loads a configuration file, sets fields and validates the result.
 
     Args:
-        spec: 'configs/glyphs.py', or 'configs/glyphs.py:sph' for the variant that the file's
-            `get_config` takes as argument.
-        overrides: Such as 'train.total_steps=100'; a list is written '1,10' or '(1, 10)'.
+        spec: A path with an optional variant, such as 'configs/glyphs.py:sph'. The variant is the
+            argument of the file's `get_config`.
+        overrides: Strings such as 'train.total_steps=100'. Lists are written '1,10' or '(1, 10)'.
 
     Raises:
-        UserError: The file or the variant does not exist, or a field is unknown or impossible.
+        UserError: The file or the variant does not exist, or a field is unknown or invalid.
     """
     config = read_config(spec)
     for override in overrides:
@@ -34,7 +34,7 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
 
 def read_config(spec: str) -> ConfigDict:
-    """Loads a configuration as its file has it, which may leave fields to the command line.
+    """Loads a configuration file without validation: required fields may still be missing.
 
     Raises:
         UserError: The file or the variant does not exist.
@@ -47,13 +47,13 @@ def read_config(spec: str) -> ConfigDict:
 
 def _module(path: pathlib.Path) -> types.ModuleType:
     if not path.is_file():
-        beside = {str(p) for p in path.parent.glob("*.py")}
+        others = {str(p) for p in path.parent.glob("*.py")}
         raise UserError(
-            f"no configuration file {path}" + (nearest(str(path), beside) if beside else "")
+            f"no configuration file {path}" + (nearest(str(path), others) if others else "")
         )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None:
-        raise UserError(f"{path} is no Python file; try --config=configs/glyphs.py")
+        raise UserError(f"{path} is not a Python file; try --config=configs/glyphs.py")
     module = importlib.util.module_from_spec(spec)
     _attempt(spec.loader.exec_module, path, module)
     return module
@@ -66,7 +66,7 @@ def _call(module: types.ModuleType, path: str, variant: str) -> ConfigDict:
 
 
 def _attempt(function: Any, path: str | pathlib.Path, *args: Any) -> Any:
-    """Calls into the user's file; what goes wrong there is told with the line."""
+    """Calls a function of the user's file; errors are reported with their line number."""
     try:
         return function(*args)
     except UserError:
@@ -76,16 +76,16 @@ def _attempt(function: Any, path: str | pathlib.Path, *args: Any) -> Any:
             f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
         ]
         where = f"{path}, line {lines[-1]}" if lines else str(path)
-        what = str(error).replace("\n", " ")
-        raise UserError(f"{where}: {type(error).__name__}: {what}") from error
+        message = str(error).replace("\n", " ")
+        raise UserError(f"{where}: {type(error).__name__}: {message}") from error
 
 
 def _set(config: ConfigDict, override: str) -> None:
     field, equals, text = override.partition("=")
     known = flatten(config)
-    inside = [name for name in known if name.startswith(field + ".")]
-    if inside:
-        raise UserError(f"config.{field} is a group of fields, such as config.{inside[0]}")
+    members = [name for name in known if name.startswith(field + ".")]
+    if members:
+        raise UserError(f"config.{field} is a group of fields, such as config.{members[0]}")
     if field not in known:
         raise UserError(f"unknown field config.{field}{nearest(field, known)}")
     if not equals:
@@ -100,21 +100,24 @@ def _set(config: ConfigDict, override: str) -> None:
         config.update_from_flattened_dict({field: value})
 
 
-def _parse(text: str, present: Any) -> Any:
-    """Reads a literal, or leaves the text as it is; whole floats serve as integers."""
+def _parse(text: str, current: Any) -> Any:
+    """Parses an override's value to the type of the field's current value.
+
+    What is not a Python literal stays a string; 1e3 is accepted as an integer.
+    """
     try:
         value = ast.literal_eval(text)
     except (SyntaxError, ValueError):
-        value = tuple(text.split(",")) if isinstance(present, tuple) else text
-    if isinstance(present, tuple) and not isinstance(value, tuple):
+        value = tuple(text.split(",")) if isinstance(current, tuple) else text
+    if isinstance(current, tuple) and not isinstance(value, tuple):
         value = tuple(value) if isinstance(value, list) else (value,)
-    if isinstance(present, str) and value is not None:
+    if isinstance(current, str) and value is not None:
         value = text
-    if isinstance(present, int) and isinstance(value, float) and value.is_integer():
+    if isinstance(current, int) and isinstance(value, float) and value.is_integer():
         value = int(value)
     return value
 
 
 def variant_error(variant: str, valid: Collection[str]) -> UserError:
-    """What a configuration file raises for a variant it does not have."""
+    """Returns the error that a configuration file raises for an unknown variant."""
     return UserError(f"unknown variant {variant!r}{nearest(variant, valid)}")

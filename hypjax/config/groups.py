@@ -1,6 +1,6 @@
-"""Groups of parameters, by the names that configurations use."""
+"""Names of parameter groups, for fields such as `optim.frozen`."""
 
-# Each group is the subtree below a path of the parameters {"model": ..., "objective": ...}.
+# Each group is a subtree of the parameters {"model": ..., "objective": ...}, given by its path.
 GROUPS = {
     "patch_projection": ("model", "encoder", "patch_embed"),
     "encoder": ("model", "encoder"),

@@ -1,7 +1,7 @@
-"""The recipes of Hyp-ViT and Sph-ViT (Ermolov et al., CVPR 2022): what its datasets share.
+"""The recipes of Hyp-ViT and Sph-ViT (Ermolov et al., CVPR 2022), shared by all datasets.
 
-A file in `configs/` parses its variant, starts from `hyp_vit`, and says what is its dataset's own.
-Numbers are the paper's; where the code that its authors released differs, that is told beside.
+A file in `configs/` parses its variant, starts from `hyp_vit`, and sets what its dataset needs.
+Numbers are the paper's; comments say where the authors' released code differs.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from hypjax.config.defaults import default_config
 from hypjax.config.files import variant_error
 from hypjax.system.cores import usable_cores
 
-SHORTER_SIDES = {"cub200": 256}  # Before the test view's crop, where it is not the crop's side.
+SHORTER_SIDES = {"cub200": 256}  # Of the test view, if not the crop's side.
 SPACES = {"hyp": "poincare", "sph": "sphere"}
 
 _HALF = (0.5, 0.5, 0.5)
@@ -24,15 +24,15 @@ _RELEASED = ",released"
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedEncoder:
-    """An encoder as the paper fine-tunes it.
+    """A pretrained encoder, as the paper fine-tunes it.
 
     Attributes:
-        architecture: timm's name of it.
-        weights: timm's name of what it starts from.
-        learning_rate: It never changes during a run.
-        mean: Of the pixels, as the weights expect them.
-        std: Their deviation.
-        eval_pooling: Of tokens, in evaluation; training uses the class token.
+        architecture: timm's name of the architecture.
+        weights: timm's name of the pretrained weights.
+        learning_rate: Constant learning rate.
+        mean: Mean of each channel that the weights expect, for pixels in [0, 1].
+        std: Standard deviation of each channel, likewise.
+        eval_pooling: Pooling of the tokens in evaluation; training uses the class token.
     """
 
     architecture: str
@@ -43,10 +43,10 @@ class PretrainedEncoder:
     eval_pooling: str = "cls"
 
 
-# Learning rates are the paper's and the released code's, which agree; pixel scaling is that of the
-# weights, as timm states it.
+# On learning rates the paper and the released code agree. Pixel scaling is what timm lists for the
+# weights.
 ENCODERS = {
-    "vit": PretrainedEncoder(  # On ImageNet-21k, then on ImageNet-1k.
+    "vit": PretrainedEncoder(  # Pretrained on ImageNet-21k, then ImageNet-1k.
         "vit_small_patch16_224",
         "vit_small_patch16_224.augreg_in21k_ft_in1k",
         learning_rate=3e-5,
@@ -57,8 +57,8 @@ ENCODERS = {
         "deit_small_distilled_patch16_224",
         "deit_small_distilled_patch16_224.fb_in1k",
         learning_rate=3e-5,
-        # The released code trains on the class token and scores the mean of class and distillation
-        # tokens: what the timm of its day returned in training and in evaluation.
+        # The released code trains on the class token and evaluates the mean of the class and the
+        # distillation token, since its version of timm returned these.
         eval_pooling="cls_dist_mean",
     ),
     "dino": PretrainedEncoder(
@@ -72,13 +72,13 @@ VARIANTS = tuple(f"{space}-{encoder}" for space in SPACES for encoder in ("vit",
 
 
 class Variant(NamedTuple):
-    """Which of a dataset's experiments is meant.
+    """One of a dataset's experiments.
 
     Attributes:
-        name: As the user wrote it.
-        space: One of `SPACES`.
-        encoder: One of `ENCODERS`.
-        released: Whether to train as long as the released commands do, and not as the paper says.
+        name: The variant's name, such as 'hyp-dino'.
+        space: A key of `SPACES`.
+        encoder: A key of `ENCODERS`.
+        released: Whether to train for as many steps as the released commands and not as the paper.
     """
 
     name: str
@@ -88,14 +88,14 @@ class Variant(NamedTuple):
 
 
 def parse_variant(name: str, extra: Sequence[str] = ()) -> Variant:
-    """Reads a variant, such as 'hyp-dino', or 'hyp-dino,released'.
+    """Parses a variant, such as 'hyp-dino' or 'hyp-dino,released'.
 
     Args:
-        name: What stands behind the configuration file's colon.
-        extra: Variants of this dataset beside `VARIANTS`.
+        name: The text after the configuration file's colon.
+        extra: Variants of this dataset in addition to `VARIANTS`.
 
     Raises:
-        UserError: There is no such variant; the message names the nearest.
+        UserError: There is no such variant; the message suggests the most similar one.
     """
     valid = [one + suffix for suffix in ("", _RELEASED) for one in (*VARIANTS, *extra)]
     if name not in valid:
@@ -105,10 +105,10 @@ def parse_variant(name: str, extra: Sequence[str] = ()) -> Variant:
 
 
 def hyp_vit(variant: Variant) -> ConfigDict:
-    """The recipe of a variant, without what depends on the dataset.
+    """Returns the recipe of a variant for any dataset.
 
-    Its batch size, steps, K and, for CUB, test view are the dataset's; all that is not set here is
-    in `hypjax.config.default_config`.
+    The dataset's file adds batch size, steps, K and, for CUB, the test view. All other fields have
+    their defaults, see `hypjax.config.default_config`.
     """
     encoder = ENCODERS[variant.encoder]
     config = default_config()
@@ -119,13 +119,13 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     config.model.pooling = "cls"
     config.model.eval_pooling = encoder.eval_pooling
     config.objective.space = SPACES[variant.space]
-    # Ball: paper and code. Sphere: the published runs divide the cosine by 0.1; −D / 0.2 with
-    # D = 2 − 2cos (Eq. 4) is cos / 0.1 less a constant, which the softmax does not see. (The
-    # paper's "τ = 0.1" and its Eq. 4 do not fit together.)
+    # Ball: paper and code. Sphere: the published runs divide the cosine by 0.1. With D = 2 − 2cos
+    # (Eq. 4), −D / 0.2 is cos / 0.1 minus a constant, which cancels in the softmax. (The paper's
+    # "τ = 0.1" contradicts its Eq. 4.)
     config.objective.temperature = 0.2
     config.optim.learning_rate = encoder.learning_rate
-    # A core decodes and crops some 400 photos a second, so that all are needed. On a few cores
-    # threads are the faster ones: 690 photos a second on two, where two processes make 560.
+    # One core decodes and crops about 400 photos per second, so all cores are needed. On few cores
+    # threads are faster: on two cores 690 photos per second, against 560 with two processes.
     cores = usable_cores()
     config.run.workers = min(8, cores) if cores > 4 else 0
     return config

@@ -1,4 +1,4 @@
-"""What the fields of a configuration must satisfy."""
+"""Validation: the type and range of each field, and rules between fields."""
 
 import dataclasses
 import functools
@@ -30,7 +30,12 @@ OPTIONAL = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What a field must satisfy, in code and in words."""
+    """A condition on the value of a field.
+
+    Attributes:
+        holds: Whether a value satisfies the condition.
+        words: The condition in words, to follow 'it must be'.
+    """
 
     holds: Callable[[Any], bool]
     words: str
@@ -41,13 +46,13 @@ _SCALARS = {
     float: Rule(
         lambda value: type(value) in (int, float) and math.isfinite(value), "a finite number"
     ),
-    str: Rule(lambda value: isinstance(value, str), "a text"),
+    str: Rule(lambda value: isinstance(value, str), "a string"),
     bool: Rule(lambda value: type(value) is bool, "True or False"),
 }
 
 
 def field_type(field: str) -> Rule:
-    """The type that a field's default has, as a rule.
+    """Returns the rule that a value has the type of the field's default.
 
     Args:
         field: A dotted name, such as 'train.total_steps'.
@@ -57,7 +62,7 @@ def field_type(field: str) -> Rule:
         scalar = _SCALARS[type(default[0])]
         return Rule(
             lambda value: isinstance(value, tuple) and all(map(scalar.holds, value)),
-            f"a list in which each item is {scalar.words}",
+            f"a list whose items are each {scalar.words}",
         )
     group, _, name = field.rpartition(".")
     scalar = _SCALARS[_group(group).get_type(name) if default is None else type(default)]
@@ -67,7 +72,7 @@ def field_type(field: str) -> Rule:
 
 
 def _group(name: str) -> ConfigDict:
-    """The defaults of a group of fields."""
+    """Returns the defaults of a group of fields."""
     return functools.reduce(getattr, filter(None, name.split(".")), default_config())
 
 
@@ -92,7 +97,7 @@ def _range_within(low: float, high: float) -> Rule:
 
 _CLASSES = Rule(
     lambda value: value >= 0 and (value < 1 or value == int(value)),
-    "a number of classes, or a share of them below 1",
+    "a number of classes, or a fraction of them below 1",
 )
 _POSITIVE = Rule(lambda value: value > 0, "above 0")
 
@@ -131,17 +136,19 @@ _RULES = {
     "optim.eps": _POSITIVE,
     "optim.clip_norm": _POSITIVE,
     "optim.frozen": Rule(
-        lambda value: set(value) <= set(GROUPS), "names among " + ", ".join(GROUPS)
+        lambda value: set(value) <= set(GROUPS), "names from " + ", ".join(GROUPS)
     ),
     "train.total_steps": _at_least(1),
     "train.samples_per_class": _at_least(2),
     "train.sampling": _one_of(*SAMPLINGS),
     "train.on_nonfinite": _one_of("stop", "skip"),
     "train.max_nonfinite": _at_least(1),
-    "eval.ks": Rule(lambda value: len(value) > 0 and min(value) >= 1, "one or more numbers from 1"),
+    "eval.ks": Rule(
+        lambda value: len(value) > 0 and min(value) >= 1, "one or more numbers, each at least 1"
+    ),
     "eval.metrics": Rule(
         lambda value: "recall" in value and set(value) <= set(METRICS),
-        "recall, and others among " + ", ".join(METRICS[1:]),
+        "recall, and optionally any of " + ", ".join(METRICS[1:]),
     ),
     "eval.every": _at_least(0),
     "run.workers": _at_least(0),
@@ -149,7 +156,7 @@ _RULES = {
     "run.cache": _one_of("none", "host", "device"),
     "run.mesh": Rule(
         lambda value: len(value) == 2 and (value[0] == -1 or value[0] >= 1) and value[1] >= 1,
-        "two numbers: copies of the parameters (−1: as many as possible) and parts of each",
+        "two numbers: copies of the parameters (−1: as many as possible) and shards of each copy",
     ),
     "run.microbatch": _at_least(0),
     "run.eval_batch_size": _at_least(1),
@@ -159,10 +166,10 @@ _RULES = {
 
 
 def validate(config: ConfigDict) -> None:
-    """Refuses a configuration that cannot be run, before anything is compiled.
+    """Validates a configuration before anything is compiled.
 
     Raises:
-        UserError: A field is unknown, missing or impossible; the message names it.
+        UserError: A field is unknown, missing or invalid; the message names it.
     """
     fields = flatten(config)
     known = flatten(default_config())
@@ -177,56 +184,71 @@ def validate(config: ConfigDict) -> None:
     for field, rule in _RULES.items():
         if not rule.holds(fields[field]):
             refuse(field, fields[field], rule.words)
-    _validate_together(config)
+    _validate_batches(config)
+    _validate_architecture(config)
+    _validate_data(config)
+    _validate_caches(config)
 
 
-def _validate_together(config: ConfigDict) -> None:
-    """Rules that tie fields to one another."""
-    data, model, optim, train = config.data, config.model, config.optim, config.train
-    objective = config.objective
-    if train.sampling == "shuffled":
+def _validate_batches(config: ConfigDict) -> None:
+    """Validates batches against the objective, and the schedule against the number of steps."""
+    train = config.train
+    if train.sampling == "shuffled" and config.objective.name == "pairwise_cross_entropy":
         words = "epoch_classes or drawn_classes: this objective compares images of one class"
-        if objective.name == "pairwise_cross_entropy":
-            refuse("train.sampling", train.sampling, words)
+        refuse("train.sampling", train.sampling, words)
     classes, rest = divmod(train.batch_size, train.samples_per_class)
     if train.sampling != "shuffled" and (rest or classes < 2):
-        words = f"a multiple of train.samples_per_class ({train.samples_per_class}), twice or more"
+        samples = train.samples_per_class
+        words = f"a multiple of train.samples_per_class ({samples}), and at least {2 * samples}"
         refuse("train.batch_size", train.batch_size, words)
-    if data.resize < data.image_size:
-        refuse("data.resize", data.resize, f"at least data.image_size ({data.image_size})")
+    if config.optim.warmup_steps > train.total_steps:
+        words = f"at most train.total_steps ({train.total_steps})"
+        refuse("optim.warmup_steps", config.optim.warmup_steps, words)
+
+
+def _validate_architecture(config: ConfigDict) -> None:
+    """Validates the sizes of the encoder, which only the architecture 'vit' needs."""
+    model = config.model
     for field in ("patch_size", "width", "depth", "num_heads"):
         if model.architecture == "vit" and model[field] == 0:
-            refuse(f"model.{field}", 0, "at least 1 where model.architecture is vit")
+            refuse(f"model.{field}", 0, "at least 1 if model.architecture is vit")
         if model.architecture != "vit" and model[field] != 0:
-            words = (
-                "0, as are patch_size, width, depth and num_heads where an architecture is named"
-            )
+            words = "0, like patch_size, width, depth and num_heads, if an architecture is named"
             refuse(f"model.{field}", model[field], words)
     if model.architecture == "vit" and model.width % model.num_heads:
         refuse("model.width", model.width, f"a multiple of model.num_heads ({model.num_heads})")
+
+
+def _validate_data(config: ConfigDict) -> None:
+    """Validates the dataset's path and the views of its images."""
+    data = config.data
     if data.name == "folder" and not data.path:
         refuse("data.path", data.path, "a folder of images, or a .csv or .parquet table")
     if data.name != "folder" and data.path:
-        refuse("data.path", data.path, f"None where data.name is {data.name}")
-    if data.decoder == "fast" and config.run.cache != "none":
-        refuse(
-            "run.cache",
-            config.run.cache,
-            "none where data.decoder is fast, which decodes only what a view needs",
-        )
-    if data.stored_side is not None and config.run.cache != "device":
-        refuse("data.stored_side", data.stored_side, "None unless run.cache is device")
+        refuse("data.path", data.path, f"None if data.name is {data.name}")
+    if data.resize < data.image_size:
+        refuse("data.resize", data.resize, f"at least data.image_size ({data.image_size})")
     for field in ("mean", "std"):
         if len(data[field]) != data.channels:
-            refuse(f"data.{field}", data[field], f"one number a channel ({data.channels})")
-    if optim.warmup_steps > train.total_steps:
-        refuse(
-            "optim.warmup_steps",
-            optim.warmup_steps,
-            f"at most train.total_steps ({train.total_steps})",
-        )
+            refuse(f"data.{field}", data[field], f"one number per channel ({data.channels})")
+
+
+def _validate_caches(config: ConfigDict) -> None:
+    """Validates the image cache against the settings that it excludes or enables."""
+    data, cache = config.data, config.run.cache
+    if data.decoder == "fast" and cache != "none":
+        words = "none if data.decoder is fast, which decodes only what a view needs"
+        refuse("run.cache", cache, words)
+    if data.stored_side is not None and cache != "device":
+        refuse("data.stored_side", data.stored_side, "None unless run.cache is device")
 
 
 def refuse(field: str, value: Any, words: str) -> None:
-    """Raises the error for a field's impossible value."""
+    """Raises a `UserError` for an invalid value.
+
+    Args:
+        field: The dotted name of the field.
+        value: Its value.
+        words: What it must be.
+    """
     raise UserError(f"config.{field} is {value!r}; it must be {words}")

@@ -106,7 +106,7 @@ def assemble_batches(
         patience = _PROCESS_PATIENCE if workers.count else 0 if stalled else _THREAD_PATIENCE
         ended = _close(deliveries, patience, other_children if stalled else None)
         if not ended or not tracker.has_ended(patience):
-            exits.expect_none()
+            exits.mark_stuck()
         log.close()
         if workers.count:
             del deliveries

@@ -1,4 +1,4 @@
-"""The devices and the processes of one run."""
+"""Data parallelism over the devices and processes of one run."""
 
 from hypjax.parallel.mesh import (
     AXES,
@@ -21,15 +21,15 @@ __all__ = [
     "AXES",
     "EVERY_DEVICE",
     "Slices",
-    "sharded",
     "create_mesh",
-    "replicated",
+    "gather",
+    "local_rows",
     "map_images",
     "map_local_images",
-    "local_rows",
     "parameter_shardings",
     "place",
+    "replicated",
     "shard",
+    "sharded",
     "slices",
-    "gather",
 ]

@@ -1,8 +1,9 @@
-"""Data parallelism: devices in a mesh, images shared out among them, parameters copied or parted.
+"""Data parallelism: a mesh of devices, sharded batches, and replicated or sharded parameters.
 
-All devices together compute what one would: the loss is that of the whole batch, and its gradient
-the exact one. Images are shared out whatever their classes are, and may be embedded in slices, each
-over all devices, so that activations take one slice's memory.
+Results do not depend on the number of devices: the loss is that of the whole batch, and its
+gradient is exact. A batch is split over the devices regardless of classes. It may also be embedded
+in slices (microbatches), one after the other, each over all devices, so that only one slice's
+activations are in memory.
 """
 
 import math
@@ -17,53 +18,53 @@ from jaxtyping import PyTree
 
 from hypjax.errors import UserError
 
-# Of the mesh: parameters are copied along the first and parted along the second; images are
-# shared out over both.
+# Mesh axes. Parameters are replicated along the first and sharded along the second; images are
+# sharded over both.
 AXES = ("copies", "parts")
-EVERY_DEVICE = (-1, 1)
+EVERY_DEVICE = (-1, 1)  # Mesh shape: a full copy of the parameters on each device.
 
 
 def create_mesh(
     shape: tuple[int, int] = EVERY_DEVICE, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """The devices of a run.
+    """Creates the mesh of a run's devices.
 
     Args:
-        shape: Copies of the parameters, and parts that each is cut into; −1 copies: as many as
-            there are devices for.
-        devices: To choose from, the first ones; None: all there are, those of one process beside
-            each other.
+        shape: Number of copies of the parameters, and number of shards of each copy; −1 copies
+            uses as many devices as possible.
+        devices: Devices to take the mesh from, in order. By default all devices, grouped by
+            process.
 
     Raises:
-        UserError: There are not as many devices, or some of a process would be left out.
+        UserError: There are too few devices, or some device of a process would be unused.
     """
-    copies, parts = shape
-    own_choice = devices is not None
-    if devices is None:
+    copies, shards = shape
+    every_device = devices is None
+    if every_device:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    copies = len(devices) // parts if copies == -1 else copies
-    chosen = devices[: copies * parts]
+    copies = len(devices) // shards if copies == -1 else copies
+    chosen = devices[: copies * shards]
     processes = len({device.process_index for device in devices})
-    if not chosen or len(chosen) < copies * parts:
+    if not chosen or len(chosen) < copies * shards:
         raise UserError(
-            f"config.run.mesh is {shape}, {max(copies, 1) * parts} devices, but there are "
-            f"{len(devices)}; copies times parts may be that many at most"
+            f"config.run.mesh is {shape}, {max(copies, 1) * shards} devices, but there are "
+            f"{len(devices)}; copies times shards must not exceed that"
         )
-    if processes > 1 and len(chosen) < len(devices) and not own_choice:
+    if processes > 1 and len(chosen) < len(devices) and every_device:
         raise UserError(
             f"config.run.mesh is {shape}, {len(chosen)} devices, but the {processes} processes "
-            f"have {len(devices)}, of which none may be left out; make copies times parts that many"
+            f"have {len(devices)} and must use all of them; make copies times shards that many"
         )
-    return Mesh(np.array(chosen).reshape(copies, parts), AXES)
+    return Mesh(np.array(chosen).reshape(copies, shards), AXES)
 
 
 class Slices(NamedTuple):
-    """How the images of a batch are shared out.
+    """How a batch is split into slices (microbatches) and over devices.
 
     Attributes:
-        count: Slices, which are embedded one after the other.
-        images: Of each on each device.
-        devices: How many there are.
+        count: Number of slices, which are embedded one after the other.
+        images: Images of one slice on one device.
+        devices: Number of devices.
     """
 
     count: int
@@ -72,49 +73,55 @@ class Slices(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Images of the batch and those that fill it up."""
+        """Number of images including padding."""
         return self.count * self.images * self.devices
 
 
 def slices(batch_size: int, mesh: Mesh, microbatch: int = 0) -> Slices:
-    """Slices of a batch, of equal size, so that few images fill it up.
+    """Splits a batch into slices of equal size, with as little padding as possible.
 
     Args:
-        batch_size: Images.
+        batch_size: Number of images.
         mesh: The devices.
-        microbatch: The most images of a slice, rounded up to the devices; 0: one slice.
+        microbatch: Largest number of images in a slice, rounded up to a multiple of the devices;
+            0 makes one slice.
     """
     count = math.ceil(batch_size / microbatch) if microbatch else 1
     return Slices(count, math.ceil(batch_size / (count * mesh.size)), mesh.size)
 
 
 def local_rows(mesh: Mesh, rows: int) -> range:
-    """The rows that this process's devices hold of an array that is shared out."""
-    places = sharded(mesh).addressable_devices_indices_map((rows,)).values()
-    bounds = [place[0].indices(rows) for place in places]
+    """Returns the rows of a sharded array that this process's devices hold."""
+    indices = sharded(mesh).addressable_devices_indices_map((rows,)).values()
+    bounds = [index[0].indices(rows) for index in indices]
     return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 
 
 def shard(mesh: Mesh, rows: PyTree) -> PyTree:
-    """Arrays with a row an image, of which each process gives `local_rows`, on all devices."""
+    """Shards arrays with one row per image over all devices.
+
+    Args:
+        mesh: The devices.
+        rows: Arrays with this process's `local_rows`.
+    """
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharded(mesh), np.asarray(x)), rows
     )
 
 
 def place(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
-    """Arrays that every process has, where they shall lie.
+    """Moves arrays to a sharding.
 
     Args:
-        tree: The arrays.
-        sharding: One for all, or a tree of them.
+        tree: Arrays, equal in all processes.
+        sharding: One sharding for all arrays, or a tree of shardings.
     """
     if isinstance(sharding, NamedSharding):
         sharding = jax.tree.map(lambda _: sharding, tree)
-    return jax.tree.map(_placed, tree, sharding)
+    return jax.tree.map(_place, tree, sharding)
 
 
-def _placed(x: Any, sharding: NamedSharding) -> jax.Array:
+def _place(x: Any, sharding: NamedSharding) -> jax.Array:
     if isinstance(x, jax.Array) and x.sharding == sharding:
         return x
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
@@ -126,30 +133,30 @@ def _placed(x: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """A copy of an array on each device."""
+    """Returns the sharding of an array that every device holds in full."""
     return NamedSharding(mesh, P())
 
 
 def sharded(mesh: Mesh) -> NamedSharding:
-    """An array with a row an image, shared out over the devices."""
+    """Returns the sharding of an array whose rows (images) are split over all devices."""
     return NamedSharding(mesh, P(AXES))
 
 
 def parameter_shardings(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Where parameters and what the optimiser keeps of them lie.
+    """Returns the shardings of parameters and optimiser state.
 
-    Each array is parted along its longest axis that the mesh's parts divide, or copied where there
-    is none.
+    Each array is sharded along the longest axis that the second mesh axis divides evenly, and
+    replicated if there is none.
 
     Args:
         mesh: The devices.
-        tree: Arrays, or what has their shapes.
+        tree: Arrays or `jax.ShapeDtypeStruct`s.
     """
-    parts = mesh.shape[AXES[1]]
+    shards = mesh.shape[AXES[1]]
 
     def sharding(x: Any) -> NamedSharding:
-        sizes = [size if size % parts == 0 else 0 for size in x.shape]
-        if parts == 1 or not any(sizes):
+        sizes = [size if size % shards == 0 else 0 for size in x.shape]
+        if shards == 1 or not any(sizes):
             return replicated(mesh)
         axis = int(np.argmax(sizes))
         return NamedSharding(mesh, P(*[None] * axis, AXES[1]))
@@ -158,73 +165,70 @@ def parameter_shardings(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def gather(tree: PyTree) -> PyTree:
-    """The arrays as this process's first device has them, put together where they are parted.
+    """Gathers sharded arrays and returns them as this process's first device holds them.
 
-    All processes are to call it at once.
+    All processes must call this together.
     """
 
-    def put_together(x: Any) -> Any:
+    def gather_leaf(x: Any) -> Any:
         if not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding):
             return x
         if not x.is_fully_replicated:
             x = jax.jit(lambda y: y, out_shardings=replicated(x.sharding.mesh))(x)
         return x.addressable_data(0)
 
-    return jax.tree.map(put_together, tree)
+    return jax.tree.map(gather_leaf, tree)
 
 
 def map_images(
     function: Callable[..., PyTree], mesh: Mesh, count: int = 1
 ) -> Callable[..., PyTree]:
-    """The function, each device applying it to its own images.
+    """Splits a function of images over the devices and replicates its result.
 
-    Several slices are embedded one after the other; what lies between is not kept for the gradient,
-    but computed again, slice by slice.
+    Several slices are computed one after the other. Their intermediate values are not stored for
+    the gradient but recomputed, slice by slice (rematerialisation).
 
     Args:
-        function: From parameters and arrays with a row an image to arrays with a row an image, each
-            of which depends on its own image alone.
+        function: Maps parameters and arrays with one row per image to arrays with one row per
+            image. Each row of the result may depend on the parameters and its own image only.
         mesh: The devices.
-        count: Slices.
+        count: Number of slices.
 
     Returns:
-        The same function of all images, to be called while tracing. What it returns is on every
-        device.
+        The same function of all images, for use inside `jax.jit`; every device holds its result.
     """
 
-    def of_own(params: PyTree, *images: PyTree) -> PyTree:
+    def in_slices(params: PyTree, *images: PyTree) -> PyTree:
         if count == 1:
             return function(params, *images)
-        by_slice = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), images)
-        remembering_none = jax.checkpoint(
-            lambda images: function(params, *images), prevent_cse=False
-        )
-        outputs = jax.lax.map(remembering_none, by_slice)
+        slices = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), images)
+        rematerialised = jax.checkpoint(lambda images: function(params, *images), prevent_cse=False)
+        outputs = jax.lax.map(rematerialised, slices)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 
-    shared = map_local_images(of_own, mesh)
+    mapped = map_local_images(in_slices, mesh)
 
-    def of_all(params: PyTree, *images: PyTree) -> PyTree:
-        return jax.lax.with_sharding_constraint(shared(params, *images), replicated(mesh))
+    def mapped_and_gathered(params: PyTree, *images: PyTree) -> PyTree:
+        return jax.lax.with_sharding_constraint(mapped(params, *images), replicated(mesh))
 
-    return of_all
+    return mapped_and_gathered
 
 
 def map_local_images(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..., PyTree]:
-    """The function, each device applying it to its own images and keeping what it returns.
+    """Splits a function of images over the devices; its result stays sharded.
 
     Args:
-        function: As of `map_images`.
+        function: See `map_images`.
         mesh: The devices.
     """
 
-    def of_all(params: PyTree, *images: PyTree) -> PyTree:
+    def mapped(params: PyTree, *images: PyTree) -> PyTree:
         specs = (P(), *(P(AXES) for _ in images))
-        # Were replication tracked, gradients that bfloat16 products make of the parameters would be
-        # summed over the devices in bfloat16, before they are float32 again.
-        shared = jax.shard_map(
+        # With check_vma, the bfloat16 gradients of the parameters would be summed over the devices
+        # before they are cast back to float32.
+        on_each_device = jax.shard_map(
             function, mesh=mesh, in_specs=specs, out_specs=P(AXES), check_vma=False
         )
-        return shared(params, *images)
+        return on_each_device(params, *images)
 
-    return of_all
+    return mapped

@@ -1,4 +1,4 @@
-"""Several processes of one run: they meet, agree, and let the first one read and write."""
+"""Runs with several processes: how they connect and agree; only the first one uses the disk."""
 
 import json
 import sys
@@ -18,29 +18,32 @@ from hypjax.errors import TRY_AGAIN, TryAgainError, UserError
 from hypjax.parallel import watchdog
 from hypjax.system import console, exits
 
-_MEETING = 300  # Seconds.
-_UPLOADING = 24 * 3600  # Seconds that all wait at the end for the first to close its folder.
-_LEAST_ROOM = 1024  # Bytes of a message; room grows in powers of two, so that programs are reused.
+_JOIN_TIMEOUT = 300  # Seconds.
+_UPLOAD_TIMEOUT = 24 * 3600  # Seconds that all wait at the end for the first to close its folder.
+# Smallest buffer of a message, in bytes. Sizes are powers of two, so that few programs compile.
+_MIN_BUFFER = 1024
 
 
 def join(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
-    """Makes this process one of several, before JAX is used; only the first one speaks from then.
+    """Joins the processes of a run; must be called before JAX is used.
+
+    From then on only the first process prints messages.
 
     Args:
-        coordinator: HOST:PORT of the first process, or auto: what JAX finds out of Slurm, Open MPI,
-            Kubernetes or a TPU's own environment.
-        num_processes: How many there are; None: found out.
-        process_id: Which this is, from 0; None: found out.
+        coordinator: HOST:PORT of the first process, or 'auto' to let JAX detect Slurm, Open MPI,
+            Kubernetes or a TPU.
+        num_processes: Number of processes; None to detect it.
+        process_id: Index of this process, from 0; None to detect it.
 
     Raises:
-        UserError: Nothing can be found out, or the others do not come.
+        UserError: Detection failed, or the other processes did not join.
     """
     given = None if coordinator == "auto" else coordinator
     if given:
         _require_complete(given, num_processes, process_id)
     detection = "deactivate" if given else None
-    jax.config.update("jax_enable_preemption_service", False)  # It would take SIGTERM for itself.
-    alarm = threading.Timer(_MEETING, _give_up, [coordinator])  # JAX would abort.
+    jax.config.update("jax_enable_preemption_service", False)  # It would intercept SIGTERM.
+    alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [coordinator])  # Before JAX aborts.
     alarm.start()
     try:
         jax.distributed.initialize(
@@ -48,34 +51,34 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
             num_processes,
             process_id,
             cluster_detection_method=detection,
-            initialization_timeout=2 * _MEETING,
-            shutdown_timeout_seconds=_UPLOADING,
+            initialization_timeout=2 * _JOIN_TIMEOUT,
+            shutdown_timeout_seconds=_UPLOAD_TIMEOUT,
         )
     except (ValueError, TypeError) as error:
         raise UserError(
-            f"--coordinator={coordinator} finds no Slurm, Open MPI, Kubernetes or TPU that "
-            f"tells of all processes ({error}); give --coordinator=HOST:PORT --num_processes=N "
+            f"--coordinator={coordinator} detected no Slurm, Open MPI, Kubernetes or TPU "
+            f"environment ({error}); give --coordinator=HOST:PORT --num_processes=N "
             "--process_id=I"
         ) from error
     except (RuntimeError, jax.errors.JaxRuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise TryAgainError(
-            f"the processes did not meet at --coordinator={coordinator} ({reason}); start all of "
-            "them, with one address that all can reach"
+            f"the processes could not connect to --coordinator={coordinator} ({reason}); start "
+            "all of them, with an address that all can reach"
         ) from error
     finally:
         alarm.cancel()
     if len(jax.devices()) != jax.process_count() * jax.local_device_count():
         raise UserError(
             f"process {jax.process_index()} has {jax.local_device_count()} of the "
-            f"{len(jax.devices())} devices of {jax.process_count()} processes; all must have the "
-            "same number"
+            f"{len(jax.devices())} devices of {jax.process_count()} processes; every process must "
+            "have the same number"
         )
     if jax.process_count() > 1:
-        console.say(f"process {jax.process_index()} of {jax.process_count()} is there")
+        console.say(f"process {jax.process_index()} of {jax.process_count()} has joined")
         host = None if given is None else given.rsplit(":", 1)[0]
-        invitation = from_first(lambda: watchdog.invite(jax.process_count(), host))
-        watchdog.accept(invitation, jax.process_index(), jax.process_count())
+        server = from_first(lambda: watchdog.listen(jax.process_count(), host))
+        watchdog.connect(server, jax.process_index(), jax.process_count())
     if not is_first():
         console.mute()
 
@@ -88,15 +91,15 @@ def _require_complete(coordinator: str, num_processes: int | None, process_id: i
         raise UserError(f"--coordinator={coordinator} needs --num_processes and --process_id too")
     if process_id >= num_processes:
         raise UserError(
-            f"--process_id is {process_id}; of {num_processes} processes it must be one from 0 to "
+            f"--process_id is {process_id}; with {num_processes} processes it must be from 0 to "
             f"{num_processes - 1}"
         )
 
 
 def _give_up(coordinator: str) -> NoReturn:
     print(
-        f"error: the processes did not meet at --coordinator={coordinator} within {_MEETING} "
-        "seconds; start all of them, with one address that all can reach",
+        f"error: the processes could not connect to --coordinator={coordinator} within "
+        f"{_JOIN_TIMEOUT} seconds; start all of them, with an address that all can reach",
         file=sys.stderr,
         flush=True,
     )
@@ -104,32 +107,32 @@ def _give_up(coordinator: str) -> NoReturn:
 
 
 def is_first() -> bool:
-    """Whether this is the process that reads and writes the run's folder."""
+    """Whether this is the first process, which alone reads and writes the run's folder."""
     return jax.process_index() == 0
 
 
 def from_first(make: Callable[[], Any]) -> Any:
-    """What the first process makes, as JSON, in all of them; the others do not call the function.
+    """Calls a function in the first process and broadcasts its result, as JSON, to all.
 
-    All processes are to call this at once. Where the first one fails, all end.
+    All processes must call this together. If the function raises, all processes end.
     """
     if jax.process_count() == 1:
         return make()
-    told = json.dumps(make()).encode() if is_first() else b""
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(told))))
-    room = np.zeros(max(_LEAST_ROOM, 1 << (size - 1).bit_length()), np.uint8)
-    room[: len(told)] = np.frombuffer(told, np.uint8)
-    return json.loads(bytes(multihost_utils.broadcast_one_to_all(room)[:size]))
+    message = json.dumps(make()).encode() if is_first() else b""
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(message))))
+    buffer = np.zeros(max(_MIN_BUFFER, 1 << (size - 1).bit_length()), np.uint8)
+    buffer[: len(message)] = np.frombuffer(message, np.uint8)
+    return json.loads(bytes(multihost_utils.broadcast_one_to_all(buffer)[:size]))
 
 
 def arrays_from_first(make: Callable[[], PyTree | None], like: PyTree) -> PyTree | None:
-    """Arrays that the first process makes, in all of them, or None if it makes none.
+    """Calls a function in the first process and broadcasts its arrays, or None, to all.
 
-    They are left on the host, or, in a single process, as they are.
+    With several processes, the result is on the host.
 
     Args:
-        make: What the first process calls.
-        like: Arrays of these shapes and dtypes, or what tells them.
+        make: Returns a tree of arrays, or None; called in the first process only.
+        like: Arrays or `jax.ShapeDtypeStruct`s of the same structure, shapes and dtypes.
     """
     if jax.process_count() == 1:
         return make()
@@ -138,46 +141,53 @@ def arrays_from_first(make: Callable[[], PyTree | None], like: PyTree) -> PyTree
         return None
     if made is None:
         made = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
-    # As bytes: in sums of numbers −0 and the smallest ones would not stay what they are.
+    # As bytes: a broadcast is a sum, in which −0 and subnormal numbers would change.
     sent = jax.tree.map(lambda x: np.ravel(np.asarray(x)).view(np.uint8), made)
     sent = multihost_utils.broadcast_one_to_all(sent)
     return jax.tree.map(lambda x, y: np.asarray(x).view(y.dtype).reshape(y.shape), sent, made)
 
 
 def require_same(facts: dict[str, Any]) -> None:
-    """Refuses to go on where the processes differ in what they have to have in common.
+    """Raises an error if facts differ between the processes.
+
+    Args:
+        facts: JSON values by name, which must be the same in all processes.
 
     Raises:
-        UserError: This one differs from the first.
+        UserError: This process differs from the first one.
     """
     if jax.process_count() == 1:
         return
-    for name, theirs in from_first(lambda: facts).items():
-        own = json.loads(json.dumps(facts[name]))
-        if own != theirs:
+    for name, expected in from_first(lambda: facts).items():
+        value = json.loads(json.dumps(facts[name]))
+        if value != expected:
             raise UserError(
-                f"process {jax.process_index()} has {name} {own}, but the first process {theirs}; "
-                "start all of them alike, with the same data"
+                f"process {jax.process_index()} has {name} {value}, but the first process "
+                f"{expected}; start all of them with the same configuration and data"
             )
 
 
 class Agreement:
-    """Lets all processes know at the same step whether one of them is to end."""
+    """Makes all processes stop after the same step when one of them has to."""
 
     def __init__(self, mesh: Mesh) -> None:
-        """Asks nothing yet."""
+        """Prepares the collective maximum over the processes."""
         self._mesh = mesh
-        self._highest = jax.jit(jnp.max, out_shardings=parallel.replicated(mesh))
-        self._asked: jax.Array | None = None
+        self._max = jax.jit(jnp.max, out_shardings=parallel.replicated(mesh))
+        self._pending: jax.Array | None = None
 
     def __call__(self, status: int) -> int:
-        """Tells the status with which this process is to end, 0: not; returns the highest of all.
+        """Returns the highest exit status that any process has announced.
 
-        Of several processes it is that of the call before, so that none has to wait: all are to
-        call it once a step.
+        With several processes this is the maximum of the previous call's, so that no process
+        waits. All of them must call this once per step.
+
+        Args:
+            status: Status with which this process wants to exit, or 0.
         """
         if jax.process_count() == 1:
             return status
-        own = np.full(len(parallel.local_rows(self._mesh, self._mesh.size)), status, np.int32)
-        asked, self._asked = self._asked, self._highest(parallel.shard(self._mesh, own))
-        return 0 if asked is None else int(asked)
+        rows = len(parallel.local_rows(self._mesh, self._mesh.size))
+        local = parallel.shard(self._mesh, np.full(rows, status, np.int32))
+        previous, self._pending = self._pending, self._max(local)
+        return 0 if previous is None else int(previous)

@@ -1,8 +1,13 @@
-"""Ends all processes of a run soon after one of them is lost, which otherwise would wait for it.
+"""Ends all processes of a run soon after one of them is lost, so that none waits for it forever.
 
-Each process keeps a connection to the first. The operating system closes it when its process ends,
-however that ends; a machine that is gone stops answering. Before it ends in good order a process
-says so. JAX's own watch needs minutes, and aborts without saying what happened.
+The heartbeat of `jax.distributed` is not enough: it aborts the survivors with SIGABRT and a stack
+trace, so their exit status cannot distinguish a lost process (75, worth a retry) from a user error
+(1). And after an error in one process it never fires: that process, still alive, waits in JAX's
+shutdown barrier for the others, while they wait for it in a collective operation.
+
+Each process therefore keeps a TCP connection to the first and announces its exit on it. The
+operating system closes the connection of a process that was killed, and TCP keepalive detects a
+machine that no longer answers.
 """
 
 import contextlib
@@ -18,98 +23,104 @@ from typing import Any, NoReturn
 from hypjax.errors import INTERRUPTED, TRY_AGAIN
 from hypjax.system import console, exits
 
-_CONNECTING = 10  # Seconds.
-_DONE, _FAILED, _LOST = "done", "failed", "lost"
-_CLOSING = 3600  # Seconds.
-_GRACE = 5  # Seconds in which the loss of a process is noticed, before an error is told as its own.
+_CONNECT_TIMEOUT = 10  # Seconds.
+_CLEANUP_TIMEOUT = 3600  # Seconds.
+_GRACE = 5  # Seconds: an error may follow from the loss of a process, which is then reported first.
+_DONE, _FAILED, _LOST = "done", "failed", "lost"  # Messages.
 
-_connections: dict[int, socket.socket] = {}  # By process; of all but the first, only to it.
-_followers: list[threading.Thread] = []
+_connections: dict[int, socket.socket] = {}  # By process; all but the first have only process 0.
+_watchers: list[threading.Thread] = []
 _lock = threading.Lock()
-_together = threading.Event()  # Whether there are others at all.
-_leaving = threading.Event()  # Whether this process is about to end by itself.
+_enabled = threading.Event()  # Whether the run has several processes.
+_exiting = threading.Event()  # Whether this process is already exiting by itself.
 
 
-def invite(processes: int, host: str | None) -> dict[str, Any]:
-    """Opens a place for the others to connect to, in the first process.
+def listen(processes: int, host: str | None) -> dict[str, Any]:
+    """Opens the first process's port for the others.
 
     Args:
-        processes: How many there are.
-        host: By which name the others know this machine, if that is known.
+        processes: Number of processes.
+        host: The name by which the others reach this machine, if known.
 
     Returns:
-        What they have to know.
+        What the others need in order to `connect`.
     """
-    _together.set()
+    _enabled.set()
     listener = socket.create_server(("", 0), backlog=processes)
     token = secrets.token_hex(16)
-    threading.Thread(target=_listen, args=(listener, token, processes), daemon=True).start()
+    threading.Thread(target=_accept_all, args=(listener, token, processes), daemon=True).start()
     hosts = [*([host] if host else []), socket.gethostname(), _address()]
     return {"hosts": hosts, "port": listener.getsockname()[1], "token": token}
 
 
-def accept(invitation: Mapping[str, Any], process: int, processes: int) -> None:
-    """Connects to the first process, in the others."""
-    _together.set()
+def connect(server: Mapping[str, Any], process: int, processes: int) -> None:
+    """Connects to the first process; in the first process itself, does nothing.
+
+    Args:
+        server: What `listen` returned.
+        process: Index of this process.
+        processes: Number of processes.
+    """
+    _enabled.set()
     if process == 0:
         return
-    for host in invitation["hosts"]:
+    for host in server["hosts"]:
         with contextlib.suppress(OSError):
-            connection = socket.create_connection((host, invitation["port"]), timeout=_CONNECTING)
+            connection = socket.create_connection((host, server["port"]), timeout=_CONNECT_TIMEOUT)
             connection.settimeout(None)
-            _keep(connection, 0)
-            connection.sendall(f"{invitation['token']} {process}\n".encode())
-            _begin_to_follow(0, processes)
+            _add(connection, 0)
+            connection.sendall(f"{server['token']} {process}\n".encode())
+            _start_watching(0, processes)
             return
     console.warn(
-        f"process {process} cannot reach {' or '.join(invitation['hosts'])} at port "
-        f"{invitation['port']}; if a process is lost, the others may wait for minutes"
+        f"process {process} cannot reach {' or '.join(server['hosts'])} at port "
+        f"{server['port']}; if a process is lost, the others may wait for minutes"
     )
 
 
 @contextlib.contextmanager
-def closing_in_peace() -> Iterator[None]:
-    """After an error in the body, lets this process close what it has open, whatever others do."""
+def protected_cleanup() -> Iterator[None]:
+    """After an error in the body, lets this process clean up even if others end meanwhile."""
     try:
         yield
     except BaseException:
-        _leaving.set()
+        _exiting.set()
         raise
 
 
 @contextlib.contextmanager
-def ending_together() -> Iterator[None]:
-    """Tells the others how this process ends: in good order, or by an error."""
+def announced_exit() -> Iterator[None]:
+    """Tells the other processes whether this one ends normally or with an error."""
     try:
         yield
     except SystemExit as end:
-        if not _together.is_set():
+        if not _enabled.is_set():
             raise
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         if status in (0, INTERRUPTED, TRY_AGAIN):
-            _tell(_DONE)
+            _send(_DONE)
             raise
         _fail(status)
     except Exception as error:
-        if not _together.is_set():
+        if not _enabled.is_set():
             raise
-        time.sleep(_GRACE)  # A lost process breaks what it took part in.
+        time.sleep(_GRACE)  # If a lost process caused this error, the watchers exit meanwhile.
         traceback.print_exc()
         _fail(TRY_AGAIN if type(error).__name__ == "JaxRuntimeError" else 1)
 
 
 def _fail(status: int) -> NoReturn:
-    """Ends without Python's and JAX's ceremonies, which would wait for the others."""
-    _leaving.set()
-    _tell(f"{_FAILED} {status}")
+    """Exits without Python's and JAX's exit handlers, which would wait for the other processes."""
+    _exiting.set()
+    _send(f"{_FAILED} {status}")
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
-    if 0 in _connections:  # The first may be about to close what all have computed.
-        _followers[0].join(_CLOSING)
+    if 0 in _connections:  # The first process may still be saving.
+        _watchers[0].join(_CLEANUP_TIMEOUT)
     exits.at_once(status)
 
 
-def _tell(message: str) -> None:
+def _send(message: str) -> None:
     with _lock:
         for connection in _connections.values():
             with contextlib.suppress(OSError):
@@ -117,17 +128,17 @@ def _tell(message: str) -> None:
 
 
 def _address() -> str:
-    """This machine's address, as seen from elsewhere."""
+    """Returns this machine's address on the network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # Nothing is sent; it only chooses a route.
+            probe.connect(("192.0.2.1", 9))  # Sends nothing; it only selects a route.
             return probe.getsockname()[0]
         except OSError:
             return "localhost"
 
 
-def _keep(connection: socket.socket, process: int) -> None:
-    """Keeps a connection, and has it ask some seconds of silence whether the machine is there."""
+def _add(connection: socket.socket, process: int) -> None:
+    """Stores a connection and enables TCP keepalive on it."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, option):
@@ -136,8 +147,8 @@ def _keep(connection: socket.socket, process: int) -> None:
         _connections[process] = connection
 
 
-def _listen(listener: socket.socket, token: str, processes: int) -> None:
-    """Takes the others' connections."""
+def _accept_all(listener: socket.socket, token: str, processes: int) -> None:
+    """Accepts the connections of the other processes."""
     with listener:
         while len(_connections) < processes - 1:
             connection, _ = listener.accept()
@@ -146,19 +157,19 @@ def _listen(listener: socket.socket, token: str, processes: int) -> None:
                 connection.close()
                 continue
             process = int(line[1])
-            _keep(connection, process)
-            _begin_to_follow(process, processes)
+            _add(connection, process)
+            _start_watching(process, processes)
 
 
-def _begin_to_follow(process: int, processes: int) -> None:
-    follower = threading.Thread(target=_follow, args=(process, processes), daemon=True)
-    _followers.append(follower)
-    follower.start()
+def _start_watching(process: int, processes: int) -> None:
+    watcher = threading.Thread(target=_watch, args=(process, processes), daemon=True)
+    _watchers.append(watcher)
+    watcher.start()
 
 
 def _first_line(connection: socket.socket) -> str:
-    """The line by which a process introduces itself; '' if none comes."""
-    connection.settimeout(_CONNECTING)
+    """Reads the line with which a process identifies itself, or '' if none arrives."""
+    connection.settimeout(_CONNECT_TIMEOUT)
     line = b""
     with contextlib.suppress(OSError):
         while not line.endswith(b"\n") and len(line) < 99 and (byte := connection.recv(1)):
@@ -167,33 +178,33 @@ def _first_line(connection: socket.socket) -> str:
     return line.decode(errors="replace")
 
 
-def _follow(process: int, processes: int) -> None:
-    """Waits until a process tells that it ends, or does so, and ends this one too if need be."""
-    told = []
+def _watch(process: int, processes: int) -> None:
+    """Waits until a process announces its exit or is lost, and exits too if necessary."""
+    message = []
     with contextlib.suppress(OSError):
-        told = _connections[process].makefile().readline().split()
-    match told:
+        message = _connections[process].makefile().readline().split()
+    match message:
         case ["done"]:
             return
         case ["failed", status]:
-            _end(process, processes, int(status))
-        case ["lost", lost, status]:  # Of a third process, which the first knows of.
-            _end(int(lost), processes, int(status))
+            _exit_after(process, processes, int(status))
+        case ["lost", lost, status]:  # The first process reports on a third one.
+            _exit_after(int(lost), processes, int(status))
         case _:
-            _end(process, processes, None)
+            _exit_after(process, processes, None)
 
 
-def _end(process: int, processes: int, status: int | None) -> None:
-    """Ends this process after another one, unless it is about to end by an error of its own."""
-    if _leaving.wait(_GRACE if status else 0):
+def _exit_after(process: int, processes: int, status: int | None) -> None:
+    """Exits because another process did, unless this process is already exiting by itself."""
+    if _exiting.wait(_GRACE if status else 0):
         return
     code = TRY_AGAIN if status is None else status
-    _tell(f"{_LOST} {process} {code}")
-    reason = "ended with an error, which its own output tells; this one ends too"
+    _send(f"{_LOST} {process} {code}")
+    reason = "failed, see its own output; this one stops too"
     if code == TRY_AGAIN:
         reason = (
-            "was lost (killed, or its machine is gone); this one ends too, and the same command "
-            "goes on from the last checkpoint"
+            "was lost (killed, or its machine is gone); this one stops too, and the same command "
+            "continues from the last checkpoint"
         )
     print(f"error: process {process} of {processes} {reason}", file=sys.stderr, flush=True)
     exits.at_once(code)

@@ -1,1 +1,1 @@
-"""A run's folder: its identity, results and checkpoints, on a disk or in the cloud."""
+"""The folder of a run, local or in the cloud: configuration, results and checkpoints."""

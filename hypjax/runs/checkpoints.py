@@ -1,10 +1,9 @@
-"""States of a run on disk (orbax): the latest two and the best, whole or named as damaged."""
+"""Checkpoints of a run (Orbax): the latest two and the best one, verified by checksums."""
 
 import contextlib
 import errno
 import functools
 import gc
-import json
 import logging
 import os
 import pathlib
@@ -12,33 +11,31 @@ import shutil
 import sys
 import tempfile
 import warnings
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging as absl_logging
-from jax import lax
-from jaxtyping import Array, PyTree, UInt32
+from jaxtyping import PyTree
 from orbax.checkpoint import checkpoint_managers
 
 from hypjax.errors import UserError
+from hypjax.runs.checksums import DamagedError, checksum, require_intact, with_checksum
 from hypjax.system import console
 
-_OVERHEAD = 2**16  # Bytes of a checkpoint beside its arrays, roughly.
-_RECORD = "record"  # The item beside the trees: what a run remembers apart from arrays.
+_OVERHEAD = 2**16  # Approximate size of a checkpoint without its arrays, in bytes.
+_RECORD = "record"  # The Orbax item with the JSON values that accompany the trees of arrays.
 
 
 class Restored(NamedTuple):
-    """A state that was read.
+    """A checkpoint that was read.
 
     Attributes:
-        step: Steps done when it was saved.
-        trees: Its trees, in the order they were asked for.
-        record: What was saved beside them.
+        step: Number of steps done when it was saved.
+        trees: The requested trees, in the order of the request.
+        record: The JSON values saved with them.
     """
 
     step: int
@@ -46,27 +43,23 @@ class Restored(NamedTuple):
     record: dict[str, Any]
 
 
-class DamagedError(Exception):
-    """A saved state that cannot be read, or is not what was saved."""
-
-
 class Checkpoints:
-    """The latest two states of a run and the best one, as named trees that can be read apart.
+    """The latest two checkpoints of a run and the best one; each holds named trees of arrays.
 
-    Saves run in the background. One that fails is told of and leaves those before as they are.
+    Saves run in the background. A failed save is reported and leaves earlier checkpoints intact.
     """
 
     def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
-        """Opens a folder of checkpoints, which is made where it does not exist.
+        """Opens a folder of checkpoints, and creates it if it does not exist.
 
         Args:
             path: The folder.
-            read_only: Whether to leave it exactly as it is; it must exist.
+            read_only: Whether to change nothing in the folder.
 
         Raises:
-            UserError: The folder cannot be made.
+            UserError: The folder cannot be created.
         """
-        _report_failures_once()
+        _silence_orbax()
         self._path = path
         self._read_only = read_only
         self._saving: int | None = None
@@ -77,15 +70,15 @@ class Checkpoints:
             raise UserError(f"cannot write to {path} ({error.strerror})") from error
 
     def _open(self) -> None:
-        # Where a folder cannot be made, Orbax's background threads would wait for it for minutes.
-        at_once = ocp.AsyncOptions(create_directories_asynchronously=False)
+        # If a folder cannot be created asynchronously, Orbax waits for it for minutes.
+        async_options = ocp.AsyncOptions(create_directories_asynchronously=False)
         if not self._read_only:
             self._path.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
-            async_options=at_once,
+            async_options=async_options,
             create=False,
-            multiprocessing_options=_alone(),
-            cleanup_tmp_directories=not self._read_only,  # What killed processes left half done.
+            multiprocessing_options=_this_process_only(),
+            cleanup_tmp_directories=not self._read_only,  # Left by killed processes.
             preservation_policy=None if self._read_only else _LatestTwoAndBest(self),
         )
         self._manager = ocp.CheckpointManager(self._path, options=options)
@@ -94,30 +87,30 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """Steps done at each checkpoint, ascending; one being saved is among them."""
+        """Steps of all checkpoints, ascending, including one that is being saved."""
         return sorted(set(self._manager.all_steps()) - self._failed)
 
     @property
     def best_step(self) -> int | None:
-        """The checkpoint with the highest score, the earliest of equals; None: none has one."""
+        """Step of the best checkpoint (the earliest one of equal score), or None without scores."""
         scored = [(score, -step) for step, score in self._scores.items() if score is not None]
         return -max(scored)[1] if scored else None
 
     @property
     def best_score(self) -> float | None:
-        """The highest score of any checkpoint."""
+        """Score of the best checkpoint, or None."""
         return None if self.best_step is None else self._scores[self.best_step]
 
     def save(
         self, step: int, *, record: Mapping[str, Any], score: float | None = None, **trees: PyTree
     ) -> None:
-        """Starts to save a state; once it is complete, those no longer kept are deleted.
+        """Starts to save a checkpoint; once it is complete, superseded ones are deleted.
 
         Args:
-            step: Steps done.
-            record: What else to remember, as JSON.
-            score: On held-out classes; the higher the better. None: not measured.
-            **trees: Arrays, by name.
+            step: Number of steps done.
+            record: JSON values to save with the arrays.
+            score: Validation score, higher is better; None if it was not measured.
+            **trees: Trees of arrays, by name.
         """
         self.wait()
         facts = {
@@ -125,9 +118,8 @@ class Checkpoints:
             "checksums": {name: int(checksum(tree)) for name, tree in trees.items()},
             "record": record,
         }
-        facts["checksum"] = _text_checksum(facts)
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
-        items[_RECORD] = ocp.args.JsonSave(facts)
+        items[_RECORD] = ocp.args.JsonSave(with_checksum(facts))
         self._saving, self._scores[step] = step, score
         self._failed.discard(step)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(trees)) + _OVERHEAD
@@ -136,49 +128,49 @@ class Checkpoints:
             self._attempt(lambda: self._manager.save(step, args=composite, force=True))
 
     def wait(self) -> None:
-        """Waits until what is being saved is complete, or warns that it cannot be."""
+        """Waits for the checkpoint being saved; warns if that fails."""
         if self._saving is not None and self._attempt(self._manager.wait_until_finished):
             self._saving = None
 
     def _attempt(self, action: Callable[[], object]) -> bool:
-        """Takes part in saving; a failure is told of, and ends what is being saved."""
+        """Runs a part of a save. If it fails, abandons the save and returns False."""
         try:
             action()
             return True
-        except Exception as error:  # TensorStore's for a full disk is a ValueError.
+        except Exception as error:  # For a full disk, TensorStore raises a ValueError.
             reason = _reason(error)
-        self._give_up(reason)
+        self._abandon(reason)
         return False
 
-    def _give_up(self, reason: str) -> None:
-        """Tells of a save that failed, and removes what there is of it."""
+    def _abandon(self, reason: str) -> None:
+        """Reports a failed save and removes its files."""
         step, self._saving = self._saving, None
         self._failed.add(step)
         del self._scores[step]
         console.warn(
             f"the state after step {step} could not be saved in {self._path} ({reason}); "
-            "the next checkpoint is the next attempt"
+            "the run continues and saves again at the next checkpoint"
         )
         with contextlib.suppress(Exception):
             self._manager.close()
         with warnings.catch_warnings(action="ignore"):
-            gc.collect()  # Of the coroutines that Orbax stopped, which would warn at any time.
+            gc.collect()  # Orbax's cancelled coroutines would otherwise warn at a random time.
         for unfinished in self._path.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
-        with contextlib.suppress(Exception):  # What is read-only now may be mended later.
+        with contextlib.suppress(Exception):  # The disk may become writable again.
             self._open()
 
     def restore_latest(self, **like: PyTree) -> Restored | None:
-        """Reads the latest state that is not damaged; None where nothing was ever saved.
+        """Reads the latest checkpoint that is not damaged, or returns None if there is none at all.
 
-        Later ones, which are damaged, are named and put aside, unless the folder is read only.
+        Damaged ones are reported and, unless the folder is read-only, moved out of it.
 
         Args:
-            **like: Trees of the same structure, shapes and dtypes, of arrays or of what
-                `jax.eval_shape` returns.
+            **like: Trees of the same structure, shapes and dtypes, of arrays or
+                `jax.ShapeDtypeStruct`s.
 
         Raises:
-            UserError: All are damaged; they are left where they are.
+            UserError: All checkpoints are damaged; they are left where they are.
         """
         damaged = {}
         for step in reversed(self.steps):
@@ -187,37 +179,41 @@ class Checkpoints:
             except DamagedError as error:
                 damaged[step] = str(error)
                 continue
-            for late, why in damaged.items():
-                self._put_aside(late, why)
-            for early in sorted(self._unreadable & set(self.steps) - damaged.keys()):
-                self._put_aside(early, "its record cannot be read")
+            for later, reason in damaged.items():
+                self._move_aside(later, reason)
+            for earlier in sorted(self._unreadable & set(self.steps) - damaged.keys()):
+                self._move_aside(earlier, "its record cannot be read")
             return restored
         if damaged:
             raise UserError(
                 f"every checkpoint in {self._path} is damaged (steps "
                 f"{', '.join(map(str, damaged))}: {damaged[max(damaged)]}); nothing was changed: "
-                "bring a copy back, or name another folder with --workdir to begin anew"
+                "restore a backup, or start over in another folder with --workdir"
             )
         return None
 
     def restore(self, step: int, **like: PyTree) -> Restored:
-        """Reads trees of one state.
+        """Reads trees of one checkpoint.
 
-        They come by way of the host, so that they may have been saved on other devices, and are
-        left free to move, like new ones: committed arrays would compile a second train step.
+        Arrays are read to the host first, since they may have been saved on other devices. They are
+        returned uncommitted, like new ones: committed arrays would compile a second train step.
+
+        Args:
+            step: The checkpoint's step.
+            **like: See `restore_latest`.
 
         Raises:
-            DamagedError: It cannot be read, or is not what was saved.
+            DamagedError: It cannot be read, or differs from what was saved.
         """
         host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}
         try:
             args = ocp.args.Composite(**items, record=ocp.args.JsonRestore())
             read = self._manager.restore(step, args=args)
-            facts = _whole(read[_RECORD])
+            facts = require_intact(read[_RECORD])
             sums = {name: facts["checksums"][name] for name in like}
             trees = {name: read[name] for name in like}
-        except Exception as error:  # Each kind of damage has a kind of exception.
+        except Exception as error:  # Exceptions depend on the kind of damage.
             raise DamagedError(_reason(error)) from error
         trees = jax.device_put(trees)
         for name, tree in trees.items():
@@ -226,67 +222,68 @@ class Checkpoints:
         return Restored(step, tuple(trees.values()), facts["record"])
 
     def restore_best(self, **like: PyTree) -> Restored | None:
-        """Reads trees of the best state; None where there is none.
+        """Reads trees of the best checkpoint, or returns None if there is none.
 
-        Where it is damaged, it is named and put aside, and the best of the others is read.
+        A damaged one is reported and moved aside, and the next best one is read.
         """
         while self.best_step is not None:
             try:
                 return self.restore(self.best_step, **like)
             except DamagedError as error:
-                self._put_aside(self.best_step, str(error))
+                self._move_aside(self.best_step, str(error))
         return None
 
     def _saved_score(self, step: int) -> float | None:
-        """The score saved with a state, if that can still be read."""
+        """Returns the score saved with a checkpoint, if it is readable."""
         try:
             args = ocp.args.Composite(record=ocp.args.JsonRestore())
-            return _whole(self._manager.restore(step, args=args)[_RECORD])["score"]
-        except Exception:  # Each kind of damage has a kind of exception.
+            return require_intact(self._manager.restore(step, args=args)[_RECORD])["score"]
+        except Exception:  # Exceptions depend on the kind of damage.
             self._unreadable.add(step)
             return None
 
-    def _put_aside(self, step: int, why: str) -> None:
-        told = f"the checkpoint of step {step} in {self._path} is damaged ({why})"
+    def _move_aside(self, step: int, reason: str) -> None:
+        """Reports a damaged checkpoint and, unless read-only, moves it next to the folder."""
+        message = f"the checkpoint of step {step} in {self._path} is damaged ({reason})"
         self._scores.pop(step, None)
         if self._read_only:
-            console.warn(told + "; another one is used")
+            console.warn(f"{message}; using another one")
             return
-        aside = self._path.parent / f"damaged-step-{step}"
+        target = self._path.parent / f"damaged-step-{step}"
         number = 1
-        while aside.exists():
+        while target.exists():
             number += 1
-            aside = self._path.parent / f"damaged-step-{step}-{number}"
+            target = self._path.parent / f"damaged-step-{step}-{number}"
         try:
-            (self._path / str(step)).rename(aside)
+            (self._path / str(step)).rename(target)
         except OSError as error:
-            console.warn(f"{told} and could not be put aside ({error.strerror})")
+            console.warn(f"{message} and could not be moved ({error.strerror}); using another one")
             return
         self._manager.reload()
-        console.warn(f"{told} and was put aside as {aside.name}; another one is used")
+        console.warn(f"{message} and was moved to {target.name}; using another one")
 
-    def kept_anyway(self) -> set[int | None]:
-        """The best checkpoint, and damaged ones, which may yet be mended."""
+    def protected_steps(self) -> set[int | None]:
+        """Steps never deleted: the best one's, and damaged ones', which a user may repair."""
         return {self.best_step, *self._unreadable}
 
     def close(self) -> None:
-        """Waits until everything is saved."""
+        """Waits for the checkpoint being saved and closes the folder."""
         self.wait()
         self._manager.close()
 
 
-def _alone() -> ocp.options.MultiprocessingOptions:
-    """Has Orbax not wait for the other processes of a run, which take no part in what it does."""
+def _this_process_only() -> ocp.options.MultiprocessingOptions:
+    """Returns options with which Orbax does not wait for the other processes of a run."""
     if jax.process_count() == 1:
         return ocp.options.MultiprocessingOptions()
-    own = jax.process_index()
+    index = jax.process_index()
     return ocp.options.MultiprocessingOptions(
-        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process_{own}"
+        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process_{index}"
     )
 
 
 class _LatestTwoAndBest:
-    """Orbax's preservation policy of these checkpoints."""
+    """The preservation policy that Orbax applies after each save."""
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
@@ -300,31 +297,12 @@ class _LatestTwoAndBest:
         """Whether to keep each checkpoint of an ascending list."""
         del context
         kept = {info.step for info in checkpoints[-2:]}
-        kept |= self._checkpoints.kept_anyway()
+        kept |= self._checkpoints.protected_steps()
         return [info.step in kept for info in checkpoints]
 
 
-@jax.jit
-def checksum(tree: PyTree) -> UInt32[Array, ""]:
-    """A number that changes with any single bit of a tree's arrays; computed where they lie.
-
-    The words of an array are mixed one by one, as hash functions do it, and summed with odd weights
-    that tell their place, modulo 2³².
-    """
-    total = jnp.uint32(0)
-    for place, leaf in enumerate(jax.tree.leaves(tree)):
-        leaf = leaf.astype(jnp.uint8) if leaf.dtype == bool else leaf
-        word = jnp.dtype(f"uint{8 * min(leaf.dtype.itemsize, 4)}")
-        words = lax.bitcast_convert_type(leaf, word).astype(jnp.uint32).reshape(-1)
-        words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
-        words = words ^ (words >> 13)
-        weights = 2 * lax.iota(jnp.uint32, words.size) + 1
-        total += jnp.uint32(2 * place + 1) * jnp.sum(words * weights, dtype=jnp.uint32)
-    return total
-
-
 def _reason(error: Exception) -> str:
-    """What went wrong, in a few words."""
+    """Returns a short description of an error."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(error)
@@ -333,23 +311,12 @@ def _reason(error: Exception) -> str:
     return text.splitlines()[0][:120] if text else type(error).__name__
 
 
-def _text_checksum(facts: Mapping[str, Any]) -> int:
-    told = {name: value for name, value in facts.items() if name != "checksum"}
-    return zlib.crc32(json.dumps(told, sort_keys=True).encode())
-
-
-def _whole(facts: dict[str, Any]) -> dict[str, Any]:
-    if _text_checksum(facts) != facts["checksum"]:
-        raise DamagedError("its record differs from what was saved")
-    return facts
-
-
 def _reserve(path: pathlib.Path, size: int) -> None:
-    """Raises an `OSError` where a folder cannot take as many bytes."""
+    """Raises an `OSError` if a folder has no space for a number of bytes."""
     with tempfile.TemporaryFile(dir=path) as probe:
         try:
             os.posix_fallocate(probe.fileno(), 0, size)
-        except (AttributeError, OSError) as error:  # macOS, and some network file systems.
+        except (AttributeError, OSError) as error:  # Not on macOS and some file systems.
             full = errno.ENOSPC, "No space left on device"
             if getattr(error, "errno", None) not in (None, errno.EOPNOTSUPP, errno.EINVAL):
                 raise
@@ -358,19 +325,20 @@ def _reserve(path: pathlib.Path, size: int) -> None:
 
 
 @functools.cache
-def _report_failures_once() -> None:
-    """Drops what Orbax's and TensorStore's threads print of failures that are told of here."""
-    absl_logging.get_absl_logger().addFilter(_is_news)
-    logging.getLogger("asyncio").addFilter(_is_news)
-    before = sys.unraisablehook
+def _silence_orbax() -> None:
+    """Drops what Orbax and TensorStore print about failures that are reported here."""
+    absl_logging.get_absl_logger().addFilter(_is_not_reported_here)
+    logging.getLogger("asyncio").addFilter(_is_not_reported_here)
+    default_hook = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
-            before(unraisable)
+            default_hook(unraisable)
 
     sys.unraisablehook = hook
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    told = "OCDBT" in record.getMessage() or ".orbax-checkpoint-tmp" in record.getMessage()
-    return not told and "orbax/checkpoint/_src/futures" not in record.pathname
+def _is_not_reported_here(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    reported = "OCDBT" in message or ".orbax-checkpoint-tmp" in message
+    return not reported and "orbax/checkpoint/_src/futures" not in record.pathname

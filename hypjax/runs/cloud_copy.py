@@ -1,9 +1,9 @@
-"""Runs in cloud storage: carried out in a local folder of which the cloud has a copy.
+"""Runs in cloud storage: executed in a local folder that a thread copies to the cloud.
 
-Object stores can neither append, rename nor lock. So the run itself only ever sees a local folder,
-and a thread copies what is new in it. Who wrote to the cloud last decides which copy counts: a
-folder that did goes on as it is, since it has all that the cloud has, or more; every other one is
-replaced by the cloud's copy at the start.
+Object stores can neither append nor rename nor lock, so the run itself only uses a local folder,
+and a thread uploads what is new. The last writer decides which copy counts. If this machine's
+folder was the last writer, the run continues from the folder, which has everything that the cloud
+has, or more. Otherwise the cloud's copy replaces the folder at the start.
 """
 
 import contextlib
@@ -34,91 +34,91 @@ from hypjax.runs.files import (
 )
 from hypjax.system import console
 from hypjax.system.cloud import CloudFolder, Stored, copying, is_url, reaching, reason
-from hypjax.system.locks import LOCK, lock_or_refuse
+from hypjax.system.locks import claimed_or_refused
 
-_LOOK_SECONDS = 1.0  # Between looks for new checkpoints.
-_COPY_SECONDS = 60.0  # Between copies of what else is new, such as measurements.
+_POLL_SECONDS = 1.0  # Interval between checks for new checkpoints.
+_UPLOAD_SECONDS = 60.0  # Interval between uploads of other new files, such as metrics.
 _WRITER = "writer.json"  # In the cloud: which local folder was copied there last.
 _OUTGOING, _INCOMING = ".outgoing", ".incoming"  # In the local folder.
 
 
-class Unmirrored(contextlib.AbstractContextManager):
-    """The folder of a run that is on this machine.
+class LocalFolder(contextlib.AbstractContextManager):
+    """The folder of a run on this machine, with the interface of `CloudCopy`.
 
     Attributes:
-        folder: Where the run is carried out.
-        place: The same, for messages.
+        folder: The folder.
+        location: Its absolute path, for messages.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Takes it as it is."""
+        """Takes a folder, which may not exist yet."""
         self.folder = folder
-        self.place = str(folder.absolute())
+        self.location = str(folder.absolute())
 
     def __exit__(self, *args: object) -> None:
-        """Nothing is left to do."""
+        """Does nothing."""
 
 
-class Mirror:
-    """The local folder of a run in the cloud, and the copying; a context manager to write in.
+class CloudCopy:
+    """The local folder of a run in the cloud; as a context manager it uploads what is new.
 
     Attributes:
-        folder: Where the run is carried out.
-        place: The URL, for messages.
+        folder: The local folder in which the run is executed.
+        location: The URL, for messages.
     """
 
     def __init__(self, url: str) -> None:
-        """Makes the local folder and the cloud's copy agree.
+        """Synchronises the local folder and the cloud's copy.
 
         Args:
             url: The run's folder in the cloud, which may not exist yet.
 
         Raises:
-            UserError: Another process has the local folder, or the storage cannot be reached.
+            UserError: Another process uses the local folder, or the storage cannot be reached.
         """
-        self.place = url.rstrip("/")
+        self.location = url.rstrip("/")
         self.folder = local_folder(url)
         self._failing = False
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._keep_copying, daemon=True)
+        self._thread = threading.Thread(target=self._keep_uploading, daemon=True)
         with reaching(url):
             self._cloud = CloudFolder(url)
-        with _locked(self.folder):
+        with claimed_or_refused(self.folder):
             state = read_state(self.folder)
             self._id: str = state.get("id") or uuid.uuid4().hex
-            # Files that the cloud may have, and the local file's size and time when they were
-            # copied; None: perhaps not whole.
+            # Files that the cloud may have, with size and time of the local file when it was
+            # uploaded, or None if the upload may be incomplete.
             self._known: dict[str, list[int] | None] = state.get("known", {})
-            self._begin()
+            self._synchronise()
 
-    def _begin(self) -> None:
-        with reaching(self.place):
+    def _synchronise(self) -> None:
+        with reaching(self.location):
             stored = self._cloud.list()
             wrote_last = CONFIG in stored and self._is_writer() and self._is_intact()
-        console.say(f"{self.place} is worked on in {self.folder}")
+        console.say(f"{self.location} is kept in {self.folder} during the run")
         if not wrote_last:
-            self._put_unsent_aside()
-            self._copy_down(stored)
+            self._set_unsent_aside()
+            self._download(stored)
             return
-        for name, facts in self._known.items():
-            if facts and (name not in stored or stored[name].size != facts[0]):
+        for name, stat in self._known.items():
+            if stat and (name not in stored or stored[name].size != stat[0]):
                 self._known[name] = None
-        with self._failures_told():
-            self._push()
+        with self._errors_explained():
+            self._upload()
 
     def _is_intact(self) -> bool:
-        """Whether nothing happened to what was copied, such as a power failure or a tidy user."""
+        """Whether no uploaded file was changed or lost since, say by a user or a power failure."""
         here = present(self.folder)
-        sent = {n: facts for n, facts in self._known.items() if facts and n.startswith(CHECKPOINTS)}
-        same = all(here[name] == facts for name, facts in sent.items() if name in here)
+        sent = {n: stat for n, stat in self._known.items() if stat and n.startswith(CHECKPOINTS)}
+        same = all(here[name] == stat for name, stat in sent.items() if name in here)
         return same and CONFIG in here and bool(steps(self.folder) or not sent)
 
-    def _put_unsent_aside(self) -> None:
-        """Keeps what was computed here and never reached the cloud, which is another one now."""
+    def _set_unsent_aside(self) -> None:
+        """Moves results that were never uploaded out of the way of the cloud's copy."""
         unsent = [
             name
-            for name, facts in present(self.folder).items()
-            if name.startswith((CHECKPOINTS, RESULTS)) and self._known.get(name) != facts
+            for name, stat in present(self.folder).items()
+            if name.startswith((CHECKPOINTS, RESULTS)) and self._known.get(name) != stat
         ]
         if not unsent:
             return
@@ -129,19 +129,19 @@ class Mirror:
         for path in entries(self.folder):
             path.rename(aside / path.name)
         console.warn(
-            f"{self.place} and its copy on this machine have parted; the run goes on from "
-            f"the first, and what only this machine has is kept in {aside}"
+            f"{self.location} and its copy on this machine differ; the run continues from the "
+            f"former, and what was never uploaded from here is kept in {aside}"
         )
 
-    def _copy_down(self, stored: dict[str, Stored]) -> None:
-        """Replaces the local folder's content by the cloud's."""
+    def _download(self, stored: dict[str, Stored]) -> None:
+        """Replaces the content of the local folder with the cloud's copy."""
         files = {name: stored[name] for name in stored if name != _WRITER and name[0] != "."}
-        if CONFIG not in files:  # Whatever that is, it is no run.
+        if CONFIG not in files:  # Whatever the URL holds, it is not a run.
             files = {}
-        if RESULTS in files:  # They will be printed, and nothing else is read.
-            files = {n: facts for n, facts in files.items() if not n.startswith(CHECKPOINTS)}
+        if RESULTS in files:  # A finished run: only its results are read, in order to print them.
+            files = {n: info for n, info in files.items() if not n.startswith(CHECKPOINTS)}
         incoming = self.folder / _INCOMING
-        with copying(self.place, self.folder):
+        with copying(self.location, self.folder):
             remove(incoming)
             incoming.mkdir()
             self._cloud.get_all(files, incoming)
@@ -154,93 +154,94 @@ class Mirror:
             self._write_state()
 
     def __enter__(self) -> Self:
-        """Takes the cloud's copy over and begins to copy; the folder must be locked.
+        """Becomes the writer of the cloud's copy and starts to upload; the folder must be locked.
 
         Raises:
             UserError: The storage cannot be written.
         """
         who = f"process {os.getpid()} on {socket.gethostname()}"
-        with self._failures_told():
+        with self._errors_explained():
             self._write_state()
             self._cloud.write(_WRITER, json.dumps({"folder": self._id, "by": who}).encode())
-            self._push()
+            self._upload()
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *args: object) -> None:
-        """Copies what is left.
+        """Uploads what is left.
 
         Raises:
-            UserError: That failed, and no other error is under way.
+            UserError: The upload failed, and no other exception is being handled.
         """
         self._ending.set()
         self._thread.join()
         try:
-            with self._failures_told():
-                self._push()
+            with self._errors_explained():
+                self._upload()
         except UserError as error:
             if kind is None:
                 raise
             console.warn(str(error))
 
     @contextlib.contextmanager
-    def _failures_told(self) -> Iterator[None]:
+    def _errors_explained(self) -> Iterator[None]:
+        """Turns any failure of an upload into a `UserError`."""
         try:
             yield
         except UserError:
             raise
         except Exception as error:
             raise UserError(
-                f"cannot write to {self.place} ({reason(error)}); all of this run is in "
-                f"{self.folder}, and the same command on this machine copies it"
+                f"cannot write to {self.location} ({reason(error)}); the whole run is in "
+                f"{self.folder}, and the same command on this machine uploads it"
             ) from error
 
-    def _keep_copying(self) -> None:
-        """The thread: copies each new checkpoint at once, and all else from time to time."""
-        copied, last = steps(self.folder), time.monotonic()
-        while not self._ending.wait(_LOOK_SECONDS):
+    def _keep_uploading(self) -> None:
+        """Body of the thread: uploads a new checkpoint at once, other files at intervals."""
+        uploaded, last = steps(self.folder), time.monotonic()
+        while not self._ending.wait(_POLL_SECONDS):
             now = steps(self.folder)
-            if now != copied or time.monotonic() - last >= _COPY_SECONDS:
-                self._attempt()
-                copied, last = now, time.monotonic()
+            if now != uploaded or time.monotonic() - last >= _UPLOAD_SECONDS:
+                self._try_to_upload()
+                uploaded, last = now, time.monotonic()
 
-    def _attempt(self) -> None:
-        """Copies what is new; a failure is told of once, and leaves all to the next attempt."""
+    def _try_to_upload(self) -> None:
+        """Uploads what is new; a series of failures is reported once and retried."""
         try:
-            self._push()
+            self._upload()
         except Exception as error:
             if not self._failing:
                 console.warn(
-                    f"{self.place} could not be written ({reason(error)}); the run goes on in "
-                    f"{self.folder}, and copying is tried again"
+                    f"cannot write to {self.location} ({reason(error)}); the run continues in "
+                    f"{self.folder}, and the upload will be retried"
                 )
             self._failing = True
             return
         if self._failing:
-            console.say(f"{self.place} has everything again")
+            console.say(f"{self.location} is up to date again")
         self._failing = False
 
-    def _push(self) -> None:
-        """Copies what is new or changed, and removes from the cloud what is gone here.
+    def _upload(self) -> None:
+        """Uploads new and changed files, and removes from the cloud what was removed here.
 
-        Measurements go before the checkpoints that follow them, old checkpoints only after new
-        ones have come, and the results, by which a run is known as finished, at the end. Files
-        that were never here are left alone.
+        Metrics are uploaded before the checkpoints that follow them. Old checkpoints are removed
+        after new ones have been uploaded. The results, which mark a run as finished, come last.
+        Files that were never in the local folder are left alone.
         """
         here = present(self.folder)
-        changed = [name for name, facts in here.items() if self._known.get(name) != facts]
-        gone = self._known.keys() - here.keys()
-        if not changed and not gone:
+        changed = [name for name, stat in here.items() if self._known.get(name) != stat]
+        removed = self._known.keys() - here.keys()
+        if not changed and not removed:
             return
         self._require_writer()
         self._known |= dict.fromkeys(changed)
-        self._write_state()  # Else a killed process might leave files that nobody removes.
+        self._write_state()  # So that files of a killed process are removed later.
         try:
-            outgoing = self._set_apart(changed)
+            outgoing = self._snapshot(changed)
             for name in sorted(outgoing - {RESULTS}, key=lambda n: (n.startswith(CHECKPOINTS), n)):
                 self._send(name, here[name])
-            if len(outgoing) == len(changed):  # Else a checkpoint was just replaced: see later.
-                for name in gone:
+            if len(outgoing) == len(changed):  # Else a checkpoint was just replaced; do it later.
+                for name in removed:
                     self._cloud.remove(name)
                     del self._known[name]
             if RESULTS in outgoing:
@@ -249,17 +250,17 @@ class Mirror:
             self._write_state()
             remove(self.folder / _OUTGOING)
 
-    def _send(self, name: str, facts: list[int]) -> None:
+    def _send(self, name: str, stat: list[int]) -> None:
         self._cloud.put(self.folder / _OUTGOING / name, name)
-        self._known[name] = facts
+        self._known[name] = stat
 
-    def _set_apart(self, names: Collection[str]) -> set[str]:
-        """Keeps files as they are now for the time of copying; returns those that still exist.
+    def _snapshot(self, names: Collection[str]) -> set[str]:
+        """Preserves files in their present state for the upload; returns those that still exist.
 
-        A slow copy would otherwise never see the end of a checkpoint before it is replaced.
+        Otherwise a slow upload might never finish a checkpoint before it is replaced.
         """
         remove(self.folder / _OUTGOING)
-        apart = set()
+        preserved = set()
         for name in names:
             source, target = self.folder / name, self.folder / _OUTGOING / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -268,10 +269,11 @@ class Mirror:
                     link(source, target)
                 else:
                     shutil.copyfile(source, target)
-                apart.add(name)
-        return apart
+                preserved.add(name)
+        return preserved
 
     def _writer(self) -> dict[str, Any] | None:
+        """Returns the content of the cloud's writer.json, or None if there is none."""
         try:
             content = self._cloud.read(_WRITER)
             return content and json.loads(content)
@@ -284,36 +286,23 @@ class Mirror:
     def _require_writer(self) -> None:
         writer = self._writer()
         if writer is None or writer.get("folder") != self._id:
-            what = "removed" if writer is None else f"taken over by {writer.get('by')}"
+            change = "removed" if writer is None else f"taken over by {writer.get('by')}"
             raise UserError(
-                f"{self.place} was {what} during this run; what it computed is in {self.folder}"
+                f"{self.location} was {change} during this run, whose results are in {self.folder}"
             )
 
     def _write_state(self) -> None:
-        state = {"url": self.place, "id": self._id, "known": self._known}
+        state = {"url": self.location, "id": self._id, "known": self._known}
         write_state(self.folder, state)
 
 
-def open_mirror(workdir: str | pathlib.Path) -> Unmirrored | Mirror:
-    """Where a run is carried out whose folder may be in the cloud.
+def open_folder(workdir: str | pathlib.Path) -> LocalFolder | CloudCopy:
+    """Opens a run's folder, which may be in the cloud, for writing.
 
     Args:
-        workdir: A folder, or a URL.
+        workdir: A folder or a URL.
 
     Raises:
-        UserError: A URL is in use on this machine, or its storage cannot be reached.
+        UserError: Another process on this machine uses the URL, or its storage cannot be reached.
     """
-    return Mirror(workdir) if is_url(workdir) else Unmirrored(pathlib.Path(workdir))
-
-
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
-    """Makes a folder, and refuses to share it during the body."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("a+b", buffering=0)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror})") from error
-    with lock:
-        lock_or_refuse(lock, folder)
-        yield
+    return CloudCopy(workdir) if is_url(workdir) else LocalFolder(pathlib.Path(workdir))

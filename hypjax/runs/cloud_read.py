@@ -1,4 +1,4 @@
-"""Runs in cloud storage, to read models from: what that needs is copied to this machine."""
+"""Reading models from a run in cloud storage, through a copy of the necessary files."""
 
 import contextlib
 import pathlib
@@ -19,21 +19,21 @@ from hypjax.runs.files import (
 from hypjax.system.cloud import CloudFolder, copying, is_url, reaching
 from hypjax.system.locks import claimed
 
-_ATTEMPTS = 5  # At a folder in which a run removes checkpoints meanwhile.
+_ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 
 
 @contextlib.contextmanager
 def reading(workdir: str | pathlib.Path) -> Iterator[pathlib.Path]:
-    """A run's folder to read models from; what is read of one in the cloud is copied first.
+    """Opens a run for reading its models; a run in the cloud is downloaded first.
 
     Args:
-        workdir: A folder, or a URL.
+        workdir: A folder or a URL.
 
     Yields:
-        The folder, or the copy, which is no other process's during the body.
+        The local folder. A downloaded copy is locked for this process during the body.
 
     Raises:
-        UserError: The storage cannot be reached, or holds no run there.
+        UserError: The storage cannot be reached, or the URL holds no run.
     """
     if not is_url(workdir):
         yield pathlib.Path(workdir).expanduser()
@@ -47,16 +47,16 @@ def reading(workdir: str | pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _update(folder: pathlib.Path, url: str) -> None:
-    """Copies those files of a run that its models need, where they are not here already."""
-    have = read_state(folder).get("versions", {})
+    """Downloads the files that the models need and that are new or changed; removes old ones."""
+    versions = read_state(folder).get("versions", {})
     with reaching(url):
         cloud = CloudFolder(url)
     for attempt in range(_ATTEMPTS):
         with reaching(url):
-            stored = {n: facts for n, facts in cloud.list().items() if _is_read(n)}
+            stored = {n: info for n, info in cloud.list().items() if _is_needed(n)}
         if CONFIG not in stored:
             raise UserError(f"{url} holds no run; name the folder of one with --workdir")
-        new = {n: facts for n, facts in stored.items() if have.get(n) != facts.version}
+        new = {n: info for n, info in stored.items() if versions.get(n) != info.version}
         try:
             cloud.get_all(new, folder)
             break
@@ -67,12 +67,12 @@ def _update(folder: pathlib.Path, url: str) -> None:
         remove(folder / name)
     for step in steps(folder) - {name.split("/")[1] for name in stored if "/" in name}:
         remove(folder / CHECKPOINTS / step)
-    versions = {name: facts.version for name, facts in stored.items()}
+    versions = {name: info.version for name, info in stored.items()}
     write_state(folder, {"url": url, "versions": versions})
 
 
-def _is_read(name: str) -> bool:
-    """Whether a file is read for a model: of a state, all but what only training needs."""
+def _is_needed(name: str) -> bool:
+    """Whether a file is needed to read models; optimiser states are not."""
     if name.startswith(CHECKPOINTS):
         return name.split("/")[2:3] != ["training"]
     return name in (CONFIG, RESULTS)

@@ -1,4 +1,4 @@
-"""The files of a run that the cloud has a copy of, and where they lie on this machine."""
+"""The files of a run, for the modules that copy them from and to cloud storage."""
 
 import contextlib
 import json
@@ -17,12 +17,12 @@ _STATE = ".mirror.json"
 
 
 def local_folder(url: str, suffix: str = "") -> pathlib.Path:
-    """Where a run in the cloud is kept on this machine."""
+    """Returns the folder on this machine that holds the copy of a run in the cloud."""
     return cache_folder() / "workdirs" / (url_hash(url) + suffix)
 
 
 def read_state(folder: pathlib.Path) -> dict[str, Any]:
-    """What was noted of a local folder; nothing where that is damaged."""
+    """Reads the state of a local copy; empty if it is missing or damaged."""
     try:
         return json.loads((folder / _STATE).read_text())
     except (OSError, ValueError):
@@ -30,17 +30,17 @@ def read_state(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def write_state(folder: pathlib.Path, state: Mapping[str, Any]) -> None:
-    """Notes something of a local folder."""
+    """Writes the state of a local copy."""
     write_json(folder / _STATE, state)
 
 
 def entries(folder: pathlib.Path) -> list[pathlib.Path]:
-    """What is the run's in its folder."""
+    """Lists the files and folders of a run, without hidden ones."""
     return [path for path in folder.iterdir() if path.name[0] != "."]
 
 
 def steps(folder: pathlib.Path) -> set[str]:
-    """Checkpoints that are complete; others have longer names."""
+    """Returns the names of the complete checkpoints; the others' names are not numbers."""
     try:
         return {name for name in os.listdir(folder / CHECKPOINTS) if name.isdigit()}
     except OSError:
@@ -48,29 +48,29 @@ def steps(folder: pathlib.Path) -> set[str]:
 
 
 def present(folder: pathlib.Path) -> dict[str, list[int]]:
-    """Size and time of the run's files, by their names below its folder."""
+    """Returns [size in bytes, modification time in ns] of a run's files, by relative path."""
     found = {}
     for path in _paths(folder):
         with contextlib.suppress(FileNotFoundError):  # A checkpoint may be removed meanwhile.
-            facts = path.lstat()
-            found[path.relative_to(folder).as_posix()] = [facts.st_size, facts.st_mtime_ns]
+            stat = path.lstat()
+            found[path.relative_to(folder).as_posix()] = [stat.st_size, stat.st_mtime_ns]
     return found
 
 
 def _paths(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     for root, folders, names in os.walk(folder):
-        place = pathlib.Path(root)
-        if place == folder:
+        parent = pathlib.Path(root)
+        if parent == folder:
             folders[:] = [name for name in folders if name[0] != "."]
             names = [name for name in names if name[0] != "."]
-        elif place == folder / CHECKPOINTS:
+        elif parent == folder / CHECKPOINTS:
             folders[:], names = [name for name in folders if name.isdigit()], []
-        paths = [place / name for name in names if not name.endswith(".unfinished")]
+        paths = [parent / name for name in names if not name.endswith(".unfinished")]
         yield from (path for path in paths if not path.is_symlink())
 
 
 def link(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives a file a second name, or copies it where file systems know none."""
+    """Makes a hard link to a file, or a copy if the file system has no hard links."""
     try:
         target.hardlink_to(source)
     except FileNotFoundError:
@@ -80,7 +80,7 @@ def link(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def remove(path: pathlib.Path) -> None:
-    """Removes a file or a folder, if it is there."""
+    """Removes a file or a folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

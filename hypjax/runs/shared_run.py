@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.parallel import processes, watchdog
-from hypjax.runs.cloud_copy import Unmirrored, open_mirror
+from hypjax.runs.cloud_copy import LocalFolder, open_folder
 from hypjax.runs.shared_checkpoints import SharedCheckpoints
 from hypjax.runs.workdir import Workdir
 
@@ -19,7 +19,7 @@ class SharedRun:
 
     Attributes:
         path: The folder on this machine.
-        place: The folder or its URL, for messages.
+        location: The folder or its URL, for messages.
     """
 
     def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
@@ -35,10 +35,10 @@ class SharedRun:
         """
         self._first = processes.is_first()
         self._total_steps = config.train.total_steps
-        self._mirror = open_mirror(workdir) if self._first else Unmirrored(pathlib.Path(workdir))
+        self._storage = open_folder(workdir) if self._first else LocalFolder(pathlib.Path(workdir))
         compared = ("",) if self._first else ()
-        self._folder = Workdir(self._mirror.folder, config, compared)
-        self.path, self.place = self._folder.path, self._mirror.place
+        self._folder = Workdir(self._storage.folder, config, compared)
+        self.path, self.location = self._folder.path, self._storage.location
 
     @property
     def results(self) -> dict[str, Any] | None:
@@ -63,9 +63,9 @@ class SharedRun:
         """
         with (
             self._folder.claimed(circumstances) if self._first else contextlib.nullcontext(),
-            self._mirror,
+            self._storage,
             contextlib.closing(SharedCheckpoints(self._folder.checkpoints)) as checkpoints,
-            watchdog.closing_in_peace(),
+            watchdog.protected_cleanup(),
         ):
             yield checkpoints
 

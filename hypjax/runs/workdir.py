@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, who writes it, and what a finished run found."""
+"""A run's folder: its configuration, its lock and its results."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from hypjax.errors import UserError
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import environment
 from hypjax.system.files import write_json
-from hypjax.system.locks import LOCK, lock_or_refuse
+from hypjax.system.locks import claimed_or_refused
 
 _CONFIG = "config.json"
 _RESULTS = "results.json"
@@ -22,10 +22,12 @@ _CHECKPOINTS = "checkpoints"
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
-    """The configuration of the run in a folder, as the folder tells it.
+    """Reads the configuration of the run in a folder.
+
+    Fields that were added since get their defaults.
 
     Raises:
-        UserError: The folder holds no run, or one that this version cannot read.
+        UserError: The folder holds no run, or a run that this version cannot read.
     """
     path = workdir / _CONFIG
     try:
@@ -33,8 +35,8 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     except OSError as error:
         raise UserError(f"{workdir} holds no run ({_CONFIG}: {error.strerror})") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged, or not one of hypjax") from error
-    fields.setdefault("model.architecture", "vit")  # There was no other once.
+        raise UserError(f"{path} is damaged, or was not written by hypjax") from error
+    fields.setdefault("model.architecture", "vit")  # Older runs lack the field.
     config = default_config()
     for field in sorted(fields.keys() - flatten(config).keys()):
         raise UserError(f"{path} has the field {field}, which this version of hypjax does not know")
@@ -46,95 +48,90 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
 
 
 class Workdir:
-    """Everything a run keeps, in one folder."""
+    """The folder with everything that a run keeps."""
 
     def __init__(
         self, path: pathlib.Path, config: ConfigDict, compared: tuple[str, ...] = ("",)
     ) -> None:
-        """Opens a run's folder, whether it exists or not; nothing is written yet.
+        """Opens a run's folder, which need not exist; writes nothing yet.
 
         Args:
             path: The folder.
             config: The run's configuration.
-            compared: What the names of those fields begin with that must be as the run has them.
+            compared: Prefixes of the fields that must equal those of the run in the folder.
 
         Raises:
             UserError: The folder belongs to a run with another configuration, or is damaged.
         """
         self.path = path.absolute()
         self._config = config
-        changes = self._changes("identity", identity(config))
-        self._refuse([change for change in changes if change.startswith(compared)])
+        self._require_same_identity(compared)
 
-    def _changes(self, part: str, now: Mapping[str, Any]) -> list[str]:
-        """In what a part of config.json differs from what it would be now."""
+    def _require_same_identity(self, compared: tuple[str, ...] = ("",)) -> None:
+        """Raises an error if fields with certain prefixes differ from the run in the folder."""
         saved = self._read(_CONFIG)
         if saved is None:
-            return []
-        if part not in saved:
-            raise UserError(f"{self.path / _CONFIG} is not one of hypjax; name another --workdir")
-        return differences(saved[part], now)
-
-    def _refuse(self, changes: list[str]) -> None:
+            return
+        if "identity" not in saved:
+            raise UserError(
+                f"{self.path / _CONFIG} was not written by hypjax; name another --workdir"
+            )
+        changes = differences(saved["identity"], identity(self._config))
+        changes = [change for change in changes if change.startswith(compared)]
         if changes:
             raise UserError(
                 f"{self.path} holds a run with another configuration ({'; '.join(changes)}); "
-                "repeat its settings, or name another folder with --workdir"
+                "use the same settings, or name another folder with --workdir"
             )
 
     def require(self, circumstances: Mapping[str, str]) -> None:
-        """Refuses circumstances other than the run began in.
+        """Raises an error if the run was started with other images or another precision.
 
         Args:
-            circumstances: {"images": fingerprint, "precision": dtype}, or some of them.
+            circumstances: {"images": fingerprint, "precision": dtype}, or one of the two.
 
         Raises:
-            UserError: One differs.
+            UserError: One of them differs.
         """
         saved = (self._read(_CONFIG) or {}).get("circumstances", {})
         changed = [name for name in circumstances if circumstances[name] != saved.get(name)]
         if saved and "images" in changed:
             raise UserError(
                 f"the images have changed since the run in {self.path} began (some were added, "
-                "removed or edited); bring them back, or name another folder with --workdir"
+                "removed or edited); restore them, or name another folder with --workdir"
             )
         if saved and changed:
             raise UserError(
-                f"the run in {self.path} computes in {saved['precision']} and would go on in "
-                f"{circumstances['precision']}, which model.precision=auto means on this device; "
-                "continue it on a device like the first, or name another folder with --workdir"
+                f"the run in {self.path} computes in {saved['precision']}, but on this device "
+                f"model.precision=auto means {circumstances['precision']}; continue the run on a "
+                "device of the same kind, or name another folder with --workdir"
             )
 
     @contextlib.contextmanager
     def claimed(self, circumstances: Mapping[str, str]) -> Iterator[None]:
-        """Makes the folder this process's own during the body, and writes the configuration.
+        """Locks the folder for this process during the body, and writes the configuration.
 
-        The operating system ends the claim with the process, however that ends.
+        The operating system releases the lock when the process ends, for whatever reason.
 
         Args:
-            circumstances: What, apart from the configuration, must be the same whenever the run
-                goes on, such as the images.
+            circumstances: What must not change between resumes besides the configuration, see
+                `require`.
 
         Raises:
-            UserError: The folder cannot be written, another process has it, or the circumstances
+            UserError: The folder cannot be written, another process uses it, or the circumstances
                 have changed.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / LOCK).open("a+b", buffering=0)
-        except OSError as error:
-            raise UserError(f"cannot write to {self.path} ({error.strerror})") from error
-        with lock:
-            lock_or_refuse(lock, self.path)
-            self._refuse(self._changes("identity", identity(self._config)))
+        with claimed_or_refused(self.path):
+            self._require_same_identity()
             self.require(circumstances)
             try:
-                self._write_beginning(circumstances)
+                self._write_start(circumstances)
             except OSError as error:
                 raise UserError(f"cannot write to {self.path} ({error.strerror})") from error
             yield
 
-    def _write_beginning(self, circumstances: Mapping[str, str]) -> None:
+    def _write_start(self, circumstances: Mapping[str, str]) -> None:
+        """Writes config.json, and adds this start to run.json."""
         config = {
             "identity": identity(self._config),
             "circumstances": dict(circumstances),
@@ -142,7 +139,7 @@ class Workdir:
         }
         write_json(self.path / _CONFIG, config)
         earlier = {}
-        with contextlib.suppress(UserError):  # A damaged one is no reason to stop.
+        with contextlib.suppress(UserError):  # The run continues even if the file is damaged.
             earlier = self._read(_PROVENANCE) or {}
         starts = earlier.pop("earlier_starts", []) + ([earlier] if earlier else [])
         now = environment.describe(self._config.seed)
@@ -150,26 +147,26 @@ class Workdir:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps of the run, as its folder says."""
+        """Number of steps in the saved configuration; None if there is none."""
         return (self._read(_CONFIG) or {"all": {}})["all"].get("train.total_steps")
 
     @property
     def results(self) -> dict[str, Any] | None:
-        """What a finished run found; None while it is not finished."""
+        """Results of the run; None until it is finished."""
         return self._read(_RESULTS)
 
     def write_results(self, results: dict[str, Any]) -> None:
-        """Marks the run as finished.
+        """Writes results.json, which marks the run as finished.
 
         Raises:
-            UserError: They cannot be written.
+            UserError: The file cannot be written.
         """
         try:
             write_json(self.path / _RESULTS, results)
         except OSError as error:
             raise UserError(
                 f"the results above could not be written to {self.path} ({error.strerror}); "
-                "mend that, and the same command evaluates the model again"
+                "fix that and repeat the command, which then only evaluates the model"
             ) from error
 
     def _read(self, name: str) -> dict[str, Any] | None:
@@ -184,15 +181,15 @@ class Workdir:
             raise UserError(f"cannot read {path} ({error.strerror})") from error
         except ValueError as error:
             raise UserError(
-                f"{path} is damaged ({error}); bring a copy back, or name another folder "
+                f"{path} is damaged ({error}); restore a backup, or name another folder "
                 "with --workdir"
             ) from error
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is a state to restore."""
+        """Whether the folder holds a checkpoint."""
         return any(path.name.isdigit() for path in (self.path / _CHECKPOINTS).glob("*"))
 
     def checkpoints(self, *, read_only: bool = False) -> Checkpoints:
-        """The checkpoints in the folder."""
+        """Opens the checkpoints in the folder."""
         return Checkpoints(self.path / _CHECKPOINTS, read_only=read_only)

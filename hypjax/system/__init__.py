@@ -1,1 +1,1 @@
-"""What this machine and this process offer: cores, memory, folders, locks, signals."""
+"""The machine and the process: cores, memory, folders, locks, signals, cloud storage."""

@@ -1,4 +1,4 @@
-"""Cloud storage: gs://, s3://, whatever fsspec has a driver for."""
+"""Cloud storage: gs://, s3:// and every other scheme that fsspec has a driver for."""
 
 import contextlib
 import hashlib
@@ -11,22 +11,22 @@ import tqdm
 from hypjax.errors import UserError
 
 
-def is_url(place: str | pathlib.Path) -> bool:
-    """Whether a place is somewhere else than in this machine's file system."""
-    return isinstance(place, str) and "://" in place
+def is_url(location: str | pathlib.Path) -> bool:
+    """Whether a location is a URL and not a path on this machine."""
+    return isinstance(location, str) and "://" in location
 
 
 def url_hash(url: str) -> str:
-    """A short name for what is kept on this machine of a URL."""
+    """Returns a short name for the local copy of a URL."""
     return hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
 
 
 class Stored(NamedTuple):
-    """What storage tells of a file.
+    """Metadata of a file in cloud storage.
 
     Attributes:
-        size: In bytes.
-        version: Another one when the file is written again.
+        size: Size in bytes.
+        version: Opaque string that changes whenever the file is rewritten.
     """
 
     size: int
@@ -34,55 +34,55 @@ class Stored(NamedTuple):
 
 
 class CloudFolder:
-    """The files below a URL, by their names relative to it.
+    """The files below a URL, addressed by their paths relative to it.
 
-    Every driver raises errors of its own: callers take any `Exception` for a failure.
+    Drivers raise errors of many types: callers must treat any `Exception` as a failure.
 
     Attributes:
-        url: Where they are.
+        url: The folder's URL, without a trailing slash.
     """
 
     def __init__(self, url: str) -> None:
-        """Finds the driver."""
+        """Loads the driver for the URL's scheme."""
         import fsspec
 
         self.url = url.rstrip("/")
-        self._files, base = fsspec.core.url_to_fs(self.url)
+        self._storage, base = fsspec.core.url_to_fs(self.url)
         self._base = base.rstrip("/")
 
     def list(self) -> dict[str, Stored]:
-        """All files; none where there is no such folder."""
-        self._files.invalidate_cache()
+        """Lists all files; a missing folder has none."""
+        self._storage.invalidate_cache()
         try:
-            found = self._files.find(self._base, detail=True)
+            found = self._storage.find(self._base, detail=True)
         except FileNotFoundError:
             return {}
         names = {path: path[len(self._base) :].lstrip("/") for path in found}
         return {
             names[path]: Stored(info.get("size") or 0, _version(info))
             for path, info in found.items()
-            # Some consoles make objects for folders; and no file leads out of a folder.
+            # Skip folder markers, which some consoles create, and names that leave the folder.
             if names[path] and not path.endswith("/") and ".." not in names[path].split("/")
         }
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None: there is none."""
+        """Returns the content of a file, or None if it does not exist."""
         try:
-            return self._files.cat_file(self._path(name))
+            return self._storage.cat_file(self._path(name))
         except FileNotFoundError:
             return None
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a small file."""
-        self._write(name, lambda path: self._files.pipe_file(path, content))
+        self._write(name, lambda path: self._storage.pipe_file(path, content))
 
     def get(self, name: str, path: pathlib.Path) -> None:
-        """Copies a file from the cloud."""
+        """Downloads a file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._files.get_file(self._path(name), str(path))
+        self._storage.get_file(self._path(name), str(path))
 
     def get_all(self, files: Mapping[str, Stored], folder: pathlib.Path) -> None:
-        """Copies files of a list into a folder, with a bar on a terminal."""
+        """Downloads files into a folder, with a progress bar on a terminal."""
         size = sum(stored.size for stored in files.values())
         with tqdm.tqdm(
             total=size, unit="B", unit_scale=True, disable=None, leave=False
@@ -92,27 +92,27 @@ class CloudFolder:
                 progress.update(stored.size)
 
     def put(self, path: pathlib.Path, name: str) -> None:
-        """Copies a file to the cloud."""
-        self._write(name, lambda target: self._files.put_file(str(path), target))
+        """Uploads a file."""
+        self._write(name, lambda target: self._storage.put_file(str(path), target))
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it is there."""
+        """Removes a file if it exists."""
         with contextlib.suppress(FileNotFoundError):
-            self._files.rm_file(self._path(name))
+            self._storage.rm_file(self._path(name))
 
     def _path(self, name: str) -> str:
         return f"{self._base}/{name}"
 
     def _write(self, name: str, action: Callable[[str], object]) -> None:
-        """Writes a file, and makes its folder first where the storage has folders."""
+        """Writes a file, and creates its folder if the storage needs one."""
         path = self._path(name)
         try:
             action(path)
         except FileNotFoundError:
             root = path[: path.find("/", 1)]
-            if not self._files.exists(root):  # A bucket, say; to make one is the user's affair.
+            if not self._storage.exists(root):  # Such as a bucket, which users create themselves.
                 raise
-            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._storage.makedirs(path.rpartition("/")[0], exist_ok=True)
             action(path)
 
 
@@ -123,7 +123,7 @@ def _version(info: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Tells a user whose storage cannot be read, whatever its driver raises."""
+    """Turns any failure to read from storage into a `UserError`."""
     try:
         yield
     except UserError:
@@ -136,7 +136,7 @@ def reaching(url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def copying(url: str, folder: pathlib.Path) -> Iterator[None]:
-    """Tells a user of a copy from the cloud that fails, at either end."""
+    """Turns any failure of a download, remote or local, into a `UserError`."""
     try:
         yield
     except UserError:
@@ -146,6 +146,6 @@ def copying(url: str, folder: pathlib.Path) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, in a few words."""
+    """Returns a short description of an error."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
     return text or type(error).__name__

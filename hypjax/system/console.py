@@ -9,59 +9,59 @@ from collections.abc import Iterator
 
 import tqdm
 
-_PLAIN_SECONDS = 10  # Between progress lines where there is no terminal.
+_LINE_INTERVAL = 10  # Seconds between progress lines if stderr is no terminal.
 
 _muted = False
 
 
 def say(text: str) -> None:
-    """Prints a line on stderr, beside results on stdout, without spoiling a bar."""
+    """Prints a line on stderr, above a progress bar if there is one."""
     if not _muted:
         say_here(text)
 
 
 def say_here(text: str) -> None:
-    """Prints a line on stderr that concerns this very process, muted or not."""
+    """Prints a line on stderr even if this process is muted."""
     tqdm.tqdm.write(text, file=sys.stderr)
 
 
 def mute() -> None:
-    """Leaves it to another process to tell what all of them do; errors are still told."""
+    """Silences this process, except for errors: the first process speaks for all of them."""
     global _muted
     _muted = True
     sys.stdout = open(os.devnull, "w")
 
 
 def warn(text: str) -> None:
-    """Prints what a user should know of, though the run goes on."""
+    """Prints a warning; the run continues."""
     say(f"warning: {text}")
 
 
 @contextlib.contextmanager
-def tolerating(what: str) -> Iterator[None]:
-    """Warns where something that can be done without could not be written."""
+def tolerating(name: str) -> Iterator[None]:
+    """Turns a failure to write something dispensable into a warning."""
     try:
         yield
     except OSError as error:
-        warn(f"{what} could not be written ({error.strerror})")
+        warn(f"{name} could not be written ({error.strerror})")
 
 
 class Progress:
-    """A bar on a terminal, and a line every ten seconds elsewhere."""
+    """A progress bar on a terminal, or else one line every ten seconds."""
 
     def __init__(self, first: int, total: int, batch_size: int) -> None:
-        """Starts at a step.
+        """Starts the display.
 
         Args:
-            first: Steps already done.
-            total: Steps of the whole run.
-            batch_size: Images of a step.
+            first: Number of steps already done.
+            total: Number of steps in the whole run.
+            batch_size: Images per step.
         """
         self._step, self._total, self._batch_size = first, total, batch_size
         self._loss: float | None = None
-        self._compiles = True
+        self._compiling = True
         self._first, self._started = first, time.monotonic()
-        self._spoken = self._started
+        self._last_line = self._started
         self._bar = None
         if sys.stderr.isatty() and not _muted:
             self._bar = tqdm.tqdm(initial=first, total=total, unit="step", dynamic_ncols=True)
@@ -69,13 +69,13 @@ class Progress:
     def advance(self) -> None:
         """Counts one step."""
         self._step += 1
-        if self._compiles:  # The first step's time tells nothing of the others'.
-            self._compiles = False
+        if self._compiling:  # The first step compiles: leave it out of the rate.
+            self._compiling = False
             self._first, self._started = self._step, time.monotonic()
         if self._bar:
             self._bar.update()
-        elif time.monotonic() - self._spoken >= _PLAIN_SECONDS or self._step == self._total:
-            self._spoken = time.monotonic()
+        elif time.monotonic() - self._last_line >= _LINE_INTERVAL or self._step == self._total:
+            self._last_line = time.monotonic()
             say(self._line())
 
     def show(self, loss: float) -> None:
@@ -87,7 +87,7 @@ class Progress:
             )
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
+        """Closes the bar and leaves it on the screen."""
         if self._bar:
             self._bar.close()
 

@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, device, commit, command."""
+"""Provenance of a result: versions, device, commit, command."""
 
 import datetime
 import importlib.metadata
@@ -17,10 +17,10 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 
 
 def describe(seed: int) -> dict[str, Any]:
-    """Tells what runs where, as JSON.
+    """Describes this process, its machine and its packages, as JSON.
 
     Args:
-        seed: The run's.
+        seed: Seed of the run, which is included.
     """
     devices = jax.devices()
     return {
@@ -48,10 +48,10 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of this package's source, with '-dirty' where it has been changed since."""
+    """Returns the commit of this package's source, with '-dirty' if files were changed."""
     root = pathlib.Path(hypjax.__file__).parents[1]
     if not (root / ".git").exists():
-        return None  # Installed: a repository around it would be another's.
+        return None  # Installed: a repository around it would belong to another project.
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

@@ -1,28 +1,28 @@
-"""The end of a process in which something may never end by itself."""
+"""Exits of a process whose threads or workers may never end."""
 
 import multiprocessing
 import os
 import threading
 from typing import NoReturn
 
-_endless = threading.Event()
+_stuck = threading.Event()
 
 
-def expect_none() -> None:
-    """Notes that a thread or a worker of this process may never end.
+def mark_stuck() -> None:
+    """Records that a thread or worker of this process may never end.
 
-    Python waits for them at its exit; commands do not, once this was called.
+    Python waits for all of them when it exits; after this call, commands do not.
     """
-    _endless.set()
+    _stuck.set()
 
 
-def is_expected() -> bool:
-    """Whether all that was begun will end."""
-    return not _endless.is_set()
+def is_stuck() -> bool:
+    """Whether a thread or worker of this process may never end."""
+    return _stuck.is_set()
 
 
 def at_once(status: int) -> NoReturn:
-    """Ends the process and its workers, without waiting for any; also from a signal's handler."""
+    """Kills the worker processes and exits without waiting; safe in a signal handler."""
     for worker in multiprocessing.active_children():
         worker.kill()
     os._exit(status)

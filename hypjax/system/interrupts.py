@@ -1,4 +1,4 @@
-"""Signals to end, from the keyboard or from a scheduler, that wait for a good moment."""
+"""SIGINT and SIGTERM, deferred until a run can stop safely."""
 
 import contextlib
 import signal
@@ -8,59 +8,59 @@ from collections.abc import Iterator
 from hypjax.errors import INTERRUPTED, TRY_AGAIN
 from hypjax.system import console
 
-# The status after each: schedulers, which send SIGTERM, are to try again later.
+# Exit status after each signal: schedulers send SIGTERM and should rerun the command later.
 ENDING = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TRY_AGAIN}
 
 
 class Interrupt:
-    """Whether a signal to end has come.
+    """Whether a signal has arrived.
 
     Attributes:
-        status: With which to end after it; 0: none has come.
+        status: Exit status for the signal that arrived, or 0.
     """
 
     def __init__(self) -> None:
-        """None has come yet."""
-        self._come = threading.Event()
+        """Starts without a signal."""
+        self._received = threading.Event()
         self.status = 0
 
     def __call__(self) -> bool:
-        """Whether one has come."""
-        return self._come.is_set()
+        """Whether a signal has arrived."""
+        return self._received.is_set()
 
-    def come(self, signum: int) -> None:
-        """Notes that one has."""
+    def receive(self, signum: int) -> None:
+        """Records the arrival of a signal."""
         self.status = ENDING[signum]
-        self._come.set()
+        self._received.set()
 
 
 @contextlib.contextmanager
 def deferred(message: str) -> Iterator[Interrupt]:
-    """Holds the first SIGINT or SIGTERM back during the body; a second one acts at once.
+    """Defers the first SIGINT or SIGTERM during the body; a second one acts at once.
 
-    Outside the main thread, where signals cannot be caught, nothing is held back.
+    Outside the main thread, where Python cannot catch signals, nothing is deferred.
 
     Args:
-        message: What to say when an interrupt comes.
+        message: Text to print when a signal arrives.
 
     Yields:
-        What tells whether one has come.
+        An object that says whether a signal has arrived.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
 
-    def hold_back(signum: int, frame: object) -> None:
+    def handle(signum: int, frame: object) -> None:
         del frame
-        interrupt.come(signum)
+        interrupt.receive(signum)
         restore()
         console.say_here(message)
 
-    before = {number: signal.signal(number, hold_back) for number in ENDING}
+    previous = {number: signal.signal(number, handle) for number in ENDING}
 
     def restore() -> None:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
     try:

@@ -1,4 +1,4 @@
-"""Folders that one process at a time writes to."""
+"""Locks on folders that only one process at a time may write to."""
 
 import contextlib
 import fcntl
@@ -11,24 +11,24 @@ from typing import BinaryIO
 from hypjax.errors import UserError
 from hypjax.system import console
 
-LOCK = ".lock"
+_LOCK = ".lock"
 
 
 @contextlib.contextmanager
 def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
-    """Makes a folder this process's own during the body, and waits while another has it.
+    """Locks a folder for this process during the body; waits while another process holds it.
 
-    The operating system ends the claim with the process, however that ends.
+    The operating system releases the lock when the process ends, for whatever reason.
 
     Args:
-        folder: It is made where it does not exist.
-        purpose: What the processes do there, for the message to one that waits.
+        folder: The folder, which is created if it does not exist.
+        purpose: What the lock is for, shown while waiting.
 
     Raises:
         OSError: The folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a+b", buffering=0) as lock:
+    with (folder / _LOCK).open("a+b", buffering=0) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -37,36 +37,42 @@ def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
             console.warn(f"{folder} cannot be locked; let no other process write to it")
-        _sign(lock)
+        _write_owner(lock)
         yield
 
 
-def lock_or_refuse(lock: BinaryIO, folder: pathlib.Path) -> None:
-    """Locks a run's folder for this process, until the file is closed.
+@contextlib.contextmanager
+def claimed_or_refused(folder: pathlib.Path) -> Iterator[None]:
+    """Locks a run's folder for this process during the body; does not wait for another process.
 
     Args:
-        lock: The folder's `LOCK`, opened to append.
-        folder: For messages.
+        folder: The folder, which is created if it does not exist.
 
     Raises:
-        UserError: Another process has it.
+        UserError: Another process holds the lock, or the folder cannot be written.
     """
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.seek(0)
-        raise UserError(
-            f"{folder} is in use by {lock.read().decode() or 'another process'}; "
-            "wait for it to end, or name another folder with --workdir"
-        ) from error
-    except OSError:
-        console.warn(f"{folder} cannot be locked; let no other process write to it")
-        return
-    _sign(lock)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("a+b", buffering=0)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror})") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_owner(lock)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise UserError(
+                f"{folder} is in use by {lock.read().decode() or 'another process'}; "
+                "wait for it to end, or name another folder with --workdir"
+            ) from error
+        except OSError:
+            console.warn(f"{folder} cannot be locked; let no other process write to it")
+        yield
 
 
-def _sign(lock: BinaryIO) -> None:
-    """Says in a lock's file who has it."""
-    with contextlib.suppress(OSError):  # Only a message needs it.
+def _write_owner(lock: BinaryIO) -> None:
+    """Writes the owner of a lock into its file."""
+    with contextlib.suppress(OSError):  # Only messages read it.
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())

@@ -1,4 +1,4 @@
-"""Memory: how much is free, how much was used, and a sentence where it did not suffice."""
+"""Memory: how much is free, how much was used, and an error message when it runs out."""
 
 import contextlib
 import pathlib
@@ -15,10 +15,10 @@ from hypjax.errors import UserError
 
 @contextlib.contextmanager
 def explained(remedy: str) -> Iterator[None]:
-    """Turns the failure to allocate an array into a `UserError`.
+    """Turns an out-of-memory error of a device into a `UserError`.
 
     Args:
-        remedy: What to lower.
+        remedy: The fields to lower, for the message.
     """
     try:
         yield
@@ -30,27 +30,27 @@ def explained(remedy: str) -> Iterator[None]:
 
 
 def free(mesh: Mesh) -> int | None:
-    """Bytes that are free on each of this process's devices; None where nothing tells.
+    """Returns the free bytes of each of this process's devices, or None if unknown.
 
-    CPU devices share what the machine has.
+    CPU devices share the memory of the machine equally.
     """
-    own = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
-    found = [device.memory_stats() or {} for device in own]
+    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    found = [device.memory_stats() or {} for device in local]
     if all("bytes_limit" in stats for stats in found):
         return min(stats["bytes_limit"] - stats.get("bytes_in_use", 0) for stats in found)
-    machine = _free_of_machine()
-    return None if machine is None else machine // len(own)
+    available = _free_host_memory()
+    return None if available is None else available // len(local)
 
 
-def _free_of_machine() -> int | None:
+def _free_host_memory() -> int | None:
     with contextlib.suppress(OSError):
-        told = re.search(r"MemAvailable: *(\d+) kB", pathlib.Path("/proc/meminfo").read_text())
-        return None if told is None else 1024 * int(told[1])
+        match = re.search(r"MemAvailable: *(\d+) kB", pathlib.Path("/proc/meminfo").read_text())
+        return None if match is None else 1024 * int(match[1])
     return None
 
 
 def peaks() -> dict[str, int]:
-    """Bytes that this process and its first device have used at most, where that is known."""
+    """Returns the peak memory of this process and its first device, in bytes, where known."""
     unit = 1 if sys.platform == "darwin" else 1024
     peak = {"host_memory_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     device = jax.local_devices()[0].memory_stats() or {}

@@ -1,4 +1,4 @@
-"""What a configuration may name is what there is."""
+"""The names that a configuration accepts are the names that the rooms implement."""
 
 from hypjax import geometry
 from hypjax.config import choices
@@ -7,7 +7,7 @@ from hypjax.objectives import create
 from hypjax.retrieval import metrics
 
 
-def test_every_name_has_its_code_and_every_code_its_name():
+def test_names_and_implementations_match():
     assert set(choices.OBJECTIVES) == set(create.OBJECTIVES)
     assert set(choices.SPACES) == set(geometry.SPACES)
     assert set(choices.DATASETS) == {"folder", *BUILDERS}

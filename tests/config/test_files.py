@@ -1,4 +1,4 @@
-"""Configurations: what is refused, and in which words."""
+"""Configurations: overrides, identity, and the errors for invalid ones."""
 
 import pathlib
 
@@ -66,49 +66,55 @@ def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
         ("train.total_steps=1.5", "must be a whole number"),
         ("optim.learning_rate=nan", "must be a finite number"),
         ("optim.learning_rate=None", "must be a finite number"),
-        ("eval.ks=1,x", "must be a list in which each item is a whole number"),
-        ("eval.ks=()", "must be one or more numbers from 1"),
+        ("eval.ks=1,x", "must be a list whose items are each a whole number"),
+        ("eval.ks=()", "must be one or more numbers, each at least 1"),
         ("data.crop_area=0.5", "two ascending numbers above 0 and up to 1"),
         ("data.crop_area=0.5,0.1", "two ascending numbers"),
         ("objective.space=hyperbolic", "must be one of poincare, sphere"),
         ("objective.c=-0.1", "config.objective.c is -0.1; it must be at least 0"),
         ("objective.clip_radius=0", "must be above 0, or None"),
-        ("optim.frozen=heed", "must be names among patch_projection, encoder, head, objective"),
+        ("optim.frozen=heed", "must be names from patch_projection, encoder, head, objective"),
         (
             "train.batch_size=511",
-            "must be a multiple of train.samples_per_class (2), twice or more",
+            "must be a multiple of train.samples_per_class (2), and at least 4",
         ),
-        ("train.batch_size=2", "must be a multiple of train.samples_per_class (2), twice or more"),
+        ("train.batch_size=2", "must be a multiple of train.samples_per_class (2), and at least 4"),
         ("model.weights=", "must be a name, a file or a folder, or None"),
-        ("model.depth=0", "must be at least 1 where model.architecture is vit"),
-        ("model.architecture=resnet50", "must be 0, as are patch_size, width, depth and num_heads"),
+        ("model.depth=0", "must be at least 1 if model.architecture is vit"),
+        ("model.architecture=resnet50", "must be 0, like patch_size, width, depth and num_heads"),
         ("data.resize=24", "must be at least data.image_size (32)"),
         (
             "model.num_heads=3",
             "config.model.width is 128; it must be a multiple of model.num_heads",
         ),
-        ("data.mean=0.5,0.5,0.5", "must be one number a channel (1)"),
-        ("data.validation_classes=1.5", "must be a number of classes, or a share of them below 1"),
-        ("data.validation_classes=-3", "must be a number of classes, or a share of them below 1"),
-        ("data.path=photos", "must be None where data.name is glyphs"),
+        ("data.mean=0.5,0.5,0.5", "must be one number per channel (1)"),
+        (
+            "data.validation_classes=1.5",
+            "must be a number of classes, or a fraction of them below 1",
+        ),
+        (
+            "data.validation_classes=-3",
+            "must be a number of classes, or a fraction of them below 1",
+        ),
+        ("data.path=photos", "must be None if data.name is glyphs"),
         ("data.name=folder", "config.data.path is None; it must be a folder of images, or a .csv"),
         ("train.on_nonfinite=ignore", "must be one of stop, skip"),
         ("optim.warmup_steps=100000", "must be at most train.total_steps"),
     ],
 )
-def test_impossible_settings_are_refused_in_one_sentence(glyphs, override, message):
+def test_invalid_values_are_refused_in_one_sentence(glyphs, override, message):
     with pytest.raises(UserError) as error:
         load_config(glyphs, [override])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_unknown_variants_are_refused_with_the_nearest(glyphs):
+def test_an_unknown_variant_is_refused_with_a_suggestion(glyphs):
     with pytest.raises(UserError, match="unknown variant 'hup'; did you mean hyp?"):
         load_config(glyphs + ":hup")
 
 
-def test_a_missing_file_is_refused_with_the_nearest(repository):
+def test_a_missing_file_is_refused_with_a_suggestion(repository):
     with pytest.raises(
         UserError, match=r"no configuration file .*glyph\.py; did you mean .*glyphs\.py"
     ):
@@ -137,14 +143,14 @@ def test_a_missing_file_is_refused_with_the_nearest(repository):
         ),
     ],
 )
-def test_mistakes_in_a_users_file_are_told_with_their_line(tmp_path, text, message):
+def test_errors_in_a_users_file_are_reported_with_their_line(tmp_path, text, message):
     path = tmp_path / "mine.py"
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         load_config(str(path))
 
 
-def test_defaults_are_valid_and_say_every_field_of_the_recipe():
+def test_defaults_are_valid_and_follow_the_published_recipe():
     config = default_config()
     validate(config)
     assert (config.objective.c, config.objective.clip_radius, config.objective.temperature) == (
@@ -164,14 +170,14 @@ def test_defaults_are_valid_and_say_every_field_of_the_recipe():
     assert optim.frozen == ("patch_projection",)
 
 
-def test_identity_is_everything_but_where_it_runs(glyphs):
+def test_identity_is_everything_except_how_it_runs(glyphs):
     plain = identity(load_config(glyphs))
     assert identity(load_config(glyphs, ["run.workers=3"])) == plain
     assert identity(load_config(glyphs, ["seed=3"])) != plain
     assert not any(field.startswith("run.") for field in plain)
 
 
-def test_default_workdir_names_experiment_variant_and_changes(glyphs):
+def test_the_default_workdir_names_the_file_the_variant_and_the_changes(glyphs):
     plain = load_config(glyphs)
 
     def workdir(*overrides):
@@ -183,7 +189,7 @@ def test_default_workdir_names_experiment_variant_and_changes(glyphs):
     assert changed == workdir("objective.c=.5", "seed=1", "run.workers=2") != workdir("seed=1")
 
 
-def test_a_copied_file_names_its_own_folder(glyphs, tmp_path):
+def test_a_copied_file_has_another_default_workdir(glyphs, tmp_path):
     copy = tmp_path / "mine.py"
     copy.write_text(pathlib.Path(glyphs).read_text())
     config = load_config(str(copy))

@@ -1,4 +1,4 @@
-"""The four benchmarks' configurations beside the recipes as published, and their first steps."""
+"""The configurations of the four benchmarks: published values, and two training steps of each."""
 
 import dataclasses
 import io
@@ -25,7 +25,7 @@ from hypjax.training.setup import create_plans
 from hypjax.training.step import create_state, make_train_step
 from hypjax.types import View
 
-# What follows is written down from the papers and the released code, and not from hypjax.recipes.
+# These values are copied from the papers and the released code, not from hypjax.config.recipes.
 
 COMMON = {
     "seed": 0,
@@ -90,8 +90,8 @@ ENCODERS = {
         **IMAGENET,
     },
 }
-# Name, shorter side of the test view, K, images and images a class of a batch, and steps: the
-# paper's, and the released commands'.
+# Dataset name, shorter side of the test view, K, batch size, samples per class, and the number of
+# steps in the paper and in the released commands.
 DATASETS = {
     "cub": ("cub200", 256, (1, 2, 4, 8), 900, 9, (200, 50)),
     "cars": ("cars196", 224, (1, 2, 4, 8), 882, 9, (600, 300)),
@@ -101,7 +101,7 @@ DATASETS = {
 
 
 def published(dataset, variant):
-    """What a recipe's fields must be."""
+    """Returns the published values of a recipe's fields."""
     name, resize, ks, batch_size, samples, steps = DATASETS[dataset]
     space, _, encoder = variant.partition("-")
     encoder, _, released = encoder.partition(",")
@@ -134,13 +134,13 @@ def load(repository):
 
 
 @pytest.mark.parametrize(("dataset", "variant"), ALL)
-def test_a_recipe_is_the_published_one(load, dataset, variant):
+def test_a_recipe_has_the_published_values(load, dataset, variant):
     fields, expected = flatten(load(dataset, variant)), published(dataset, variant)
     assert {field: fields[field] for field in expected} == expected
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
-def test_the_default_is_hyp_dino(load, dataset):
+def test_the_default_variant_is_hyp_dino(load, dataset):
     assert identity(load(dataset)) == identity(load(dataset, "hyp-dino"))
 
 
@@ -160,7 +160,7 @@ def test_every_recipe_has_its_own_workdir(load):
         ("inshop", "hyp-dino-patch8", "hyp-dino"),
     ],
 )
-def test_unknown_variants_are_refused_with_the_nearest(load, dataset, variant, nearest):
+def test_an_unknown_variant_is_refused_with_a_suggestion(load, dataset, variant, nearest):
     with pytest.raises(UserError) as error:
         load(dataset, variant)
     assert str(error.value) == f"unknown variant '{variant}'; did you mean {nearest}?"
@@ -169,7 +169,7 @@ def test_unknown_variants_are_refused_with_the_nearest(load, dataset, variant, n
 @pytest.mark.parametrize("evaluating", [False, True])
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_a_model_has_the_published_sizes(load, encoder, evaluating):
-    """Cars has every encoder; models do not depend on the dataset."""
+    """Checked on Cars, which has every encoder: models do not depend on the dataset."""
     config = load("cars", f"hyp-{encoder}")
     model = create_embedder(config, evaluating=evaluating)
     images = jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32)
@@ -179,24 +179,24 @@ def test_a_model_has_the_published_sizes(load, encoder, evaluating):
     assert model.encoder.pooling == pooling
 
 
-# Two steps of every recipe, with its own sampling, pooling, objective and optimiser, but a tiny
-# Transformer, three classes a batch, and noise for images.
+# Two steps of every recipe with its sampling, pooling, objective and optimiser, but with a tiny
+# Transformer, three classes per batch and images of noise.
 
 TINY = dict(image_size=32, patch_size=16, width=16, depth=1, num_heads=2)
 CLASSES = 3
-# A step does not depend on the first of these, and takes the others as arguments: recipes that
-# differ in nothing else share a program, since compiling is what this test spends its time on.
-LEFT_OUT = (
+# Recipes share a compiled program if they differ only in fields that a step does not depend on
+# (IGNORED) or takes as arguments (ARGUMENTS): this test spends its time on compilation.
+IGNORED = (
     *("name", "variant", "data.name", "data.resize", "model.architecture", "model.weights"),
     *("model.eval_pooling", "train.total_steps", "train.batch_size", "eval.ks"),
 )
 ARGUMENTS = ("data.mean", "data.std", "optim.learning_rate")
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+FAST_COMPILATION = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @pytest.fixture(scope="module")
 def splits():
-    """Five classes with 4 to 12 images, so that some have fewer than a batch wants."""
+    """Five classes with 4 to 12 images, some of them fewer than samples_per_class."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(5), [4, 6, 8, 10, 12])
     sizes = rng.integers(33, 48, (len(labels), 2))
@@ -211,12 +211,12 @@ def splits():
 
 @pytest.fixture(scope="module")
 def programs():
-    """The jitted functions of recipes met so far."""
+    """The programs compiled so far."""
     return {}
 
 
 class Program:
-    """A recipe's train step on the tiny Transformer, and a state to begin with."""
+    """A recipe's train step on the tiny Transformer, and its initial state."""
 
     def __init__(self, config):
         distilled = "distilled" in config.model.architecture
@@ -232,17 +232,17 @@ class Program:
             return create_state(learner_of(config), spec)
 
         def step(arguments, state, batch):
-            own = config.copy_and_resolve_references()
-            with own.ignore_type():
-                own.update_from_flattened_dict(arguments)
-            state, metrics = make_train_step(learner_of(own))(state, batch)
+            traced = config.copy_and_resolve_references()
+            with traced.ignore_type():
+                traced.update_from_flattened_dict(arguments)
+            state, metrics = make_train_step(learner_of(traced))(state, batch)
             return state, {name: metrics[name] for name in ("loss", "finite", "learning_rate")}
 
         self.shapes = jax.eval_shape(create)
-        self.step = jax.jit(step, compiler_options=QUICKLY)
+        self.step = jax.jit(step, compiler_options=FAST_COMPILATION)
 
     def start(self):
-        """As `compiled.create_state`, but with parameters that need no compiled program."""
+        """Returns a state with random parameters, without compiling `create_state`."""
         rng = np.random.default_rng(0)
         state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.shapes)
         noise = [rng.normal(0, 0.1, x.shape).astype(x.dtype) for x in jax.tree.leaves(state.params)]
@@ -250,9 +250,9 @@ class Program:
 
 
 def key(config):
-    """Equal for recipes that share a program."""
+    """Returns a key that is equal for recipes that share a program."""
     fields = identity(config) | {"distilled": "distilled" in config.model.architecture}
-    return json.dumps({f: v for f, v in fields.items() if f not in (*LEFT_OUT, *ARGUMENTS)})
+    return json.dumps({f: v for f, v in fields.items() if f not in (*IGNORED, *ARGUMENTS)})
 
 
 def leaves(tree):
@@ -262,7 +262,9 @@ def leaves(tree):
 
 
 @pytest.mark.parametrize(("dataset", "variant"), TRAINED)
-def test_two_steps_change_all_but_what_is_frozen(load, splits, programs, dataset, variant):
+def test_two_steps_change_all_parameters_that_are_not_frozen(
+    load, splits, programs, dataset, variant
+):
     config = load(dataset, variant, ["data.image_size=32"])
     config.train.batch_size = CLASSES * config.train.samples_per_class
     if key(config) not in programs:
@@ -281,8 +283,8 @@ def test_two_steps_change_all_but_what_is_frozen(load, splits, programs, dataset
         assert np.array_equal(after, before[name]) == ("patch_embed" in name), name
 
 
-def test_absent_images_are_answered_in_one_sentence(repository, tmp_path):
-    """The four commands run side by side: most of their time goes to imports."""
+def test_a_missing_dataset_is_reported_in_one_sentence(repository, tmp_path):
+    """The four commands run in parallel: they spend most of their time on imports."""
 
     def start(dataset):
         config = f"--config={repository}/configs/{dataset}.py"

@@ -153,7 +153,7 @@ class Stalling(list):
 
 @pytest.mark.parametrize(("workers", "timeout"), [(0, 0.3), (1, 3)])
 def test_a_stalled_read_is_named(workers, timeout, monkeypatch):
-    monkeypatch.setattr(exits, "_endless", threading.Event())
+    monkeypatch.setattr(exits, "_stuck", threading.Event())
     monkeypatch.setattr(Stalling, "ended", threading.Event())
     dataset = random_dataset()
     crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
@@ -167,7 +167,7 @@ def test_a_stalled_read_is_named(workers, timeout, monkeypatch):
             list(training_batches(stalling, plan, range(9), VIEW, Workers(workers, timeout)))
     finally:
         Stalling.ended.set()
-    assert exits.is_expected() == bool(workers)  # Workers were killed; threads cannot be.
+    assert exits.is_stuck() != bool(workers)  # Workers were killed; threads cannot be.
     assert not multiprocessing.active_children()
 
 

@@ -1,4 +1,4 @@
-"""One device or many, at once or in slices, in one process or several: the same training."""
+"""Training gives the same results on any number of devices, slices and processes."""
 
 import json
 import os
@@ -19,18 +19,18 @@ from tests.helpers import small_runs
 
 
 def devices(count):
-    """The environment of a process in which JAX sees so many."""
+    """Environment variables that give a process this number of CPU devices."""
     flags = f"--xla_force_host_platform_device_count={count}"
     return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
 
 def trajectories(path, training, *cases):
-    """Losses, first gradient and last recall of each case."""
+    """Returns the losses, the first gradient and the final recall of each case."""
     command = [sys.executable, "-m", "tests.helpers.trajectories", path, training, *cases]
     subprocess.run(command, env=devices(8), cwd=small_runs.REPOSITORY, check=True, timeout=600)
     found = np.load(path)
     return [
-        {what: found[f"{case}:{what}"] for what in ("losses", "gradient", "recall")}
+        {name: found[f"{case}:{name}"] for name in ("losses", "gradient", "recall")}
         for case in cases
     ]
 
@@ -44,22 +44,22 @@ CASES += [*("1/1/4", "2/1/4", "4/1/4", "8/1/4"), "1/1/0/remat", "8/1/12/remat"]
     ("training", "cases"),
     [("36/2/20", CASES), ("900/2/20", ["8/1/300"]), ("882/9/20", ["8/1/98"])],
 )
-def test_devices_and_slices_change_nothing(tmp_path, training, cases):
-    """Devices/parts/microbatch, beside a single device that embeds the batch at once."""
-    alone, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
-    assert alone["losses"][-1] < 0.9 * alone["losses"][0]
+def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
+    """Cases are devices/shards/microbatch; the reference is one device and one slice."""
+    expected, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
+    assert expected["losses"][-1] < 0.9 * expected["losses"][0]
     for other in others:
-        np.testing.assert_allclose(other["losses"], alone["losses"], rtol=1e-5)
-        error = np.linalg.norm(other["gradient"] - alone["gradient"])
-        assert error < 1e-5 * np.linalg.norm(alone["gradient"])
-        assert other["recall"] == alone["recall"]
+        np.testing.assert_allclose(other["losses"], expected["losses"], rtol=1e-5)
+        error = np.linalg.norm(other["gradient"] - expected["gradient"])
+        assert error < 1e-5 * np.linalg.norm(expected["gradient"])
+        assert other["recall"] == expected["recall"]
 
 
 @pytest.mark.parametrize(
     ("batch", "microbatch", "count", "images"),
     [(900, 0, 1, 113), (882, 0, 1, 111), (900, 300, 3, 38), (900, 100, 9, 13), (7, 100, 1, 1)],
 )
-def test_slices_are_even_and_hold_all_images(batch, microbatch, count, images):
+def test_slices_have_equal_size_and_hold_all_images(batch, microbatch, count, images):
     class Mesh:
         size = 8
 
@@ -68,7 +68,7 @@ def test_slices_are_even_and_hold_all_images(batch, microbatch, count, images):
     assert batch <= slices.rows < batch + count * 8
 
 
-def test_a_mesh_that_cannot_be_is_refused():
+def test_a_mesh_with_too_many_devices_is_refused():
     with pytest.raises(UserError, match=r"config.run.mesh is \(2, 3\), 6 devices, but there are 1"):
         parallel.create_mesh((2, 3), jax.devices()[:1])
     with pytest.raises(UserError, match=r"config.run.mesh is \(-1, 2\), 2 devices"):
@@ -82,14 +82,16 @@ def free_port():
 
 
 class Processes:
-    """Two processes of a run, with two devices each."""
+    """The two processes of a run, with two devices each."""
 
-    def __init__(self, path, workdir, *overrides, of_second=()):
+    def __init__(self, path, workdir, *overrides, second_only=()):
         coordinator = f"--coordinator=localhost:{free_port()}"
         self.all = [
             subprocess.Popen(
                 [
-                    *small_runs.command(path, workdir, *overrides, *(of_second if process else ())),
+                    *small_runs.command(
+                        path, workdir, *overrides, *(second_only if process else ())
+                    ),
                     *(coordinator, "--num_processes=2", f"--process_id={process}"),
                 ],
                 env=devices(2) | {"PYTHONPATH": str(small_runs.REPOSITORY)},
@@ -104,18 +106,18 @@ class Processes:
     def wait_for_a_step(self, after=0):
         deadline = time.monotonic() + 120
         while not self._metrics.exists() or self._metrics.read_text().count('"loss"') <= after:
-            assert all(process.poll() is None for process in self.all), self.ended()
+            assert all(process.poll() is None for process in self.all), self.wait()
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    def ended(self):
-        """Each one's status, output and errors, once all have ended."""
+    def wait(self):
+        """Waits for all processes; returns the status, output and errors of each."""
         texts = [process.communicate(timeout=120) for process in self.all]
         return [(p.returncode, *text) for p, text in zip(self.all, texts, strict=True)]
 
 
 def measured(run):
-    """What the steps of a run returned, without times."""
+    """Returns the loss and gradient norm of each step in a run's metrics."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [
         {n: line[n] for n in ("step", "loss", "gradient_norm")} for line in lines if "loss" in line
@@ -127,8 +129,8 @@ STEPS = ["train.total_steps=60", "train.batch_size=6", "run.log_every=1", "run.c
 
 
 @pytest.mark.slow
-def test_two_processes_stop_and_go_on_together_and_one_device_ends_it(photos_folder, tmp_path):
-    """SIGTERM reaches the second one alone; batches of 6 are filled up for 4 devices, in slices."""
+def test_two_processes_stop_and_resume_together_and_one_device_finishes(photos_folder, tmp_path):
+    """Only the second process gets SIGTERM. Batches of 6 are padded for 4 devices, in slices."""
     together, alone = tmp_path / "together", tmp_path / "alone"
     gentle = [*STEPS, "eval.every=0", "optim.learning_rate=3e-5", "objective.temperature=1.0"]
     saved = 0
@@ -136,7 +138,7 @@ def test_two_processes_stop_and_go_on_together_and_one_device_ends_it(photos_fol
         processes = Processes(photos_folder, together, *gentle, "run.microbatch=2")
         processes.wait_for_a_step(after=saved)
         processes.all[1].send_signal(signal.SIGTERM)
-        (status, _, errors), (other_status, output, _) = processes.ended()
+        (status, _, errors), (other_status, output, _) = processes.wait()
         assert (status, other_status) == (75, 75), errors
         assert "is saved, and the same command resumes from there" in errors
         assert (f"continuing after step {saved}" in errors) == (saved > 0)
@@ -155,35 +157,36 @@ def test_two_processes_stop_and_go_on_together_and_one_device_ends_it(photos_fol
 
 
 @pytest.mark.slow
-def test_a_lost_process_ends_the_other(photos_folder, tmp_path):
+def test_a_run_ends_when_one_of_its_processes_is_killed(photos_folder, tmp_path):
     long = ["train.total_steps=100000", "eval.every=0", "run.log_every=1"]
     processes = Processes(photos_folder, tmp_path / "run", *long)
     processes.wait_for_a_step()
     processes.all[1].kill()
     started = time.monotonic()
-    (status, _, errors), _ = processes.ended()
+    (status, _, errors), _ = processes.wait()
     assert time.monotonic() - started < 20
     assert status == 75, errors
     assert errors.splitlines()[-1] == (
-        "error: process 1 of 2 was lost (killed, or its machine is gone); this one ends too, and "
-        "the same command goes on from the last checkpoint"
+        "error: process 1 of 2 was lost (killed, or its machine is gone); this one stops too, and "
+        "the same command continues from the last checkpoint"
     )
 
 
-def test_a_mistake_in_one_process_ends_all_and_is_not_tried_again(photos_folder, tmp_path):
-    processes = Processes(photos_folder, tmp_path / "run", of_second=["seed=7"])
-    (status, _, errors), (other_status, _, other_errors) = processes.ended()
+def test_a_user_error_in_one_process_ends_all_without_a_retry(photos_folder, tmp_path):
+    processes = Processes(photos_folder, tmp_path / "run", second_only=["seed=7"])
+    (status, _, errors), (other_status, _, other_errors) = processes.wait()
     assert (status, other_status) == (1, 1)
-    assert "process 1 of 2 ended with an error, which its own output tells" in errors
-    assert "process 1 has config.seed 7, but the first process 0; start all of them alike" in (
-        other_errors
-    )
+    assert "process 1 of 2 failed, see its own output" in errors
+    assert (
+        "process 1 has config.seed 7, but the first process 0; start all of them with the same "
+        "configuration and data"
+    ) in other_errors
     assert "Traceback" not in errors + other_errors
 
 
-def test_processes_whose_coordinator_does_not_come_are_to_be_tried_again(tmp_path):
+def test_an_absent_coordinator_ends_with_the_status_for_a_retry(tmp_path):
     program = (
-        "from hypjax.parallel import processes; processes._MEETING = 1;"
+        "from hypjax.parallel import processes; processes._JOIN_TIMEOUT = 1;"
         f"processes.join('localhost:{free_port()}', 2, 1)"
     )
     waited = subprocess.run(
@@ -191,5 +194,5 @@ def test_processes_whose_coordinator_does_not_come_are_to_be_tried_again(tmp_pat
     )
     assert waited.returncode == 75
     assert waited.stderr.splitlines()[-1].endswith(
-        "within 1 seconds; start all of them, with one address that all can reach"
+        "within 1 seconds; start all of them, with an address that all can reach"
     )

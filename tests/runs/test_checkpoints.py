@@ -1,4 +1,4 @@
-"""States on disk: which are kept, and what happens to damaged ones and to saves that fail."""
+"""Checkpoints: which are kept, damaged ones, and saves that fail."""
 
 import contextlib
 import shutil
@@ -11,7 +11,8 @@ import pytest
 
 from hypjax import train
 from hypjax.errors import UserError
-from hypjax.runs.checkpoints import Checkpoints, checksum
+from hypjax.runs.checkpoints import Checkpoints
+from hypjax.runs.checksums import checksum
 from tests.helpers import small_runs
 
 
@@ -30,7 +31,7 @@ def on_disk(path):
 
 @contextlib.contextmanager
 def small_disk(path, size):
-    """A file system of its own."""
+    """Mounts a small file system."""
     path.mkdir(exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
     if subprocess.run(mount, capture_output=True).returncode:
@@ -43,7 +44,7 @@ def small_disk(path, size):
 
 def test_the_latest_two_and_the_best_are_kept(tmp_path):
     scores = {1: 0.3, 2: None, 3: 0.7, 4: 0.7, 5: None, 6: 0.1, 7: None}
-    for step, score in scores.items():  # Each by a process of its own, as it were.
+    for step, score in scores.items():  # As if each were saved by another process.
         with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
             save(checkpoints, step, score)
     assert on_disk(tmp_path) == [3, 6, 7]
@@ -55,7 +56,7 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path):
     assert on_disk(tmp_path) == [8, 9, 10]
 
 
-def test_without_scores_there_is_no_best(tmp_path):
+def test_without_scores_there_is_no_best_checkpoint(tmp_path):
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
         for step in (1, 2, 3):
             save(checkpoints, step)
@@ -63,7 +64,7 @@ def test_without_scores_there_is_no_best(tmp_path):
     assert on_disk(tmp_path) == [2, 3]
 
 
-def test_a_state_comes_back_as_it_was(tmp_path):
+def test_a_restored_state_equals_the_saved_one(tmp_path):
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
         save(checkpoints, 5, 0.25)
     read = Checkpoints(tmp_path, read_only=True).restore_latest(model=state(0))
@@ -99,7 +100,7 @@ def lose_an_item(folder):
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty, lose_an_item])
-def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(tmp_path, capfd, damage):
+def test_a_damaged_checkpoint_is_moved_aside_and_the_previous_one_is_used(tmp_path, capfd, damage):
     path = tmp_path / "checkpoints"
     with contextlib.closing(Checkpoints(path)) as checkpoints:
         save(checkpoints, 1)
@@ -113,15 +114,15 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(tmp_path, 
         assert read.step == 1 and checkpoints.steps == [1]
         np.testing.assert_array_equal(read.trees[0]["kernel"], state(1)["kernel"])
         printed = capfd.readouterr().err
-        assert "the checkpoint of step 2 in" in printed and "put aside as damaged-step-2" in printed
-        assert len(printed.splitlines()) == 2  # One for each of the two readers.
+        assert "the checkpoint of step 2 in" in printed and "moved to damaged-step-2" in printed
+        assert len(printed.splitlines()) == 2  # One from each of the two readers.
         assert (tmp_path / "damaged-step-2").exists()
         save(checkpoints, 2)
     assert on_disk(path) == [1, 2]
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty, lose_an_item])
-def test_a_damaged_best_checkpoint_is_put_aside_and_the_next_best_is_used(tmp_path, capfd, damage):
+def test_a_damaged_best_checkpoint_is_moved_aside_and_the_next_is_used(tmp_path, capfd, damage):
     path = tmp_path / "checkpoints"
     with contextlib.closing(Checkpoints(path)) as checkpoints:
         for step, score in ((1, 0.9), (2, 0.5), (3, 0.4)):
@@ -135,7 +136,7 @@ def test_a_damaged_best_checkpoint_is_put_aside_and_the_next_best_is_used(tmp_pa
     assert "the checkpoint of step 1 in" in capfd.readouterr().err
 
 
-def test_a_changed_record_is_damage(tmp_path):
+def test_a_changed_record_counts_as_damage(tmp_path):
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
         save(checkpoints, 1, 0.25)
     (record,) = (p for p in (tmp_path / "1/record").iterdir() if "0.25" in p.read_text())
@@ -146,7 +147,7 @@ def test_a_changed_record_is_damage(tmp_path):
         checkpoints.restore_latest(model=state(0))
 
 
-def test_where_all_are_damaged_nothing_is_changed(tmp_path):
+def test_if_all_checkpoints_are_damaged_nothing_is_changed(tmp_path):
     path = tmp_path / "checkpoints"
     with contextlib.closing(Checkpoints(path)) as checkpoints:
         save(checkpoints, 1)
@@ -160,7 +161,7 @@ def test_where_all_are_damaged_nothing_is_changed(tmp_path):
     assert sorted(p for p in tmp_path.rglob("*")) == before
 
 
-def test_the_checksum_tells_any_bit_and_any_place():
+def test_the_checksum_depends_on_every_bit_and_position():
     tree = {"a": jnp.arange(6, dtype=jnp.float32), "b": jnp.array([True, False]), "c": jnp.int8(3)}
     changed = [
         {"a": tree["a"][jnp.array([1, 0, 2, 3, 4, 5])]},
@@ -176,7 +177,7 @@ def test_the_checksum_tells_any_bit_and_any_place():
         assert checksum(tree | change) != checksum(tree), change
 
 
-def test_a_full_disk_is_told_of_and_the_next_save_succeeds(tmp_path, capfd):
+def test_a_full_disk_is_reported_and_the_next_save_succeeds(tmp_path, capfd):
     with small_disk(tmp_path / "disk", "1m") as disk:
         with contextlib.closing(Checkpoints(disk / "checkpoints")) as checkpoints:
             save(checkpoints, 1, size=50_000)
@@ -194,7 +195,7 @@ def test_a_full_disk_is_told_of_and_the_next_save_succeeds(tmp_path, capfd):
         assert not list((disk / "checkpoints").glob("*tmp*"))
 
 
-def test_a_disk_that_turns_read_only_is_told_of(tmp_path, capfd):
+def test_a_disk_that_becomes_read_only_is_reported(tmp_path, capfd):
     with small_disk(tmp_path / "disk", "1m") as disk:
         with contextlib.closing(Checkpoints(disk / "checkpoints")) as checkpoints:
             save(checkpoints, 1)
@@ -208,7 +209,7 @@ def test_a_disk_that_turns_read_only_is_told_of(tmp_path, capfd):
         assert on_disk(disk / "checkpoints") == [1, 3]
 
 
-def test_a_run_on_a_full_disk_goes_on_and_ends_with_an_error_only_if_nothing_was_saved(
+def test_a_run_on_a_full_disk_continues_and_fails_only_if_its_last_state_is_unsaved(
     photos_folder, tmp_path, capsys
 ):
     with small_disk(tmp_path / "disk", "64k") as disk:

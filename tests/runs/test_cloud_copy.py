@@ -1,4 +1,4 @@
-"""Runs in cloud storage, by a stand-in for it: an fsspec file system on a folder."""
+"""Runs in cloud storage, simulated by an fsspec file system on a local folder."""
 
 import contextlib
 import json
@@ -21,8 +21,9 @@ from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import create_embedder
 from hypjax.runs import cloud_copy
 from hypjax.runs.checkpoints import Checkpoints
-from hypjax.runs.cloud_copy import Mirror
+from hypjax.runs.cloud_copy import CloudCopy
 from hypjax.runs.cloud_read import reading
+from hypjax.system.locks import claimed_or_refused
 from hypjax.training import loop
 from tests.helpers import small_runs
 
@@ -30,20 +31,20 @@ URL = "bucket://runs/a"
 
 
 class Bucket(DirFileSystem):
-    """Object storage in a folder, which can be away and notes what is asked of it."""
+    """Object storage in a folder; it logs requests and can fail on demand."""
 
     protocol = "bucket"
     cachable = False
-    root, away, done = None, None, []
+    root, fails, requests = None, None, []
 
     def __init__(self, **options):
         super().__init__(str(self.root), LocalFileSystem(auto_mkdir=True), **options)
 
     def _begin(self, verb, path):
         name = path.removeprefix("runs/a/")
-        if self.away and type(self).away(verb, name):
-            raise OSError("storage away")
-        self.done.append((verb, name))
+        if self.fails and type(self).fails(verb, name):
+            raise OSError("storage unreachable")
+        self.requests.append((verb, name))
 
     def find(self, path, **options):
         self._begin("find", path)
@@ -73,14 +74,14 @@ class Bucket(DirFileSystem):
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
     fsspec.register_implementation("bucket", Bucket, clobber=True)
-    for name, value in {"root": tmp_path / "bucket", "away": None, "done": []}.items():
+    for name, value in {"root": tmp_path / "bucket", "fails": None, "requests": []}.items():
         monkeypatch.setattr(Bucket, name, value)
     return Bucket
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Moves to a machine of a name, which is its cache folder."""
+    """Returns a function that simulates another machine by its own cache folder."""
 
     def move(name):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
@@ -94,31 +95,31 @@ def always(verb, name):
 
 
 class KilledError(Exception):
-    """Ends a run as `kill -9` does; nothing can be copied meanwhile."""
+    """Ends a run like `kill -9`: nothing more is uploaded."""
 
 
 @contextlib.contextmanager
 def killed(bucket):
-    """Ends the body without a chance to copy what is left."""
+    """Expects the body to be killed before it could upload everything."""
     with pytest.raises(KilledError):
         yield
-    bucket.away = None
+    bucket.fails = None
 
 
 def kill(bucket):
-    bucket.away = always
+    bucket.fails = always
     raise KilledError
 
 
 def begin(url=URL):
-    """A run that has begun."""
-    run = Mirror(url)
+    """Returns a run that has started."""
+    run = CloudCopy(url)
     (run.folder / "config.json").write_text("{}")
     return run
 
 
 def save(run, step, content="weights"):
-    """Writes a checkpoint of two files, whole or not at all."""
+    """Writes a checkpoint of two files atomically."""
     unfinished = run.folder / f"checkpoints/{step}.orbax-checkpoint-tmp"
     (unfinished / "model").mkdir(parents=True)
     (unfinished / "model/data").write_text(f"{content} {step}")
@@ -135,8 +136,8 @@ def in_cloud(bucket):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def until(condition):
-    """Waits for what a thread does."""
+def wait_until(condition):
+    """Waits until a thread has made a condition true."""
     end = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < end
@@ -145,12 +146,12 @@ def until(condition):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Lets the thread look and copy often."""
-    monkeypatch.setattr(cloud_copy, "_LOOK_SECONDS", 0.005)
-    monkeypatch.setattr(cloud_copy, "_COPY_SECONDS", 0.02)
+    """Makes the thread check and upload often."""
+    monkeypatch.setattr(cloud_copy, "_POLL_SECONDS", 0.005)
+    monkeypatch.setattr(cloud_copy, "_UPLOAD_SECONDS", 0.02)
 
 
-def test_an_interrupted_run_goes_on_on_another_machine(
+def test_an_interrupted_run_continues_on_another_machine(
     photos_folder, bucket, machine, monkeypatch, capfd
 ):
     few = ["train.total_steps=6", "run.checkpoint_every=2", "data.validation_classes=0"]
@@ -169,7 +170,7 @@ def test_an_interrupted_run_goes_on_on_another_machine(
     printed = capfd.readouterr()
     assert "continuing after step 3" in printed.err
     assert f"results.json, metrics.jsonl and the models are in {URL}" in printed.out
-    assert bucket.done[-1] == ("put", "results.json")
+    assert bucket.requests[-1] == ("put", "results.json")
     cloud = bucket.root / "runs/a"
     assert json.loads((cloud / "results.json").read_text()) == results
     measured = [json.loads(line)["step"] for line in (cloud / "metrics.jsonl").open()]
@@ -178,9 +179,9 @@ def test_an_interrupted_run_goes_on_on_another_machine(
     assert kept == {"4", "6"}
 
     machine("three")
-    bucket.done.clear()
+    bucket.requests.clear()
     trained = TrainedEmbedder(URL)
-    assert not any("training" in name for _, name in bucket.done)
+    assert not any("training" in name for _, name in bucket.requests)
     other = small_runs.load(photos_folder, f"model.weights={URL}")
     kernels = pretrained_encoder(other, create_embedder(other).encoder)
     jax.tree.map(np.testing.assert_array_equal, kernels, trained._params["encoder"])
@@ -188,47 +189,47 @@ def test_an_interrupted_run_goes_on_on_another_machine(
     assert f"{URL} holds this run's results already" in capfd.readouterr().out
 
 
-def test_what_a_killed_run_had_not_copied_is_kept_on_its_machine(bucket, machine):
+def test_what_a_killed_run_did_not_upload_is_kept_on_its_machine(bucket, machine):
     with killed(bucket), begin() as run:
         save(run, 1)
         kill(bucket)
     assert "checkpoints/1/record" not in in_cloud(bucket)
-    assert steps(Mirror(URL).folder) == [1]
+    assert steps(CloudCopy(URL).folder) == [1]
     assert "checkpoints/1/record" in in_cloud(bucket)
     machine("two")
-    assert steps(Mirror(URL).folder) == [1]
+    assert steps(CloudCopy(URL).folder) == [1]
 
 
-def test_where_another_machine_went_on_the_cloud_counts(bucket, machine, capfd):
+def test_if_another_machine_continued_the_run_the_cloud_copy_counts(bucket, machine, capfd):
     with begin() as run:
         save(run, 1)
-    with killed(bucket), Mirror(URL) as run:
+    with killed(bucket), CloudCopy(URL) as run:
         save(run, 2, "late")
         kill(bucket)
     machine("two")
-    with Mirror(URL) as other:
+    with CloudCopy(URL) as other:
         assert steps(other.folder) == [1]
         save(other, 2)
     machine("one")
-    run = Mirror(URL)
+    run = CloudCopy(URL)
     assert (run.folder / "checkpoints/2/model/data").read_text() == "weights 2"
     (aside,) = run.folder.parent.glob("*-unsent-1")
     assert (aside / "checkpoints/2/model/data").read_text() == "late 2"
-    assert f"what only this machine has is kept in {aside}" in capfd.readouterr().err
+    assert f"what was never uploaded from here is kept in {aside}" in capfd.readouterr().err
 
 
-def test_new_checkpoints_come_before_old_ones_go_and_results_come_last(bucket, machine):
+def test_new_checkpoints_precede_removals_and_results_come_last(bucket, machine):
     with begin() as run:
         save(run, 1)
     (bucket.root / "runs/a/notes.txt").write_text("Not the run's.")
-    bucket.done.clear()
-    with Mirror(URL) as run:
+    bucket.requests.clear()
+    with CloudCopy(URL) as run:
         save(run, 2)
         (run.folder / "checkpoints/1/record").unlink()
         (run.folder / "checkpoints/1/model/data").unlink()
         (run.folder / "metrics.jsonl").write_text("1")
         (run.folder / "results.json").write_text("{}")
-    changes = [(verb, name) for verb, name in bucket.done if verb in ("put", "rm")]
+    changes = [(verb, name) for verb, name in bucket.requests if verb in ("put", "rm")]
     two = [("put", "checkpoints/2/model/data"), ("put", "checkpoints/2/record")]
     one = {("rm", "checkpoints/1/model/data"), ("rm", "checkpoints/1/record")}
     assert changes[:4] == [("put", "writer.json"), ("put", "metrics.jsonl"), *two]
@@ -237,8 +238,8 @@ def test_new_checkpoints_come_before_old_ones_go_and_results_come_last(bucket, m
 
 
 @pytest.mark.parametrize("last", ["model/_METADATA", "record/metadata", "training/manifest.ocdbt"])
-def test_of_a_half_copied_checkpoint_the_one_before_is_used(bucket, machine, capfd, last):
-    """The last file that arrives is in one of its parts."""
+def test_a_partly_uploaded_checkpoint_is_skipped(bucket, machine, capfd, last):
+    """The parameter is the last file that was uploaded."""
     like = {"kernel": jnp.arange(1000.0)}
 
     def checkpoint(run, step):
@@ -251,48 +252,48 @@ def test_of_a_half_copied_checkpoint_the_one_before_is_used(bucket, machine, cap
     def cut(verb, name):
         return f"checkpoints/2/{last}" in in_cloud(bucket)
 
-    with pytest.raises(UserError, match="storage away"), Mirror(URL) as run:
+    with pytest.raises(UserError, match="storage unreachable"), CloudCopy(URL) as run:
         checkpoint(run, 2)
-        bucket.away = cut
-    bucket.away = None
+        bucket.fails = cut
+    bucket.fails = None
     machine("two")
-    run = Mirror(URL)
+    run = CloudCopy(URL)
     assert steps(run.folder) == [1, 2]
     with contextlib.closing(Checkpoints(run.folder / "checkpoints")) as checkpoints:
         assert checkpoints.restore_latest(model=like, training=like).step == 1
     assert "checkpoint of step 2 in" in capfd.readouterr().err
 
 
-def test_storage_that_is_away_for_a_while_is_told_of_once(bucket, machine, quick, capfd):
+def test_unreachable_storage_is_reported_once_and_retried(bucket, machine, quick, capfd):
     with begin() as run:
-        bucket.away = always
+        bucket.fails = always
         for step in (1, 2, 3):
             save(run, step)
             time.sleep(0.05)
-        bucket.away = None
-        until(lambda: "checkpoints/3/record" in in_cloud(bucket))
-        until(lambda: "results.json" not in in_cloud(bucket) and not run._failing)
+        bucket.fails = None
+        wait_until(lambda: "checkpoints/3/record" in in_cloud(bucket))
+        wait_until(lambda: "results.json" not in in_cloud(bucket) and not run._failing)
     printed = capfd.readouterr().err
-    assert printed.count("warning") == 1 and printed.count("has everything again") == 1
-    assert f"warning: {URL} could not be written (storage away); the run goes on in" in printed
+    assert printed.count("warning") == 1 and printed.count("is up to date again") == 1
+    assert f"warning: cannot write to {URL} (storage unreachable); the run continues in" in printed
 
 
-def test_results_that_cannot_be_copied_are_copied_by_the_same_command(bucket, machine):
+def test_results_that_were_not_uploaded_are_uploaded_by_the_same_command(bucket, machine):
     run = begin()
-    told = f"cannot write to {URL} .storage away.; all of this run is in {run.folder}, and the same"
-    with pytest.raises(UserError, match=told), run:
+    message = f"cannot write to {URL} .storage unreachable.; the whole run is in {run.folder}, and"
+    with pytest.raises(UserError, match=message), run:
         save(run, 1)
         (run.folder / "results.json").write_text("{}")
-        bucket.away = always
-    with pytest.raises(UserError, match="cannot read bucket://runs/a .storage away"):
-        Mirror(URL)
-    bucket.away = None
-    Mirror(URL)
+        bucket.fails = always
+    with pytest.raises(UserError, match="cannot read bucket://runs/a .storage unreachable"):
+        CloudCopy(URL)
+    bucket.fails = None
+    CloudCopy(URL)
     assert {"results.json", "checkpoints/1/record"} <= in_cloud(bucket)
 
 
-def test_a_checkpoint_that_is_replaced_while_it_is_copied_arrives_whole(bucket, machine, quick):
-    """Else a slow copy might never see the end of any checkpoint."""
+def test_a_checkpoint_that_is_replaced_during_its_upload_arrives_complete(bucket, machine, quick):
+    """Otherwise a slow upload might never finish any checkpoint."""
 
     def replacing(verb, name):
         if (verb, name) == ("put", "checkpoints/1/model/data"):
@@ -300,22 +301,22 @@ def test_a_checkpoint_that_is_replaced_while_it_is_copied_arrives_whole(bucket, 
                 path.unlink(missing_ok=True)
         return False
 
-    bucket.away = replacing
+    bucket.fails = replacing
     with begin() as run:
         save(run, 1)
-        until(lambda: ("put", "checkpoints/1/record") in bucket.done)
+        wait_until(lambda: ("put", "checkpoints/1/record") in bucket.requests)
     assert (run.folder / "checkpoints/1").exists()
-    until(lambda: "checkpoints/1/record" not in in_cloud(bucket))
+    wait_until(lambda: "checkpoints/1/record" not in in_cloud(bucket))
 
 
-def test_only_one_process_of_a_machine_has_a_run(bucket, machine):
-    with begin() as run, cloud_copy._locked(run.folder):
+def test_a_run_is_locked_on_its_machine(bucket, machine):
+    with begin() as run, claimed_or_refused(run.folder):
         with pytest.raises(UserError, match="is in use by process"):
-            Mirror(URL)
+            CloudCopy(URL)
 
 
-def test_a_run_stops_copying_where_another_machine_took_over(bucket, machine):
-    with pytest.raises(UserError, match="taken over by process .*; what it computed is in"):
+def test_a_run_stops_uploading_once_another_machine_took_over(bucket, machine):
+    with pytest.raises(UserError, match="taken over by process .* whose results are in"):
         with begin() as run:
             machine("two")
             with begin():
@@ -324,75 +325,75 @@ def test_a_run_stops_copying_where_another_machine_took_over(bucket, machine):
     assert "checkpoints/1/record" not in in_cloud(bucket)
 
 
-def test_a_run_that_was_removed_from_the_cloud_begins_anew(bucket, machine):
+def test_a_run_that_was_removed_from_the_cloud_starts_over(bucket, machine):
     with begin() as run:
         save(run, 1)
         (run.folder / "results.json").write_text("{}")
-    bucket.done.clear()
+    bucket.requests.clear()
     for name in in_cloud(bucket):
         (bucket.root / "runs/a" / name).unlink()
-    assert not steps(Mirror(URL).folder)
+    assert not steps(CloudCopy(URL).folder)
     assert (
         not (run.folder / "config.json").exists() and not run.folder.with_suffix(".aside").exists()
     )
 
 
 @pytest.mark.parametrize("loss", ["emptied", "truncated"])
-def test_a_local_folder_that_was_damaged_does_no_harm_to_the_cloud(bucket, machine, loss):
+def test_a_damaged_local_folder_does_not_harm_the_cloud_copy(bucket, machine, loss):
     with begin() as run:
         save(run, 1)
     if loss == "emptied":
         (run.folder / "checkpoints").rename(run.folder.parent / "elsewhere")
     else:
         (run.folder / "checkpoints/1/record").write_text("")
-    assert (Mirror(URL).folder / "checkpoints/1/record").read_text() == "record 1"
+    assert (CloudCopy(URL).folder / "checkpoints/1/record").read_text() == "record 1"
     assert (bucket.root / "runs/a/checkpoints/1/record").read_text() == "record 1"
 
 
-def test_other_things_in_the_cloud_are_not_copied(bucket, machine):
+def test_other_files_in_the_cloud_are_not_downloaded(bucket, machine):
     (bucket.root / "runs/a").mkdir(parents=True)
     (bucket.root / "runs/a/archive.zip").write_text("large")
-    assert not (Mirror(URL).folder / "archive.zip").exists()
+    assert not (CloudCopy(URL).folder / "archive.zip").exists()
     with pytest.raises(UserError, match=f"{URL} holds no run; name the folder of one"):
         evaluate(small_runs.load("photos"), URL)
 
 
-def test_only_what_is_new_is_copied_to_read(bucket, machine):
+def test_reading_downloads_only_new_files(bucket, machine):
     def read():
         with reading(f"{URL}/") as folder:
             bucket_has = {path.name for path in (folder / "checkpoints").iterdir()}
-            got = {name for verb, name in bucket.done if verb == "get"}
-        bucket.done.clear()
+            got = {name for verb, name in bucket.requests if verb == "get"}
+        bucket.requests.clear()
         return bucket_has, got
 
     with begin() as run:
         save(run, 1)
     files = {"config.json", "checkpoints/1/record", "checkpoints/1/model/data"}
     assert read() == ({"1"}, files) and read() == ({"1"}, set())
-    with Mirror(URL) as run:
+    with CloudCopy(URL) as run:
         save(run, 2)
         for name in ("record", "model/data"):
             (run.folder / "checkpoints/1" / name).unlink()
     assert read() == ({"2"}, {"checkpoints/2/record", "checkpoints/2/model/data"})
 
 
-def test_a_checkpoint_that_goes_while_it_is_read_is_done_without(bucket, machine):
+def test_a_checkpoint_that_is_removed_during_the_download_is_skipped(bucket, machine):
     with begin() as run:
         save(run, 1)
         save(run, 2)
 
-    def going(verb, name):
+    def removing(verb, name):
         if (verb, name) == ("get", "checkpoints/1/record"):
             (bucket.root / "runs/a" / name).unlink(missing_ok=True)
             (bucket.root / "runs/a/checkpoints/1/model/data").unlink(missing_ok=True)
         return False
 
-    bucket.away = going
+    bucket.fails = removing
     with reading(URL) as folder:
         assert steps(folder) == [2]
 
 
-def test_storage_with_folders_has_them_made(tmp_path, machine):
+def test_folders_are_created_if_the_storage_has_any(tmp_path, machine):
     url = f"file://{tmp_path}/far/away"
     with begin(url) as run:
         save(run, 1)
@@ -400,4 +401,4 @@ def test_storage_with_folders_has_them_made(tmp_path, machine):
     with pytest.raises(UserError, match="cannot write to file:///nowhere/a .*No such file"):
         begin("file:///nowhere/a").__enter__()
     with pytest.raises(UserError, match="cannot read nothing://a .*nothing"):
-        Mirror("nothing://a")
+        CloudCopy("nothing://a")

@@ -1,4 +1,4 @@
-"""A run's folder: who may write it, and what it says of itself."""
+"""A run's folder: its lock, its identity, damaged files and provenance."""
 
 import json
 import os
@@ -21,8 +21,8 @@ with Workdir(pathlib.Path(sys.argv[1]), small_runs.load("photos")).claimed({}):
 """
 
 
-def claim_elsewhere(path):
-    """A process that has claimed a folder."""
+def claim_in_another_process(path):
+    """Starts a process that locks a folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", CLAIM, str(path)],
         cwd=small_runs.REPOSITORY,
@@ -33,8 +33,8 @@ def claim_elsewhere(path):
     return process
 
 
-def test_a_folder_in_use_is_refused_until_its_process_is_dead(tmp_path):
-    process = claim_elsewhere(tmp_path)
+def test_a_folder_in_use_is_refused_until_its_process_ends(tmp_path):
+    process = claim_in_another_process(tmp_path)
     workdir = Workdir(tmp_path, small_runs.load("photos"))
     with pytest.raises(UserError, match=f"is in use by process {process.pid} on "):
         with workdir.claimed({}):
@@ -47,40 +47,40 @@ def test_a_folder_in_use_is_refused_until_its_process_is_dead(tmp_path):
                 pass
 
 
-def test_other_circumstances_are_refused(tmp_path):
+def test_changed_images_and_precision_are_refused(tmp_path):
     workdir = Workdir(tmp_path, small_runs.load("photos"))
     with workdir.claimed({"images": "a", "precision": "float32"}):
         pass
     with pytest.raises(UserError, match="the images have changed since the run in"):
         with workdir.claimed({"images": "b", "precision": "float32"}):
             pass
-    with pytest.raises(UserError, match="computes in float32 and would go on in bfloat16"):
+    with pytest.raises(UserError, match="computes in float32, but on .* means bfloat16"):
         with workdir.claimed({"images": "a", "precision": "bfloat16"}):
             pass
 
 
 @pytest.mark.parametrize("name", ["config.json", "results.json"])
-def test_damaged_files_are_named(tmp_path, name):
+def test_damaged_files_are_reported(tmp_path, name):
     with Workdir(tmp_path, small_runs.load("photos")).claimed({}):
         pass
     (tmp_path / name).write_text('{"identity": {"se')
-    with pytest.raises(UserError, match=rf"{name} is damaged \(.*\); bring a copy back"):
+    with pytest.raises(UserError, match=rf"{name} is damaged \(.*\); restore a backup"):
         print(Workdir(tmp_path, small_runs.load("photos")).results)
 
 
-def test_a_run_tells_where_it_ran(tmp_path, monkeypatch):
+def test_a_run_records_its_environment(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "hypjax.main", "--workdir=a b"])
     for _ in range(2):
         with Workdir(tmp_path, small_runs.load("photos", "seed=7")).claimed({}):
             pass
-    told = json.loads((tmp_path / "run.json").read_text())
-    assert told["seed"] == 7 and told["device"] == "cpu"
-    assert told["command"] == "python -m hypjax.main '--workdir=a b'"
-    assert "jax" in told["versions"]
-    (earlier,) = told["earlier_starts"]
-    assert earlier["versions"] == told["versions"] and "earlier_starts" not in earlier
+    saved = json.loads((tmp_path / "run.json").read_text())
+    assert saved["seed"] == 7 and saved["device"] == "cpu"
+    assert saved["command"] == "python -m hypjax.main '--workdir=a b'"
+    assert "jax" in saved["versions"]
+    (earlier,) = saved["earlier_starts"]
+    assert earlier["versions"] == saved["versions"] and "earlier_starts" not in earlier
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=small_runs.REPOSITORY, capture_output=True, text=True
     )
     if head.returncode == 0:
-        assert told["commit"].startswith(head.stdout.strip())
+        assert saved["commit"].startswith(head.stdout.strip())
