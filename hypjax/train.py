@@ -62,9 +62,9 @@ def train_and_evaluate(
         if profile is not None:
             console.warn("nothing is left to trace")
         return results
-    if first_process:
-        require_wandb(config)
+    require_wandb(config)
     trace = Trace(run.path / "profile", profile if first_process else None, total)
+    timers = Timers(trace, stopwatch)
 
     setup = build(config)
     learner, splits = setup.learner, setup.splits
@@ -77,13 +77,11 @@ def train_and_evaluate(
         state, measured = begin(config, setup, checkpoints, encoder, stopwatch)
         del encoder
         steps = range(int(state.step), total)
-        workers = Workers(config.run.workers, config.run.input_timeout)
-        batches, store = open_input(setup, steps, workers)
-        timers = Timers(trace, stopwatch)
+        batches, store = open_input(setup, steps, Workers.of(config.run))
         monitor = create_monitor(config, setup, steps, run.path, checkpoints, timers)
-        train_step = jit_train_step(make_train_step(learner), learner.mesh, state)
-        train_step = functools.partial(train_step, store=store)
-        loop = create_loop(config, setup, train_step, checkpoints, monitor)
+        step = jit_train_step(make_train_step(learner), learner.mesh, state)
+        step = functools.partial(step, store=store)
+        loop = create_loop(config, setup, step, checkpoints, monitor)
         with contextlib.closing(batches), monitor:
             if steps.start == 0:
                 monitor.write(0, measured.untrained)
@@ -92,15 +90,15 @@ def train_and_evaluate(
             stopwatch.turn_to("other")
             with stopwatch.part("saving"):
                 checkpoints.wait()
-                save(checkpoints, state, measured, measured.selecting(loop.selecting))  # Retry.
+                # Once more, in case the save in the loop failed.
+                save(checkpoints, state, measured, measured.selecting(loop.selecting))
             with stopwatch.part("evaluation"):
                 results = collect_results(checkpoints, state, measured, setup.evaluator, splits)
             monitor.write(total, {"test": results["final"]})
 
         print_results(results, config)
         with stopwatch.part("saving"):
-            checkpoints.wait()
-        run.require_last_state(checkpoints)
+            run.require_last_state(checkpoints)
         if first_process:
             write_times(run.path, stopwatch, steps=len(steps))
         run.write_results(results)

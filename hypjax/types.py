@@ -39,6 +39,11 @@ class Workers(NamedTuple):
     count: int = 0
     timeout: float = 600.0
 
+    @classmethod
+    def of(cls, run: Any) -> Self:
+        """The workers that the fields of `config.run` describe."""
+        return cls(run.workers, run.input_timeout)
+
 
 class Crops(NamedTuple):
     """Crop boxes for images in device memory, which the devices crop themselves.

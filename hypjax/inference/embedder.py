@@ -81,7 +81,7 @@ class TrainedEmbedder:
             UserError: The device's memory does not suffice.
         """
         run = self._config.run
-        size, workers = run.eval_batch_size, Workers(run.workers, run.input_timeout)
+        size, workers = run.eval_batch_size, Workers.of(run)
         batches = readable_batches(dataset, View.of(self._config.data), size, workers)
         with contextlib.closing(batches), memory.explained("run.eval_batch_size"):
             for first, batch in zip(range(0, len(dataset), size), batches, strict=True):

@@ -47,7 +47,7 @@ def evaluation_input(config: ConfigDict, mesh: Mesh | None = None) -> Evaluation
     run = config.run
     return EvaluationInput(
         view=View.of(config.data),
-        workers=Workers(run.workers, run.input_timeout),
+        workers=Workers.of(run),
         batch_size=run.eval_batch_size,
         mesh=mesh or parallel.create_mesh(run.mesh),
     )

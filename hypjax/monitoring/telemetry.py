@@ -183,7 +183,8 @@ def require_wandb(config: ConfigDict) -> None:
     Raises:
         UserError: It is not.
     """
-    if config.run.wandb_project and importlib.util.find_spec("wandb") is None:
+    wanted = config.run.wandb_project and processes.is_first()
+    if wanted and importlib.util.find_spec("wandb") is None:
         raise UserError(
             "config.run.wandb_project is set, but wandb is not installed: pip install wandb"
         )

@@ -70,11 +70,12 @@ class SharedRun:
             yield checkpoints
 
     def require_last_state(self, checkpoints: SharedCheckpoints) -> None:
-        """Checks that the state after the last step is saved.
+        """Waits until the state after the last step is saved.
 
         Raises:
-            UserError: It is not.
+            UserError: It could not be saved.
         """
+        checkpoints.wait()
         steps = checkpoints.steps
         if self._total_steps not in steps:
             saved = f"from step {steps[-1]}" if steps else "from the beginning"
