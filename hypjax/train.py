@@ -95,7 +95,6 @@ def train_and_evaluate(
             with stopwatch.part("evaluation"):
                 results = collect_results(checkpoints, state, measured, setup.evaluator, splits)
             monitor.write(total, {"test": results["final"]})
-
         print_results(results, config)
         with stopwatch.part("saving"):
             run.require_last_state(checkpoints)
