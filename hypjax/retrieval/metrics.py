@@ -204,6 +204,7 @@ def _average_precision_at_r(
     return np.sum(precision * hits, axis=1) / np.maximum(matches, 1)
 
 
+# Metrics at K, as functions of K; and metrics without a K.
 AT_K: dict[str, Callable[[int], _Metric]] = {
     "recall": lambda k: _Metric(None, lambda ranks: ranks < k),
     "precision": lambda k: _Metric(lambda matches: k, lambda hits, _: hits[:, :k].mean(axis=1)),

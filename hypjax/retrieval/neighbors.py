@@ -86,11 +86,11 @@ def search(
     space: Space,
     block_size: int = _BLOCK_SIZE,
 ) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
-    """Like `nearest_neighbors`, but with the gallery index of each query, which is not found.
+    """Like `nearest_neighbors`, but excludes a given gallery item from the results of each query.
 
     Args:
         queries: Points of the space, [n, d].
-        own_ids: Gallery index of each query, [n]; None if the gallery does not contain the queries.
+        own_ids: Gallery index to exclude for each query, [n]; None excludes nothing.
         gallery: Points of the space to search, [m, d].
         k: Number of neighbours per query.
         space: Space that measures the distances.
