@@ -17,7 +17,7 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
 from hypjax import benchmark, command
-command.run(benchmark.main, choices=(*benchmark.SUITES, benchmark.ALL))
+command.run(benchmark.main, benchmark.FLAGS, benchmark.CHOICES)
 """
 
 
@@ -36,7 +36,7 @@ def run(tmp_path, repository, *arguments):
 def test_what_is_absent_is_named_and_all_else_measured(tmp_path, repository):
     done = run(tmp_path, repository, "all", "--quick")
     assert done.returncode == 0, done.stderr
-    assert "warning: left out: input needs grain (pip install grain)" in done.stderr
+    assert "warning: skipped: input requires grain (pip install grain)" in done.stderr
     assert "torch (pip install torch)" in done.stdout
     written = json.loads((tmp_path / "benchmark.json").read_text())
     assert {"loss", "retrieval", "train"} < written.keys() and "input" not in written
@@ -47,4 +47,4 @@ def test_what_is_absent_is_named_and_all_else_measured(tmp_path, repository):
 def test_a_suite_that_cannot_run_says_what_to_install(tmp_path, repository):
     done = run(tmp_path, repository, "input", "--quick")
     assert done.returncode == 1
-    assert done.stderr == "error: input needs grain (pip install grain)\n"
+    assert done.stderr == "error: input requires grain (pip install grain)\n"

@@ -309,7 +309,7 @@ def test_the_hyperbolicity_of_an_encoder_by_the_command(pretrained, photos_folde
     assert done.returncode == 0, done.stderr
     assert re.match(r"relative delta: 0\.\d{4} ± 0\.\d{4}\n", done.stdout)
     assert "over 5 draws of 20 of 24 points" in done.stdout
-    assert re.search(r"curvature c it suggests: \d+\.\d{3}", done.stdout)
+    assert re.search(r"suggested curvature c: \d+\.\d{3}", done.stdout)
 
 
 def test_a_run_is_written_under_timms_names(finished, tmp_path):
@@ -324,7 +324,7 @@ def test_a_run_is_written_under_timms_names(finished, tmp_path):
     assert_equal(load_timm(str(path), model.encoder), params["encoder"])
     np.testing.assert_array_equal(load_file(path)["head.weight"].T, params["head"]["kernel"])
     again = subprocess.run(args, env=env, capture_output=True, text=True)
-    assert again.returncode == 1 and "exists already" in again.stderr
+    assert again.returncode == 1 and "already exists" in again.stderr
 
 
 def test_the_line_that_builds_the_model_in_pytorch():
