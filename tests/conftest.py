@@ -76,6 +76,15 @@ def photos_folder(tmp_path_factory) -> pathlib.Path:
     return root
 
 
+@pytest.fixture
+def open_folder():
+    """A temporary folder that every user may enter, unlike those of pytest."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def caches(tmp_path_factory):
     """Keeps the user's cache folder out of the tests."""

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.test_train import SHORT
+from tests.helpers import small_runs
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def hypjax_main(repository, data_dir, tmp_path):
 def glyphs(repository, data_dir):
     return [
         f"--config={repository}/configs/glyphs.py",
-        *(f"--config.{override}" for override in SHORT),
+        *(f"--config.{override}" for override in small_runs.SHORT_GLYPHS),
         f"--config.run.data_dir={data_dir}",
     ]
 

@@ -14,11 +14,9 @@ from hypjax import errors, evaluate, train
 from hypjax.config import load_config
 from hypjax.data.splits import open_splits
 from hypjax.runs.workdir import Workdir
-from tests.data.test_photos import fill, write_picture, write_table
 from tests.helpers import small_runs
-from tests.runs.test_checkpoints import small_disk
-
-_NOBODY = 65534
+from tests.helpers.pictures import write_picture, write_pictures, write_table
+from tests.helpers.system_limits import ordinary_user, small_disk
 
 
 @pytest.fixture
@@ -41,28 +39,6 @@ def mistake(capsys, monkeypatch):
 
     monkeypatch.chdir(tempfile.mkdtemp())
     return mistake
-
-
-@contextlib.contextmanager
-def ordinary_user():
-    """Root reads and writes everything."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(_NOBODY)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
-
-
-@pytest.fixture
-def open_folder():
-    """A folder that everyone may enter, unlike pytest's."""
-    folder = pathlib.Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 CLASSES = [f"{label}/{i}.png" for label in "abcdefgh" for i in "12"]
@@ -126,7 +102,7 @@ def test_empty_folder(mistake, tmp_path):
 
 
 def test_text_file_named_jpg(mistake, tmp_path):
-    fill(tmp_path, CLASSES)
+    write_pictures(tmp_path, CLASSES)
     (tmp_path / "a/3.jpg").write_text("no image")
     assert mistake(tmp_path) == (
         f"error: cannot read 1 of 17 images: {tmp_path}/a/3.jpg (not an image); mend or remove them"
@@ -135,7 +111,7 @@ def test_text_file_named_jpg(mistake, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
 def test_truncated_image(mistake, tmp_path, suffix):
-    fill(tmp_path, CLASSES)
+    write_pictures(tmp_path, CLASSES)
     broken = tmp_path / f"a/3.{suffix}"
     write_picture(broken, size=(64, 64))
     broken.write_bytes(broken.read_bytes()[: broken.stat().st_size * 2 // 3])
@@ -145,7 +121,7 @@ def test_truncated_image(mistake, tmp_path, suffix):
 
 
 def test_many_broken_images_are_counted(mistake, tmp_path):
-    fill(tmp_path, CLASSES)
+    write_pictures(tmp_path, CLASSES)
     for i in range(8):
         (tmp_path / f"a/broken{i}.jpg").write_bytes(b"")
     line = mistake(tmp_path)
@@ -153,7 +129,7 @@ def test_many_broken_images_are_counted(mistake, tmp_path):
 
 
 def test_unreadable_file(mistake, open_folder):
-    fill(open_folder, CLASSES)
+    write_pictures(open_folder, CLASSES)
     (open_folder / "a/1.png").chmod(0)
     with ordinary_user():
         line = mistake(open_folder, workdir=open_folder / "run")
@@ -169,7 +145,7 @@ def test_unreadable_file(mistake, open_folder):
 
 
 def test_unknown_folder_beside_train(mistake, tmp_path):
-    fill(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "test/d/1.png"])
+    write_pictures(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "test/d/1.png"])
     assert mistake(tmp_path) == (
         f"error: {tmp_path} has val beside train, which holds classes; splits are called train, "
         "validation, test, query, gallery"
@@ -199,7 +175,7 @@ def table(tmp_path, *rows, header="path,label,split,superlabel"):
     ],
 )
 def test_tables(mistake, tmp_path, rows, line):
-    path = table(fill(tmp_path, CLASSES), *rows)
+    path = table(write_pictures(tmp_path, CLASSES), *rows)
     line = line.replace("TABLE", str(path)).replace("FOLDER", str(tmp_path))
     assert mistake(path).startswith(f"error: {line}")
 
@@ -225,7 +201,7 @@ def test_classes_that_do_not_suffice(mistake, tmp_path):
         for c, s in zip("abc", ["train"] * 3, strict=True)
     ]
     rows += [{"path": "d/1.png", "label": "d", "split": "test"}]
-    path = write_table(fill(tmp_path, CLASSES) / "table.csv", rows)
+    path = write_table(write_pictures(tmp_path, CLASSES) / "table.csv", rows)
     assert mistake(path, "data.validation_classes=0") == (
         f"error: the test part of {path} has 1 class; it needs two or more"
     )
@@ -243,7 +219,7 @@ def test_validation_on_the_test_classes(mistake, tmp_path):
             CLASSES, ["train"] * 8 + ["validation", "test"] * 3 + ["test"] * 2, strict=True
         )
     ]
-    path = write_table(fill(tmp_path, CLASSES) / "table.csv", rows)
+    path = write_table(write_pictures(tmp_path, CLASSES) / "table.csv", rows)
     assert mistake(path) == (
         f"error: {path} has 3 classes in both validation and test, such as e; "
         "the best model would be chosen on what it is tested on"
@@ -252,7 +228,7 @@ def test_validation_on_the_test_classes(mistake, tmp_path):
 
 def test_a_missing_file_is_named_also_where_the_others_are_known(mistake, tmp_path):
     rows = [{"path": name, "label": name[0]} for name in CLASSES]
-    path = write_table(fill(tmp_path, CLASSES) / "table.csv", rows)
+    path = write_table(write_pictures(tmp_path, CLASSES) / "table.csv", rows)
     open_splits(small_runs.load(path))
     write_table(path, [*rows, {"path": "no/such.png", "label": "a"}])
     assert mistake(path) == (
@@ -263,7 +239,7 @@ def test_a_missing_file_is_named_also_where_the_others_are_known(mistake, tmp_pa
 
 def test_images_that_changed(mistake, tmp_path, capsys):
     """Neither a run goes on with them, nor is its model tested on them."""
-    fill(tmp_path / "photos", CLASSES)
+    write_pictures(tmp_path / "photos", CLASSES)
     config = small_runs.load(tmp_path / "photos", "train.total_steps=2", "train.batch_size=4")
     train.train_and_evaluate(config, tmp_path / "run")
     changed = tmp_path / "photos/a/1.png"
@@ -282,7 +258,7 @@ def test_images_that_changed(mistake, tmp_path, capsys):
 
 def test_class_with_one_image(tmp_path, capsys):
     """It trains, and is told of; in the test it is left out of the recall, and counted."""
-    fill(tmp_path, [name for name in CLASSES if name not in ("a/2.png", "b/2.png")])
+    write_pictures(tmp_path, [name for name in CLASSES if name not in ("a/2.png", "b/2.png")])
     rows = [
         {"path": name, "label": name[0], "split": "train" if name[0] in "acdef" else "test"}
         for name in CLASSES

@@ -5,14 +5,14 @@ import json
 import matplotlib
 import pytest
 
-from tests.test_train import SHORT
+from tests.helpers import small_runs
 
 
 @pytest.mark.parametrize("name", ["glyphs"])
 def test_notebook_runs(name, repository, data_dir, tmp_path, monkeypatch):
     matplotlib.use("Agg")
     monkeypatch.chdir(repository / "notebooks")
-    overrides = repr([*SHORT, f"run.data_dir={data_dir}"])
+    overrides = repr([*small_runs.SHORT_GLYPHS, f"run.data_dir={data_dir}"])
     namespace = {}
     cells = json.loads((repository / f"notebooks/{name}.ipynb").read_text())["cells"]
     for cell in cells:

@@ -1,10 +1,6 @@
 """One device or many, at once or in slices, in one process or several: the same training."""
 
-import json
-import os
-import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,18 +12,15 @@ import pytest
 from hypjax import parallel
 from hypjax.errors import UserError
 from tests.helpers import small_runs
-
-
-def devices(count):
-    """The environment of a process in which JAX sees so many."""
-    flags = f"--xla_force_host_platform_device_count={count}"
-    return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+from tests.helpers.process_pair import ProcessPair, environment_with_devices, free_port
 
 
 def trajectories(path, training, *cases):
     """Losses, first gradient and last recall of each case."""
     command = [sys.executable, "-m", "tests.helpers.trajectories", path, training, *cases]
-    subprocess.run(command, env=devices(8), cwd=small_runs.REPOSITORY, check=True, timeout=600)
+    subprocess.run(
+        command, env=environment_with_devices(8), cwd=small_runs.REPOSITORY, check=True, timeout=600
+    )
     found = np.load(path)
     return [
         {what: found[f"{case}:{what}"] for what in ("losses", "gradient", "recall")}
@@ -75,54 +68,6 @@ def test_a_mesh_that_cannot_be_is_refused():
         parallel.create_mesh((-1, 2), jax.devices()[:1])
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
-
-
-class Processes:
-    """Two processes of a run, with two devices each."""
-
-    def __init__(self, path, workdir, *overrides, of_second=()):
-        coordinator = f"--coordinator=localhost:{free_port()}"
-        self.all = [
-            subprocess.Popen(
-                [
-                    *small_runs.command(path, workdir, *overrides, *(of_second if process else ())),
-                    *(coordinator, "--num_processes=2", f"--process_id={process}"),
-                ],
-                env=devices(2) | {"PYTHONPATH": str(small_runs.REPOSITORY)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for process in range(2)
-        ]
-        self._metrics = pathlib.Path(workdir) / "metrics.jsonl"
-
-    def wait_for_a_step(self, after=0):
-        deadline = time.monotonic() + 120
-        while not self._metrics.exists() or self._metrics.read_text().count('"loss"') <= after:
-            assert all(process.poll() is None for process in self.all), self.ended()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    def ended(self):
-        """Each one's status, output and errors, once all have ended."""
-        texts = [process.communicate(timeout=120) for process in self.all]
-        return [(p.returncode, *text) for p, text in zip(self.all, texts, strict=True)]
-
-
-def measured(run):
-    """What the steps of a run returned, without times."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [
-        {n: line[n] for n in ("step", "loss", "gradient_norm")} for line in lines if "loss" in line
-    ]
-    return {line.pop("step"): list(line.values()) for line in steps}
-
-
 STEPS = ["train.total_steps=60", "train.batch_size=6", "run.log_every=1", "run.checkpoint_every=60"]
 
 
@@ -133,10 +78,10 @@ def test_two_processes_stop_and_go_on_together_and_one_device_ends_it(photos_fol
     gentle = [*STEPS, "eval.every=0", "optim.learning_rate=3e-5", "objective.temperature=1.0"]
     saved = 0
     for _ in range(2):
-        processes = Processes(photos_folder, together, *gentle, "run.microbatch=2")
+        processes = ProcessPair(photos_folder, together, *gentle, "run.microbatch=2")
         processes.wait_for_a_step(after=saved)
-        processes.all[1].send_signal(signal.SIGTERM)
-        (status, _, errors), (other_status, output, _) = processes.ended()
+        processes.processes[1].send_signal(signal.SIGTERM)
+        (status, _, errors), (other_status, output, _) = processes.wait_for_both()
         assert (status, other_status) == (75, 75), errors
         assert "is saved, and the same command goes on from there" in errors
         assert (f"continuing after step {saved}" in errors) == (saved > 0)
@@ -148,7 +93,7 @@ def test_two_processes_stop_and_go_on_together_and_one_device_ends_it(photos_fol
         assert finished.returncode == 0, finished.stderr_text
         assert (f"continuing after step {saved}" in finished.stderr_text) == (run is together)
     assert (together / "results.json").read_text() == (alone / "results.json").read_text()
-    values, expected = measured(together), measured(alone)
+    values, expected = small_runs.step_metrics(together), small_runs.step_metrics(alone)
     assert values.keys() == expected.keys() == set(range(1, 61))
     for step, (loss, norm) in expected.items():
         assert values[step] == [pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)]
@@ -157,11 +102,11 @@ def test_two_processes_stop_and_go_on_together_and_one_device_ends_it(photos_fol
 @pytest.mark.slow
 def test_a_lost_process_ends_the_other(photos_folder, tmp_path):
     long = ["train.total_steps=100000", "eval.every=0", "run.log_every=1"]
-    processes = Processes(photos_folder, tmp_path / "run", *long)
+    processes = ProcessPair(photos_folder, tmp_path / "run", *long)
     processes.wait_for_a_step()
-    processes.all[1].kill()
+    processes.processes[1].kill()
     started = time.monotonic()
-    (status, _, errors), _ = processes.ended()
+    (status, _, errors), _ = processes.wait_for_both()
     assert time.monotonic() - started < 20
     assert status == 75, errors
     assert errors.splitlines()[-1] == (
@@ -171,8 +116,8 @@ def test_a_lost_process_ends_the_other(photos_folder, tmp_path):
 
 
 def test_a_mistake_in_one_process_ends_all_and_is_not_tried_again(photos_folder, tmp_path):
-    processes = Processes(photos_folder, tmp_path / "run", of_second=["seed=7"])
-    (status, _, errors), (other_status, _, other_errors) = processes.ended()
+    processes = ProcessPair(photos_folder, tmp_path / "run", second_overrides=["seed=7"])
+    (status, _, errors), (other_status, _, other_errors) = processes.wait_for_both()
     assert (status, other_status) == (1, 1)
     assert "process 1 of 2 ended with an error, which its own output tells" in errors
     assert "process 1 has config.seed 7, but the first process 0; start all of them alike" in (
