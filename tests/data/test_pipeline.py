@@ -29,6 +29,7 @@ from hypjax.errors import StalledError, UserError
 from hypjax.models.normalize import mirror, normalize
 from hypjax.system import exits
 from hypjax.types import View, Workers
+from tests.helpers.pictures import encode_png
 
 VIEW = View(side=16, shorter_side=18, channels=3)
 
@@ -176,6 +177,7 @@ from hypjax.data.pipeline import training_batches
 from hypjax.data.splits import open_splits
 from hypjax.train import create_plans
 from hypjax.types import View, Workers
+from tests.helpers.pictures import encode_png
 from tests.helpers import small_runs
 config = small_runs.load(sys.argv[1], "train.batch_size=8")
 first, start, stop, workers = map(int, sys.argv[2:6])
