@@ -100,12 +100,12 @@ def _time_suites(suites: Collection[str]) -> dict[str, Any]:
                 raise UserError(missing)
             console.warn(f"skipped: {missing}")
             continue
-        works = importlib.import_module(f"hypjax.benchmarks.{name}").works
+        tasks = importlib.import_module(f"hypjax.benchmarks.{name}").tasks
         if name == "input":
-            works = functools.partial(works, images=_IMAGES.value)
-        outcomes = [measure.measure(work, repeats) for work in works(_QUICK.value)]
-        print(measure.table(outcomes))
-        results[name] = measure.as_json(outcomes)
+            tasks = functools.partial(tasks, images=_IMAGES.value)
+        measurements = [measure.measure(task, repeats) for task in tasks(_QUICK.value)]
+        print(measure.table(measurements))
+        results[name] = measure.as_json(measurements)
     return results
 
 
@@ -121,7 +121,7 @@ def _growth() -> dict[str, Any]:
     from hypjax.benchmarks import growth
 
     repeats = 1 if _QUICK.value else _REPEATS.value
-    curves = [growth.measured(curve, repeats) for curve in growth.curves(_QUICK.value)]
+    curves = [growth.measure_growth(curve, repeats) for curve in growth.curves(_QUICK.value)]
     print(growth.table(curves))
     return {"repeats": repeats, GROWTH: curves}
 
