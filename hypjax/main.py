@@ -27,8 +27,8 @@ _MODE = flags.DEFINE_enum(
     "mode",
     "train",
     ["train", "evaluate"],
-    "train: train, then evaluate. evaluate: evaluate the run in --workdir or, without that flag, "
-    "the pretrained encoder.",
+    "Train and then evaluate, or only evaluate: the run in --workdir or, without that flag, the "
+    "pretrained encoder.",
     flag_values=FLAGS,
 )
 _COORDINATOR = flags.DEFINE_string(
@@ -67,7 +67,7 @@ def main(overrides: list[str]) -> None:
     if _MODE.value == "evaluate" and _PROFILE.value:
         raise UserError("--profile is for training; omit it with --mode=evaluate")
     if not _CONFIG.value:
-        raise UserError("no configuration named; try --config=configs/glyphs.py")
+        raise UserError("--config is missing; try --config=configs/glyphs.py")
     config = load_config(_CONFIG.value, overrides)
     default = default_workdir(config, unchanged=read_config(_CONFIG.value))
     workdir = _WORKDIR.value or default
