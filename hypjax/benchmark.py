@@ -1,9 +1,9 @@
-"""Measures this machine, beside peers where they are installed.
+"""Measures the speed of hypjax on this machine, next to other libraries where installed.
 
-python -m hypjax.benchmark [loss | retrieval | input | train | all]: one suite, or these four.
-python -m hypjax.benchmark growth: how time and memory grow with the sizes. python -m
-hypjax.benchmark memory: how much the train step takes, by compiling it without running it. python
--m hypjax.benchmark job: where the time of a whole run goes, from its launch to its results.
+python -m hypjax.benchmark [loss | retrieval | input | train | all]: one suite, or all four.
+python -m hypjax.benchmark growth: how time and memory grow with problem size.
+python -m hypjax.benchmark memory: memory of the train step, which is compiled but not run.
+python -m hypjax.benchmark job: where the time of a whole run goes, from launch to results.
 """
 
 import functools
@@ -17,35 +17,55 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
-SUITES = {  # And what each needs that the others do not.
+SUITES = {  # With the optional package that each requires.
     "loss": "",
     "retrieval": "",
     "input": "grain",
     "train": "",
 }
 ALL, MEMORY, GROWTH, JOB = "all", "memory", "growth", "job"
+CHOICES = (*SUITES, ALL, MEMORY, GROWTH, JOB)
 
-_QUICK = flags.DEFINE_bool("quick", False, "A tenth of the size, once: to see that all works.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "How often each is timed.", lower_bound=1)
+FLAGS = flags.FlagValues()
+_QUICK = flags.DEFINE_bool(
+    "quick",
+    False,
+    "Run once at a tenth of the size, to check that everything works.",
+    flag_values=FLAGS,
+)
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 5, "Number of timed repeats.", lower_bound=1, flag_values=FLAGS
+)
 _IMAGES = flags.DEFINE_string(
-    "images", None, "Folder of photos for the input suite; None: some are made."
+    "images", None, "input: folder of photos. Default: synthetic ones.", flag_values=FLAGS
 )
 _TARGET = flags.DEFINE_string(
     "target",
     None,
-    "memory: TPU slice to compile for, such as v5e:2x4 (needs libtpu); None: this machine.",
+    "memory: TPU slice to compile for, such as v5e:2x4 (requires libtpu). Default: this machine.",
+    flag_values=FLAGS,
 )
 _DEVICES = flags.DEFINE_integer(
-    "devices", 0, "memory: how many to compile for; 0: all.", lower_bound=0
+    "devices",
+    0,
+    "memory: number of devices to compile for; 0 for all.",
+    lower_bound=0,
+    flag_values=FLAGS,
 )
 _CACHE = flags.DEFINE_enum(
-    "cache", "host", ["none", "host", "device"], "config.run.cache of the job suite's runs."
+    "cache",
+    "host",
+    ["none", "host", "device"],
+    "job: value of config.run.cache.",
+    flag_values=FLAGS,
 )
-_OUTPUT = flags.DEFINE_string("output", "benchmark.json", "File for the figures.")
+_OUTPUT = flags.DEFINE_string(
+    "output", "benchmark.json", "File for the measurements.", flag_values=FLAGS
+)
 
 
 def main(overrides: list[str], suite: str | None) -> None:
-    """Runs a suite, or those that time something, and prints its table."""
+    """Runs one suite, or the four timed ones, and prints the tables."""
     if suite != JOB:
         command.refuse_overrides(overrides)
     from hypjax.system import console, environment
@@ -53,7 +73,7 @@ def main(overrides: list[str], suite: str | None) -> None:
 
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if not output.parent.is_dir():
-        raise UserError(f"--output is {output}, but there is no folder {output.parent}; make it")
+        raise UserError(f"--output is {output}, but the folder {output.parent} does not exist")
     if suite == MEMORY:
         results = _memory()
     elif suite == GROWTH:
@@ -61,13 +81,13 @@ def main(overrides: list[str], suite: str | None) -> None:
     elif suite == JOB:
         results = _job(overrides)
     else:
-        results = _timed(SUITES if suite in (None, ALL) else [suite])
+        results = _time_suites(SUITES if suite in (None, ALL) else [suite])
     with console.tolerating(str(output)):
         write_json(output, {"machine": environment.describe(seed=0), **results})
-        print(f"in {output}, with versions and all figures")
+        print(f"wrote all measurements and versions to {output}")
 
 
-def _timed(suites: Collection[str]) -> dict[str, Any]:
+def _time_suites(suites: Collection[str]) -> dict[str, Any]:
     from hypjax.benchmarks import measure, peers
     from hypjax.system import console
 
@@ -75,17 +95,17 @@ def _timed(suites: Collection[str]) -> dict[str, Any]:
     results: dict[str, Any] = {"repeats": repeats}
     for name in suites:
         if SUITES[name] and not peers.installed(SUITES[name]):
-            missing = f"{name} needs {SUITES[name]} (pip install {SUITES[name]})"
+            missing = f"{name} requires {SUITES[name]} (pip install {SUITES[name]})"
             if len(suites) == 1:
                 raise UserError(missing)
-            console.warn(f"left out: {missing}")
+            console.warn(f"skipped: {missing}")
             continue
-        works = importlib.import_module(f"hypjax.benchmarks.{name}").works
+        tasks = importlib.import_module(f"hypjax.benchmarks.{name}").tasks
         if name == "input":
-            works = functools.partial(works, images=_IMAGES.value)
-        outcomes = [measure.measure(work, repeats) for work in works(_QUICK.value)]
-        print(measure.table(outcomes))
-        results[name] = measure.as_json(outcomes)
+            tasks = functools.partial(tasks, images=_IMAGES.value)
+        measurements = [measure.measure(task, repeats) for task in tasks(_QUICK.value)]
+        print(measure.table(measurements))
+        results[name] = measure.as_json(measurements)
     return results
 
 
@@ -101,7 +121,7 @@ def _growth() -> dict[str, Any]:
     from hypjax.benchmarks import growth
 
     repeats = 1 if _QUICK.value else _REPEATS.value
-    curves = [growth.measured(curve, repeats) for curve in growth.curves(_QUICK.value)]
+    curves = [growth.measure_growth(curve, repeats) for curve in growth.curves(_QUICK.value)]
     print(growth.table(curves))
     return {"repeats": repeats, GROWTH: curves}
 
@@ -115,4 +135,4 @@ def _job(overrides: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    command.run(main, choices=(*SUITES, ALL, MEMORY, GROWTH, JOB))
+    command.run(main, FLAGS, CHOICES)

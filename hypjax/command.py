@@ -1,4 +1,8 @@
-"""What every command shares: flags in, one call, mistakes answered in one sentence."""
+"""What all commands share: they parse flags, call one function and report errors in one sentence.
+
+A command module defines its flags on its own `FLAGS = flags.FlagValues()`, so that one process can
+import several commands. They join absl's global flags only when the module runs as a command.
+"""
 
 import contextlib
 import os
@@ -18,43 +22,107 @@ from hypjax.system import exits, interrupts
 _OVERRIDE = "--config."
 
 
-def run(main: Callable[..., None], choices: Sequence[str] = ()) -> None:
-    """Parses the command line and calls `main` with its overrides of the configuration.
+def run(
+    main: Callable[..., None], flag_values: flags.FlagValues, choices: Sequence[str] | None = ()
+) -> None:
+    """Parses the command line, calls `main` with the result of `parse`, and ends the process.
 
-    Where there are choices, one of them may be named without a flag, and is passed too, or None.
-
-    Flags of the form --config.FIELD=VALUE are collected as 'FIELD=VALUE'; all others are absl's.
-    A user's mistake is answered in one sentence, without a traceback.
+    A `UserError` is reported in one sentence, without a traceback.
     """
     warnings.showwarning = _show_warning
     for number in interrupts.ENDING:
         signal.signal(number, _end)
+    _join_global_flags(flag_values)
     try:
         with watchdog.announced_exit(), errors.reported():
-            app.run(lambda parsed: main(*parsed), flags_parser=lambda argv: _parse(argv, choices))
-    except BaseException as error:  # Also the ordinary end, which absl makes an exception.
+            app.run(
+                lambda arguments: main(*arguments),
+                flags_parser=lambda argv: _parse_global(argv, flag_values, choices),
+            )
+    except BaseException as error:  # Including SystemExit, by which absl ends every command.
         if exits.is_stuck():
-            _leave(error)
+            _exit_now(error)
         raise
 
 
-def require(*names: str) -> None:
-    """Refuses to go on without flags that a command cannot do without."""
-    for name in names:
-        if not flags.FLAGS[name].value:
-            raise errors.UserError(f"--{name} is missing (--help tells what it is)")
+def parse(
+    argv: Sequence[str], flag_values: flags.FlagValues, choices: Sequence[str] | None = ()
+) -> list[Any]:
+    """Parses a command line into the flags of a command.
+
+    Args:
+        argv: The program's name and its arguments.
+        flag_values: The command's flags. They are set, and absl's general ones are added.
+        choices: Words of which one may be given without a flag; None for any words.
+
+    Returns:
+        The arguments of the command's `main`: the overrides of the configuration, where
+        `--config.FIELD=VALUE` becomes 'FIELD=VALUE'; and, if there are choices, the chosen word or
+        None, or the list of any words.
+
+    Raises:
+        UserError: A flag is unknown or has an invalid value, or an argument is unexpected.
+    """
+    for flag in (flags.FLAGS[name] for name in flags.FLAGS):
+        if flag.name not in flag_values:
+            flag_values[flag.name] = flag
+    overrides = [arg.removeprefix(_OVERRIDE) for arg in argv if arg.startswith(_OVERRIDE)]
+    try:
+        rest = flag_values([arg for arg in argv if not arg.startswith(_OVERRIDE)])
+    except flags.UnrecognizedFlagError as error:
+        raise errors.UserError(
+            f"unknown flag --{error.flagname} (--help lists the flags)"
+        ) from error
+    except flags.Error as error:
+        raise errors.UserError(f"{error} (--help lists the flags)") from error
+    words = rest[1:]
+    if choices is None:
+        return [overrides, words]
+    if len(words) > bool(choices):
+        raise errors.UserError(f"unexpected argument {words[-1]!r}; flags are written --NAME=VALUE")
+    if words and words[0] not in choices:
+        raise errors.UserError(f"{words[0]!r} is not one of {', '.join(choices)}")
+    return [overrides, *(words or [None])] if choices else [overrides]
 
 
-def refuse_overrides(overrides: list[str]) -> None:
-    """What a command does that takes no configuration."""
+def require(*required: flags.FlagHolder[Any]) -> None:
+    """Raises an error if a required flag is missing."""
+    for flag in required:
+        if not flag.value:
+            raise errors.UserError(f"--{flag.name} is missing (--help describes it)")
+
+
+def refuse_overrides(overrides: Sequence[str]) -> None:
+    """Raises an error if a command that takes no configuration was given fields of one."""
     if overrides:
         raise errors.UserError(
             f"this command takes no configuration, but got --config.{overrides[0]}"
         )
 
 
-def _leave(error: BaseException) -> NoReturn:
-    """Ends the program as Python would after an exception, but waits for no thread or worker."""
+def _join_global_flags(flag_values: flags.FlagValues) -> None:
+    """Adds a command's flags to absl's, from which --help and --helpfull are printed."""
+    flags.FLAGS.append_flag_values(flag_values)
+    for module, defined in flag_values.flags_by_module_dict().items():
+        for flag in defined:
+            flags.FLAGS.register_flag_by_module(module, flag)
+
+
+def _parse_global(
+    argv: Sequence[str], flag_values: flags.FlagValues, choices: Sequence[str] | None
+) -> list[Any]:
+    try:
+        arguments = parse(argv, flag_values, choices)
+    except SystemExit:
+        sys.exit(0)  # After printing help, which absl counts as a failure.
+    flags.FLAGS.mark_as_parsed()  # Checked by absl, and by Grain in its worker processes.
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # Orbax logs every file that it writes.
+    return arguments
+
+
+def _exit_now(error: BaseException) -> NoReturn:
+    """Exits as Python would after an exception, but without waiting for threads or workers."""
     if not isinstance(error, SystemExit):
         traceback.print_exc()
     with contextlib.suppress(OSError):
@@ -63,37 +131,15 @@ def _leave(error: BaseException) -> NoReturn:
 
 
 def _end(signum: int, frame: object) -> None:
-    """Ends the program at once; training holds interrupts back until its state is saved.
+    """Exits immediately on a signal; training replaces this handler to save its state first.
 
-    As an exception, an interrupt can be lost in a callback, or crash threads at the exit.
+    Raised as an exception, an interrupt can be lost in a callback or crash threads at exit.
     """
     del frame
-    os.write(2, b"\ninterrupted; the same command goes on from what was saved, if anything\n")
+    os.write(2, b"\ninterrupted; rerun the same command to resume from any saved state\n")
     exits.at_once(interrupts.ENDING[signum])
 
 
 def _show_warning(message: Warning | str, *args: object, **kwargs: object) -> None:
-    """Prints a warning as a line, without the place in the code that gave it."""
+    """Prints a warning on one line, without its location in the code."""
     print(f"warning: {message}", file=sys.stderr)
-
-
-def _parse(argv: Sequence[str], choices: Sequence[str]) -> list[Any]:
-    overrides = [arg.removeprefix(_OVERRIDE) for arg in argv if arg.startswith(_OVERRIDE)]
-    try:
-        rest = flags.FLAGS([arg for arg in argv if not arg.startswith(_OVERRIDE)])
-    except SystemExit:
-        sys.exit(0)  # Help was asked for and given, which absl counts as a failure.
-    except flags.UnrecognizedFlagError as error:
-        raise errors.UserError(
-            f"unknown flag --{error.flagname} (--help lists the flags)"
-        ) from error
-    except flags.Error as error:
-        raise errors.UserError(f"{error} (--help lists the flags)") from error
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes.
-    named = rest[1:]
-    if len(named) > bool(choices):
-        raise errors.UserError(f"unexpected argument {named[-1]!r}; flags are written --NAME=VALUE")
-    if named and named[0] not in choices:
-        raise errors.UserError(f"{named[0]!r} is not one of {', '.join(choices)}")
-    return [overrides, *(named or [None])] if choices else [overrides]

@@ -1,4 +1,4 @@
-"""Writes a trained run's model under timm's names, for PyTorch.
+"""Converts a trained model to timm's parameter names, for PyTorch.
 
 python -m hypjax.convert --workdir=runs/a --output=model.safetensors
 """
@@ -10,19 +10,24 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run, or its URL.")
-_OUTPUT = flags.DEFINE_string("output", None, "File to write, such as model.safetensors.")
+FLAGS = flags.FlagValues()
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder of a trained run, or its URL.", flag_values=FLAGS
+)
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "File to write, such as model.safetensors.", flag_values=FLAGS
+)
 
 
 def main(overrides: list[str]) -> None:
-    """Converts the run's best model, or its last."""
-    command.require("workdir", "output")
+    """Converts the run's best checkpoint or, without validation, its last."""
+    command.require(_WORKDIR, _OUTPUT)
     command.refuse_overrides(overrides)
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if output.suffix != ".safetensors":
         raise UserError(f"--output is {output}; its name must end in .safetensors")
     if output.exists():
-        raise UserError(f"{output} exists already; name another file, or remove it")
+        raise UserError(f"{output} already exists; name another file or remove it")
     from hypjax.inference.weights import restore_best
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
     from hypjax.runs.cloud_read import reading
@@ -30,13 +35,13 @@ def main(overrides: list[str]) -> None:
     with reading(_WORKDIR.value) as folder:
         model, params = restore_best(folder)
     save_timm(output, params, model)
-    print(f"{output} holds the encoder, and the head as classifier; in PyTorch:")
+    print(f"wrote the encoder, with the head as classifier, to {output}; in PyTorch:")
     print(f"  model = {timm_constructor(params, model)}")
     print(f'  model.load_state_dict(safetensors.torch.load_file("{output}"))')
     if not pools_as_timm(model.encoder):
-        print(f"this run pools tokens by {model.encoder.pooling}, which timm's model does not:")
-        print("  pool those of model.forward_features(images), and apply the classifier, yourself")
+        print(f"this run uses {model.encoder.pooling} pooling, which timm's model lacks:")
+        print("  pool the tokens of model.forward_features(images), then apply the classifier")
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

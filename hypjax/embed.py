@@ -10,25 +10,38 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run, or its URL.")
+FLAGS = flags.FlagValues()
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder of a trained run, or its URL.", flag_values=FLAGS
+)
 _IMAGES = flags.DEFINE_string(
     "images",
     None,
-    "A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt file with a "
-    "path a line, or a .csv or .parquet table.",
+    "A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt file with "
+    "one path per line, or a .csv or .parquet table.",
+    flag_values=FLAGS,
 )
-_OUTPUT = flags.DEFINE_string("output", None, "File to write, such as gallery.npz.")
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "File to write, such as gallery.npz.", flag_values=FLAGS
+)
 _EMBEDDING = flags.DEFINE_enum(
-    "embedding", "head", ["head", "encoder"], "What the loss trained, or the encoder's output."
+    "embedding",
+    "head",
+    ["head", "encoder"],
+    "Output of the trained head, or of the encoder.",
+    flag_values=FLAGS,
 )
 _EXPORT = flags.DEFINE_multi_string(
-    "export", [], "Another form to write beside it, for other search engines: faiss, or parquet."
+    "export",
+    [],
+    "Additional file format for other search engines: faiss or parquet.",
+    flag_values=FLAGS,
 )
 
 
 def main(overrides: list[str]) -> None:
-    """Embeds the images."""
-    command.require("workdir", "images", "output")
+    """Embeds the images and writes the embeddings."""
+    command.require(_WORKDIR, _IMAGES, _OUTPUT)
     command.refuse_overrides(overrides)
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if output.suffix != ".npz":
@@ -41,23 +54,23 @@ def main(overrides: list[str]) -> None:
     exports = [kind for value in _EXPORT.value for kind in value.split(",")]
     for kind in exports:
         if kind not in EXPORTS:
-            raise UserError(f"--export={kind} is unknown; there are {', '.join(EXPORTS)}")
+            raise UserError(f"--export={kind} is unknown; it must be one of {', '.join(EXPORTS)}")
     if "faiss" in exports:
         require_faiss()
     keep_compiled_programs()
     photos = find_photos(_IMAGES.value)
     embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
     embeddings = embedder.embed_to(output, photos)
-    print(f"{len(embeddings)} images are in {output}")
+    print(f"wrote the embeddings of {len(embeddings)} images to {output}")
     for kind in exports:
         path = output.with_suffix(f".{kind}")
         EXPORTS[kind](embeddings, path)
-        print(f"and, for other engines, in {path}")
+        print(f"exported them to {path}")
     if embeddings.unreadable:
-        print(f"{len(embeddings.unreadable)} could not be read, and are listed in the file:")
+        print(f"{len(embeddings.unreadable)} images could not be read; the file lists them too:")
         for path, reason in embeddings.unreadable.items():
             print(f"  {path} ({reason})")
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

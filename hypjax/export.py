@@ -7,21 +7,26 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
-_DATASET = flags.DEFINE_string("dataset", "glyphs", "Name of the dataset.")
-_OUTPUT = flags.DEFINE_string("output", None, "Folder to write, with a sub-folder a split.")
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where datasets lie; TFDS's default otherwise.")
+FLAGS = flags.FlagValues()
+_DATASET = flags.DEFINE_string("dataset", "glyphs", "Name of the dataset.", flag_values=FLAGS)
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "Folder to write, with one sub-folder per split.", flag_values=FLAGS
+)
+_DATA_DIR = flags.DEFINE_string(
+    "data_dir", None, "Folder of prepared datasets. Default: that of TFDS.", flag_values=FLAGS
+)
 
 
 def main(overrides: list[str]) -> None:
     """Writes the images."""
     command.refuse_overrides(overrides)
     if not _OUTPUT.value:
-        raise UserError("no folder named; try --output=letters")
+        raise UserError("--output is missing; try --output=letters")
     from hypjax.data.preparation.export import export
 
     count = export(_DATASET.value, pathlib.Path(_OUTPUT.value).expanduser(), _DATA_DIR.value)
-    print(f"{count} images are in {_OUTPUT.value}")
+    print(f"wrote {count} images to {_OUTPUT.value}")
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

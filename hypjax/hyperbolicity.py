@@ -1,4 +1,4 @@
-"""How tree-like embeddings are, and the curvature that suggests (Hyp-ViT, Table 1).
+"""Measures how tree-like embeddings are and which curvature suits them (Hyp-ViT, Table 1).
 
 python -m hypjax.hyperbolicity --config=configs/cub.py:hyp-vit
 """
@@ -10,24 +10,33 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
+FLAGS = flags.FlagValues()
 _CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "Configuration whose pretrained encoder embeds its training images; --config.FIELD=VALUE sets "
-    "a field of it.",
+    "Configuration whose pretrained encoder embeds its training images. --config.FIELD=VALUE sets "
+    "one of its fields.",
+    flag_values=FLAGS,
 )
 _EMBEDDINGS = flags.DEFINE_string(
-    "embeddings", None, "File that python -m hypjax.embed wrote, instead of a configuration."
+    "embeddings",
+    None,
+    "File written by python -m hypjax.embed, instead of --config.",
+    flag_values=FLAGS,
 )
-_SAMPLES = flags.DEFINE_integer("samples", 2000, "Points of each draw.", lower_bound=4)
-_TRIALS = flags.DEFINE_integer("trials", 100, "Random draws.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of the draws.", lower_bound=0)
+_SAMPLES = flags.DEFINE_integer(
+    "samples", 2000, "Number of points in each random draw.", lower_bound=4, flag_values=FLAGS
+)
+_TRIALS = flags.DEFINE_integer(
+    "trials", 100, "Number of random draws.", lower_bound=1, flag_values=FLAGS
+)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the draws.", lower_bound=0, flag_values=FLAGS)
 
 
 def main(overrides: list[str]) -> None:
-    """Prints the relative δ over random draws."""
+    """Prints the relative δ over random draws, and the curvature that it suggests."""
     if bool(_CONFIG.value) == bool(_EMBEDDINGS.value):
-        raise UserError("name either --config or --embeddings (--help tells what they are)")
+        raise UserError("name either --config or --embeddings (--help describes them)")
     import jax
 
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
@@ -45,8 +54,8 @@ def main(overrides: list[str]) -> None:
         points, notes, published = embeddings.features(), (), None
         if isinstance(embeddings.space, Sphere):
             console.warn(
-                "these embeddings are of length 1; Hyp-ViT's Table 1 measures the encoder's before "
-                "that, as --config does"
+                "these embeddings have unit length; Hyp-ViT's Table 1 measures the encoder's "
+                "output before normalisation, as --config does"
             )
     else:
         from hypjax.config import load_config
@@ -62,8 +71,8 @@ def main(overrides: list[str]) -> None:
         print(f"relative delta: {deltas.mean():.4f} ± {deltas.std():.4f}")
         print(f"  over {_TRIALS.value} draws of {_SAMPLES.value} of {len(points)} points")
     else:
-        print(f"relative delta: {deltas.mean():.4f}, of all {len(points)} points")
-    print(f"curvature c it suggests: {curvature_from_delta(deltas.mean()):.3f}")
+        print(f"relative delta: {deltas.mean():.4f}, over all {len(points)} points")
+    print(f"suggested curvature c: {curvature_from_delta(deltas.mean()):.3f}")
     print_notes(noted(notes))
     if published is not None:
         difference = deltas.mean() - published
@@ -71,4 +80,4 @@ def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

@@ -8,67 +8,80 @@ from hypjax import command
 from hypjax.errors import UserError
 from hypjax.monitoring import stopwatch
 
+FLAGS = flags.FlagValues()
 _CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "Configuration file, with a variant after a colon: configs/glyphs.py:sph. "
-    "--config.FIELD=VALUE sets a field of it.",
+    "Configuration file, optionally with a variant after a colon: configs/glyphs.py:sph. "
+    "--config.FIELD=VALUE sets one of its fields.",
+    flag_values=FLAGS,
 )
 _WORKDIR = flags.DEFINE_string(
     "workdir",
     None,
-    "Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>, and a hash "
-    "of overrides.",
+    "Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>, followed by "
+    "a hash of any overrides.",
+    flag_values=FLAGS,
 )
 _MODE = flags.DEFINE_enum(
     "mode",
     "train",
     ["train", "evaluate"],
-    "Train and evaluate, or evaluate: the run in --workdir; without it, the pretrained encoder.",
+    "Train and then evaluate, or only evaluate: the run in --workdir or, without that flag, the "
+    "pretrained encoder.",
+    flag_values=FLAGS,
 )
 _COORDINATOR = flags.DEFINE_string(
     "coordinator",
     None,
-    "For a run of several processes: HOST:PORT of the first one, or auto (Slurm, Open MPI, TPU).",
+    "For runs with several processes: HOST:PORT of the first one, or auto (Slurm, Open MPI, TPU).",
+    flag_values=FLAGS,
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
-    "num_processes", None, "How many there are, where the coordinator is named.", lower_bound=1
+    "num_processes",
+    None,
+    "Number of processes, unless --coordinator=auto.",
+    lower_bound=1,
+    flag_values=FLAGS,
 )
 _PROCESS_ID = flags.DEFINE_integer(
-    "process_id", None, "Which of them this is, from 0.", lower_bound=0
+    "process_id", None, "Index of this process, from 0.", lower_bound=0, flag_values=FLAGS
 )
 _PROFILE = flags.DEFINE_string(
-    "profile", None, "Steps to write a trace of, such as 10:15, for TensorBoard or Perfetto."
+    "profile",
+    None,
+    "Range of steps to trace for TensorBoard or Perfetto, such as 10:15.",
+    flag_values=FLAGS,
 )
 
 
 def main(overrides: list[str]) -> None:
-    """Runs the mode that the flags ask for."""
+    """Trains or evaluates, as the flags say."""
     from hypjax.config import default_workdir, load_config, read_config
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
     from hypjax.system.cloud import is_url
 
     if _WORKDIR.value == "":
-        raise UserError("--workdir is empty; name a folder, or leave the flag out")
+        raise UserError("--workdir is empty; name a folder, or omit the flag")
     if _MODE.value == "evaluate" and _PROFILE.value:
-        raise UserError("--profile is for training; leave it out with --mode=evaluate")
+        raise UserError("--profile is for training; omit it with --mode=evaluate")
     if not _CONFIG.value:
-        raise UserError("no configuration named; try --config=configs/glyphs.py")
+        raise UserError("--config is missing; try --config=configs/glyphs.py")
     config = load_config(_CONFIG.value, overrides)
     default = default_workdir(config, unchanged=read_config(_CONFIG.value))
     workdir = _WORKDIR.value or default
     if not is_url(workdir):
         workdir = pathlib.Path(workdir).expanduser()
-    profile = _steps(_PROFILE.value)
-    _join()
+    profile = _parse_steps(_PROFILE.value)
+    _join_processes()
     keep_compiled_programs()
     if _MODE.value == "evaluate":
         from hypjax.evaluate import evaluate, evaluate_pretrained
 
         if config.model.weights and not _WORKDIR.value:
             if pathlib.Path(workdir).exists():
-                console.say(f"the run in {workdir} is evaluated with --workdir={workdir}")
+                console.say(f"to evaluate the run in {workdir} instead, add --workdir={workdir}")
             evaluate_pretrained(config)
         else:
             evaluate(config, workdir)
@@ -78,8 +91,8 @@ def main(overrides: list[str]) -> None:
         train_and_evaluate(config, workdir, profile, stopwatch.launch())
 
 
-def _join() -> None:
-    """Meets the other processes of the run, if there are any."""
+def _join_processes() -> None:
+    """Connects to the other processes of the run, if there are any."""
     known = (_NUM_PROCESSES.value, _PROCESS_ID.value)
     if _COORDINATOR.value is None:
         if known != (None, None):
@@ -90,8 +103,8 @@ def _join() -> None:
     processes.join(_COORDINATOR.value, *known)
 
 
-def _steps(text: str | None) -> tuple[int, int] | None:
-    """Reads '10:15'."""
+def _parse_steps(text: str | None) -> tuple[int, int] | None:
+    """Parses the first and last step of '10:15'."""
     if text is None:
         return None
     first, _, last = text.partition(":")
@@ -101,4 +114,4 @@ def _steps(text: str | None) -> tuple[int, int] | None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

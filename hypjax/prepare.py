@@ -4,26 +4,38 @@ from absl import flags
 
 from hypjax import command
 
+FLAGS = flags.FlagValues()
 _DATASET = flags.DEFINE_string(
-    "dataset", None, "Name of the dataset: cub200, cars196, sop, inshop, omniglot, or glyphs."
+    "dataset",
+    None,
+    "Name of the dataset: cub200, cars196, sop, inshop, omniglot, or glyphs.",
+    flag_values=FLAGS,
 )
 _MANUAL_DIR = flags.DEFINE_string(
     "manual_dir",
     None,
-    "Folder with the published archives, or with what they hold; where it is not named, what can "
-    "be downloaded is.",
+    "Folder with the published archives or their extracted contents. Default: download the "
+    "dataset, where its publisher allows that.",
+    flag_values=FLAGS,
 )
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where datasets lie; TFDS's default otherwise.")
+_DATA_DIR = flags.DEFINE_string(
+    "data_dir", None, "Folder of prepared datasets. Default: that of TFDS.", flag_values=FLAGS
+)
 _ALLOW_PARTIAL = flags.DEFINE_bool(
-    "allow_partial", False, "Take fewer images than the dataset has; every result will say so."
+    "allow_partial",
+    False,
+    "Accept an incomplete dataset; every result will say so.",
+    flag_values=FLAGS,
 )
-_SKIP_CORRUPT = flags.DEFINE_bool("skip_corrupt", False, "Leave out images that cannot be read.")
+_SKIP_CORRUPT = flags.DEFINE_bool(
+    "skip_corrupt", False, "Skip images that cannot be read.", flag_values=FLAGS
+)
 
 
 def main(overrides: list[str]) -> None:
-    """Prepares it, and tells what it holds."""
+    """Prepares the dataset and prints a summary."""
     command.refuse_overrides(overrides)
-    command.require("dataset")
+    command.require(_DATASET)
     from hypjax.data.preparation import prepare
 
     builder = prepare.prepare(
@@ -37,4 +49,4 @@ def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

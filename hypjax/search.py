@@ -1,4 +1,4 @@
-"""Finds the nearest neighbours of images.
+"""Finds the nearest neighbours of query images.
 
 python -m hypjax.search --workdir=runs/a --gallery=gallery.npz --query=bird.jpg
 """
@@ -10,30 +10,43 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
+_FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
+
+FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder or URL of the run that embedded the gallery."
+    "workdir", None, "Folder or URL of the run that embedded the gallery.", flag_values=FLAGS
 )
-_GALLERY = flags.DEFINE_string("gallery", None, "File that python -m hypjax.embed wrote.")
+_GALLERY = flags.DEFINE_string(
+    "gallery", None, "File written by python -m hypjax.embed.", flag_values=FLAGS
+)
 _QUERY = flags.DEFINE_string(
-    "query", None, "An image; or several, named as by --images of python -m hypjax.embed."
+    "query",
+    None,
+    "An image, or several as in --images of python -m hypjax.embed.",
+    flag_values=FLAGS,
 )
-_K = flags.DEFINE_integer("k", 10, "Number of neighbours.", lower_bound=1)
+_K = flags.DEFINE_integer("k", 10, "Number of neighbours.", lower_bound=1, flag_values=FLAGS)
 _EMBEDDING = flags.DEFINE_enum(
-    "embedding", "head", ["head", "encoder"], "What the gallery was embedded by."
+    "embedding",
+    "head",
+    ["head", "encoder"],
+    "Embedding that the gallery contains.",
+    flag_values=FLAGS,
 )
-_PICTURES = (".png", ".pdf", ".svg", ".jpg")
-_OUTPUT = flags.DEFINE_string("output", None, "Picture of the hits to draw, such as hits.png.")
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "Figure of the hits to draw, such as hits.png.", flag_values=FLAGS
+)
 
 
 def main(overrides: list[str]) -> None:
-    """Searches, and prints a table for each query."""
-    command.require("workdir", "gallery", "query")
+    """Searches the gallery and prints one table per query."""
+    command.require(_WORKDIR, _GALLERY, _QUERY)
     command.refuse_overrides(overrides)
     output = _OUTPUT.value and pathlib.Path(_OUTPUT.value).expanduser()
-    if output and output.suffix not in _PICTURES:
-        raise UserError(f"--output is {output}; its name must end in {', '.join(_PICTURES)}")
+    if output and output.suffix not in _FIGURE_SUFFIXES:
+        raise UserError(f"--output is {output}; its name must end in {', '.join(_FIGURE_SUFFIXES)}")
     if output and not output.parent.is_dir():
-        raise UserError(f"--output is {output}, but there is no folder {output.parent}")
+        raise UserError(f"--output is {output}, but the folder {output.parent} does not exist")
     from hypjax.data.photos import find_photos
     from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.inference.hits import find_hits
@@ -45,15 +58,15 @@ def main(overrides: list[str]) -> None:
     photos = find_photos(_QUERY.value)
     keep_compiled_programs()
     embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
-    found = find_hits(embedder, photos, gallery, _K.value)
+    results = find_hits(embedder, photos, gallery, _K.value)
     if output:
         from hypjax.reports.hit_grid import draw
 
-        draw(found, output)
-        console.say(f"drawn in {output}")
-    for hits in found:
+        draw(results, output)
+        console.say(f"wrote {output}")
+    for hits in results:
         print(hits.table())
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

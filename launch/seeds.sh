@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Trains a configuration with several seeds, one after the other; finished ones only print their
+# Trains a configuration with several seeds, one after the other. Finished runs only print their
 # results: launch/seeds.sh configs/glyphs.py:hyp 0 1 2
 set -euo pipefail
 if [ $# -lt 2 ]; then
-  echo "usage: launch/seeds.sh CONFIG SEED..., as in launch/seeds.sh configs/glyphs.py:hyp 0 1 2" >&2
+  echo "usage: launch/seeds.sh CONFIG SEED..., for example" >&2
+  echo "       launch/seeds.sh configs/glyphs.py:hyp 0 1 2" >&2
   exit 2
 fi
 config=$1

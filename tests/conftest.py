@@ -1,4 +1,4 @@
-"""Fixtures that several test files share."""
+"""Fixtures for all tests, and a compilation cache that their processes share."""
 
 import os
 import pathlib
@@ -10,46 +10,52 @@ import numpy as np
 import pytest
 from PIL import Image
 
-_PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
+_CACHE = "JAX_COMPILATION_CACHE_DIR"
 _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 
 def pytest_configure(config):
-    """Compiles each program once for all tests and the commands they run, since that takes long.
+    """Sets up a compilation cache for all tests and for the commands that they run.
 
-    The folder serves one run of pytest, whose other processes learn of it from the environment.
+    It lasts for one run of pytest; other processes find it in the environment.
     """
     del config
     if not _IS_XDIST_WORKER:
-        os.environ[_PROGRAMS] = tempfile.mkdtemp(prefix="programs-")
+        os.environ[_CACHE] = tempfile.mkdtemp(prefix="programs-")
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        jax.config.update("jax_compilation_cache_dir", os.environ[_PROGRAMS])
+        jax.config.update("jax_compilation_cache_dir", os.environ[_CACHE])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def pytest_unconfigure(config):
-    """Removes the programs."""
+    """Removes the compilation cache."""
     del config
     if not _IS_XDIST_WORKER:
-        shutil.rmtree(os.environ[_PROGRAMS], ignore_errors=True)
+        shutil.rmtree(os.environ[_CACHE], ignore_errors=True)
+
+
+def pytest_xdist_auto_num_workers(config):
+    """Returns the number of processes by default, unless --pdb is given."""
+    del config
+    return 2
 
 
 @pytest.fixture
 def float64():
-    """Lets JAX compute in float64 during a test."""
+    """Enables float64 in JAX during a test."""
     with jax.enable_x64(True):
         yield
 
 
 @pytest.fixture(scope="session")
 def repository() -> pathlib.Path:
-    """The folder that holds configs/ and README.md."""
+    """The root folder of the repository."""
     return pathlib.Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory) -> pathlib.Path:
-    """A data folder in which glyphs is prepared, once for all of pytest's processes."""
+    """A data folder with the prepared glyphs dataset, shared by all processes of pytest."""
     from hypjax.data.preparation.glyphs import Glyphs
     from hypjax.system.locks import claimed
 
@@ -62,7 +68,7 @@ def data_dir(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def photos_folder(tmp_path_factory) -> pathlib.Path:
-    """A folder of 10 classes with 6 small pictures each, of noise around a colour."""
+    """A folder of 10 classes with 6 small pictures each: noise around the colour of the class."""
     root = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     for label in range(10):
@@ -76,9 +82,18 @@ def photos_folder(tmp_path_factory) -> pathlib.Path:
     return root
 
 
+@pytest.fixture
+def open_folder():
+    """A temporary folder that every user may enter, unlike those of pytest."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def caches(tmp_path_factory):
-    """Keeps the user's cache folder out of the tests."""
+    """Gives the tests their own cache folder instead of the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
         yield

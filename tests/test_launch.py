@@ -1,4 +1,4 @@
-"""The scripts in launch/, with stand-ins for the programs that they call."""
+"""The scripts in launch/, with stubs for the programs that they call."""
 
 import os
 import pathlib
@@ -38,8 +38,8 @@ esac
 """
 
 
-class Place:
-    """A folder of stand-ins that come first on PATH, and the log of their command lines."""
+class Stubs:
+    """A folder of stub programs that comes first on PATH, and the log of their command lines."""
 
     def __init__(self, repository: pathlib.Path, folder: pathlib.Path) -> None:
         self.launch, self.folder = repository / "launch", folder
@@ -71,24 +71,24 @@ class Place:
 
 
 @pytest.fixture
-def place(repository, tmp_path):
-    place = Place(repository, tmp_path)
-    place.add("python", TRAINING)
-    return place
+def stubs(repository, tmp_path):
+    stubs = Stubs(repository, tmp_path)
+    stubs.add("python", TRAINING)
+    return stubs
 
 
 @pytest.fixture
-def slurm(place):
-    place.add("srun", SRUN)
-    place.add("scontrol", 'echo "scontrol $*" >>"$LOG"')
-    return place
+def slurm(stubs):
+    stubs.add("srun", SRUN)
+    stubs.add("scontrol", 'echo "scontrol $*" >>"$LOG"')
+    return stubs
 
 
 @pytest.fixture
-def tpu(place):
-    place.add("gcloud", GCLOUD)
-    place.add("tar", 'echo "tar $*" >>"$LOG"')
-    return place
+def tpu(stubs):
+    stubs.add("gcloud", GCLOUD)
+    stubs.add("tar", 'echo "tar $*" >>"$LOG"')
+    return stubs
 
 
 def trainings(tpu):
@@ -96,31 +96,31 @@ def trainings(tpu):
 
 
 @pytest.mark.parametrize(("backend", "last"), [("gpu", 75), ("cpu", 1)])
-def test_gpus_trains_where_jax_sees_one(place, backend, last):
-    (place.folder / "jax.py").write_text(f"def default_backend():\n    return {backend!r}\n")
-    place.feed("STATUSES", 75)
-    place.add("python", f'[ "$1" != -c ] || exec {sys.executable} "$@"\n{TRAINING}')
-    done = place.run("gpus.sh", "--config=a b.py", "--workdir=runs/a")
+def test_gpus_trains_only_if_jax_finds_a_gpu(stubs, backend, last):
+    (stubs.folder / "jax.py").write_text(f"def default_backend():\n    return {backend!r}\n")
+    stubs.feed("STATUSES", 75)
+    stubs.add("python", f'[ "$1" != -c ] || exec {sys.executable} "$@"\n{TRAINING}')
+    done = stubs.run("gpus.sh", "--config=a b.py", "--workdir=runs/a")
     assert done.returncode == last
-    assert done.stderr.startswith("error: JAX sees no GPU") == (backend == "cpu")
+    assert done.stderr.startswith("error: JAX finds no GPU") == (backend == "cpu")
     trained = ["python -m hypjax.main --config=a b.py --workdir=runs/a"]
-    assert place.calls() == (trained if backend == "gpu" else [])
+    assert stubs.calls() == (trained if backend == "gpu" else [])
 
 
 @pytest.mark.parametrize(
     ("statuses", "last", "runs"), [((75, 75, 0), 0, 3), ((1, 0), 1, 1), ((130, 0), 130, 1)]
 )
-def test_a_command_is_run_again_while_its_status_is_75(place, statuses, last, runs):
-    place.feed("STATUSES", *statuses)
-    done = place.run("until_done.sh", "python", "-m", "hypjax.main", "--config=a b.py")
+def test_a_command_is_repeated_while_its_status_is_75(stubs, statuses, last, runs):
+    stubs.feed("STATUSES", *statuses)
+    done = stubs.run("until_done.sh", "python", "-m", "hypjax.main", "--config=a b.py")
     assert done.returncode == last
-    assert place.calls() == ["python -m hypjax.main --config=a b.py"] * runs
+    assert stubs.calls() == ["python -m hypjax.main --config=a b.py"] * runs
 
 
-def test_a_command_is_not_run_again_after_a_signal_to_the_script(place):
-    place.add("python", 'echo run >>"$LOG"; kill -TERM $PPID; exit 75')
-    assert place.run("until_done.sh", "python").returncode == 75
-    assert place.calls() == ["run"]
+def test_a_command_is_not_repeated_after_a_signal_to_the_script(stubs):
+    stubs.add("python", 'echo run >>"$LOG"; kill -TERM $PPID; exit 75')
+    assert stubs.run("until_done.sh", "python").returncode == 75
+    assert stubs.calls() == ["run"]
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,9 @@ def test_a_command_is_not_run_again_after_a_signal_to_the_script(place):
         ((75, 137), 137, True),
         ((1, 1), 1, False),
     ],
-    ids=["done", "saved", "one was killed", "a mistake"],
+    ids=["done", "saved", "one was killed", "user error"],
 )
-def test_a_slurm_job_queues_itself_again_unless_it_is_done_or_mistaken(
-    slurm, statuses, last, requeued
-):
+def test_a_slurm_job_requeues_itself_unless_it_is_done_or_fails(slurm, statuses, last, requeued):
     slurm.feed("STATUSES", *statuses)
     done = slurm.run("slurm.sh", "--config=a.py", "--workdir=b c", SLURM_CPUS_PER_TASK="8")
     assert done.returncode == last, done.stderr
@@ -145,30 +143,30 @@ def test_a_slurm_job_queues_itself_again_unless_it_is_done_or_mistaken(
     assert slurm.calls("srun") == ["srun --kill-on-bad-exit=0 --wait=0 --cpus-per-task=8"]
 
 
-def test_a_slurm_job_that_starts_over_and_over_ends(slurm):
+def test_a_slurm_job_is_not_requeued_forever(slurm):
     slurm.feed("STATUSES", 75)
     done = slurm.run("slurm.sh", SLURM_RESTART_COUNT="100")
-    assert done.returncode == 75 and "submitted anew" in done.stderr
+    assert done.returncode == 75 and "submit the same command again" in done.stderr
     assert not slurm.calls("scontrol")
 
 
-def test_a_slurm_job_that_is_cancelled_stays_so(slurm):
+def test_a_cancelled_slurm_job_is_not_requeued(slurm):
     slurm.add("srun", "kill -TERM $PPID; exit 75")
     done = slurm.run("slurm.sh")
     assert done.returncode == 75 and "Slurm ended this job" in done.stderr
     assert not slurm.calls("scontrol")
 
 
-def test_slurm_reads_what_the_script_asks_for(repository):
+def test_the_slurm_options_are_consistent_and_come_first(repository):
     script = (repository / "launch/slurm.sh").read_text()
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", script, re.MULTILINE))
-    assert asked["ntasks-per-node"] == asked["gres"].removeprefix("gpu:")
-    assert asked["signal"].startswith("TERM@")  # B:TERM@ would reach this script alone.
-    assert asked["open-mode"] == "append" and "requeue" in asked
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", script, re.MULTILINE))
+    assert options["ntasks-per-node"] == options["gres"].removeprefix("gpu:")
+    assert options["signal"].startswith("TERM@")  # B:TERM@ would reach only this script.
+    assert options["open-mode"] == "append" and "requeue" in options
     assert script.index("#SBATCH") < script.index("\nset ") > script.rindex("#SBATCH")
 
 
-def test_a_tpu_is_installed_on_and_trained_on_all_hosts(tpu, repository):
+def test_tpu_vm_installs_and_trains_on_all_hosts(tpu, repository):
     tpu.feed("STATES", "READY")
     tpu.feed("STATUSES", 0)
     done = tpu.run("tpu_vm.sh", "pod", "zone", "--config=a.py", "--workdir=gs://b/my run")
@@ -194,16 +192,16 @@ def test_a_tpu_is_installed_on_and_trained_on_all_hosts(tpu, repository):
         (["READY", "READY"], [1, 0], 1),
         (["READY", "REPAIRING", "REPAIRING", "READY"], [1, 0], 0),
     ],
-    ids=["saved", "connection lost", "a mistake", "gcloud's failure"],
+    ids=["saved", "connection lost", "user error", "failure of gcloud"],
 )
-def test_a_tpu_trains_again_unless_it_is_done_or_mistaken(tpu, states, statuses, last):
+def test_a_tpu_trains_again_unless_it_is_done_or_fails(tpu, states, statuses, last):
     tpu.feed("STATES", *states)
     tpu.feed("STATUSES", *statuses)
     assert tpu.run("tpu_vm.sh", "pod", "zone", "--config=a.py").returncode == last
     assert len(trainings(tpu)) == (1 if last else 2)
 
 
-def test_a_preempted_tpu_is_made_anew_where_its_kind_is_said(tpu):
+def test_a_preempted_tpu_is_created_again_if_its_type_is_given(tpu):
     tpu.feed("STATES", "PREEMPTED", "READY")
     done = tpu.run("tpu_vm.sh", "pod", "zone", "--config=a.py")
     assert done.returncode == 1 and "TPU pod in zone is PREEMPTED" in done.stderr
@@ -217,30 +215,54 @@ def test_a_preempted_tpu_is_made_anew_where_its_kind_is_said(tpu):
     assert changed == ["delete pod --zone=zone --quiet", f"create pod {flags}"]
 
 
-def test_a_tpu_on_which_nothing_could_be_installed_is_not_trained_on(tpu):
+def test_a_tpu_with_a_failed_installation_is_not_trained_on(tpu):
     tpu.feed("STATES", "READY", "READY")
     done = tpu.run("tpu_vm.sh", "pod", "zone", "--config=a.py", INSTALLATION="1")
     assert done.returncode == 1 and not trainings(tpu)
 
 
-def test_colab_keeps_runs_on_drive_and_data_on_its_disk(place, repository, tmp_path):
-    place.launch = tmp_path / "repository/launch"
-    shutil.copytree(repository / "launch", place.launch)
+def test_colab_keeps_runs_on_drive_and_data_on_the_local_disk(stubs, repository, tmp_path):
+    stubs.launch = tmp_path / "repository/launch"
+    shutil.copytree(repository / "launch", stubs.launch)
     drive, data = tmp_path / "drive", tmp_path / "data"
     where = {"DRIVE": str(drive), "DATA": str(data)}
-    unmounted = place.run("colab.sh", "--config=a.py", **where)
+    unmounted = stubs.run("colab.sh", "--config=a.py", **where)
     assert unmounted.returncode == 1 and "drive.mount" in unmounted.stderr
 
     (drive / "hypjax/datasets/cub200").mkdir(parents=True)
     (drive / "hypjax/datasets/cub200/records").write_text("images")
-    for _ in range(2):  # The second time in a runtime that has all already.
-        place.feed("STATUSES", 75)
-        assert place.run("colab.sh", "--config=a.py", **where).returncode == 75
+    for _ in range(2):  # The second time in a runtime that is set up already.
+        stubs.feed("STATUSES", 75)
+        assert stubs.run("colab.sh", "--config=a.py", **where).returncode == 75
     assert (data / "cub200/records").read_text() == "images"
     assert (tmp_path / "repository/runs").resolve() == drive / "hypjax/runs"
-    assert place.calls()[-1] == (
+    assert stubs.calls()[-1] == (
         f"python -m hypjax.main --config.run.data_dir={data} --config=a.py"
     )
+
+
+def test_a_sweep_trains_every_value_between_two_tables(stubs):
+    stubs.feed("STATUSES", 0, 1, 0)
+    done = stubs.run("sweep.sh", "a.py:b", "objective.c", "0.1", "1e-3", "2", "--config.seed=1")
+    assert done.returncode == 1  # That of the failed run; the others are trained all the same.
+    flags = "--config=a.py:b --config.seed=1"
+    table = f"python -m hypjax.compare {flags} --field=objective.c"
+    table += " --value=0.1 --value=1e-3 --value=2"
+    train = f"python -m hypjax.main {flags} --config.objective.c="
+    assert stubs.calls() == [table, *(train + value for value in ("0.1", "1e-3", "2")), table]
+
+
+def test_a_sweep_ends_before_training_if_a_value_is_invalid(stubs):
+    stubs.add("python", f"{TRAINING}\nexit 1")
+    assert stubs.run("sweep.sh", "a.py", "objective.c", "x").returncode == 1
+    assert len(stubs.calls()) == 1
+    assert stubs.run("sweep.sh", "a.py", "objective.c", "--value").returncode == 2
+
+
+def test_an_interrupt_ends_a_sweep(stubs):
+    stubs.feed("STATUSES", 130, 0)
+    assert stubs.run("sweep.sh", "a.py", "objective.c", "0.1", "0.2").returncode == 130
+    assert len(stubs.calls()) == 2
 
 
 @pytest.fixture
@@ -261,7 +283,7 @@ def test_the_pods_of_a_jobset_find_each_other(jobset):
     assert flags["--process_id"] == "$(JOB_COMPLETION_INDEX)"
 
 
-def test_only_a_mistake_ends_a_jobset(jobset):
+def test_only_a_user_error_ends_a_jobset(jobset):
     [rule] = jobset["spec"]["failurePolicy"]["rules"]
     assert rule == {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
     spec = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
@@ -274,13 +296,13 @@ def test_the_flags_of_a_jobset_exist(jobset, repository):
     [job] = jobset["spec"]["replicatedJobs"]
     [container] = job["template"]["spec"]["template"]["spec"]["containers"]
     named = set(re.findall(r"--(\w+)=", "".join(container["command"])))
-    told = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-m", "hypjax.main", "--helpfull"],
         cwd=repository,
         capture_output=True,
         text=True,
     )
-    assert named <= set(re.findall(r"--(?:\[no\])?(\w+):", told.stdout))
+    assert named <= set(re.findall(r"--(?:\[no\])?(\w+):", shown.stdout))
 
 
 def test_the_fields_that_launch_sets_exist(repository):

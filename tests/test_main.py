@@ -1,4 +1,4 @@
-"""The real command line, as a user types it."""
+"""hypjax.main, run as a command."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.test_train import SHORT
+from tests.helpers import small_runs
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def hypjax_main(repository, data_dir, tmp_path):
 def glyphs(repository, data_dir):
     return [
         f"--config={repository}/configs/glyphs.py",
-        *(f"--config.{override}" for override in SHORT),
+        *(f"--config.{override}" for override in small_runs.SHORT_GLYPHS),
         f"--config.run.data_dir={data_dir}",
     ]
 
 
-def test_trains_then_repeats_its_results_then_evaluates(hypjax_main, glyphs, tmp_path):
+def test_trains_prints_its_results_again_and_evaluates(hypjax_main, glyphs, tmp_path):
     first = hypjax_main(*glyphs, "--workdir=run")
     assert first.returncode == 0, first.stderr
     assert "step 6/6" in first.stderr and "Traceback" not in first.stderr
@@ -54,21 +54,21 @@ def test_trains_then_repeats_its_results_then_evaluates(hypjax_main, glyphs, tmp
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "error: no configuration named; try --config=configs/glyphs.py"),
+        ([], "error: --config is missing; try --config=configs/glyphs.py"),
         (["--confg=x"], "error: unknown flag --confg (--help lists the flags)"),
         (["--config=x.py", "extra"], "error: unexpected argument 'extra'"),
         (["--config=none.py"], "error: no configuration file none.py"),
         (["--config=x.py", "--mode=train_"], "error: flag --mode=train_: value should be one of"),
     ],
 )
-def test_mistakes_are_answered_in_one_sentence(hypjax_main, args, message):
+def test_errors_on_the_command_line_are_one_sentence(hypjax_main, args, message):
     finished = hypjax_main(*args)
     assert finished.returncode == 1
     assert finished.stderr.startswith(message)
     assert len(finished.stderr.splitlines()) == 1
 
 
-def test_mistakes_in_the_configuration_are_answered_in_one_sentence(hypjax_main, glyphs):
+def test_errors_in_the_configuration_are_one_sentence(hypjax_main, glyphs):
     finished = hypjax_main(*glyphs, "--config.train.total_stepz=3")
     assert finished.returncode == 1
     assert finished.stderr == (

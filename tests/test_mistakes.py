@@ -15,11 +15,9 @@ from hypjax.config import load_config
 from hypjax.data.splits import open_splits
 from hypjax.runs.workdir import Workdir
 from hypjax.training import states
-from tests.data.test_photos import fill, write_picture, write_table
 from tests.helpers import small_runs
-from tests.runs.test_checkpoints import small_disk
-
-_NOBODY = 65534
+from tests.helpers.pictures import write_picture, write_pictures, write_table
+from tests.helpers.system_limits import ordinary_user, small_disk
 
 
 @pytest.fixture
@@ -42,28 +40,6 @@ def mistake(capsys, monkeypatch):
 
     monkeypatch.chdir(tempfile.mkdtemp())
     return mistake
-
-
-@contextlib.contextmanager
-def ordinary_user():
-    """Drops root's permissions, which are never denied."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(_NOBODY)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
-
-
-@pytest.fixture
-def open_folder():
-    """A folder that every user may enter, unlike pytest's."""
-    folder = pathlib.Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 CLASSES = [f"{label}/{i}.png" for label in "abcdefgh" for i in "12"]
@@ -128,7 +104,7 @@ def test_empty_folder(mistake, tmp_path):
 
 
 def test_text_file_named_jpg(mistake, tmp_path):
-    fill(tmp_path, CLASSES)
+    write_pictures(tmp_path, CLASSES)
     (tmp_path / "a/3.jpg").write_text("no image")
     assert mistake(tmp_path) == (
         f"error: cannot read 1 of 17 images: {tmp_path}/a/3.jpg (not an image); fix or remove them"
@@ -137,7 +113,7 @@ def test_text_file_named_jpg(mistake, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
 def test_truncated_image(mistake, tmp_path, suffix):
-    fill(tmp_path, CLASSES)
+    write_pictures(tmp_path, CLASSES)
     broken = tmp_path / f"a/3.{suffix}"
     write_picture(broken, size=(64, 64))
     broken.write_bytes(broken.read_bytes()[: broken.stat().st_size * 2 // 3])
@@ -147,7 +123,7 @@ def test_truncated_image(mistake, tmp_path, suffix):
 
 
 def test_many_broken_images_are_counted(mistake, tmp_path):
-    fill(tmp_path, CLASSES)
+    write_pictures(tmp_path, CLASSES)
     for i in range(8):
         (tmp_path / f"a/broken{i}.jpg").write_bytes(b"")
     line = mistake(tmp_path)
@@ -155,7 +131,7 @@ def test_many_broken_images_are_counted(mistake, tmp_path):
 
 
 def test_unreadable_file(mistake, open_folder):
-    fill(open_folder, CLASSES)
+    write_pictures(open_folder, CLASSES)
     (open_folder / "a/1.png").chmod(0)
     with ordinary_user():
         line = mistake(open_folder, workdir=open_folder / "run")
@@ -171,7 +147,7 @@ def test_unreadable_file(mistake, open_folder):
 
 
 def test_unknown_folder_next_to_train(mistake, tmp_path):
-    fill(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "test/d/1.png"])
+    write_pictures(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "test/d/1.png"])
     assert mistake(tmp_path) == (
         f"error: {tmp_path} has val next to train, which holds classes; splits must be named "
         "train, validation, test, query, gallery"
@@ -201,7 +177,7 @@ def table(tmp_path, *rows, header="path,label,split,superlabel"):
     ],
 )
 def test_invalid_tables(mistake, tmp_path, rows, line):
-    path = table(fill(tmp_path, CLASSES), *rows)
+    path = table(write_pictures(tmp_path, CLASSES), *rows)
     line = line.replace("TABLE", str(path)).replace("FOLDER", str(tmp_path))
     assert mistake(path).startswith(f"error: {line}")
 
@@ -227,7 +203,7 @@ def test_too_few_classes_or_matches(mistake, tmp_path):
         for c, s in zip("abc", ["train"] * 3, strict=True)
     ]
     rows += [{"path": "d/1.png", "label": "d", "split": "test"}]
-    path = write_table(fill(tmp_path, CLASSES) / "table.csv", rows)
+    path = write_table(write_pictures(tmp_path, CLASSES) / "table.csv", rows)
     assert mistake(path, "data.validation_classes=0") == (
         f"error: the test part of {path} has 1 class; it needs two or more"
     )
@@ -245,7 +221,7 @@ def test_validation_on_the_test_classes(mistake, tmp_path):
             CLASSES, ["train"] * 8 + ["validation", "test"] * 3 + ["test"] * 2, strict=True
         )
     ]
-    path = write_table(fill(tmp_path, CLASSES) / "table.csv", rows)
+    path = write_table(write_pictures(tmp_path, CLASSES) / "table.csv", rows)
     assert mistake(path) == (
         f"error: {path} has 3 classes in both validation and test, such as e; "
         "the best model would be chosen on what it is tested on"
@@ -254,7 +230,7 @@ def test_validation_on_the_test_classes(mistake, tmp_path):
 
 def test_a_missing_file_in_a_table_whose_other_files_are_cached(mistake, tmp_path):
     rows = [{"path": name, "label": name[0]} for name in CLASSES]
-    path = write_table(fill(tmp_path, CLASSES) / "table.csv", rows)
+    path = write_table(write_pictures(tmp_path, CLASSES) / "table.csv", rows)
     open_splits(small_runs.load(path))
     write_table(path, [*rows, {"path": "no/such.png", "label": "a"}])
     assert mistake(path) == (
@@ -265,7 +241,7 @@ def test_a_missing_file_in_a_table_whose_other_files_are_cached(mistake, tmp_pat
 
 def test_changed_images(mistake, tmp_path, capsys):
     """A run neither resumes with them nor evaluates its model on them."""
-    fill(tmp_path / "photos", CLASSES)
+    write_pictures(tmp_path / "photos", CLASSES)
     config = small_runs.load(tmp_path / "photos", "train.total_steps=2", "train.batch_size=4")
     train.train_and_evaluate(config, tmp_path / "run")
     changed = tmp_path / "photos/a/1.png"
@@ -284,7 +260,7 @@ def test_changed_images(mistake, tmp_path, capsys):
 
 def test_class_with_one_image(tmp_path, capsys):
     """In training it is reported; in the test it is excluded from the recall and counted."""
-    fill(tmp_path, [name for name in CLASSES if name not in ("a/2.png", "b/2.png")])
+    write_pictures(tmp_path, [name for name in CLASSES if name not in ("a/2.png", "b/2.png")])
     rows = [
         {"path": name, "label": name[0], "split": "train" if name[0] in "acdef" else "test"}
         for name in CLASSES

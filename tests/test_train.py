@@ -30,16 +30,7 @@ from hypjax.training import optim, states
 from hypjax.training.learner import build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step
 from hypjax.types import Batch
-
-SMALL = ["model.width=32", "model.depth=1", "model.num_heads=2", "model.head_dim=8"]
-SHORT = [
-    *SMALL,
-    "train.total_steps=6",
-    "train.batch_size=24",
-    "optim.warmup_steps=2",
-    "eval.every=3",
-    "run.log_every=2",
-]
+from tests.helpers import small_runs
 
 
 @pytest.fixture
@@ -48,7 +39,7 @@ def load(repository, data_dir):
 
     def load(*overrides, variant="hyp"):
         spec = str(repository / f"configs/glyphs.py:{variant}")
-        return load_config(spec, [*SHORT, f"run.data_dir={data_dir}", *overrides])
+        return load_config(spec, [*small_runs.SHORT_GLYPHS, f"run.data_dir={data_dir}", *overrides])
 
     return load
 

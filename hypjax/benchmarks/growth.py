@@ -1,4 +1,4 @@
-"""How time and memory grow: of the loss with batch and coordinates, of recall with the gallery."""
+"""Growth of time and memory: of the loss with batch size and dimension, of recall with gallery."""
 
 import math
 import statistics
@@ -8,74 +8,74 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hypjax.benchmarks.loss import gradient
-from hypjax.benchmarks.measure import Work, measure
+from hypjax.benchmarks.measure import Task, measure
 from hypjax.config import default_config
 from hypjax.geometry import PoincareBall
 from hypjax.retrieval import recall_at_k
 
 _BATCH, _DIM, _QUERIES = 900, 128, 2000
-_ITEMS_OF_CLASS = 10
+_ITEMS_PER_CLASS = 10
 
 
 class Growth(NamedTuple):
-    """What is made larger, and what it then takes.
+    """A task measured at several sizes.
 
     Attributes:
-        work: What is done.
-        of: What is made larger.
-        why: Which exponent is expected, and for what reason.
-        make: From a size to the work.
-        sizes: To be measured, ascending.
+        work: Name of the task.
+        of: Name of the size that grows.
+        why: Explanation of the expected exponents.
+        make: Creates the task of a given size.
+        sizes: Sizes to measure, ascending.
     """
 
     work: str
     of: str
     why: str
-    make: Callable[[int], Work]
+    make: Callable[[int], Task]
     sizes: Sequence[int]
 
 
 def curves(quick: bool) -> list[Growth]:
-    """What is measured; quick: up to small sizes."""
+    """Returns what is measured, only at small sizes if quick."""
     return [
         Growth(
             "loss and gradient",
-            "images of the batch",
-            "The matrix of distances grows as the square, and costs more where it outgrows a CPU's "
-            f"caches; {_DIM} coordinates are too few for the product to outweigh it.",
+            "images in the batch",
+            "The distance matrix grows quadratically, and faster once it exceeds a CPU's caches; "
+            f"with {_DIM} coordinates the matrix product does not dominate.",
             lambda batch: _loss(batch, _DIM),
             (100, 200, 400) if quick else (100, 200, 400, 800, 1600, 3200),
         ),
         Growth(
             "loss and gradient",
             "coordinates",
-            f"Only the product of {_BATCH} × {_BATCH} points grows, linearly; what is done for "
-            "each distance does not.",
+            f"Only the product of {_BATCH} × {_BATCH} points grows, linearly; the work per "
+            "distance is constant.",
             lambda dim: _loss(_BATCH, dim),
             (16, 32, 64) if quick else (16, 32, 64, 128, 256, 512, 1024),
         ),
         Growth(
             f"recall of {_QUERIES} queries",
-            "items of the gallery",
-            "Every query is compared with every item once; nothing is sorted, and only the items "
-            "themselves are kept.",
+            "gallery items",
+            "Each query is compared with each item once; nothing is sorted, and only the items "
+            "themselves are stored.",
             _recall,
             (1000, 3000) if quick else (10_000, 30_000, 100_000, 300_000, 1_000_000),
         ),
     ]
 
 
-def _loss(batch: int, dim: int) -> Work:
+def _loss(batch: int, dim: int) -> Task:
     features = np.random.default_rng(0).normal(size=(batch, dim)).astype(np.float32)
     run, memory = gradient(features, samples=2)
-    return Work(f"loss and gradient, {batch} × {dim}", run, None, "", memory=memory)
+    return Task(f"loss and gradient, {batch} × {dim}", run, None, "", memory=memory)
 
 
-def _recall(items: int) -> Work:
+def _recall(items: int) -> Task:
     objective = default_config().objective
     ball = PoincareBall(objective.c, objective.clip_radius)
     rng = np.random.default_rng(0)
-    labels = rng.permutation(np.arange(items) // _ITEMS_OF_CLASS)
+    labels = rng.permutation(np.arange(items) // _ITEMS_PER_CLASS)
     gallery = np.array(ball.embed(rng.normal(size=(items, _DIM)).astype(np.float32)))
     asked = rng.choice(items, min(_QUERIES, items), replace=False)
     noise = 0.01 * rng.normal(size=(len(asked), _DIM)).astype(np.float32)
@@ -85,14 +85,14 @@ def _recall(items: int) -> Work:
         ks = (1, 10, 100, 1000)
         return recall_at_k(queries, labels[asked], gallery, labels, ks=ks, space=ball)
 
-    return Work(f"recall, {items} items", run, None, "")
+    return Task(f"recall, {items} items", run, None, "")
 
 
-def measured(growth: Growth, repeats: int) -> dict[str, Any]:
-    """Seconds and bytes at each size, and the exponents that fit them."""
-    outcomes = [measure(growth.make(size), repeats) for size in growth.sizes]
-    seconds = [statistics.median(outcome.ours) for outcome in outcomes]
-    memory = [outcome.memory for outcome in outcomes]
+def measure_growth(growth: Growth, repeats: int) -> dict[str, Any]:
+    """Measures seconds and bytes at each size, and fits the exponents."""
+    measurements = [measure(growth.make(size), repeats) for size in growth.sizes]
+    seconds = [statistics.median(measurement.ours) for measurement in measurements]
+    memory = [measurement.memory for measurement in measurements]
     found = {"work": growth.work, "of": growth.of, "why": growth.why}
     found |= {"sizes": list(growth.sizes), "seconds": seconds, "memory": memory}
     exponents = {name: exponent(growth.sizes, found[name]) for name in ("seconds", "memory")}
@@ -100,10 +100,10 @@ def measured(growth: Growth, repeats: int) -> dict[str, Any]:
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float | None]) -> float | None:
-    """B of the power law a·sizeᵇ that fits best by the squares of the logarithms.
+    """Fits the exponent b of a·sizeᵇ by least squares in logarithms.
 
-    Only the larger half of the sizes counts, where what is fixed weighs least. None where nothing
-    can be fitted.
+    Uses only the larger half of the sizes, where fixed costs matter least. Returns None if a value
+    is missing or zero.
     """
     larger = max(2, math.ceil(len(sizes) / 2))
     if not all(values[-larger:]):
@@ -112,8 +112,8 @@ def exponent(sizes: Sequence[float], values: Sequence[float | None]) -> float | 
 
 
 def table(curves: Sequence[dict[str, Any]]) -> str:
-    """A line a size, as Markdown, and why the exponents are what they are."""
-    titles = ("work", "of", "size", "time", "memory", "exponents of time, memory")
+    """Formats a Markdown table with one row per size, followed by the explanations."""
+    titles = ("task", "grows with", "size", "time", "memory", "exponents of time, memory")
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for curve in curves:
         fitted = ", ".join("–" if b is None else f"{b:.2f}" for b in curve["exponents"].values())

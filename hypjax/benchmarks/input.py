@@ -1,4 +1,4 @@
-"""Input beside torchvision: decoding, cropping and resizing photos by all cores, or a device."""
+"""Input, compared with torchvision: decoding, cropping and resizing photos."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from PIL import Image
 
 from hypjax import parallel
 from hypjax.benchmarks import peers
-from hypjax.benchmarks.measure import Work
+from hypjax.benchmarks.measure import Task
 from hypjax.data import device_crops, pixels
 from hypjax.data.dataset import Dataset, fill_cache
 from hypjax.data.device_cache import CacheLayout, crop_batches, fill, lay_out
@@ -30,76 +30,76 @@ from hypjax.types import Crops, View
 
 _SIDE, _SHORTER_SIDE = 224, 256
 _VIEW = View(_SIDE, _SHORTER_SIDE, channels=3)
-_AREA, _RATIO = (0.2, 1.0), (3 / 4, 4 / 3)  # Of RandomResizedCrop, as Hyp-ViT has them.
+_AREA, _RATIO = (0.2, 1.0), (3 / 4, 4 / 3)  # Of RandomResizedCrop in Hyp-ViT.
 _BATCH = 100
 _INSTALL = "torchvision (pip install torchvision)"
 
 
-def works(quick: bool, images: str | None) -> Iterator[Work]:
-    """What is timed: 2,000 training views, and the test views of all photos.
+def tasks(quick: bool, images: str | None) -> Iterator[Task]:
+    """Yields the tasks: 2,000 training views, and the test views of all photos.
 
     Args:
-        quick: A tenth of it.
-        images: Folder of photos; None: some are made, of CUB's usual size.
+        quick: Whether to run only a tenth of the training views.
+        images: Folder of photos, or None to synthesise some of CUB's typical size.
     """
     with contextlib.ExitStack() as stack:
         if images is None:
             folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            paths = _photos(folder)
+            paths = _make_photos(folder)
         else:
             paths = [photo.path for photo in find_photos(images)]
         cache = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        yield from _works(paths, cache, batches=2 if quick else 20)
+        yield from _tasks(paths, cache, batches=2 if quick else 20)
 
 
-def _works(paths: Sequence[pathlib.Path], cache: pathlib.Path, batches: int) -> Iterator[Work]:
-    files = _open(paths)
+def _tasks(paths: Sequence[pathlib.Path], cache: pathlib.Path, batches: int) -> Iterator[Task]:
+    files = _open_dataset(paths)
     count = batches * _BATCH
     height, width = files.sizes.mean(axis=0).round().astype(int)
-    what = f"{count} crops of photos of {width}×{height}"
+    crops = f"{count} crops of photos of {width}×{height}"
     train, name = _peer(paths, count, training=True)
-    for words, dataset in (
+    for variant, dataset in (
         ("exact pixels", files),
-        ("fast decoder", _fast(files)),
-        ("exact pixels, host cache", _cached(files, cache)),
+        ("fast decoder", _with_fast_decoder(files)),
+        ("exact pixels, host cache", _with_host_cache(files, cache)),
     ):
         if dataset is not None:
-            yield Work(
-                f"{what}, {words}",
-                functools.partial(_train, dataset, batches),
+            yield Task(
+                f"{crops}, {variant}",
+                functools.partial(_read_training_batches, dataset, batches),
                 train,
                 name,
                 items=count,
             )
-    cut = functools.partial(_cut, *_on_device(files), batches)
-    yield Work(
-        f"{what}, decoded before, on the device ({_device()})", cut, train, name, items=count
-    )
-    yield from _large(batches * 5)
+    crop = functools.partial(_crop_on_device, *_fill_device_cache(files), batches)
+    device = jax.local_devices()[0].device_kind
+    yield Task(f"{crops}, from the device cache ({device})", crop, train, name, items=count)
+    yield from _large_photos(batches * 5)
     test, name = _peer(paths, len(paths), training=False)
-    evaluate = functools.partial(_evaluate, files)
-    yield Work(f"{len(paths)} test views, exact pixels", evaluate, test, name, items=len(paths))
+    evaluate = functools.partial(_read_evaluation_batches, files)
+    yield Task(f"{len(paths)} test views, exact pixels", evaluate, test, name, items=len(paths))
 
 
-def _large(count: int) -> Iterator[Work]:
-    """Photos as cameras make them, which the fast decoder is for."""
+def _large_photos(count: int) -> Iterator[Task]:
+    """Photos of a camera's size, for which the fast decoder is made."""
     with tempfile.TemporaryDirectory() as folder:
-        paths = _photos(pathlib.Path(folder), width=3000, count=8)
-        files = _open(paths)
+        paths = _make_photos(pathlib.Path(folder), width=3000, count=8)
+        files = _open_dataset(paths)
         train, name = _peer(paths, count, training=True)
-        for words, dataset in (("exact pixels", files), ("fast decoder", _fast(files))):
+        variants = {"exact pixels": files, "fast decoder": _with_fast_decoder(files)}
+        for variant, dataset in variants.items():
             if dataset is not None:
-                yield Work(
-                    f"{count} crops of photos of 3000 pixels' width, {words}",
-                    functools.partial(_train, dataset, 5, count // 5),
+                yield Task(
+                    f"{count} crops of photos 3000 pixels wide, {variant}",
+                    functools.partial(_read_training_batches, dataset, 5, count // 5),
                     train,
                     name,
                     items=count,
                 )
 
 
-def _photos(folder: pathlib.Path, width: int = 500, count: int = 64) -> list[pathlib.Path]:
-    """Makes some JPEGs, of CUB's usual size, and about as large in bytes as photos are."""
+def _make_photos(folder: pathlib.Path, width: int = 500, count: int = 64) -> list[pathlib.Path]:
+    """Writes JPEG files that take about as many bytes as photos; by default, of CUB's size."""
     rng = np.random.default_rng(0)
     for i in range(count):
         height = int(width * rng.uniform(0.65, 0.85))
@@ -111,16 +111,16 @@ def _photos(folder: pathlib.Path, width: int = 500, count: int = 64) -> list[pat
     return sorted(folder.iterdir())
 
 
-def _open(paths: Sequence[pathlib.Path]) -> Dataset:
+def _open_dataset(paths: Sequence[pathlib.Path]) -> Dataset:
     sizes = []
     for path in paths:
         with Image.open(path) as image:
             sizes.append((image.height, image.width))
-    everything = np.arange(len(paths))
-    return Dataset(Files(paths), everything, np.zeros_like(everything), np.array(sizes))
+    positions = np.arange(len(paths))
+    return Dataset(Files(paths), positions, np.zeros_like(positions), np.array(sizes))
 
 
-def _fast(files: Dataset) -> Dataset | None:
+def _with_fast_decoder(files: Dataset) -> Dataset | None:
     from hypjax.data import fast_jpeg
 
     try:
@@ -130,32 +130,32 @@ def _fast(files: Dataset) -> Dataset | None:
     return Dataset(files.records, files.positions, files.labels, files.sizes, fast=True)
 
 
-def _cached(files: Dataset, folder: pathlib.Path) -> Dataset:
+def _with_host_cache(files: Dataset, folder: pathlib.Path) -> Dataset:
     decoded = DecodedImages(folder / "decoded.bin", files.sizes, channels=3)
     cached = Dataset(files.records, files.positions, files.labels, files.sizes, decoded=decoded)
     fill_cache(cached, channels=3)
     return cached
 
 
-def _train(dataset: Dataset, batches: int, size: int = _BATCH) -> None:
-    repeated, plans = _planned(dataset, size)
+def _read_training_batches(dataset: Dataset, batches: int, size: int = _BATCH) -> None:
+    repeated, plans = _repeat_and_plan(dataset, size)
     for _ in training_batches(repeated, plans, range(batches), _VIEW):
         pass
 
 
-def _planned(dataset: Dataset, size: int) -> tuple[Dataset, ShuffledPlans]:
-    """The photos again and again, since they may be fewer than a batch wants, and their plans."""
+def _repeat_and_plan(dataset: Dataset, size: int) -> tuple[Dataset, ShuffledPlans]:
+    """Repeats the photos until they suffice for a batch of the given size, and plans batches."""
     crop = RandomCrop(_AREA, _RATIO, flip=0.5)
     repeated = dataset.take(np.tile(np.arange(len(dataset)), -(-size // len(dataset))))
     return repeated, ShuffledPlans(repeated.labels, repeated.sizes, size, crop, seed=0)
 
 
-def _on_device(files: Dataset) -> tuple[Callable[[int], Plan], CacheLayout, Store]:
-    """Plans of the photos, which lie on one device, each once."""
+def _fill_device_cache(files: Dataset) -> tuple[Callable[[int], Plan], CacheLayout, Store]:
+    """Stores each photo once on one device; returns plans, layout and stored pixels."""
     mesh = parallel.create_mesh((1, 1))
     layout = lay_out(files.sizes, channels=3)
     store = fill(layout, files, mesh)
-    _, plans = _planned(files, _BATCH)
+    _, plans = _repeat_and_plan(files, _BATCH)
 
     def plan(step: int) -> Plan:
         planned = plans(step)
@@ -164,8 +164,10 @@ def _on_device(files: Dataset) -> tuple[Callable[[int], Plan], CacheLayout, Stor
     return plan, layout, store
 
 
-def _cut(plan: Callable[[int], Plan], layout: CacheLayout, store: Store, batches: int) -> None:
-    """Crops and flips, as the train step does."""
+def _crop_on_device(
+    plan: Callable[[int], Plan], layout: CacheLayout, store: Store, batches: int
+) -> None:
+    """Crops and flips as the train step does."""
     for batch in crop_batches(layout, plan, range(batches), range(_BATCH)):
         views = _views(store, batch.images, batch.flips)
     views.block_until_ready()
@@ -176,11 +178,7 @@ def _views(store: Store, crops: Crops, flips: Array) -> Array:
     return mirror(device_crops.cut(store, crops, _SIDE), flips)
 
 
-def _device() -> str:
-    return jax.local_devices()[0].device_kind
-
-
-def _evaluate(dataset: Dataset) -> None:
+def _read_evaluation_batches(dataset: Dataset) -> None:
     for _ in evaluation_batches(dataset, _VIEW, _BATCH):
         pass
 
@@ -188,7 +186,7 @@ def _evaluate(dataset: Dataset) -> None:
 def _peer(
     paths: Sequence[pathlib.Path], count: int, training: bool
 ) -> tuple[Callable[[], object] | None, str]:
-    """A pass over torchvision's DataLoader, whose workers are started once."""
+    """Returns a pass over torchvision's DataLoader with persistent workers, and its name."""
     if peers.torchvision() is None:
         return None, _INSTALL
     import torch
@@ -209,7 +207,7 @@ def _peer(
 
 
 class _TorchPhotos:
-    """The same views as PyTorch programs make them: a map-style dataset."""
+    """The same views as a map-style dataset of PyTorch."""
 
     def __init__(self, paths: Sequence[str], count: int, training: bool) -> None:
         self._paths, self._count, self._training = paths, count, training

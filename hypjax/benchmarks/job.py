@@ -1,7 +1,7 @@
-"""A whole run, from launch to final recall: CUB's recipe on made photos, twice.
+"""Whole runs from launch to final recall: CUB's recipe on synthetic photos, twice.
 
-The first run finds every cache empty, the second one finds what the first has left there. Both are
-started as a user starts them, and tell their times in times.json.
+The first run starts with empty caches, the second one with those that the first has filled. Both
+use the command line and report their times in times.json.
 """
 
 import concurrent.futures
@@ -28,20 +28,23 @@ from hypjax.system.cores import usable_cores
 
 RUNS = ("cold", "warm")
 
-_NEEDED = {"grain": "grain", "orbax": "orbax-checkpoint"}  # Modules of a run, and their packages.
-_OPERATIONS = 6e15  # Of a run: 200 steps of 900 images forth and back, and two evaluations.
-_CORE_RATE = 5e10  # Operations a second of a good core.
-_AGREE = 0.01  # Recalls of two runs; accelerators add in varying order.
+_NEEDED = {
+    "grain": "grain",
+    "orbax": "orbax-checkpoint",
+}  # Modules that a run imports, and their packages.
+_OPERATIONS = 6e15  # Per run: 200 steps of 900 images, forward and backward, and two evaluations.
+_CORE_RATE = 5e10  # Operations per second of a fast core.
+_TOLERANCE = 0.01  # Tolerance between the recalls of both runs; accelerators add in varying order.
 
 
 class Size(NamedTuple):
-    """How many photos are made.
+    """Number and size of the photos.
 
     Attributes:
-        classes: Of training, and as many of the test.
-        train: Images.
-        test: Images.
-        width: Of a photo, in pixels, or the height of one that stands.
+        classes: Number of training classes; there are as many test classes.
+        train: Number of training images.
+        test: Number of test images.
+        width: Longer side of a photo in pixels.
     """
 
     classes: int
@@ -75,36 +78,37 @@ def get_config(variant: str = "cub") -> ConfigDict:
 
 
 def whole_runs(quick: bool, cache: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Makes photos, and trains on them twice by the command line.
+    """Writes photos, and trains on them twice by the command line.
 
     Args:
-        quick: A tiny model and few photos.
-        cache: The runs' `run.cache`.
+        quick: Whether to use a tiny model and few photos.
+        cache: Value of `run.cache`.
         overrides: Further fields, such as 'run.microbatch=100'.
 
     Returns:
-        For each of `RUNS` what times.json holds, the final recalls, and the seconds that the
-        process took, seen from outside.
+        For each of `RUNS`, the contents of times.json, the final recalls, and the duration of the
+        whole process in seconds.
 
     Raises:
         UserError: A package is missing, the machine is too slow, or a run failed.
-        Interrupted: An interrupt came.
+        Interrupted: The user interrupted the runs.
     """
     _require_packages()
     if not quick:
         _require_accelerator()
     variant = "quick" if quick else "cub"
     fields = [f"run.cache={cache}", *overrides]
-    message = "interrupted: waiting until the run has ended"
+    message = "interrupted: waiting for the run to end"
     with (
-        tempfile.TemporaryDirectory(prefix="hypjax-job-") as made,
+        tempfile.TemporaryDirectory(prefix="hypjax-job-") as temporary,
         interrupts.deferred(message) as interrupted,
     ):
-        folder = pathlib.Path(made)
+        folder = pathlib.Path(temporary)
         (folder / "job.py").write_text("from hypjax.benchmarks.job import get_config\n")
-        named = [f"data.path={folder / 'photos'}", *fields]
-        load_config(f"{folder / 'job.py'}:{variant}", named)  # Tells of mistakes in fields.
-        console.say(f"making {SIZES[variant].train + SIZES[variant].test} photos in {folder}")
+        load_config(  # Reports invalid fields before any work is done.
+            f"{folder / 'job.py'}:{variant}", [f"data.path={folder / 'photos'}", *fields]
+        )
+        console.say(f"writing {SIZES[variant].train + SIZES[variant].test} photos to {folder}")
         make_photos(folder / "photos", SIZES[variant])
         return {name: _run(folder, name, variant, fields, interrupted) for name in RUNS}
 
@@ -113,35 +117,35 @@ def _require_packages() -> None:
     missing = [package for name, package in _NEEDED.items() if not importlib.util.find_spec(name)]
     if missing:
         raise UserError(
-            f"a whole run needs {' and '.join(missing)}: pip install {' '.join(missing)}"
+            f"a whole run requires {' and '.join(missing)}: pip install {' '.join(missing)}"
         )
 
 
 def _require_accelerator() -> None:
-    """Refuses what would take days; another process asks, since the runs need the whole device."""
-    asked = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
-    backend = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=False).stdout.split()
+    """Refuses runs that would take days. Another process asks JAX, so as not to use the device."""
+    command = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
+    backend = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.split()
     if backend[-1:] == ["cpu"]:
         hours = len(RUNS) * _OPERATIONS / (_CORE_RATE * usable_cores()) / 3600
         raise UserError(
-            f"JAX finds no accelerator here, where both runs would take about {hours:.0f} hours; "
-            "try a tiny size with --quick"
+            f"JAX finds no accelerator, and without one both runs take about {hours:.0f} hours; "
+            "try --quick"
         )
 
 
 def make_photos(folder: pathlib.Path, size: Size) -> None:
-    """Writes JPEGs, about as large in bytes as photos are: cuts from one scene for each class."""
+    """Writes JPEG files of about the size of photos: crops of one random scene per class."""
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
-        written = []
+        futures = []
         for split, count in (("train", size.train), ("test", size.test)):
             for label in range(size.classes):
-                place = folder / split / f"{split}_{label:03}"
-                place.mkdir(parents=True)
+                target = folder / split / f"{split}_{label:03}"
+                target.mkdir(parents=True)
                 seed = [split == "test", label]
                 images = len(range(label, count, size.classes))
-                written.append(pool.submit(_write_class, place, images, size.width, seed))
-        for outcome in written:
-            outcome.result()
+                futures.append(pool.submit(_write_class, target, images, size.width, seed))
+        for future in futures:
+            future.result()
 
 
 def _write_class(folder: pathlib.Path, count: int, width: int, seed: Sequence[int]) -> None:
@@ -152,11 +156,11 @@ def _write_class(folder: pathlib.Path, count: int, width: int, seed: Sequence[in
     grain = rng.normal(0, 12, scene.shape).astype(np.int16)
     scene = np.clip(scene + grain, 0, 255).astype(np.uint8)
     for i in range(count):
-        height, across = int(width * rng.uniform(0.65, 0.85)), width
-        if i % 5 == 0:
-            height, across = across, height
+        size = int(width * rng.uniform(0.65, 0.85)), width
+        if i % 5 == 0:  # Portrait format.
+            size = size[::-1]
         top, left = rng.integers(0, side - width + 1, 2)
-        photo = Image.fromarray(scene[top : top + height, left : left + across])
+        photo = Image.fromarray(scene[top : top + size[0], left : left + size[1]])
         photo.save(folder / f"{i:03}.jpg", quality=90)
 
 
@@ -167,7 +171,7 @@ def _run(
     fields: Sequence[str],
     interrupted: interrupts.Interrupt,
 ) -> dict[str, Any]:
-    """Trains by the command line, in a fresh folder, with caches that all runs share."""
+    """Trains by the command line in a new folder, with caches that both runs share."""
     console.say(f"the {name} run")
     workdir = folder / name
     command = [
@@ -184,16 +188,16 @@ def _run(
                 process.terminate()
     seconds = time.monotonic() - started
     if interrupted():
-        raise Interrupted("the photos and the runs are removed", interrupted.status)
+        raise Interrupted("the photos and runs were removed", interrupted.status)
     if status:
-        raise UserError(f"the {name} run ended with status {status}; it says above why")
+        raise UserError(f"the {name} run failed with status {status}; see its message above")
     times = json.loads((workdir / TIMES).read_text())
     results = json.loads((workdir / "results.json").read_text())
     return {**times, "process_seconds": seconds, "final": results["final"]}
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int | None:
-    """A second of waiting, after which interrupts are looked for."""
+    """Waits up to a second for the process, and returns its status or None."""
     try:
         return process.wait(timeout=1)
     except subprocess.TimeoutExpired:
@@ -201,25 +205,27 @@ def _wait(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def table(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line a part, as Markdown; warns where the runs do not end alike."""
+    """Formats a Markdown table with one row per part; warns if the final recalls differ."""
     rows = [
         (f"{name}, s", [f"{run['seconds'][name]:.2f}" for run in runs.values()])
         for name in (*PARTS, "total")
     ]
     rows.append(("whole process, s", [f"{run['process_seconds']:.2f}" for run in runs.values()]))
-    for words, field in (("host", "host_memory_peak"), ("device", "device_memory_peak")):
-        rows.append((f"{words} memory, peak", [_size(run.get(field)) for run in runs.values()]))
-    for words, field in (("compiled", "compiled"), ("read from the cache", "cached")):
+    for label, field in (("host", "host_memory_peak"), ("device", "device_memory_peak")):
+        rows.append(
+            (f"{label} memory, peak", [_format_size(run.get(field)) for run in runs.values()])
+        )
+    for label, field in (("compiled", "compiled"), ("read from the cache", "cached")):
         counts = [str(run["programs"][field]) for run in runs.values()]
-        rows.append((f"programs {words}", counts))
+        rows.append((f"programs {label}", counts))
     recalls = [run["final"]["head"]["recall@1"] for run in runs.values()]
     rows.append(("final recall@1 of the head", [f"{recall:.4f}" for recall in recalls]))
-    if max(recalls) - min(recalls) > _AGREE:
-        console.warn(f"the runs end with recalls that differ by more than {_AGREE}")
+    if max(recalls) - min(recalls) > _TOLERANCE:
+        console.warn(f"the final recalls of the runs differ by more than {_TOLERANCE}")
     titles = ["part", *runs]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows)])
 
 
-def _size(number: int | None) -> str:
-    return "not told" if number is None else f"{number / 1e9:.2f} GB"
+def _format_size(number: int | None) -> str:
+    return "unknown" if number is None else f"{number / 1e9:.2f} GB"

@@ -1,4 +1,4 @@
-"""The hyperbolic loss and its gradient beside PyTorch, by the formula as published and by ours."""
+"""The hyperbolic loss and its gradient, compared with PyTorch: as published, and as in hypjax."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from hypjax.benchmarks import peers
-from hypjax.benchmarks.measure import Work, product_rate
+from hypjax.benchmarks.measure import Task, product_rate
 from hypjax.config import default_config
 from hypjax.geometry import PoincareBall
 from hypjax.objectives import pairwise_cross_entropy
@@ -16,8 +16,8 @@ _SHAPES = ((450, 2), (100, 9))  # Classes and samples: Hyp-ViT's batches.
 _INSTALL = "torch (pip install torch)"
 
 
-def works(quick: bool) -> Iterator[Work]:
-    """What is timed: batches of 900 points; quick: of 90."""
+def tasks(quick: bool) -> Iterator[Task]:
+    """Yields the tasks: batches of 900 points, or of 90 if quick."""
     rate = product_rate(_DIM)
     for classes, samples in _SHAPES:
         classes = classes // 10 if quick else classes
@@ -25,12 +25,16 @@ def works(quick: bool) -> Iterator[Work]:
         features = rng.normal(size=(classes * samples, _DIM)).astype(np.float32)
         ours, memory = gradient(features, samples)
         for name, run in _peers(features, samples):
-            yield Work(
+            yield Task(
                 f"loss and gradient, {classes} classes × {samples}, {_DIM} coordinates",
                 ours,
                 run,
                 name,
-                limit=3 * 2 * len(features) ** 2 * _DIM / rate,  # Forth, and two products back.
+                limit=3
+                * 2
+                * len(features) ** 2
+                * _DIM
+                / rate,  # One product forward, two backward.
                 memory=memory,
             )
 
@@ -38,7 +42,7 @@ def works(quick: bool) -> Iterator[Work]:
 def gradient(
     features: np.ndarray, samples: int
 ) -> tuple[Callable[[], tuple[jax.Array, jax.Array]], int]:
-    """What computes loss and gradient, and the bytes that its program takes beside its input."""
+    """Returns a function that computes loss and gradient, and its temporary memory in bytes."""
     objective = default_config().objective
     ball = PoincareBall(objective.c, objective.clip_radius)
 
@@ -53,7 +57,7 @@ def gradient(
 
 
 def _peers(features: np.ndarray, samples: int) -> Iterator[tuple[str, Callable | None]]:
-    """By whom: the name, and what computes it."""
+    """Yields the name of each PyTorch version and its function, or what to install and None."""
     if not peers.installed("torch"):
         yield _INSTALL, None
         return

@@ -1,4 +1,4 @@
-"""Timing of works beside their peers, interleaved, and the table of the outcome."""
+"""Times tasks alternately with those of other libraries, and prints the table."""
 
 import contextlib
 import dataclasses
@@ -15,24 +15,24 @@ import jax
 
 from hypjax.system import console
 
-_SAMPLES_APART = 0.01  # Seconds.
-_LEAST = 0.1  # Seconds of a measurement: what is quicker is done several times.
+_SAMPLING_INTERVAL = 0.01  # Seconds between samples of the memory.
+_MIN_SECONDS = 0.1  # Of a measurement; faster tasks are repeated within it.
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
-    """Something to be timed.
+class Task:
+    """Something to time.
 
     Attributes:
-        name: What it is.
-        ours: Does it, and waits for the result.
-        peer: Does the same; None where there is nobody to compare with, or it is not installed.
-        peer_name: Who that is, or what to install.
-        limit: Seconds that the machine needs at least, by a rate measured in the same run.
-        items: Things done, if they are to be told by the second.
-        moving: Seconds that the machine would need to move the bytes which the compiler says that
-            ours reads and writes; what stays in caches makes that more than it takes.
-        memory: Bytes that ours needs beside the device's other work; None: to be measured.
+        name: Description for the table.
+        ours: Performs the task and waits for the result.
+        peer: Does the same with another library; None without one, or if it is not installed.
+        peer_name: Name of the other library, or what to install.
+        limit: Lower bound in seconds, from a rate measured in the same run.
+        items: Number of items processed, to print a rate; None prints none.
+        moving: Seconds to move all bytes that our program reads and writes according to the
+            compiler. Data that stay in caches can make this longer than the task takes.
+        memory: Bytes that our program needs; None to measure the growth of the process.
     """
 
     name: str
@@ -46,19 +46,19 @@ class Work:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """Seconds and bytes that a work took.
+class Measurement:
+    """Time and memory that a task took.
 
     Attributes:
-        name: Of the work.
-        ours: Seconds of each repeat.
-        peer: Seconds of each of the peer's.
-        peer_name: Who that is.
-        limit: Seconds that the machine needs at least.
-        memory: Bytes that the work is known to need; else those by which the process grew at most
-            during one of ours, result included; None where the system does not tell.
-        items: Things done.
-        moving: Seconds that the machine would need to move ours' bytes.
+        name: Description of the task.
+        ours: Seconds of each of our repeats.
+        peer: Seconds of each repeat of the other library.
+        peer_name: Name of the other library.
+        limit: Lower bound in seconds.
+        memory: Bytes, as known for the task; otherwise the largest growth of the process during one
+            call of ours, including its result; None if the system does not report it.
+        items: Number of items processed.
+        moving: Seconds to move all bytes that our program reads and writes.
     """
 
     name: str
@@ -72,48 +72,47 @@ class Outcome:
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster ours is, by medians."""
+        """Speed-up over the other library, from the medians."""
         if not self.peer:
             return None
         return statistics.median(self.peer) / statistics.median(self.ours)
 
 
-def measure(work: Work, repeats: int) -> Outcome:
-    """Times a work and its peer in turn, after each has run twice.
+def measure(task: Task, repeats: int) -> Measurement:
+    """Times our implementation and the other one alternately, after two warm-up calls each.
 
-    Each turn begins with a call that is not timed: the other has meanwhile had the caches, and the
-    system has had the memory that was given back, which takes seconds to get again where a work
-    needs gigabytes. Training and evaluation call the same again and again.
+    Every measurement starts with an untimed call, since the other implementation has meanwhile
+    filled the caches, and memory returned to the system takes seconds to get back for tasks that
+    need gigabytes. Training and evaluation call the same program repeatedly, too.
     """
-    console.say(work.name)
-    both = [work.ours] + ([work.peer] if work.peer else [])
-    for run in both:
+    console.say(task.name)
+    calls = [task.ours] + ([task.peer] if task.peer else [])
+    for run in calls:
         run()
-    calls = [math.ceil(_LEAST / _seconds(run)) for run in both]
-    seconds: list[list[float]] = [[] for _ in both]
+    counts = [math.ceil(_MIN_SECONDS / _mean_seconds(run)) for run in calls]
+    seconds: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats):
-        for run, count, taken in zip(both, calls, seconds, strict=True):
+        for run, count, times in zip(calls, counts, seconds, strict=True):
             run()
-            taken.append(_seconds(run, count))
-    memory = work.memory
+            times.append(_mean_seconds(run, count))
+    memory = task.memory
     if memory is None:
-        with _growth() as grown:
-            work.ours()
+        with _memory_growth() as grown:
+            task.ours()
         memory = grown.get("bytes")
-    return Outcome(
-        name=work.name,
+    return Measurement(
+        name=task.name,
         ours=seconds[0],
-        peer=seconds[1] if work.peer else [],
-        peer_name=work.peer_name,
-        limit=work.limit,
+        peer=seconds[1] if task.peer else [],
+        peer_name=task.peer_name,
+        limit=task.limit,
         memory=memory,
-        items=work.items,
-        moving=work.moving,
+        items=task.items,
+        moving=task.moving,
     )
 
 
-def _seconds(run: Callable[[], Any], count: int = 1) -> float:
-    """That one of so many calls takes."""
+def _mean_seconds(run: Callable[[], Any], count: int = 1) -> float:
     started = time.perf_counter()
     for _ in range(count):
         run()
@@ -121,17 +120,17 @@ def _seconds(run: Callable[[], Any], count: int = 1) -> float:
 
 
 @contextlib.contextmanager
-def _growth() -> Iterator[dict[str, int]]:
-    """Watches how much resident memory the process gains during the body."""
+def _memory_growth() -> Iterator[dict[str, int]]:
+    """Records the largest growth of the resident memory during the body, under "bytes"."""
     grown: dict[str, int] = {}
-    before, ended = _resident(), threading.Event()
+    before, ended = _private_memory(), threading.Event()
     if before is None:
         yield grown
         return
 
     def watch() -> None:
-        while not ended.wait(_SAMPLES_APART):
-            grown["bytes"] = max(grown.get("bytes", 0), _resident() - before)
+        while not ended.wait(_SAMPLING_INTERVAL):
+            grown["bytes"] = max(grown.get("bytes", 0), _private_memory() - before)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -142,8 +141,8 @@ def _growth() -> Iterator[dict[str, int]]:
         watcher.join()
 
 
-def _resident() -> int | None:
-    """Bytes of memory that are the process's own, without files it has mapped."""
+def _private_memory() -> int | None:
+    """Resident bytes of the process without mapped files; None if the system does not tell."""
     try:
         pages = pathlib.Path("/proc/self/statm").read_text().split()
     except OSError:
@@ -152,7 +151,7 @@ def _resident() -> int | None:
 
 
 def product_rate(dim: int, side: int = 2048) -> float:
-    """Float32 operations a second of the best matrix products of this shape, at full precision."""
+    """Measures float32 operations per second of [side, dim] × [dim, side] at full precision."""
     key = jax.random.key(0)
     x = jax.random.normal(key, (side, dim))
 
@@ -174,30 +173,34 @@ def product_rate(dim: int, side: int = 2048) -> float:
     return 50 * 2 * side * side * dim / min(seconds)
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """A line a work, as Markdown: times, ratio, shares of the limits and memory."""
-    shares = {"share of the product": "limit", "share of the copies": "moving"}
-    shares = {title: of for title, of in shares.items() if any(getattr(x, of) for x in outcomes)}
-    titles = ["work", "ours", "peer", "ratio", *shares, "our memory"]
+def table(measurements: Sequence[Measurement]) -> str:
+    """Formats a Markdown table with one row per task."""
+    shares = {"share of product rate": "limit", "share of copy rate": "moving"}
+    shares = {
+        title: field
+        for title, field in shares.items()
+        if any(getattr(x, field) for x in measurements)
+    }
+    titles = ["task", "ours", "peer", "ratio", *shares, "our memory"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for outcome in outcomes:
-        ours = statistics.median(outcome.ours)
-        spread = f"{min(outcome.ours):.3g}–{max(outcome.ours):.3g}"
-        peer = outcome.peer_name
-        if outcome.peer:
-            peer += f" {_time(outcome.peer, outcome.items)}"
-        ratio = "" if outcome.ratio is None else f"{outcome.ratio:.2f}"
-        parts = [getattr(outcome, of) for of in shares.values()]
-        parts = ["" if part is None else f"{part / ours:.0%}" for part in parts]
-        memory = "" if outcome.memory is None else f"{outcome.memory / 2**20:.0f} MiB"
-        taken = f"{_time(outcome.ours, outcome.items)} ({spread})"
-        cells = [outcome.name, taken, peer, ratio, *parts, memory]
+    for measurement in measurements:
+        ours = statistics.median(measurement.ours)
+        spread = f"{min(measurement.ours):.3g}–{max(measurement.ours):.3g}"
+        peer = measurement.peer_name
+        if measurement.peer:
+            peer += f" {_format_time(measurement.peer, measurement.items)}"
+        ratio = "" if measurement.ratio is None else f"{measurement.ratio:.2f}"
+        bounds = [getattr(measurement, field) for field in shares.values()]
+        bounds = ["" if bound is None else f"{bound / ours:.0%}" for bound in bounds]
+        memory = "" if measurement.memory is None else f"{measurement.memory / 2**20:.0f} MiB"
+        elapsed = f"{_format_time(measurement.ours, measurement.items)} ({spread})"
+        cells = [measurement.name, elapsed, peer, ratio, *bounds, memory]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _time(seconds: Sequence[float], items: int | None) -> str:
-    """The median, and how many things a second that is."""
+def _format_time(seconds: Sequence[float], items: int | None) -> str:
+    """Formats the median, and the rate if there are items."""
     median = statistics.median(seconds)
     if items is None:
         return f"{median:.3g} s"
@@ -205,6 +208,9 @@ def _time(seconds: Sequence[float], items: int | None) -> str:
     return f"{median:.3g} s, {rate:.3g}/s" if rate < 100 else f"{median:.3g} s, {rate:,.0f}/s"
 
 
-def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """The outcomes for programs, with the ratios."""
-    return [dataclasses.asdict(outcome) | {"ratio": outcome.ratio} for outcome in outcomes]
+def as_json(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """Converts measurements for benchmark.json, with the ratios."""
+    return [
+        dataclasses.asdict(measurement) | {"ratio": measurement.ratio}
+        for measurement in measurements
+    ]

@@ -1,4 +1,4 @@
-"""Packages to compare with, where they are installed."""
+"""Other libraries to compare with, if installed."""
 
 import functools
 import importlib
@@ -8,7 +8,7 @@ import types
 
 @functools.cache
 def installed(*names: str) -> bool:
-    """Whether all of these can be imported."""
+    """Whether all of these modules can be imported."""
     try:
         for name in names:
             importlib.import_module(name)
@@ -19,7 +19,7 @@ def installed(*names: str) -> bool:
 
 @functools.cache
 def torchvision() -> types.ModuleType | None:
-    """torchvision, if it is installed; of a build without compiled operators, its Python part."""
+    """Returns torchvision, or only its Python part if its operators do not fit torch, or None."""
     for _ in range(2):
         try:
             import torchvision
@@ -28,7 +28,7 @@ def torchvision() -> types.ModuleType | None:
             return torchvision
         except ImportError:
             return None
-        except RuntimeError:  # Its operators are of another build than torch.
+        except RuntimeError:  # Its compiled operators belong to another build of torch.
             for name in [name for name in sys.modules if name.startswith("torchvision")]:
                 del sys.modules[name]
             registrations = "torchvision._meta_registrations"
@@ -37,7 +37,7 @@ def torchvision() -> types.ModuleType | None:
 
 
 def timm() -> types.ModuleType | None:
-    """timm, if it and what it needs are installed."""
+    """Returns timm, or None if it or torchvision is missing."""
     if torchvision() is None or not installed("timm"):
         return None
     return importlib.import_module("timm")

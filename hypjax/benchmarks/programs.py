@@ -1,6 +1,6 @@
-"""What compiled programs tell: memory, collectives, precision of products; also for absent TPUs.
+"""Memory, collectives and matrix-product precision of compiled programs, also for absent TPUs.
 
-XLA's compiler for TPUs is in the package libtpu, and needs no TPU: a slice is named by its
+XLA's compiler for TPUs is part of the package libtpu and needs no TPU; a slice is named by its
 topology, such as v5e:2x4. Nothing is run.
 """
 
@@ -27,7 +27,7 @@ from hypjax.training.learner import build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step
 from hypjax.types import Batch
 
-# Batch, side of the images, most images embedded at once, and whether blocks are computed again.
+# Batch size, image size, microbatch and remat.
 STEPS = (
     (900, 224, 0, False),
     (900, 224, 300, False),
@@ -50,12 +50,11 @@ class Program(NamedTuple):
     """A compiled program.
 
     Attributes:
-        arguments: Bytes of what it is given, on each device.
-        temporary: Bytes that it takes beside these while it runs, on each device.
-        collectives: What devices exchange: the kind of exchange and the types of the numbers.
-        rounded: Products outside the encoder whose precision is not the highest, as the compiler
-            writes them.
-        products: Number of the encoder's products of each pair of types.
+        arguments: Bytes of the arguments on each device.
+        temporary: Bytes of temporary memory on each device.
+        collectives: Kind and dtype of each exchange between devices, such as 'all-reduce f32'.
+        rounded: HLO of the matrix products outside the encoder without the highest precision.
+        products: Number of matrix products in the encoder for each pair of dtypes.
     """
 
     arguments: int
@@ -66,12 +65,15 @@ class Program(NamedTuple):
 
 
 def step_memory(target: str | None, devices: int, quick: bool) -> list[dict[str, Any]]:
-    """Compiles the train step of ViT-S/16 in bfloat16 for several batches; tells memory.
+    """Compiles the train step of ViT-S/16 in bfloat16 for several batches.
 
     Args:
-        target: A TPU slice; None: this machine.
-        devices: How many to use; 0: all.
-        quick: A smaller model, and one batch.
+        target: A TPU slice, or None for this machine.
+        devices: Number of devices to use; 0 for all.
+        quick: Whether to use a smaller model and only one batch.
+
+    Returns:
+        One row per batch: its settings and the fields of its `Program`, or why it does not fit.
     """
     chosen = devices_of(target)
     mesh = parallel.create_mesh((devices or len(chosen), 1), chosen)
@@ -109,27 +111,35 @@ def _config(batch: int, side: int, microbatch: int, remat: bool, quick: bool) ->
 
 
 def memory_table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line a batch, as Markdown."""
-    titles = ("batch", "images of", "microbatch", "remat", "devices", "memory of each", "arguments")
+    """Formats a Markdown table with one row per batch."""
+    titles = (
+        "batch",
+        "image size",
+        "microbatch",
+        "remat",
+        "devices",
+        "temporary memory",
+        "arguments",
+    )
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in rows:
         cells = [
             *(str(row["batch"]), f"{row['image_size']} pixels", str(row["microbatch"] or "–")),
             *("yes" if row["remat"] else "–", str(row["devices"])),
-            *(_size(row, kind) for kind in ("temporary", "arguments")),
+            *(_format_size(row, kind) for kind in ("temporary", "arguments")),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _size(row: dict[str, Any], kind: str) -> str:
+def _format_size(row: dict[str, Any], kind: str) -> str:
     if kind in row:
         return f"{row[kind] / 1e9:.2f} GB"
     return f"does not fit: {row['does_not_fit']}" if kind == "temporary" else "–"
 
 
 def devices_of(target: str | None) -> Sequence[jax.Device]:
-    """The devices to compile for: those of a TPU slice, or this machine's.
+    """Returns the devices to compile for: those of a TPU slice or of this machine.
 
     Raises:
         UserError: The slice is unknown, or libtpu is not installed.
@@ -138,11 +148,13 @@ def devices_of(target: str | None) -> Sequence[jax.Device]:
         return jax.devices()
     from jax.experimental import topologies
 
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would look for a TPU's own services,
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # and claim the chips.
+    os.environ.setdefault(
+        "TPU_SKIP_MDS_QUERY", "1"
+    )  # Keeps libtpu from asking for a TPU's metadata
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # and from locking the chips.
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=target).devices
-    except Exception as error:  # libtpu's own kinds.
+    except Exception as error:  # libtpu raises errors of several types.
         reason = str(error).splitlines()[0]
         raise UserError(
             f"cannot compile for {target} ({reason}); it must be a slice such as v5e:2x4, and "
@@ -152,7 +164,7 @@ def devices_of(target: str | None) -> Sequence[jax.Device]:
 
 
 def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
-    """The train step of a configuration, as `train_and_evaluate` runs it."""
+    """Compiles the train step of a configuration, as `train_and_evaluate` runs it."""
     learner = build_learner(config, mesh)
     spec = Spec(
         classes=config.train.batch_size // config.train.samples_per_class,
@@ -162,9 +174,9 @@ def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
         training_images=config.train.batch_size,
     )
     state = jax.eval_shape(lambda: create_state(learner, spec))
-    state = _lying(state, parallel.parameter_shardings(mesh, state))
+    state = _with_shardings(state, parallel.parameter_shardings(mesh, state))
     step = jit_train_step(make_train_step(learner), mesh, state)
-    return described(step.lower(state, _batch(config, mesh)))
+    return describe(step.lower(state, _batch(config, mesh)))
 
 
 def _batch(config: ConfigDict, mesh: Mesh) -> Batch:
@@ -182,7 +194,7 @@ def _images(config: ConfigDict, mesh: Mesh, rows: int) -> jax.ShapeDtypeStruct:
 
 
 def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
-    """The embedding of a batch in evaluation."""
+    """Compiles the embedding of a batch, as evaluation runs it."""
     model: Embedder = create_embedder(config, evaluating=True)
     objective: Objective = create_objective(config)
     spaces = {"head": objective.score_space, "encoder": Sphere()}
@@ -191,18 +203,20 @@ def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
     images = _images(config, mesh, rows)
     example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), example)["params"]
-    params = _lying(params, jax.tree.map(lambda _: parallel.replicated(mesh), params))
-    return described(jax.jit(parallel.map_images(embed, mesh)).lower(params, images))
+    params = _with_shardings(params, jax.tree.map(lambda _: parallel.replicated(mesh), params))
+    return describe(jax.jit(parallel.map_images(embed, mesh)).lower(params, images))
 
 
-def _lying(shapes: Any, where: Any) -> Any:
+def _with_shardings(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(
-        lambda x, there: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), shapes, where
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        shardings,
     )
 
 
-def described(lowered: jax.stages.Lowered) -> Program:
-    """Compiles a program and reads what it says of itself."""
+def describe(lowered: jax.stages.Lowered) -> Program:
+    """Compiles a program and analyses it."""
     program = lowered.compile()
     text, memory = program.as_text(), program.memory_analysis()
     types = {found["name"]: found["type"] for found in _INSTRUCTION.finditer(text)}
@@ -217,16 +231,16 @@ def described(lowered: jax.stages.Lowered) -> Program:
     return Program(
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
-        collectives=_exchanges(text),
+        collectives=_collectives(text),
         rounded=rounded,
         products=dict(products),
     )
 
 
-def _exchanges(text: str) -> list[str]:
-    """The kinds of exchange, as 'all-reduce f32'; one may be written down several times."""
+def _collectives(text: str) -> list[str]:
+    """Finds collectives such as 'all-reduce f32'; each channel may occur several times."""
     found = {}
-    for exchange in _COLLECTIVE.finditer(text):
-        types = sorted(set(re.findall(r"(\w+)\[", exchange["types"])))
-        found[exchange["channel"]] = f"{exchange['kind']} {'+'.join(types)}"
+    for match in _COLLECTIVE.finditer(text):
+        types = sorted(set(re.findall(r"(\w+)\[", match["types"])))
+        found[match["channel"]] = f"{match['kind']} {'+'.join(types)}"
     return sorted(found.values())

@@ -1,4 +1,4 @@
-"""Search and recall beside faiss."""
+"""Search and recall, compared with faiss."""
 
 import pathlib
 import tempfile
@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hypjax.benchmarks import peers
-from hypjax.benchmarks.measure import Work, product_rate
+from hypjax.benchmarks.measure import Task, product_rate
 from hypjax.geometry import PoincareBall, Space, Sphere
 from hypjax.retrieval import nearest_neighbors, recall_at_k
 
@@ -19,8 +19,8 @@ _SPACES = {"cosine": Sphere(), "hyperbolic": PoincareBall(0.1, 2.3)}
 _INSTALL = "faiss (pip install faiss-cpu)"
 
 
-def works(quick: bool) -> Iterator[Work]:
-    """What is timed: SOP's size, and a gallery of two million; quick: a tenth of each."""
+def tasks(quick: bool) -> Iterator[Task]:
+    """Yields the tasks: SOP's size and a gallery of two million, or a tenth of each if quick."""
     n, classes, streamed = (6050, 1131, 200_000) if quick else (60_500, 11_316, 2_000_000)
     rate = product_rate(_DIM)
     labels = np.random.default_rng(0).integers(0, classes, n)
@@ -39,24 +39,26 @@ def _points(space: Space, labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n
 
 def _recalls(
     points: dict[str, np.ndarray], labels: Int[np.ndarray, " n"], rate: float
-) -> Iterator[Work]:
-    def ours(name: str, itself: bool) -> Callable[[], object]:
-        gallery = () if itself else (points[name].copy(), labels)
+) -> Iterator[Task]:
+    def ours(name: str, within_queries: bool) -> Callable[[], object]:
+        gallery = () if within_queries else (points[name].copy(), labels)
         return lambda: recall_at_k(points[name], labels, *gallery, ks=_KS, space=_SPACES[name])
 
     n = len(labels)
     product = 2 * n * n * _DIM / rate
-    for itself in (True, False):
+    for within_queries in (True, False):
         words = f"Recall@{{{','.join(map(str, _KS))}}}, {n}×{n}×{_DIM}, "
-        words += "itself" if itself else "apart"
-        limit = product / 2 if itself else product
-        peer = _faiss_recall(points["cosine"], labels, itself) if peers.installed("faiss") else None
+        words += "within one set" if within_queries else "separate gallery"
+        limit = product / 2 if within_queries else product
+        peer = None
+        if peers.installed("faiss"):
+            peer = _faiss_recall(points["cosine"], labels, within_queries)
         name = "faiss k=1001 and hit counting" if peer else _INSTALL
-        yield Work(f"{words}, cosine", ours("cosine", itself), peer, name, limit)
-        yield Work(
+        yield Task(f"{words}, cosine", ours("cosine", within_queries), peer, name, limit)
+        yield Task(
             f"{words}, hyperbolic",
-            ours("hyperbolic", itself),
-            ours("cosine", itself),
+            ours("hyperbolic", within_queries),
+            ours("cosine", within_queries),
             "ours, cosine",
             limit,
         )
@@ -76,27 +78,27 @@ def _faiss_search(
 
 
 def _faiss_recall(
-    points: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"], itself: bool
+    points: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"], within_queries: bool
 ) -> Callable[[], dict[int, float]]:
-    search = _faiss_search(points, points, max(_KS) + itself)
+    k = max(_KS) + within_queries  # Each query also finds itself.
+    search = _faiss_search(points, points, k)
 
     def run() -> dict[int, float]:
         _, found = search()
-        nowhere = max(_KS) + itself
-        first = np.full(len(found), nowhere)
+        first = np.full(len(found), k)
         for start in range(0, len(found), 1000):
             part = found[start : start + 1000]
             queries = np.arange(start, start + len(part))
             hits = labels[part] == labels[queries, None]
-            if itself:
+            if within_queries:
                 hits &= part != queries[:, None]
-            first[queries] = np.where(hits.any(axis=1), hits.argmax(axis=1), nowhere)
-        return {k: float(np.mean(first < k + itself)) for k in _KS}
+            first[queries] = np.where(hits.any(axis=1), hits.argmax(axis=1), k)
+        return {at: float(np.mean(first < at + within_queries)) for at in _KS}
 
     return run
 
 
-def _neighbors(points: dict[str, np.ndarray], rate: float) -> Iterator[Work]:
+def _neighbors(points: dict[str, np.ndarray], rate: float) -> Iterator[Task]:
     for name, space in _SPACES.items():
         x = points[name]
         product = 2 * len(x) ** 2 * _DIM / rate
@@ -108,7 +110,7 @@ def _neighbors(points: dict[str, np.ndarray], rate: float) -> Iterator[Work]:
                     for role in ("gallery", "query")
                 ]
                 peer = _faiss_search(*vectors, k)
-            yield Work(
+            yield Task(
                 f"{k} nearest, {len(x)}×{len(x)}×{_DIM}, {name}",
                 lambda x=x, k=k, space=space: nearest_neighbors(x, x, k=k, space=space),
                 peer,
@@ -117,8 +119,8 @@ def _neighbors(points: dict[str, np.ndarray], rate: float) -> Iterator[Work]:
             )
 
 
-def _streamed(items: int, rate: float) -> Iterator[Work]:
-    """A gallery on disk beside the same in memory."""
+def _streamed(items: int, rate: float) -> Iterator[Task]:
+    """A gallery on disk, compared with the same gallery in memory."""
     space, queries = _SPACES["hyperbolic"], 2000
     rng = np.random.default_rng(2)
     with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +134,7 @@ def _streamed(items: int, rate: float) -> Iterator[Work]:
         del file
         mapped = np.load(path, mmap_mode="r")
         x, held = np.array(mapped[:queries]), jnp.asarray(mapped)
-        yield Work(
+        yield Task(
             f"100 nearest, {queries}×{items}×{_DIM} on disk, hyperbolic",
             lambda: nearest_neighbors(x, mapped, k=100, space=space),
             lambda: nearest_neighbors(x, held, k=100, space=space),

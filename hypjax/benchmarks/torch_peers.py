@@ -1,4 +1,4 @@
-"""The same work in PyTorch, by the strongest settings that leave it the same work."""
+"""The same tasks in PyTorch, with its fastest settings that compute the same."""
 
 import dataclasses
 import functools
@@ -13,11 +13,13 @@ from ml_collections import ConfigDict
 
 from hypjax.benchmarks import peers
 
-warnings.filterwarnings("ignore", module="torch")  # torch.compile warns of PyTorch's own code.
+warnings.filterwarnings(
+    "ignore", module="torch"
+)  # torch.compile warns about code of PyTorch itself.
 
 
 def device() -> Any:
-    """PyTorch's device of the kind that JAX computes on; None: it has none."""
+    """PyTorch's device of the same kind as JAX's, or None if there is none."""
     import torch
 
     if jax.default_backend() == "cpu":
@@ -28,16 +30,16 @@ def device() -> Any:
 
 
 def name() -> str:
-    """Of PyTorch, with its device."""
+    """Name of PyTorch with its version and device."""
     import torch
 
-    own = device()
-    kind = torch.cuda.get_device_name(own) if own.type == "cuda" else "CPU"
+    place = device()
+    kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "CPU"
     return f"torch {torch.__version__} on {kind}"
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """By torch.compile, for the shapes of its first call: what was compiled before is forgotten."""
+    """Compiles a function for the shapes of its first call, and discards earlier programs."""
     import torch
 
     torch.compiler.reset()
@@ -45,7 +47,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def synchronize() -> None:
-    """Waits until the accelerator has done what it was given."""
+    """Waits until the accelerator has finished all queued work."""
     import torch
 
     if device().type == "cuda":
@@ -53,7 +55,7 @@ def synchronize() -> None:
 
 
 def in_ball(features: Any, c: float, radius: float) -> Any:
-    """Clips features and maps them into the ball (Hyp-ViT, Eqs. 3 and 6)."""
+    """Clips feature norms and maps features into the ball (Hyp-ViT, Eqs. 3 and 6)."""
     import torch
 
     norms = features.norm(dim=-1, keepdim=True).clamp_min(1e-12)
@@ -63,7 +65,7 @@ def in_ball(features: Any, c: float, radius: float) -> Any:
 
 
 def distances_by_addition(x: Any, y: Any, c: float) -> Any:
-    """Eq. 2 as it stands: by the Möbius sums of all pairs, an array [n, m, dim]."""
+    """Computes Eq. 2 as published, from the Möbius sums of all pairs: an array [n, m, dim]."""
     import torch
 
     product = -(x @ y.T)[..., None]
@@ -75,7 +77,7 @@ def distances_by_addition(x: Any, y: Any, c: float) -> Any:
 
 
 def distances_by_product(x: Any, y: Any, c: float) -> Any:
-    """The same by one matrix product, as hypjax computes them."""
+    """Computes the same distances with one matrix product, as hypjax does."""
     import torch
 
     x2, y2 = (x * x).sum(dim=-1), (y * y).sum(dim=-1)
@@ -85,7 +87,7 @@ def distances_by_product(x: Any, y: Any, c: float) -> Any:
 
 
 def loss_by_pairs(features: Any, samples: int, ball: dict[str, float], temperature: float) -> Any:
-    """Eq. 5, each pair of subsets with its own distances by addition."""
+    """Computes Eq. 5 with separate distances, by addition, for each pair of subsets."""
     import torch
 
     points = in_ball(features, **ball).reshape(-1, samples, features.shape[-1])
@@ -97,15 +99,15 @@ def loss_by_pairs(features: Any, samples: int, ball: dict[str, float], temperatu
         for j in range(samples):
             if i == j:
                 continue
-            own = -distances_by_addition(points[:, i], points[:, i], ball["c"]) / temperature
-            other = -distances_by_addition(points[:, i], points[:, j], ball["c"]) / temperature
-            logits = torch.cat([other, own.masked_fill(itself, -torch.inf)], dim=1)
+            within = -distances_by_addition(points[:, i], points[:, i], ball["c"]) / temperature
+            across = -distances_by_addition(points[:, i], points[:, j], ball["c"]) / temperature
+            logits = torch.cat([across, within.masked_fill(itself, -torch.inf)], dim=1)
             total = total + torch.nn.functional.cross_entropy(logits, targets)
     return total
 
 
 def loss_by_product(features: Any, samples: int, ball: dict[str, float], temperature: float) -> Any:
-    """Eq. 5 as hypjax computes it: one matrix of distances for all pairs of subsets."""
+    """Computes Eq. 5 as hypjax does, with one distance matrix for all pairs of subsets."""
     import torch
 
     points = in_ball(features, **ball)
@@ -113,13 +115,13 @@ def loss_by_product(features: Any, samples: int, ball: dict[str, float], tempera
     classes = len(points) // samples
     blocks = logits.reshape(classes, samples, classes, samples).permute(1, 3, 0, 2)
     itself = torch.eye(classes, device=features.device, dtype=torch.bool)
-    own = torch.eye(samples, device=features.device, dtype=torch.bool)
-    masked = blocks.masked_fill(own[:, :, None, None] & itself, -torch.inf)
+    same_subset = torch.eye(samples, device=features.device, dtype=torch.bool)
+    masked = blocks.masked_fill(same_subset[:, :, None, None] & itself, -torch.inf)
     candidates = masked.logsumexp(dim=-1)
     positives = blocks.diagonal(dim1=-2, dim2=-1)
     negatives = candidates.diagonal(dim1=0, dim2=1).T[:, None]
     losses = (torch.logaddexp(candidates, negatives) - positives).mean(dim=-1)
-    return losses.masked_fill(own, 0).sum()
+    return losses.masked_fill(same_subset, 0).sum()
 
 
 def loss_and_gradient(
@@ -129,7 +131,7 @@ def loss_and_gradient(
     ball: dict[str, float],
     temperature: float,
 ) -> Callable[[], tuple[Any, Any]]:
-    """Computes a loss and its gradient with respect to the features, and leaves them there."""
+    """Returns a function that computes a loss and its gradient with respect to the features."""
     import torch
 
     x = torch.tensor(features, device=device(), requires_grad=True)
@@ -146,21 +148,21 @@ def loss_and_gradient(
 
 @dataclasses.dataclass
 class Trainer:
-    """timm's encoder, a head, and what one training step does: fused AdamW on the closed loss.
+    """timm's encoder with a head, trained with fused AdamW on `loss_by_product`.
 
     Attributes:
-        config: A run's configuration.
-        compiled: Whether by torch.compile.
+        config: Configuration of a run.
+        compiled: Whether to use torch.compile.
     """
 
     config: ConfigDict
     compiled: bool
 
     def __post_init__(self) -> None:
-        """Makes the model, the optimiser and a batch of noise."""
+        """Creates the model, the optimiser and a batch of noise."""
         import torch
 
-        config, own = self.config, device()
+        config, place = self.config, device()
         model = config.model
         if model.architecture == "vit":
             sizes = dict(patch_size=model.patch_size, embed_dim=model.width, depth=model.depth)
@@ -171,8 +173,8 @@ class Trainer:
             encoder = peers.timm().create_model(model.architecture, num_classes=0)
             width = encoder.num_features
         encoder.patch_embed.proj.requires_grad_("patch_projection" not in config.optim.frozen)
-        self._encoder = encoder.to(own)
-        self._head = torch.nn.Linear(width, model.head_dim).to(own)
+        self._encoder = encoder.to(place)
+        self._head = torch.nn.Linear(width, model.head_dim).to(place)
         both = [*self._encoder.parameters(), *self._head.parameters()]
         self._trained = [p for p in both if p.requires_grad]
         optim = config.optim
@@ -185,26 +187,26 @@ class Trainer:
         )
         side, size = config.data.image_size, config.train.batch_size
         images = torch.randint(0, 256, (size, 3, side, side), dtype=torch.uint8)
-        self._images = images.to(own)
-        self._flips = (torch.rand(size) < 0.5).to(own)
+        self._images = images.to(place)
+        self._flips = (torch.rand(size) < 0.5).to(place)
         objective = config.objective
         ball = {"c": objective.c, "radius": objective.clip_radius}
         samples, temperature = config.train.samples_per_class, objective.temperature
         self._loss = functools.partial(
             loss_by_product, samples=samples, ball=ball, temperature=temperature
         )
-        mean, std = (torch.tensor(x, device=own) for x in (config.data.mean, config.data.std))
+        mean, std = (torch.tensor(x, device=place) for x in (config.data.mean, config.data.std))
         self._mean, self._std = mean[:, None, None], std[:, None, None]
-        way = compiled if self.compiled else lambda function: function
-        self._forward, self._embed = way(self._compute), way(self._features)
+        transform = compiled if self.compiled else lambda function: function
+        self._forward, self._embed = transform(self._compute), transform(self._features)
 
     @property
     def name(self) -> str:
-        """What it is."""
-        way = "torch.compile" if self.compiled else "eager"
+        """Name for the table."""
+        mode = "torch.compile" if self.compiled else "eager"
         precision = "bf16 autocast" if self._autocast else "float32"
-        parts = f"fused attention, fused AdamW, {precision}"
-        return f"{name()} + timm {peers.timm().__version__}, {way}, {parts}"
+        settings = f"fused attention, fused AdamW, {precision}"
+        return f"{name()} + timm {peers.timm().__version__}, {mode}, {settings}"
 
     @property
     def _autocast(self) -> bool:
@@ -225,7 +227,7 @@ class Trainer:
         return self._loss(self._features(images, flips))
 
     def train(self, count: int) -> None:
-        """Makes some steps."""
+        """Runs the given number of steps."""
         import torch
 
         for _ in range(count):
@@ -236,7 +238,7 @@ class Trainer:
         synchronize()
 
     def embed(self, count: int) -> None:
-        """Embeds the batch some times, as for evaluation."""
+        """Embeds the batch the given number of times, as evaluation does."""
         import torch
 
         self._encoder.eval()

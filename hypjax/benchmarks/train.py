@@ -1,4 +1,4 @@
-"""Training steps and the embedding of images beside PyTorch and timm."""
+"""Training steps and embedding of images, compared with PyTorch and timm."""
 
 import functools
 import os
@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.benchmarks import peers
-from hypjax.benchmarks.measure import Work
+from hypjax.benchmarks.measure import Task
 from hypjax.config import default_config
 from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
@@ -25,17 +25,17 @@ from hypjax.types import Batch
 
 _INSTALL = "torch and timm (pip install torch timm)"
 _FALSE = ("false", "0")
-_SMALL, _FINE = "vit_small_patch16_224", "vit_small_patch8_224"
+_PATCH16, _PATCH8 = "vit_small_patch16_224", "vit_small_patch8_224"
 
 
 class Case(NamedTuple):
-    """A batch to train on.
+    """An encoder and a batch to train it on.
 
     Attributes:
-        architecture: Of the encoder.
-        batch: Images.
-        samples: Of each class.
-        steps: To be timed at once.
+        architecture: Encoder, as in `config.model.architecture`.
+        batch: Number of images.
+        samples: Images per class.
+        steps: Steps per measurement.
     """
 
     architecture: str
@@ -45,18 +45,18 @@ class Case(NamedTuple):
 
 
 _ON_ACCELERATORS = (
-    Case(_SMALL, 900, 2, 5),
-    Case(_SMALL, 900, 9, 5),
-    Case(_FINE, 120, 2, 5),
+    Case(_PATCH16, 900, 2, 5),
+    Case(_PATCH16, 900, 9, 5),
+    Case(_PATCH8, 120, 2, 5),
 )
-_ON_CPUS = (Case(_SMALL, 24, 2, 1),)
+_ON_CPUS = (Case(_PATCH16, 24, 2, 1),)
 _QUICK = (Case("vit", 24, 2, 2),)
 
 
-def works(quick: bool) -> Iterator[Work]:
-    """What is timed: steps of the published recipe, and the embedding of as many images.
+def tasks(quick: bool) -> Iterator[Task]:
+    """Yields the tasks: training steps of the published recipe, and embedding of images.
 
-    On CPUs with fewer images and in float32; quick: a tiny encoder.
+    On CPUs with smaller batches and in float32; with a tiny encoder if quick.
     """
     on_cpu = jax.default_backend() == "cpu"
     cases = _QUICK if quick else _ON_CPUS if on_cpu else _ON_ACCELERATORS
@@ -65,7 +65,7 @@ def works(quick: bool) -> Iterator[Work]:
     console.say(f"products: {rate / 1e12:.3g} TFLOP/s; copies: {copies / 1e9:.3g} GB/s")
     for case in cases:
         config = _config(case, on_cpu)
-        what = f"ViT-S/{16 if case.architecture == _SMALL else 8}"
+        what = f"ViT-S/{16 if case.architecture == _PATCH16 else 8}"
         what = "tiny ViT" if quick else what
         trainer = Trainer(config)
         for act, count in (("train", case.steps), ("embed", 3 * case.steps)):
@@ -74,7 +74,7 @@ def works(quick: bool) -> Iterator[Work]:
             images = case.batch * count
             flops = operations(config, trainer.model.encoder, training=act == "train")
             for peer, name in _peers(config):
-                yield Work(
+                yield Task(
                     f"{count} {words}, {what}, {case.batch} images",
                     functools.partial(getattr(trainer, act), count),
                     peer and functools.partial(getattr(peer, act), count),
@@ -87,7 +87,7 @@ def works(quick: bool) -> Iterator[Work]:
 
 
 def _peers(config: ConfigDict) -> Iterator[tuple[Any, str]]:
-    """PyTorch, eager and compiled, one after the other; or None, and what is missing for it."""
+    """Yields PyTorch eager and then compiled, with names; or None and what is missing."""
     if not peers.installed("torch") or peers.timm() is None:
         yield None, _INSTALL
         return
@@ -95,14 +95,14 @@ def _peers(config: ConfigDict) -> Iterator[tuple[Any, str]]:
 
     from hypjax.benchmarks import torch_peers
 
-    own = torch_peers.device()
-    if own is None:
+    device = torch_peers.device()
+    if device is None:
         yield None, "torch for this device"
-    elif own.type == "cuda" and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") not in _FALSE:
+    elif device.type == "cuda" and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") not in _FALSE:
         yield None, "memory for torch: set XLA_PYTHON_CLIENT_PREALLOCATE=false"
     else:
-        for by_compiler in (False, True):
-            peer = torch_peers.Trainer(config, by_compiler)
+        for compiled in (False, True):
+            peer = torch_peers.Trainer(config, compiled)
             yield peer, peer.name
             del peer
             torch.cuda.empty_cache()
@@ -122,16 +122,16 @@ def _config(case: Case, on_cpu: bool) -> ConfigDict:
 
 
 class Trainer:
-    """hypjax's train step and embedding, on a batch of noise that lies on the device.
+    """hypjax's train step and embedding, on a batch of noise on the device.
 
     Attributes:
-        model: What is trained.
-        memory: Bytes that each program takes: what it is given, and what it needs beside that.
-        bytes_moved: What XLA says that each program reads and writes.
+        model: The model that is trained.
+        memory: Bytes of each program, "train" and "embed": arguments and temporary memory.
+        bytes_moved: Bytes that each program reads and writes, as estimated by XLA.
     """
 
     def __init__(self, config: ConfigDict) -> None:
-        """Makes the state and compiles both programs."""
+        """Initialises the state and compiles both programs."""
         learner = build_learner(config, parallel.create_mesh((1, 1)))
         self.model, mesh = learner.model, learner.mesh
         size, samples = config.train.batch_size, config.train.samples_per_class
@@ -151,13 +151,13 @@ class Trainer:
         self.bytes_moved = {name: _bytes_moved(program) for name, program in programs.items()}
 
     def train(self, count: int) -> None:
-        """Makes some steps."""
+        """Runs the given number of steps."""
         for _ in range(count):
             self._state, metrics = self._step(self._state, self._batch)
         jax.block_until_ready((self._state, metrics))
 
     def embed(self, count: int) -> None:
-        """Embeds the batch some times, as for evaluation."""
+        """Embeds the batch the given number of times, as evaluation does."""
         points = [
             self._embed(self._state.params["model"], self._batch.images) for _ in range(count)
         ]
@@ -174,8 +174,8 @@ def _noise(config: ConfigDict) -> Batch:
 
 
 def _memory(program: jax.stages.Compiled) -> int:
-    told = program.memory_analysis()
-    return told.argument_size_in_bytes + told.temp_size_in_bytes
+    memory = program.memory_analysis()
+    return memory.argument_size_in_bytes + memory.temp_size_in_bytes
 
 
 def _bytes_moved(program: jax.stages.Compiled) -> float:
@@ -183,10 +183,10 @@ def _bytes_moved(program: jax.stages.Compiled) -> float:
 
 
 def operations(config: ConfigDict, encoder: Any, training: bool) -> int:
-    """Of a Vision Transformer's matrix products for an image; each sum counts as one too.
+    """Counts the operations of a Vision Transformer's matrix products per image.
 
-    The gradient takes twice what the way forth does, but none with respect to pixels, nor to a
-    patch projection that is frozen.
+    Additions and multiplications count separately. The backward pass takes twice the operations of
+    the forward pass, but needs no gradient of the pixels nor of a frozen patch projection.
     """
     tokens = (config.data.image_size // encoder.patch_size) ** 2
     patches = 2 * tokens * encoder.patch_size**2 * 3 * encoder.width
@@ -201,27 +201,27 @@ def operations(config: ConfigDict, encoder: Any, training: bool) -> int:
 
 
 def matrix_rate(side: int, dtype: str) -> float:
-    """Operations a second of a large matrix product in the training's precision."""
+    """Measures operations per second of a large matrix product in the precision of training."""
     x, count = (jax.random.normal(jax.random.key(0), (side, side)) / side**0.5).astype(dtype), 20
     precision = "highest" if dtype == "float32" else "default"
     multiply = jax.jit(
         lambda x: jax.lax.fori_loop(0, count, lambda _, y: jnp.matmul(x, y, precision=precision), x)
     )
-    return count * 2 * side**3 / _fastest(lambda: multiply(x))
+    return count * 2 * side**3 / _min_seconds(lambda: multiply(x))
 
 
 def copy_rate(size: int) -> float:
-    """Bytes a second that the device reads and writes where it does nothing else.
+    """Measures bytes per second that the device reads and writes.
 
     Args:
-        size: Bytes to copy.
+        size: Number of bytes to copy.
     """
     x, count = jnp.zeros(size // 4, jnp.float32), 10
     add = jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda _, x: x + 1, x))
-    return (count + 1) * 2 * size / _fastest(lambda: add(x))  # The loop begins with a copy.
+    return (count + 1) * 2 * size / _min_seconds(lambda: add(x))  # The loop starts with a copy.
 
 
-def _fastest(run: Callable[[], Any]) -> float:
+def _min_seconds(run: Callable[[], Any]) -> float:
     jax.block_until_ready(run())
     seconds = []
     for _ in range(5):

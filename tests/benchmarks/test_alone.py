@@ -1,4 +1,4 @@
-"""The benchmark where neither peers are installed nor what only runs and datasets need."""
+"""The benchmark without other libraries and without the packages for runs and datasets."""
 
 import json
 import os
@@ -17,7 +17,7 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
 from hypjax import benchmark, command
-command.run(benchmark.main, choices=(*benchmark.SUITES, benchmark.ALL))
+command.run(benchmark.main, benchmark.FLAGS, benchmark.CHOICES)
 """
 
 
@@ -33,18 +33,18 @@ def run(tmp_path, repository, *arguments):
 
 
 @pytest.mark.slow
-def test_what_is_absent_is_named_and_all_else_measured(tmp_path, repository):
+def test_missing_packages_are_named_and_everything_else_is_measured(tmp_path, repository):
     done = run(tmp_path, repository, "all", "--quick")
     assert done.returncode == 0, done.stderr
-    assert "warning: left out: input needs grain (pip install grain)" in done.stderr
+    assert "warning: skipped: input requires grain (pip install grain)" in done.stderr
     assert "torch (pip install torch)" in done.stdout
     written = json.loads((tmp_path / "benchmark.json").read_text())
     assert {"loss", "retrieval", "train"} < written.keys() and "input" not in written
-    for work in written["train"]:
-        assert work["peer"] == [] and work["items"] > 0 and work["moving"] > 0
+    for task in written["train"]:
+        assert task["peer"] == [] and task["items"] > 0 and task["moving"] > 0
 
 
-def test_a_suite_that_cannot_run_says_what_to_install(tmp_path, repository):
+def test_a_suite_without_its_package_says_what_to_install(tmp_path, repository):
     done = run(tmp_path, repository, "input", "--quick")
     assert done.returncode == 1
-    assert done.stderr == "error: input needs grain (pip install grain)\n"
+    assert done.stderr == "error: input requires grain (pip install grain)\n"

@@ -25,19 +25,19 @@ def test_the_table_compares_the_runs(capsys):
     ).splitlines()
     assert lines[0] == "| part | cold | warm |"
     assert "| compile, s | 1.50 | 1.50 |" in lines
-    assert "| host memory, peak | 2.00 GB | not told |" in lines
+    assert "| host memory, peak | 2.00 GB | unknown |" in lines
     assert lines[-1] == "| final recall@1 of the head | 0.5000 | 0.5010 |"
     assert capsys.readouterr().err == ""
     job.table({"cold": run(0.5), "warm": run(0.6)})
-    assert "warning: the runs end with recalls that differ" in capsys.readouterr().err
+    assert "warning: the final recalls of the runs differ" in capsys.readouterr().err
 
 
-def test_what_cannot_be_run_is_refused_in_a_sentence(monkeypatch):
+def test_runs_without_accelerator_or_package_are_refused(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    with pytest.raises(UserError, match="no accelerator here, .* hours; try a tiny size with --qu"):
+    with pytest.raises(UserError, match="no accelerator, .* hours; try --quick"):
         job.whole_runs(quick=False, cache="none", overrides=[])
     monkeypatch.setattr(job.importlib.util, "find_spec", lambda name: name != "grain" or None)
-    with pytest.raises(UserError, match="a whole run needs grain: pip install grain$"):
+    with pytest.raises(UserError, match="a whole run requires grain: pip install grain$"):
         job.whole_runs(quick=True, cache="none", overrides=[])
 
 

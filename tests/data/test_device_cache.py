@@ -18,9 +18,9 @@ from hypjax.monitoring.telemetry import Telemetry
 from hypjax.system import memory
 from hypjax.training.setup import create_plans
 from hypjax.types import Crops
-from tests.data.test_pipeline import encoded
 from tests.helpers import small_runs
-from tests.parallel.test_processes import Processes, devices, measured
+from tests.helpers.pictures import encode_png
+from tests.helpers.process_pair import ProcessPair, environment_with_devices
 
 SHAPES = {
     "mixed": [(300, 500), (500, 300), (500, 500), (45, 480), (480, 45), (41, 43)],
@@ -38,7 +38,7 @@ def dataset_of(sizes, channels, seed=0):
         image = coarse.repeat(20, axis=0).repeat(20, axis=1)[:height, :width].astype(int)
         image = image + rng.normal(0, (12, 90)[i % 2], image.shape)
         images.append(np.clip(image, 0, 255).astype(np.uint8))
-    records = [{"image": encoded(image.squeeze())} for image in images]
+    records = [{"image": encode_png(image.squeeze())} for image in images]
     numbers = np.arange(len(sizes))
     return Dataset(records, numbers, numbers, np.array(sizes, np.int32))
 
@@ -163,7 +163,10 @@ def test_a_run_equals_the_hosts_and_resumes(photos_folder, tmp_path, monkeypatch
     train.train_and_evaluate(small_runs.load(photos_folder, *SMALL), tmp_path / "host")
     config = small_runs.load(photos_folder, *DEVICE)
     results = train.train_and_evaluate(config, tmp_path / "device")
-    host, device = measured(tmp_path / "host"), measured(tmp_path / "device")
+    host, device = (
+        small_runs.step_metrics(tmp_path / "host"),
+        small_runs.step_metrics(tmp_path / "device"),
+    )
     assert host.keys() == device.keys() == set(range(1, 13))
     np.testing.assert_allclose([*device.values()], [*host.values()], rtol=1e-2)
     write = Telemetry.write
@@ -178,7 +181,7 @@ def test_a_run_equals_the_hosts_and_resumes(photos_folder, tmp_path, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             train.train_and_evaluate(config, tmp_path / "resumed")
     assert train.train_and_evaluate(config, tmp_path / "resumed") == results
-    assert measured(tmp_path / "resumed") == device
+    assert small_runs.step_metrics(tmp_path / "resumed") == device
     assert [step._cache_size() for step in steps] == [1] * 4
 
 
@@ -244,18 +247,20 @@ def test_devices_that_do_not_divide_the_batch_and_processes_change_nothing(
     alone = tmp_path / "alone"
     fields = [*GENTLE, "run.cache=device", "data.stored_side=18"]
     for run, count, extra in ((alone, 1, ()), (tmp_path / "three", 3, ["run.microbatch=4"])):
-        monkeypatch.setenv("XLA_FLAGS", devices(count)["XLA_FLAGS"])
+        monkeypatch.setenv("XLA_FLAGS", environment_with_devices(count)["XLA_FLAGS"])
         ended = small_runs.run(photos_folder, run, *fields, *extra)
         assert ended.returncode == 0, ended.stderr_text
     together = tmp_path / "together"
-    processes = Processes(photos_folder, together, *fields, "run.microbatch=3")
-    assert [status for status, *_ in processes.ended()] == [0, 0]
-    expected = np.array([*measured(alone).values()])
+    processes = ProcessPair(photos_folder, together, *fields, "run.microbatch=3")
+    assert [status for status, *_ in processes.wait_for_both()] == [0, 0]
+    expected = np.array([*small_runs.step_metrics(alone).values()])
     for run in (tmp_path / "three", together):
-        np.testing.assert_allclose([*measured(run).values()], expected, rtol=1e-4)
+        np.testing.assert_allclose([*small_runs.step_metrics(run).values()], expected, rtol=1e-4)
         assert json.loads((run / "results.json").read_text())["notes"]
-    mixed = Processes(photos_folder, tmp_path / "mixed", *GENTLE, of_second=["run.cache=device"])
+    mixed = ProcessPair(
+        photos_folder, tmp_path / "mixed", *GENTLE, second_overrides=["run.cache=device"]
+    )
     assert (
         "process 1 has config.run.cache device, but the first process none or host"
-        in (mixed.ended()[1][2])
+        in (mixed.wait_for_both()[1][2])
     )

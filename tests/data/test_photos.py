@@ -1,12 +1,9 @@
 """Users' own images: folders and tables, all kinds of pictures, splits by class."""
 
-import csv
 import io
 import pathlib
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 from PIL import Image
 
@@ -23,17 +20,7 @@ from hypjax.geometry import Sphere
 from hypjax.inference.evaluator import create_evaluator
 from hypjax.retrieval import recall_at_k
 from tests.helpers import small_runs
-
-
-def write_picture(path, colour=(10, 20, 30), size=(12, 10), **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path, **options)
-
-
-def fill(root, names):
-    for name in names:
-        write_picture(root / name)
-    return root
+from tests.helpers.pictures import write_picture, write_pictures, write_table
 
 
 def names_of(dataset, root):
@@ -48,7 +35,7 @@ def open_at(path, **data):
 
 
 def test_subfolders_are_classes_and_other_files_are_ignored(tmp_path):
-    fill(tmp_path, ["a/1.jpg", "a/deep/2.PNG", "b/3.webp", "b/4.jpeg", ".hidden/5.jpg"])
+    write_pictures(tmp_path, ["a/1.jpg", "a/deep/2.PNG", "b/3.webp", "b/4.jpeg", ".hidden/5.jpg"])
     for stray in ("a/._1.jpg", "a/notes.txt", "b/Thumbs.db", "6.txt"):
         (tmp_path / stray).write_bytes(b"not an image")
     found = [(str(p.path.relative_to(tmp_path)), p.label) for p in list_folder(tmp_path)]
@@ -59,14 +46,14 @@ def test_train_and_test_folders_are_splits(tmp_path):
     names = [
         f"{s}/{c}/{i}.png" for s, c in (("train", "ab"), ("test", "cd")) for c in c for i in "12"
     ]
-    splits = open_at(fill(tmp_path, names), validation_classes=0, test_classes=0.5)
+    splits = open_at(write_pictures(tmp_path, names), validation_classes=0, test_classes=0.5)
     assert names_of(splits.train, tmp_path) == {n for n in names if n.startswith("train")}
     assert names_of(splits.test, tmp_path) == {n for n in names if n.startswith("test")}
     assert splits.validation is None and splits.gallery is None
 
 
 def test_a_folder_named_train_among_others_is_a_class(tmp_path):
-    fill(tmp_path, ["train/1.png", "bus/1.png"])
+    write_pictures(tmp_path, ["train/1.png", "bus/1.png"])
     assert {photo.label for photo in list_folder(tmp_path)} == {"train", "bus"}
 
 
@@ -81,17 +68,6 @@ def test_classes_are_split_by_a_share_and_a_seed(photos_folder):
     assert len(set.union(*classes)) == 10
     assert parts(test_classes=3, validation_classes=2) == [train, validation, test]
     assert parts(test_classes=3, validation_classes=2, split_seed=1)[2] != test
-
-
-def write_table(path, rows):
-    if path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-    else:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    return path
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -122,7 +98,7 @@ def _cycle():
 
 
 def test_paths_are_relative_to_the_table(tmp_path):
-    fill(tmp_path / "pictures", ["1.png", "2.png", "3.png", "4.png"])
+    write_pictures(tmp_path / "pictures", ["1.png", "2.png", "3.png", "4.png"])
     rows = [{"path": f"pictures/{i}.png", "label": "ab"[i % 2]} for i in range(1, 5)]
     table = write_table(tmp_path / "table.csv", rows)
     assert [photo.path for photo in read_table(table)] == [
@@ -240,7 +216,7 @@ def test_any_colour_mode_is_read():
 
 
 def test_a_file_that_vanishes_is_named(tmp_path):
-    root = fill(tmp_path, [f"{c}/{i}.png" for c in "abcd" for i in "12"])
+    root = write_pictures(tmp_path, [f"{c}/{i}.png" for c in "abcd" for i in "12"])
     splits = open_at(root, test_classes=2, validation_classes=0)
     gone = pathlib.Path(splits.train.name(0))
     gone.unlink()

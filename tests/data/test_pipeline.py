@@ -29,21 +29,16 @@ from hypjax.errors import StalledError, UserError
 from hypjax.models.normalize import mirror, normalize
 from hypjax.system import exits
 from hypjax.types import View, Workers
+from tests.helpers.pictures import encode_png
 
 VIEW = View(side=16, shorter_side=18, channels=3)
-
-
-def encoded(array):
-    buffer = io.BytesIO()
-    Image.fromarray(array).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def random_dataset(n=30, classes=6, seed=0):
     rng = np.random.default_rng(seed)
     sizes = rng.integers(20, 40, size=(n, 2))
     images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
-    records = [{"image": encoded(image)} for image in images]
+    records = [{"image": encode_png(image)} for image in images]
     return Dataset(records, np.arange(n), np.arange(n) % classes, sizes)
 
 
@@ -186,6 +181,7 @@ from hypjax.data.pipeline import training_batches
 from hypjax.data.splits import open_splits
 from hypjax.training.setup import create_plans
 from hypjax.types import View, Workers
+from tests.helpers.pictures import encode_png
 from tests.helpers import small_runs
 config = small_runs.load(sys.argv[1], "train.batch_size=8")
 first, start, stop, workers = map(int, sys.argv[2:6])
@@ -397,11 +393,11 @@ def test_central_view_rounds_as_torchvision_does(size, resized):
 
 def test_any_colour_mode_becomes_grey_or_rgb():
     grey = np.arange(64, dtype=np.uint8).reshape(8, 8)
-    image = pixels.decode(encoded(grey), channels=3)
+    image = pixels.decode(encode_png(grey), channels=3)
     np.testing.assert_array_equal(np.asarray(image), np.repeat(grey[..., None], 3, axis=2))
     colour = np.random.default_rng(0).integers(0, 256, (8, 8, 4), dtype=np.uint8)
-    assert pixels.decode(encoded(colour), channels=1).mode == "L"
-    assert pixels.decode(encoded(colour), channels=3).mode == "RGB"
+    assert pixels.decode(encode_png(colour), channels=1).mode == "L"
+    assert pixels.decode(encode_png(colour), channels=3).mode == "RGB"
 
 
 def test_held_out_classes_are_renumbered():

@@ -1,5 +1,6 @@
-"""A small run on the fixture `photos`, as a user types it."""
+"""Small runs: of configs/folder.py on the fixture `photos_folder`, and of configs/glyphs.py."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -17,15 +18,21 @@ SMALL = [
     *("eval.every=4", "eval.ks=1,2", "run.log_every=2", "run.checkpoint_every=3"),
     "run.eval_batch_size=32",
 ]
+# Overrides for configs/glyphs.py.
+SHORT_GLYPHS = [
+    *("model.width=32", "model.depth=1", "model.num_heads=2", "model.head_dim=8"),
+    *("train.total_steps=6", "train.batch_size=24", "optim.warmup_steps=2"),
+    *("eval.every=3", "run.log_every=2"),
+]
 
 
 def load(path, *overrides):
-    """The configuration of a small run."""
+    """Returns the configuration of a small run."""
     return load_config(CONFIG, [*SMALL, f"data.path={path}", *overrides])
 
 
 def command(path, workdir, *overrides):
-    """The command line of a small run."""
+    """Returns the command line of a small run."""
     fields = [*SMALL, f"data.path={path}", *overrides]
     return [
         *(sys.executable, "-m", "hypjax.main", f"--config={CONFIG}", f"--workdir={workdir}"),
@@ -46,7 +53,13 @@ def start(path, workdir, *overrides, **options):
 
 
 def run(path, workdir, *overrides):
-    """Runs the command to its end."""
+    """Runs the command to its end, and returns the process with its output."""
     process = start(path, workdir, *overrides)
     process.stdout_text, process.stderr_text = process.communicate(timeout=300)
     return process
+
+
+def step_metrics(run):
+    """Returns the logged loss and gradient norm of each step of a run."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: [line["loss"], line["gradient_norm"]] for line in lines if "loss" in line}

@@ -1,9 +1,9 @@
-"""Trains on made batches over several devices, in slices: losses, first gradient, last recall.
+"""Trains on synthetic batches, sharded and sliced in several ways.
 
 python -m tests.helpers.trajectories OUTPUT BATCH/SAMPLES/STEPS DEVICES/PARTS/MICROBATCH[/remat]...
 
-XLA_FLAGS must force as many devices as the largest case needs. Writes an .npz file with
-arrays named CASE:WHAT.
+XLA_FLAGS must provide the devices of the largest case. Writes an .npz file with the arrays
+CASE:losses, CASE:gradient (of the first step) and CASE:recall (after the last step).
 """
 
 import sys
@@ -42,8 +42,8 @@ def config_of(batch, samples, devices=1, parts=1, microbatch=0, remat=False):
     return config
 
 
-def made_batch(step, config, rows):
-    """Images of few classes, filled up with black ones."""
+def synthetic_batch(step, config, rows):
+    """Noisy images of a few classes, padded with black images to the given number of rows."""
     rng = np.random.default_rng(step)
     size, samples = config.train.batch_size, config.train.samples_per_class
     labels = np.repeat(np.arange(size // samples, dtype=np.int32), samples)
@@ -68,15 +68,15 @@ def trajectory(config, steps):
     slices = parallel.slices(config.train.batch_size, mesh, config.run.microbatch)
     found = {"losses": []}
     for i in range(steps):
-        batch = made_batch(i, config, slices.rows)
+        batch = synthetic_batch(i, config, slices.rows)
         state, metrics = step(state, shard_batch(mesh, batch))
         found["losses"].append(float(metrics["loss"]))
-        if i == 0:  # After one step Adam's first moment is a tenth of the clipped gradient.
+        if i == 0:  # After one step, Adam's first moment is a tenth of the clipped gradient.
             moments = parallel.gather(optax.tree.get(state.opt_state, "mu"))
             found["gradient"] = np.concatenate([np.ravel(x) for x in jax.tree.leaves(moments)])
     assert step._cache_size() == 1
     params = parallel.gather(state.params["model"])
-    images, labels, *_ = made_batch(99, config, config.train.batch_size)
+    images, labels, *_ = synthetic_batch(99, config, config.train.batch_size)
     outputs = jax.jit(model.apply)({"params": params}, images / np.float32(127.5) - 1)
     space = objective.score_space
     found["recall"] = recall_at_k(space.embed(outputs.projected), labels, ks=(1,), space=space)[1]

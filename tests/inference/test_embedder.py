@@ -57,7 +57,7 @@ def test_embeds_then_finds_then_draws(run, photos_folder, tmp_path):
         *("embed", where, "--images=photos", "--output=g.npz", "--export=parquet"), cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert "60 images are in g.npz" in done.stdout
+    assert "wrote the embeddings of 60 images to g.npz" in done.stdout
     assert "broken.jpg (not an image)" in done.stdout
     assert sorted(p.name for p in tmp_path.iterdir()) == ["g.npz", "g.parquet", "photos"]
 

@@ -313,7 +313,7 @@ def test_hyperbolicity_command_on_an_encoder(pretrained, photos_folder):
     assert done.returncode == 0, done.stderr
     assert re.match(r"relative delta: 0\.\d{4} ± 0\.\d{4}\n", done.stdout)
     assert "over 5 draws of 20 of 24 points" in done.stdout
-    assert re.search(r"curvature c it suggests: \d+\.\d{3}", done.stdout)
+    assert re.search(r"suggested curvature c: \d+\.\d{3}", done.stdout)
 
 
 def test_convert_command_writes_timm_names(finished, tmp_path):
@@ -328,7 +328,7 @@ def test_convert_command_writes_timm_names(finished, tmp_path):
     assert_equal(load_timm(str(path), model.encoder), params["encoder"])
     np.testing.assert_array_equal(load_file(path)["head.weight"].T, params["head"]["kernel"])
     again = subprocess.run(args, env=env, capture_output=True, text=True)
-    assert again.returncode == 1 and "exists already" in again.stderr
+    assert again.returncode == 1 and "already exists" in again.stderr
 
 
 def test_constructor_line_for_timm():

@@ -18,7 +18,7 @@ from hypjax.monitoring.telemetry import Telemetry
 from hypjax.objectives import PairwiseCrossEntropy
 from hypjax.types import Batch, Outputs
 from tests.helpers import small_runs
-from tests.runs.test_checkpoints import small_disk
+from tests.helpers.system_limits import small_disk
 
 
 def lines(folder):

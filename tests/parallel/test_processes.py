@@ -1,10 +1,6 @@
 """Training gives the same results on any number of devices, slices and processes."""
 
-import json
-import os
-import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,18 +12,15 @@ import pytest
 from hypjax import parallel
 from hypjax.errors import UserError
 from tests.helpers import small_runs
-
-
-def devices(count):
-    """Environment variables that give a process this number of CPU devices."""
-    flags = f"--xla_force_host_platform_device_count={count}"
-    return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+from tests.helpers.process_pair import ProcessPair, environment_with_devices, free_port
 
 
 def trajectories(path, training, *cases):
     """Returns the losses, the first gradient and the final recall of each case."""
     command = [sys.executable, "-m", "tests.helpers.trajectories", path, training, *cases]
-    subprocess.run(command, env=devices(8), cwd=small_runs.REPOSITORY, check=True, timeout=600)
+    subprocess.run(
+        command, env=environment_with_devices(8), cwd=small_runs.REPOSITORY, check=True, timeout=600
+    )
     found = np.load(path)
     return [
         {name: found[f"{case}:{name}"] for name in ("losses", "gradient", "recall")}
@@ -75,56 +68,6 @@ def test_a_mesh_with_too_many_devices_is_refused():
         parallel.create_mesh((-1, 2), jax.devices()[:1])
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
-
-
-class Processes:
-    """The two processes of a run, with two devices each."""
-
-    def __init__(self, path, workdir, *overrides, second_only=()):
-        coordinator = f"--coordinator=localhost:{free_port()}"
-        self.all = [
-            subprocess.Popen(
-                [
-                    *small_runs.command(
-                        path, workdir, *overrides, *(second_only if process else ())
-                    ),
-                    *(coordinator, "--num_processes=2", f"--process_id={process}"),
-                ],
-                env=devices(2) | {"PYTHONPATH": str(small_runs.REPOSITORY)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for process in range(2)
-        ]
-        self._metrics = pathlib.Path(workdir) / "metrics.jsonl"
-
-    def wait_for_a_step(self, after=0):
-        deadline = time.monotonic() + 120
-        while not self._metrics.exists() or self._metrics.read_text().count('"loss"') <= after:
-            assert all(process.poll() is None for process in self.all), self.wait()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    def wait(self):
-        """Waits for all processes; returns the status, output and errors of each."""
-        texts = [process.communicate(timeout=120) for process in self.all]
-        return [(p.returncode, *text) for p, text in zip(self.all, texts, strict=True)]
-
-
-def measured(run):
-    """Returns the loss and gradient norm of each step in a run's metrics."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [
-        {n: line[n] for n in ("step", "loss", "gradient_norm")} for line in lines if "loss" in line
-    ]
-    return {line.pop("step"): list(line.values()) for line in steps}
-
-
 STEPS = ["train.total_steps=60", "train.batch_size=6", "run.log_every=1", "run.checkpoint_every=60"]
 
 
@@ -135,10 +78,10 @@ def test_two_processes_stop_and_resume_together_and_one_device_finishes(photos_f
     gentle = [*STEPS, "eval.every=0", "optim.learning_rate=3e-5", "objective.temperature=1.0"]
     saved = 0
     for _ in range(2):
-        processes = Processes(photos_folder, together, *gentle, "run.microbatch=2")
+        processes = ProcessPair(photos_folder, together, *gentle, "run.microbatch=2")
         processes.wait_for_a_step(after=saved)
-        processes.all[1].send_signal(signal.SIGTERM)
-        (status, _, errors), (other_status, output, _) = processes.wait()
+        processes.processes[1].send_signal(signal.SIGTERM)
+        (status, _, errors), (other_status, output, _) = processes.wait_for_both()
         assert (status, other_status) == (75, 75), errors
         assert "is saved, and the same command resumes from there" in errors
         assert (f"continuing after step {saved}" in errors) == (saved > 0)
@@ -150,7 +93,7 @@ def test_two_processes_stop_and_resume_together_and_one_device_finishes(photos_f
         assert finished.returncode == 0, finished.stderr_text
         assert (f"continuing after step {saved}" in finished.stderr_text) == (run is together)
     assert (together / "results.json").read_text() == (alone / "results.json").read_text()
-    values, expected = measured(together), measured(alone)
+    values, expected = small_runs.step_metrics(together), small_runs.step_metrics(alone)
     assert values.keys() == expected.keys() == set(range(1, 61))
     for step, (loss, norm) in expected.items():
         assert values[step] == [pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)]
@@ -159,11 +102,11 @@ def test_two_processes_stop_and_resume_together_and_one_device_finishes(photos_f
 @pytest.mark.slow
 def test_a_run_ends_when_one_of_its_processes_is_killed(photos_folder, tmp_path):
     long = ["train.total_steps=100000", "eval.every=0", "run.log_every=1"]
-    processes = Processes(photos_folder, tmp_path / "run", *long)
+    processes = ProcessPair(photos_folder, tmp_path / "run", *long)
     processes.wait_for_a_step()
-    processes.all[1].kill()
+    processes.processes[1].kill()
     started = time.monotonic()
-    (status, _, errors), _ = processes.wait()
+    (status, _, errors), _ = processes.wait_for_both()
     assert time.monotonic() - started < 20
     assert status == 75, errors
     assert errors.splitlines()[-1] == (
@@ -173,8 +116,8 @@ def test_a_run_ends_when_one_of_its_processes_is_killed(photos_folder, tmp_path)
 
 
 def test_a_user_error_in_one_process_ends_all_without_a_retry(photos_folder, tmp_path):
-    processes = Processes(photos_folder, tmp_path / "run", second_only=["seed=7"])
-    (status, _, errors), (other_status, _, other_errors) = processes.wait()
+    processes = ProcessPair(photos_folder, tmp_path / "run", second_overrides=["seed=7"])
+    (status, _, errors), (other_status, _, other_errors) = processes.wait_for_both()
     assert (status, other_status) == (1, 1)
     assert "process 1 of 2 failed, see its own output" in errors
     assert (

@@ -1,4 +1,4 @@
-"""The benchmark as a user types it, beside its peers."""
+"""The benchmark command, compared with other libraries."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from hypjax.benchmarks.loss import gradient
 from hypjax.training import optim
 
-WORKS = {"loss": 6, "retrieval": 9, "input": 7, "train": 4}
+TASKS = {"loss": 6, "retrieval": 9, "input": 7, "train": 4}
 
 
 def run(tmp_path, *arguments):
@@ -27,17 +27,17 @@ def run(tmp_path, *arguments):
     )
 
 
-def test_all_suites_beside_their_peers(tmp_path):
+def test_all_suites_compare_with_other_libraries(tmp_path):
     for peer in ("faiss", "torch", "torchvision"):
         pytest.importorskip(peer, reason=f"needs the parity extra: {peer}")
     done = run(tmp_path, "all", "--quick")
     assert done.returncode == 0, done.stderr
     written = json.loads((tmp_path / "benchmark.json").read_text())
     assert written["machine"]["versions"]["jax"]
-    for suite, works in WORKS.items():
-        assert len(written[suite]) == works
-        for work in written[suite]:
-            assert work["ratio"] > 0 and work["name"] in done.stdout
+    for suite, count in TASKS.items():
+        assert len(written[suite]) == count
+        for task in written[suite]:
+            assert task["ratio"] > 0 and task["name"] in done.stdout
 
 
 @pytest.mark.parametrize(("classes", "samples"), [(12, 2), (5, 4)])
@@ -69,7 +69,7 @@ def test_the_peer_trains_the_same_parameters():
     assert (theirs._head.weight != before).any()
 
 
-def test_mistakes_are_answered_in_one_sentence(tmp_path):
+def test_an_unknown_suite_is_refused_in_one_sentence(tmp_path):
     done = run(tmp_path, "retrival")
     assert done.returncode == 1
     assert done.stderr == (

@@ -14,6 +14,7 @@ from hypjax.errors import UserError
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.checksums import checksum
 from tests.helpers import small_runs
+from tests.helpers.system_limits import small_disk
 
 
 def state(value, size=1000):
@@ -27,19 +28,6 @@ def save(checkpoints, step, score=None, size=1000):
 
 def on_disk(path):
     return sorted(int(folder.name) for folder in path.iterdir() if folder.name.isdigit())
-
-
-@contextlib.contextmanager
-def small_disk(path, size):
-    """Mounts a small file system."""
-    path.mkdir(exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("file systems cannot be mounted here")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 def test_the_latest_two_and_the_best_are_kept(tmp_path):

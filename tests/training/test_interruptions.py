@@ -1,4 +1,4 @@
-"""Runs that are killed or interrupted, and typed again."""
+"""Runs that are killed or interrupted, then resumed."""
 
 import os
 import pathlib
@@ -16,13 +16,13 @@ from hypjax import train
 from tests.helpers import small_runs
 
 KILLS = int(os.environ.get("HYPJAX_TEST_KILLS", "10"))
-# Without a schedule one compiled step serves runs of all lengths.
+# With a constant schedule, runs of all lengths share one compiled step.
 FLAT = ["optim.schedule=constant", "eval.every=0"]
 STEADY = ["train.total_steps=16", "run.checkpoint_every=1", "optim.learning_rate=1e-3"]
 
 
 def saved_arrays(run: pathlib.Path) -> dict:
-    """All arrays of a run's last checkpoint."""
+    """Returns all arrays of a run's last checkpoint by path."""
     last = max((run / "checkpoints").iterdir(), key=lambda folder: int(folder.name))
     with ocp.StandardCheckpointer() as reader:
         trees = {item: reader.restore(last / item) for item in ("model", "training")}
@@ -37,18 +37,18 @@ def assert_same_run(run: pathlib.Path, other: pathlib.Path) -> None:
         np.testing.assert_array_equal(array, others[name], err_msg=name)
 
 
-def kill_while_saving(process, run: pathlib.Path, sightings: int) -> None:
-    """Kills a process once it has been seen saving some times."""
+def kill_while_saving(process, run: pathlib.Path, saves: int) -> None:
+    """Kills a process after seeing the given number of saves in progress."""
     seen = set()
-    while process.poll() is None and len(seen) < sightings:
+    while process.poll() is None and len(seen) < saves:
         seen |= {path.name for path in run.glob("checkpoints/*tmp*")}
         time.sleep(0.001)
     process.kill()
 
 
 @pytest.mark.slow
-def test_a_run_killed_again_and_again_ends_as_an_undisturbed_one(photos_folder, tmp_path):
-    """Every other kill comes while a state is being saved."""
+def test_a_run_killed_repeatedly_ends_like_an_undisturbed_one(photos_folder, tmp_path):
+    """Every second kill comes during a save."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     undisturbed = small_runs.run(photos_folder, whole, *STEADY)
     assert undisturbed.returncode == 0, undisturbed.stderr_text
@@ -73,13 +73,13 @@ def test_a_run_killed_again_and_again_ends_as_an_undisturbed_one(photos_folder, 
 
 
 def wait_for_steps(process, run: pathlib.Path) -> None:
-    """Waits until a process has done some steps."""
+    """Waits until a process has logged its first steps."""
     metrics = run / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and "loss" in metrics.read_text()):
         time.sleep(0.01)
 
 
-def test_an_interrupt_saves_first_and_says_how_to_go_on(photos_folder, tmp_path):
+def test_an_interrupt_saves_first_and_says_how_to_resume(photos_folder, tmp_path):
     long = [*FLAT, "train.total_steps=3000", "run.checkpoint_every=3000"]
     process = small_runs.start(photos_folder, tmp_path, *long)
     wait_for_steps(process, tmp_path)
@@ -94,8 +94,8 @@ def test_an_interrupt_saves_first_and_says_how_to_go_on(photos_folder, tmp_path)
     )
 
 
-def test_photos_that_stall_end_the_run_which_goes_on_later(photos_folder, tmp_path):
-    """As where a file system is gone: to open a pipe that nobody writes to never ends."""
+def test_photos_that_stall_end_the_run_which_can_resume(photos_folder, tmp_path):
+    """Opening a pipe without a writer blocks forever, as on a lost network file system."""
     steps = [*FLAT, "train.total_steps=400", "run.checkpoint_every=400"]
     folder, run = tmp_path / "photos", tmp_path / "run"
     shutil.copytree(photos_folder, folder)
@@ -116,7 +116,7 @@ def test_photos_that_stall_end_the_run_which_goes_on_later(photos_folder, tmp_pa
 
 
 def ends(group: int) -> bool:
-    """Whether the last process of a group ends within some seconds."""
+    """Whether all processes of a group end within ten seconds."""
     for _ in range(100):
         try:
             os.killpg(group, 0)
@@ -128,7 +128,7 @@ def ends(group: int) -> bool:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_signals_reach_the_run_and_not_its_workers(photos_folder, tmp_path, number, status):
-    """A terminal sends an interrupt to all processes of a command; no other one is left over."""
+    """A terminal sends an interrupt to all processes of a command; none may survive."""
     long = [*FLAT, "train.total_steps=30000", "run.checkpoint_every=30000", "run.workers=1"]
     process = small_runs.start(photos_folder, tmp_path, *long, start_new_session=True)
     wait_for_steps(process, tmp_path)
@@ -137,4 +137,4 @@ def test_signals_reach_the_run_and_not_its_workers(photos_folder, tmp_path, numb
     assert process.returncode == status
     assert "is saved, and the same command resumes from there" in printed
     assert "Traceback" not in printed and "leaked" not in printed
-    assert ends(process.pid), "a process is left over"
+    assert ends(process.pid), "a process survived"

@@ -1,4 +1,4 @@
-"""Programs compiled for a slice of eight TPUs, which need not be there."""
+"""Programs compiled for a slice of eight TPUs, which need not exist."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def slice_of_eight():
 
 @pytest.fixture(scope="module")
 def config():
-    """A small relative of the recipe for SOP: bfloat16, 2 images of each class."""
+    """A small version of the recipe for SOP: bfloat16, 2 images of each class."""
     config = default_config()
     with config.unlocked():
         sizes = {"patch_size": 16, "width": 64, "depth": 1, "num_heads": 2, "architecture": "vit"}
@@ -31,7 +31,7 @@ def config():
 
 
 def test_a_step_exchanges_embeddings_and_gradients_once_and_rounds_nothing(slice_of_eight, config):
-    """236 images are filled up to 240; what is outside the encoder is float32 throughout."""
+    """236 images are padded to 240; everything outside the encoder is float32."""
     mesh = parallel.create_mesh((-1, 1), slice_of_eight)
     program = programs.compiled_step(config, mesh)
     assert program.collectives == ["all-gather f32", "all-reduce f32"]
@@ -44,24 +44,24 @@ def test_a_step_exchanges_embeddings_and_gradients_once_and_rounds_nothing(slice
 
 def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
     program = programs.compiled_embedding(config, parallel.create_mesh((-1, 1), slice_of_eight))
-    assert program.collectives == ["all-gather f32"] * 2  # Of head and encoder.
+    assert program.collectives == ["all-gather f32"] * 2  # One each for head and encoder.
     assert program.rounded == []
 
 
 def test_ranks_of_60502_queries_compile_and_round_nothing(slice_of_eight):
-    """Stanford Online Products' test half, on all devices."""
+    """The test split of Stanford Online Products, on all devices."""
     mesh = Mesh(slice_of_eight, ranks._AXIS)
     size, tiles = 30 * 2048, 64
     number = jax.ShapeDtypeStruct((size,), jnp.int32)
     score = jax.ShapeDtypeStruct((size,), jnp.float32)
     vector = jax.ShapeDtypeStruct((size, 129), jnp.float32)
     points = ranks._Points(vector, vector, score, number, number)
-    share = jax.ShapeDtypeStruct((8, tiles), jnp.int32)
-    dealt = ranks._Tiles(share, share, jax.ShapeDtypeStruct((8,), jnp.int32))
+    indices = jax.ShapeDtypeStruct((8, tiles), jnp.int32)
+    assigned = ranks._Tiles(indices, indices, jax.ShapeDtypeStruct((8,), jnp.int32))
     nearest = ranks._Nearest(score, number)
-    found = ranks._nearest_matches(mesh, True).lower(points, points, dealt)
-    counted = ranks._ranks(mesh, True).lower(points, points, nearest, dealt, dealt)
+    found = ranks._nearest_matches(mesh, True).lower(points, points, assigned)
+    counted = ranks._ranks(mesh, True).lower(points, points, nearest, assigned, assigned)
     for lowered in (found, counted):
-        program = programs.described(lowered)
+        program = programs.describe(lowered)
         assert program.rounded == []
         assert program.temporary < 2**30

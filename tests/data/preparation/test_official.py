@@ -23,7 +23,7 @@ from hypjax.data.preparation.registry import OFFICIAL_DATASETS
 from hypjax.errors import UserError
 from tests.helpers import official_files as disk
 from tests.helpers import small_runs
-from tests.runs.test_checkpoints import small_disk
+from tests.helpers.system_limits import small_disk
 
 WRITERS = {
     "cub200": disk.write_cub,

@@ -29,8 +29,7 @@ from hypjax.data.preparation.prepare import open_builder, prepare
 from hypjax.errors import UserError
 from hypjax.system import console
 from tests.helpers import official_files
-from tests.runs.test_checkpoints import small_disk
-from tests.test_mistakes import open_folder, ordinary_user  # noqa: F401
+from tests.helpers.system_limits import ordinary_user, small_disk
 
 FIRST, SECOND = (f"images/001.Bird_1/Bird_1_000{i}.jpg" for i in range(2))
 
@@ -217,7 +216,7 @@ def test_a_dataset_of_only_broken_images_is_rejected(tmp_path, cub):
     assert left(tmp_path / "data") == []
 
 
-def test_files_without_read_permission_are_named(open_folder, complete, capsys):  # noqa: F811
+def test_files_without_read_permission_are_named(open_folder, complete, capsys):
     complete("cub200", official_files.write_cub(open_folder / "files"))
     (open_folder / "files/CUB_200_2011" / FIRST).chmod(0)
     (open_folder / "data").mkdir()
@@ -227,7 +226,7 @@ def test_files_without_read_permission_are_named(open_folder, complete, capsys):
     assert f"cannot read {FIRST} (Permission denied)" in capsys.readouterr().err
 
 
-def test_a_folder_without_write_permission_is_named(open_folder, complete):  # noqa: F811
+def test_a_folder_without_write_permission_is_named(open_folder, complete):
     complete("cub200", official_files.write_cub(open_folder / "files"))
     with ordinary_user(), pytest.raises(UserError) as error:
         prepared(open_folder)

@@ -1,0 +1,61 @@
+"""Command modules and what they share: each parses its own flags, all in one process."""
+
+import copy
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from hypjax import command
+from hypjax.errors import UserError
+from tests.helpers import commands
+
+ALL = ("benchmark", "compare", "convert", "embed", "export", "hyperbolicity") + (
+    *("main", "prepare", "search"),
+)
+
+
+def test_all_commands_are_found():
+    assert commands.names() == list(ALL)
+
+
+def test_one_process_imports_all_commands_without_touching_global_flags(repository):
+    imports = "".join(f"import hypjax.{name}\n" for name in ALL)
+    program = f"from absl import flags\n{imports}assert 'workdir' not in flags.FLAGS\n"
+    subprocess.run([sys.executable, "-c", program], cwd=repository, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_unknown_flag_is_refused(name):
+    module = importlib.import_module(f"hypjax.{name}")
+    with pytest.raises(UserError, match=r"^unknown flag --outputs \(--help lists the flags\)$"):
+        command.parse([name, "--outputs=x"], copy.deepcopy(module.FLAGS))
+
+
+def test_flags_overrides_and_words_are_separated():
+    module = importlib.import_module("hypjax.benchmark")
+    flag_values = copy.deepcopy(module.FLAGS)
+    argv = ["benchmark", "job", "--quick", "--config.run.microbatch=5", "--showprefixforinfo"]
+    assert command.parse(argv, flag_values, module.CHOICES) == [["run.microbatch=5"], "job"]
+    assert flag_values.quick and not module.FLAGS["quick"].present
+    assert command.parse(["benchmark"], flag_values, module.CHOICES) == [[], None]
+    with pytest.raises(UserError, match="^'jobs' is not one of loss, "):
+        command.parse(["benchmark", "jobs"], flag_values, module.CHOICES)
+    with pytest.raises(UserError, match="^unexpected argument 'job'"):
+        command.parse(["benchmark", "job"], flag_values)
+
+
+@pytest.mark.parametrize("flag", ["--help", "--helpfull"])
+def test_help_shows_the_flags_of_the_command_alone(repository, flag):
+    done = subprocess.run(
+        [sys.executable, "-m", "hypjax.convert", flag],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and not done.stderr
+    assert "hypjax.convert --workdir=runs/a" in done.stdout
+    assert "--output: File to write" in done.stdout and "--config:" not in done.stdout
+    assert ("--verbosity" in done.stdout) == (flag == "--helpfull")

@@ -1,0 +1,92 @@
+"""The commands, flags and fields that README.md, docs/ and the launch scripts show exist."""
+
+import pathlib
+
+import pytest
+
+from tests.helpers import commands
+from tests.helpers.commands import REPOSITORY
+
+PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
+
+
+@pytest.fixture(autouse=True)
+def in_repository(monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=str(page.relative_to(REPOSITORY))) for page in sorted(PAGES)]
+)
+def test_what_a_page_shows_exists(page):
+    assert commands.problems(page.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "script", sorted((REPOSITORY / "launch").iterdir()), ids=lambda script: script.name
+)
+def test_what_the_comments_of_a_script_show_exists(script):
+    comments = [line for line in script.read_text().splitlines() if line.startswith("#")]
+    shown = "\n".join(line.removeprefix("#").strip() for line in comments)
+    assert commands.problems(f"```\n{shown}\n```\n") == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "problem"),
+    [
+        ("python -m hypjax.main --confg=configs/glyphs.py", "unknown flag --confg"),
+        ("python -m hypjax.train", "there is no command hypjax.train"),
+        ("python -m hypjax.main --config=configs/none.py", "no configuration file"),
+        ("python -m hypjax.main --config=configs/cub.py:hyp-none", "unknown variant"),
+        (
+            "pip install x && python -m hypjax.main --config=configs/cub.py \\\n"
+            "    --config.train.batch_siz=2  # too few",
+            "unknown field config.train.batch_siz",
+        ),
+        (
+            "python -m hypjax.main --config=configs/cub.py --config.train.batch_size=two",
+            "config.train.batch_size is 'two'",
+        ),
+        ("python -m hypjax.main --config=... --config.run.cach=host", "unknown field"),
+        ("python -m hypjax.benchmark jobs", "'jobs' is not one of"),
+        ("launch/cpus.sh --config=configs/cub.py", "there is no launch/cpus.sh"),
+        ("A=1 launch/until_done.sh launch/gpus.sh --conf=configs/cub.py", "unknown flag --conf"),
+        ("launch/tpu_vm.sh tpu zone --modes=train", "unknown flag --modes"),
+        ("launch/sweep.sh configs/cub.py objective.c 0.1 x", "config.objective.c is 'x'"),
+    ],
+)
+def test_what_does_not_exist_is_found(shown, problem):
+    (found,) = commands.problems(f"# Title\n\n```bash\n{shown}\n```\n")
+    assert problem in found
+    if "\n" not in shown:
+        assert problem in commands.problems(f"See `{shown}`.")[0]
+
+
+@pytest.mark.parametrize(
+    ("span", "problem"),
+    [
+        ("`run.cached`", "unknown field config.run.cached"),
+        ("`train.batch_size`, `.samples`", "unknown field config.train.samples"),
+        ("`--exports=faiss`", "no command has the flag --exports"),
+        ("`--config.run.cache=disk`", "config.run.cache is 'disk'"),
+        ("`main --config=configs/cub.py --mod=evaluate`", "unknown flag --mod"),
+    ],
+)
+def test_fields_and_flags_in_inline_code_are_found(span, problem):
+    (found,) = commands.problems(f"| {span} | words |")
+    assert problem in found
+
+
+def test_what_exists_is_no_problem():
+    page = pathlib.Path(__file__).name + "\n".join(
+        [
+            "`train.py`, `run.json`, `optim.*`, `--config.data.stored_side=N`, `--config.FIELD=X`",
+            "`launch/tpu_vm.sh my-tpu us-west4-a stop`, `python -m hypjax.embed --help`",
+            "```",
+            "$ python -m hypjax.main --config=configs/my_photos.py --workdir=DIR ...",
+            "$ python -m hypjax.main --config=configs/cub.py --config.train.total_step=1",
+            "error: unknown field config.train.total_step; did you mean train.total_steps?",
+            "```",
+        ]
+    )
+    assert commands.problems(page) == []
