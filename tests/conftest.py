@@ -97,3 +97,16 @@ def caches(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
         yield
+
+
+@pytest.fixture
+def load_glyphs(repository, data_dir):
+    """Loads configs/glyphs.py, with a tiny model and few steps."""
+    from hypjax.config import load_config
+    from tests.helpers.small_runs import SHORT_GLYPHS
+
+    def load(*overrides, variant="hyp"):
+        spec = str(repository / f"configs/glyphs.py:{variant}")
+        return load_config(spec, [*SHORT_GLYPHS, f"run.data_dir={data_dir}", *overrides])
+
+    return load

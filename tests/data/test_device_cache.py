@@ -202,7 +202,7 @@ def test_impossible_settings_are_rejected(photos_folder, tmp_path, monkeypatch):
         UserError, match="data.stored_side is '1.5'; it must be a whole number, or N"
     ):
         small_runs.load(photos_folder, "run.cache=device", "data.stored_side=1.5")
-    with pytest.raises(UserError, match="run.cache is 'device'; it must be none where data.decode"):
+    with pytest.raises(UserError, match="run.cache is 'device'; it must be none if data.decode"):
         small_runs.load(photos_folder, "run.cache=device", "data.decoder=fast")
     config = small_runs.load(photos_folder, "run.cache=device")
     decoded = []

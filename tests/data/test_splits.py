@@ -7,13 +7,12 @@ import pytest
 
 from hypjax import train
 from hypjax.config import load_config
-from hypjax.data.dataset import Dataset
 from hypjax.data.plans import DrawnClassPlans, EpochClassPlans
 from hypjax.data.preparation.prepare import prepare
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
-from hypjax.evaluate import Evaluator, evaluate
-from hypjax.geometry import Sphere
+from hypjax.evaluate import evaluate
+from hypjax.inference.evaluator import create_evaluator
 from hypjax.training.setup import create_plans
 from tests.helpers import official_files as disk
 from tests.helpers import small_runs
@@ -164,16 +163,17 @@ def test_queries_without_a_match_are_left_out_and_counted(tmp_path, repository):
     splits = open_splits(config)
     assert (len(splits.test), len(splits.gallery)) == (3, 4)
 
-    class Stub(Evaluator):
-        def points(self, params, dataset: Dataset):
-            points = np.eye(8)[dataset.labels]  # Each class has its own point,
-            if dataset is splits.test:
-                points[dataset.labels == max(dataset.labels)] = np.eye(8)[min(dataset.labels)]
-            return dict.fromkeys(("head", "encoder"), points)
+    def points(params, dataset):
+        points = np.eye(8)[dataset.labels]  # Each class has its own point,
+        if dataset is splits.test:
+            points[dataset.labels == max(dataset.labels)] = np.eye(8)[min(dataset.labels)]
+        return {"encoder": points}
 
+    evaluator = create_evaluator(config, parts=["encoder"])
+    evaluator.points = points
     with pytest.warns(UserWarning, match="1 of 3 queries"):
-        recalls = Stub(config, Sphere()).recalls(None, splits.test, splits.gallery)
-    assert recalls["head"]["recall@1"] == 1 / 2  # but one query is at the point of another class.
+        scores = evaluator.scores(None, splits.test, splits.gallery)
+    assert scores["encoder"]["recall@1"] == 1 / 2  # but one query is at the point of another class.
 
 
 def test_cached_runs_see_the_same_pixels_and_store_them_once(tmp_path, repository, monkeypatch):

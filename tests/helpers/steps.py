@@ -1,0 +1,58 @@
+"""Train steps on small batches of random images, and their lowered programs."""
+
+import re
+
+import jax
+import numpy as np
+
+from hypjax import parallel
+from hypjax.objectives import Spec
+from hypjax.training.learner import build_learner
+from hypjax.training.step import create_state, jit_train_step, make_train_step
+from hypjax.types import Batch
+
+_PRODUCT = r"stablehlo\.(dot_general|convolution)\b"
+
+
+def learner_of(config):
+    return build_learner(config, parallel.create_mesh((1, 1)))
+
+
+def start(config):
+    learner = learner_of(config)
+    state = create_state(learner, Spec(12, 2, config.model.width, config.model.head_dim, 100))
+    state = parallel.place(state, parallel.parameter_shardings(learner.mesh, state))
+    return state, jit_train_step(make_train_step(learner), learner.mesh, state)
+
+
+def random_batch(seed=0, size=24):
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(size // 2, dtype=np.int32), 2)
+    pixels = rng.integers(0, 256, (size, 32, 32, 1), dtype=np.uint8)
+    ids = np.arange(size, dtype=np.int32)
+    return jax.device_put(Batch(pixels, labels, ids, np.zeros(size, bool)))
+
+
+def leaves(tree):
+    return {
+        jax.tree_util.keystr(k): np.asarray(v) for k, v in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def float32_products(lowered):
+    """The precision of each product with a float32 factor in a lowered program.
+
+    Attention's own products of bfloat16 queries, keys and values ask for bfloat16 by name, also
+    where their gradients arrive in float32; they belong to the encoder and are left out.
+    """
+    text = lowered.as_text()
+    products = [line for line in text.splitlines() if re.search(_PRODUCT, line)]
+    single = [line for line in products if "f32" in re.search(r": \(([^)]*)\)", line)[1]]
+    attention = ("batching_dims = [0, 1]", "lhs_precision_type = bf16")
+    others = [line for line in single if not all(mark in line for mark in attention)]
+    return [re.search(r"precision = \[(\w+), (\w+)\]", line) or line for line in others]
+
+
+def lower(function, *args, **kwargs):
+    """Lowers for an accelerator, where precision matters."""
+    return jax.jit(function).trace(*args, **kwargs).lower(lowering_platforms=("tpu",))

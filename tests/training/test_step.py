@@ -1,0 +1,94 @@
+"""What a train step changes, and what it compiles to."""
+
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from hypjax.geometry import Sphere
+from hypjax.inference.embedding import embed_function
+from hypjax.training.step import make_train_step
+from tests.helpers.steps import float32_products, learner_of, leaves, lower, random_batch, start
+
+
+def test_frozen_groups_stay_bit_identical_and_all_else_moves(load_glyphs):
+    state, step = start(
+        load_glyphs(
+            "optim.frozen=patch_projection,head", "optim.schedule=constant", "optim.warmup_steps=0"
+        )
+    )
+    before = leaves(state.params)
+    for i in range(3):
+        state, _ = step(state, random_batch(i))
+    for name, after in leaves(state.params).items():
+        held = "patch_embed" in name or "'head'" in name
+        assert held == np.array_equal(after, before[name]), name
+
+
+def test_an_update_is_adamw_on_the_clipped_gradient_of_the_trained_parameters(load_glyphs):
+    """One step beside AdamW written out: clip by the global norm, decay everything, decoupled."""
+    clip, decay, rate, eps = 0.01, 0.3, 0.01, 1e-4
+    config = load_glyphs(
+        *("optim.schedule=constant", "optim.warmup_steps=0", "optim.frozen=patch_projection"),
+        *(f"optim.clip_norm={clip}", f"optim.weight_decay={decay}"),
+        *(f"optim.learning_rate={rate}", f"optim.eps={eps}"),
+    )
+    state, step = start(config)
+    learner = learner_of(config)
+    batch = random_batch()
+
+    def loss_of(params):
+        images = (batch.images / 255 - config.data.mean[0]) / config.data.std[0]
+        outputs = learner.model.apply({"params": params["model"]}, images)
+        return learner.objective.loss({}, {}, outputs, None, batch, jax.random.key(0))[0]
+
+    gradient = jax.jit(jax.grad(loss_of))(state.params)["model"]
+    before = leaves(jax.device_get(state.params["model"]))
+    everything = optax.tree.norm(gradient)
+    del gradient["encoder"]["patch_embed"]
+    norm = optax.tree.norm(gradient)
+    assert everything > 1.002 * norm > 100 * clip
+    state, metrics = step(state, batch)
+    np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-4)
+    after = leaves(state.params["model"])
+    moments = leaves(optax.tree.get(state.opt_state, "mu")["model"])
+    assert moments.keys() == leaves(gradient).keys()
+    for name, g in leaves(gradient).items():
+        clipped = g * clip / norm
+        np.testing.assert_allclose(moments[name], 0.1 * clipped, rtol=1e-3, atol=1e-8)
+        moved = rate * (clipped / (np.abs(clipped) + eps) + decay * before[name])
+        np.testing.assert_allclose(after[name], before[name] - moved, rtol=1e-4, atol=1e-5)
+
+
+def test_the_step_compiles_once_and_reuses_its_state(load_glyphs):
+    state, step = start(load_glyphs())
+    kernel, batch = state.params["model"]["head"]["kernel"], random_batch()
+    state, _ = step(state, batch)
+    assert kernel.is_deleted()
+    with jax.transfer_guard_host_to_device("disallow"):
+        for _ in range(3):
+            state, _ = step(state, batch)
+    assert step._cache_size() == 1
+
+
+@pytest.mark.parametrize("variant", ["hyp", "sph"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
+    config = load_glyphs(f"model.precision={precision}", variant=variant)
+    learner = learner_of(config)
+    state, _ = start(config)
+    step = make_train_step(learner)
+    spaces = {"head": learner.objective.score_space, "encoder": Sphere()}
+    embed = embed_function(learner.model, learner.pixel_scaling, spaces)
+    programs = {
+        "train": lower(step, state, random_batch()),
+        "embed": lower(embed, state.params["model"], random_batch().images),
+    }
+    for name, program in programs.items():
+        found = float32_products(program)
+        assert found, name
+        for product in found:
+            assert isinstance(product, re.Match), f"{name}: {product}"
+            assert product.groups() == ("HIGHEST", "HIGHEST"), f"{name}: {product.string}"
