@@ -147,7 +147,7 @@ def loss_and_gradient(
 
 
 @dataclasses.dataclass
-class Trainer:
+class TorchTrainer:
     """timm's encoder with a head, trained with fused AdamW on `loss_by_product`.
 
     Attributes:

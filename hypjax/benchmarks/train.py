@@ -102,7 +102,7 @@ def _peers(config: ConfigDict) -> Iterator[tuple[Any, str]]:
         yield None, "memory for torch: set XLA_PYTHON_CLIENT_PREALLOCATE=false"
     else:
         for compiled in (False, True):
-            peer = torch_peers.Trainer(config, compiled)
+            peer = torch_peers.TorchTrainer(config, compiled)
             yield peer, peer.name
             del peer
             torch.cuda.empty_cache()

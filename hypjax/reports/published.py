@@ -23,7 +23,7 @@ _SPELLED = {"hyp": "Hyp", "sph": "Sph", "vit": "ViT", "deit": "DeiT", "dino": "D
 _ENCODER_DIM = 384
 
 
-class Row(NamedTuple):
+class PublishedRow(NamedTuple):
     """One row of a published table, for one dataset.
 
     Attributes:
@@ -127,7 +127,7 @@ def _spell(method: str) -> str:
     return f"{spelled} {change}".strip().replace("pretrained-", "pretrained ")
 
 
-def _find(config: ConfigDict, part: str, pretrained: bool) -> tuple[str, Row] | None:
+def _find(config: ConfigDict, part: str, pretrained: bool) -> tuple[str, PublishedRow] | None:
     """Returns a configuration's method as the tables name it, and its row."""
     encoder = _encoder(config)
     if encoder is None:
@@ -188,14 +188,14 @@ def _trained_methods(config: ConfigDict, encoder: str) -> list[str]:
 
 
 @functools.cache
-def _rows() -> dict[tuple[str, str, str], Row]:
+def _rows() -> dict[tuple[str, str, str], PublishedRow]:
     """The rows of all tables by dataset, part of the model, and method."""
-    rows: dict[tuple[str, str, str], Row] = {}
+    rows: dict[tuple[str, str, str], PublishedRow] = {}
     with (importlib.resources.files("hypjax.reports") / "published.csv").open() as file:
         for line in csv.DictReader(file):
             part = "encoder" if line["dim"] == str(_ENCODER_DIM) else "head"
             key = line["dataset"], part, line["method"]
-            row = rows.setdefault(key, Row(line["paper"], line["table"], {}))
+            row = rows.setdefault(key, PublishedRow(line["paper"], line["table"], {}))
             percent = line["metric"] != "relative_delta"
             row.scores[line["metric"]] = float(line["value"]) / (100 if percent else 1)
     return rows

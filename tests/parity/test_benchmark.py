@@ -62,7 +62,7 @@ def test_the_peer_trains_the_same_parameters():
     config = train._config(train._QUICK[0], on_cpu=True)
     ours = train.Trainer(config)
     trained, _ = optim.split_frozen(ours._state.params, config.optim.frozen)
-    theirs = torch_peers.Trainer(config, compiled=False)
+    theirs = torch_peers.TorchTrainer(config, compiled=False)
     assert sum(x.size for x in jax.tree.leaves(trained)) == sum(x.numel() for x in theirs._trained)
     before = theirs._head.weight.detach().clone()
     theirs.train(1)
