@@ -18,6 +18,7 @@ from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import Sphere
 from hypjax.inference.evaluator import create_evaluator
+from hypjax.monitoring.monitor import Monitor
 from hypjax.retrieval import recall_at_k
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_picture, write_pictures, write_table
@@ -230,7 +231,7 @@ def test_real_photos_train_resume_and_are_evaluated(tmp_path):
         pytest.skip("the photos of shared/data are not here")
     settings = ["data.test_classes=2", "data.validation_classes=0", "train.batch_size=4"]
     config = small_runs.load(pictures, *settings, "train.total_steps=6")
-    report = train.Monitor.report
+    report = Monitor.report
 
     def interrupted(self, step):
         report(self, step)
@@ -238,7 +239,7 @@ def test_real_photos_train_resume_and_are_evaluated(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train.Monitor, "report", interrupted)
+        patch.setattr(Monitor, "report", interrupted)
         train.train_and_evaluate(config, tmp_path)
     results = train.train_and_evaluate(config, tmp_path)
     assert evaluate(config, tmp_path) == {"final": results["final"]}
