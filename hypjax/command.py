@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from hypjax import errors
-from hypjax.parallel import watchdog
-from hypjax.system import exits, interrupts
+from hypjax.system import exits, interrupts, watchdog
 
 _OVERRIDE = "--config."
 

@@ -18,7 +18,7 @@ from hypjax.training.input import open_input
 from hypjax.training.loop import Timers, create_loop, create_monitor
 from hypjax.training.results import collect_results, print_results, write_times
 from hypjax.training.setup import build, circumstances, shared_fields
-from hypjax.training.states import begin, save, starting_encoder
+from hypjax.training.states import begin, save, score_untrained, starting_encoder
 from hypjax.training.step import jit_train_step, make_train_step
 from hypjax.types import Workers
 
@@ -53,7 +53,7 @@ def train_and_evaluate(
     """
     stopwatch = Stopwatch(launched)
     validate(config)
-    first_process, total = processes.is_first(), config.train.total_steps
+    total = config.train.total_steps
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     run = SharedRun(workdir, config)
     if (results := run.results) is not None:
@@ -63,7 +63,7 @@ def train_and_evaluate(
             console.warn("nothing is left to trace")
         return results
     require_wandb(config)
-    trace = Trace(run.path / "profile", profile if first_process else None, total)
+    trace = Trace(run.path / "profile", profile if processes.is_first() else None, total)
     timers = Timers(trace, stopwatch)
 
     setup = build(config)
@@ -74,8 +74,9 @@ def train_and_evaluate(
     encoder = None if run.has_checkpoint else starting_encoder(config, learner)
 
     with run.claimed(facts) as checkpoints:
-        state, measured = begin(config, setup, checkpoints, encoder, stopwatch)
+        state, measured = begin(config, setup, checkpoints, encoder)
         del encoder
+        measured = measured or score_untrained(setup, state, stopwatch)
         steps = range(int(state.step), total)
         batches, store = open_input(setup, steps, Workers.of(config.run))
         monitor = create_monitor(config, setup, steps, run.path, checkpoints, timers)
@@ -98,8 +99,7 @@ def train_and_evaluate(
         print_results(results, config)
         with stopwatch.part("saving"):
             run.require_last_state(checkpoints)
-        if first_process:
-            write_times(run.path, stopwatch, steps=len(steps))
+        write_times(run.path, stopwatch, steps=len(steps))
         run.write_results(results)
     print(f"results.json, metrics.jsonl and the models are in {run.location}")
     return results

@@ -23,6 +23,8 @@ def test_all_commands_are_found():
 def test_one_process_imports_all_commands_without_touching_global_flags(repository):
     imports = "".join(f"import hypjax.{name}\n" for name in ALL)
     program = f"from absl import flags\n{imports}assert 'workdir' not in flags.FLAGS\n"
+    # Importing JAX takes a second or more, and signals must have their exit statuses before.
+    program += "import sys; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=repository, check=True, timeout=60)
 
 

@@ -62,7 +62,7 @@ def relative_delta(
 ) -> Float[np.ndarray, " num_trials"]:
     """Relative δ of random samples of points: 2δ/diameter with Euclidean distances.
 
-    It is between 0 (a tree) and 1, and invariant to scaling and translation (Khrulkov et al.).
+    It is between 0 (a tree) and 1 (Khrulkov et al.), and invariant to scaling and translation.
 
     Args:
         points: Coordinates before any map into a hyperbolic space, [n, d], floating point.

@@ -17,7 +17,7 @@ from hypjax.geometry import poincare, products
 _BOUNDARY_MARGIN = 1e-6
 # Above this ‖x‖², the search terms of a point would overflow in float32.
 _MAX_SQUARE_NORM = 1e37
-# Largest error in the length of unit vectors that are rounded to bfloat16.
+# Tolerated error in the length of unit vectors, which admits those rounded to bfloat16.
 _LENGTH_TOLERANCE = 2**-7
 
 Role = Literal["query", "gallery"]
@@ -44,7 +44,7 @@ class SearchTerms(NamedTuple):
 class Space(Protocol):
     """Interface of a space, as losses, evaluation and search use it.
 
-    Points are float32 or float64, and results have their dtype. Only `check` raises errors.
+    Points are float32, or float64 where JAX has it enabled, and results have their dtype. Only `check` raises errors.
     """
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:

@@ -39,10 +39,11 @@ def find_hits(
     # Sorted by the distances shown: the search's products may order near-ties differently.
     order = np.argsort(distances, axis=1, kind="stable")
     distances, found = (np.take_along_axis(x, order, axis=1) for x in (distances, found))
+    classes = set(gallery.labels.tolist()) - {""}
     return [
         Hits(
             query=str(photo.path),
-            label=_label(photo, gallery, own[i]),
+            label=photo.label or _known_label(gallery, own[i]) or _folder_label(photo, classes),
             paths=gallery.ids[found[i]].tolist(),
             labels=gallery.labels[found[i]].tolist(),
             distances=distances[i].tolist(),
@@ -51,17 +52,12 @@ def find_hits(
     ]
 
 
-def _label(photo: Photo, gallery: Embeddings, own: int) -> str:
-    """A query's class, or '' if it is not known.
+def _known_label(gallery: Embeddings, own: int) -> str:
+    """The class of a query at this index in the gallery; '' if it is not there (-1)."""
+    return str(gallery.labels[own]) if own >= 0 else ""
 
-    Args:
-        photo: The query.
-        gallery: The gallery.
-        own: Index of the query in the gallery, or -1.
-    """
-    if photo.label:
-        return photo.label
-    if own >= 0 and gallery.labels[own]:
-        return str(gallery.labels[own])
+
+def _folder_label(photo: Photo, classes: set[str]) -> str:
+    """The name of a query's folder, if it names one of the classes, or else ''."""
     folder = photo.path.absolute().parent.name
-    return folder if folder in set(gallery.labels.tolist()) - {""} else ""
+    return folder if folder in classes else ""

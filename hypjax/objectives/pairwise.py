@@ -110,7 +110,7 @@ class PairwiseCrossEntropy:
         batch: Batch,
         key: PRNGKeyArray,
     ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
-        """Loss of a batch whose images are ordered by class, see `Objective.loss`."""
+        """Loss of a batch whose images are grouped by class, see `Objective.loss`."""
         del params, teacher, batch, key
         features = rearrange(outputs.projected, "(n k) d -> n k d", k=self.samples_per_class)
         points = _by_subset(self.space.embed(features))

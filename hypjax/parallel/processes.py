@@ -15,8 +15,7 @@ from jaxtyping import PyTree
 
 from hypjax import parallel
 from hypjax.errors import TRY_AGAIN, TryAgainError, UserError
-from hypjax.parallel import watchdog
-from hypjax.system import console, exits
+from hypjax.system import console, exits, watchdog
 
 _JOIN_TIMEOUT = 300  # Seconds.
 _UPLOAD_TIMEOUT = 24 * 3600  # Seconds that all wait at the end for the first to close its folder.

@@ -8,10 +8,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
-from hypjax.parallel import processes, watchdog
+from hypjax.parallel import processes
 from hypjax.runs.cloud_copy import LocalFolder, open_folder
 from hypjax.runs.shared_checkpoints import SharedCheckpoints
 from hypjax.runs.workdir import Workdir
+from hypjax.system import watchdog
 
 
 class SharedRun:

@@ -29,12 +29,12 @@ _STOPPING = "interrupted: finishing this step and saving; once more to stop at o
 
 
 class Cadence(NamedTuple):
-    """How often the loop does what it does besides training; 0 for never.
+    """How often the loop does what it does besides training.
 
     Attributes:
         total: Steps of the run.
         log: Steps between reports.
-        validate: Steps between evaluations on the validation classes.
+        validate: Steps between evaluations on the validation classes; 0 for the last step only.
         save: Steps between checkpoints.
     """
 

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from hypjax.data.dataset import Splits
 from hypjax.inference.evaluator import Evaluator
 from hypjax.monitoring.stopwatch import TIMES, Stopwatch
+from hypjax.parallel import processes
 from hypjax.reports import published
 from hypjax.reports.tables import format_results, noted, print_notes
 from hypjax.runs.shared_checkpoints import SharedCheckpoints
@@ -69,13 +70,15 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
 
 
 def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:
-    """Writes times.json and prints one line about where the time of this launch went.
+    """Writes times.json, in the first process, and says where the time of this launch went.
 
     Args:
         folder: The run's folder.
         stopwatch: The stopwatch of this launch.
         steps: Steps that this launch trained.
     """
+    if not processes.is_first():
+        return
     times = {
         "steps": steps,
         "seconds": {name: round(value, 3) for name, value in stopwatch.seconds().items()},

@@ -45,16 +45,17 @@ def begin(
     setup: Setup,
     checkpoints: SharedCheckpoints,
     encoder: PyTree | None,
-    stopwatch: Stopwatch,
-) -> tuple[TrainState, Measured]:
-    """Restores the run's latest state, or starts from the first one and scores it.
+) -> tuple[TrainState, Measured | None]:
+    """Restores the run's latest state and scores, or creates the first state.
 
     Args:
         config: The run's configuration.
         setup: The run.
         checkpoints: The run's checkpoints.
         encoder: Pretrained parameters of the encoder, if they are read already.
-        stopwatch: Counts the evaluation.
+
+    Returns:
+        The state, and the scores measured so far; None before the first step.
     """
     learner = setup.learner
     state = random_state(learner, setup.spec)
@@ -64,10 +65,14 @@ def begin(
         console.say(f"continuing after step {int(restored[0].step)}")
         return restored
     warn_of_frozen(state, learner.frozen, pretrained=config.model.weights is not None)
-    state = with_encoder(state, encoder or starting_encoder(config, learner))
+    return with_encoder(state, encoder or starting_encoder(config, learner)), None
+
+
+def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
+    """Scores the first state, and counts that as evaluation."""
     with stopwatch.part("evaluation"):
         scores = setup.evaluator.scores_of_splits(state.params["model"], setup.splits)
-    return state, Measured(untrained=scores)
+    return Measured(untrained=scores)
 
 
 def random_state(learner: Learner, spec: Spec) -> TrainState:
