@@ -5,15 +5,20 @@ python -m hypjax.compare --config=configs/cub.py --field=objective.c --value=0.1
 that differ in one field, in their default folders.
 """
 
+from __future__ import annotations
+
 import json
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from hypjax import command
 from hypjax.errors import UserError
-from hypjax.types import Recalls
+
+if TYPE_CHECKING:  # It imports JAX.
+    from hypjax.types import Recalls
 
 CHOICES = None  # Any folders.
 

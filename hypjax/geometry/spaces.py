@@ -44,7 +44,8 @@ class SearchTerms(NamedTuple):
 class Space(Protocol):
     """Interface of a space, as losses, evaluation and search use it.
 
-    Points are float32, or float64 where JAX has it enabled, and results have their dtype. Only `check` raises errors.
+    Points are float32, or float64 where JAX has it enabled, and results have their dtype. Only
+    `check` raises errors.
     """
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
