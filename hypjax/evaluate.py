@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import validate
 from hypjax.data.splits import open_splits
-from hypjax.inference.embedding import evaluation_input
+from hypjax.inference.datasets import evaluation_input
 from hypjax.inference.evaluator import check_depth, create_evaluator
 from hypjax.inference.weights import pretrained_encoder, restore_models
 from hypjax.models import Embedder, create_embedder, model_shapes

@@ -12,13 +12,8 @@ from hypjax import parallel
 from hypjax.data.dataset import Dataset, Splits
 from hypjax.errors import UserError
 from hypjax.geometry import Space, Sphere
-from hypjax.inference.embedding import (
-    EvaluationInput,
-    PixelScaling,
-    embed_dataset,
-    embed_function,
-    evaluation_input,
-)
+from hypjax.inference.datasets import EvaluationInput, embed_dataset, evaluation_input
+from hypjax.inference.embedding import PixelScaling, embed_function
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import create_objective
 from hypjax.parallel import processes

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from hypjax import parallel
 from hypjax.config import validate
 from hypjax.data.splits import open_splits
-from hypjax.inference.embedding import embed_dataset, evaluation_input
+from hypjax.inference.datasets import embed_dataset, evaluation_input
 from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import create_embedder
 from hypjax.models.normalize import normalize

@@ -18,7 +18,7 @@ from hypjax.data.plans import (
 )
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
-from hypjax.inference.embedding import evaluation_input
+from hypjax.inference.datasets import evaluation_input
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
 from hypjax.models import compute_dtype
 from hypjax.objectives import Spec
