@@ -1,10 +1,12 @@
 """Checks and preparation of points and labels, shared by all searches."""
 
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import SearchTerms, Space
@@ -46,6 +48,22 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
+def check_whole_number(name: str, value: object) -> int:
+    """Returns a whole number as a Python integer.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: The argument. 1.0 is not a whole number here: caches would take it for 1.
+
+    Raises:
+        UserError: It is not a whole number.
+    """
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise UserError(f"{name} is {value!r}; it must be a whole number") from error
+
+
 def check_points(
     queries: Float[ArrayLike, "n d"], gallery: Float[ArrayLike, "m d"]
 ) -> tuple[Float[np.ndarray | Array, "n d"], Float[np.ndarray | Array, "m d"]]:
@@ -72,9 +90,9 @@ def check_points(
 
 def check_labelled(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Int[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"],
     gallery: Float[ArrayLike, "m d"],
-    gallery_labels: Int[ArrayLike, " m"] | None,
+    gallery_labels: Shaped[ArrayLike, " m"] | None,
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
     """Checks points and labels, and renumbers the classes from 0.
 
@@ -82,7 +100,8 @@ def check_labelled(
         Class numbers of the queries [n] and the gallery [m], int32.
 
     Raises:
-        UserError: Shapes do not match, or labels are not whole numbers that fit into int64.
+        UserError: Shapes do not match, labels are neither whole numbers that fit into int64 nor
+            strings, or the labels of queries and gallery are of different kinds.
     """
     if gallery_labels is None:
         raise UserError("a gallery needs gallery_labels")
@@ -95,10 +114,16 @@ def check_labelled(
         labels = np.asarray(labels)
         if labels.shape != (len(points),):
             raise UserError(f"{name} has {len(points)} rows but labels of shape {labels.shape}")
-        if not np.issubdtype(labels.dtype, np.integer):
-            raise UserError(f"labels of the {name} must be whole numbers, got {labels.dtype}")
-        if labels.max() > np.iinfo(np.int64).max:
+        if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels):
+            labels = labels.astype(str)
+        if labels.dtype.kind not in "iuU":
+            raise UserError(
+                f"labels of the {name} must be whole numbers or strings, got {labels.dtype}"
+            )
+        if labels.dtype.kind == "u" and labels.max() > np.iinfo(np.int64).max:
             raise UserError(f"labels of the {name} must fit into int64, got {labels.max()}")
-        both.append(labels.astype(np.int64))
+        both.append(labels if labels.dtype.kind == "U" else labels.astype(np.int64))
+    if both[0].dtype.kind != both[1].dtype.kind:
+        raise UserError("labels of the queries and the gallery must both be numbers or strings")
     dense = np.unique(np.concatenate(both), return_inverse=True)[1].astype(np.int32)
     return dense[: len(queries)], dense[len(queries) :]

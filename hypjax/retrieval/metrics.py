@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
@@ -19,9 +19,9 @@ _MAX_ENTRIES = 2**24  # Largest number of neighbours in memory at once.
 
 def recall_at_k(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Int[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"],
     gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Int[ArrayLike, " m"] | None = None,
+    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
     *,
     ks: Sequence[int],
     space: Space,
@@ -30,10 +30,10 @@ def recall_at_k(
 
     Args:
         queries: Points of the space, [n, d].
-        query_labels: Class numbers of the queries, [n].
+        query_labels: Class numbers or names of the queries, [n].
         gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
             each query is excluded from its own results.
-        gallery_labels: Class numbers of the gallery, [m]; required if there is a gallery.
+        gallery_labels: Classes of the gallery, [m]; required if there is a gallery.
         ks: Numbers of neighbours K.
         space: Space that measures the distances.
 
@@ -46,15 +46,14 @@ def recall_at_k(
             a match.
     """
     points = (queries, query_labels, gallery, gallery_labels)
-    values = query_scores(*points, metrics=[f"recall@{k}" for k in ks], space=space)
-    return {int(k): mean_score(values[f"recall@{k}"]) for k in ks}
+    return _means_at_k("recall", ks, points, space)
 
 
 def mean_reciprocal_rank(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Int[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"],
     gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Int[ArrayLike, " m"] | None = None,
+    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
     *,
     space: Space,
 ) -> float:
@@ -68,9 +67,9 @@ def mean_reciprocal_rank(
 
 def mean_average_precision_at_r(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Int[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"],
     gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Int[ArrayLike, " m"] | None = None,
+    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
     *,
     space: Space,
 ) -> float:
@@ -86,9 +85,9 @@ def mean_average_precision_at_r(
 
 def r_precision(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Int[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"],
     gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Int[ArrayLike, " m"] | None = None,
+    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
     *,
     space: Space,
 ) -> float:
@@ -102,9 +101,9 @@ def r_precision(
 
 def precision_at_k(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Int[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"],
     gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Int[ArrayLike, " m"] | None = None,
+    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
     *,
     ks: Sequence[int],
     space: Space,
@@ -114,15 +113,14 @@ def precision_at_k(
     Arguments and errors are those of `recall_at_k`; K may be at most the number of items.
     """
     points = (queries, query_labels, gallery, gallery_labels)
-    values = query_scores(*points, metrics=[f"precision@{k}" for k in ks], space=space)
-    return {int(k): mean_score(values[f"precision@{k}"]) for k in ks}
+    return _means_at_k("precision", ks, points, space)
 
 
 def query_scores(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Int[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"],
     gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Int[ArrayLike, " m"] | None = None,
+    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
     *,
     metrics: Sequence[str],
     space: Space,
@@ -131,10 +129,10 @@ def query_scores(
 
     Args:
         queries: Points of the space, [n, d].
-        query_labels: Class numbers of the queries, [n].
+        query_labels: Class numbers or names of the queries, [n].
         gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
             each query is excluded from its own results.
-        gallery_labels: Class numbers of the gallery, [m]; required if there is a gallery.
+        gallery_labels: Classes of the gallery, [m]; required if there is a gallery.
         metrics: Names: recall@K and precision@K with a number for K, mrr, map@r, r_precision.
         space: Space that measures the distances.
 
@@ -153,6 +151,7 @@ def query_scores(
     matches = np.bincount(labels, minlength=int(query_labels.max()) + 1)[query_labels]
     matches -= own_ids is not None
     _report_excluded(matches)
+    _report_trivial(metrics, items=len(labels) - (own_ids is not None))
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
     if any(metric.depth is None for metric in selected.values()):
         separate_gallery = () if own_ids is not None else (gallery, labels)
@@ -237,10 +236,36 @@ def _metric(name: str) -> _Metric:
     )
 
 
+def _means_at_k(
+    name: str, ks: Sequence[int], points: tuple[ArrayLike | None, ...], space: Space
+) -> dict[int, float]:
+    """Means over queries of a metric at each K.
+
+    Raises:
+        UserError: `ks` is not a sequence of whole numbers, or as `query_scores`.
+    """
+    if not np.iterable(ks) or isinstance(ks, str):
+        raise UserError(f"ks is {ks!r}; it must be a list of whole numbers, such as (1, 10)")
+    ks = [inputs.check_whole_number("a K in ks", k) for k in ks]
+    values = query_scores(*points, metrics=[f"{name}@{k}" for k in ks], space=space)
+    return {k: mean_score(values[f"{name}@{k}"]) for k in ks}
+
+
 def _parts(queries: int, k: int) -> Iterator[slice]:
     """Splits the queries into parts whose neighbours fit into memory."""
     size = max(_MAX_ENTRIES // k, 1)
     return (slice(start, start + size) for start in range(0, queries, size))
+
+
+def _report_trivial(metrics: Sequence[str], items: int) -> None:
+    """Warns of recalls that are 1 by definition, because K reaches the number of items."""
+    names = [name for name in metrics if name.startswith("recall@")]
+    trivial = [name for name in names if int(name.partition("@")[2]) >= items]
+    if trivial:
+        warnings.warn(
+            f"{', '.join(trivial)} cannot be below 1: a query has only {items} items to find",
+            stacklevel=3,
+        )
 
 
 def _report_excluded(matches: Int[np.ndarray, " n"]) -> None:
@@ -260,13 +285,13 @@ def mean_score(scores: Float[np.ndarray, " n"]) -> float:
 
 
 def scores_by_class(
-    scores: Float[np.ndarray, " n"], labels: Int[ArrayLike, " n"]
+    scores: Float[np.ndarray, " n"], labels: Shaped[ArrayLike, " n"]
 ) -> dict[int, float]:
     """Mean score of each class, without queries that have no match.
 
     Args:
         scores: Scores of the queries, [n]; NaN for queries without a match.
-        labels: Class numbers of the queries, [n].
+        labels: Class numbers or names of the queries, [n].
 
     Returns:
         {class: mean score}, without classes that have no match.

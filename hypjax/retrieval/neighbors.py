@@ -66,12 +66,13 @@ def nearest_neighbors(
             between 1 and the number of items.
     """
     queries, gallery = inputs.check_points(queries, gallery)
+    k = inputs.check_whole_number("k", k)
     if exclude_self and len(queries) != len(gallery):
         raise UserError(
             f"exclude_self requires the queries as the gallery, got {len(queries)} queries and "
             f"{len(gallery)} items"
         )
-    if block_size is not None and block_size < 1:
+    if block_size is not None and inputs.check_whole_number("block_size", block_size) < 1:
         raise UserError(f"block_size is {block_size}; it must be at least 1")
     own_ids = np.arange(len(queries)) if exclude_self else None
     return search(queries, own_ids, gallery, k=k, space=space, block_size=block_size or _BLOCK_SIZE)

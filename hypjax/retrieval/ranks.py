@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from hypjax.geometry import Space
 from hypjax.geometry.products import inner_products
@@ -30,9 +30,9 @@ _AXIS = "tiles"
 
 def match_ranks(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Int[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"],
     gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Int[ArrayLike, " m"] | None = None,
+    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
     *,
     space: Space,
 ) -> Int[np.ndarray, " n"]:
@@ -43,10 +43,10 @@ def match_ranks(
 
     Args:
         queries: Points of the space, [n, d].
-        query_labels: Class numbers of the queries, [n].
+        query_labels: Class numbers or names of the queries, [n].
         gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
             each query is excluded from its own results.
-        gallery_labels: Class numbers of the gallery, [m]; required if there is a gallery.
+        gallery_labels: Classes of the gallery, [m]; required if there is a gallery.
         space: Space that measures the distances.
 
     Returns:

@@ -101,7 +101,29 @@ def test_invalid_arguments_are_an_error():
     x, labels = labelled(20, classes=2)
     with pytest.raises(UserError, match="k is 20, but there are 19 items"):
         query_scores(x, labels, metrics=["precision@20"], space=BALL)
-    with pytest.raises(UserError, match="labels of the queries must be whole numbers"):
+    with pytest.raises(UserError, match="labels of the queries must be whole numbers or strings"):
         query_scores(x, labels / 2, metrics=["mrr"], space=BALL)
     with pytest.raises(UserError, match="is not of length 1"):
         query_scores(x, labels, metrics=["mrr"], space=Sphere())
+    with pytest.raises(UserError, match=r"ks is 1; it must be a list of whole numbers, such as"):
+        retrieval.recall_at_k(x, labels, ks=1, space=BALL)
+    with pytest.raises(UserError, match="a K in ks is 2.5; it must be a whole number"):
+        retrieval.precision_at_k(x, labels, ks=(1, 2.5), space=BALL)
+    names = labels.astype(str)
+    with pytest.raises(UserError, match="must both be numbers or strings"):
+        query_scores(x, labels, x, names, metrics=["mrr"], space=BALL)
+
+
+@pytest.mark.parametrize("kind", [str, object])
+def test_labels_may_be_names(kind):
+    x, labels = labelled(60, classes=5)
+    names = np.array(["zebra", "ant", "bee", "cat", "dog"])[labels].astype(kind)
+    numbers = retrieval.recall_at_k(x, labels, ks=(1, 5), space=BALL)
+    assert retrieval.recall_at_k(x, names, ks=(1, 5), space=BALL) == numbers
+    assert retrieval.recall_at_k(x, names, x, list(names), ks=(1,), space=BALL) == {1: 1.0}
+
+
+def test_recalls_that_cannot_be_below_one_are_reported():
+    x, labels = labelled(20, classes=2)
+    with pytest.warns(UserWarning, match="^recall@19 cannot be below 1: a query has only 19 items"):
+        assert retrieval.recall_at_k(x, labels, ks=(1, 18, 19), space=BALL)[19] == 1

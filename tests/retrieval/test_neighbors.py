@@ -211,6 +211,8 @@ def test_result_does_not_depend_on_the_number_of_devices(repository):
             "embedding 0 is too far out",
         ),
         (lambda x: {"block_size": 0}, "block_size is 0; it must be at least 1"),
+        (lambda x: {"k": 1.0}, "k is 1.0; it must be a whole number"),
+        (lambda x: {"block_size": "9"}, "block_size is '9'; it must be a whole number"),
     ],
 )
 def test_invalid_arguments_are_an_error(change, message):
