@@ -50,12 +50,12 @@ class Crops(NamedTuple):
 
     Attributes:
         row: First row of each image in the device cache.
-        turned: Whether the cache holds the image transposed.
+        transposed: Whether the cache holds the image transposed.
         boxes: Top, left, height and width of each crop, in the untransposed image.
     """
 
     row: Int[Array, " rows"]
-    turned: Bool[Array, " rows"]
+    transposed: Bool[Array, " rows"]
     boxes: Int[Array, "rows 4"]
 
 

@@ -113,7 +113,7 @@ class CacheLayout:
         """Returns the crops of some rows of a batch, padded beyond its end."""
         return Crops(
             row=_padded_rows(self.first[plan.ids].astype(np.int32), rows, 0),
-            turned=_padded_rows(self.transposed[plan.ids], rows, False),
+            transposed=_padded_rows(self.transposed[plan.ids], rows, False),
             boxes=_padded_rows(plan.boxes, rows, _PADDING_BOX),
         )
 

@@ -65,7 +65,7 @@ def _cut(store: Store, side: int, crop: Crops) -> UInt8[Array, "side side channe
     down, across = crop.boxes[0::2], crop.boxes[1::2]  # Start and length along each axis.
     tall = _vertical_first(down[1], across[1], side)
     planes = _planes(store, crop.row)
-    planes = _transpose_where(crop.turned ^ tall, planes).astype(jnp.float32)
+    planes = _transpose_where(crop.transposed ^ tall, planes).astype(jnp.float32)
     extent = planes.shape[-1]
     first = weights(*jnp.where(tall, down, across), extent, side)
     second = weights(*jnp.where(tall, across, down), extent, side)

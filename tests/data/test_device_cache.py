@@ -118,7 +118,7 @@ def test_the_stored_images_are_not_copied():
     store = device_crops.Store(jax.ShapeDtypeStruct((2**20, 300), np.uint8), 100, 3)
     crops = Crops(
         row=jax.ShapeDtypeStruct((40,), np.int32),
-        turned=jax.ShapeDtypeStruct((40,), bool),
+        transposed=jax.ShapeDtypeStruct((40,), bool),
         boxes=jax.ShapeDtypeStruct((40, 4), np.int32),
     )
     program = jax.jit(device_crops.cut, static_argnums=2).lower(store, crops, 32).compile()
