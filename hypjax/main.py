@@ -27,8 +27,8 @@ _MODE = flags.DEFINE_enum(
     "mode",
     "train",
     ["train", "evaluate"],
-    "Train and then evaluate, or only evaluate: the run in --workdir or, without that flag, the "
-    "pretrained encoder.",
+    "Train and then evaluate, or only evaluate the run in --workdir. Without that flag it is the "
+    "run in the default folder or, if model.weights is set, the pretrained encoder.",
     flag_values=FLAGS,
 )
 _COORDINATOR = flags.DEFINE_string(

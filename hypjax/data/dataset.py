@@ -260,11 +260,11 @@ def hold_out(
     classes = np.unique(dataset.labels)
     count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
     if count > len(classes) - 2:
-        minimum = "at least two, so " if amount < 1 else ""
+        most = max(len(classes) - 2, 0)
         raise UserError(
-            f"config.data.{name}_classes is {amount:g}, {minimum}{count} of {len(classes)} "
-            "classes, but two must remain to train on; "
-            f"set --config.data.{name}_classes={max(len(classes) - 2, 0)} or less"
+            f"config.data.{name}_classes is {amount:g}, {count} of {len(classes)} classes, but two "
+            f"must remain to train on; set --config.data.{name}_classes={most}"
+            + (" or less" if most else "")
         )
     shuffled = np.random.default_rng(seed).permutation(classes)
     return dataset.with_classes(shuffled[count:]), dataset.with_classes(shuffled[:count])
