@@ -252,10 +252,32 @@ def dist(
     Returns:
         Distances, [...].
     """
+    return dist_at(separation(x, y, c), c)
+
+
+def separation(
+    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
+) -> Float[Array, "*b"]:
+    """s/P = sinh²(√c·d/2)/c, elementwise over the leading axes: increases with the distance d.
+
+    Args:
+        x: Points of the ball, [..., d].
+        y: Points of the ball, [..., d].
+        c: Negative curvature.
+
+    Returns:
+        Separations, [...].
+    """
     x, y = _floating(x, y)
     s = _square_norm(x - y, keepdims=False)
     p = (1 - c * _square_norm(x, keepdims=False)) * (1 - c * _square_norm(y, keepdims=False))
-    return _distance_from_ratio(s / p, c)
+    return s / p
+
+
+def dist_at(separation: Float[ArrayLike, "*b"], c: Scalar) -> Float[Array, "*b"]:
+    """Geodesic distances (2/√c)·asinh(√(c·q)), [...], of points with separations q, [...]."""
+    (q,) = _floating(separation)
+    return _distance_from_ratio(q, c)
 
 
 def dist_matrix(

@@ -19,25 +19,28 @@ _BOUNDARY_MARGIN = 1e-6
 _MAX_SQUARE_NORM = 1e37
 # Tolerated error in the length of unit vectors, which admits those rounded to bfloat16.
 _LENGTH_TOLERANCE = 2**-7
+_SQRT2 = 2**0.5
 
 Role = Literal["query", "gallery"]
 
 
 class SearchTerms(NamedTuple):
-    """Terms of the score ⟨query_i, gallery_j⟩ − offset_j by which exact search ranks points.
+    """Terms by which an exact search ranks points.
 
-    The nearer point j is to point i, the larger the score. The product is symmetric to the last
-    bit, so that one tile of products serves searches in both directions.
+    −separation(x_i, x_j) = ⟨query_i, gallery_j⟩ − offset_i − offset_j. The product is symmetric, so
+    that one tile of products serves searches in both directions.
 
     Attributes:
-        query: Vectors of the points as queries.
+        query: Vectors of the points as queries, as long as those in `gallery`.
         gallery: Vectors of the points as gallery items.
-        offset: Offsets of the points as gallery items.
+        offset: Separations from the centre, at least 0.
+        condition: Factors by which the terms may amplify rounding errors, at least 1.
     """
 
     query: Float[Array, "n k"]
     gallery: Float[Array, "n k"]
     offset: Float[Array, " n"]
+    condition: Float[Array, " n"]
 
 
 @runtime_checkable
@@ -81,6 +84,29 @@ class Space(Protocol):
             Distances, [...].
         """
 
+    def separation(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
+        """An increasing function of the distance that costs only arithmetic, by subtraction.
+
+        Args:
+            x: Points, [..., d].
+            y: Points, [..., d]; the leading axes broadcast.
+
+        Returns:
+            Separations, [...]; exactly 0 for equal points.
+        """
+
+    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """The distance of points with a given separation.
+
+        Args:
+            separation: Separations, [...].
+
+        Returns:
+            Distances, [...].
+        """
+
     def distance_matrix(
         self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
     ) -> Float[Array, "n m"]:
@@ -105,14 +131,20 @@ class Space(Protocol):
             Vectors, [n, k], to be multiplied with those of the other role.
         """
 
-    def search_terms(self, x: Float[ArrayLike, "n d"]) -> SearchTerms:
-        """Terms that rank like `search_vectors`, with a product that is symmetric in the roles.
+    def search_terms(
+        self, x: Float[ArrayLike, "n d"], centre: Float[ArrayLike, " d"]
+    ) -> SearchTerms:
+        """Terms whose products rank points like `separation`.
+
+        They are those of the points after an isometry that takes `centre` to the origin. Products
+        of points close to the centre keep more digits.
 
         Args:
             x: Points, [n, d].
+            centre: A point in the convex hull of the space, [d].
 
         Returns:
-            Vectors [n, k] for both roles, and offsets [n].
+            Vectors [n, k] for both roles, offsets [n] and condition factors [n].
         """
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
@@ -159,6 +191,16 @@ class Sphere:
         """‖x − y‖², which equals 2 − 2cos on the sphere."""
         return jnp.sum((x - y) ** 2, axis=-1)
 
+    def separation(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
+        """The distance itself."""
+        return self.distance(x, y)
+
+    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """The separation itself."""
+        return jnp.asarray(separation)
+
     def distance_matrix(
         self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
     ) -> Float[Array, "n m"]:
@@ -169,12 +211,17 @@ class Sphere:
         """The points themselves in both roles: the inner product is the cosine."""
         return x
 
-    def search_terms(self, x: Float[ArrayLike, "n d"]) -> SearchTerms:
-        """The points themselves, and offsets (‖x‖² − 1)/2 for the rounding errors of their lengths.
+    def search_terms(
+        self, x: Float[ArrayLike, "n d"], centre: Float[ArrayLike, " d"]
+    ) -> SearchTerms:
+        """√2·(x − centre) in both roles, and offsets ‖x − centre‖².
 
-        With these, the ranking is that of ‖x − y‖², as in `distance`.
+        With these, the ranking is that of ‖x − y‖², whatever the rounding errors of the lengths.
         """
-        return SearchTerms(x, x, (jnp.sum(x * x, axis=-1) - 1) / 2)
+        moved = x - centre
+        offset = jnp.sum(moved * moved, axis=-1)
+        vectors = _SQRT2 * moved
+        return SearchTerms(vectors, vectors, offset, jnp.ones_like(offset))
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
         """Marks rows that are not finite or not of length 1."""
@@ -227,6 +274,16 @@ class PoincareBall:
         """Geodesic distances, see `poincare.dist`."""
         return poincare.dist(x, y, self.c)
 
+    def separation(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
+        """sinh²(√c·d/2)/c, see `poincare.separation`."""
+        return poincare.separation(x, y, self.c)
+
+    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """(2/√c)·asinh(√(c·separation))."""
+        return poincare.dist_at(separation, self.c)
+
     def distance_matrix(
         self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
     ) -> Float[Array, "n m"]:
@@ -245,18 +302,30 @@ class PoincareBall:
             return jnp.concatenate([2 * x, -(1 + self.c * xx)], axis=-1)
         return jnp.concatenate([x, xx], axis=-1) / (1 - self.c * xx)
 
-    def search_terms(self, x: Float[ArrayLike, "n d"]) -> SearchTerms:
+    def search_terms(
+        self, x: Float[ArrayLike, "n d"], centre: Float[ArrayLike, " d"]
+    ) -> SearchTerms:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 
-        With a = 2x/(1 − c‖x‖²) and p = 2‖x‖²/(1 − c‖x‖²), the query (a, −√c·p), the gallery item
-        (a, √c·p) and the offset p give the score −2s/P, up to a constant for each query.
+        Let w = (−m) ⊕ x be the point moved by the Möbius translation that takes the centre m to the
+        origin, g = 1 − c‖w‖², and σ = ‖w‖²/g its separation from the centre. Then the query
+        √2·(w/g, −√c·σ), the gallery item √2·(w/g, √c·σ) and the offset σ give −s/P. They are
+        computed as σ = ‖x − m‖²/P and w/g = ((1 − c‖m‖²)(x − m) − c‖x − m‖²·m)/P, without
+        cancellation.
         """
-        xx = jnp.sum(x * x, axis=-1, keepdims=True)
-        gap = 1 - self.c * xx
-        a, p = 2 * x / gap, 2 * xx / gap
-        last = jnp.sqrt(self.c) * p
-        query = jnp.concatenate([a, -last], axis=-1)
-        return SearchTerms(query, jnp.concatenate([a, last], axis=-1), p[:, 0])
+        moved = x - centre
+        s = jnp.sum(moved * moved, axis=-1, keepdims=True)
+        inside = 1 - self.c * jnp.sum(centre * centre)
+        gap = 1 - self.c * jnp.sum(x * x, axis=-1, keepdims=True)
+        offset = s / (inside * gap)
+        vectors = _SQRT2 * (inside * moved - self.c * s * centre) / (inside * gap)
+        last = jnp.sqrt(2 * self.c) * offset
+        return SearchTerms(
+            jnp.concatenate([vectors, -last], axis=-1),
+            jnp.concatenate([vectors, last], axis=-1),
+            offset[:, 0],
+            (1 / gap + 1 / inside)[:, 0],
+        )
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
         """Marks rows that are not finite, not inside the ball in float32, or too far out."""

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
@@ -13,9 +12,10 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from hypjax.errors import UserError
-from hypjax.geometry import Space
 from hypjax.retrieval import inputs
+from hypjax.retrieval.scores import Score
 
+_SAMPLED_BLOCKS, _SAMPLED_ROWS = 16, 256  # Of a sample.
 AXIS = "gallery"  # Mesh axis over which the rows of a gallery are distributed.
 
 
@@ -23,13 +23,11 @@ class Chunk(NamedTuple):
     """Some rows of a gallery on each device.
 
     Attributes:
-        vectors: Gallery vectors of the search terms.
-        offset: Offsets of the search terms; infinite for rows that are not to be found.
+        vectors: Gallery vectors of the scores; padding for rows that are not to be found.
         first: Gallery index of each device's first row.
     """
 
-    vectors: Float[Array, "devices*r k"]
-    offset: Float[Array, " devices*r"]
+    vectors: Float[Array, "devices*r v"]
     first: Int[Array, " devices"]
 
 
@@ -38,17 +36,22 @@ class Gallery(Protocol):
 
     Attributes:
         mesh: Devices that search the points.
+        size: Number of points.
         rows: Largest number of points on one device.
     """
 
     mesh: Mesh
+    size: int
     rows: int
 
-    def chunks(self, space: Space, rows: int) -> Iterator[Chunk]:
+    def sample(self) -> Float[np.ndarray, "s d"]:
+        """Some points from all parts of the gallery."""
+
+    def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
         """Yields chunks that together contain every point once, in order on each device.
 
         Args:
-            space: Space of the points.
+            score: How points are compared.
             rows: Rows of a chunk on each device.
 
         Raises:
@@ -81,29 +84,33 @@ class _HostGallery:
     def __init__(self, gallery: Float[np.ndarray, "m d"]) -> None:
         devices = jax.local_devices()
         self.mesh = Mesh(devices, AXIS)
+        self.size = len(gallery)
         self.rows = -(-len(gallery) // len(devices))
         self._gallery = gallery
         self._on_devices: Array | None = None
 
-    def chunks(self, space: Space, rows: int) -> Iterator[Chunk]:
+    def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
         step = rows * self.mesh.size
         starts = range(0, len(self._gallery), step)
-        ahead = self._chunk(space, 0, rows)
+        ahead = self._chunk(score, 0, rows)
         for start in starts[1:]:
             # The next chunk is checked and sent to the devices before this one is searched.
-            chunk, ahead = ahead, self._chunk(space, start, rows)
+            chunk, ahead = ahead, self._chunk(score, start, rows)
             yield chunk
         yield ahead
 
-    def _chunk(self, space: Space, start: int, rows: int) -> Chunk:
+    def _chunk(self, score: Score, start: int, rows: int) -> Chunk:
         step = rows * self.mesh.size
         part = inputs.float32(self._gallery[start : start + step])
-        space.check(part, first=start)
+        score.space.check(part, first=start)
         points = jax.device_put(inputs.pad_rows(part, step), _by_rows(self.mesh))
         if len(part) == len(self._gallery):
             self._on_devices = points
         first = start + rows * np.arange(self.mesh.size)
-        return _chunk(space, self.mesh, points, first, np.arange(step) < len(part))
+        return _chunk(score, self.mesh, points, first, np.arange(step) < len(part))
+
+    def sample(self) -> Float[np.ndarray, "s d"]:
+        return sample(self._gallery)
 
     def points(self, ids: Int[Array, "b k"]) -> tuple[Float[Array, "m d"], Int[Array, "b k"]]:
         if self._on_devices is not None:
@@ -125,11 +132,12 @@ class _DeviceGallery:
                 "devices; pass it as a NumPy array"
             )
         self.mesh = Mesh(devices, AXIS)
+        self.size = len(gallery)
         self.rows = len(gallery) // len(devices)
         self._gallery = jax.device_put(inputs.float32(gallery), _by_rows(self.mesh))
 
-    def chunks(self, space: Space, rows: int) -> Iterator[Chunk]:
-        space.check(self._gallery)
+    def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
+        score.space.check(self._gallery)
         for start in range(0, self.rows, rows):
             # The last chunk starts earlier, so that it has as many rows as the others.
             begin = max(min(start, self.rows - rows), 0)
@@ -137,22 +145,34 @@ class _DeviceGallery:
             items = begin + np.arange(rows)
             valid = (items >= start) & (items < self.rows)
             first = begin + self.rows * np.arange(self.mesh.size)
-            yield _chunk(space, self.mesh, points, first, np.tile(valid, self.mesh.size))
+            yield _chunk(score, self.mesh, points, first, np.tile(valid, self.mesh.size))
+
+    def sample(self) -> Float[np.ndarray, "s d"]:
+        return sample(self._gallery)
 
     def points(self, ids: Int[Array, "b k"]) -> tuple[Float[Array, "m d"], Int[Array, "b k"]]:
         return self._gallery, ids
 
 
 def _chunk(
-    space: Space,
+    score: Score,
     mesh: Mesh,
     points: Float[Array, "devices*r d"],
     first: Int[np.ndarray, " devices"],
     items: np.ndarray,
 ) -> Chunk:
-    terms = inputs.search_terms(space, points)
-    offset = jnp.where(jax.device_put(items, _by_rows(mesh)), terms.offset, jnp.inf)
-    return Chunk(terms.gallery, offset, jax.device_put(first.astype(np.int32), _by_rows(mesh)))
+    vectors = score.of(points, jax.device_put(items, _by_rows(mesh))).gallery
+    return Chunk(vectors, jax.device_put(first.astype(np.int32), _by_rows(mesh)))
+
+
+def sample(gallery: Float[np.ndarray | Array, "m d"]) -> Float[np.ndarray, "s d"]:
+    """Some points from all parts of a gallery, as float32.
+
+    They are blocks of consecutive rows, which a disk reads faster than single rows.
+    """
+    starts = np.linspace(0, max(len(gallery) - _SAMPLED_ROWS, 0), _SAMPLED_BLOCKS, dtype=int)
+    blocks = [np.asarray(gallery[at : at + _SAMPLED_ROWS]) for at in np.unique(starts)]
+    return np.concatenate(blocks).astype(np.float32)
 
 
 def _by_rows(mesh: Mesh) -> NamedSharding:

@@ -1,6 +1,7 @@
 """Checks and preparation of points and labels, shared by all searches."""
 
 import operator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,31 +10,27 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from hypjax.errors import UserError
-from hypjax.geometry import SearchTerms, Space
 
-# Factors of a matrix product have a multiple of this many rows. The remainder loop of a product may
-# differ in the last bit; without it, equal items get equal scores, and tie.
-MULTIPLE = 64
+MULTIPLE = 64  # Factors of a matrix product have a multiple of this many rows.
+
+
+class Labelled(NamedTuple):
+    """Points and their classes.
+
+    Attributes:
+        points: Points of the space.
+        labels: Class numbers.
+        ids: Gallery indices of queries; None for those that are not in the gallery.
+    """
+
+    points: Float[np.ndarray | Array, "n d"]
+    labels: Int[np.ndarray, " n"]
+    ids: Int[np.ndarray, " n"] | None = None
 
 
 def float32(x: Float[ArrayLike, "n d"]) -> Float[ArrayLike, "n d"]:
     """Converts points to float32; JAX arrays stay on their devices."""
     return x.astype(jnp.float32) if isinstance(x, jax.Array) else np.asarray(x, np.float32)
-
-
-def search_terms(space: Space, x: Float[ArrayLike, "n d"]) -> SearchTerms:
-    """Search terms of points, [n, k], computed in float64 and rounded to float32.
-
-    Near the boundary of a ball, float32 would keep few digits of 1 − c‖x‖².
-    """
-    with jax.enable_x64(True):
-        return _search_terms(space, x)
-
-
-@jax.jit
-def _search_terms(space: Space, x: Float[ArrayLike, "n d"]) -> SearchTerms:
-    terms = space.search_terms(x.astype(jnp.float64))
-    return jax.tree.map(lambda term: term.astype(jnp.float32), terms)
 
 
 def pad_rows(x: Array, rows: int, fill: float = 0) -> Array:

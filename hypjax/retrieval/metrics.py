@@ -155,10 +155,13 @@ def query_scores(
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
     if any(metric.depth is None for metric in selected.values()):
         separate_gallery = () if own_ids is not None else (gallery, labels)
-        ranks = match_ranks(queries, query_labels, *separate_gallery, space=space)
-        for name, metric in selected.items():
-            if metric.depth is None:
-                scores[name][:] = metric.score(ranks)
+        rank_metrics = {name: metric for name, metric in selected.items() if metric.depth is None}
+        ks = [metric.k for metric in rank_metrics.values()]
+        ranks = match_ranks(
+            queries, query_labels, *separate_gallery, space=space, ks=None if None in ks else ks
+        )
+        for name, metric in rank_metrics.items():
+            scores[name][:] = metric.score(ranks)
     list_metrics = {name: metric for name, metric in selected.items() if metric.depth is not None}
     if list_metrics:
         k = max(metric.depth(matches) for metric in list_metrics.values())
@@ -179,10 +182,13 @@ class _Metric(NamedTuple):
             None if the rule uses the rank of the nearest match instead.
         score: Scores as a function of the ranks; or, with a depth, of the hits among the neighbours
             and the numbers of matches.
+        k: Number such that the score depends on whether the rank is below it, or None if it depends
+            on more.
     """
 
     depth: Callable[[Int[np.ndarray, " n"]], int] | None
     score: Callable[..., Float[np.ndarray, " n"]]
+    k: int | None = None
 
 
 def _within_r(hits: Bool[np.ndarray, "b k"], matches: Int[np.ndarray, " b"]) -> np.ndarray:
@@ -205,7 +211,7 @@ def _average_precision_at_r(
 
 # Metrics at K, as functions of K; and metrics without a K.
 AT_K: dict[str, Callable[[int], _Metric]] = {
-    "recall": lambda k: _Metric(None, lambda ranks: ranks < k),
+    "recall": lambda k: _Metric(None, lambda ranks: ranks < k, k),
     "precision": lambda k: _Metric(lambda matches: k, lambda hits, _: hits[:, :k].mean(axis=1)),
 }
 WITHOUT_K: dict[str, _Metric] = {

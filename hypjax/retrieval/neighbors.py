@@ -1,14 +1,12 @@
 """Exact nearest neighbours in blocks: in memory, from disk, or over several devices."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
@@ -16,17 +14,20 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.geometry.products import inner_products
-from hypjax.retrieval import inputs
-from hypjax.retrieval.galleries import AXIS, Chunk, Gallery, as_gallery
-from hypjax.system.cores import usable_cores
+from hypjax.retrieval import inputs, scores, subtraction
+from hypjax.retrieval.galleries import Gallery, as_gallery
+from hypjax.retrieval.scores import Precision, Score
+from hypjax.retrieval.selection import Selector, num_threads
+from hypjax.retrieval.subtraction import Neighbors
 
 _BLOCK_SIZE = 512  # Queries of a block.
-_BLOCK_BYTES = 128 * 2**20  # Largest size of the products of a block and a chunk.
-_FETCH_BYTES = 64 * 2**20  # Largest size of the neighbours' points that are fetched at once.
-_GROUP = 64  # Items of a group; only the groups with the largest maxima are searched further.
-_QUERY_BATCH = 64  # Queries selected for at once, so that candidates fit into a CPU's cache.
-_MAX_THREADS = 4
+_SCORE_BYTES = 128 * 2**20  # Largest size of the scores of a block and a chunk.
+_CHUNK_BYTES = 32 * 2**20  # Largest size of the points of a chunk.
+_PART_BYTES = 32 * 2**20  # Largest size of the queries that are searched for in one pass.
+_RESULT_BYTES = 32 * 2**20  # Largest size of the candidates of a block.
+_MIN_BLOCK = 4  # Queries of a block are a multiple of this, so that threads can share it.
+_SPARE = 4  # Candidates beyond k. The last one's score bounds those of all other items.
+_MORE = 128  # Further candidates of queries that are searched for again.
 
 
 def nearest_neighbors(
@@ -40,14 +41,18 @@ def nearest_neighbors(
 ) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
     """Finds the k nearest gallery items of each query, by exact search.
 
-    Items are ranked by inner products (see `hypjax.geometry.SearchTerms`), ties by their index in
-    the gallery. The distances of the k items found are then recomputed by subtraction. Two items
-    whose distances differ by less than float32 products resolve may be in the wrong order.
+    The result is that of sorting all items by their distances, computed by subtraction in float64
+    from the points in float32, and ties by their index. This holds for all points of the space,
+    provided that the sums in a matrix product are rounded to nearest, in whatever order.
+
+    Products only exclude items: candidates are taken by scores that bound their distances (see
+    `hypjax.retrieval.scores`), and sorted by distances. Queries with candidates that may be
+    incomplete are searched again with products in float64, and at last by subtraction alone. Their
+    numbers are logged.
 
     A NumPy gallery may be memory-mapped and larger than a device's memory: it is streamed in
     chunks, and all local devices share each chunk. A JAX array is searched by the devices that hold
-    it. Besides inputs and results, this takes memory for two copies of the queries and a constant
-    amount.
+    it. Besides inputs and results, this takes at most 512 MB of memory.
 
     Args:
         queries: Points of the space, [n, d].
@@ -111,18 +116,8 @@ def search(
         # If a query is not among its k + 1 nearest items, the last of these is dropped instead.
         found = search(queries, None, gallery, k=k + 1, space=space, block_size=block_size)
         return _remove_self(own_ids, *found)
-    searched = as_gallery(gallery)
-    size = inputs.round_up(min(block_size, len(queries)), inputs.MULTIPLE)
-    rows = inputs.round_up(max(min(searched.rows, _BLOCK_BYTES // (4 * size)), k), inputs.MULTIPLE)
-    blocks = _blocks(queries, size, space, searched.mesh)
-    with ThreadPoolExecutor(_threads(searched.mesh)) as pool:
-        searcher = _BlockSearch(searched.mesh, k, (size, rows), pool)
-        best = [None] * len(blocks)
-        for chunk in searched.chunks(space, rows):
-            best = [searcher.update(chunk, *pair) for pair in zip(blocks, best, strict=True)]
-        distances = pool.map(functools.partial(_distances, space, searched), blocks, best)
-    ids = np.concatenate([np.asarray(block.ids) for block in best])
-    return np.concatenate(list(distances))[: len(queries)], ids[: len(queries)]
+    found = _nearest(queries, gallery, space, k, block_size)
+    return found.distances, found.ids
 
 
 def _remove_self(
@@ -137,174 +132,106 @@ def _remove_self(
     return distances[kept].reshape(shape), ids[kept].reshape(shape)
 
 
+def _nearest(
+    queries: Float[ArrayLike, "n d"],
+    gallery: Float[ArrayLike, "m d"],
+    space: Space,
+    k: int,
+    block_size: int,
+) -> Neighbors:
+    """Searches with products, and again with more effort for queries with uncertain neighbours."""
+    searched = as_gallery(gallery)
+    score = Score.around(space, searched.sample())
+    depth = _Depth(k, min(k + _SPARE, len(gallery)))
+    found = _by_products(queries, searched, score, depth, block_size)
+    effort = [len(queries)]
+    uncertain = np.flatnonzero(~found.certain)
+    effort.append(len(uncertain))
+    if len(uncertain) > subtraction.FEW:
+        score = dataclasses.replace(score, precision=Precision.DOUBLE)
+        depth = _Depth(k, min(2 * k + _MORE, len(gallery)))
+        again = _by_products(queries[uncertain], searched, score, depth, block_size)
+        _update(found, uncertain, again)
+        uncertain = np.flatnonzero(~found.certain)
+    effort.append(len(uncertain))
+    if len(uncertain):
+        points = inputs.float32(np.asarray(queries[uncertain]))
+        _update(found, uncertain, subtraction.nearest(space, points, gallery, k))
+    scores.report("neighbours", *effort)
+    return found
+
+
+def _update(found: Neighbors, rows: Int[np.ndarray, " r"], again: Neighbors) -> None:
+    for array, part in zip(found, again, strict=True):
+        array[rows] = part
+
+
+class _Depth(NamedTuple):
+    """How many items are selected.
+
+    Attributes:
+        k: Number of neighbours.
+        candidates: Number of items that are selected by their scores.
+    """
+
+    k: int
+    candidates: int
+
+
 class _Block(NamedTuple):
     """Some queries, padded to the block size.
 
     Attributes:
         points: Points of the space, float32.
-        vectors: Query vectors of the search terms.
+        vectors: Query vectors of the scores.
     """
 
     points: Float[Array, "b d"]
     vectors: Float[Array, "b v"]
 
 
-class _Best(NamedTuple):
-    """The best items found so far for the queries of a block, by descending score."""
-
-    scores: Float[Array, "b k"]
-    ids: Int[Array, "b k"]
-
-
-def _blocks(queries: Float[ArrayLike, "n d"], size: int, space: Space, mesh: Mesh) -> list[_Block]:
-    blocks = []
-    everywhere = NamedSharding(mesh, P())
-    for start in range(0, len(queries), size):
-        points = inputs.float32(queries[start : start + size])
-        space.check(points, first=start)
-        points = jax.device_put(inputs.pad_rows(points, size), everywhere)
-        blocks.append(_Block(points, inputs.search_terms(space, points).query))
-    return blocks
-
-
-def _threads(mesh: Mesh) -> int:
-    """Number of threads that select neighbours on a CPU: a power of two, which divides a block."""
-    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
-        return 1
-    cores = min(usable_cores(), _MAX_THREADS)
-    return 1 << (cores.bit_length() - 1)
-
-
-class _BlockSearch:
-    """Searches chunks of the gallery for blocks of queries.
-
-    On a CPU, a matrix product uses all cores but a selection only one. There, several threads
-    select for parts of a block.
-    """
-
-    def __init__(self, mesh: Mesh, k: int, shape: tuple[int, int], pool: Executor) -> None:
-        """Allocates the buffer of products.
-
-        Args:
-            mesh: Devices that share the gallery.
-            k: Number of neighbours.
-            shape: Queries of a block, and rows of a chunk on each device.
-            pool: Executor with `_threads(mesh)` threads.
-        """
-        self._pool = pool
-        self._parts = np.split(np.arange(shape[0], dtype=np.int32), _threads(mesh))
-        self._multiply, self._select = _programs(mesh, k)
-        # All products reuse this buffer, because memory is expensive when it is first touched.
-        size = (mesh.size * shape[0], shape[1])
-        self._buffer = jnp.zeros(size, device=NamedSharding(mesh, P(AXIS)))
-
-    def update(self, chunk: Chunk, block: _Block, best: _Best | None) -> _Best:
-        """Merges the best items of a chunk into those found so far."""
-        self._buffer, maxima = self._multiply(self._buffer, block.vectors, chunk)
-        select = functools.partial(self._select, self._buffer, maxima, chunk)
-        if len(self._parts) == 1:
-            found = select(self._parts[0])
-        else:  # A program runs on its thread only while the thread waits for it.
-            found = self._pool.map(lambda rows: jax.block_until_ready(select(rows)), self._parts)
-            found = jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
-        if best is None and chunk.first.size == 1:
-            return found
-        return _merge(best, found, chunk.first.size)
-
-
-@functools.cache
-def _programs(mesh: Mesh, k: int) -> tuple[Callable, Callable]:
-    """The two jitted steps of a search; each device has its own rows of the gallery."""
-    shared = Chunk(P(AXIS), P(AXIS), P(AXIS))
-    multiply = jax.shard_map(
-        _multiply, mesh=mesh, in_specs=(P(AXIS), P(), shared), out_specs=P(AXIS)
-    )
-    select = jax.shard_map(
-        functools.partial(_select, k=k),
-        mesh=mesh,
-        in_specs=(P(AXIS), P(AXIS), shared, P()),
-        out_specs=P(AXIS),
-        check_vma=False,
-    )
-    return jax.jit(multiply, donate_argnums=0, keep_unused=True), jax.jit(select)
-
-
-def _multiply(
-    buffer: Float[Array, "b r"], vectors: Float[Array, "b v"], chunk: Chunk
-) -> tuple[Float[Array, "b r"], Float[Array, "b groups"]]:
-    """All products of a block and a chunk, and the largest score of each group of items."""
-    del buffer  # Donated, so that the products take its memory.
-    products = inner_products(vectors, chunk.vectors)
-    grouped = products.reshape(len(products), -1, _GROUP)
-    return products, jnp.max(grouped - chunk.offset.reshape(-1, _GROUP), axis=2)
-
-
-def _select(
-    products: Float[Array, "b r"],
-    maxima: Float[Array, "b groups"],
-    chunk: Chunk,
-    rows: Int[Array, " p"],
-    *,
-    k: int,
-) -> _Best:
-    """The k best items for some queries of the block.
-
-    They are in the k groups with the largest maxima: any other item comes after at least one item
-    of each of these groups. Among equal groups or items, the first ones are chosen.
-    """
-    num_groups = maxima.shape[1]
-    count = min(k, num_groups)
-    grouped = products.reshape(-1, _GROUP)
-    offsets = chunk.offset.reshape(-1, _GROUP)
-
-    def select_row(inputs: tuple[Array, Array]) -> _Best:
-        row, maxima = inputs
-        largest, groups = lax.top_k(maxima, count)
-        groups = jnp.sort(groups)
-        chosen = grouped.at[row * num_groups + groups].get(mode="clip")
-        scores = chosen - offsets.at[groups].get(mode="clip")
-        if count == k:  # At least k items reach the smallest of these maxima; drop all below it.
-            scores = jnp.where(scores >= jnp.min(largest), scores, -jnp.inf)
-        scores, places = lax.top_k(scores.reshape(-1), k)
-        items = groups[places // _GROUP] * _GROUP + places % _GROUP
-        return _Best(scores, chunk.first + items)
-
-    return lax.map(select_row, (rows, maxima[rows]), batch_size=_QUERY_BATCH)
-
-
-@functools.partial(jax.jit, static_argnames="devices")
-def _merge(best: _Best | None, found: _Best, devices: int) -> _Best:
-    """Merges the best items so far and those that each device has found in a chunk."""
-    k = found.scores.shape[1]
-    found = jax.tree.map(lambda x: jnp.concatenate(jnp.split(x, devices), axis=1), found)
-    if best is not None:
-        found = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), best, found)
-    # Items of a single device are in order of their ids, but not those of several devices.
-    if devices > 1:
-        ordered = lax.sort((-found.scores, found.ids), num_keys=2)
-        return _Best(-ordered[0][:, :k], ordered[1][:, :k])
-    scores, places = lax.top_k(found.scores, k)
-    return _Best(scores, jnp.take_along_axis(found.ids, places, axis=1))
-
-
-def _distances(
-    space: Space, gallery: Gallery, block: _Block, best: _Best
-) -> Float[np.ndarray, "b k"]:
-    size, k = best.ids.shape
-    step = max(1, min(size, _FETCH_BYTES // (4 * k * block.points.shape[1])))
+def _by_products(
+    queries: Float[ArrayLike, "n d"],
+    gallery: Gallery,
+    score: Score,
+    depth: _Depth,
+    block_size: int,
+) -> Neighbors:
+    """Selects candidates by their scores, and sorts them by their distances."""
+    mesh, (k, candidates) = gallery.mesh, depth
+    itemsize, dim = np.dtype(score.precision.value).itemsize, queries.shape[1]
+    most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
+    size = inputs.round_up(min(block_size, len(queries), most), _MIN_BLOCK)
+    limits = (gallery.rows, _SCORE_BYTES // (itemsize * size), _CHUNK_BYTES // (4 * dim))
+    rows = inputs.round_up(max(min(limits), 1), inputs.MULTIPLE)
+    per_query = itemsize * max(dim, 2 * candidates)
+    step = inputs.round_up(max(_PART_BYTES // per_query, 1), size)
     parts = []
-    for part in (slice(start, start + step) for start in range(0, size, step)):
-        points, rows = gallery.points(best.ids[part])
-        parts.append(np.asarray(_distances_to_rows(space, block.points[part], points, rows)))
-    return np.concatenate(parts)
+    with ThreadPoolExecutor(num_threads(mesh)) as pool:
+        selector = Selector(mesh, candidates, (size, rows), score.precision, pool)
+        for start in range(0, len(queries), step):
+            blocks = _blocks(
+                queries, range(start, min(start + step, len(queries)), size), score, mesh
+            )
+            best = [None] * len(blocks)
+            for chunk in gallery.chunks(score, rows):
+                for i, block in enumerate(blocks):
+                    best[i] = selector.update(chunk, block.vectors, best[i])
+            sort = functools.partial(subtraction.nearest_candidates, score.space, gallery, k)
+            parts.extend(pool.map(sort, (block.points for block in blocks), best))
+    found = Neighbors(
+        *(np.concatenate(arrays)[: len(queries)] for arrays in zip(*parts, strict=True))
+    )
+    return found._replace(certain=found.certain | (candidates == gallery.size))
 
 
-@jax.jit
-def _distances_to_rows(
-    space: Space, queries: Float[Array, "b d"], points: Float[Array, "m d"], rows: Int[Array, "b k"]
-) -> Float[Array, "b k"]:
-    def distances_to_query(inputs: tuple[Array, Array]) -> Float[Array, " k"]:
-        query, rows = inputs
-        return space.distance(query, points[rows])
-
-    return lax.map(distances_to_query, (queries, rows), batch_size=_QUERY_BATCH)
+def _blocks(
+    queries: Float[ArrayLike, "n d"], starts: range, score: Score, mesh: Mesh
+) -> list[_Block]:
+    blocks, size = [], starts.step
+    for start in starts:
+        points = inputs.float32(queries[start : min(start + size, starts.stop)])
+        score.space.check(points, first=start)
+        points = jax.device_put(inputs.pad_rows(points, size), NamedSharding(mesh, P()))
+        blocks.append(_Block(points, score.of(points).query))
+    return blocks

@@ -137,7 +137,7 @@ def test_result_does_not_depend_on_the_size_of_streamed_chunks(monkeypatch, tmp_
     expected = nearest_neighbors(x, y, k=70, space=space)
     np.save(tmp_path / "gallery.npy", y)
     mapped = np.load(tmp_path / "gallery.npy", mmap_mode="r")
-    monkeypatch.setattr(neighbors, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(neighbors, "_SCORE_BYTES", block_bytes)
     for gallery in (mapped, jnp.asarray(y)):
         for block_size in (64, 100):
             found = nearest_neighbors(x, gallery, k=70, space=space, block_size=block_size)
@@ -175,8 +175,8 @@ for space in (Sphere(), PoincareBall(0.1, 2.3)):
     hits = labels[listed] == labels[:, None]
     first = np.where(hits.any(axis=1), hits.argmax(axis=1), 300)
     np.testing.assert_array_equal(np.minimum(ranks, 300), first)
-    for limit in (neighbors._BLOCK_BYTES, 20_000):
-        neighbors._BLOCK_BYTES = limit
+    for limit in (neighbors._SCORE_BYTES, 20_000):
+        neighbors._SCORE_BYTES = limit
         for gallery in (x, sharded):
             found = nearest_neighbors(x[:200], gallery, k=30, space=space)
             np.testing.assert_array_equal(found[1], expected[1])
@@ -226,6 +226,6 @@ def test_error_names_an_invalid_row_in_a_later_chunk(monkeypatch):
     x = points(Sphere(), 0, 1000, 4)
     bad = np.concatenate([x, x])
     bad[1500, 2] = np.inf
-    monkeypatch.setattr(neighbors, "_BLOCK_BYTES", 100_000)
+    monkeypatch.setattr(neighbors, "_SCORE_BYTES", 100_000)
     with pytest.raises(UserError, match="embedding 1500 is not finite"):
         nearest_neighbors(x[:64], bad, k=3, space=Sphere())

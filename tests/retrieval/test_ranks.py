@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.retrieval import match_ranks, ranks, recall_at_k
+from hypjax.retrieval import match_ranks, recall_at_k, tiles
 
 SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 0.8), PoincareBall(0.0, None)]
 
@@ -60,7 +60,7 @@ def test_result_does_not_depend_on_the_tile_size(monkeypatch, tile):
     space = PoincareBall(0.1, 2.3)
     x, labels = labelled_points(space, 0, 130, 8, 20, duplicates=30)
     expected = match_ranks(x, labels, space=space)
-    monkeypatch.setattr(ranks, "_TILE", tile)
+    monkeypatch.setattr(tiles, "_TILE", tile)
     jax.clear_caches()
     np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
 
@@ -105,9 +105,9 @@ def test_ranks_mark_queries_without_a_match():
     x, labels = labelled_points(Sphere(), 0, 300, 4, 5, duplicates=0)
     labels[7] = 9
     separate = match_ranks(x, labels, x, np.where(labels == 3, 2, labels), space=Sphere())
-    np.testing.assert_array_equal(separate == ranks.NO_MATCH, labels == 3)
+    np.testing.assert_array_equal(separate == tiles.NO_MATCH, labels == 3)
     np.testing.assert_array_equal(
-        np.flatnonzero(match_ranks(x, labels, space=Sphere()) == ranks.NO_MATCH), [7]
+        np.flatnonzero(match_ranks(x, labels, space=Sphere()) == tiles.NO_MATCH), [7]
     )
 
 
@@ -175,7 +175,7 @@ def test_half_precision_points_are_compared_in_float32():
 @given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=40), tile=st.sampled_from([64, 128]))
 @settings(max_examples=100, deadline=None)
 def test_small_classes_do_not_cross_tile_boundaries(sizes, tile):
-    rows = ranks._rows_of_classes(np.array(sizes), tile)
+    rows = tiles._rows_of_classes(np.array(sizes), tile)
     assert len(rows) == sum(sizes) and (np.diff(rows) > 0).all()
     for size, end in zip(sizes, np.cumsum(sizes), strict=True):
         if 0 < size <= tile // 16:
@@ -183,7 +183,7 @@ def test_small_classes_do_not_cross_tile_boundaries(sizes, tile):
 
 
 def test_equals_brute_force_over_many_tiles(monkeypatch):
-    monkeypatch.setattr(ranks, "_TILE", 64)
+    monkeypatch.setattr(tiles, "_TILE", 64)
     jax.clear_caches()
     space = Sphere()
     x, _ = labelled_points(space, 0, 700, 8, 5, duplicates=100)

@@ -1,0 +1,166 @@
+"""Scores from matrix products, with a bound on their rounding errors.
+
+For each query i and item j, the product ⟨query_i, gallery_j⟩ is a score from which
+
+    score − 2·slack  ≤  −separation  ≤  score,      slack = a_i·b_j + b_i·a_j,
+
+where the separation is the one that `Space.separation` computes by subtraction in float64. So an
+item with a high score may be near, and one with a low score is certainly not.
+
+The bound is that of a sum of products in any order (Higham, *Accuracy and Stability of Numerical
+Algorithms*, 2nd ed., Section 3.1): with n terms and unit roundoff u, the error is at most about n·u
+times the sum of the absolute products. By Cauchy-Schwarz these are at most q_i·q_j + o_i + o_j with
+the lengths q of the vectors and the offsets o; with f² = max(1, q²/2o), this is at most
+2·f_i·f_j·(o_i + o_j).
+"""
+
+import dataclasses
+import enum
+import functools
+import logging
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float
+
+from hypjax.geometry import SearchTerms, Space
+
+_LOG = logging.getLogger(__name__)
+
+# Score of padding: below that of any point, and finite, since parts of infinity may be NaN.
+PADDING = -(2.0**126)
+# Smallest offset assumed in bounds, so that they exceed the errors of subnormal numbers.
+_SMALLEST_OFFSET = 2.0**-80
+# Roundings of a product besides those of its sum: of the factors, the offsets and the slack.
+_OTHER_ROUNDINGS = 16
+
+
+class Precision(enum.Enum):
+    """Floating-point format of scores."""
+
+    SINGLE = "float32"
+    DOUBLE = "float64"
+
+    def enabled(self) -> AbstractContextManager[None]:
+        """A context in which JAX computes in this format; it holds for the current thread."""
+        return jax.enable_x64(self is Precision.DOUBLE)
+
+    def roundoff(self, platform: str) -> float:
+        """Unit roundoff of sums of products on a platform.
+
+        TPUs compute float32 products from six products in bfloat16, and float64 from pairs of
+        float32.
+        """
+        if self is Precision.SINGLE:
+            return 2.0**-21 if platform == "tpu" else 2.0**-24
+        return 2.0**-44 if platform == "tpu" else 2.0**-53
+
+
+class Scored(NamedTuple):
+    """Factors of the scores of points.
+
+    Attributes:
+        query: Vectors of the points as queries.
+        gallery: Vectors of the points as gallery items.
+        slack: a and b of the bound; 0 for padding.
+    """
+
+    query: Float[Array, "n v"]
+    gallery: Float[Array, "n v"]
+    slack: Float[Array, "n 2"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Score:
+    """How points are compared.
+
+    Attributes:
+        space: Space of the points.
+        centre: Point near which scores are most accurate, in float64.
+        precision: Precision of the scores.
+    """
+
+    space: Space
+    centre: Float[np.ndarray, " d"]
+    precision: Precision = Precision.SINGLE
+
+    @classmethod
+    def around(cls, space: Space, points: Float[np.ndarray, "n d"]) -> "Score":
+        """A score in float32 that is most accurate near the given points."""
+        return cls(space, np.mean(points, axis=0, dtype=np.float64))
+
+    def of(self, x: Float[ArrayLike, "n d"], valid: Bool[ArrayLike, " n"] | None = None) -> Scored:
+        """Factors of the scores of points, computed in float64 and rounded to the precision.
+
+        Args:
+            x: Points, [n, d]. JAX arrays stay on their devices.
+            valid: Whether a row is a point, [n], or padding, which scores `PADDING` in both roles.
+                By default all rows are points.
+        """
+        on_devices = isinstance(x, jax.Array)
+        platform = (next(iter(x.devices())) if on_devices else jax.local_devices()[0]).platform
+        roundoffs = tuple(p.roundoff(platform) for p in (self.precision, Precision.DOUBLE))
+        with jax.enable_x64(True):
+            return _scored(self.space, x, valid, self.centre, self.precision, roundoffs)
+
+
+def report(what: str, queries: int, repeated: int, subtracted: int) -> None:
+    """Logs how many queries products in float32 answered with certainty.
+
+    Args:
+        what: What was searched for.
+        queries: Number of queries.
+        repeated: Number of those that products in float32 left uncertain.
+        subtracted: Number of those that products in float64 left uncertain, too.
+    """
+    _LOG.info(
+        "%s: certified=%d of %d queries by products in float32, %d in float64, %d by subtraction",
+        *(what, queries - repeated, queries, repeated - subtracted, subtracted),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("precision", "roundoffs"))
+def _scored(
+    space: Space,
+    x: Float[ArrayLike, "n d"],
+    valid: Bool[ArrayLike, " n"] | None,
+    centre: Float[ArrayLike, " d"],
+    precision: Precision,
+    roundoffs: tuple[float, float],
+) -> Scored:
+    terms = space.search_terms(x.astype(jnp.float64), centre)
+    a, b = _slack(terms, x.shape[1], roundoffs)
+    offset, one = terms.offset[:, None], jnp.ones_like(a)
+    query = jnp.concatenate([terms.query, -offset, one, a, b], axis=1)
+    gallery = jnp.concatenate([terms.gallery, one, -offset, b, a], axis=1)
+    factors = Scored(query, gallery, jnp.concatenate([a, b], axis=1))
+    if valid is not None:
+        columns = query.shape[1]
+        padding = np.zeros((2, columns))
+        padding[0, columns - 4] = padding[1, columns - 3] = PADDING  # The other factor is 1.
+        rows = Scored(*padding, 0.0)
+        factors = jax.tree.map(lambda x, row: jnp.where(valid[:, None], x, row), factors, rows)
+    return jax.tree.map(lambda x: x.astype(precision.value), factors)
+
+
+def _slack(
+    terms: SearchTerms, dim: int, roundoffs: tuple[float, float]
+) -> tuple[Float[Array, "n 1"], Float[Array, "n 1"]]:
+    """The a and b of the bound.
+
+    Relative to the sum of its absolute products, a score errs by at most ε + ρ_i + ρ_j: ε for the
+    product, ρ for the terms and the separations in float64. This is at most e_i·e_j with
+    e = √ε·(1 + ρ/ε).
+    """
+    product, double = roundoffs
+    epsilon = product * (terms.query.shape[1] + 4 + _OTHER_ROUNDINGS)
+    rho = 2 * double * (dim + _OTHER_ROUNDINGS) * terms.condition
+    offset = jnp.maximum(terms.offset, _SMALLEST_OFFSET)
+    square = jnp.sum(terms.query * terms.query, axis=1)
+    f = jnp.sqrt(jnp.maximum(1, square / (2 * offset)))
+    b = (2 * epsilon) ** 0.5 * (1 + rho / epsilon) * f
+    return (b * offset)[:, None], b[:, None]

@@ -1,0 +1,154 @@
+"""Selection of the items with the highest scores, block by block."""
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from hypjax.geometry.products import inner_products
+from hypjax.retrieval.galleries import AXIS, Chunk
+from hypjax.retrieval.scores import Precision
+from hypjax.system.cores import usable_cores
+
+_GROUP = 64  # Items of a group; only the groups with the largest maxima are searched further.
+_QUERY_BATCH = 64  # Queries selected for at once, so that candidates fit into a CPU's cache.
+_MAX_THREADS = 4
+
+
+class Best(NamedTuple):
+    """The items found so far for the queries of a block, by descending score."""
+
+    scores: Float[Array, "b k"]
+    ids: Int[Array, "b k"]
+
+
+def num_threads(mesh: Mesh) -> int:
+    """Number of threads that select on a CPU: a power of two, which divides a block."""
+    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
+        return 1
+    cores = min(usable_cores(), _MAX_THREADS)
+    return 1 << (cores.bit_length() - 1)
+
+
+class Selector:
+    """Searches chunks of the gallery for blocks of queries.
+
+    On a CPU, a matrix product uses all cores but a selection only one. There, several threads
+    select for parts of a block.
+    """
+
+    def __init__(
+        self, mesh: Mesh, k: int, shape: tuple[int, int], precision: Precision, pool: Executor
+    ) -> None:
+        """Allocates the buffer of scores.
+
+        Args:
+            mesh: Devices that share the gallery.
+            k: Number of items to find.
+            shape: Queries of a block, and rows of a chunk on each device.
+            precision: Precision of the scores.
+            pool: Executor with `num_threads(mesh)` threads.
+        """
+        self._precision, self._pool, self._k = precision, pool, k
+        self._parts = np.split(np.arange(shape[0], dtype=np.int32), num_threads(mesh))
+        self._multiply, self._select = _programs(mesh, k)
+        # All products reuse this buffer, because memory is expensive when it is first touched.
+        size = (mesh.size * shape[0], shape[1])
+        with precision.enabled():
+            self._buffer = jnp.zeros(size, precision.value, device=NamedSharding(mesh, P(AXIS)))
+
+    def update(self, chunk: Chunk, queries: Float[Array, "b v"], best: Best | None) -> Best:
+        """Merges the best items of a chunk into those found so far."""
+        with self._precision.enabled():
+            self._buffer, maxima = self._multiply(self._buffer, queries, chunk)
+        found = self._select_in_threads(maxima, chunk)
+        if best is None and chunk.first.size == 1:
+            return found
+        with self._precision.enabled():
+            return _merge(best, found, chunk.first.size, self._k)
+
+    def _select_in_threads(self, maxima: Float[Array, "b groups"], chunk: Chunk) -> Best:
+        def select(rows: Int[np.ndarray, " p"]) -> Best:
+            with self._precision.enabled():
+                return self._select(self._buffer, maxima, chunk, rows)
+
+        if len(self._parts) == 1:
+            return select(self._parts[0])
+        # A program runs on its thread only while the thread waits for it.
+        found = self._pool.map(lambda rows: jax.block_until_ready(select(rows)), self._parts)
+        with self._precision.enabled():
+            return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+
+
+@functools.cache
+def _programs(mesh: Mesh, k: int) -> tuple[Callable, Callable]:
+    """The two jitted steps of a search; each device has its own rows of the gallery."""
+    shared = Chunk(P(AXIS), P(AXIS))
+    multiply = jax.shard_map(
+        _multiply, mesh=mesh, in_specs=(P(AXIS), P(), shared), out_specs=P(AXIS)
+    )
+    select = jax.shard_map(
+        functools.partial(_select, k=k),
+        mesh=mesh,
+        in_specs=(P(AXIS), P(AXIS), shared, P()),
+        out_specs=P(AXIS),
+        check_vma=False,
+    )
+    return jax.jit(multiply, donate_argnums=0, keep_unused=True), jax.jit(select)
+
+
+def _multiply(
+    buffer: Float[Array, "b r"], queries: Float[Array, "b v"], chunk: Chunk
+) -> tuple[Float[Array, "b r"], Float[Array, "b groups"]]:
+    """All scores of a block and a chunk, and the highest one of each group of items."""
+    del buffer  # Donated, so that the scores take its memory.
+    scores = inner_products(queries, chunk.vectors)
+    return scores, jnp.max(scores.reshape(len(scores), -1, _GROUP), axis=2)
+
+
+def _select(
+    scores: Float[Array, "b r"],
+    maxima: Float[Array, "b groups"],
+    chunk: Chunk,
+    rows: Int[Array, " p"],
+    *,
+    k: int,
+) -> Best:
+    """The k best items of a chunk, or all if it has fewer, for some queries of the block.
+
+    They are in the k groups with the largest maxima: any other item comes after at least one item
+    of each of these groups.
+    """
+    num_groups = maxima.shape[1]
+    count, k = min(k, num_groups), min(k, scores.shape[1])
+    grouped = scores.reshape(-1, _GROUP)
+
+    def select_row(inputs: tuple[Array, Array]) -> Best:
+        row, maxima = inputs
+        largest, groups = lax.top_k(maxima, count)
+        chosen = grouped.at[row * num_groups + groups].get(mode="clip")
+        if count == k:  # At least k items reach the smallest of these maxima; drop all below it.
+            chosen = jnp.where(chosen >= jnp.min(largest), chosen, -jnp.inf)
+        found, places = lax.top_k(chosen.reshape(-1), k)
+        items = groups[places // _GROUP] * _GROUP + places % _GROUP
+        return Best(found, chunk.first + items)
+
+    return lax.map(select_row, (rows, maxima[rows]), batch_size=_QUERY_BATCH)
+
+
+@functools.partial(jax.jit, static_argnames=("devices", "k"))
+def _merge(best: Best | None, found: Best, devices: int, k: int) -> Best:
+    """Merges the best items so far and those that each device has found in a chunk."""
+    found = jax.tree.map(lambda x: jnp.concatenate(jnp.split(x, devices), axis=1), found)
+    if best is not None:
+        found = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), best, found)
+    scores, places = lax.top_k(found.scores, min(k, found.scores.shape[1]))
+    return Best(scores, jnp.take_along_axis(found.ids, places, axis=1))

@@ -1,0 +1,318 @@
+"""Bounds on the rank of each query's nearest match, tile by tile without sorting scores.
+
+Queries and items are sorted by class, so that matches are confined to few tiles of the score
+matrix. These are computed twice: to bound the score of the nearest match, and to count the items
+before it. In all other tiles every item counts, which takes two comparisons: one for the items that
+may come before the match, and one for those that surely do.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from hypjax.geometry.products import inner_products
+from hypjax.retrieval import inputs
+from hypjax.retrieval.inputs import Labelled
+from hypjax.retrieval.scores import Score, Scored
+
+NO_MATCH = np.iinfo(np.int32).max
+_TILE = 2048  # Queries and items of a tile, so that its scores fit into a CPU's cache.
+_AXIS = "tiles"
+# Factors that widen computed thresholds by more than their rounding errors.
+_WIDER = {np.float32: 2.0**-18, np.float64: 2.0**-40}
+
+
+class RankBounds(NamedTuple):
+    """Bounds on the rank of each query's nearest match; `NO_MATCH` if there is none.
+
+    Attributes:
+        least: Number of items that surely come before the match.
+        most: Number of items that may come before it.
+    """
+
+    least: Int[np.ndarray, " n"]
+    most: Int[np.ndarray, " n"]
+
+
+def bound_ranks(queries: Labelled, gallery: Labelled | None, score: Score) -> RankBounds:
+    """Bounds the rank of each query's nearest match. All local devices share the work.
+
+    Args:
+        queries: Queries. If they have ids, each is left out of its own results.
+        gallery: Points to search; by default the queries.
+        score: How points are compared.
+    """
+    symmetric = gallery is None
+    query_points = _sort_by_class(score, queries)
+    gallery_points = query_points if symmetric else _sort_by_class(score, gallery)
+    mesh = Mesh(jax.local_devices(), _AXIS)
+    matching, others = _tiles(query_points.labels, gallery_points.labels, symmetric)
+    with score.precision.enabled():
+        replicated = NamedSharding(mesh, P())
+        points = jax.device_put((query_points, gallery_points), replicated)
+        matching, others = _distribute(mesh, matching), _distribute(mesh, others)
+        thresholds = _thresholds(mesh, queries.ids is not None)(*points, matching)
+        counts = _count_before(mesh, symmetric)(*points, thresholds, matching, others)
+    place = query_points.place
+    valid = place >= 0
+    bounds = np.empty((len(queries.labels), 2), np.int32)
+    bounds[place[valid]] = np.asarray(counts)[valid]
+    return RankBounds(bounds[:, 0], bounds[:, 1])
+
+
+class _Points(NamedTuple):
+    """Points sorted by class and padded to whole tiles.
+
+    Attributes:
+        factors: Factors of the scores.
+        labels: Class numbers; −1 for padding.
+        ids: Indices in the gallery; `NO_MATCH` for padding.
+        place: Places before the sort; −1 for padding.
+    """
+
+    factors: Scored
+    labels: Int[np.ndarray | Array, " p"]
+    ids: Int[np.ndarray | Array, " p"]
+    place: Int[np.ndarray | Array, " p"]
+
+
+class _Thresholds(NamedTuple):
+    """Scores that tell on which side of a query's nearest match an item is.
+
+    Attributes:
+        may: An item with a lower score surely comes after the match.
+        must: An item with a higher score surely comes before the match; −inf if there is no match.
+    """
+
+    may: Float[Array, " p"]
+    must: Float[Array, " p"]
+
+
+class _Tiles(NamedTuple):
+    """Some tiles of the score matrix, distributed over devices.
+
+    Attributes:
+        rows: Row indices of each device's tiles.
+        columns: Column indices of each device's tiles.
+        counts: Number of tiles of each device; the rest of `rows` and `columns` is padding.
+    """
+
+    rows: Int[Array, "devices t"]
+    columns: Int[Array, "devices t"]
+    counts: Int[Array, " devices"]
+
+
+def _sort_by_class(score: Score, given: Labelled) -> _Points:
+    points, labels = inputs.float32(given.points), given.labels
+    ids = np.arange(len(labels)) if given.ids is None else given.ids
+    score.space.check(points)
+    order = np.argsort(labels, kind="stable")
+    rows = _rows_of_classes(np.bincount(labels), _tile_side(len(labels)))
+    place = np.full(inputs.round_up(rows[-1] + 1, _tile_side(len(labels))), -1)
+    place[rows] = order
+    valid = place >= 0
+    return _Points(
+        score.of(points[place], valid),
+        np.where(valid, labels[place], -1).astype(np.int32),
+        np.where(valid, ids[place], NO_MATCH).astype(np.int32),
+        place,
+    )
+
+
+def _rows_of_classes(sizes: Int[np.ndarray, " classes"], tile: int) -> Int[np.ndarray, " n"]:
+    """Rows for points sorted by class, with gaps so that small classes never cross a tile boundary.
+
+    Fewer tiles next to the diagonal then contain matches and are computed twice.
+    """
+    starts, end = [], 0
+    for size in sizes.tolist():
+        left = -end % tile
+        if left < size <= tile // 16:
+            end += left
+        starts.append(end)
+        end += size
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(np.array(starts) - before, sizes) + np.arange(sizes.sum())
+
+
+def _tile_side(points: int) -> int:
+    """Side of the tiles for a number of points."""
+    return min(_TILE, inputs.round_up(points, inputs.MULTIPLE))
+
+
+def _tiles(
+    query_labels: Int[np.ndarray, " p"], labels: Int[np.ndarray, " q"], symmetric: bool
+) -> tuple[Int[np.ndarray, "t 2"], Int[np.ndarray, "u 2"]]:
+    """Tiles (row, column) that may contain matches, and all others.
+
+    If the gallery is the queries, each of the others also stands for its transpose.
+    """
+    rows, columns = (x.reshape(-1, _tile_side(len(x))) for x in (query_labels, labels))
+    row_first, first = rows[:, 0], columns[:, 0]
+    row_last, last = rows.max(axis=1), columns.max(axis=1)
+    matching = (row_first[:, None] <= last) & (first <= row_last[:, None])
+    others = np.triu(~matching) if symmetric else ~matching
+    return np.argwhere(matching), np.argwhere(others)
+
+
+def _distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"]) -> _Tiles:
+    """Distributes tiles over devices, padded to a power of two so that programs are reused."""
+    devices = mesh.size
+    capacity = 1 << max(len(tiles) - 1, 1).bit_length()
+    capacity = max(inputs.round_up(capacity, devices) // devices, 1)
+    indices = np.zeros((devices, capacity, 2), np.int32)
+    for device in range(devices):
+        share = tiles[device::devices]
+        indices[device, : len(share)] = share
+    counts = np.array([len(tiles[device::devices]) for device in range(devices)], np.int32)
+    return jax.device_put(
+        _Tiles(indices[..., 0], indices[..., 1], counts), NamedSharding(mesh, P(_AXIS))
+    )
+
+
+def _rows(points: Any, number: Int[Array, ""], tile: int) -> Any:
+    """The rows of a tile, from each array of a tree."""
+    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, number * tile, tile), points)
+
+
+def _visit(tiles: _Tiles, visit: Callable[[Array, Array, Any], Any], state: Any) -> Any:
+    """Updates a state by each tile in turn.
+
+    Tile indices are loaded one step ahead: otherwise XLA on a CPU loads them again for every
+    element that it compares.
+    """
+
+    def step(i: Int[Array, ""], carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
+        state, row, column = carry
+        return visit(row, column, state), tiles.rows[0, i + 1], tiles.columns[0, i + 1]
+
+    first = (state, tiles.rows[0, 0], tiles.columns[0, 0])
+    return lax.fori_loop(0, tiles.counts[0], step, first)[0]
+
+
+@functools.cache
+def _thresholds(
+    mesh: Mesh, exclude_self: bool
+) -> Callable[[_Points, _Points, _Tiles], _Thresholds]:
+    """Jitted function that bounds the score of each query's nearest match."""
+
+    def thresholds(query_points: _Points, gallery_points: _Points, tiles: _Tiles) -> _Thresholds:
+        height, width = _tile_side(len(query_points.ids)), _tile_side(len(gallery_points.ids))
+
+        def update(row: Int[Array, ""], column: Int[Array, ""], best: _Thresholds) -> _Thresholds:
+            queries = _rows(query_points, row, height)
+            items = _rows(gallery_points, column, width)
+            matches = queries.labels[:, None] == items.labels
+            if exclude_self:
+                matches &= queries.ids[:, None] != items.ids
+            most = inner_products(queries.factors.query, items.factors.gallery)
+            least = most - 2 * _slack(queries.factors, items.factors.slack.T[:, None])
+            found = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (least, most))
+            return jax.tree.map(
+                lambda x, part: lax.dynamic_update_slice_in_dim(
+                    x, jnp.maximum(part, _rows(x, row, height)), row * height, axis=0
+                ),
+                best,
+                _Thresholds(*found),
+            )
+
+        none_found = jnp.full_like(query_points.factors.slack[:, 0], -jnp.inf)
+        least, most = lax.pmax(_visit(tiles, update, _Thresholds(none_found, none_found)), _AXIS)
+        slack = _slack(query_points.factors, jnp.max(gallery_points.factors.slack, axis=0))[:, 0]
+        return _Thresholds(_widened(least, -1), _widened(_widened(most, 1) + 2 * slack, 1))
+
+    return _over_tiles(mesh, thresholds, points=2, tiles=1)
+
+
+def _slack(queries: Scored, items: tuple[Array, Array]) -> Array:
+    """Slack of queries [h], and of items that have the given a and b, broadcast."""
+    a, b = queries.slack[:, :1], queries.slack[:, 1:]
+    return a * items[1] + b * items[0]
+
+
+def _widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:
+    """A threshold moved by more than its rounding error, up or down."""
+    return threshold + sign * _WIDER[threshold.dtype.type] * jnp.abs(threshold)
+
+
+@functools.cache
+def _count_before(
+    mesh: Mesh, symmetric: bool
+) -> Callable[[_Points, _Points, _Thresholds, _Tiles, _Tiles], Int[Array, "p 2"]]:
+    """Jitted function that counts the items that surely, or may, precede each nearest match."""
+
+    def count_all(
+        query_points: _Points,
+        gallery_points: _Points,
+        thresholds: _Thresholds,
+        matching: _Tiles,
+        others: _Tiles,
+    ) -> Int[Array, "p 2"]:
+        height, width = _tile_side(len(query_points.ids)), _tile_side(len(gallery_points.ids))
+
+        def count_matching(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
+            queries = _rows(query_points, row, height)
+            items = _rows(gallery_points, column, width)
+            scores = inner_products(queries.factors.query, items.factors.gallery)
+            mismatches = queries.labels[:, None] != items.labels
+            scores = jnp.where(mismatches, scores, -jnp.inf)
+            return _add(counts, row, _count_in_rows(scores, _rows(thresholds, row, height)))
+
+        def count_other(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
+            queries = _rows(query_points.factors.query, row, height)
+            items = _rows(gallery_points.factors.gallery, column, width)
+            scores = inner_products(queries, items)
+            counts = _add(counts, row, _count_in_rows(scores, _rows(thresholds, row, height)))
+            if symmetric:  # The transposed tile: columns are queries and rows are items.
+                of_columns = _count_in_columns(scores, _rows(thresholds, column, width))
+                counts = _add(counts, column, of_columns)
+            return counts
+
+        counts = jnp.zeros((len(query_points.ids), 2), jnp.int32)
+        counts = _visit(others, count_other, _visit(matching, count_matching, counts))
+        matched = thresholds.must > -jnp.inf
+        return jnp.where(matched[:, None], lax.psum(counts, _AXIS), NO_MATCH)
+
+    return _over_tiles(mesh, count_all, points=3, tiles=2)
+
+
+def _count_in_rows(scores: Float[Array, "h w"], thresholds: _Thresholds) -> Int[Array, "h 2"]:
+    """Numbers of items that surely, and may, come before each row's nearest match.
+
+    One sum counts both: it is below 2²⁴, up to which float32 is exact.
+    """
+    both = jnp.where(scores >= thresholds.may[:, None], jnp.float32(1), jnp.float32(0))
+    both = jnp.where(scores > thresholds.must[:, None], jnp.float32(1 + 2 * _TILE), both)
+    total = jnp.sum(both, axis=1).astype(jnp.int32)
+    return jnp.stack([total // (2 * _TILE), total % (2 * _TILE)], axis=1)
+
+
+def _count_in_columns(scores: Float[Array, "h w"], thresholds: _Thresholds) -> Int[Array, "w 2"]:
+    """Like `_count_in_rows`, for columns; this way of adding is the fastest one on a CPU."""
+    both = jnp.where(scores >= thresholds.may, jnp.int16(1), jnp.int16(0))
+    both = jnp.where(scores > thresholds.must, jnp.int16(1 + 256), both)
+    groups = both.reshape(-1, inputs.MULTIPLE, scores.shape[1])
+    sums = jnp.sum(groups, axis=1, dtype=jnp.int16).astype(jnp.int32)
+    return jnp.stack([jnp.sum(sums >> 8, axis=0), jnp.sum(sums & 255, axis=0)], axis=1)
+
+
+def _add(counts: Int[Array, "p 2"], tile: Int[Array, ""], more: Int[Array, "h 2"]) -> Array:
+    start = tile * len(more)
+    more += lax.dynamic_slice_in_dim(counts, start, len(more))
+    return lax.dynamic_update_slice_in_dim(counts, more, start, axis=0)
+
+
+def _over_tiles(mesh: Mesh, function: Callable, *, points: int, tiles: int) -> Callable:
+    """Jits a function whose tiles are distributed over devices and whose points are replicated."""
+    specs = (P(),) * points + (P(_AXIS),) * tiles
+    return jax.jit(
+        jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    )
