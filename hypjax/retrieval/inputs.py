@@ -27,6 +27,16 @@ class Labelled(NamedTuple):
     labels: Int[np.ndarray, " n"]
     ids: Int[np.ndarray, " n"] | None = None
 
+    def part(self, rows: Int[np.ndarray, " r"]) -> "Labelled":
+        """Some of the points."""
+        return Labelled(*(None if array is None else array[rows] for array in self))
+
+
+def items_of_classes(labels: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, " c"]]:
+    """Rows of each class, ascending."""
+    order = np.argsort(labels, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(labels)))
+
 
 def float32(x: Float[ArrayLike, "n d"]) -> Float[ArrayLike, "n d"]:
     """Converts points to float32; JAX arrays stay on their devices."""

@@ -1,6 +1,5 @@
 """Exact nearest neighbours in blocks: in memory, from disk, or over several devices."""
 
-import dataclasses
 import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -27,7 +26,7 @@ _PART_BYTES = 32 * 2**20  # Largest size of the queries that are searched for in
 _RESULT_BYTES = 32 * 2**20  # Largest size of the candidates of a block.
 _MIN_BLOCK = 4  # Queries of a block are a multiple of this, so that threads can share it.
 _SPARE = 4  # Candidates beyond k. The last one's score bounds those of all other items.
-_MORE = 128  # Further candidates of queries that are searched for again.
+_MORE = 48  # Further candidates of queries that are searched for again.
 
 
 def nearest_neighbors(
@@ -147,11 +146,13 @@ def _nearest(
     effort = [len(queries)]
     uncertain = np.flatnonzero(~found.certain)
     effort.append(len(uncertain))
-    if len(uncertain) > subtraction.FEW:
-        score = dataclasses.replace(score, precision=Precision.DOUBLE)
+    points = inputs.float32(np.asarray(queries[uncertain]))
+    if not subtraction.is_cheapest(points):
         depth = _Depth(k, min(2 * k + _MORE, len(gallery)))
-        again = _by_products(queries[uncertain], searched, score, depth, block_size)
-        _update(found, uncertain, again)
+        for rows in scores.crowds(points):
+            score = Score.around(space, points[rows], Precision.DOUBLE)
+            again = _by_products(points[rows], searched, score, depth, block_size)
+            _update(found, uncertain[rows], again)
         uncertain = np.flatnonzero(~found.certain)
     effort.append(len(uncertain))
     if len(uncertain):

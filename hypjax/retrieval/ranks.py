@@ -1,6 +1,5 @@
 """Exact rank of each query's nearest match."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,21 +58,20 @@ def match_ranks(
     found = bounds.least.copy()
     rows = np.flatnonzero(_undecided(bounds, ks))
     effort = [len(queries), len(rows)]
-    if len(rows) > subtraction.FEW:
-        score = dataclasses.replace(score, precision=Precision.DOUBLE)
-        bounds = bound_ranks(_part(asked, rows), searched, score)
-        found[rows] = bounds.least
-        rows = rows[_undecided(bounds, ks)]
+    points = inputs.float32(np.asarray(queries[rows]))
+    if not subtraction.is_cheapest(points):
+        left = []
+        for crowd in scores.crowds(points):
+            score = Score.around(space, points[crowd], Precision.DOUBLE)
+            bounds = bound_ranks(asked.part(rows[crowd]), searched, score)
+            found[rows[crowd]] = bounds.least
+            left.append(rows[crowd][_undecided(bounds, ks)])
+        rows = np.sort(np.concatenate(left))
     effort.append(len(rows))
     if len(rows):
-        found[rows] = subtraction.ranks(space, _part(asked, rows), searched)
+        found[rows] = subtraction.ranks(space, asked.part(rows), searched)
     scores.report("ranks", *effort)
     return found
-
-
-def _part(queries: Labelled, rows: Int[np.ndarray, " r"]) -> Labelled:
-    """Some of the queries."""
-    return Labelled(*(None if array is None else array[rows] for array in queries))
 
 
 def _undecided(bounds: RankBounds, ks: Sequence[int] | None) -> Bool[np.ndarray, " n"]:

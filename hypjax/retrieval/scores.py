@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.geometry import SearchTerms, Space
 
@@ -37,6 +37,7 @@ PADDING = -(2.0**126)
 _SMALLEST_OFFSET = 2.0**-80
 # Roundings of a product besides those of its sum: of the factors, the offsets and the slack.
 _OTHER_ROUNDINGS = 16
+_MAX_CROWDS, _CROWD = 16, 1024  # Largest number of groups of points, and their least mean size.
 
 
 class Precision(enum.Enum):
@@ -58,6 +59,21 @@ class Precision(enum.Enum):
         if self is Precision.SINGLE:
             return 2.0**-21 if platform == "tpu" else 2.0**-24
         return 2.0**-44 if platform == "tpu" else 2.0**-53
+
+
+def crowds(points: Float[np.ndarray, "n d"]) -> list[Int[np.ndarray, " r"]]:
+    """Splits points into groups, so that crowds far from each other are in different ones.
+
+    Points are cut where their projections on a line are farthest apart.
+
+    Returns:
+        The rows of each group.
+    """
+    line = points @ np.random.default_rng(0).normal(size=points.shape[1])
+    order = np.argsort(line)
+    cuts = int(np.clip(len(points) // _CROWD, 1, _MAX_CROWDS)) - 1
+    widest = np.argsort(np.diff(line[order]))[len(points) - 1 - cuts :]
+    return np.split(order, np.sort(widest) + 1)
 
 
 class Scored(NamedTuple):
@@ -86,12 +102,17 @@ class Score:
 
     space: Space
     centre: Float[np.ndarray, " d"]
-    precision: Precision = Precision.SINGLE
+    precision: Precision
 
     @classmethod
-    def around(cls, space: Space, points: Float[np.ndarray, "n d"]) -> "Score":
-        """A score in float32 that is most accurate near the given points."""
-        return cls(space, np.mean(points, axis=0, dtype=np.float64))
+    def around(
+        cls,
+        space: Space,
+        points: Float[np.ndarray, "n d"],
+        precision: Precision = Precision.SINGLE,
+    ) -> "Score":
+        """A score that is most accurate near the given points."""
+        return cls(space, np.mean(points, axis=0, dtype=np.float64), precision)
 
     def of(self, x: Float[ArrayLike, "n d"], valid: Bool[ArrayLike, " n"] | None = None) -> Scored:
         """Factors of the scores of points, computed in float64 and rounded to the precision.
@@ -106,6 +127,23 @@ class Score:
         roundoffs = tuple(p.roundoff(platform) for p in (self.precision, Precision.DOUBLE))
         with jax.enable_x64(True):
             return _scored(self.space, x, valid, self.centre, self.precision, roundoffs)
+
+
+def slack(queries: Scored, items: Scored) -> Float[Array, "n m"]:
+    """Slack of all pairs."""
+    a, b = queries.slack[:, :1], queries.slack[:, 1:]
+    return a * items.slack[:, 1] + b * items.slack[:, 0]
+
+
+def largest_slack(queries: Scored, items: Scored) -> Float[Array, " n"]:
+    """A bound on the slack of each query and any item."""
+    largest = jnp.max(items.slack, axis=0)
+    return queries.slack[:, 0] * largest[1] + queries.slack[:, 1] * largest[0]
+
+
+def widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:
+    """A threshold moved up (1) or down (−1) by more than its own rounding errors."""
+    return threshold + sign * 64 * jnp.finfo(threshold.dtype).eps * jnp.abs(threshold)
 
 
 def report(what: str, queries: int, repeated: int, subtracted: int) -> None:

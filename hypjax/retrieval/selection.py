@@ -133,15 +133,26 @@ def _select(
 
     def select_row(inputs: tuple[Array, Array]) -> Best:
         row, maxima = inputs
-        largest, groups = lax.top_k(maxima, count)
-        chosen = grouped.at[row * num_groups + groups].get(mode="clip")
+        highest = jnp.max(maxima)
+        largest, groups = lax.top_k(_below(highest, maxima), count)
+        chosen = _below(highest, grouped.at[row * num_groups + groups].get(mode="clip"))
         if count == k:  # At least k items reach the smallest of these maxima; drop all below it.
             chosen = jnp.where(chosen >= jnp.min(largest), chosen, -jnp.inf)
         found, places = lax.top_k(chosen.reshape(-1), k)
         items = groups[places // _GROUP] * _GROUP + places % _GROUP
-        return Best(found, chunk.first + items)
+        return Best(found if scores.dtype == found.dtype else highest + found, chunk.first + items)
 
     return lax.map(select_row, (rows, maxima[rows]), batch_size=_QUERY_BATCH)
+
+
+def _below(highest: Float[Array, ""], scores: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Scores to select by: in float64, differences from the highest one, rounded up to float32.
+
+    XLA sorts float64 numbers in full to select the largest ones.
+    """
+    if scores.dtype == jnp.float32:
+        return scores
+    return jnp.nextafter((scores - highest).astype(jnp.float32), jnp.float32(0))
 
 
 @functools.partial(jax.jit, static_argnames=("devices", "k"))

@@ -19,7 +19,7 @@ from hypjax.retrieval.galleries import Gallery
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.selection import Best
 
-FEW = 64  # Queries for which subtraction costs less than products in float64.
+_FEW = 64  # Different queries for which subtraction costs less than products in float64.
 _FETCH_BYTES = 32 * 2**20  # Largest size of points that are fetched at once.
 _SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are held at once.
 _BATCH_ELEMENTS = 2**20  # Coordinates that are subtracted at once.
@@ -138,9 +138,7 @@ def ranks(space: Space, queries: Labelled, gallery: Labelled) -> Int[np.ndarray,
     """
     found = np.empty(len(queries.labels), np.int32)
     own_ids = np.full(len(found), -1) if queries.ids is None else queries.ids
-    of_class = np.split(
-        np.argsort(gallery.labels, kind="stable"), np.cumsum(np.bincount(gallery.labels))
-    )
+    of_class = inputs.items_of_classes(gallery.labels)
     unique, inverse = _unique_rows(inputs.float32(np.asarray(queries.points)))
     copies = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse)))
     for point, separations in _separations(space, unique, gallery.points):
@@ -157,6 +155,11 @@ def _rank(separations: Float[np.ndarray, " m"], matches: Int[np.ndarray, " r"], 
     before = np.count_nonzero(separations < nearest)
     before += np.count_nonzero(separations[:first] == nearest)
     return before - (own >= 0 and (separations[own], own) < (nearest, first))
+
+
+def is_cheapest(queries: Float[np.ndarray, "n d"]) -> bool:
+    """Whether subtraction costs less than another search with products, for these points."""
+    return len(queries) <= _FEW or len(_unique_rows(queries)[0]) <= _FEW
 
 
 def _unique_rows(

@@ -21,13 +21,11 @@ from jaxtyping import Array, Float, Int
 from hypjax.geometry.products import inner_products
 from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Labelled
-from hypjax.retrieval.scores import Score, Scored
+from hypjax.retrieval.scores import Score, Scored, largest_slack, slack, widened
 
 NO_MATCH = np.iinfo(np.int32).max
 _TILE = 2048  # Queries and items of a tile, so that its scores fit into a CPU's cache.
 _AXIS = "tiles"
-# Factors that widen computed thresholds by more than their rounding errors.
-_WIDER = {np.float32: 2.0**-18, np.float64: 2.0**-40}
 
 
 class RankBounds(NamedTuple):
@@ -214,7 +212,7 @@ def _thresholds(
             if exclude_self:
                 matches &= queries.ids[:, None] != items.ids
             most = inner_products(queries.factors.query, items.factors.gallery)
-            least = most - 2 * _slack(queries.factors, items.factors.slack.T[:, None])
+            least = most - 2 * slack(queries.factors, items.factors)
             found = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (least, most))
             return jax.tree.map(
                 lambda x, part: lax.dynamic_update_slice_in_dim(
@@ -226,21 +224,12 @@ def _thresholds(
 
         none_found = jnp.full_like(query_points.factors.slack[:, 0], -jnp.inf)
         least, most = lax.pmax(_visit(tiles, update, _Thresholds(none_found, none_found)), _AXIS)
-        slack = _slack(query_points.factors, jnp.max(gallery_points.factors.slack, axis=0))[:, 0]
-        return _Thresholds(_widened(least, -1), _widened(_widened(most, 1) + 2 * slack, 1))
+        most = widened(most, 1)
+        if not _subtracts_slack(most):
+            most += 2 * largest_slack(query_points.factors, gallery_points.factors)
+        return _Thresholds(widened(least, -1), widened(most, 1))
 
     return _over_tiles(mesh, thresholds, points=2, tiles=1)
-
-
-def _slack(queries: Scored, items: tuple[Array, Array]) -> Array:
-    """Slack of queries [h], and of items that have the given a and b, broadcast."""
-    a, b = queries.slack[:, :1], queries.slack[:, 1:]
-    return a * items[1] + b * items[0]
-
-
-def _widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:
-    """A threshold moved by more than its rounding error, up or down."""
-    return threshold + sign * _WIDER[threshold.dtype.type] * jnp.abs(threshold)
 
 
 @functools.cache
@@ -261,16 +250,20 @@ def _count_before(
         def count_matching(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
             queries = _rows(query_points, row, height)
             items = _rows(gallery_points, column, width)
-            scores = inner_products(queries.factors.query, items.factors.gallery)
             mismatches = queries.labels[:, None] != items.labels
+            scores = inner_products(queries.factors.query, items.factors.gallery)
             scores = jnp.where(mismatches, scores, -jnp.inf)
-            return _add(counts, row, _count_in_rows(scores, _rows(thresholds, row, height)))
+            least = _least(scores, queries.factors, items.factors)
+            found = _rows(thresholds, row, height)
+            return _add(counts, row, _count_in_rows(scores, least, found))
 
         def count_other(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
-            queries = _rows(query_points.factors.query, row, height)
-            items = _rows(gallery_points.factors.gallery, column, width)
-            scores = inner_products(queries, items)
-            counts = _add(counts, row, _count_in_rows(scores, _rows(thresholds, row, height)))
+            queries = _rows(query_points.factors, row, height)
+            items = _rows(gallery_points.factors, column, width)
+            scores = inner_products(queries.query, items.gallery)
+            least = _least(scores, queries, items)
+            found = _rows(thresholds, row, height)
+            counts = _add(counts, row, _count_in_rows(scores, least, found))
             if symmetric:  # The transposed tile: columns are queries and rows are items.
                 of_columns = _count_in_columns(scores, _rows(thresholds, column, width))
                 counts = _add(counts, column, of_columns)
@@ -284,13 +277,29 @@ def _count_before(
     return _over_tiles(mesh, count_all, points=3, tiles=2)
 
 
-def _count_in_rows(scores: Float[Array, "h w"], thresholds: _Thresholds) -> Int[Array, "h 2"]:
+def _subtracts_slack(scores: Array) -> bool:
+    """Whether the slack of each pair is subtracted from its score.
+
+    In float32, the largest slack of any item is added to thresholds instead, which is faster. In
+    float64, where items may be in several crowds, it is large for items of other crowds.
+    """
+    return scores.dtype == jnp.float64
+
+
+def _least(scores: Float[Array, "h w"], queries: Scored, items: Scored) -> Float[Array, "h w"]:
+    """Scores that must exceed a threshold for items that surely come before a match."""
+    return scores - 2 * slack(queries, items) if _subtracts_slack(scores) else scores
+
+
+def _count_in_rows(
+    scores: Float[Array, "h w"], least: Float[Array, "h w"], thresholds: _Thresholds
+) -> Int[Array, "h 2"]:
     """Numbers of items that surely, and may, come before each row's nearest match.
 
     One sum counts both: it is below 2²⁴, up to which float32 is exact.
     """
     both = jnp.where(scores >= thresholds.may[:, None], jnp.float32(1), jnp.float32(0))
-    both = jnp.where(scores > thresholds.must[:, None], jnp.float32(1 + 2 * _TILE), both)
+    both = jnp.where(least > thresholds.must[:, None], jnp.float32(1 + 2 * _TILE), both)
     total = jnp.sum(both, axis=1).astype(jnp.int32)
     return jnp.stack([total // (2 * _TILE), total % (2 * _TILE)], axis=1)
 
