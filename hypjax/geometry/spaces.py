@@ -225,8 +225,9 @@ class Sphere:
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
         """Marks rows that are not finite or not of length 1."""
-        norm = jnp.linalg.norm(x, axis=-1)
-        return {"infinite": _not_finite(x), "length": ~(jnp.abs(norm - 1) <= _LENGTH_TOLERANCE)}
+        xx = jnp.sum(x * x, axis=-1)
+        wrong = ~(jnp.abs(jnp.sqrt(xx) - 1) <= _LENGTH_TOLERANCE)
+        return {"infinite": ~jnp.isfinite(xx), "length": wrong}
 
     def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are finite and of length 1."""
@@ -331,17 +332,13 @@ class PoincareBall:
         """Marks rows that are not finite, not inside the ball in float32, or too far out."""
         xx = jnp.sum(x * x, axis=-1)
         inside = self.c * xx <= 1 - _BOUNDARY_MARGIN
-        return {"infinite": _not_finite(x), "outside": ~inside, "far": ~(xx < _MAX_SQUARE_NORM)}
+        return {"infinite": ~jnp.isfinite(xx), "outside": ~inside, "far": ~(xx < _MAX_SQUARE_NORM)}
 
     def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are finite and inside the ball in float32."""
         outside = f"is outside the ball of radius 1/√{float(self.c):g}, or too close to its surface"
         words = {"infinite": "is not finite", "outside": outside, "far": "is too far out"}
         _raise_on_flaws(self, x, first, words)
-
-
-def _not_finite(x: Float[ArrayLike, "n d"]) -> Bool[Array, " n"]:
-    return ~jnp.all(jnp.isfinite(x), axis=-1)
 
 
 def _raise_on_flaws(

@@ -1,12 +1,12 @@
 """Exact nearest neighbours in blocks: in memory, from disk, or over several devices."""
 
-import functools
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
@@ -14,9 +14,9 @@ from jaxtyping import Array, Float, Int
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, scores, subtraction
-from hypjax.retrieval.galleries import Gallery, as_gallery
+from hypjax.retrieval.galleries import as_gallery
 from hypjax.retrieval.scores import Precision, Score
-from hypjax.retrieval.selection import Selector, num_threads
+from hypjax.retrieval.selection import Best, Selector, num_threads
 from hypjax.retrieval.subtraction import Neighbors
 
 _BLOCK_SIZE = 512  # Queries of a block.
@@ -26,7 +26,8 @@ _PART_BYTES = 32 * 2**20  # Largest size of the queries that are searched for in
 _RESULT_BYTES = 32 * 2**20  # Largest size of the candidates of a block.
 _MIN_BLOCK = 4  # Queries of a block are a multiple of this, so that threads can share it.
 _SPARE = 4  # Candidates beyond k. The last one's score bounds those of all other items.
-_MORE = 48  # Further candidates of queries that are searched for again.
+_MORE = 48  # The same beyond 2·k, for queries that are searched for again.
+_SAMPLE = 4096  # Queries whose mean is the centre of a crowd.
 
 
 def nearest_neighbors(
@@ -111,128 +112,135 @@ def search(
     items = len(gallery) - (own_ids is not None)
     if not 1 <= k <= items:
         raise UserError(f"k is {k}, but there are {items} items for a query to find")
-    if own_ids is not None:
-        # If a query is not among its k + 1 nearest items, the last of these is dropped instead.
-        found = search(queries, None, gallery, k=k + 1, space=space, block_size=block_size)
-        return _remove_self(own_ids, *found)
-    found = _nearest(queries, gallery, space, k, block_size)
-    return found.distances, found.ids
-
-
-def _remove_self(
-    own_ids: Int[np.ndarray, " n"],
-    distances: Float[np.ndarray, "n k"],
-    ids: Int[np.ndarray, "n k"],
-) -> tuple[Float[np.ndarray, "n k-1"], Int[np.ndarray, "n k-1"]]:
-    """Removes one item from each row: the query itself if it is there, otherwise the last."""
-    kept = ids != own_ids[:, None]
-    kept[kept.all(axis=1), -1] = False
-    shape = (len(ids), ids.shape[1] - 1)
-    return distances[kept].reshape(shape), ids[kept].reshape(shape)
-
-
-def _nearest(
-    queries: Float[ArrayLike, "n d"],
-    gallery: Float[ArrayLike, "m d"],
-    space: Space,
-    k: int,
-    block_size: int,
-) -> Neighbors:
-    """Searches with products, and again with more effort for queries with uncertain neighbours."""
-    searched = as_gallery(gallery)
-    score = Score.around(space, searched.sample())
-    depth = _Depth(k, min(k + _SPARE, len(gallery)))
-    found = _by_products(queries, searched, score, depth, block_size)
-    effort = [len(queries)]
-    uncertain = np.flatnonzero(~found.certain)
+    task = _Search(queries, own_ids, gallery, k, space, block_size)
+    task.by_products(np.arange(len(queries)), Score.around(space, task.gallery.sample()), _SPARE)
+    uncertain = task.uncertain()
+    effort = [len(queries), len(uncertain)]
+    if not subtraction.is_cheapest(task.points(uncertain)):
+        for crowd in scores.crowds(task.points(uncertain)):
+            score = Score.around(space, task.sample(uncertain[crowd]), Precision.DOUBLE)
+            task.by_products(uncertain[crowd], score, k + _MORE)
+        uncertain = task.uncertain()
     effort.append(len(uncertain))
-    points = inputs.float32(np.asarray(queries[uncertain]))
-    if not subtraction.is_cheapest(points):
-        depth = _Depth(k, min(2 * k + _MORE, len(gallery)))
-        for rows in scores.crowds(points):
-            score = Score.around(space, points[rows], Precision.DOUBLE)
-            again = _by_products(points[rows], searched, score, depth, block_size)
-            _update(found, uncertain[rows], again)
-        uncertain = np.flatnonzero(~found.certain)
-    effort.append(len(uncertain))
-    if len(uncertain):
-        points = inputs.float32(np.asarray(queries[uncertain]))
-        _update(found, uncertain, subtraction.nearest(space, points, gallery, k))
+    task.by_subtraction(uncertain)
     scores.report("neighbours", *effort)
-    return found
-
-
-def _update(found: Neighbors, rows: Int[np.ndarray, " r"], again: Neighbors) -> None:
-    for array, part in zip(found, again, strict=True):
-        array[rows] = part
-
-
-class _Depth(NamedTuple):
-    """How many items are selected.
-
-    Attributes:
-        k: Number of neighbours.
-        candidates: Number of items that are selected by their scores.
-    """
-
-    k: int
-    candidates: int
+    return task.found.distances, task.found.ids
 
 
 class _Block(NamedTuple):
     """Some queries, padded to the block size.
 
     Attributes:
+        rows: Rows of the queries.
         points: Points of the space, float32.
         vectors: Query vectors of the scores.
     """
 
+    rows: Int[np.ndarray, " r"]
     points: Float[Array, "b d"]
     vectors: Float[Array, "b v"]
 
 
-def _by_products(
-    queries: Float[ArrayLike, "n d"],
-    gallery: Gallery,
-    score: Score,
-    depth: _Depth,
-    block_size: int,
-) -> Neighbors:
-    """Selects candidates by their scores, and sorts them by their distances."""
-    mesh, (k, candidates) = gallery.mesh, depth
-    itemsize, dim = np.dtype(score.precision.value).itemsize, queries.shape[1]
-    most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
-    size = inputs.round_up(min(block_size, len(queries), most), _MIN_BLOCK)
-    limits = (gallery.rows, _SCORE_BYTES // (itemsize * size), _CHUNK_BYTES // (4 * dim))
-    rows = inputs.round_up(max(min(limits), 1), inputs.MULTIPLE)
-    per_query = itemsize * max(dim, 2 * candidates)
-    step = inputs.round_up(max(_PART_BYTES // per_query, 1), size)
-    parts = []
-    with ThreadPoolExecutor(num_threads(mesh)) as pool:
-        selector = Selector(mesh, candidates, (size, rows), score.precision, pool)
-        for start in range(0, len(queries), step):
-            blocks = _blocks(
-                queries, range(start, min(start + step, len(queries)), size), score, mesh
-            )
-            best = [None] * len(blocks)
-            for chunk in gallery.chunks(score, rows):
-                for i, block in enumerate(blocks):
-                    best[i] = selector.update(chunk, block.vectors, best[i])
-            sort = functools.partial(subtraction.nearest_candidates, score.space, gallery, k)
-            parts.extend(pool.map(sort, (block.points for block in blocks), best))
-    found = Neighbors(
-        *(np.concatenate(arrays)[: len(queries)] for arrays in zip(*parts, strict=True))
-    )
-    return found._replace(certain=found.certain | (candidates == gallery.size))
+class _Search:
+    """A search, and what it has found so far."""
+
+    def __init__(
+        self,
+        queries: Float[ArrayLike, "n d"],
+        own_ids: Int[np.ndarray, " n"] | None,
+        gallery: Float[ArrayLike, "m d"],
+        k: int,
+        space: Space,
+        block_size: int,
+    ) -> None:
+        """Allocates the results; the arguments are those of `search`."""
+        self._queries, self._own_ids, self._points = queries, own_ids, gallery
+        self._space, self._block_size = space, block_size
+        self.gallery = as_gallery(gallery)
+        # A query that is not among its k + 1 nearest items is not among its k nearest ones either.
+        self._listed = k + (own_ids is not None)
+        shape = (len(queries), k)
+        arrays = np.empty(shape, np.float32), np.empty(shape, np.int32)
+        self.found = Neighbors(*arrays, np.zeros(len(queries), bool))
+
+    def uncertain(self) -> Int[np.ndarray, " r"]:
+        """Rows of the queries whose neighbours are not known yet."""
+        return np.flatnonzero(~self.found.certain)
+
+    def points(self, rows: Int[np.ndarray, " r"]) -> Iterator[Float[np.ndarray, "c d"]]:
+        """Yields some of the queries in order, not too many at once."""
+        return (self._take(part) for part in _split(rows, _PART_BYTES // (4 * self._dim)))
+
+    def sample(self, rows: Int[np.ndarray, " r"]) -> Float[np.ndarray, "s d"]:
+        """At most `_SAMPLE` of the given queries."""
+        return self._take(rows[:: -(-len(rows) // _SAMPLE)])
+
+    def by_products(self, rows: Int[np.ndarray, " r"], score: Score, spare: int) -> None:
+        """Sorts the items with the highest scores by their distances.
+
+        Args:
+            rows: Rows of the queries to search for.
+            score: How points are compared.
+            spare: Number of items beyond those needed. The last one's score bounds those of all
+                others.
+        """
+        candidates = min(self._listed + spare, self.gallery.size)
+        itemsize = np.dtype(score.precision.value).itemsize
+        most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
+        size = inputs.round_up(min(self._block_size, len(rows), most), _MIN_BLOCK)
+        limits = (
+            self.gallery.rows,
+            _SCORE_BYTES // (itemsize * size),
+            _CHUNK_BYTES // (4 * self._dim),
+        )
+        shape = size, inputs.round_up(max(min(limits), 1), inputs.MULTIPLE)
+        blocks_of_part = _PART_BYTES // (itemsize * max(self._dim, 2 * candidates) * size)
+        with ThreadPoolExecutor(num_threads(self.gallery.mesh)) as pool:
+            selector = Selector(self.gallery.mesh, candidates, shape, score.precision, pool)
+            for part in _split(rows, size * max(blocks_of_part, 1)):
+                blocks = [self._block(rows, score, size) for rows in _split(part, size)]
+                best = [None] * len(blocks)
+                for chunk in self.gallery.chunks(score, shape[1]):
+                    for i, block in enumerate(blocks):
+                        best[i] = selector.update(chunk, block.vectors, best[i])
+                list(pool.map(self._sort, blocks, best))
+
+    def by_subtraction(self, rows: Int[np.ndarray, " r"]) -> None:
+        """Measures all distances of some queries."""
+        for part in _split(rows, _PART_BYTES // (4 * self._dim)):
+            listed = subtraction.nearest(self._space, self._take(part), self._points, self._listed)
+            self._store(part, listed)
+
+    @property
+    def _dim(self) -> int:
+        return self._queries.shape[1]
+
+    def _take(self, rows: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r d"]:
+        return inputs.float32(np.asarray(self._queries[rows]))
+
+    def _block(self, rows: Int[np.ndarray, " r"], score: Score, size: int) -> _Block:
+        points = inputs.float32(self._queries[rows])
+        self._space.check(points, first=rows[0])
+        everywhere = NamedSharding(self.gallery.mesh, P())
+        points = jax.device_put(inputs.pad_rows(points, size), everywhere)
+        return _Block(rows, points, score.of(points).query)
+
+    def _sort(self, block: _Block, best: Best) -> None:
+        listed = subtraction.nearest_candidates(
+            self._space, self.gallery, self._listed, block.points, best
+        )
+        self._store(block.rows, Neighbors(*(array[: len(block.rows)] for array in listed)))
+
+    def _store(self, rows: Int[np.ndarray, " r"], listed: Neighbors) -> None:
+        distances, ids, certain = listed
+        if self._own_ids is not None:
+            kept = ids != self._own_ids[rows, None]
+            kept[kept.all(axis=1), -1] = False  # The query was not found: drop the last item.
+            distances, ids = (x[kept].reshape(len(rows), -1) for x in (distances, ids))
+        self.found.distances[rows], self.found.ids[rows] = distances, ids
+        self.found.certain[rows] = certain
 
 
-def _blocks(
-    queries: Float[ArrayLike, "n d"], starts: range, score: Score, mesh: Mesh
-) -> list[_Block]:
-    blocks, size = [], starts.step
-    for start in starts:
-        points = inputs.float32(queries[start : min(start + size, starts.stop)])
-        score.space.check(points, first=start)
-        points = jax.device_put(inputs.pad_rows(points, size), NamedSharding(mesh, P()))
-        blocks.append(_Block(points, score.of(points).query))
-    return blocks
+def _split(rows: Int[np.ndarray, " r"], size: int) -> list[Int[np.ndarray, " s"]]:
+    """Splits rows into parts of a size; the last one may be smaller."""
+    return np.split(rows, range(max(size, 1), len(rows), max(size, 1))) if len(rows) else []

@@ -59,9 +59,9 @@ def match_ranks(
     rows = np.flatnonzero(_undecided(bounds, ks))
     effort = [len(queries), len(rows)]
     points = inputs.float32(np.asarray(queries[rows]))
-    if not subtraction.is_cheapest(points):
+    if not subtraction.is_cheapest([points]):
         left = []
-        for crowd in scores.crowds(points):
+        for crowd in scores.crowds([points]):
             score = Score.around(space, points[crowd], Precision.DOUBLE)
             bounds = bound_ranks(asked.part(rows[crowd]), searched, score)
             found[rows[crowd]] = bounds.least

@@ -18,6 +18,7 @@ import dataclasses
 import enum
 import functools
 import logging
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -61,19 +62,27 @@ class Precision(enum.Enum):
         return 2.0**-44 if platform == "tpu" else 2.0**-53
 
 
-def crowds(points: Float[np.ndarray, "n d"]) -> list[Int[np.ndarray, " r"]]:
+def crowds(points: Iterable[Float[np.ndarray, "n d"]]) -> list[Int[np.ndarray, " r"]]:
     """Splits points into groups, so that crowds far from each other are in different ones.
 
     Points are cut where their projections on a line are farthest apart.
 
+    Args:
+        points: Points of the space, in parts.
+
     Returns:
         The rows of each group.
     """
-    line = points @ np.random.default_rng(0).normal(size=points.shape[1])
+    line = np.concatenate([_projections(part) for part in points])
     order = np.argsort(line)
-    cuts = int(np.clip(len(points) // _CROWD, 1, _MAX_CROWDS)) - 1
-    widest = np.argsort(np.diff(line[order]))[len(points) - 1 - cuts :]
+    cuts = int(np.clip(len(line) // _CROWD, 1, _MAX_CROWDS)) - 1
+    widest = np.argsort(np.diff(line[order]))[len(line) - 1 - cuts :]
     return np.split(order, np.sort(widest) + 1)
+
+
+def _projections(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+    """Projections of points on a line in float64."""
+    return points @ np.random.default_rng(0).normal(size=points.shape[1])
 
 
 class Scored(NamedTuple):

@@ -4,7 +4,7 @@ Points are float32 numbers, taken as exact. Items at equal separations tie, and 
 order of the gallery.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -69,7 +69,7 @@ def nearest_candidates(
     return Neighbors(
         _distances(space, separations),
         np.take_along_axis(ids, order, axis=1),
-        -separations[:, -1] > last,
+        (-separations[:, -1] > last) | (candidates == gallery.size),
     )
 
 
@@ -157,9 +157,19 @@ def _rank(separations: Float[np.ndarray, " m"], matches: Int[np.ndarray, " r"], 
     return before - (own >= 0 and (separations[own], own) < (nearest, first))
 
 
-def is_cheapest(queries: Float[np.ndarray, "n d"]) -> bool:
-    """Whether subtraction costs less than another search with products, for these points."""
-    return len(queries) <= _FEW or len(_unique_rows(queries)[0]) <= _FEW
+def is_cheapest(queries: Iterable[Float[np.ndarray, "n d"]]) -> bool:
+    """Whether subtraction costs less than another search with products.
+
+    Args:
+        queries: Points to search for, in parts.
+    """
+    found: set[bytes] = set()
+    for part in queries:
+        for rows in (part[: _FEW + 1], part[_FEW + 1 :]):
+            found.update(row.tobytes() for row in _unique_rows(rows)[0])
+            if len(found) > _FEW:
+                return False
+    return True
 
 
 def _unique_rows(
