@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from hypjax.geometry import Space
 from hypjax.objectives.base import Metrics, Spec
@@ -25,6 +25,7 @@ def pairwise_cross_entropy(
     of the logits −distance / temperature. Losses are averaged over anchors and summed over pairs.
 
     All pairs share one distance matrix of the batch: subset pair (i, j) is its block (i, j).
+    Distances of positives are computed by subtraction, and so are exact however small they are.
 
     Args:
         embeddings: Points of the space, [classes, samples, dim]; at least 2 classes and 2 samples.
@@ -41,7 +42,7 @@ def pairwise_cross_entropy(
     if classes < 2 or samples < 2:
         raise ValueError(f"needs at least 2 classes and 2 samples, got {classes} and {samples}")
     points = _by_subset(embeddings)
-    return _cross_entropy(-space.distance_matrix(points, points) / temperature, samples)
+    return _cross_entropy(_logits(space, points, samples, temperature), samples)
 
 
 def _by_subset(
@@ -51,28 +52,47 @@ def _by_subset(
     return rearrange(embeddings, "n k d -> (k n) d")
 
 
+def _logits(
+    space: Space, points: Float[Array, "images dim"], samples: int, temperature: float
+) -> Float[Array, "images images"]:
+    """−distance / temperature of all pairs.
+
+    Distances of positives are computed by subtraction. In products, small distances lose digits and
+    their gradients vanish, and it is positives that training draws together.
+    """
+    subsets = rearrange(points, "(k n) d -> k n d", k=samples)
+    positives = space.distance(subsets[:, None], subsets)
+    blocks = rearrange(
+        space.distance_matrix(points, points), "(i a) (j b) -> i j a b", i=samples, j=samples
+    )
+    same_class = jnp.eye(blocks.shape[-1], dtype=bool)
+    distances = jnp.where(same_class, positives[..., None], blocks)
+    return -rearrange(distances, "i j a b -> (i a) (j b)") / temperature
+
+
 def _cross_entropy(logits: Float[Array, "images images"], samples: int) -> Float[Array, ""]:
-    """Loss from the logits of a batch, with rows and columns ordered by subset."""
+    """Loss from the logits of a batch, with rows and columns ordered by subset.
+
+    An anchor's loss is log(1 + Σ exp(negative − positive)). Written like this, it and its gradient
+    keep their digits when it is small.
+    """
     blocks = rearrange(logits, "(i a) (j b) -> i j a b", i=samples, j=samples)
-    same_subset = jnp.eye(samples, dtype=bool)
-    candidates, positives = jax.vmap(jax.vmap(_block_terms))(blocks, same_subset)
-    negatives = jnp.diagonal(candidates).T[:, None]  # Of each anchor, within its subset.
-    losses = jnp.mean(jnp.logaddexp(candidates, negatives) - positives, axis=-1)
-    return jnp.sum(losses, where=~same_subset)
+    negatives, positives = jax.vmap(jax.vmap(_block_terms))(blocks)
+    own_subset = jnp.diagonal(negatives).T[:, None]
+    losses = jnp.mean(jax.nn.softplus(jnp.logaddexp(negatives, own_subset) - positives), axis=-1)
+    return jnp.sum(losses, where=~jnp.eye(samples, dtype=bool))
 
 
-def _block_terms(
-    logits: Float[Array, "n n"], same_subset: Bool[Array, ""]
-) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+def _block_terms(logits: Float[Array, "n n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """Contribution of a block of logits to the loss of each of its anchors.
 
     Returns:
-        Log-sum-exp over the images of the block, without the anchor itself if the block compares a
-        subset with itself; and the logit of the image of the anchor's class.
+        Log-sum-exp over the images of other classes, and the logit of the image of the anchor's
+        class.
     """
     same_class = jnp.eye(logits.shape[0], dtype=bool)
-    candidates = jax.nn.logsumexp(logits, axis=-1, where=~(same_subset & same_class))
-    return candidates, jnp.sum(logits, axis=-1, where=same_class)
+    negatives = jax.nn.logsumexp(logits, axis=-1, where=~same_class)
+    return negatives, jnp.sum(logits, axis=-1, where=same_class)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +134,7 @@ class PairwiseCrossEntropy:
         del params, teacher, batch, key
         features = rearrange(outputs.projected, "(n k) d -> n k d", k=self.samples_per_class)
         points = _by_subset(self.space.embed(features))
-        logits = -self.space.distance_matrix(points, points) / self.temperature
+        logits = _logits(self.space, points, self.samples_per_class, self.temperature)
         loss = _cross_entropy(logits, self.samples_per_class)
         metrics = _metrics(self.space, features, points, logits)
         return loss, (state, metrics)

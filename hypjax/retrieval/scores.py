@@ -18,6 +18,7 @@ import dataclasses
 import enum
 import functools
 import logging
+import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -38,6 +40,7 @@ PADDING = -(2.0**126)
 _SMALLEST_OFFSET = 2.0**-80
 # Roundings of a product besides those of its sum: of the factors, the offsets and the slack.
 _OTHER_ROUNDINGS = 16
+_TERM_ELEMENTS = 2**20  # Coordinates of points whose terms are computed at once.
 _MAX_CROWDS, _CROWD = 16, 1024  # Largest number of groups of points, and their least mean size.
 
 
@@ -179,19 +182,33 @@ def _scored(
     precision: Precision,
     roundoffs: tuple[float, float],
 ) -> Scored:
-    terms = space.search_terms(x.astype(jnp.float64), centre)
-    a, b = _slack(terms, x.shape[1], roundoffs)
-    offset, one = terms.offset[:, None], jnp.ones_like(a)
-    query = jnp.concatenate([terms.query, -offset, one, a, b], axis=1)
-    gallery = jnp.concatenate([terms.gallery, one, -offset, b, a], axis=1)
-    factors = Scored(query, gallery, jnp.concatenate([a, b], axis=1))
-    if valid is not None:
-        columns = query.shape[1]
-        padding = np.zeros((2, columns))
-        padding[0, columns - 4] = padding[1, columns - 3] = PADDING  # The other factor is 1.
-        rows = Scored(*padding, 0.0)
-        factors = jax.tree.map(lambda x, row: jnp.where(valid[:, None], x, row), factors, rows)
-    return jax.tree.map(lambda x: x.astype(precision.value), factors)
+    def score(inputs: tuple[Array, Array]) -> Scored:
+        x, valid = inputs
+        terms = space.search_terms(x.astype(jnp.float64), centre)
+        a, b = _slack(terms, x.shape[1], roundoffs)
+        offset, one = terms.offset[:, None], jnp.ones_like(a)
+        factors = Scored(
+            jnp.concatenate([terms.query, -offset, one, a, b], axis=1),
+            jnp.concatenate([terms.gallery, one, -offset, b, a], axis=1),
+            jnp.concatenate([a, b], axis=1),
+        )
+        padding = _padding(factors.query.shape[1])
+        factors = jax.tree.map(lambda x, row: jnp.where(valid[:, None], x, row), factors, padding)
+        return jax.tree.map(lambda x: x.astype(precision.value), factors)
+
+    valid = jnp.ones(len(x), bool) if valid is None else valid
+    # In blocks of a power of two, or the terms in float64 would take much memory.
+    rows = math.gcd(len(x), 1 << max(_TERM_ELEMENTS // x.shape[1], 1).bit_length())
+    blocks = (array.reshape(-1, rows, *array.shape[1:]) for array in (x, valid))
+    factors = lax.map(score, tuple(blocks))
+    return jax.tree.map(lambda x: x.reshape(-1, x.shape[2]), factors)
+
+
+def _padding(columns: int) -> Scored:
+    """Factors of padding, in one row: `PADDING` times the 1 of the other factor."""
+    query, gallery = np.zeros((2, columns))
+    query[columns - 4] = gallery[columns - 3] = PADDING
+    return Scored(query, gallery, np.zeros(2))
 
 
 def _slack(

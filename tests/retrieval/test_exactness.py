@@ -1,0 +1,203 @@
+"""Exactness of searches and scores where points crowd, against float64 and exact arithmetic."""
+
+import fractions
+import logging
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.retrieval import match_ranks, nearest_neighbors, recall_at_k, tiles
+from hypjax.retrieval.scores import Precision, Score, slack
+from hypjax.retrieval.selection import _below
+
+SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(0.0, None), PoincareBall(10.0, None)]
+
+
+def crowds(space, spread, n=1500, dim=32):
+    """Three crowds far from each other, with some duplicates."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(3, dim))[rng.integers(0, 3, n)] + spread * rng.normal(size=(n, dim))
+    x = np.array(space.embed(features.astype(np.float32)))
+    x[100:200] = x[:100]
+    return x
+
+
+def keys(space, query, gallery):
+    """Increasing functions of a query's distances to the items, by subtraction in float64."""
+    c, y = getattr(space, "c", 0.0), gallery.astype(np.float64)
+    return np.sum((query.astype(np.float64) - y) ** 2, axis=1) / (1 - c * np.sum(y * y, axis=1))
+
+
+def true_order(space, queries, gallery):
+    """All items by distance, ties by index."""
+    return np.stack([np.argsort(keys(space, x, gallery), kind="stable") for x in queries])
+
+
+def true_ranks(order, labels, item_labels, exclude_self):
+    ranks = []
+    for i, row in enumerate(order):
+        row = row[row != i] if exclude_self else row
+        hits = np.flatnonzero(item_labels[row] == labels[i])
+        ranks.append(hits[0] if len(hits) else tiles.NO_MATCH)
+    return np.array(ranks)
+
+
+@pytest.mark.parametrize("spread", [1, 0.1, 0.01, 0.003, 1e-4, 1e-6, 0])
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_crowds_are_searched_and_ranked_exactly(space, spread):
+    x = crowds(space, spread)
+    labels = np.random.default_rng(1).integers(0, 100, len(x))
+    order = true_order(space, x, x)
+    distances, ids = nearest_neighbors(x[:200], x, k=10, space=space)
+    np.testing.assert_array_equal(ids, order[:200, :10])
+    assert (np.diff(distances, axis=1) >= 0).all()
+    expected = true_ranks(order, labels, labels, exclude_self=True)
+    np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
+    recalls = recall_at_k(x, labels, ks=(1, 10, 100), space=space)
+    assert recalls == {k: np.mean(expected < k) for k in recalls}
+    separate = true_ranks(order[:100], labels[:100], labels, exclude_self=False)
+    got = match_ranks(x[:100], labels[:100], x, labels, space=space)
+    np.testing.assert_array_equal(got, separate)
+
+
+def near_the_surface(c, n, dim):
+    """Points in one direction whose distance from the surface of the ball is 1e-5 of its radius."""
+    rng = np.random.default_rng(2)
+    x = np.ones(dim) + 1e-4 * rng.normal(size=(n, dim))
+    return (0.99999 * x / np.linalg.norm(x, axis=1, keepdims=True) / c**0.5).astype(np.float32)
+
+
+@pytest.mark.parametrize("dim", [2, 16, 512])
+@pytest.mark.parametrize("c", [0.01, 1.0, 10.0])
+def test_points_near_the_surface_are_searched_exactly(c, dim):
+    space, x = PoincareBall(c, None), near_the_surface(c, 300, dim)
+    order = true_order(space, x, x)
+    _, ids = nearest_neighbors(x, x, k=5, space=space)
+    np.testing.assert_array_equal(ids, order[:, :5])
+    labels = np.arange(300) % 40
+    expected = true_ranks(order, labels, labels, exclude_self=True)
+    np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    c=st.sampled_from([0.0, 1e-6, 0.1, 1.0, 10.0]),
+    exponent=st.integers(-7, 0),
+    dim=st.sampled_from([2, 3, 8]),
+)
+@settings(max_examples=40, deadline=None)
+def test_small_galleries_are_searched_as_in_exact_arithmetic(seed, c, exponent, dim):
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(2, dim))[rng.integers(0, 2, 24)]
+    space = PoincareBall(c, None)
+    features = 2 * centres + 10.0**exponent * rng.normal(size=(24, dim))
+    x = np.array(space.embed(features.astype(np.float32)))
+    x[20:] = x[:4]
+    exact = [[fractions.Fraction(float(value)) for value in row] for row in x]
+    curvature = fractions.Fraction(c)
+    gaps = [1 - curvature * sum(v * v for v in row) for row in exact]
+
+    def key(i, j):
+        return sum((a - b) ** 2 for a, b in zip(exact[i], exact[j], strict=True)) / gaps[j]
+
+    expected = [sorted(range(24), key=lambda j, i=i: (key(i, j), j))[:8] for i in range(24)]
+    _, ids = nearest_neighbors(x, x, k=8, space=space)
+    np.testing.assert_array_equal(ids, expected)
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("space", SPACES, ids=str)
+@given(seed=st.integers(0, 2**32 - 1), scale=st.integers(-20, 1))
+@settings(max_examples=15, deadline=None)
+def test_scores_bound_separations(space, precision, seed, scale):
+    rng = np.random.default_rng(seed)
+    x = np.array(space.embed((2.0**scale * rng.normal(size=(64, 8))).astype(np.float32)))
+    factors = Score.around(space, x[:7], precision).of(x)
+    with precision.enabled():
+        scores = np.asarray(factors.query @ factors.gallery.T, np.float64)
+        width = 2 * np.asarray(slack(factors, factors), np.float64)
+    with jax.enable_x64(True):
+        x = x.astype(np.float64)
+        separations = np.asarray(space.separation(x[:, None], x))
+    assert (-separations <= scores).all()
+    assert (scores - width <= -separations).all()
+
+
+@given(st.lists(st.floats(-1e40, 1e40), min_size=1, max_size=50))
+def test_scores_in_float64_are_rounded_up(values):
+    with jax.enable_x64(True):
+        highest = np.max(values)
+        rounded = np.asarray(_below(highest, jnp.asarray(values)), np.float64)
+    assert (rounded >= np.subtract(values, highest)).all()
+
+
+def test_healthy_queries_are_certified_by_products_in_float32(caplog):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 300, 3000)
+    features = rng.normal(size=(300, 64))[labels] + 1.2 * rng.normal(size=(3000, 64))
+    x = np.array(PoincareBall().embed(features.astype(np.float32)))
+    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.scores"):
+        nearest_neighbors(x, x, k=10, space=PoincareBall())
+        recall_at_k(x, labels, ks=(1, 10, 100), space=PoincareBall())
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.partition(" of ")[0] for message in messages] == [
+        "neighbours: certified=3000",
+        "ranks: certified=3000",
+    ]
+
+
+def test_collapsed_queries_are_not_certified_by_products_in_float32(caplog):
+    x = crowds(Sphere(), 1e-3)
+    with caplog.at_level(logging.INFO, logger="hypjax.retrieval.scores"):
+        nearest_neighbors(x, x, k=10, space=Sphere())
+        nearest_neighbors(x[:20], x, k=10, space=Sphere())
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "certified=0 of 1500 queries by products in float32, 1500 in float64" in first
+    assert "20 by subtraction" in second  # For a few queries, that is the fastest way.
+
+
+MEMORY = """
+import pathlib, sys, threading, time
+import numpy as np
+from hypjax.geometry import PoincareBall
+from hypjax.retrieval import nearest_neighbors
+
+def anonymous():
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+
+def watch():
+    while not done:
+        peaks.append(anonymous())
+        time.sleep(0.002)
+
+rng = np.random.default_rng(0)
+block = rng.normal(size=(10_000, 512)).astype(np.float32) / 100
+gallery = np.lib.format.open_memmap(sys.argv[1], "w+", np.float32, (200_000, 512))
+for start in range(0, len(gallery), len(block)):
+    gallery[start : start + len(block)] = block * (1 + start / len(gallery))
+nearest_neighbors(block[:10], block[:1000], k=10, space=PoincareBall())  # Libraries are loaded.
+peaks, done = [anonymous()], False
+watcher = threading.Thread(target=watch)
+watcher.start()
+nearest_neighbors(block[:10], gallery, k=10, space=PoincareBall())
+done = True
+watcher.join()
+print(max(peaks) - peaks[0])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the process's memory from /proc")
+def test_few_queries_against_a_large_gallery_take_little_memory(tmp_path, repository):
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "gallery.npy")]
+    run = subprocess.run(
+        command, cwd=repository, check=True, timeout=300, capture_output=True, text=True
+    )
+    assert int(run.stdout) < 512 * 2**20
