@@ -286,10 +286,10 @@ def dist_matrix(
     """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
 
     If the points x are a crowd, a Möbius translation first takes their mean to the origin, which
-    changes no distance. Then s is ‖x‖² + ‖y‖² − 2⟨x, y⟩, whose float32 error of a few 2⁻²³·(‖x‖² + ‖y‖²) matters for points
-    that are close beside their distance from the mean: at c = 0.1 and clip radius 2.3, distances of
-    coincident points are up to 4e-3 in a batch that is spread out, and gradients of distances below
-    about 0.01 are too small. `dist` has no such error.
+    changes no distance. Then s is ‖x‖² + ‖y‖² − 2⟨x, y⟩, whose float32 error of a few
+    2⁻²³·(‖x‖² + ‖y‖²) matters for points that are close beside their distance from the mean: at
+    c = 0.1 and clip radius 2.3, distances of coincident points are up to 4e-3 in a batch that is
+    spread out, and gradients of distances below about 0.01 are too small. `dist` has no such error.
 
     Args:
         x: Points of the ball, [n, d].

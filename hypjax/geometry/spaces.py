@@ -17,6 +17,8 @@ from hypjax.geometry import poincare, products
 _BOUNDARY_MARGIN = 1e-6
 # Above this ‖x‖², the search terms of a point would overflow in float32.
 _MAX_SQUARE_NORM = 1e37
+# Smallest c > 0 of a ball that is searched.
+_SMALLEST_CURVATURE = 1e-12
 # Tolerated error in the length of unit vectors, which admits those rounded to bfloat16.
 _LENGTH_TOLERANCE = 2**-7
 _SQRT2 = 2**0.5
@@ -314,13 +316,14 @@ class PoincareBall:
         computed as σ = ‖x − m‖²/P and w/g = ((1 − c‖m‖²)(x − m) − c‖x − m‖²·m)/P, without
         cancellation.
         """
+        c = jnp.asarray(self.c, jnp.result_type(x))
         moved = x - centre
         s = jnp.sum(moved * moved, axis=-1, keepdims=True)
-        inside = 1 - self.c * jnp.sum(centre * centre)
-        gap = 1 - self.c * jnp.sum(x * x, axis=-1, keepdims=True)
+        inside = 1 - c * jnp.sum(centre * centre)
+        gap = 1 - c * jnp.sum(x * x, axis=-1, keepdims=True)
         offset = s / (inside * gap)
-        vectors = _SQRT2 * (inside * moved - self.c * s * centre) / (inside * gap)
-        last = jnp.sqrt(2 * self.c) * offset
+        vectors = _SQRT2 * (inside * moved - c * s * centre) / (inside * gap)
+        last = jnp.sqrt(2 * c) * offset
         return SearchTerms(
             jnp.concatenate([vectors, -last], axis=-1),
             jnp.concatenate([vectors, last], axis=-1),
@@ -335,7 +338,12 @@ class PoincareBall:
         return {"infinite": ~jnp.isfinite(xx), "outside": ~inside, "far": ~(xx < _MAX_SQUARE_NORM)}
 
     def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
-        """Raises a `UserError` unless all rows are finite and inside the ball in float32."""
+        """Raises a `UserError` unless all rows are finite and inside the ball in float32.
+
+        Scores would overflow in the huge balls of a tiny c > 0; it is an error, too.
+        """
+        if 0 < self.c < _SMALLEST_CURVATURE:
+            raise UserError(f"c is {float(self.c):g}; to search, it must be 0 or at least 1e-12")
         outside = f"is outside the ball of radius 1/√{float(self.c):g}, or too close to its surface"
         words = {"infinite": "is not finite", "outside": outside, "far": "is too far out"}
         _raise_on_flaws(self, x, first, words)

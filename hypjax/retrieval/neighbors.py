@@ -42,8 +42,10 @@ def nearest_neighbors(
     """Finds the k nearest gallery items of each query, by exact search.
 
     The result is that of sorting all items by their distances, computed by subtraction in float64
-    from the points in float32, and ties by their index. This holds for all points of the space,
-    provided that the sums in a matrix product are rounded to nearest, in whatever order.
+    from the points in float32, and ties by their index: no rounding error of a product changes it.
+    This holds for all points of the space with normal float32 coordinates, provided that each sum
+    of a matrix product is rounded to nearest, in whatever order; items whose distances differ by no
+    more than roundings in float64 may come in either order, but duplicates are in their order.
 
     Products only exclude items: candidates are taken by scores that bound their distances (see
     `hypjax.retrieval.scores`), and sorted by distances. Queries with candidates that may be
@@ -52,7 +54,8 @@ def nearest_neighbors(
 
     A NumPy gallery may be memory-mapped and larger than a device's memory: it is streamed in
     chunks, and all local devices share each chunk. A JAX array is searched by the devices that hold
-    it. Besides inputs and results, this takes at most 512 MB of memory.
+    it. Besides inputs and results, this takes at most 512 MB of memory for k up to 100, and about
+    800 MB for thousands of neighbours.
 
     Args:
         queries: Points of the space, [n, d].
@@ -61,7 +64,7 @@ def nearest_neighbors(
         space: Space that measures the distances.
         exclude_self: Whether the gallery is the queries and no query is its own neighbour.
         block_size: Number of queries searched at once, or None for the default. It does not change
-            the result.
+            the result, except for the order of items whose distances agree but for roundings.
 
     Returns:
         Distances [n, k], float32, and indices into the gallery [n, k], int32; nearest first.

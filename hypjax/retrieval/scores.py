@@ -131,7 +131,7 @@ class Score:
 
         Args:
             x: Points, [n, d]. JAX arrays stay on their devices.
-            valid: Whether a row is a point, [n], or padding, which scores `PADDING` in both roles.
+            valid: Whether a row is a point, [n], or padding, which scores `PADDING` with any point.
                 By default all rows are points.
         """
         on_devices = isinstance(x, jax.Array)
@@ -155,7 +155,8 @@ def largest_slack(queries: Scored, items: Scored) -> Float[Array, " n"]:
 
 def widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:
     """A threshold moved up (1) or down (−1) by more than its own rounding errors."""
-    return threshold + sign * 64 * jnp.finfo(threshold.dtype).eps * jnp.abs(threshold)
+    moved = threshold + sign * 64 * jnp.finfo(threshold.dtype).eps * jnp.abs(threshold)
+    return jnp.where(jnp.isinf(threshold), threshold, moved)
 
 
 def report(what: str, queries: int, repeated: int, subtracted: int) -> None:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 from hypjax.geometry.products import inner_products
 from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Labelled
-from hypjax.retrieval.scores import Score, Scored, largest_slack, slack, widened
+from hypjax.retrieval.scores import Precision, Score, Scored, largest_slack, slack, widened
 
 NO_MATCH = np.iinfo(np.int32).max
 _TILE = 2048  # Queries and items of a tile, so that its scores fit into a CPU's cache.
@@ -48,9 +48,9 @@ def bound_ranks(queries: Labelled, gallery: Labelled | None, score: Score) -> Ra
         gallery: Points to search; by default the queries.
         score: How points are compared.
     """
-    symmetric = gallery is None
+    symmetric = gallery is None and score.precision is Precision.SINGLE
     query_points = _sort_by_class(score, queries)
-    gallery_points = query_points if symmetric else _sort_by_class(score, gallery)
+    gallery_points = query_points if gallery is None else _sort_by_class(score, gallery)
     mesh = Mesh(jax.local_devices(), _AXIS)
     matching, others = _tiles(query_points.labels, gallery_points.labels, symmetric)
     with score.precision.enabled():

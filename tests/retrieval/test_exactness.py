@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import match_ranks, nearest_neighbors, recall_at_k, tiles
 from hypjax.retrieval.scores import Precision, Score, slack
@@ -31,7 +32,7 @@ def crowds(space, spread, n=1500, dim=32):
 
 def keys(space, query, gallery):
     """Increasing functions of a query's distances to the items, by subtraction in float64."""
-    c, y = getattr(space, "c", 0.0), gallery.astype(np.float64)
+    c, y = np.float64(getattr(space, "c", 0.0)), gallery.astype(np.float64)
     return np.sum((query.astype(np.float64) - y) ** 2, axis=1) / (1 - c * np.sum(y * y, axis=1))
 
 
@@ -136,6 +137,20 @@ def test_scores_in_float64_are_rounded_up(values):
         highest = np.max(values)
         rounded = np.asarray(_below(highest, jnp.asarray(values)), np.float64)
     assert (rounded >= np.subtract(values, highest)).all()
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, jnp.float32])
+def test_curvature_may_be_an_array_of_any_precision(kind):
+    x = crowds(PoincareBall(0.1), 0.003, n=300)
+    space = PoincareBall(kind(0.1))
+    labels = np.arange(300) % 50
+    expected = true_ranks(true_order(space, x, x), labels, labels, exclude_self=True)
+    np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
+
+
+def test_curvature_too_small_for_float32_is_an_error():
+    with pytest.raises(UserError, match="c is 1e-20; to search, it must be 0 or at least 1e-12"):
+        nearest_neighbors(np.zeros((3, 2)), np.zeros((3, 2)), k=1, space=PoincareBall(1e-20))
 
 
 def test_healthy_queries_are_certified_by_products_in_float32(caplog):

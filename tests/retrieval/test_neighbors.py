@@ -157,38 +157,37 @@ def test_half_precision_points_are_compared_in_float32(space):
 
 
 DEVICES = """
-import jax, numpy as np
+import sys, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors
-assert jax.device_count() == 8
-rng = np.random.default_rng(0)
-for space in (Sphere(), PoincareBall(0.1, 2.3)):
-    x = np.array(space.embed(rng.normal(size=(2000, 16)).astype(np.float32)))
-    x[500:900] = x[:400]
-    labels = rng.integers(0, 300, 2000)
-    one = jax.device_put(x, jax.devices()[0])
-    expected = nearest_neighbors(x[:200], one, k=30, space=space)
-    sharded = jax.device_put(x, NamedSharding(Mesh(jax.devices(), "rows"), P("rows")))
-    ranks = match_ranks(x, labels, space=space)
-    listed = nearest_neighbors(x, one, k=300, space=space, exclude_self=True)[1]
-    hits = labels[listed] == labels[:, None]
-    first = np.where(hits.any(axis=1), hits.argmax(axis=1), 300)
-    np.testing.assert_array_equal(np.minimum(ranks, 300), first)
+from tests.retrieval.test_exactness import crowds, true_order, true_ranks
+assert jax.device_count() == 4
+labels = np.random.default_rng(0).integers(0, 100, 1200)
+for space, spread in ((Sphere(), 1), (PoincareBall(0.1, 2.3), 1), (PoincareBall(0.1, 2.3), 0.003)):
+    x = crowds(space, spread, n=1200, dim=16)
+    order = true_order(space, x, x)
+    ranks = true_ranks(order, labels, labels, exclude_self=True)
+    np.testing.assert_array_equal(match_ranks(x, labels, space=space), ranks)
+    np.save(sys.argv[1], x)
+    mapped = np.load(sys.argv[1], mmap_mode="r")
+    shards = [Mesh(jax.devices()[:count], "rows") for count in (1, 2, 4)]
+    held = [jax.device_put(x, NamedSharding(mesh, P("rows"))) for mesh in shards]
     for limit in (neighbors._SCORE_BYTES, 20_000):
         neighbors._SCORE_BYTES = limit
-        for gallery in (x, sharded):
-            found = nearest_neighbors(x[:200], gallery, k=30, space=space)
-            np.testing.assert_array_equal(found[1], expected[1])
-            np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+        for gallery in (x, mapped, *held):
+            _, ids = nearest_neighbors(x[:150], gallery, k=30, space=space)
+            np.testing.assert_array_equal(ids, order[:150, :30])
 """
 
 
-def test_result_does_not_depend_on_the_number_of_devices(repository):
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    subprocess.run(
-        [sys.executable, "-c", DEVICES], cwd=repository, env=environment, check=True, timeout=300
-    )
+def test_searches_on_several_devices_are_exact(repository, tmp_path):
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "PYTHONPATH": str(repository),
+    }
+    command = [sys.executable, "-c", DEVICES, str(tmp_path / "gallery.npy")]
+    subprocess.run(command, cwd=repository, env=environment, check=True, timeout=300)
 
 
 @pytest.mark.parametrize(
