@@ -132,6 +132,7 @@ def test_scores_bound_separations(space, precision, seed, scale):
 
 
 @given(st.lists(st.floats(-1e40, 1e40), min_size=1, max_size=50))
+@settings(deadline=None)
 def test_scores_in_float64_are_rounded_up(values):
     with jax.enable_x64(True):
         highest = np.max(values)
