@@ -2,6 +2,7 @@
 
 python -m hypjax.benchmark [loss | retrieval | input | train | all]: one suite, or all four.
 python -m hypjax.benchmark growth: how time and memory grow with problem size.
+python -m hypjax.benchmark exactness: right answers of searches where points crowd.
 python -m hypjax.benchmark memory: memory of the train step, which is compiled but not run.
 python -m hypjax.benchmark job: where the time of a whole run goes, from launch to results.
 """
@@ -23,8 +24,8 @@ SUITES = {  # With the optional package that each requires.
     "input": "grain",
     "train": "",
 }
-ALL, MEMORY, GROWTH, JOB = "all", "memory", "growth", "job"
-CHOICES = (*SUITES, ALL, MEMORY, GROWTH, JOB)
+ALL, MEMORY, GROWTH, JOB, EXACTNESS = "all", "memory", "growth", "job", "exactness"
+CHOICES = (*SUITES, ALL, MEMORY, GROWTH, JOB, EXACTNESS)
 
 FLAGS = flags.FlagValues()
 _QUICK = flags.DEFINE_bool(
@@ -78,6 +79,8 @@ def main(overrides: list[str], suite: str | None) -> None:
         results = _memory()
     elif suite == GROWTH:
         results = _growth()
+    elif suite == EXACTNESS:
+        results = _exactness()
     elif suite == JOB:
         results = _job(overrides)
     else:
@@ -124,6 +127,14 @@ def _growth() -> dict[str, Any]:
     curves = [growth.measure_growth(curve, repeats) for curve in growth.curves(_QUICK.value)]
     print(growth.table(curves))
     return {"repeats": repeats, GROWTH: curves}
+
+
+def _exactness() -> dict[str, Any]:
+    from hypjax.benchmarks import exactness
+
+    rows = list(exactness.rows(_QUICK.value))
+    print(exactness.table(rows))
+    return {EXACTNESS: rows}
 
 
 def _job(overrides: list[str]) -> dict[str, Any]:

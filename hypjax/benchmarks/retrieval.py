@@ -27,6 +27,7 @@ def tasks(quick: bool) -> Iterator[Task]:
     points = {name: _points(space, labels) for name, space in _SPACES.items()}
     yield from _recalls(points, labels, rate)
     yield from _neighbors(points, rate)
+    yield from _collapsed(points["hyperbolic"], labels, rate)
     yield from _streamed(streamed, rate)
 
 
@@ -117,6 +118,33 @@ def _neighbors(points: dict[str, np.ndarray], rate: float) -> Iterator[Task]:
                 "faiss IndexFlatIP" if peer else _INSTALL,
                 product,
             )
+
+
+def _collapsed(
+    healthy: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"], rate: float
+) -> Iterator[Task]:
+    """Three tight crowds far from each other, where products cannot tell who is nearest."""
+    space, n = _SPACES["hyperbolic"], len(labels)
+    rng = np.random.default_rng(3)
+    centres = rng.normal(size=(3, _DIM))[rng.integers(0, 3, n)]
+    features = centres + 0.003 * rng.normal(size=(n, _DIM))
+    x = np.array(space.embed(features.astype(np.float32)))
+    words = f"{n}×{n}×{_DIM}, hyperbolic, collapsed"
+    product = 2 * n * n * _DIM / rate
+    yield Task(
+        f"Recall@{{{','.join(map(str, _KS))}}}, {words}",
+        lambda: recall_at_k(x, labels, ks=_KS, space=space),
+        lambda: recall_at_k(healthy, labels, ks=_KS, space=space),
+        "ours, not collapsed",
+        product / 2,
+    )
+    yield Task(
+        f"10 nearest, {words}",
+        lambda: nearest_neighbors(x, x, k=10, space=space),
+        lambda: nearest_neighbors(healthy, healthy, k=10, space=space),
+        "ours, not collapsed",
+        product,
+    )
 
 
 def _streamed(items: int, rate: float) -> Iterator[Task]:
