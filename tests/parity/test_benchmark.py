@@ -13,7 +13,7 @@ import pytest
 from hypjax.benchmarks.loss import gradient
 from hypjax.training import optim
 
-TASKS = {"loss": 6, "retrieval": 9, "input": 7, "train": 4}
+TASKS = {"loss": 6, "retrieval": 11, "input": 7, "train": 4}
 
 
 def run(tmp_path, *arguments):
@@ -38,6 +38,17 @@ def test_all_suites_compare_with_other_libraries(tmp_path):
         assert len(written[suite]) == count
         for task in written[suite]:
             assert task["ratio"] > 0 and task["name"] in done.stdout
+
+
+def test_searches_are_right_where_points_crowd(tmp_path):
+    pytest.importorskip("faiss", reason="needs the parity extra: faiss")
+    done = run(tmp_path, "exactness", "--quick")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "benchmark.json").read_text())["exactness"]
+    for row in rows:
+        assert row["right"]["hypjax"] == 1
+        assert row["recall@1"]["hypjax"] == row["recall@1"]["true"]
+    assert min(row["right"]["faiss"] for row in rows) < 0.5
 
 
 @pytest.mark.parametrize(("classes", "samples"), [(12, 2), (5, 4)])
@@ -73,5 +84,6 @@ def test_an_unknown_suite_is_refused_in_one_sentence(tmp_path):
     done = run(tmp_path, "retrival")
     assert done.returncode == 1
     assert done.stderr == (
-        "error: 'retrival' is not one of loss, retrieval, input, train, all, memory, growth, job, exactness\n"
+        "error: 'retrival' is not one of loss, retrieval, input, train, all, memory, growth, job, "
+        "exactness\n"
     )
