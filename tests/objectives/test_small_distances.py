@@ -25,7 +25,7 @@ def batch(centres, spread):
     return (centres + spread * rng.normal(size=(30, 4, 128)) / 128**0.5).astype(np.float32)
 
 
-@pytest.mark.parametrize("spread", [1, 0.1, 0.01, 1e-3, 1e-4])
+@pytest.mark.parametrize("spread", [0.1, 1e-3, 1e-4])
 @pytest.mark.parametrize("centres", [1, 30], ids=["collapsed batch", "collapsed classes"])
 @pytest.mark.parametrize("space", [PoincareBall(0.1, 2.3), PoincareBall(1.0, 2.3), Sphere()])
 def test_gradients_of_small_distances_are_those_of_float64(space, centres, spread):

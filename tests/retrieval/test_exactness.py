@@ -21,7 +21,7 @@ from hypjax.retrieval.selection import _below
 SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(0.0, None), PoincareBall(10.0, None)]
 
 
-def crowds(space, spread, n=1500, dim=32):
+def crowds(space, spread, n=1000, dim=32):
     """Three crowds far from each other, with some duplicates."""
     rng = np.random.default_rng(0)
     features = rng.normal(size=(3, dim))[rng.integers(0, 3, n)] + spread * rng.normal(size=(n, dim))
@@ -50,7 +50,7 @@ def true_ranks(order, labels, item_labels, exclude_self):
     return np.array(ranks)
 
 
-@pytest.mark.parametrize("spread", [1, 0.1, 0.01, 0.003, 1e-4, 1e-6, 0])
+@pytest.mark.parametrize("spread", [1, 0.1, 0.01, 0.003, 1e-6, 0])
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_crowds_are_searched_and_ranked_exactly(space, spread):
     x = crowds(space, spread)
@@ -93,7 +93,7 @@ def test_points_near_the_surface_are_searched_exactly(c, dim):
     exponent=st.integers(-7, 0),
     dim=st.sampled_from([2, 3, 8]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_small_galleries_are_searched_as_in_exact_arithmetic(seed, c, exponent, dim):
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(2, dim))[rng.integers(0, 2, 24)]
@@ -116,7 +116,7 @@ def test_small_galleries_are_searched_as_in_exact_arithmetic(seed, c, exponent, 
 @pytest.mark.parametrize("precision", Precision)
 @pytest.mark.parametrize("space", SPACES, ids=str)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.integers(-20, 1))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_scores_bound_separations(space, precision, seed, scale):
     rng = np.random.default_rng(seed)
     x = np.array(space.embed((2.0**scale * rng.normal(size=(64, 8))).astype(np.float32)))
@@ -175,7 +175,7 @@ def test_collapsed_queries_are_not_certified_by_products_in_float32(caplog):
         nearest_neighbors(x, x, k=10, space=Sphere())
         nearest_neighbors(x[:20], x, k=10, space=Sphere())
     first, second = (record.getMessage() for record in caplog.records)
-    assert "certified=0 of 1500 queries by products in float32, 1500 in float64" in first
+    assert "certified=0 of 1000 queries by products in float32, 1000 in float64" in first
     assert "20 by subtraction" in second  # For a few queries, that is the fastest way.
 
 
