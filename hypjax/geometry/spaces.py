@@ -342,7 +342,7 @@ class PoincareBall:
 
         Scores would overflow in the huge balls of a tiny c > 0; it is an error, too.
         """
-        if 0 < self.c < _SMALLEST_CURVATURE:
+        if not (self.c == 0 or self.c >= _SMALLEST_CURVATURE):
             raise UserError(f"c is {float(self.c):g}; to search, it must be 0 or at least 1e-12")
         outside = f"is outside the ball of radius 1/√{float(self.c):g}, or too close to its surface"
         words = {"infinite": "is not finite", "outside": outside, "far": "is too far out"}

@@ -25,7 +25,7 @@ _CHUNK_BYTES = 32 * 2**20  # Largest size of the points of a chunk.
 _PART_BYTES = 32 * 2**20  # Largest size of the queries that are searched for in one pass.
 _RESULT_BYTES = 8 * 2**20  # Largest size of the candidates of a block.
 _MIN_BLOCK = 4  # Queries of a block are a multiple of this, so that threads can share it.
-_SPARE = 4  # Candidates beyond k. The last one's score bounds those of all other items.
+_SPARE = 2  # Candidates beyond k. The last one's score bounds those of all other items.
 _MORE = 48  # The same beyond 2·k, for queries that are searched for again.
 _SAMPLE = 4096  # Queries whose mean is the centre of a crowd.
 
@@ -54,8 +54,8 @@ def nearest_neighbors(
 
     A NumPy gallery may be memory-mapped and larger than a device's memory: it is streamed in
     chunks, and all local devices share each chunk. A JAX array is searched by the devices that hold
-    it. Besides inputs and results, this takes at most 512 MB of memory for k up to 100, and about
-    800 MB for thousands of neighbours.
+    it. Besides inputs and results, this takes at most 512 MB of memory, of host and devices
+    together, for k up to 100, and about 1 GB for thousands of neighbours.
 
     Args:
         queries: Points of the space, [n, d].

@@ -149,9 +149,10 @@ def test_curvature_may_be_an_array_of_any_precision(kind):
     np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
 
 
-def test_curvature_too_small_for_float32_is_an_error():
-    with pytest.raises(UserError, match="c is 1e-20; to search, it must be 0 or at least 1e-12"):
-        nearest_neighbors(np.zeros((3, 2)), np.zeros((3, 2)), k=1, space=PoincareBall(1e-20))
+@pytest.mark.parametrize("c", [1e-20, -1.0, np.nan])
+def test_curvature_that_cannot_be_searched_is_an_error(c):
+    with pytest.raises(UserError, match=f"c is {c:g}; to search, it must be 0 or at least 1e-12"):
+        nearest_neighbors(np.zeros((3, 2)), np.zeros((3, 2)), k=1, space=PoincareBall(c))
 
 
 def test_healthy_queries_are_certified_by_products_in_float32(caplog):
@@ -163,9 +164,9 @@ def test_healthy_queries_are_certified_by_products_in_float32(caplog):
         nearest_neighbors(x, x, k=10, space=PoincareBall())
         recall_at_k(x, labels, ks=(1, 10, 100), space=PoincareBall())
     messages = [record.getMessage() for record in caplog.records]
-    assert [message.partition(" of ")[0] for message in messages] == [
-        "neighbours: certified=3000",
-        "ranks: certified=3000",
+    assert [message.partition(" by ")[0] for message in messages] == [
+        "neighbours of 3000 queries, all exact: certified=3000",
+        "ranks of 3000 queries, all exact: certified=3000",
     ]
 
 
@@ -175,7 +176,7 @@ def test_collapsed_queries_are_not_certified_by_products_in_float32(caplog):
         nearest_neighbors(x, x, k=10, space=Sphere())
         nearest_neighbors(x[:20], x, k=10, space=Sphere())
     first, second = (record.getMessage() for record in caplog.records)
-    assert "certified=0 of 1000 queries by products in float32, 1000 in float64" in first
+    assert "certified=0 by products in float32, 1000 by products in float64" in first
     assert "20 by subtraction" in second  # For a few queries, that is the fastest way.
 
 
