@@ -169,8 +169,8 @@ def report(what: str, queries: int, repeated: int, subtracted: int) -> None:
         subtracted: Number of those that products in float64 left uncertain, too.
     """
     _LOG.info(
-        "%s of %d queries, all exact: certified=%d by products in float32, %d by products in float64, "
-        "%d by subtraction",
+        "%s of %d queries, all exact: certified=%d by products in float32, "
+        "%d by products in float64, %d by subtraction",
         *(what, queries, queries - repeated, repeated - subtracted, subtracted),
     )
 
