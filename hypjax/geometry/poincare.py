@@ -22,15 +22,13 @@ Sources: Ganea et al., "Hyperbolic Neural Networks" (NeurIPS 2018), Section 2, f
 operations and the maps; Ermolov et al., "Hyperbolic Vision Transformers" (CVPR 2022), Eqs. 1-3.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from hypjax.geometry import products
-
-Scalar = float | Float[Array, ""]
+from hypjax.geometry import products, smooth
+from hypjax.geometry.smooth import Scalar
 
 # Largest √c‖x‖ that `project` returns: the paper's bound, and about the largest norm at which
 # float32 still resolves 1 − c‖x‖² to one per cent.
@@ -39,76 +37,10 @@ MAX_NORM = 1 - 1e-5
 _FRECHET_STEPS = 1000
 
 
-def _floating(*arrays: ArrayLike) -> list[Array]:
-    """Converts the inputs to one dtype: float64 if one of them is, otherwise float32."""
-    dtype = jnp.result_type(jnp.float32, *arrays)
-    return [jnp.asarray(array, dtype) for array in arrays]
-
-
-def _square_norm(x: Float[ArrayLike, "*b d"], keepdims: bool = True) -> Array:
-    return jnp.sum(x * x, axis=-1, keepdims=keepdims)
-
-
-def _sqrt(u: Array) -> Array:
-    """√u, with gradient 0 instead of infinity at u = 0; NaN for u < 0."""
-    zero = u == 0
-    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, u)))
-
-
-def _even_function(u: Array, function, series: tuple[float, ...]) -> Array:
-    """An even function of √u, smooth in u: its Taylor series near 0, the function elsewhere.
-
-    Below u = 1e-3, five terms leave an error below 1e-16. Just above, cancellation costs the
-    gradient up to three digits, but its share in the gradient of a distance is small there.
-    """
-    near = u < 1e-3
-    root = jnp.sqrt(jnp.where(near, 1, u))
-    return jnp.where(
-        near, jnp.polyval(jnp.asarray(series, u.dtype), jnp.where(near, u, 0)), function(root)
-    )
-
-
-def _tanh_ratio(u: Array) -> Array:
-    """tanh(√u) / √u."""
-    return _even_function(u, lambda r: jnp.tanh(r) / r, (62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1))
-
-
-def _artanh_ratio(u: Array) -> Array:
-    """artanh(√u) / √u, kept at its largest finite value for u ≥ 1."""
-    u = jnp.minimum(u, 1 - jnp.finfo(u.dtype).eps)
-    return _even_function(u, lambda r: jnp.arctanh(r) / r, (1 / 9, 1 / 7, 1 / 5, 1 / 3, 1))
-
-
-def _asinh_ratio(u: Array) -> Array:
-    """asinh(√u) / √u."""
-    return _even_function(u, lambda r: jnp.arcsinh(r) / r, (35 / 1152, -5 / 112, 3 / 40, -1 / 6, 1))
-
-
-@jax.custom_jvp
-def _distance_from_ratio(q: Array, c: Scalar) -> Array:
-    """Distance (2/√c)·asinh(√(c·q)), written so that c = 0 and q = 0 are no special cases."""
-    return 2 * _sqrt(q) * _asinh_ratio(c * q)
-
-
-def _jvp_in_ratio(tangent: Array, distance: Array, q: Array, c: Scalar) -> Array:
-    """Derivative 1/√(q·(1 + c·q)), cheaper than differentiating asinh; set to 0 at q = 0."""
-    del distance
-    distinct = q != 0
-    return jnp.where(distinct, lax.rsqrt(jnp.where(distinct, q * (1 + c * q), 1)), 0) * tangent
-
-
-def _jvp_in_curvature(tangent: Array, distance: Array, q: Array, c: Scalar) -> Array:
-    del distance
-    return jax.jvp(lambda c: 2 * _sqrt(q) * _asinh_ratio(c * q), (c,), (tangent,))[1]
-
-
-_distance_from_ratio.defjvps(_jvp_in_ratio, _jvp_in_curvature)
-
-
 def lambda_x(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b 1"]:
     """Conformal factors λ_x = 2 / (1 − c‖x‖²), [..., 1], of points of the ball, [..., d]."""
-    (x,) = _floating(x)
-    return 2 / (1 - c * _square_norm(x))
+    (x,) = smooth.floating(x)
+    return 2 / (1 - c * smooth.square_norm(x))
 
 
 def clip_features(v: Float[ArrayLike, "*b d"], radius: float | None) -> Float[Array, "*b d"]:
@@ -121,18 +53,18 @@ def clip_features(v: Float[ArrayLike, "*b d"], radius: float | None) -> Float[Ar
     Returns:
         Clipped vectors, [..., d].
     """
-    (v,) = _floating(v)
+    (v,) = smooth.floating(v)
     if radius is None:
         return v
-    square = _square_norm(v)
+    square = smooth.square_norm(v)
     outside = square > radius**2
     return jnp.where(outside, v * (radius / jnp.sqrt(jnp.where(outside, square, 1))), v)
 
 
 def project(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     """Moves points [..., d] outside the ball of radius (1 − 1e-5)/√c radially onto its surface."""
-    (x,) = _floating(x)
-    u = c * _square_norm(x)
+    (x,) = smooth.floating(x)
+    u = c * smooth.square_norm(x)
     outside = u > MAX_NORM**2
     return jnp.where(outside, x * (MAX_NORM / jnp.sqrt(jnp.where(outside, u, 1))), x)
 
@@ -150,8 +82,8 @@ def mobius_add(
     Returns:
         Points of the ball, [..., d].
     """
-    x, y = _floating(x, y)
-    xx, yy = _square_norm(x), _square_norm(y)
+    x, y = smooth.floating(x, y)
+    xx, yy = smooth.square_norm(x), smooth.square_norm(y)
     xy = jnp.sum(x * y, axis=-1, keepdims=True)
     numerator = (1 + 2 * c * xy + c * yy) * x + (1 - c * xx) * y
     return numerator / (1 + 2 * c * xy + c**2 * xx * yy)
@@ -169,8 +101,8 @@ def expmap0(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     Returns:
         Points of the ball, [..., d].
     """
-    (v,) = _floating(v)
-    return v * _tanh_ratio(c * _square_norm(v))
+    (v,) = smooth.floating(v)
+    return v * smooth.tanh_ratio(c * smooth.square_norm(v))
 
 
 def logmap0(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
@@ -183,8 +115,8 @@ def logmap0(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     Returns:
         Tangent vectors at the origin, [..., d].
     """
-    (x,) = _floating(x)
-    return x * _artanh_ratio(c * _square_norm(x))
+    (x,) = smooth.floating(x)
+    return x * smooth.artanh_ratio(c * smooth.square_norm(x))
 
 
 def expmap(
@@ -200,7 +132,7 @@ def expmap(
     Returns:
         Points of the ball, [..., d].
     """
-    x, v = _floating(x, v)
+    x, v = smooth.floating(x, v)
     return mobius_add(x, expmap0(v * lambda_x(x, c) / 2, c), c)
 
 
@@ -217,10 +149,10 @@ def logmap(
     Returns:
         Tangent vectors at x, [..., d].
     """
-    x, y = _floating(x, y)
+    x, y = smooth.floating(x, y)
     difference, q = _mobius_difference(x, y, c)
-    length = _asinh_ratio(c * q) * jnp.sqrt(1 + c * q)  # artanh(√c‖w‖) / (√c‖w‖), w = −x ⊕ y
-    return difference * length * (1 - c * _square_norm(x))
+    length = smooth.asinh_ratio(c * q) * jnp.sqrt(1 + c * q)  # artanh(√c‖w‖) / (√c‖w‖), w = −x ⊕ y
+    return difference * length * (1 - c * smooth.square_norm(x))
 
 
 def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array]:
@@ -230,9 +162,9 @@ def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array]:
     in terms of y − x. The denominator equals P + c·s.
     """
     delta = y - x
-    s = _square_norm(delta)
-    inside = 1 - c * _square_norm(x)
-    p = inside * (1 - c * _square_norm(y))
+    s = smooth.square_norm(delta)
+    inside = 1 - c * smooth.square_norm(x)
+    p = inside * (1 - c * smooth.square_norm(y))
     return (inside * delta - c * s * x) / (p + c * s), s / p
 
 
@@ -268,16 +200,16 @@ def separation(
     Returns:
         Separations, [...].
     """
-    x, y = _floating(x, y)
-    s = _square_norm(x - y, keepdims=False)
-    p = (1 - c * _square_norm(x, keepdims=False)) * (1 - c * _square_norm(y, keepdims=False))
-    return s / p
+    x, y = smooth.floating(x, y)
+    s = smooth.square_norm(x - y, keepdims=False)
+    x_gap, y_gap = (1 - c * smooth.square_norm(point, keepdims=False) for point in (x, y))
+    return s / (x_gap * y_gap)
 
 
 def dist_at(separation: Float[ArrayLike, "*b"], c: Scalar) -> Float[Array, "*b"]:
     """Geodesic distances (2/√c)·asinh(√(c·q)), [...], of points with separations q, [...]."""
-    (q,) = _floating(separation)
-    return _distance_from_ratio(q, c)
+    (q,) = smooth.floating(separation)
+    return smooth.distance_from_ratio(q, c)
 
 
 def dist_matrix(
@@ -299,12 +231,12 @@ def dist_matrix(
     Returns:
         Distances, [n, m].
     """
-    x, y = _floating(x, y)
+    x, y = smooth.floating(x, y)
     centre = _best_origin(lax.stop_gradient(x), c)
     (x, x_gap), (y, y_gap) = _moved_to_origin(x, centre, c), _moved_to_origin(y, centre, c)
     # Multiplying by the two factors of 1/P in turn avoids another matrix of this size.
     q = products.square_distances(x, y) * (1 / x_gap) * (1 / y_gap).T
-    return _distance_from_ratio(q, c)
+    return smooth.distance_from_ratio(q, c)
 
 
 def _best_origin(x: Array, c: Scalar) -> Array:
@@ -317,9 +249,9 @@ def _best_origin(x: Array, c: Scalar) -> Array:
 def _moved_to_origin(x: Array, centre: Array, c: Scalar) -> tuple[Array, Array]:
     """W = (−m) ⊕ x for a centre m, and 1 − c‖w‖²."""
     delta = x - centre
-    s = _square_norm(delta)
-    inside = 1 - c * _square_norm(centre)
-    p = inside * (1 - c * _square_norm(x))
+    s = smooth.square_norm(delta)
+    inside = 1 - c * smooth.square_norm(centre)
+    p = inside * (1 - c * smooth.square_norm(x))
     return (inside * delta - c * s * centre) / (p + c * s), p / (p + c * s)
 
 
@@ -335,8 +267,8 @@ def to_lorentz(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d+1"]
     Returns:
         Points of the hyperboloid, [..., d + 1].
     """
-    (x,) = _floating(x)
-    u = c * _square_norm(x)
+    (x,) = smooth.floating(x)
+    u = c * smooth.square_norm(x)
     return jnp.concatenate([1 + u, 2 * jnp.sqrt(c) * x], axis=-1) / (1 - u)
 
 
@@ -350,7 +282,7 @@ def from_lorentz(x: Float[ArrayLike, "*b d+1"], c: Scalar) -> Float[Array, "*b d
     Returns:
         Points of the ball, [..., d].
     """
-    (x,) = _floating(x)
+    (x,) = smooth.floating(x)
     return x[..., 1:] / (jnp.sqrt(c) * (1 + x[..., :1]))
 
 
@@ -374,7 +306,7 @@ def frechet_mean(
         One mean per leading index of x, [..., d].
     """
     weights = jnp.ones(jnp.shape(x)[:-1], jnp.float32) if weights is None else weights
-    x, weights = _floating(x, weights)
+    x, weights = smooth.floating(x, weights)
     weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     mean = lax.stop_gradient(_minimise(*lax.stop_gradient((x, c, weights))))
     return _newton_step(mean, x, c, weights)
@@ -388,7 +320,7 @@ def _minimise(x: Array, c: Scalar, weights: Array) -> Array:
         mean, _, count = carry
         w, q = _mobius_difference(mean[..., None, :], x, c)
         move = _majorised_step(w, q, c, weights)
-        moving = jnp.any(_square_norm(move) > tolerance**2 * jnp.max(q, axis=-2))
+        moving = jnp.any(smooth.square_norm(move) > tolerance**2 * jnp.max(q, axis=-2))
         return mobius_add(mean, move, c), moving, count + 1
 
     def unfinished(carry):
@@ -404,10 +336,10 @@ def _majorised_step(w: Array, q: Array, c: Scalar, weights: Array) -> Array:
     With D = √c·d, the tangent of D² = arccosh² at the current mean weights a point by D/sinh D. The
     weighted sum of hyperboloid coordinates (time T, space S) is minimal at (T, S)/√(T² − c‖S‖²).
     """
-    a = weights[..., None] * _asinh_ratio(c * q) / jnp.sqrt(1 + c * q)
+    a = weights[..., None] * smooth.asinh_ratio(c * q) / jnp.sqrt(1 + c * q)
     time = jnp.sum(a * (1 + 2 * c * q), axis=-2)
     space = jnp.sum(a * (1 + c * q) * 2 * w, axis=-2)
-    return space / (time + jnp.sqrt(time**2 - c * _square_norm(space)))
+    return space / (time + jnp.sqrt(time**2 - c * smooth.square_norm(space)))
 
 
 def _newton_step(mean: Array, x: Array, c: Scalar, weights: Array) -> Array:
@@ -417,7 +349,7 @@ def _newton_step(mean: Array, x: Array, c: Scalar, weights: Array) -> Array:
     direction of the point and D is √c times its distance.
     """
     w, q = _mobius_difference(mean[..., None, :], x, c)
-    logs = 2 * w * _asinh_ratio(c * q) * jnp.sqrt(1 + c * q)  # of length d
+    logs = 2 * w * smooth.asinh_ratio(c * q) * jnp.sqrt(1 + c * q)  # of length d
     gradient = -jnp.sum(weights[..., None] * logs, axis=-2)
     hessian = lax.stop_gradient(_hessian(logs, c, weights))
     step = -jnp.linalg.solve(hessian, gradient[..., None])[..., 0]
@@ -425,8 +357,8 @@ def _newton_step(mean: Array, x: Array, c: Scalar, weights: Array) -> Array:
 
 
 def _hessian(logs: Array, c: Scalar, weights: Array) -> Array:
-    square = _square_norm(logs)
-    across = 1 / _tanh_ratio(c * square)
+    square = smooth.square_norm(logs)
+    across = 1 / smooth.tanh_ratio(c * square)
     along = (1 - across) / jnp.where(square > 0, square, 1)
     outer = jnp.einsum(
         "...n,...ni,...nj->...ij", weights * along[..., 0], logs, logs, precision="highest"

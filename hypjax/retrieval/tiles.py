@@ -184,8 +184,8 @@ def _rows(points: Any, number: Int[Array, ""], tile: int) -> Any:
 def _visit(tiles: _Tiles, visit: Callable[[Array, Array, Any], Any], state: Any) -> Any:
     """Updates a state by each tile in turn.
 
-    Tile indices are loaded one step ahead: otherwise XLA on a CPU loads them again for every
-    element that it compares.
+    Each step loads the tile indices of the next one. If a step loaded its own, XLA on a CPU would
+    load them again for every element that it compares.
     """
 
     def step(i: Int[Array, ""], carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
