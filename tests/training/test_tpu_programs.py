@@ -8,7 +8,8 @@ from jax.sharding import Mesh
 from hypjax import parallel
 from hypjax.benchmarks import programs
 from hypjax.config import default_config
-from hypjax.retrieval import ranks
+from hypjax.retrieval import tiles
+from hypjax.retrieval.scores import Scored
 
 pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu")
 
@@ -50,17 +51,18 @@ def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
 
 def test_ranks_of_60502_queries_compile_and_round_nothing(slice_of_eight):
     """The test split of Stanford Online Products, on all devices."""
-    mesh = Mesh(slice_of_eight, ranks._AXIS)
-    size, tiles = 30 * 2048, 64
+    mesh = Mesh(slice_of_eight, tiles._AXIS)
+    size = 30 * 2048
     number = jax.ShapeDtypeStruct((size,), jnp.int32)
     score = jax.ShapeDtypeStruct((size,), jnp.float32)
-    vector = jax.ShapeDtypeStruct((size, 129), jnp.float32)
-    points = ranks._Points(vector, vector, score, number, number)
-    indices = jax.ShapeDtypeStruct((8, tiles), jnp.int32)
-    assigned = ranks._Tiles(indices, indices, jax.ShapeDtypeStruct((8,), jnp.int32))
-    nearest = ranks._Nearest(score, number)
-    found = ranks._nearest_matches(mesh, True).lower(points, points, assigned)
-    counted = ranks._ranks(mesh, True).lower(points, points, nearest, assigned, assigned)
+    vector = jax.ShapeDtypeStruct((size, 132), jnp.float32)
+    slack = jax.ShapeDtypeStruct((size, 2), jnp.float32)
+    points = tiles._Points(Scored(vector, vector, slack), number, number, number)
+    indices = jax.ShapeDtypeStruct((8, 64), jnp.int32)
+    assigned = tiles._Tiles(indices, indices, jax.ShapeDtypeStruct((8,), jnp.int32))
+    thresholds = tiles._Thresholds(score, score)
+    found = tiles._thresholds(mesh, True).lower(points, points, assigned)
+    counted = tiles._count_before(mesh, True).lower(points, points, thresholds, assigned, assigned)
     for lowered in (found, counted):
         program = programs.describe(lowered)
         assert program.rounded == []
