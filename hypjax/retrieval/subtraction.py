@@ -22,7 +22,7 @@ from hypjax.retrieval.selection import Best
 _FEW = 64  # Different queries for which subtraction costs less than products in float64.
 _FETCH_BYTES = 32 * 2**20  # Largest size of points that are fetched at once.
 _SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are held at once.
-_BATCH_ELEMENTS = 2**20  # Coordinates that are subtracted at once.
+_BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
 
 
 class Neighbors(NamedTuple):
