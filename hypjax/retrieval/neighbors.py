@@ -23,7 +23,7 @@ _BLOCK_SIZE = 512  # Queries of a block.
 _SCORE_BYTES = 128 * 2**20  # Largest size of the scores of a block and a chunk.
 _CHUNK_BYTES = 32 * 2**20  # Largest size of the points of a chunk.
 _PART_BYTES = 32 * 2**20  # Largest size of the queries that are searched for in one pass.
-_RESULT_BYTES = 8 * 2**20  # Largest size of the candidates of a block.
+_RESULT_BYTES = 4 * 2**20  # Largest size of the candidates of a block.
 _MIN_BLOCK = 4  # Queries of a block are a multiple of this, so that threads can share it.
 _SPARE = 2  # Candidates beyond k. The last one's score bounds those of all other items.
 _MORE = 48  # The same beyond 2·k, for queries that are searched for again.
@@ -54,8 +54,8 @@ def nearest_neighbors(
 
     A NumPy gallery may be memory-mapped and larger than a device's memory: it is streamed in
     chunks, and all local devices share each chunk. A JAX array is searched by the devices that hold
-    it. Besides inputs and results, this takes at most 512 MB of memory, of host and devices
-    together, for k up to 100, and about 1 GB for thousands of neighbours.
+    it. Besides inputs and results, this holds at most 512 MB of memory, of host and devices
+    together; the C library may keep some of what was freed.
 
     Args:
         queries: Points of the space, [n, d].
@@ -191,7 +191,7 @@ class _Search:
         itemsize = np.dtype(score.precision.value).itemsize
         most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
         size = inputs.round_up(min(self._block_size, len(rows), most), _MIN_BLOCK)
-        limits = _SCORE_BYTES // (itemsize * size), _CHUNK_BYTES // (4 * self._dim)
+        limits = _SCORE_BYTES // (itemsize * size), _CHUNK_BYTES // (itemsize * self._dim)
         shape = size, inputs.round_up(max(min(self.gallery.rows, *limits), 1), inputs.MULTIPLE)
         blocks_of_part = _PART_BYTES // (itemsize * max(self._dim, 2 * candidates) * size)
         with ThreadPoolExecutor(num_threads(self.gallery.mesh)) as pool:

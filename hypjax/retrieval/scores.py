@@ -40,7 +40,7 @@ PADDING = -(2.0**126)
 _SMALLEST_OFFSET = 2.0**-80
 # Roundings of a product besides those of its sum: of the factors, the offsets and the slack.
 _OTHER_ROUNDINGS = 16
-_TERM_ELEMENTS = 2**20  # Coordinates of points whose terms are computed at once.
+_TERM_ELEMENTS = 2**17  # Coordinates of points whose terms are computed at once.
 _MAX_CROWDS, _CROWD = 16, 1024  # Largest number of groups of points, and their least mean size.
 
 

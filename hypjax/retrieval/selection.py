@@ -18,7 +18,7 @@ from hypjax.retrieval.galleries import AXIS, Chunk
 from hypjax.retrieval.scores import Precision
 from hypjax.system.cores import usable_cores
 
-_GROUP = 64  # Items of a group; only the groups with the largest maxima are searched further.
+_GROUP = 32  # Items of a group; only the groups with the largest maxima are searched further.
 _QUERY_BATCH = 64  # Queries selected for at once, so that candidates fit into a CPU's cache.
 _MAX_THREADS = 4
 

@@ -4,6 +4,7 @@ Points are float32 numbers, taken as exact. Items at equal separations tie, and 
 order of the gallery.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.selection import Best
 
 _FEW = 64  # Different queries for which subtraction costs less than products in float64.
-_FETCH_BYTES = 32 * 2**20  # Largest size of points that are fetched at once.
+_FETCH_BYTES = 16 * 2**20  # Largest size of points that are fetched at once.
 _SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are held at once.
 _BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
 
@@ -56,13 +57,14 @@ def nearest_candidates(
         The k nearest candidates. They are certain if all others surely come after the k-th.
     """
     size, candidates = best.ids.shape
-    step = max(1, min(size, _FETCH_BYTES // (4 * candidates * queries.shape[1])))
+    items = max(_FETCH_BYTES // (4 * queries.shape[1]), 1)
+    width, height = min(items, candidates), max(items // candidates, 1)
     separations = np.empty((size, candidates))
-    for start in range(0, size, step):
-        part = slice(start, start + step)
+    for row, column in itertools.product(range(0, size, height), range(0, candidates, width)):
+        part = np.s_[row : row + height, column : column + width]
         points, rows = gallery.points(best.ids[part])
         with jax.enable_x64(True):
-            separations[part] = _candidate_separations(space, queries[part], points, rows)
+            separations[part] = _candidate_separations(space, queries[part[0]], points, rows)
     ids, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
     order = _ascending(separations, ids)[:, :k]
     separations = np.take_along_axis(separations, order, axis=1)
