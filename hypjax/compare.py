@@ -1,4 +1,4 @@
-"""Prints one table of finished runs.
+"""Prints tables of finished runs.
 
 python -m hypjax.compare runs/a runs/b: these runs.
 python -m hypjax.compare --config=configs/cub.py --field=objective.c --value=0.1 --value=0.3: runs
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -39,23 +40,62 @@ _VALUES = flags.DEFINE_multi_string(
 
 
 def main(overrides: list[str], runs: Sequence[str]) -> None:
-    """Prints the table of the named runs, or of those with different values of a field."""
-    from hypjax.reports.tables import format_results
-
+    """Prints the tables of the named runs, or of those with different values of a field."""
     if runs:
         if _CONFIG.value or overrides:
             raise UserError("name either the folders of runs or --config, not both")
-        recalls = {run: _recalls(pathlib.Path(run).expanduser()) for run in runs}
-        if unfinished := [run for run, recall in recalls.items() if recall is None]:
+        results = {run: _results(pathlib.Path(run).expanduser()) for run in runs}
+        if unfinished := [run for run, found in results.items() if found is None]:
             raise UserError(f"no finished run in {unfinished[0]}: it has no results.json")
-        title = "recall on the test classes"
     else:
         command.require(_CONFIG, _FIELD, _VALUES)
-        recalls = {value: _recalls(folder) for value, folder in _folders(overrides).items()}
-        title = f"{_FIELD.value}, recall on the test classes"
-    finished = _comparable({name: recall for name, recall in recalls.items() if recall})
+        results = {value: _results(folder) for value, folder in _folders(overrides).items()}
+    finished = {name: found for name, found in results.items() if found}
     if finished:
-        print(f"{title}:\n{format_results(finished)}")
+        _print_tables(finished, "" if runs else f"{_FIELD.value}, ")
+
+
+def _print_tables(runs: Mapping[str, Mapping[str, Any]], title: str) -> None:
+    """Prints recalls on validation classes, by which runs are chosen, and then on test classes.
+
+    Args:
+        runs: What results.json holds, for each run.
+        title: What to print before the titles of the tables.
+    """
+    from hypjax.reports.tables import format_results
+
+    seeds = title == "seed, "
+    validation = _comparable(
+        {n: _scores(r["validation"]) for n, r in runs.items() if r.get("validation")}
+    )
+    test = _comparable({name: _scores(found) for name, found in runs.items()})
+    if validation:
+        print(f"{title}recall on the validation classes:")
+        print(format_results(validation | (_spread(validation) if seeds else {})))
+        if len(validation) > 1 and not seeds:
+            metric = next(iter(_first(validation)["head"]))
+            best = max(validation, key=lambda name: validation[name]["head"][metric])
+            print(f"best: {best}, by {metric} of the head on the validation classes")
+    report_only = " (to report, not to choose by)" if validation and not seeds else ""
+    print(f"{title}recall on the test classes{report_only}:")
+    print(format_results(test | (_spread(test) if seeds else {})))
+
+
+def _first(runs: Mapping[str, Recalls]) -> Recalls:
+    return next(iter(runs.values()))
+
+
+def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
+    """Mean and sample standard deviation over several runs."""
+    if len(runs) < 2:
+        return {}
+    return {
+        name: {
+            part: {k: statistic([run[part][k] for run in runs.values()]) for k in values}
+            for part, values in _first(runs).items()
+        }
+        for name, statistic in (("mean", statistics.mean), ("std", statistics.stdev))
+    }
 
 
 def _folders(overrides: Sequence[str]) -> dict[str, pathlib.Path]:
@@ -70,12 +110,14 @@ def _folders(overrides: Sequence[str]) -> dict[str, pathlib.Path]:
     return folders
 
 
-def _recalls(folder: pathlib.Path) -> Recalls | None:
-    """Recalls of a run's best checkpoint or, without validation, its last; None if unfinished."""
+def _results(folder: pathlib.Path) -> dict[str, Any] | None:
+    """What a run's results.json holds; None if it is unfinished."""
     path = folder / "results.json"
-    if not path.is_file():
-        return None
-    results = json.loads(path.read_text())
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _scores(results: Mapping[str, Recalls]) -> Recalls:
+    """Scores of a run's best checkpoint or, without validation, its last."""
     return results.get("best") or results["final"]
 
 

@@ -3,6 +3,7 @@
 python -m hypjax.search --workdir=runs/a --gallery=gallery.npz --query=bird.jpg
 """
 
+import functools
 import pathlib
 
 from absl import flags
@@ -48,6 +49,7 @@ def main(overrides: list[str]) -> None:
     if output and not output.parent.is_dir():
         raise UserError(f"--output is {output}, but the folder {output.parent} does not exist")
     from hypjax.data.photos import find_photos
+    from hypjax.data.pixels import read_image
     from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.inference.hits import find_hits
     from hypjax.retrieval.embeddings import Embeddings
@@ -62,8 +64,9 @@ def main(overrides: list[str]) -> None:
     if output:
         from hypjax.reports.hit_grid import draw
 
-        draw(results, output)
-        console.say(f"wrote {output}")
+        read = functools.partial(read_image, channels=3)
+        files = draw(results, output, read)
+        console.say(f"wrote {', '.join(map(str, files))}")
     for hits in results:
         print(hits.table())
 

@@ -53,7 +53,6 @@ def train_and_evaluate(
     """
     stopwatch = Stopwatch(launched)
     validate(config)
-    total = config.train.total_steps
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     run = SharedRun(workdir, config)
     if (results := run.results) is not None:
@@ -63,17 +62,17 @@ def train_and_evaluate(
             console.warn("nothing is left to trace")
         return results
     require_wandb(config)
+    setup = build(config)
+    config, learner, splits = setup.config, setup.learner, setup.splits
+    total = config.train.total_steps
     trace = Trace(run.path / "profile", profile if processes.is_first() else None, total)
     timers = Timers(trace, stopwatch)
-
-    setup = build(config)
-    learner, splits = setup.learner, setup.splits
     facts = circumstances(config, splits)
     processes.require_same({**facts, **shared_fields(config)})
     # Weights are read before the folder is claimed: a wrong name leaves nothing behind.
     encoder = None if run.has_checkpoint else starting_encoder(config, learner)
 
-    with run.claimed(facts) as checkpoints:
+    with run.claimed(facts, config) as checkpoints:
         state, measured = begin(config, setup, checkpoints, encoder)
         del encoder
         measured = measured or score_untrained(setup, state, stopwatch)
@@ -98,7 +97,7 @@ def train_and_evaluate(
             monitor.write(total, {"test": results["final"]})
         print_results(results, config)
         with stopwatch.part("saving"):
-            run.require_last_state(checkpoints)
+            run.require_last_state(checkpoints, total)
         write_times(run.path, stopwatch, steps=len(steps))
         run.write_results(results)
     print(f"results.json, metrics.jsonl and the models are in {run.location}")

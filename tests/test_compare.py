@@ -29,11 +29,13 @@ def compare(repository, tmp_path):
     return run
 
 
-def finish(folder, *, best=None, ks=(1, 10), **final):
+def finish(folder, *, best=None, validation=None, ks=(1, 10), **final):
     """Writes the results of a run, whose recalls are the same at every K."""
     results = {"final": {part: {f"recall@{k}": x for k in ks} for part, x in final.items()}}
     if best is not None:
         results["best"] = {part: {f"recall@{k}": best for k in ks} for part in final}
+    if validation is not None:
+        results["validation"] = {"final": {"head": {f"recall@{k}": validation for k in ks}}}
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(results))
 
@@ -63,17 +65,33 @@ def test_runs_that_differ_in_a_field_are_found_in_their_default_folders(
     spec = str(repository / CONFIG)
     for value, recall in (("0.1", 0.5), ("0.3", 0.75)):
         config = load_config(spec, ["seed=1", f"{FIELD}={value}"])
-        finish(tmp_path / default_workdir(config, read_config(spec)), head=recall)
+        folder = tmp_path / default_workdir(config, read_config(spec))
+        finish(folder, head=recall, validation=1 - recall)
     values = [f"--value={value}" for value in ("0.1", "0.2", "0.3")]
     assert rows(compare(f"--config={CONFIG}", f"--field={FIELD}", *values)) == []  # Other seed.
-    title, *table = rows(
-        compare(f"--config={CONFIG}", f"--field={FIELD}", *values, "--config.seed=1")
-    )
-    assert " ".join(title) == "objective.c, recall on the test classes:"
-    assert table[1:] == [
-        ["0.1", "head", "0.5000", "0.5000"],
-        ["0.3", "head", "0.7500", "0.7500"],
+    printed = compare(f"--config={CONFIG}", f"--field={FIELD}", *values, "--config.seed=1")
+    assert [" ".join(row) for row in rows(printed)] == [
+        "objective.c, recall on the validation classes:",
+        "recall@1 recall@10",
+        "0.1 head 0.5000 0.5000",
+        "0.3 head 0.2500 0.2500",
+        "best: 0.1, by recall@1 of the head on the validation classes",
+        "objective.c, recall on the test classes (to report, not to choose by):",
+        "recall@1 recall@10",
+        "0.1 head 0.5000 0.5000",
+        "0.3 head 0.7500 0.7500",
     ]
+
+
+def test_seeds_are_summarised_by_mean_and_standard_deviation(compare, tmp_path, repository):
+    spec = str(repository / CONFIG)
+    for seed, recall in ((0, 0.5), (1, 0.75), (2, 0.7)):
+        config = load_config(spec, [f"seed={seed}"])
+        finish(tmp_path / default_workdir(config, read_config(spec)), head=recall, ks=(1,))
+    values = [f"--value={seed}" for seed in range(3)]
+    title, _, *table = rows(compare(f"--config={CONFIG}", "--field=seed", *values))
+    assert " ".join(title) == "seed, recall on the test classes:"
+    assert table[3:] == [["mean", "head", "0.6500"], ["std", "head", "0.1323"]]
 
 
 @pytest.mark.parametrize(

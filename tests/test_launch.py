@@ -252,6 +252,15 @@ def test_a_sweep_trains_every_value_between_two_tables(stubs):
     assert stubs.calls() == [table, *(train + value for value in ("0.1", "1e-3", "2")), table]
 
 
+def test_seeds_are_a_sweep_over_the_field_seed(stubs):
+    stubs.feed("STATUSES", 0, 0)
+    assert stubs.run("seeds.sh", "a.py:b", "0", "1", "--config.objective.c=1").returncode == 0
+    flags = "--config=a.py:b --config.objective.c=1"
+    table = f"python -m hypjax.compare {flags} --field=seed --value=0 --value=1"
+    train = f"python -m hypjax.main {flags} --config.seed="
+    assert stubs.calls() == [table, f"{train}0", f"{train}1", table]
+
+
 def test_a_sweep_ends_before_training_if_a_value_is_invalid(stubs):
     stubs.add("python", f"{TRAINING}\nexit 1")
     assert stubs.run("sweep.sh", "a.py", "objective.c", "x").returncode == 1

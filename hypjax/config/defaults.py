@@ -51,7 +51,7 @@ def _data() -> ConfigDict:
     data.crop_ratio = (3 / 4, 4 / 3)
     data.flip = 0.5  # Training view: probability of a horizontal flip.
     # Training classes held out to choose the best checkpoint: their number, or, below 1, their
-    # share of the training classes.
+    # share of the training classes; a share of fewer than 8 holds out none.
     data.validation_classes = 0.0
     # Test classes, if the data has no test split (your own images, or a partial copy): their
     # number, or, below 1, their share of all classes.
@@ -102,6 +102,7 @@ def _optim() -> ConfigDict:
     optim = ConfigDict()
     optim.learning_rate = 3e-5  # Peak learning rate. ViT and DeiT; DINO: 1e-5.
     optim.schedule = "constant"  # After the warm-up: 'constant', or 'cosine' (decay to 0).
+    optim.warmup_steps = placeholder(int)  # Makes None a valid value.
     optim.warmup_steps = 0  # Steps of linear warm-up from 0.
     optim.weight_decay = 0.01  # Applies to all trained parameters, biases included.
     optim.b1 = 0.9  # Decay rate of Adam's first moment.
@@ -116,6 +117,9 @@ def _optim() -> ConfigDict:
 def _train() -> ConfigDict:
     """Length of training and composition of batches."""
     train = ConfigDict()
+    # None in this group, and for optim.warmup_steps, fits the images (data.name 'folder').
+    for name in ("total_steps", "batch_size", "samples_per_class"):
+        train[name] = placeholder(int)
     train.total_steps = 200  # Length of training, in batches. CUB.
     train.batch_size = 900  # Images per step: a multiple of samples_per_class.
     train.samples_per_class = 2  # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.
@@ -126,6 +130,9 @@ def _train() -> ConfigDict:
     train.repeat_images = False
     # After a loss or gradient that is not finite: 'stop', or 'skip' that update.
     train.on_nonfinite = "stop"
+    # After a collapse (all embeddings in one place, or recall within the batches at chance):
+    # 'warn', or 'stop'.
+    train.on_collapse = "warn"
     train.max_nonfinite = 10  # With 'skip': most updates that may be skipped before the run stops.
     return train
 

@@ -14,6 +14,18 @@ from hypjax.config.identity import flatten
 from hypjax.config.rules import field_type, refuse, validate
 from hypjax.errors import UserError, nearest
 
+# Usual names of fields, for suggestions.
+_ALIASES = {
+    "bs": "train.batch_size",
+    "epochs": "train.total_steps",
+    "lr": "optim.learning_rate",
+    "num_steps": "train.total_steps",
+    "steps": "train.total_steps",
+    "tau": "objective.temperature",
+    "warmup": "optim.warmup_steps",
+    "wd": "optim.weight_decay",
+}
+
 
 def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """Loads a configuration file, sets fields and validates the result.
@@ -47,7 +59,8 @@ def read_config(spec: str) -> ConfigDict:
 
 def _module(path: pathlib.Path) -> types.ModuleType:
     if not path.is_file():
-        others = {str(p) for p in path.parent.glob("*.py")}
+        folders = path.parent, pathlib.Path("configs")
+        others = {str(other) for folder in folders for other in folder.glob("*.py")}
         raise UserError(
             f"no configuration file {path}" + (nearest(str(path), others) if others else "")
         )
@@ -87,7 +100,8 @@ def _set(config: ConfigDict, override: str) -> None:
     if members:
         raise UserError(f"config.{field} is a group of fields, such as config.{members[0]}")
     if field not in known:
-        raise UserError(f"unknown field config.{field}{nearest(field, known)}")
+        meant = _ALIASES.get(field.rpartition(".")[2], field)
+        raise UserError(f"unknown field config.{field}{nearest(meant, known)}")
     if not equals:
         raise UserError(f"config.{field} needs a value: --config.{field}=VALUE")
     value = _parse(text, known[field])

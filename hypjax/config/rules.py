@@ -14,8 +14,17 @@ from hypjax.config.groups import GROUPS
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 
+# Fields that may be None for the user's own images, which they then fit.
+FITTED = frozenset(
+    {
+        "optim.warmup_steps",
+        "train.batch_size",
+        "train.samples_per_class",
+        "train.total_steps",
+    }
+)
 # Fields that may be None.
-OPTIONAL = frozenset(
+OPTIONAL = FITTED | frozenset(
     {
         "data.path",
         "data.stored_side",
@@ -143,6 +152,7 @@ _RULES = {
     "train.sampling": _one_of(*SAMPLINGS),
     "train.on_nonfinite": _one_of("stop", "skip"),
     "train.max_nonfinite": _at_least(1),
+    "train.on_collapse": _one_of("warn", "stop"),
     "eval.ks": Rule(
         lambda value: len(value) > 0 and min(value) >= 1, "one or more numbers, each at least 1"
     ),
@@ -182,7 +192,7 @@ def validate(config: ConfigDict) -> None:
         if not kind.holds(value):
             refuse(field, value, kind.words)
     for field, rule in _RULES.items():
-        if not rule.holds(fields[field]):
+        if not (field in FITTED and fields[field] is None) and not rule.holds(fields[field]):
             refuse(field, fields[field], rule.words)
     _validate_batches(config)
     _validate_architecture(config)
@@ -192,10 +202,15 @@ def validate(config: ConfigDict) -> None:
 
 def _validate_batches(config: ConfigDict) -> None:
     """Validates batches against the objective, and the schedule against the number of steps."""
-    train = config.train
+    train, fields = config.train, flatten(config)
+    for field in sorted(FITTED):
+        if fields[field] is None and config.data.name != "folder":
+            refuse(field, None, "a whole number, unless data.name is folder")
     if train.sampling == "shuffled" and config.objective.name == "pairwise_cross_entropy":
         words = "epoch_classes or drawn_classes: this objective compares images of one class"
         refuse("train.sampling", train.sampling, words)
+    if any(fields[field] is None for field in FITTED):
+        return  # What fits the images is known later.
     classes, rest = divmod(train.batch_size, train.samples_per_class)
     if train.sampling != "shuffled" and (rest or classes < 2):
         samples = train.samples_per_class

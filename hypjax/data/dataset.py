@@ -16,6 +16,8 @@ from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.types import View
 
+_FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
+
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
@@ -268,6 +270,28 @@ def hold_out(
         )
     shuffled = np.random.default_rng(seed).permutation(classes)
     return dataset.with_classes(shuffled[count:]), dataset.with_classes(shuffled[:count])
+
+
+def hold_out_validation(
+    dataset: Dataset, held_out: HeldOutClasses
+) -> tuple[Dataset, Dataset | None]:
+    """Holds out validation classes; a share of few classes holds out none.
+
+    Args:
+        dataset: Training images.
+        held_out: Classes to hold out.
+
+    Returns:
+        The remaining images and the held-out ones, None if there are none.
+
+    Raises:
+        UserError: If a number of classes would leave fewer than two.
+    """
+    amount, classes = held_out.validation, dataset.num_classes
+    if 0 < amount < 1 and classes < _FEW_CLASSES:
+        console.say(f"no class is held out for validation: there are only {classes} to train on")
+        amount = 0
+    return hold_out(dataset, amount, held_out.seed, "validation")
 
 
 def check_classes(name: str, splits: Splits) -> None:

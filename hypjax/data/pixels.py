@@ -1,6 +1,7 @@
 """Pixels on the host: the exact decoder, and the two views of an image."""
 
 import io
+import pathlib
 
 import numpy as np
 import PIL
@@ -43,6 +44,11 @@ def decode(encoded: bytes, channels: int, *, upright: bool = False) -> Image.Ima
         return image.convert(MODES[channels])
     image.load()
     return image
+
+
+def read_image(path: str, channels: int) -> Image.Image:
+    """Decodes an image file upright, see `decode`."""
+    return decode(pathlib.Path(path).read_bytes(), channels, upright=True)
 
 
 def reason(error: Exception) -> str:

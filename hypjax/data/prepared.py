@@ -15,6 +15,7 @@ from hypjax.data.dataset import (
     check_classes,
     fill_cache,
     hold_out,
+    hold_out_validation,
     with_host_cache,
 )
 from hypjax.data.preparation import prepare
@@ -66,7 +67,7 @@ def open_prepared(
         notes += (f"tested on {test.num_classes} of the training classes, held out",)
     elif held_out.test:
         refuse("data.test_classes", held_out.test, f"0: {name} has its own test classes")
-    train, validation = hold_out(train, held_out.validation, held_out.seed, "validation")
+    train, validation = hold_out_validation(train, held_out)
     splits = Splits(train, validation, test, gallery, fingerprint, notes)
     check_classes(name, splits)
     for part in parts.values():

@@ -36,9 +36,6 @@ def find_hits(
     own = np.array([places.get(os.path.realpath(path), -1) for path in queries.ids])
     excluded = own if (own >= 0).any() else None
     distances, found = search(queries.vectors, excluded, gallery.vectors, k=k, space=gallery.space)
-    # Sorted by the distances shown: the search's products may order near-ties differently.
-    order = np.argsort(distances, axis=1, kind="stable")
-    distances, found = (np.take_along_axis(x, order, axis=1) for x in (distances, found))
     classes = set(gallery.labels.tolist()) - {""}
     return [
         Hits(

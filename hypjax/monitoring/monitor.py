@@ -1,7 +1,6 @@
 """Watches training: measurements, speed, progress, and whether all is finite."""
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -9,6 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from hypjax.monitoring.finiteness import FiniteWatch
+from hypjax.monitoring.health import HealthWatch
 from hypjax.monitoring.meter import Meter
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, Values
@@ -27,6 +27,7 @@ class Monitor:
         batch_size: int,
         telemetry: Telemetry,
         watch: FiniteWatch,
+        health: HealthWatch,
         trace: Trace,
         stopwatch: Stopwatch,
     ) -> None:
@@ -37,12 +38,13 @@ class Monitor:
             batch_size: Images per step.
             telemetry: Takes what is measured.
             watch: Checks that each step is finite.
+            health: Checks that the steps learn something.
             trace: Trace of the steps to profile.
             stopwatch: The run's stopwatch.
         """
         self._first = self._reported = steps.start
-        self._telemetry, self._watch, self._trace = telemetry, watch, trace
-        self._stopwatch = stopwatch
+        self._telemetry, self._trace, self._stopwatch = telemetry, trace, stopwatch
+        self._watch, self._health = watch, health
         self._progress = console.Progress(steps.start, steps.stop, batch_size)
         self._meter = Meter(batch_size, stopwatch)
 
@@ -91,7 +93,7 @@ class Monitor:
         Call it before a state is saved, so that no step's values are lost with the process.
 
         Raises:
-            UserError: This step was not finite.
+            UserError: This step was not finite, or training has failed and may not go on.
         """
         self.settle()
         if step == self._reported:
@@ -99,7 +101,8 @@ class Monitor:
         self._reported = step
         values = self._meter.read()
         self._telemetry.write(step, values)
-        self._progress.show(values.get("loss", math.nan))
+        self._progress.show(values)
+        self._health.check(step, values)
 
     def settle(self) -> None:
         """Waits for the last step and checks it; call it before its state is used.

@@ -1,6 +1,7 @@
 """Pairwise cross-entropy: the loss of Hyp-ViT and Sph-ViT."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -149,9 +150,10 @@ def _metrics(
     """Metrics of a batch that show how training progresses, besides the loss.
 
     Returns:
-        Mean norms of the head's outputs and of their points in the space; share of clipped
-        features; range of the logits between different images; and share of images that are
-        strictly nearer to an image of their class than to all images of other classes.
+        The loss of a batch whose points coincide, s·(s − 1)·ln(2n − 1); mean norms of the head's
+        outputs and of their points in the space; share of clipped features; range of the logits
+        between different images; and share of images that are strictly nearer to an image of their
+        class than to all images of other classes.
     """
     features, points, logits = lax.stop_gradient((features, points, logits))
     blocks = rearrange(logits, "(i a) (j b) -> i a j b", a=len(features), b=len(features))
@@ -163,7 +165,9 @@ def _metrics(
     nearest = jnp.max(negatives, axis=-1)
     # From the negatives rather than the logits, because they are in memory already.
     least = jnp.min(negatives, where=negatives > -jnp.inf, initial=jnp.inf)
+    n, s = features.shape[:2]
     return {
+        "chance_loss": jnp.float32(s * (s - 1) * math.log(2 * n - 1)),
         "feature_norm": jnp.mean(jnp.linalg.norm(features, axis=-1)),
         "embedding_norm": jnp.mean(jnp.linalg.norm(points, axis=-1)),
         "clipped_share": jnp.mean(space.clipped(features)),

@@ -35,7 +35,6 @@ class SharedRun:
                 its storage cannot be reached.
         """
         self._first = processes.is_first()
-        self._total_steps = config.train.total_steps
         self._storage = open_folder(workdir) if self._first else LocalFolder(pathlib.Path(workdir))
         compared = ("",) if self._first else ()
         self._folder = Workdir(self._storage.folder, config, compared)
@@ -52,33 +51,42 @@ class SharedRun:
         return processes.from_first(lambda: self._folder.has_checkpoint)
 
     @contextlib.contextmanager
-    def claimed(self, circumstances: Mapping[str, str]) -> Iterator[SharedCheckpoints]:
+    def claimed(
+        self, circumstances: Mapping[str, str], filled: ConfigDict
+    ) -> Iterator[SharedCheckpoints]:
         """Claims the folder for this run during the body, and yields its checkpoints.
 
         Args:
             circumstances: What, apart from the configuration, may not change when the run resumes.
+            filled: The configuration with all fields filled in.
 
         Raises:
             UserError: The folder cannot be written, another process has it, the circumstances have
                 changed, or the last copy to the cloud failed.
         """
         with (
-            self._folder.claimed(circumstances) if self._first else contextlib.nullcontext(),
+            self._folder.claimed(circumstances, filled)
+            if self._first
+            else contextlib.nullcontext(),
             self._storage,
             contextlib.closing(SharedCheckpoints(self._folder.checkpoints)) as checkpoints,
             watchdog.protected_cleanup(),
         ):
             yield checkpoints
 
-    def require_last_state(self, checkpoints: SharedCheckpoints) -> None:
+    def require_last_state(self, checkpoints: SharedCheckpoints, total: int) -> None:
         """Waits until the state after the last step is saved.
+
+        Args:
+            checkpoints: The run's checkpoints.
+            total: Number of the last step.
 
         Raises:
             UserError: It could not be saved.
         """
         checkpoints.wait()
         steps = checkpoints.steps
-        if self._total_steps not in steps:
+        if total not in steps:
             saved = f"from step {steps[-1]}" if steps else "from the beginning"
             raise UserError(
                 f"the last state of this run could not be saved in {self.path}, so the run is not "

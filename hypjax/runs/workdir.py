@@ -108,7 +108,9 @@ class Workdir:
             )
 
     @contextlib.contextmanager
-    def claimed(self, circumstances: Mapping[str, str]) -> Iterator[None]:
+    def claimed(
+        self, circumstances: Mapping[str, str], filled: ConfigDict | None = None
+    ) -> Iterator[None]:
         """Locks the folder for this process during the body, and writes the configuration.
 
         The operating system releases the lock when the process ends, for whatever reason.
@@ -116,6 +118,8 @@ class Workdir:
         Args:
             circumstances: What must not change between resumes besides the configuration, see
                 `require`.
+            filled: The configuration with the fields filled in that fit the images; by default as
+                it is.
 
         Raises:
             UserError: The folder cannot be written, another process uses it, or the circumstances
@@ -125,17 +129,17 @@ class Workdir:
             self._require_same_identity()
             self.require(circumstances)
             try:
-                self._write_start(circumstances)
+                self._write_start(circumstances, filled or self._config)
             except OSError as error:
                 raise UserError(f"cannot write to {self.path} ({error.strerror})") from error
             yield
 
-    def _write_start(self, circumstances: Mapping[str, str]) -> None:
+    def _write_start(self, circumstances: Mapping[str, str], filled: ConfigDict) -> None:
         """Writes config.json, and adds this start to run.json."""
         config = {
             "identity": identity(self._config),
             "circumstances": dict(circumstances),
-            "all": flatten(self._config),
+            "all": flatten(filled),
         }
         write_json(self.path / _CONFIG, config)
         earlier = {}

@@ -5,7 +5,7 @@ import datetime
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import tqdm
 
@@ -58,7 +58,7 @@ class Progress:
             batch_size: Images per step.
         """
         self._step, self._total, self._batch_size = first, total, batch_size
-        self._loss: float | None = None
+        self._latest = ""
         self._compiling = True
         self._first, self._started = first, time.monotonic()
         self._last_line = self._started
@@ -78,13 +78,19 @@ class Progress:
             self._last_line = time.monotonic()
             say(self._line())
 
-    def show(self, loss: float) -> None:
-        """Shows the latest loss."""
-        self._loss = loss
+    def show(self, values: Mapping[str, float]) -> None:
+        """Shows the latest loss, its level at chance, the learning rate and the recall."""
+        known = {
+            "loss": "loss {:.4f}",
+            "chance_loss": "(chance {:.1f})",
+            "learning_rate": " lr {:.1e}",
+            "batch_recall@1": " batch recall@1 {:.3f}",
+        }
+        shown = (text.format(values[name]) for name, text in known.items() if name in values)
+        self._latest = " ".join(shown)
         if self._bar:
-            self._bar.set_postfix_str(
-                f"loss {loss:.4f}, {self._rate() * self._batch_size:.0f} images/s"
-            )
+            rate = f"{self._rate() * self._batch_size:.0f} images/s"
+            self._bar.set_postfix_str(f"{self._latest}  {rate}")
 
     def close(self) -> None:
         """Closes the bar and leaves it on the screen."""
@@ -95,8 +101,7 @@ class Progress:
         return (self._step - self._first) / max(time.monotonic() - self._started, 1e-9)
 
     def _line(self) -> str:
-        loss = "" if self._loss is None else f"loss {self._loss:.4f}  "
-        line = f"step {self._step}/{self._total}  {loss}"
+        line = f"step {self._step}/{self._total}  {self._latest}".rstrip() + "  "
         if not self._rate():
             return line.rstrip()
         seconds = round((self._total - self._step) / self._rate())

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import Interrupted
 from hypjax.monitoring.finiteness import FiniteWatch
+from hypjax.monitoring.health import HealthWatch
 from hypjax.monitoring.monitor import Monitor
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry
@@ -93,6 +94,8 @@ class Loop:
             interrupts.deferred(_STOPPING) as interrupted,
             memory.explained("train.batch_size, data.image_size or the model's size"),
         ):
+            if first < total:
+                console.say("compiling the training step")
             for step in range(first + 1, total + 1):
                 try:
                     with self.monitor.waiting(step):
@@ -222,5 +225,11 @@ def create_monitor(
         train.batch_size,
         Telemetry(folder, steps.start, config),
         FiniteWatch(folder, checkpoints, setup.splits.train.name, most_skipped),
+        HealthWatch(
+            max(config.optim.warmup_steps, train.total_steps // 10),
+            train.batch_size,
+            train.samples_per_class,
+            stop=train.on_collapse == "stop",
+        ),
         *timers,
     )

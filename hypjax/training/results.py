@@ -66,7 +66,19 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     if "best" in results:
         print(f"best: step {results['best_step']}, chosen on the validation classes")
     print_notes(results)
+    _warn_unless_improved(results)
     published.show(results, config)
+
+
+def _warn_unless_improved(results: dict[str, Any]) -> None:
+    """Warns if the trained head scores no better than the untrained one."""
+    before, after = results["untrained"]["head"], results["final"]["head"]
+    name = next(iter(before))
+    if after[name] <= before[name]:
+        console.warn(
+            f"training did not help: {name} of the head is {after[name]:.4f} on the test classes, "
+            f"and was {before[name]:.4f} before training (docs/own-images.md says what to try)"
+        )
 
 
 def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:

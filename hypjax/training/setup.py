@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from hypjax.config import flatten
+from hypjax.config import flatten, validate
 from hypjax.data.dataset import Splits
 from hypjax.data.device_cache import CacheLayout, plan_layout, stored_sizes
 from hypjax.data.plans import (
@@ -20,9 +20,10 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.inference.datasets import evaluation_input
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
-from hypjax.models import compute_dtype
+from hypjax.models import compute_dtype, create_embedder
 from hypjax.objectives import Spec
 from hypjax.system import console
+from hypjax.training.fitting import fit_to_images
 from hypjax.training.learner import Learner, build_learner
 
 
@@ -30,6 +31,7 @@ class Setup(NamedTuple):
     """What a configuration means.
 
     Attributes:
+        config: The configuration, with all fields filled in.
         learner: Model, objective, optimiser and devices.
         spec: What the objective may need to know of the run.
         splits: The images.
@@ -38,6 +40,7 @@ class Setup(NamedTuple):
         evaluator: Scores the model.
     """
 
+    config: ConfigDict
     learner: Learner
     spec: Spec
     splits: Splits
@@ -52,8 +55,11 @@ def build(config: ConfigDict) -> Setup:
     Raises:
         UserError: The model, the images, the batches or the devices do not fit together.
     """
-    learner = build_learner(config)
+    create_embedder(config)  # Reports an unknown model before any image is read.
     splits = open_splits(config)
+    config = fit_to_images(config, splits.train)
+    validate(config)
+    learner = build_learner(config)
     check_depth(config, splits)
     plans = create_plans(config, splits)
     layout = None
@@ -62,6 +68,7 @@ def build(config: ConfigDict) -> Setup:
             splits.train, learner.mesh, learner.view.channels, config.data.stored_side
         )
     return Setup(
+        config=config,
         learner=learner,
         spec=create_spec(learner, splits, config.train.samples_per_class),
         splits=splits,

@@ -59,6 +59,8 @@ def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
             "unknown field config.train.total_stepz; did you mean train.total_steps?",
         ),
         ("trian.total_steps=7", "did you mean train.total_steps?"),
+        ("train.bs=64", "unknown field config.train.bs; did you mean train.batch_size?"),
+        ("lr=1e-3", "did you mean optim.learning_rate?"),
         ("train=7", "config.train is a group of fields, such as config.train."),
         ("seed", "config.seed needs a value: --config.seed=VALUE"),
         ("train.total_steps=abc", "config.train.total_steps is 'abc'; it must be a whole number"),
@@ -119,6 +121,12 @@ def test_a_missing_file_is_refused_with_a_suggestion(repository):
         UserError, match=r"no configuration file .*glyph\.py; did you mean .*glyphs\.py"
     ):
         load_config(str(repository / "configs" / "glyph.py"))
+
+
+def test_the_name_of_a_configuration_suggests_its_file(repository, monkeypatch):
+    monkeypatch.chdir(repository)
+    with pytest.raises(UserError, match=r"file glyphs; did you mean configs/glyphs\.py"):
+        load_config("glyphs")
 
 
 @pytest.mark.parametrize(

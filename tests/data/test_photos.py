@@ -63,12 +63,18 @@ def test_classes_are_split_by_a_share_and_a_seed(photos_folder):
         splits = open_at(photos_folder, **data)
         return [names_of(part, photos_folder) for part in splits[:3]]
 
-    train, validation, test = parts(test_classes=0.3, validation_classes=0.3)
+    train, validation, test = parts(test_classes=0.2, validation_classes=0.3)
     classes = [{name.split("/")[0] for name in part} for part in (train, validation, test)]
-    assert [len(part) for part in classes] == [5, 2, 3]
+    assert [len(part) for part in classes] == [6, 2, 2]
     assert len(set.union(*classes)) == 10
-    assert parts(test_classes=3, validation_classes=2) == [train, validation, test]
-    assert parts(test_classes=3, validation_classes=2, split_seed=1)[2] != test
+    assert parts(test_classes=2, validation_classes=2) == [train, validation, test]
+    assert parts(test_classes=2, validation_classes=2, split_seed=1)[2] != test
+
+
+def test_a_share_of_few_classes_holds_out_none_for_validation(photos_folder, capsys):
+    splits = open_at(photos_folder, test_classes=0.3, validation_classes=0.3)
+    assert splits.validation is None and splits.train.num_classes == 7
+    assert "no class is held out for validation: there are only 7" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -148,7 +148,7 @@ def _check_script(script: str, arguments: Sequence[str]) -> None:
         _check_command(arguments)
     elif name == "seeds" and arguments:
         config, *seeds = arguments
-        _check_config(config, [f"seed={seed}" for seed in seeds[:1]])
+        _check_script("sweep.sh", [config, "seed", *seeds])
     elif name == "sweep" and arguments:
         config, field, *rest = arguments
         others = [arg.removeprefix("--config.") for arg in rest if arg.startswith("--config.")]

@@ -1,5 +1,6 @@
 """Embedding and searching own images, by the commands and by what they are made of."""
 
+import functools
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ from PIL import Image
 
 from hypjax import train
 from hypjax.data.photos import find_photos
+from hypjax.data.pixels import read_image
 from hypjax.errors import Interrupted, UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference import embedder as inference
@@ -235,12 +237,35 @@ def test_files_of_others_are_refused(make, message, tmp_path):
         Embeddings.load(tmp_path / "g.npz")
 
 
+read = functools.partial(read_image, channels=3)
+
+
 def test_names_with_dollars_are_drawn(tmp_path):
     found = [Hits("q$_", "a$_$", ["x.png"], ["$b_"], [0.5])]
-    draw(found, tmp_path / "hits.png")
+    draw(found, tmp_path / "hits.png", read)
     assert (tmp_path / "hits.png").exists()
     with pytest.raises(UserError, match="cannot draw .*hits.xyz"):
-        draw(found, tmp_path / "hits.xyz")
+        draw(found, tmp_path / "hits.xyz", read)
+
+
+def test_images_of_16_bits_and_long_names_are_drawn_whole(tmp_path):
+    pixels = np.full((40, 40), 100 * 256, np.uint16)
+    Image.fromarray(pixels).save(tmp_path / "x.png")
+    path, label = str(tmp_path / "x.png"), "001.Black_footed_Albatross of the Pacific"
+    draw([Hits(path, label, [path], [label], [0.5])], tmp_path / "hits.svg", read)
+    drawn = (tmp_path / "hits.svg").read_text()
+    assert "Pacific -->" in drawn  # The title is outlines, after a comment with its text.
+    draw([Hits(path, "", [path], [""], [0.5])], tmp_path / "hits.png", read)
+    with Image.open(tmp_path / "hits.png") as picture:
+        assert (np.asarray(picture.convert("L")) == 100).mean() > 0.3
+
+
+def test_many_queries_are_drawn_on_several_pages(tmp_path):
+    found = [Hits("q", "", ["x"], [""], [0.5])] * 21
+    files = draw(found, tmp_path / "hits.png", read)
+    assert files == [tmp_path / "hits.png", tmp_path / "hits-2.png"]
+    heights = [Image.open(file).height for file in files]
+    assert heights[0] > 15 * heights[1]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_metrics_tell_how_training_goes(finished):
             *("images_per_second", "input_wait", "host_memory_peak", "skipped"),
         } <= line.keys()
         assert line["host_memory_peak"] > 50e6 and line["logit_min"] < line["logit_max"] <= 0
-    assert measured[0]["learning_rate"] == pytest.approx(2e-3 / 2)  # That of step 2 itself.
+    assert measured[0]["learning_rate"] == pytest.approx(5e-4 / 2)  # That of step 2 itself.
     assert [line["step"] for line in lines(finished) if "validation" in line] == [0, 4, 8, 12]
 
 
@@ -187,6 +187,7 @@ def test_the_objective_tells_norms_logits_and_nearest_neighbours(space):
         "logit_min": -distances[others].max() / 0.2,
         "logit_max": -distances[others].min() / 0.2,
         "batch_recall@1": np.mean(labels[nearest] == labels),
+        "chance_loss": samples * (samples - 1) * np.log(2 * classes - 1),
     }
     assert told.keys() == wanted.keys() and 0 < wanted["batch_recall@1"] < 1
     for name, value in wanted.items():

@@ -15,6 +15,7 @@ from hypjax.data.dataset import (
     check_classes,
     fill_cache,
     hold_out,
+    hold_out_validation,
     with_host_cache,
 )
 from hypjax.data.photos import tables
@@ -94,7 +95,7 @@ def _split_classes(
     rest, test = hold_out(everything, held_out.test, held_out.seed, "test")
     if test is None:
         raise UserError(f"{path} has no splits; set --config.data.test_classes=0.25")
-    train, validation = hold_out(rest, held_out.validation, held_out.seed, "validation")
+    train, validation = hold_out_validation(rest, held_out)
     return train, validation, test, None
 
 
@@ -111,7 +112,7 @@ def _given_splits(
     _check_split_names(path, set(parts))
     train, validation = parts["train"].renumbered(), parts.get("validation")
     if validation is None:
-        train, validation = hold_out(train, held_out.validation, held_out.seed, "validation")
+        train, validation = hold_out_validation(train, held_out)
     _check_overlap(path, photos)
     return train, validation, parts.get("test", parts.get("query")), parts.get("gallery")
 

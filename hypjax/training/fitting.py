@@ -1,0 +1,42 @@
+"""Fields that fit the user's own images: composition of batches, length of training, warm-up."""
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from hypjax.data.dataset import Dataset
+from hypjax.system import console
+
+_BATCH = 64  # Images of a batch, if there are enough.
+_SAMPLES = 4  # Fewest images per class in a batch.
+_SHOWN = 64_000  # Images that training shows, repetitions included: minutes on two cores.
+
+
+def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
+    """Returns the configuration with the fields filled in that are None.
+
+    Args:
+        config: The run's configuration.
+        train: The training images.
+    """
+    config = config.copy_and_resolve_references()
+    fields, optim = config.train, config.optim
+    sizes = np.bincount(train.labels)
+    chosen = []
+    if fields.samples_per_class is None:
+        classes = min(len(sizes), _BATCH // _SAMPLES)
+        fields.samples_per_class = int(np.clip(_BATCH // classes, 2, np.median(sizes)))
+        chosen.append("samples_per_class")
+    if fields.batch_size is None:
+        classes = min(len(sizes), max(_BATCH // fields.samples_per_class, 2))
+        fields.batch_size = classes * fields.samples_per_class
+        chosen.append("batch_size")
+    if fields.total_steps is None:
+        fields.total_steps = -(-_SHOWN // fields.batch_size)
+        chosen.append("total_steps")
+    chosen = [f"train.{name}={fields[name]}" for name in chosen]
+    if optim.warmup_steps is None:
+        optim.warmup_steps = fields.total_steps // 10
+        chosen.append(f"optim.warmup_steps={optim.warmup_steps}")
+    if chosen:
+        console.say(f"chosen for these images: {', '.join(chosen)}")
+    return config

@@ -1,0 +1,79 @@
+"""Batches and schedules that fit the user's own images."""
+
+import numpy as np
+import pytest
+
+from hypjax import train
+from hypjax.config import default_config, load_config, validate
+from hypjax.data.dataset import Dataset
+from hypjax.errors import UserError
+from hypjax.runs.workdir import saved_config
+from hypjax.training import fitting
+from hypjax.training.fitting import fit_to_images
+from tests.helpers import small_runs
+
+
+def images(*sizes):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    return Dataset((), np.arange(len(labels)), labels, np.full((len(labels), 2), 64))
+
+
+def fitted(train, *overrides):
+    config = load_config(small_runs.CONFIG, ["data.path=photos", *overrides])
+    validate(config)
+    config = fit_to_images(config, train)
+    validate(config)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("sizes", "classes", "samples"),
+    [
+        ([20] * 100, 16, 4),
+        ([60, 60], 2, 32),
+        ([9, 9, 9], 3, 9),
+        ([2] * 40, 32, 2),
+        ([50] * 7, 7, 9),
+    ],
+)
+def test_a_batch_has_about_64_images_if_there_are_enough(sizes, classes, samples):
+    train = fitted(images(*sizes)).train
+    assert (train.batch_size, train.samples_per_class) == (classes * samples, samples)
+
+
+def test_what_is_set_is_kept_and_what_is_chosen_is_printed(capsys):
+    config = fitted(images(*[20] * 100), "train.batch_size=32", "optim.warmup_steps=5")
+    assert config.train.batch_size == 32 and config.optim.warmup_steps == 5
+    printed = capsys.readouterr().err
+    assert "chosen for these images: train.samples_per_class=4, train.total_steps=" in printed
+    assert "batch_size" not in printed and "warmup" not in printed
+
+
+@pytest.mark.parametrize(("sizes", "steps"), [([20] * 100, 1000), ([9, 9, 9], 2371)])
+def test_training_shows_64000_images_and_a_tenth_of_it_warms_up(sizes, steps):
+    config = fitted(images(*sizes))
+    assert config.train.total_steps == steps
+    assert config.optim.warmup_steps == steps // 10
+
+
+def test_only_the_users_own_images_are_fitted():
+    config = default_config()
+    config.train.batch_size = None
+    with pytest.raises(UserError, match="config.train.batch_size is None; it must be a whole"):
+        validate(config)
+
+
+def test_a_run_that_fits_its_images_finishes_and_keeps_what_was_chosen(
+    photos_folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(fitting, "_SHOWN", 96)
+    names = ("train.total_steps", "train.batch_size", "train.samples_per_class")
+    unset = [f"{name}=None" for name in (*names, "optim.warmup_steps")]
+    config = small_runs.load(photos_folder, *unset)
+    results = train.train_and_evaluate(config, tmp_path)
+    saved = saved_config(tmp_path)
+    assert (saved.train.total_steps, saved.train.batch_size) == (4, 24)
+    assert saved.optim.warmup_steps == 0
+    capsys.readouterr()
+    assert train.train_and_evaluate(config, tmp_path) == results
+    assert "holds this run's results already" in capsys.readouterr().out
