@@ -40,8 +40,9 @@ def get_config(variant: str = "hyp") -> ConfigDict:
     if variant == "sph":
         config.objective.space = "sphere"
 
-    # At 2e-3, photos collapse: the loss starts at 4 times its level at chance, because distances
-    # over the temperature reach 45, and the fastest way down is to draw all images together.
+    # At 2e-3, photos collapse: the loss starts at 4 to 5 times its level at chance, because
+    # distances over the temperature reach 45, and the fastest way down is to draw all images
+    # together.
     config.optim.learning_rate = 5e-4
     config.optim.schedule = "cosine"
     config.optim.warmup_steps = None  # None fits the images; what is chosen is printed.

@@ -52,19 +52,19 @@ def main(overrides: list[str], runs: Sequence[str]) -> None:
         results = {value: _results(folder) for value, folder in _folders(overrides).items()}
     finished = {name: found for name, found in results.items() if found}
     if finished:
-        _print_tables(finished, "" if runs else f"{_FIELD.value}, ")
+        _print_tables(finished, None if runs else _FIELD.value)
 
 
-def _print_tables(runs: Mapping[str, Mapping[str, Any]], title: str) -> None:
+def _print_tables(runs: Mapping[str, Mapping[str, Any]], field: str | None) -> None:
     """Prints recalls on validation classes, by which runs are chosen, and then on test classes.
 
     Args:
         runs: What results.json holds, for each run.
-        title: What to print before the titles of the tables.
+        field: Field in which the runs differ; None for any runs. Seeds are summarised, not chosen.
     """
     from hypjax.reports.tables import format_results
 
-    seeds = title == "seed, "
+    title, seeds = f"{field}, " if field else "", field == "seed"
     validation = _comparable(
         {n: _scores(r["validation"]) for n, r in runs.items() if r.get("validation")}
     )

@@ -185,7 +185,7 @@ def _visit(tiles: _Tiles, visit: Callable[[Array, Array, Any], Any], state: Any)
     """Updates a state by each tile in turn.
 
     Each step loads the tile indices of the next one. If a step loaded its own, XLA on a CPU would
-    load them again for every element that it compares.
+    reload them for each comparison.
     """
 
     def step(i: Int[Array, ""], carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:

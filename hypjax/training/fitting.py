@@ -23,8 +23,9 @@ def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
     sizes = np.bincount(train.labels)
     chosen = []
     if fields.samples_per_class is None:
-        classes = min(len(sizes), _BATCH // _SAMPLES)
-        fields.samples_per_class = int(np.clip(_BATCH // classes, 2, np.median(sizes)))
+        batch = fields.batch_size or _BATCH
+        classes = max(min(len(sizes), batch // _SAMPLES), 2)
+        fields.samples_per_class = max(2, int(min(batch // classes, np.median(sizes))))
         chosen.append("samples_per_class")
     if fields.batch_size is None:
         classes = min(len(sizes), max(_BATCH // fields.samples_per_class, 2))

@@ -34,11 +34,17 @@ def fitted(train, *overrides):
         ([9, 9, 9], 3, 9),
         ([2] * 40, 32, 2),
         ([50] * 7, 7, 9),
+        ([1] * 90, 32, 2),
     ],
 )
 def test_a_batch_has_about_64_images_if_there_are_enough(sizes, classes, samples):
     train = fitted(images(*sizes)).train
     assert (train.batch_size, train.samples_per_class) == (classes * samples, samples)
+
+
+def test_images_per_class_fit_a_batch_that_is_set():
+    train = fitted(images(60, 60), "train.batch_size=8").train
+    assert (train.batch_size, train.samples_per_class) == (8, 4)
 
 
 def test_what_is_set_is_kept_and_what_is_chosen_is_printed(capsys):
