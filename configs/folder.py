@@ -5,20 +5,24 @@
 Variants: `hyp` (Poincaré ball) and `sph` (sphere) train a small Vision Transformer from scratch,
 with sizes, schedule and learning rate for that. `hyp-vit`, `sph-dino` and so on (with `-vit`,
 `-deit` or `-dino`) fine-tune a pretrained ViT-S at 224 pixels by the published recipe, which
-requires an accelerator.
+requires an accelerator. `hyp-dino,frozen` and so on train only the head, on features of the
+pretrained encoder that are computed once: minutes on a CPU.
 """
 
 from ml_collections import ConfigDict
 
 from hypjax.config import default_config, recipes, variant_error
 
-VARIANTS = ("hyp", "sph", *recipes.VARIANTS)
+_FROZEN = ",frozen"
+VARIANTS = ("hyp", "sph", *recipes.VARIANTS, *(name + _FROZEN for name in recipes.VARIANTS))
 
 
 def get_config(variant: str = "hyp") -> ConfigDict:
     """Returns the configuration of a variant."""
     if variant not in VARIANTS:
         raise variant_error(variant, VARIANTS)
+    if variant.endswith(_FROZEN):
+        return head_only(variant)
     if variant in recipes.VARIANTS:
         return fine_tuned(variant)
     config = default_config()
@@ -66,4 +70,19 @@ def fine_tuned(variant: str) -> ConfigDict:
     config.train.batch_size = None
     config.train.samples_per_class = None
     config.eval.every = 50
+    return config
+
+
+def head_only(variant: str) -> ConfigDict:
+    """Returns the recipe that trains the head alone, on cached features."""
+    config = fine_tuned(variant.removesuffix(_FROZEN))
+    config.variant = variant
+    config.model.pooling = config.model.eval_pooling
+    config.optim.frozen = ("encoder",)
+    config.optim.learning_rate = 1e-3
+    config.optim.schedule = "cosine"
+    config.optim.warmup_steps = None
+    config.train.cached_features = True
+    config.train.total_steps = None
+    config.eval.every = 0  # Evaluation embeds images; here that takes longer than training.
     return config

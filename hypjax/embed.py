@@ -48,6 +48,7 @@ def main(overrides: list[str]) -> None:
         raise UserError(f"--output is {output}; its name must end in .npz")
     from hypjax.data.photos import find_photos
     from hypjax.inference.embedder import TrainedEmbedder
+    from hypjax.monitoring.health import warn_if_collapsed
     from hypjax.retrieval.embeddings import EXPORTS, require_faiss
     from hypjax.system.caches import keep_compiled_programs
 
@@ -61,6 +62,7 @@ def main(overrides: list[str]) -> None:
     photos = find_photos(_IMAGES.value)
     embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
     embeddings = embedder.embed_to(output, photos)
+    warn_if_collapsed(embeddings.vectors, "searching them finds little but rounding")
     print(f"wrote the embeddings of {len(embeddings)} images to {output}")
     for kind in exports:
         path = output.with_suffix(f".{kind}")

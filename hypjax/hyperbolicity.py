@@ -40,6 +40,7 @@ def main(overrides: list[str]) -> None:
     import jax
 
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
+    from hypjax.monitoring.health import warn_if_collapsed
     from hypjax.reports.tables import noted, print_notes
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
@@ -65,6 +66,7 @@ def main(overrides: list[str]) -> None:
         config = load_config(_CONFIG.value, overrides)
         points, notes = pretrained_features(config)
         published = None if notes else published_delta(config)
+    warn_if_collapsed(points, "delta says nothing of the images")
     key = jax.random.key(_SEED.value)
     deltas = relative_delta(points, num_samples=_SAMPLES.value, num_trials=_TRIALS.value, key=key)
     if len(points) > _SAMPLES.value:

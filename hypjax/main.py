@@ -20,7 +20,13 @@ _WORKDIR = flags.DEFINE_string(
     "workdir",
     None,
     "Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>, followed by "
-    "a hash of any overrides.",
+    "the fields that were set.",
+    flag_values=FLAGS,
+)
+_NAME = flags.DEFINE_string(
+    "name",
+    None,
+    "Name of the default folder: --name=birds is short for --workdir=runs/birds.",
     flag_values=FLAGS,
 )
 _MODE = flags.DEFINE_enum(
@@ -62,15 +68,19 @@ def main(overrides: list[str]) -> None:
     from hypjax.system.caches import keep_compiled_programs
     from hypjax.system.cloud import is_url
 
-    if _WORKDIR.value == "":
-        raise UserError("--workdir is empty; name a folder, or omit the flag")
+    for flag in (_WORKDIR, _NAME):
+        if flag.value == "":
+            raise UserError(f"--{flag.name} is empty; name a folder, or omit the flag")
+    if _WORKDIR.value and _NAME.value:
+        raise UserError("give either --workdir or --name")
     if _MODE.value == "evaluate" and _PROFILE.value:
         raise UserError("--profile is for training; omit it with --mode=evaluate")
     if not _CONFIG.value:
         raise UserError("--config is missing; try --config=configs/glyphs.py")
     config = load_config(_CONFIG.value, overrides)
     default = default_workdir(config, unchanged=read_config(_CONFIG.value))
-    workdir = _WORKDIR.value or default
+    named = _WORKDIR.value or (_NAME.value and f"runs/{_NAME.value}")
+    workdir = named or default
     if not is_url(workdir):
         workdir = pathlib.Path(workdir).expanduser()
     profile = _parse_steps(_PROFILE.value)
@@ -79,7 +89,7 @@ def main(overrides: list[str]) -> None:
     if _MODE.value == "evaluate":
         from hypjax.evaluate import evaluate, evaluate_pretrained
 
-        if config.model.weights and not _WORKDIR.value:
+        if config.model.weights and not named:
             if pathlib.Path(workdir).exists():
                 console.say(f"to evaluate the run in {workdir} instead, add --workdir={workdir}")
             evaluate_pretrained(config)

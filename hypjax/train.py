@@ -18,7 +18,7 @@ from hypjax.training.input import open_input
 from hypjax.training.loop import Timers, create_loop, create_monitor
 from hypjax.training.results import collect_results, print_results, write_times
 from hypjax.training.setup import build, circumstances, shared_fields
-from hypjax.training.states import begin, save, score_untrained, starting_encoder
+from hypjax.training.states import begin, save, score_untrained, starting_parameters
 from hypjax.training.step import jit_train_step, make_train_step
 from hypjax.types import Workers
 
@@ -70,14 +70,14 @@ def train_and_evaluate(
     facts = circumstances(config, splits)
     processes.require_same({**facts, **shared_fields(config)})
     # Weights are read before the folder is claimed: a wrong name leaves nothing behind.
-    encoder = None if run.has_checkpoint else starting_encoder(config, learner)
+    pretrained = None if run.has_checkpoint else starting_parameters(config, learner)
 
     with run.claimed(facts, config) as checkpoints:
-        state, measured = begin(config, setup, checkpoints, encoder)
-        del encoder
+        state, measured = begin(config, setup, checkpoints, pretrained)
+        del pretrained
         measured = measured or score_untrained(setup, state, stopwatch)
         steps = range(int(state.step), total)
-        batches, store = open_input(setup, steps, Workers.of(config.run))
+        batches, store = open_input(setup, steps, Workers.of(config.run), state.params["model"])
         monitor = create_monitor(config, setup, steps, run.path, checkpoints, timers)
         step = jit_train_step(make_train_step(learner), learner.mesh, state)
         step = functools.partial(step, store=store)

@@ -66,14 +66,14 @@ class Batch(NamedTuple):
     With several devices, `images` and `flips` may end in padding; `labels` and `ids` do not.
 
     Attributes:
-        images: Cropped and resized pixels, or the crops for the device to make. Normalisation and
-            flips always happen on the device.
+        images: Cropped and resized pixels, or the crops for the device to make, or cached
+            embeddings of the encoder. Normalisation and flips always happen on the device.
         labels: Training class of each image.
         ids: Index of each image in the training set.
         flips: Whether to mirror each image left to right.
     """
 
-    images: UInt8[Array, "rows height width channels"] | Crops
+    images: UInt8[Array, "rows height width channels"] | Crops | Float[Array, "rows encoder_dim"]
     labels: Int[Array, " batch"]
     ids: Int[Array, " batch"]
     flips: Bool[Array, " rows"]

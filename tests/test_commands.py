@@ -1,13 +1,16 @@
 """Command modules and what they share: each parses its own flags, all in one process."""
 
+import configparser
 import copy
+import functools
 import importlib
+import os
 import subprocess
 import sys
 
 import pytest
 
-from hypjax import command
+from hypjax import command, scripts
 from hypjax.errors import UserError
 from tests.helpers import commands
 
@@ -18,6 +21,36 @@ ALL = ("benchmark", "compare", "convert", "embed", "export", "hyperbolicity") + 
 
 def test_all_commands_are_found():
     assert commands.names() == list(ALL)
+
+
+def test_each_command_has_a_script(repository):
+    setup = configparser.ConfigParser()
+    setup.read(repository / "setup.cfg")
+    points = setup["options.entry_points"]["console_scripts"].split("\n")[1:]
+    modules = {}
+    for point in points:
+        script, _, function = point.replace(" ", "").partition("=hypjax.scripts:")
+        assert script == f"hypjax-{function}"
+        modules[function] = getattr(scripts, function).args[0]
+    assert modules.pop("train") == "hypjax.main"
+    assert modules == {name: f"hypjax.{name}" for name in ALL if name != "main"}
+
+
+def test_a_script_is_the_command(repository, tmp_path):
+    program = "import sys; from hypjax import scripts; sys.exit(scripts.train())"
+    run = functools.partial(
+        subprocess.run,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(repository)},
+    )
+    helped = run([sys.executable, "-c", program, "--help"])
+    assert helped.returncode == 0 and "--mode: <train|evaluate>" in helped.stdout
+    refused = run([sys.executable, "-c", program, "--config=glyphs:hip"])
+    assert refused.returncode == 1
+    assert refused.stderr == "error: unknown variant 'hip'; did you mean hyp?\n"
 
 
 def test_one_process_imports_all_commands_without_touching_global_flags(repository):

@@ -85,7 +85,21 @@ def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):
     begin(load_glyphs(), tmp_path)
     with pytest.raises(UserError, match=r"another configuration \(seed: 0 -> 1\)"):
         train.train_and_evaluate(load_glyphs("seed=1"), tmp_path)
+    with pytest.raises(UserError, match="load_head=True starts from this run's model"):
+        Workdir(tmp_path, load_glyphs("train.total_steps=12"))
     Workdir(tmp_path, load_glyphs("run.workers=1"))
+
+
+def test_a_run_goes_on_after_a_field_was_added(load_glyphs, tmp_path):
+    begin(load_glyphs(), tmp_path)
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text())
+    for part in ("identity", "all"):
+        del saved[part]["train.on_collapse"]
+    path.write_text(json.dumps(saved))
+    Workdir(tmp_path, load_glyphs())
+    with pytest.raises(UserError, match=r"\(train.on_collapse: warn -> stop\)"):
+        Workdir(tmp_path, load_glyphs("train.on_collapse=stop"))
 
 
 def test_a_model_of_another_shape_is_not_evaluated(load_glyphs, tmp_path):

@@ -73,6 +73,8 @@ def _model() -> ConfigDict:
     # Initial weights of the encoder: timm's name on the Hugging Face hub, a file, or the folder or
     # URL of a run. None starts from random weights.
     model.weights = placeholder(str)
+    # Whether the head, too, starts from model.weights, which must then be a run.
+    model.load_head = False
     # How tokens become one embedding, in training and in evaluation: cls, cls_dist_mean (DeiT),
     # avg, max, avg_max or gem.
     model.pooling = "cls"
@@ -128,6 +130,9 @@ def _train() -> ConfigDict:
     train.sampling = "epoch_classes"
     # Whether a class's images are drawn with replacement (HIER).
     train.repeat_images = False
+    # Whether the head is trained on the encoder's embeddings of the test views, computed once,
+    # instead of random crops; optim.frozen must name the encoder.
+    train.cached_features = False
     # After a loss or gradient that is not finite: 'stop', or 'skip' that update.
     train.on_nonfinite = "stop"
     # After a collapse (all embeddings in one place, or recall within the batches at chance):

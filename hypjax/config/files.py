@@ -14,6 +14,9 @@ from hypjax.config.identity import flatten
 from hypjax.config.rules import field_type, refuse, validate
 from hypjax.errors import UserError, nearest
 
+_CONFIGS = pathlib.Path("configs")
+_PACKAGED = pathlib.Path(__file__).parents[1] / "configs"  # The same files, as installed.
+
 # Usual names of fields, for suggestions.
 _ALIASES = {
     "bs": "train.batch_size",
@@ -31,8 +34,9 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """Loads a configuration file, sets fields and validates the result.
 
     Args:
-        spec: A path with an optional variant, such as 'configs/glyphs.py:sph'. The variant is the
-            argument of the file's `get_config`.
+        spec: A path with an optional variant, such as 'configs/glyphs.py:sph', or a name of one of
+            the files in `configs/`, such as 'glyphs:sph'. The variant is the argument of the file's
+            `get_config`.
         overrides: Strings such as 'train.total_steps=100'. Lists are written '1,10' or '(1, 10)'.
 
     Raises:
@@ -51,16 +55,25 @@ def read_config(spec: str) -> ConfigDict:
     Raises:
         UserError: The file or the variant does not exist.
     """
-    path, _, variant = spec.partition(":")
-    config = _call(_module(pathlib.Path(path)), path, variant)
-    config.name = pathlib.Path(path).stem
+    named, _, variant = spec.partition(":")
+    path = _find(pathlib.Path(named))
+    config = _call(_module(path), str(path), variant)
+    config.name = path.stem
     return config
+
+
+def _find(path: pathlib.Path) -> pathlib.Path:
+    """Returns the file of a configuration: the path, or the file of this name in `configs/`."""
+    if path.is_file() or path.parent not in (pathlib.Path("."), _CONFIGS):
+        return path
+    name = path.name.removesuffix(".py") + ".py"
+    return next((f / name for f in (_CONFIGS, _PACKAGED) if (f / name).is_file()), path)
 
 
 def _module(path: pathlib.Path) -> types.ModuleType:
     if not path.is_file():
-        folders = path.parent, pathlib.Path("configs")
-        others = {str(other) for folder in folders for other in folder.glob("*.py")}
+        others = {str(other) for folder in (path.parent, _CONFIGS) for other in folder.glob("*.py")}
+        others |= set() if path.suffix else {other.stem for other in _PACKAGED.glob("*.py")}
         raise UserError(
             f"no configuration file {path}" + (nearest(str(path), others) if others else "")
         )

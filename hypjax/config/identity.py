@@ -2,9 +2,13 @@
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from ml_collections import ConfigDict
+
+_LONGEST = 40  # Characters of the changes in a folder's name.
+_FILE_NAME = re.compile(r"[\w.,=+-]+", re.ASCII)
 
 
 def identity(config: ConfigDict) -> dict[str, Any]:
@@ -20,20 +24,36 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def default_workdir(config: ConfigDict, unchanged: ConfigDict) -> str:
-    """Returns the folder of a run without --workdir: runs/<config>-<variant>, and maybe a hash.
+    """Returns the folder of a run without --workdir: runs/<config>-<variant>, and its changes.
 
-    The hash stands for the fields that the command line changed. Fields of `config.run` do not
-    count, nor do values that equal the file's.
+    The fields that the command line changed follow as in 'runs/glyphs-hyp-c=0.3', or as a hash if
+    that is long or no file name. Fields of `config.run` do not count, nor do values that equal the
+    file's.
 
     Args:
         config: The run's configuration.
         unchanged: The configuration before fields were set on the command line.
     """
-    changes = differences(identity(unchanged), identity(config))
+    old, new = identity(unchanged), identity(config)
     workdir = f"runs/{unchanged.name}-{unchanged.variant}"
-    if changes:
-        workdir += "-" + hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
+    if changes := differences(old, new):
+        named = "-".join(
+            f"{_short(f, new)}={_text(new[f])}" for f in sorted(new) if old.get(f) != new[f]
+        )
+        if len(named) > _LONGEST or not _FILE_NAME.fullmatch(named):
+            named = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
+        workdir += f"-{named}"
     return workdir
+
+
+def _short(field: str, fields: dict[str, Any]) -> str:
+    """Returns the last part of a field's name, if no other field ends in it."""
+    last = field.rpartition(".")[2]
+    return last if sum(f.rpartition(".")[2] == last for f in fields) == 1 else field
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def flatten(config: ConfigDict, prefix: str = "") -> dict[str, Any]:

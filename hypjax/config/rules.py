@@ -196,8 +196,12 @@ def validate(config: ConfigDict) -> None:
             refuse(field, fields[field], rule.words)
     _validate_batches(config)
     _validate_architecture(config)
+    if config.model.load_head and not config.model.weights:
+        refuse("model.load_head", True, "False unless model.weights names a run")
     _validate_data(config)
     _validate_caches(config)
+    if config.train.cached_features and "encoder" not in config.optim.frozen:
+        refuse("train.cached_features", True, "False unless optim.frozen names the encoder")
 
 
 def _validate_batches(config: ConfigDict) -> None:
@@ -254,6 +258,8 @@ def _validate_caches(config: ConfigDict) -> None:
     if data.decoder == "fast" and cache != "none":
         words = "none if data.decoder is fast, which decodes only what a view needs"
         refuse("run.cache", cache, words)
+    if config.train.cached_features and cache == "device":
+        refuse("run.cache", cache, "none or host if train.cached_features is set")
     if data.stored_side is not None and cache != "device":
         refuse("data.stored_side", data.stored_side, "None unless run.cache is device")
 

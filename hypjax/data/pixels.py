@@ -55,6 +55,8 @@ def reason(error: Exception) -> str:
     """Returns in a few words why an image could not be read."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"more than {2 * Image.MAX_IMAGE_PIXELS:,} pixels; scale it down or remove it"
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
     return text or type(error).__name__
 

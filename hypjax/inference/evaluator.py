@@ -24,7 +24,11 @@ from hypjax.types import Recalls
 
 
 class Evaluator:
-    """Scores a model on datasets; compiled once, whatever their sizes."""
+    """Scores a model on datasets; compiled once, whatever their sizes.
+
+    Attributes:
+        source: How images reach the model.
+    """
 
     def __init__(
         self,
@@ -44,12 +48,13 @@ class Evaluator:
             source: How images reach the model.
             pixel_scaling: Mean and standard deviation of pixels.
         """
-        self._spaces, self._metrics, self._source = spaces, metrics, source
+        self.source = source
+        self._spaces, self._metrics = spaces, metrics
         self._function = embed_function(model, pixel_scaling, spaces)
 
     @functools.cached_property
     def _embed(self) -> Callable[[PyTree, Array], dict[str, Array]]:
-        return jax.jit(parallel.map_images(self._function, self._source.mesh))
+        return jax.jit(parallel.map_images(self._function, self.source.mesh))
 
     def scores(
         self, params: PyTree, dataset: Dataset, gallery: Dataset | None = None
@@ -87,8 +92,8 @@ class Evaluator:
 
     def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
         """Embeds all images of a dataset, each part of the model in its space."""
-        params = parallel.place(params, parallel.replicated(self._source.mesh))
-        return embed_dataset(functools.partial(self._embed, params), dataset, self._source)
+        params = parallel.place(params, parallel.replicated(self.source.mesh))
+        return embed_dataset(functools.partial(self._embed, params), dataset, self.source)
 
 
 def create_evaluator(

@@ -1,4 +1,4 @@
-"""Features of a pretrained encoder, before any training."""
+"""Features: the encoder's embeddings of images under the test view, before any normalisation."""
 
 import functools
 
@@ -10,10 +10,13 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config import validate
+from hypjax.data.dataset import Dataset
 from hypjax.data.splits import open_splits
-from hypjax.inference.datasets import embed_dataset, evaluation_input
+from hypjax.inference.datasets import EvaluationInput, embed_dataset, evaluation_input
+from hypjax.inference.embedding import PixelScaling
 from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import create_embedder
+from hypjax.models.architectures import Encoder
 from hypjax.models.normalize import normalize
 from hypjax.system import memory
 
@@ -38,12 +41,35 @@ def pretrained_features(
     source = evaluation_input(config)
     source = source._replace(view=source.view._replace(shorter_side=source.view.side))
     params = pretrained_encoder(config, encoder)
-    params = parallel.place(params, parallel.replicated(source.mesh))
+    scaling = (config.data.mean, config.data.std)
+    return encoder_features(encoder, params, splits.train, source, scaling), splits.notes
+
+
+def encoder_features(
+    encoder: Encoder,
+    params: PyTree,
+    dataset: Dataset,
+    source: EvaluationInput,
+    pixel_scaling: PixelScaling,
+) -> Float[np.ndarray, "images dim"]:
+    """Embeds all images of a dataset with an encoder.
+
+    Args:
+        encoder: The encoder.
+        params: Its parameters.
+        dataset: The images.
+        source: View, workers, batch size and devices.
+        pixel_scaling: Mean and standard deviation of pixels.
+
+    Raises:
+        UserError: An image cannot be read, or the device's memory does not suffice.
+    """
 
     def embed(params: PyTree, images: Array) -> Array:
-        images = normalize(images, config.data.mean, config.data.std)
+        images = normalize(images, *pixel_scaling)
         return encoder.apply({"params": params}, images).astype(jnp.float32)
 
+    params = parallel.place(params, parallel.replicated(source.mesh))
     embed_batch = functools.partial(jax.jit(parallel.map_images(embed, source.mesh)), params)
     with memory.explained("run.eval_batch_size"):
-        return embed_dataset(embed_batch, splits.train, source), splits.notes
+        return embed_dataset(embed_batch, dataset, source)

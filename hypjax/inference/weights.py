@@ -71,8 +71,45 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
     weights = config.model.weights
     if not weights:
         raise UserError("config.model.weights is None; name weights, as configs/cub.py does")
-    if not is_url(weights) and not pathlib.Path(weights).expanduser().is_dir():
+    if not _is_run(weights):
         return load_timm(weights, encoder, config.data.channels)
+    return _parameters_of_run(config, encoder)["encoder"]
+
+
+def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
+    """Reads the parameters with which training starts, as `pretrained_encoder` does.
+
+    Returns:
+        Those of the "encoder" and, if `model.load_head` is set, of the "head".
+
+    Raises:
+        UserError: There are none, or they do not fit the model.
+    """
+    weights = config.model.weights
+    if not config.model.load_head:
+        return {"encoder": pretrained_encoder(config, model.encoder)}
+    if not _is_run(weights):
+        raise UserError(
+            f"config.model.load_head is set, but config.model.weights is {weights}, which is no "
+            "run's folder or URL; only runs have a head"
+        )
+    params = _parameters_of_run(config, model.encoder)
+    dim = params["head"]["bias"].shape[0]
+    if dim != model.head_dim:
+        raise UserError(
+            f"the head of the run in {weights} has {dim} dimensions, but config.model.head_dim is "
+            f"{model.head_dim}"
+        )
+    return {"encoder": params["encoder"], "head": params["head"]}
+
+
+def _is_run(weights: str) -> bool:
+    return is_url(weights) or pathlib.Path(weights).expanduser().is_dir()
+
+
+def _parameters_of_run(config: ConfigDict, encoder: Encoder) -> dict[str, PyTree]:
+    """Reads the parameters of a run's best model, or else its last, for an encoder."""
+    weights = config.model.weights
     with reading(weights) as folder:
         other = saved_config(folder)
         model, params = restore_best(folder)
@@ -82,6 +119,6 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
         console.warn(f"the run in {weights} uses a different data.mean and data.std")
     try:
         state = timm_state_dict(params["encoder"], model.encoder)
-        return convert_timm(state, encoder, config.data.channels)
+        return {**params, "encoder": convert_timm(state, encoder, config.data.channels)}
     except UserError as error:
         raise UserError(f"weights {weights}: {error}") from error

@@ -27,7 +27,14 @@ class Embedder(nn.Module):
     encoder: Encoder
     head_dim: int
 
-    @nn.compact
+    def setup(self) -> None:
+        """Declares the head."""
+        self.head = nn.Dense(
+            self.head_dim,
+            kernel_init=nn.initializers.orthogonal(),
+            precision=jax.lax.Precision.HIGHEST,
+        )
+
     def __call__(self, images: Float[ArrayLike, "batch height width channels"]) -> Outputs:
         """Embeds images.
 
@@ -37,14 +44,11 @@ class Embedder(nn.Module):
         Returns:
             Embeddings [batch, encoder.dim] and head outputs [batch, head_dim], float32.
         """
-        pooled = self.encoder(images).astype(jnp.float32)
-        head = nn.Dense(
-            self.head_dim,
-            kernel_init=nn.initializers.orthogonal(),
-            precision=jax.lax.Precision.HIGHEST,
-            name="head",
-        )
-        return Outputs(pooled=pooled, projected=head(pooled))
+        return self.project(self.encoder(images).astype(jnp.float32))
+
+    def project(self, pooled: Float[ArrayLike, "batch encoder_dim"]) -> Outputs:
+        """Applies the head to embeddings of the encoder."""
+        return Outputs(pooled=pooled, projected=self.head(pooled))
 
 
 def create_embedder(config: ConfigDict, *, evaluating: bool = False) -> Embedder:

@@ -3,6 +3,9 @@
 import math
 from collections.abc import Mapping
 
+import numpy as np
+from jaxtyping import Float
+
 from hypjax.errors import UserError
 from hypjax.system import console
 
@@ -10,6 +13,7 @@ _ADVICE = (
     "start from pretrained weights (model.weights), lower optim.learning_rate, or lengthen "
     "optim.warmup_steps, in a new run"
 )
+_POINT = 1e-3  # Points are one if they differ by less than this share of their norm.
 _CHANCE = 1.5  # A recall below this multiple of chance is at chance.
 
 
@@ -71,3 +75,20 @@ class HealthWatch:
         if fault not in self._warned:
             self._warned.add(fault)
             console.warn(f"{found}; {_ADVICE}")
+
+
+def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> None:
+    """Warns if all embeddings are nearly one point, so that distances are mostly rounding.
+
+    Args:
+        points: The embeddings.
+        consequence: What that means for the result.
+    """
+    points = np.asarray(points, np.float64)
+    spread = np.linalg.norm(points - points.mean(0), axis=-1).max()
+    norm = np.linalg.norm(points, axis=-1).max()
+    if len(points) > 1 and spread < _POINT * norm:
+        console.warn(
+            f"the embeddings have collapsed: all are within {spread / norm:.1g} of their norm of "
+            f"one point, so {consequence}; train again with a lower optim.learning_rate"
+        )

@@ -5,10 +5,11 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from einops import rearrange
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hypjax.geometry import Space
 from hypjax.objectives.base import Metrics, Spec
@@ -16,7 +17,12 @@ from hypjax.types import Batch, Outputs
 
 
 def pairwise_cross_entropy(
-    embeddings: Float[ArrayLike, "classes samples dim"], *, space: Space, temperature: float
+    embeddings: Float[ArrayLike, "classes samples dim"] | Float[ArrayLike, "images dim"],
+    *,
+    space: Space,
+    temperature: float,
+    labels: Int[ArrayLike, " images"] | None = None,
+    samples_per_class: int | None = None,
 ) -> Float[Array, ""]:
     """Pairwise cross-entropy of a class-balanced batch (Hyp-ViT, Eq. 5).
 
@@ -29,21 +35,62 @@ def pairwise_cross_entropy(
     Distances of positives are computed by subtraction, and so are exact however small they are.
 
     Args:
-        embeddings: Points of the space, [classes, samples, dim]; at least 2 classes and 2 samples.
+        embeddings: Points of the space, [classes, samples, dim], or [images, dim] with labels; at
+            least 2 classes and 2 samples.
         space: Space that measures the distances.
         temperature: τ > 0; the smaller it is, the more weight the nearest negatives have.
+        labels: Class of each image of a flat batch, in any order, with the same number of images in
+            each class. An image's subset is the number of images of its class before it.
+        samples_per_class: That number. It is required where the labels are traced, as by `jit`; the
+            loss is then NaN if they do not agree with it.
 
     Returns:
         The loss, a scalar in the dtype of the space's distances.
 
     Raises:
-        ValueError: There are fewer than 2 classes or 2 samples, so there is nothing to compare.
+        ValueError: There are fewer than 2 classes or 2 samples, so there is nothing to compare; or
+            the classes of a flat batch differ in size.
     """
+    if labels is not None:
+        grouped, balanced = _by_class(jnp.asarray(embeddings), labels, samples_per_class)
+        loss = pairwise_cross_entropy(grouped, space=space, temperature=temperature)
+        return jnp.where(balanced, loss, jnp.nan)
     classes, samples, _ = embeddings.shape
     if classes < 2 or samples < 2:
         raise ValueError(f"needs at least 2 classes and 2 samples, got {classes} and {samples}")
     points = _by_subset(embeddings)
     return _cross_entropy(_logits(space, points, samples, temperature), samples)
+
+
+def _by_class(
+    embeddings: Float[Array, "images dim"],
+    labels: Int[ArrayLike, " images"],
+    samples: int | None,
+) -> tuple[Float[Array, "classes samples dim"], Bool[ArrayLike, ""]]:
+    """Groups a flat batch by class, and says whether its classes have that number of images.
+
+    Raises:
+        ValueError: They differ in size.
+    """
+    if not isinstance(labels, jax.core.Tracer):
+        _, sizes = np.unique(labels, return_counts=True)
+        samples = int(sizes[0]) if samples is None else samples
+        if np.any(sizes != samples):
+            raise ValueError(
+                f"needs the same number of images in each class, got {sizes.min()} to {sizes.max()}"
+            )
+    if samples is None:
+        raise ValueError("samples_per_class is required where labels are traced, as by jit")
+    labels = jnp.asarray(labels)
+    if labels.shape != embeddings.shape[:1] or len(labels) % samples:
+        raise ValueError(
+            f"needs one label for each image and {samples} images in each class, got embeddings "
+            f"{embeddings.shape} and labels {labels.shape}"
+        )
+    order = jnp.argsort(labels, stable=True)
+    grouped = labels[order].reshape(-1, samples)
+    alike = jnp.all(grouped == grouped[:, :1]) & jnp.all(grouped[1:, 0] != grouped[:-1, 0])
+    return embeddings[order].reshape(-1, samples, embeddings.shape[-1]), alike
 
 
 def _by_subset(

@@ -19,6 +19,9 @@ _CONFIG = "config.json"
 _RESULTS = "results.json"
 _PROVENANCE = "run.json"
 _CHECKPOINTS = "checkpoints"
+_LONGER = (
+    ", where --config.model.weights={} --config.model.load_head=True starts from this run's model"
+)
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
@@ -76,12 +79,16 @@ class Workdir:
             raise UserError(
                 f"{self.path / _CONFIG} was not written by hypjax; name another --workdir"
             )
-        changes = differences(saved["identity"], identity(self._config))
+        # A field that was added since the run began has had its default.
+        began = identity(default_config()) | saved["identity"]
+        changes = differences(began, identity(self._config))
         changes = [change for change in changes if change.startswith(compared)]
         if changes:
+            longer = all(change.startswith("train.total_steps") for change in changes)
             raise UserError(
                 f"{self.path} holds a run with another configuration ({'; '.join(changes)}); "
                 "use the same settings, or name another folder with --workdir"
+                + (_LONGER.format(self.path) if longer else "")
             )
 
     def require(self, circumstances: Mapping[str, str]) -> None:

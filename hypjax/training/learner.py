@@ -29,6 +29,7 @@ class Learner:
         mesh: Devices that share each batch.
         microbatch: Most images embedded at once; 0 for the whole batch.
         skip_nonfinite: Whether an update that is not finite is dropped.
+        cached_features: Whether batches hold embeddings of the frozen encoder instead of pixels.
         seed: Seed of the initial parameters and of the steps' random keys.
     """
 
@@ -42,6 +43,7 @@ class Learner:
     mesh: Mesh
     microbatch: int
     skip_nonfinite: bool
+    cached_features: bool
     seed: int
 
 
@@ -67,5 +69,6 @@ def build_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
         mesh=mesh or parallel.create_mesh(config.run.mesh),
         microbatch=config.run.microbatch,
         skip_nonfinite=config.train.on_nonfinite == "skip",
+        cached_features=config.train.cached_features,
         seed=config.seed,
     )

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config.groups import GROUPS
-from hypjax.inference.weights import pretrained_encoder
+from hypjax.inference.weights import pretrained_parameters
 from hypjax.models import model_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import Spec
@@ -44,7 +44,7 @@ def begin(
     config: ConfigDict,
     setup: Setup,
     checkpoints: SharedCheckpoints,
-    encoder: PyTree | None,
+    pretrained: PyTree | None,
 ) -> tuple[TrainState, Measured | None]:
     """Restores the run's latest state and scores, or creates the first state.
 
@@ -52,7 +52,7 @@ def begin(
         config: The run's configuration.
         setup: The run.
         checkpoints: The run's checkpoints.
-        encoder: Pretrained parameters of the encoder, if they are read already.
+        pretrained: Pretrained parameters of the model, if they are read already.
 
     Returns:
         The state, and the scores measured so far; None before the first step.
@@ -65,7 +65,7 @@ def begin(
         console.say(f"continuing after step {int(restored[0].step)}")
         return restored
     warn_of_frozen(state, learner.frozen, pretrained=config.model.weights is not None)
-    return with_encoder(state, encoder or starting_encoder(config, learner)), None
+    return with_pretrained(state, pretrained or starting_parameters(config, learner)), None
 
 
 def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
@@ -83,35 +83,38 @@ def random_state(learner: Learner, spec: Spec) -> TrainState:
     return parallel.place(state, parallel.parameter_shardings(learner.mesh, state))
 
 
-def starting_encoder(config: ConfigDict, learner: Learner) -> PyTree | None:
-    """The encoder's parameters that `model.weights` names, read by the first process.
+def starting_parameters(config: ConfigDict, learner: Learner) -> dict[str, PyTree] | None:
+    """The model's parameters that `model.weights` names, read by the first process.
 
     Returns:
-        The parameters, in all processes; None if the encoder starts at random.
+        Those of the "encoder" and perhaps the "head", in all processes; None if the model starts
+        at random.
 
     Raises:
-        UserError: There are no such weights, or they do not fit the encoder.
+        UserError: There are no such weights, or they do not fit the model.
     """
+    loaded = ("encoder", "head") if config.model.load_head else ("encoder",)
 
-    def read() -> PyTree | None:
+    def read() -> dict[str, PyTree] | None:
         if config.model.weights is None:
             return None
-        encoder = pretrained_encoder(config, learner.model.encoder)
-        console.say(f"the encoder starts from {config.model.weights}")
-        return encoder
+        params = pretrained_parameters(config, learner.model)
+        verb = "start" if len(loaded) > 1 else "starts"
+        console.say(f"the {' and the '.join(loaded)} {verb} from {config.model.weights}")
+        return params
 
     shapes = model_shapes(learner.model, learner.view)
-    return processes.arrays_from_first(read, shapes["encoder"])
+    return processes.arrays_from_first(read, {part: shapes[part] for part in loaded})
 
 
-def with_encoder(state: TrainState, encoder: PyTree | None) -> TrainState:
-    """Replaces the encoder's parameters, unless there are none to replace them with."""
-    if encoder is None:
+def with_pretrained(state: TrainState, params: dict[str, PyTree] | None) -> TrainState:
+    """Replaces parts of the model's parameters, unless there is nothing to replace them with."""
+    if params is None:
         return state
-    random = state.params["model"]["encoder"]
-    encoder = jax.tree.map(lambda x, old: parallel.place(x, old.sharding), encoder, random)
-    model = {**state.params["model"], "encoder": encoder}
-    return state._replace(params={**state.params, "model": model})
+    model = state.params["model"]
+    old = {part: model[part] for part in params}
+    new = jax.tree.map(lambda x, old: parallel.place(x, old.sharding), params, old)
+    return state._replace(params={**state.params, "model": {**model, **new}})
 
 
 def warn_of_frozen(state: TrainState, frozen: tuple[str, ...], pretrained: bool) -> None:

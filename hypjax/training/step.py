@@ -61,6 +61,8 @@ def make_train_step(learner: Learner) -> TrainStep:
     norm. The metrics say whether loss, gradient and update are finite; if they are not and
     `skip_nonfinite` is set, the update is dropped.
 
+    With cached features, `batch.images` are the encoder's embeddings, which go to the head.
+
     With the device cache, `batch.images` are `Crops`, and the step takes the store to cut them
     from as a third argument.
     """
@@ -120,12 +122,16 @@ def make_train_step(learner: Learner) -> TrainStep:
 
 
 def _embedding(learner: Learner) -> Callable[[PyTree, Array, Array], Outputs]:
+    def project(params: PyTree, features: Array, flips: Array) -> Outputs:
+        del flips
+        return learner.model.apply({"params": params}, features, method="project")
+
     def embed(params: PyTree, images: Array, flips: Array) -> Outputs:
         with jax.named_scope("pixels"):
             images = mirror(normalize(images, *learner.pixel_scaling), flips)
         return learner.model.apply({"params": params}, images)
 
-    return embed
+    return project if learner.cached_features else embed
 
 
 def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> TrainStep:

@@ -1,6 +1,7 @@
 """Configurations: overrides, identity, and the errors for invalid ones."""
 
 import pathlib
+import re
 
 import pytest
 
@@ -125,8 +126,8 @@ def test_a_missing_file_is_refused_with_a_suggestion(repository):
 
 def test_the_name_of_a_configuration_suggests_its_file(repository, monkeypatch):
     monkeypatch.chdir(repository)
-    with pytest.raises(UserError, match=r"file glyphs; did you mean configs/glyphs\.py"):
-        load_config("glyphs")
+    with pytest.raises(UserError, match=r"file glyph\.py; did you mean configs/glyphs\.py"):
+        load_config("glyph.py")
 
 
 @pytest.mark.parametrize(
@@ -193,8 +194,27 @@ def test_the_default_workdir_names_the_file_the_variant_and_the_changes(glyphs):
 
     assert workdir() == workdir("run.workers=2") == workdir("seed=0") == "runs/glyphs-hyp"
     changed = workdir("seed=1", "objective.c=0.5")
-    assert changed.startswith("runs/glyphs-hyp-")
-    assert changed == workdir("objective.c=.5", "seed=1", "run.workers=2") != workdir("seed=1")
+    assert changed == "runs/glyphs-hyp-c=0.5-seed=1"
+    assert changed == workdir("objective.c=.5", "seed=1", "run.workers=2")
+    assert workdir("eval.ks=1,10", "train.sampling=drawn_classes").endswith("=drawn_classes")
+    assert workdir("model.weights=a/b") != workdir("model.weights=a/c")
+    for long in ("model.weights=a/b", "model.weights=" + "a" * 40, "model.weights=a b"):
+        assert re.fullmatch("runs/glyphs-hyp-[0-9a-f]{8}", workdir(long)), workdir(long)
+
+
+def test_a_configuration_is_found_by_its_name_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for spec in ("glyphs:sph", "glyphs.py:sph", "configs/glyphs.py:sph"):
+        config = load_config(spec)
+        assert (config.name, config.variant) == ("glyphs", "sph")
+    (tmp_path / "configs").mkdir()
+    own = tmp_path / "configs" / "glyphs.py"
+    own.write_text("from hypjax.config import default_config as get_config")
+    assert load_config("glyphs").variant == ""
+    with pytest.raises(UserError, match="no configuration file glyph; did you mean glyphs?"):
+        load_config("glyph")
+    with pytest.raises(UserError, match="no configuration file other/glyphs.py"):
+        load_config("other/glyphs.py")
 
 
 def test_a_copied_file_has_another_default_workdir(glyphs, tmp_path):

@@ -264,6 +264,21 @@ def test_weights_of_another_run_can_be_used(finished, photos_folder):
     assert_equal(found, restore_best(workdir)[1]["encoder"])
 
 
+def test_the_head_of_another_run_can_be_used_too(finished, photos_folder, tmp_path):
+    workdir, results = finished
+    options = (f"model.weights={workdir}", "model.load_head=True")
+    other = train.train_and_evaluate(small_runs.load(photos_folder, *options), tmp_path / "run")
+    assert other["untrained"] == results["final"] != results["untrained"]
+    for options, message in (
+        ((f"model.weights={workdir}", "model.head_dim=5"), "has 8 dimensions, but config.model"),
+        (("model.weights=a.safetensors",), "a.safetensors, which is no run's folder or URL"),
+        ((), "model.load_head is True; it must be False unless model.weights names a run"),
+    ):
+        with pytest.raises(UserError, match=message):
+            config = small_runs.load(photos_folder, "model.load_head=True", *options)
+            train.train_and_evaluate(config, tmp_path / "other")
+
+
 def test_misspelt_weights_leave_no_folder_behind(photos_folder, tmp_path):
     config = small_runs.load(photos_folder, "model.weights=absent.safetensors")
     with pytest.raises(UserError, match="weights absent.safetensors: there is no such file"):

@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from hypjax import train
+from hypjax.config import load_config
 from hypjax.errors import UserError
-from hypjax.monitoring.health import HealthWatch
+from hypjax.monitoring.health import HealthWatch, warn_if_collapsed
 from tests.helpers import small_runs
 
 HEALTHY = {"logit_min": -20.0, "logit_max": -0.5, "batch_recall@1": 0.6, "clipped_share": 1.0}
@@ -54,3 +56,28 @@ def test_a_collapsed_run_says_so_or_stops(photos_folder, tmp_path, capsys):
     config = small_runs.load(photos_folder, flat, "train.on_collapse=stop")
     with pytest.raises(UserError, match="the embeddings have collapsed by step 3: .* span 0.0"):
         train.train_and_evaluate(config, tmp_path / "stopped")
+
+
+def test_a_run_that_does_not_help_says_so(photos_folder, tmp_path, capsys):
+    still = small_runs.load(photos_folder, "optim.learning_rate=0")
+    results = train.train_and_evaluate(still, tmp_path)
+    assert results["final"] == results["untrained"]
+    assert (
+        capsys.readouterr().err.count("warning: training did not help: recall@1 of the head") == 1
+    )
+
+
+@pytest.mark.slow
+def test_the_default_letters_run_has_no_warning(repository, tmp_path, capsys):
+    config = load_config(str(repository / "configs/glyphs.py"), ["train.total_steps=250"])
+    results = train.train_and_evaluate(config, tmp_path)
+    assert "warning" not in capsys.readouterr().err
+    assert results["final"]["head"]["recall@1"] > 2 * results["untrained"]["head"]["recall@1"]
+
+
+@pytest.mark.parametrize(("spread", "warned"), [(1e-5, True), (1e-2, False)])
+def test_collapsed_embeddings_are_reported(spread, warned, capsys):
+    directions = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
+    warn_if_collapsed(np.ones(8, np.float32) + spread * directions, "the search means little")
+    printed = capsys.readouterr().err
+    assert ("so the search means little" in printed) == warned == bool(printed)

@@ -156,3 +156,52 @@ def test_objective_takes_consecutive_images_as_one_class():
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
     assert (params, state) == ({}, {})
     assert objective.score_space == BALL
+
+
+def flat_batch(space, seed=0):
+    """A batch of 4 classes with 3 images, its images in another order, and their labels."""
+    grouped = embeddings(space, dtype=np.float32)
+    labels = np.random.default_rng(seed).permutation(np.repeat([7, 3, 9, 1], 3))
+    flat = np.empty((12, 5), np.float32)
+    for row, label in enumerate((1, 3, 7, 9)):
+        flat[labels == label] = grouped[row]
+    return grouped, flat, labels
+
+
+def test_a_flat_batch_with_labels_has_the_loss_of_the_grouped_one():
+    grouped, flat, labels = flat_batch(BALL)
+    expected = pairwise_cross_entropy(grouped, space=BALL, temperature=0.2)
+    settings = {"space": BALL, "temperature": 0.2}
+    assert pairwise_cross_entropy(flat, labels=labels, **settings) == expected
+
+    @jax.jit
+    def traced(flat, labels):
+        return pairwise_cross_entropy(flat, labels=labels, samples_per_class=3, **settings)
+
+    np.testing.assert_allclose(traced(flat, labels), expected, rtol=1e-6)
+    for unbalanced in (np.arange(12) // 6, np.array([0] * 2 + [1] * 4 + [2] * 6)):
+        assert np.isnan(traced(flat, unbalanced))
+
+
+@pytest.mark.parametrize(
+    ("labels", "samples", "message"),
+    [
+        ([0] * 4 + [1] * 4 + [2] * 3 + [3], None, "same number of images in each class, got 1 to"),
+        ([0] * 6 + [1] * 6, 3, "same number of images in each class, got 6 to 6"),
+        ([0, 0, 1, 1], None, "needs one label for each image"),
+    ],
+)
+def test_a_flat_batch_must_be_balanced(labels, samples, message):
+    _, flat, _ = flat_batch(BALL)
+    with pytest.raises(ValueError, match=message):
+        pairwise_cross_entropy(
+            flat, space=BALL, temperature=0.2, labels=labels, samples_per_class=samples
+        )
+
+
+def test_traced_labels_need_the_number_of_images_per_class():
+    _, flat, labels = flat_batch(SPHERE)
+    with pytest.raises(ValueError, match="samples_per_class is required where labels are traced"):
+        jax.jit(lambda y: pairwise_cross_entropy(flat, space=SPHERE, temperature=1, labels=y))(
+            labels
+        )

@@ -1,0 +1,16 @@
+"""Console scripts: hypjax-train runs hypjax.main, hypjax-embed runs hypjax.embed, and so on."""
+
+import functools
+import runpy
+
+_run = functools.partial(runpy.run_module, run_name="__main__", alter_sys=True)
+
+train = functools.partial(_run, "hypjax.main")
+prepare = functools.partial(_run, "hypjax.prepare")
+embed = functools.partial(_run, "hypjax.embed")
+search = functools.partial(_run, "hypjax.search")
+compare = functools.partial(_run, "hypjax.compare")
+export = functools.partial(_run, "hypjax.export")
+convert = functools.partial(_run, "hypjax.convert")
+hyperbolicity = functools.partial(_run, "hypjax.hyperbolicity")
+benchmark = functools.partial(_run, "hypjax.benchmark")

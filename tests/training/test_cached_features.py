@@ -1,0 +1,62 @@
+"""Training the head on the frozen encoder's embeddings, which are computed once."""
+
+import flax.traverse_util
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypjax import train
+from hypjax.errors import UserError
+from hypjax.inference.weights import restore_best
+from tests.helpers import small_runs
+
+FROZEN = ("optim.frozen=encoder", "eval.every=0")
+CACHED = (*FROZEN, "train.cached_features=True")
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory):
+    """Photos of 20 × 20 pixels, whose crops can be their test views."""
+    folder, draw = tmp_path_factory.mktemp("squares"), np.random.default_rng(0)
+    for name in "abcdefghijkl":
+        (folder / name).mkdir()
+        for i in range(4):
+            pixels = draw.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder
+
+
+def test_training_is_that_of_the_same_views_on_a_frozen_encoder(squares, tmp_path):
+    """A crop of the whole image without flips is the test view of a square image."""
+    views = ("data.crop_area=0.999999,1", "data.crop_ratio=1,1", "data.flip=0")
+    results = {}
+    for name, fields in (("cached", CACHED), ("computed", FROZEN)):
+        config = small_runs.load(squares, *fields, *views)
+        results[name] = train.train_and_evaluate(config, tmp_path / name)
+    steps = [small_runs.step_metrics(tmp_path / name) for name in results]
+    assert steps[0].keys() == steps[1].keys() and len(steps[0]) >= 6
+    for step, values in steps[0].items():
+        np.testing.assert_allclose(values, steps[1][step], rtol=1e-4)
+    assert results["cached"]["untrained"] == results["computed"]["untrained"]
+
+
+def test_it_starts_from_another_run_and_leaves_its_encoder_alone(squares, tmp_path):
+    train.train_and_evaluate(small_runs.load(squares), tmp_path / "first")
+    config = small_runs.load(squares, *CACHED, f"model.weights={tmp_path / 'first'}")
+    train.train_and_evaluate(config, tmp_path / "second")
+    first, second = (restore_best(tmp_path / name)[1] for name in ("first", "second"))
+    before, after = (flax.traverse_util.flatten_dict(tree["encoder"]) for tree in (first, second))
+    assert all(np.array_equal(value, after[path]) for path, value in before.items())
+    assert not np.array_equal(first["head"]["kernel"], second["head"]["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (("train.cached_features=True",), "False unless optim.frozen names the encoder"),
+        ((*CACHED, "run.cache=device"), "none or host if train.cached_features is set"),
+    ],
+)
+def test_what_it_cannot_go_with_is_refused(fields, message):
+    with pytest.raises(UserError, match=message):
+        small_runs.load("photos", *fields)
