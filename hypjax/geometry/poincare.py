@@ -13,7 +13,7 @@ error of `dist` and `dist_matrix` between well-separated points (√c‖x − y�
     r      0.5    0.9    0.99   0.999  0.9999  0.99999
     error  3e-7   5e-7   2e-6   9e-6   9e-5    5e-4
 
-Gradients there are about five times less accurate. A point on or outside the boundary has no
+Gradients there are six to nine times less accurate. A point on or outside the boundary has no
 distance: the result is NaN or infinite. `project` moves points inside.
 
 Notation: s = ‖x − y‖², P = (1 − c‖x‖²)(1 − c‖y‖²), and q = s / P, so that c·q = sinh²(√c·d/2).
@@ -56,9 +56,10 @@ def clip_features(v: Float[ArrayLike, "*b d"], radius: float | None) -> Float[Ar
     (v,) = smooth.floating(v)
     if radius is None:
         return v
-    square = smooth.square_norm(v)
-    outside = square > radius**2
-    return jnp.where(outside, v * (radius / jnp.sqrt(jnp.where(outside, square, 1))), v)
+    scaled, scale = smooth.scaled(v)
+    square = smooth.square_norm(scaled)
+    outside = square > (radius / scale) ** 2
+    return jnp.where(outside, scaled * (radius / jnp.sqrt(jnp.where(outside, square, 1))), v)
 
 
 def project(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
@@ -124,6 +125,8 @@ def expmap(
 ) -> Float[Array, "*b d"]:
     """Exponential map at x of the tangent vector v (Hyp-ViT, Eq. 3).
 
+    Like `expmap0`, it may round a result to the boundary; `project` moves it inside.
+
     Args:
         x: Points of the ball, [..., d].
         v: Tangent vectors at x, [..., d].
@@ -133,7 +136,32 @@ def expmap(
         Points of the ball, [..., d].
     """
     x, v = smooth.floating(x, v)
-    return mobius_add(x, expmap0(v * lambda_x(x, c) / 2, c), c)
+    w = v * lambda_x(x, c) / 2
+    # From far out towards the centre, the terms of the Möbius addition cancel.
+    xx, ww = c * smooth.square_norm(x), c * smooth.square_norm(w)
+    inward = (jnp.sum(x * w, axis=-1, keepdims=True) < 0) & (xx > 0.25) & (ww > 0.25)
+    added = mobius_add(x, expmap0(jnp.where(inward, 0, w), c), c)
+    return jnp.where(inward, _inward(x, w, inward, c), added)
+
+
+def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
+    """X ⊕ tanh(a)·ŵ/√c for a = √c‖w‖, where it points inward; anything finite elsewhere.
+
+    Numerator and denominator of the Möbius addition are multiplied by cosh²(a)·e^(−2a). With
+    r = √c‖x‖, they are written in r + √c⟨x, ŵ⟩ = r·‖x̂ + ŵ‖²/2 and in cosh(a) − r·sinh(a), which
+    are sums of positive terms.
+    """
+    root = jnp.sqrt(jnp.where(c > 0, c, 1))
+    xx, ww = c * smooth.square_norm(x), c * smooth.square_norm(w)
+    r, a = (jnp.sqrt(jnp.where(inward, square, 1)) for square in (xx, ww))
+    direction = root * w / a
+    turn = root * x / r + direction
+    decay = jnp.exp(-2 * a)
+    cosh, sinh = (1 + decay) / 2, (1 - decay) / 2
+    near = ((1 - xx) / (1 + r) + decay * (1 + r)) / 2
+    denominator = near**2 + r * smooth.square_norm(turn) * sinh * cosh
+    move = (1 - xx) * sinh * (r * sinh * turn + near * direction)
+    return x + move / (root * jnp.where(inward, denominator, 1))
 
 
 def logmap(

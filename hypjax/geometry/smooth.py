@@ -20,6 +20,20 @@ def square_norm(x: Float[ArrayLike, "*b d"], keepdims: bool = True) -> Array:
     return jnp.sum(x * x, axis=-1, keepdims=keepdims)
 
 
+def scaled(x: Float[Array, "*b d"]) -> tuple[Float[Array, "*b d"], Float[Array, "*b 1"]]:
+    """Divides vectors whose ‖x‖² would overflow or vanish by their largest coordinate.
+
+    Returns:
+        The vectors, [..., d], and their divisors, [..., 1]: exactly 1 for ordinary vectors. No
+        gradient flows through the divisors.
+    """
+    largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
+    extreme = (largest > 1e15) | ((largest > 0) & (largest < 1e-15))
+    # Beyond 1e37, the reciprocal of a divisor would vanish.
+    scale = jnp.where(extreme & jnp.isfinite(largest), jnp.minimum(largest, 1e37), 1)
+    return x / scale, scale
+
+
 def _sqrt(u: Array) -> Array:
     """√u, with gradient 0 instead of infinity at u = 0; NaN for u < 0."""
     zero = u == 0

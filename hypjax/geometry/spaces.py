@@ -1,6 +1,8 @@
 """Spaces: small objects that measure distances, with one interface for losses, search and plots."""
 
 import dataclasses
+import math
+import numbers
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -11,7 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.errors import UserError
-from hypjax.geometry import poincare, products
+from hypjax.geometry import poincare, products, smooth
 
 # Smallest 1 − c‖x‖² of a valid point: float32 may round a smaller one to 0.
 _BOUNDARY_MARGIN = 1e-6
@@ -177,11 +179,11 @@ class Sphere:
     """The unit sphere with the squared chord 2 − 2cos as distance (Hyp-ViT, Eq. 4)."""
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
-        """Scales features to length 1; a zero vector stays zero."""
-        features = jnp.asarray(features, jnp.result_type(jnp.float32, features))
+        """Scales features to length 1; a zero vector stays zero, and what is not finite is NaN."""
+        features, _ = smooth.scaled(jnp.asarray(features, jnp.result_type(jnp.float32, features)))
         square = jnp.sum(features * features, axis=-1, keepdims=True)
-        positive = square > 0
-        return jnp.where(positive, features / jnp.sqrt(jnp.where(positive, square, 1)), 0)
+        zero = square == 0
+        return jnp.where(zero, 0, features / jnp.sqrt(jnp.where(zero, 1, square)))
 
     def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
         """Marks none, since lengths do not matter."""
@@ -254,6 +256,13 @@ class PoincareBall:
     clip_radius: float | None = dataclasses.field(default=2.3, metadata={"static": True})
     riemannian: bool = dataclasses.field(default=False, metadata={"static": True})
 
+    def __post_init__(self) -> None:
+        """Raises a `ValueError` if a number is out of range."""
+        if isinstance(self.c, numbers.Real) and not 0 <= self.c < math.inf:
+            raise ValueError(f"c is {self.c}; it must be a finite number of at least 0")
+        if self.clip_radius is not None and not self.clip_radius > 0:
+            raise ValueError(f"clip_radius is {self.clip_radius}; it must be above 0, or None")
+
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """Clips features, applies the exponential map at the origin, and projects into the ball."""
         if self.riemannian:
@@ -265,10 +274,12 @@ class PoincareBall:
     def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
         """Marks features longer than the clip radius."""
         radius = jnp.inf if self.clip_radius is None else self.clip_radius
-        return jnp.linalg.norm(jnp.asarray(features), axis=-1) > radius
+        scaled, scale = smooth.scaled(jnp.asarray(features, jnp.result_type(float, features)))
+        return jnp.linalg.norm(scaled, axis=-1) > radius / scale[..., 0]
 
     def _embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
-        v = poincare.clip_features(features, self.clip_radius)
+        longest = _MAX_SQUARE_NORM**0.5 if self.clip_radius is None else self.clip_radius
+        v = poincare.clip_features(features, longest)
         return poincare.project(poincare.expmap0(v, self.c), self.c)
 
     def distance(

@@ -113,6 +113,50 @@ def test_hyperboloid_has_the_same_distances(float64, c):
     np.testing.assert_allclose(np.arccosh(-inner) / np.sqrt(c), poincare.dist(x, y, c), rtol=1e-9)
 
 
+@pytest.mark.parametrize("c", [0.1, 1.0])
+@pytest.mark.parametrize("norm", [0.5, 0.99, 0.999, 0.9999])
+def test_expmap_is_accurate_in_float32(c, norm):
+    """Also near the boundary and back towards the centre, where the textbook formula cancels."""
+    x = points(0, (24, 8), c, norm, norm).astype(np.float32)
+    inward = -x / np.linalg.norm(x, axis=-1, keepdims=True)
+    v = points(1, (24, 8), 1.0, 1.0, 1.0) * np.geomspace(1e-3, 1, 24)[:, None] + inward
+    for length in (0.1, 1.0, 6.0, 20.0):  # Of the path, in units of 1/√c.
+        conformal = np.asarray(poincare.lambda_x(x.astype(np.float64), c), np.float64)
+        tangents = v / np.linalg.norm(v, axis=-1, keepdims=True) * length / conformal / np.sqrt(c)
+        tangents = tangents.astype(np.float32)
+        with mpmath.workdps(50):
+            exact = [exact_expmap(*row, c) for row in zip(x, tangents, strict=True)]
+        error = np.linalg.norm(poincare.expmap(x, tangents, c) - np.array(exact), axis=-1)
+        assert error.max() * np.sqrt(c) < 5e-4  # The textbook formula: 0.01.
+
+
+def exact_expmap(x, v, c):
+    """Eq. 3 of Hyp-ViT, in the precision of mpmath."""
+    x, v, c = mpmath.matrix(x.tolist()), mpmath.matrix(v.tolist()), mpmath.mpf(c)
+    dot = lambda a, b: (a.T * b)[0]  # noqa: E731
+    length = mpmath.sqrt(c * dot(v, v))
+    y = v * mpmath.tanh(length / (1 - c * dot(x, x))) / length
+    xy, xx, yy = dot(x, y), dot(x, x), dot(y, y)
+    point = ((1 + 2 * c * xy + c * yy) * x + (1 - c * xx) * y) / (1 + 2 * c * xy + c**2 * xx * yy)
+    return [float(value) for value in point]
+
+
+@pytest.mark.parametrize("v", [[0.0, 0.0], [-1.0, 0.0], [-1.0, 1e-3], [-100.0, 0.0], [1.0, 0.0]])
+@pytest.mark.parametrize("x", [[0.0, 0.0], [0.6, 0.0], [0.99, 0.0], [0.9999, 0.0]])
+def test_gradients_of_expmap_are_finite_and_right(float64, x, v):
+    def reference(x, v, c):
+        return poincare.mobius_add(x, poincare.expmap0(v * poincare.lambda_x(x, c) / 2, c), c)
+
+    x, v = jnp.array(x), jnp.array(v)
+    found, expected = (
+        jax.jacobian(function, (0, 1))(x, v, 1.0) for function in (poincare.expmap, reference)
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert np.all(np.isfinite(one))
+        if np.all(np.isfinite(other)) and np.abs(other).max() < 1e5:
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7 * np.abs(other).max())
+
+
 def test_project_changes_only_points_outside():
     c = 0.1
     inside = points(0, (20, 3), c, 0.9999).astype(np.float32)

@@ -110,3 +110,40 @@ def test_large_features_are_embedded_inside_the_ball():
     x = ball.embed(1e6 * features)
     assert np.isfinite(ball.distance_matrix(x, -x)).all()
     assert np.linalg.norm(x, axis=-1).max() <= poincare.MAX_NORM + 1e-7
+
+
+@pytest.mark.parametrize("length", [1e-30, 1e-3, 1.0, 1e18, 1e25, 3e37])
+def test_embedding_does_not_depend_on_overflow(length):
+    """The square of these lengths is not a finite float32, or rounds to 0."""
+    long = (features / np.linalg.norm(features, axis=-1, keepdims=True) * length).astype(np.float32)
+    unit = long.astype(np.float64) / np.linalg.norm(long.astype(np.float64), axis=-1, keepdims=True)
+    np.testing.assert_allclose(Sphere().embed(long), unit, atol=3e-7)
+    for c, radius in ((0.1, 2.3), (0.1, None), (1.0, 1.5)):
+        ball = PoincareBall(c, radius)
+        norm = np.tanh(np.sqrt(c) * min(length, radius or np.inf)) / np.sqrt(c)
+        norm = min(norm, poincare.MAX_NORM / np.sqrt(c))
+        np.testing.assert_allclose(ball.embed(long), norm * unit, rtol=1e-5, atol=1e-38)
+        assert np.all(ball.clipped(long) == (length > (radius or np.inf)))
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_features_that_are_not_finite_do_not_become_points(space, value):
+    embedded = space.embed(np.array([value, 1], np.float32))
+    with pytest.raises(UserError, match="embedding 0 is not finite"):
+        space.check(embedded[None])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"c": -1}, "c is -1; it must be a finite number of at least 0"),
+        ({"c": float("nan")}, "c is nan; it must be"),
+        ({"c": np.float32(-0.1)}, "c is -0.1"),
+        ({"clip_radius": -2.3}, "clip_radius is -2.3; it must be above 0, or None"),
+        ({"clip_radius": 0}, "clip_radius is 0; it must be"),
+    ],
+)
+def test_a_ball_that_does_not_exist_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        PoincareBall(**fields)
