@@ -24,6 +24,7 @@ from orbax.checkpoint import checkpoint_managers
 from hypjax.errors import UserError
 from hypjax.runs.checksums import DamagedError, checksum, require_intact, with_checksum
 from hypjax.system import console
+from hypjax.system.files import sync, sync_all
 
 _OVERHEAD = 2**16  # Approximate size of a checkpoint without its arrays, in bytes.
 _RECORD = "record"  # The Orbax item with the JSON values that accompany the trees of arrays.
@@ -47,6 +48,7 @@ class Checkpoints:
     """The latest two checkpoints of a run and the best one; each holds named trees of arrays.
 
     Saves run in the background. A failed save is reported and leaves earlier checkpoints intact.
+    What `wait` has waited for survives a power failure.
     """
 
     def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
@@ -71,7 +73,9 @@ class Checkpoints:
 
     def _open(self) -> None:
         # If a folder cannot be created asynchronously, Orbax waits for it for minutes.
-        async_options = ocp.AsyncOptions(create_directories_asynchronously=False)
+        async_options = ocp.AsyncOptions(
+            create_directories_asynchronously=False, post_finalization_callback=self._sync
+        )
         if not self._read_only:
             self._path.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
@@ -129,8 +133,25 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Waits for the checkpoint being saved; warns if that fails."""
-        if self._saving is not None and self._attempt(self._manager.wait_until_finished):
+        if self._saving is not None and self._attempt(self._finish):
             self._saving = None
+
+    def _finish(self) -> None:
+        self._manager.wait_until_finished()
+        for folder in (self._path, self._path.parent, self._path.parent.parent):
+            sync(folder)  # Their new names.
+
+    def _sync(self) -> None:
+        """Syncs the checkpoint being saved, before it gets its name, and the run's other files.
+
+        Until its name is synced, too, the checkpoint before it is the latest one.
+        """
+        for unfinished in self._path.glob("*.orbax-checkpoint-tmp*"):
+            sync_all(unfinished)
+        for path in self._path.parent.iterdir():  # Such as metrics.
+            if path.is_file():
+                with contextlib.suppress(FileNotFoundError):
+                    sync(path)
 
     def _attempt(self, action: Callable[[], object]) -> bool:
         """Runs a part of a save. If it fails, abandons the save and returns False."""

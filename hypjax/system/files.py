@@ -1,5 +1,6 @@
-"""Atomic writes of small files."""
+"""Writes that survive a power failure: atomic ones of small files, and syncing of folders."""
 
+import errno
 import json
 import os
 import pathlib
@@ -19,3 +20,24 @@ def write_text(path: pathlib.Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())  # Without this, a power failure may leave an empty file.
     unfinished.replace(path)
+    sync(path.parent)
+
+
+def sync(path: pathlib.Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Not every system syncs folders.
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_all(folder: pathlib.Path) -> None:
+    """Waits until a folder and everything below it is on the disk."""
+    for root, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            sync(pathlib.Path(root, name))
+        sync(pathlib.Path(root))
