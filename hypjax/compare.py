@@ -62,7 +62,7 @@ def _print_tables(runs: Mapping[str, Mapping[str, Any]], field: str | None) -> N
         runs: What results.json holds, for each run.
         field: Field in which the runs differ; None for any runs. Seeds are summarised, not chosen.
     """
-    from hypjax.reports.tables import format_results
+    from hypjax.reports.tables import format_results, selecting
 
     title, seeds = f"{field}, " if field else "", field == "seed"
     validation = _comparable(
@@ -72,8 +72,9 @@ def _print_tables(runs: Mapping[str, Mapping[str, Any]], field: str | None) -> N
     if validation:
         print(f"{title}recall on the validation classes:")
         print(format_results(validation | (_spread(validation) if seeds else {})))
-        if len(validation) > 1 and not seeds:
-            metric = next(iter(_first(validation)["head"]))
+        same_classes = len(validation) == len(runs) and not title.startswith("data.")
+        if len(validation) > 1 and same_classes and not seeds:
+            metric = selecting(_first(validation)["head"])
             best = max(validation, key=lambda name: validation[name]["head"][metric])
             print(f"best: {best}, by {metric} of the head on the validation classes")
     report_only = " (to report, not to choose by)" if validation and not seeds else ""

@@ -62,7 +62,11 @@ def main(overrides: list[str]) -> None:
     photos = find_photos(_IMAGES.value)
     embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
     embeddings = embedder.embed_to(output, photos)
-    warn_if_collapsed(embeddings.vectors, "searching them finds little but rounding")
+    warn_if_collapsed(
+        embeddings.vectors,
+        "a search among them finds little but rounding; train again with a lower "
+        "optim.learning_rate",
+    )
     print(f"wrote the embeddings of {len(embeddings)} images to {output}")
     for kind in exports:
         path = output.with_suffix(f".{kind}")

@@ -20,7 +20,7 @@ _WORKDIR = flags.DEFINE_string(
     "workdir",
     None,
     "Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>, followed by "
-    "the fields that were set.",
+    "the fields that were set, or a hash of them if they are long.",
     flag_values=FLAGS,
 )
 _NAME = flags.DEFINE_string(

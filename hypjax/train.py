@@ -62,7 +62,7 @@ def train_and_evaluate(
             console.warn("nothing is left to trace")
         return results
     require_wandb(config)
-    setup = build(config)
+    setup = build(run.filled())
     config, learner, splits = setup.config, setup.learner, setup.splits
     total = config.train.total_steps
     trace = Trace(run.path / "profile", profile if processes.is_first() else None, total)

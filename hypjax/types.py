@@ -67,7 +67,7 @@ class Batch(NamedTuple):
 
     Attributes:
         images: Cropped and resized pixels, or the crops for the device to make, or cached
-            embeddings of the encoder. Normalisation and flips always happen on the device.
+            embeddings of the encoder. Pixels are normalised and flipped on the device.
         labels: Training class of each image.
         ids: Index of each image in the training set.
         flips: Whether to mirror each image left to right.

@@ -3,9 +3,10 @@
 from hypjax.config.defaults import default_config
 from hypjax.config.files import load_config, read_config, variant_error
 from hypjax.config.identity import default_workdir, differences, flatten, identity
-from hypjax.config.rules import validate
+from hypjax.config.rules import FITTED, validate
 
 __all__ = [
+    "FITTED",
     "default_config",
     "default_workdir",
     "differences",

@@ -119,7 +119,7 @@ def _optim() -> ConfigDict:
 def _train() -> ConfigDict:
     """Length of training and composition of batches."""
     train = ConfigDict()
-    # None in this group, and for optim.warmup_steps, fits the images (data.name 'folder').
+    # None for one of these three, and for optim.warmup_steps, fits the images (data.name 'folder').
     for name in ("total_steps", "batch_size", "samples_per_class"):
         train[name] = placeholder(int)
     train.total_steps = 200  # Length of training, in batches. CUB.

@@ -73,7 +73,8 @@ def _find(path: pathlib.Path) -> pathlib.Path:
 def _module(path: pathlib.Path) -> types.ModuleType:
     if not path.is_file():
         others = {str(other) for folder in (path.parent, _CONFIGS) for other in folder.glob("*.py")}
-        others |= set() if path.suffix else {other.stem for other in _PACKAGED.glob("*.py")}
+        for other in _PACKAGED.glob("*.py"):
+            others.add(str(_CONFIGS / other.name) if path.suffix else other.stem)
         raise UserError(
             f"no configuration file {path}" + (nearest(str(path), others) if others else "")
         )

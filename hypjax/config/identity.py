@@ -7,8 +7,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-_LONGEST = 40  # Characters of the changes in a folder's name.
-_FILE_NAME = re.compile(r"[\w.,=+-]+", re.ASCII)
+_LONGEST = 60  # Characters of the changes in a folder's name.
+_PLAIN = re.compile(r"[\w.,-]+", re.ASCII)  # Values that a folder's name may hold.
 
 
 def identity(config: ConfigDict) -> dict[str, Any]:
@@ -26,9 +26,9 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def default_workdir(config: ConfigDict, unchanged: ConfigDict) -> str:
     """Returns the folder of a run without --workdir: runs/<config>-<variant>, and its changes.
 
-    The fields that the command line changed follow as in 'runs/glyphs-hyp-c=0.3', or as a hash if
-    that is long or no file name. Fields of `config.run` do not count, nor do values that equal the
-    file's.
+    The fields that the command line changed follow as in 'runs/glyphs-hyp-c=0.3+seed=1', or as a
+    hash if that is long or ambiguous, or no file name. Fields of `config.run` do not count, nor do
+    values that equal the file's.
 
     Args:
         config: The run's configuration.
@@ -37,10 +37,9 @@ def default_workdir(config: ConfigDict, unchanged: ConfigDict) -> str:
     old, new = identity(unchanged), identity(config)
     workdir = f"runs/{unchanged.name}-{unchanged.variant}"
     if changes := differences(old, new):
-        named = "-".join(
-            f"{_short(f, new)}={_text(new[f])}" for f in sorted(new) if old.get(f) != new[f]
-        )
-        if len(named) > _LONGEST or not _FILE_NAME.fullmatch(named):
+        values = {_short(f, new): _text(new[f]) for f in sorted(new) if old.get(f) != new[f]}
+        named = "+".join(f"{name}={value}" for name, value in values.items())
+        if len(named) > _LONGEST or not all(map(_PLAIN.fullmatch, values.values())):
             named = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
         workdir += f"-{named}"
     return workdir

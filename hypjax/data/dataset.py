@@ -319,7 +319,7 @@ def check_classes(name: str, splits: Splits) -> None:
     if single:
         console.warn(
             f"{single} of {train.num_classes} training classes have one image, "
-            "which is compared with itself under another crop"
+            "which is compared with itself"
         )
 
 

@@ -114,7 +114,10 @@ def _parameters_of_run(config: ConfigDict, encoder: Encoder) -> dict[str, PyTree
         other = saved_config(folder)
         model, params = restore_best(folder)
     if not same_architecture(model.encoder, encoder):
-        raise UserError(f"the encoder of the run in {weights} has a different architecture or size")
+        raise UserError(
+            f"the encoder of the run in {weights} has a different architecture or size; set "
+            "model.architecture and its sizes as in that run's config.json"
+        )
     if (other.data.mean, other.data.std) != (config.data.mean, config.data.std):
         console.warn(f"the run in {weights} uses a different data.mean and data.std")
     try:

@@ -10,15 +10,17 @@ from hypjax.errors import UserError
 from hypjax.system import console
 
 _ADVICE = (
-    "start from pretrained weights (model.weights), lower optim.learning_rate, or lengthen "
-    "optim.warmup_steps, in a new run"
+    "start from pretrained weights (model.weights), lower optim.learning_rate or "
+    "objective.temperature, or lengthen optim.warmup_steps, in a new run"
 )
-_POINT = 1e-3  # Points are one if they differ by less than this share of their norm.
-_CHANCE = 1.5  # A recall below this multiple of chance is at chance.
+_POINT = 1e-5  # Of points that differ by this share of their norm, float32 keeps two digits.
 
 
 class HealthWatch:
-    """Checks the means of the steps between two reports, and warns once of each fault."""
+    """Checks the means of the steps between two reports, and warns once of each fault.
+
+    A fault counts if two checks in a row find it, since a report may cover a single step.
+    """
 
     def __init__(
         self, settled: int, batch_size: int, samples_per_class: int, *, stop: bool
@@ -32,9 +34,12 @@ class HealthWatch:
             stop: Whether a fault ends the run.
         """
         self._settled, self._stop = settled, stop
-        self._chance = (samples_per_class - 1) / (batch_size - 1)
+        self._chance = chance = (samples_per_class - 1) / (batch_size - 1)
+        # Recall below this is at chance: by a half at most, and by a tenth of what is above it.
+        self._least_recall = min(1.5 * chance, chance + 0.1 * (1 - chance))
         # With 2n − 2 negatives, a positive needs a logit this much above theirs for p = 1/2.
         self._range = math.log(2 * batch_size / samples_per_class - 2)
+        self._last: str | None = None
         self._warned: set[str] = set()
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
@@ -49,26 +54,10 @@ class HealthWatch:
         """
         if step <= self._settled:
             return
-        if "logit_min" in values:
-            span = values["logit_max"] - values["logit_min"]
-            if span < self._range:
-                clipped = f", {values['clipped_share']:.0%} of the features are clipped"
-                self._report(
-                    step,
-                    "the embeddings have collapsed",
-                    f"the logits of a batch span {span:.2g}, and the loss needs a span of "
-                    f"{self._range:.2g}{clipped if values.get('clipped_share') else ''}",
-                )
-                return
-        recall = values.get("batch_recall@1", math.inf)
-        if recall < _CHANCE * self._chance:
-            self._report(
-                step,
-                "nothing is being learned",
-                f"recall@1 within a batch is {recall:.3f}, and {self._chance:.3f} by chance",
-            )
-
-    def _report(self, step: int, fault: str, evidence: str) -> None:
+        fault, evidence = self._fault(values)
+        repeated, self._last = fault == self._last, fault
+        if fault is None or not repeated:
+            return
         found = f"{fault} by step {step}: {evidence}"
         if self._stop:
             raise UserError(f"{found} (train.on_collapse=stop); {_ADVICE}")
@@ -76,19 +65,39 @@ class HealthWatch:
             self._warned.add(fault)
             console.warn(f"{found}; {_ADVICE}")
 
+    def _fault(self, values: Mapping[str, float]) -> tuple[str | None, str]:
+        """Returns what is wrong, if anything, and how that shows."""
+        if "logit_min" in values:
+            span = values["logit_max"] - values["logit_min"]
+            if span < self._range:
+                clipped = f", {values['clipped_share']:.0%} of the features are clipped"
+                return (
+                    "the embeddings have collapsed, or the temperature is too high",
+                    f"the logits span {span:.2g}, and to tell the classes of a batch apart they "
+                    f"must span {self._range:.2g}"
+                    + (clipped if values.get("clipped_share") else ""),
+                )
+        recall = values.get("batch_recall@1", math.inf)
+        if recall < self._least_recall:
+            return (
+                "nothing is being learned",
+                f"recall@1 within a batch is {recall:.3f}, and {self._chance:.3f} by chance",
+            )
+        return None, ""
+
 
 def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> None:
-    """Warns if all embeddings are nearly one point, so that distances are mostly rounding.
+    """Warns if all embeddings are so close that float32 keeps few digits of their distances.
 
     Args:
         points: The embeddings.
-        consequence: What that means for the result.
+        consequence: What that means for the result, and what to do.
     """
     points = np.asarray(points, np.float64)
     spread = np.linalg.norm(points - points.mean(0), axis=-1).max()
     norm = np.linalg.norm(points, axis=-1).max()
-    if len(points) > 1 and spread < _POINT * norm:
+    if len(points) > 1 and spread <= _POINT * norm:
         console.warn(
-            f"the embeddings have collapsed: all are within {spread / norm:.1g} of their norm of "
-            f"one point, so {consequence}; train again with a lower optim.learning_rate"
+            f"the embeddings have collapsed: all lie within {spread:.1g} of one point of norm "
+            f"{norm:.1g}; {consequence}"
         )

@@ -87,10 +87,14 @@ class Monitor:
             self._meter.restart_clock()  # The first step includes compilation.
         self._progress.advance()
 
-    def report(self, step: int) -> None:
+    def report(self, step: int, *, judging: bool = True) -> None:
         """Writes the metrics of the steps since the last report, at most once per step.
 
         Call it before a state is saved, so that no step's values are lost with the process.
+
+        Args:
+            step: Number of steps done.
+            judging: Whether training that has failed may end the run.
 
         Raises:
             UserError: This step was not finite, or training has failed and may not go on.
@@ -102,7 +106,8 @@ class Monitor:
         values = self._meter.read()
         self._telemetry.write(step, values)
         self._progress.show(values)
-        self._health.check(step, values)
+        if judging:
+            self._health.check(step, values)
 
     def settle(self) -> None:
         """Waits for the last step and checks it; call it before its state is used.

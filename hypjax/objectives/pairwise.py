@@ -51,8 +51,14 @@ def pairwise_cross_entropy(
         ValueError: There are fewer than 2 classes or 2 samples, so there is nothing to compare; or
             the classes of a flat batch differ in size.
     """
+    embeddings = jnp.asarray(embeddings)
+    if embeddings.ndim != (3 if labels is None else 2):
+        raise ValueError(
+            "needs embeddings [classes, samples, dim], or [images, dim] with labels, got "
+            f"{embeddings.shape} {'without' if labels is None else 'with'} labels"
+        )
     if labels is not None:
-        grouped, balanced = _by_class(jnp.asarray(embeddings), labels, samples_per_class)
+        grouped, balanced = _by_class(embeddings, labels, samples_per_class)
         loss = pairwise_cross_entropy(grouped, space=space, temperature=temperature)
         return jnp.where(balanced, loss, jnp.nan)
     classes, samples, _ = embeddings.shape
@@ -72,21 +78,21 @@ def _by_class(
     Raises:
         ValueError: They differ in size.
     """
+    if jnp.shape(labels) != embeddings.shape[:1]:
+        raise ValueError(
+            f"needs one label for each image, got {jnp.shape(labels)} for {embeddings.shape}"
+        )
     if not isinstance(labels, jax.core.Tracer):
-        _, sizes = np.unique(labels, return_counts=True)
-        samples = int(sizes[0]) if samples is None else samples
+        _, labels, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        samples = samples or int(sizes.max(initial=1))
         if np.any(sizes != samples):
-            raise ValueError(
-                f"needs the same number of images in each class, got {sizes.min()} to {sizes.max()}"
-            )
+            found = f"{sizes.min()} to {sizes.max()}"
+            raise ValueError(f"needs {samples} images in each class, got {found}")
     if samples is None:
         raise ValueError("samples_per_class is required where labels are traced, as by jit")
+    if samples < 2 or len(embeddings) % samples:
+        raise ValueError(f"samples_per_class is {samples}, for {len(embeddings)} images")
     labels = jnp.asarray(labels)
-    if labels.shape != embeddings.shape[:1] or len(labels) % samples:
-        raise ValueError(
-            f"needs one label for each image and {samples} images in each class, got embeddings "
-            f"{embeddings.shape} and labels {labels.shape}"
-        )
     order = jnp.argsort(labels, stable=True)
     grouped = labels[order].reshape(-1, samples)
     alike = jnp.all(grouped == grouped[:, :1]) & jnp.all(grouped[1:, 0] != grouped[:-1, 0])

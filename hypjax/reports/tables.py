@@ -23,6 +23,11 @@ def format_recalls(recalls: Recalls) -> str:
     return ", ".join(f"{part} {name} {value:.4f}" for part, (name, value) in first.items())
 
 
+def selecting(scores: Mapping[str, float]) -> str:
+    """Returns the name of the score that selects among models: the recall at the smallest K."""
+    return min((n for n in scores if n.startswith("recall@")), key=lambda n: int(n[7:]))
+
+
 def format_results(results: Mapping[str, Recalls]) -> str:
     """Returns a table with one row for each state of the model and each of its embeddings.
 

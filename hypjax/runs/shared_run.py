@@ -34,7 +34,7 @@ class SharedRun:
             UserError: The folder holds a run with another configuration, is damaged or in use, or
                 its storage cannot be reached.
         """
-        self._first = processes.is_first()
+        self._first, self._config = processes.is_first(), config
         self._storage = open_folder(workdir) if self._first else LocalFolder(pathlib.Path(workdir))
         compared = ("",) if self._first else ()
         self._folder = Workdir(self._storage.folder, config, compared)
@@ -44,6 +44,12 @@ class SharedRun:
     def results(self) -> dict[str, Any] | None:
         """Results of the finished run; None while it is not finished."""
         return processes.from_first(lambda: self._folder.results)
+
+    def filled(self) -> ConfigDict:
+        """The configuration; fields that were chosen to fit the images keep their choice."""
+        config = self._config.copy_and_resolve_references()
+        config.update_from_flattened_dict(processes.from_first(lambda: self._folder.fitted))
+        return config
 
     @property
     def has_checkpoint(self) -> bool:

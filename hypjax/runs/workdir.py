@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.config import default_config, differences, flatten, identity, validate
+from hypjax.config import FITTED, default_config, differences, flatten, identity, validate
 from hypjax.errors import UserError
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import environment
@@ -85,11 +85,19 @@ class Workdir:
         changes = [change for change in changes if change.startswith(compared)]
         if changes:
             longer = all(change.startswith("train.total_steps") for change in changes)
+            longer &= (self._config.train.total_steps or 0) > (began["train.total_steps"] or 0)
             raise UserError(
                 f"{self.path} holds a run with another configuration ({'; '.join(changes)}); "
                 "use the same settings, or name another folder with --workdir"
                 + (_LONGER.format(self.path) if longer else "")
             )
+
+    @property
+    def fitted(self) -> dict[str, Any]:
+        """Fields that were chosen to fit the images when the run in the folder began."""
+        began = (self._read(_CONFIG) or {"all": {}})["all"]
+        unset = [field for field in FITTED if flatten(self._config)[field] is None]
+        return {field: began[field] for field in unset if field in began}
 
     def require(self, circumstances: Mapping[str, str]) -> None:
         """Raises an error if the run was started with other images or another precision.

@@ -74,12 +74,15 @@ class Progress:
             self._first, self._started = self._step, time.monotonic()
         if self._bar:
             self._bar.update()
-        elif time.monotonic() - self._last_line >= _LINE_INTERVAL or self._step == self._total:
+        elif time.monotonic() - self._last_line >= _LINE_INTERVAL and self._step < self._total:
             self._last_line = time.monotonic()
             say(self._line())
 
     def show(self, values: Mapping[str, float]) -> None:
-        """Shows the latest loss, its level at chance, the learning rate and the recall."""
+        """Shows the latest loss, its level at chance, the learning rate and the recall.
+
+        Call it after the last step: only then is the last line printed.
+        """
         known = {
             "loss": "loss {:.4f}",
             "chance_loss": "(chance {:.1f})",
@@ -91,6 +94,8 @@ class Progress:
         if self._bar:
             rate = f"{self._rate() * self._batch_size:.0f} images/s"
             self._bar.set_postfix_str(f"{self._latest}  {rate}")
+        elif self._step == self._total:
+            say(self._line())
 
     def close(self) -> None:
         """Closes the bar and leaves it on the screen."""

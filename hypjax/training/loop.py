@@ -116,7 +116,7 @@ class Loop:
                 validating = self.validate and (last or _due(step, self.cadence.validate))
                 self.monitor.add(step, batch.ids, metrics)
                 if saving or validating or _due(step, self.cadence.log):
-                    self.monitor.report(step)
+                    self.monitor.report(step, judging=not interrupted.status)
                 score = None
                 if validating:
                     measured = self._validated(step, state, measured)
@@ -125,7 +125,7 @@ class Loop:
                 status = agreed(interrupted.status)
                 stopping = status and not last
                 if saving or stopping:
-                    self.monitor.report(step)
+                    self.monitor.report(step, judging=not stopping)
                     with self.monitor.timing("saving"):
                         save(self.checkpoints, state, measured, score)
                 if stopping:

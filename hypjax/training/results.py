@@ -11,7 +11,7 @@ from hypjax.inference.evaluator import Evaluator
 from hypjax.monitoring.stopwatch import TIMES, Stopwatch
 from hypjax.parallel import processes
 from hypjax.reports import published
-from hypjax.reports.tables import format_results, noted, print_notes
+from hypjax.reports.tables import format_results, noted, print_notes, selecting
 from hypjax.runs.shared_checkpoints import SharedCheckpoints
 from hypjax.system import console, memory
 from hypjax.system.files import write_json
@@ -72,9 +72,9 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
 
 def _warn_unless_improved(results: dict[str, Any]) -> None:
     """Warns if the trained head scores no better than the untrained one."""
-    before, after = results["untrained"]["head"], results["final"]["head"]
-    name = next(iter(before))
-    if after[name] <= before[name]:
+    before, after = results["untrained"]["head"], results.get("best", results["final"])["head"]
+    name = selecting(before)
+    if after[name] <= before[name] < 1:
         console.warn(
             f"training did not help: {name} of the head is {after[name]:.4f} on the test classes, "
             f"and was {before[name]:.4f} before training (docs/own-images.md says what to try)"

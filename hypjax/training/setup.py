@@ -6,7 +6,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from hypjax.config import flatten, validate
-from hypjax.data.dataset import Splits
+from hypjax.data.dataset import Dataset, Splits
 from hypjax.data.device_cache import CacheLayout, plan_layout, stored_sizes
 from hypjax.data.plans import (
     ClassPlans,
@@ -57,6 +57,8 @@ def build(config: ConfigDict) -> Setup:
     """
     create_embedder(config)  # Reports an unknown model before any image is read.
     splits = open_splits(config)
+    if config.train.cached_features:
+        splits = splits._replace(train=_with_pairs(splits.train))
     config = fit_to_images(config, splits.train)
     validate(config)
     learner = build_learner(config)
@@ -76,6 +78,14 @@ def build(config: ConfigDict) -> Setup:
         layout=layout,
         evaluator=create_evaluator(config, source=evaluation_input(config, learner.mesh)),
     )
+
+
+def _with_pairs(train: Dataset) -> Dataset:
+    """Leaves out classes with one image, whose cached features equal themselves."""
+    paired = np.flatnonzero(np.bincount(train.labels) > 1)
+    if len(paired) < train.num_classes:
+        console.say(f"{train.num_classes - len(paired)} classes with one image are left out")
+    return train.with_classes(paired)
 
 
 def create_spec(learner: Learner, splits: Splits, samples_per_class: int) -> Spec:

@@ -194,11 +194,17 @@ def test_the_default_workdir_names_the_file_the_variant_and_the_changes(glyphs):
 
     assert workdir() == workdir("run.workers=2") == workdir("seed=0") == "runs/glyphs-hyp"
     changed = workdir("seed=1", "objective.c=0.5")
-    assert changed == "runs/glyphs-hyp-c=0.5-seed=1"
+    assert changed == "runs/glyphs-hyp-c=0.5+seed=1"
     assert changed == workdir("objective.c=.5", "seed=1", "run.workers=2")
     assert workdir("eval.ks=1,10", "train.sampling=drawn_classes").endswith("=drawn_classes")
     assert workdir("model.weights=a/b") != workdir("model.weights=a/c")
-    for long in ("model.weights=a/b", "model.weights=" + "a" * 40, "model.weights=a b"):
+    for long in (
+        "model.weights=a+seed=1",
+        "model.weights=a=b",
+        "model.weights=a/b",
+        "model.weights=" + "a" * 60,
+        "model.weights=a b",
+    ):
         assert re.fullmatch("runs/glyphs-hyp-[0-9a-f]{8}", workdir(long)), workdir(long)
 
 

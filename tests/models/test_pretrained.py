@@ -268,7 +268,7 @@ def test_the_head_of_another_run_can_be_used_too(finished, photos_folder, tmp_pa
     workdir, results = finished
     options = (f"model.weights={workdir}", "model.load_head=True")
     other = train.train_and_evaluate(small_runs.load(photos_folder, *options), tmp_path / "run")
-    assert other["untrained"] == results["final"] != results["untrained"]
+    assert other["untrained"] == results["best"] != results["untrained"]
     for options, message in (
         ((f"model.weights={workdir}", "model.head_dim=5"), "has 8 dimensions, but config.model"),
         (("model.weights=a.safetensors",), "a.safetensors, which is no run's folder or URL"),

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from hypjax import train
 from hypjax.config import load_config
@@ -24,37 +25,69 @@ def watch(stop=False):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (COLLAPSED, "the embeddings have collapsed by step 60: the logits of a batch span 0.4"),
-        (AT_CHANCE, "nothing is being learned by step 60: recall@1 within a batch is 0.050, and"),
+        (COLLAPSED, "the embeddings have collapsed, or the temperature is too high by step 70: "),
+        (AT_CHANCE, "nothing is being learned by step 70: recall@1 within a batch is 0.050, and"),
     ],
 )
 def test_a_fault_is_reported_once_after_the_warm_up_or_ends_the_run(values, message, capsys):
     health = watch()
     health.check(50, values)
+    health.check(60, values)
     assert capsys.readouterr().err == ""
-    for step in (60, 70):
+    for step in (70, 80):
         health.check(step, values)
     printed = capsys.readouterr().err
     assert printed.startswith(f"warning: {message}") and len(printed.splitlines()) == 1
+    stopping = watch(stop=True)
+    stopping.check(60, values)
     with pytest.raises(UserError, match="train.on_collapse=stop"):
-        watch(stop=True).check(60, values)
+        stopping.check(70, values)
 
 
 @pytest.mark.parametrize(
     "values", [HEALTHY, {"loss": 1.0}, HEALTHY | {"logit_min": -0.51 - math.log(30)}]
 )
-def test_a_healthy_step_is_not_reported(values, capsys):
-    watch(stop=True).check(60, values)
-    assert capsys.readouterr().err == ""
+def test_a_healthy_step_is_not_reported(values):
+    health = watch(stop=True)
+    for step in (60, 70, 80):
+        health.check(step, values)
 
 
-def test_a_collapsed_run_says_so_or_stops(photos_folder, tmp_path, capsys):
-    flat = "objective.temperature=1000"  # Logits of a batch span less than 0.1.
-    config = small_runs.load(photos_folder, flat)
+def test_a_fault_of_a_single_report_is_none():
+    health = watch(stop=True)
+    for step, values in zip(
+        range(60, 100, 10), (AT_CHANCE, HEALTHY, COLLAPSED, AT_CHANCE), strict=True
+    ):
+        health.check(step, values)
+
+
+@pytest.mark.parametrize(("recall", "faulty"), [(0.5, True), (0.6, False)])
+def test_chance_among_two_classes_is_about_a_half(recall, faulty, capsys):
+    health = HealthWatch(0, batch_size=64, samples_per_class=32, stop=False)
+    for step in (1, 2):
+        health.check(step, HEALTHY | {"batch_recall@1": recall})
+    assert ("nothing is being learned" in capsys.readouterr().err) == faulty
+
+
+def test_a_span_just_below_what_tells_classes_apart_is_a_fault(capsys):
+    health = watch()
+    for step in (60, 70):
+        health.check(step, HEALTHY | {"logit_min": -0.49 - math.log(30)})
+    assert "the embeddings have collapsed" in capsys.readouterr().err
+
+
+def test_a_collapsed_run_says_so_or_stops(tmp_path, capsys):
+    """All images are the same, so all embeddings are."""
+    for name in "abcdefghij":
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(4):
+            Image.new("RGB", (20, 20), "gray").save(tmp_path / "photos" / name / f"{i}.png")
+    config = small_runs.load(tmp_path / "photos")
     train.train_and_evaluate(config, tmp_path / "warned")
-    assert capsys.readouterr().err.count("warning: the embeddings have collapsed") == 1
-    config = small_runs.load(photos_folder, flat, "train.on_collapse=stop")
-    with pytest.raises(UserError, match="the embeddings have collapsed by step 3: .* span 0.0"):
+    printed = capsys.readouterr().err
+    assert printed.count("warning: the embeddings have collapsed") == 1
+    config = small_runs.load(tmp_path / "photos", "train.on_collapse=stop")
+    with pytest.raises(UserError, match="the embeddings have collapsed, .* by step 4: "):
         train.train_and_evaluate(config, tmp_path / "stopped")
 
 
@@ -75,9 +108,14 @@ def test_the_default_letters_run_has_no_warning(repository, tmp_path, capsys):
     assert results["final"]["head"]["recall@1"] > 2 * results["untrained"]["head"]["recall@1"]
 
 
-@pytest.mark.parametrize(("spread", "warned"), [(1e-5, True), (1e-2, False)])
+@pytest.mark.parametrize(("spread", "warned"), [(0, True), (3e-7, True), (1e-3, False)])
 def test_collapsed_embeddings_are_reported(spread, warned, capsys):
     directions = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
     warn_if_collapsed(np.ones(8, np.float32) + spread * directions, "the search means little")
     printed = capsys.readouterr().err
-    assert ("so the search means little" in printed) == warned == bool(printed)
+    assert ("; the search means little" in printed) == warned == bool(printed)
+
+
+def test_points_that_are_all_at_the_origin_have_collapsed(capsys):
+    warn_if_collapsed(np.zeros((5, 8), np.float32), "the search means little")
+    assert "all lie within 0 of one point of norm 0; " in capsys.readouterr().err

@@ -186,9 +186,10 @@ def test_a_flat_batch_with_labels_has_the_loss_of_the_grouped_one():
 @pytest.mark.parametrize(
     ("labels", "samples", "message"),
     [
-        ([0] * 4 + [1] * 4 + [2] * 3 + [3], None, "same number of images in each class, got 1 to"),
-        ([0] * 6 + [1] * 6, 3, "same number of images in each class, got 6 to 6"),
-        ([0, 0, 1, 1], None, "needs one label for each image"),
+        ([0] * 4 + [1] * 4 + [2] * 3 + [3], None, "needs 4 images in each class, got 1 to 4"),
+        ([0] * 6 + [1] * 6, 3, "needs 3 images in each class, got 6 to 6"),
+        ([0, 0, 1, 1], None, "needs one label for each image, got .4,. for .12, 5."),
+        (range(12), None, "samples_per_class is 1, for 12 images"),
     ],
 )
 def test_a_flat_batch_must_be_balanced(labels, samples, message):
@@ -197,6 +198,20 @@ def test_a_flat_batch_must_be_balanced(labels, samples, message):
         pairwise_cross_entropy(
             flat, space=BALL, temperature=0.2, labels=labels, samples_per_class=samples
         )
+
+
+def test_labels_may_be_strings_or_large_numbers():
+    grouped, flat, labels = flat_batch(SPHERE)
+    expected = pairwise_cross_entropy(grouped, space=SPHERE, temperature=0.2)
+    for other in (labels * 2**32, labels.astype(str)):
+        assert pairwise_cross_entropy(flat, space=SPHERE, temperature=0.2, labels=other) == expected
+
+
+def test_the_shape_of_embeddings_says_whether_there_are_labels():
+    grouped, flat, _ = flat_batch(SPHERE)
+    for points, labels in ((grouped, [0, 0, 1, 1]), (flat, None)):
+        with pytest.raises(ValueError, match=r"or \[images, dim\] with labels, got"):
+            pairwise_cross_entropy(points, space=SPHERE, temperature=0.2, labels=labels)
 
 
 def test_traced_labels_need_the_number_of_images_per_class():

@@ -1,5 +1,7 @@
 """Training the head on the frozen encoder's embeddings, which are computed once."""
 
+import shutil
+
 import flax.traverse_util
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from PIL import Image
 from hypjax import train
 from hypjax.errors import UserError
 from hypjax.inference.weights import restore_best
+from hypjax.monitoring.telemetry import Telemetry
 from tests.helpers import small_runs
 
 FROZEN = ("optim.frozen=encoder", "eval.every=0")
@@ -48,6 +51,41 @@ def test_it_starts_from_another_run_and_leaves_its_encoder_alone(squares, tmp_pa
     before, after = (flax.traverse_util.flatten_dict(tree["encoder"]) for tree in (first, second))
     assert all(np.array_equal(value, after[path]) for path, value in before.items())
     assert not np.array_equal(first["head"]["kernel"], second["head"]["kernel"])
+
+
+def test_it_resumes_and_does_not_depend_on_devices_or_slices(squares, tmp_path, monkeypatch):
+    """Batches of 8 images in slices of 5 are padded."""
+    for name, fields in (("one", ["run.mesh=1,1"]), ("many", ["run.microbatch=5"])):
+        config = small_runs.load(squares, *CACHED, *fields)
+        train.train_and_evaluate(config, tmp_path / name)
+    one, many = (small_runs.step_metrics(tmp_path / name) for name in ("one", "many"))
+    np.testing.assert_allclose(list(one.values()), list(many.values()), rtol=1e-4)
+    write = Telemetry.write
+
+    def interrupted(self, step, values):
+        write(self, step, values)
+        if step == 8:
+            raise KeyboardInterrupt
+
+    config = small_runs.load(squares, *CACHED, "run.mesh=1,1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Telemetry, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train.train_and_evaluate(config, tmp_path / "parts")
+    train.train_and_evaluate(config, tmp_path / "parts")
+    assert small_runs.step_metrics(tmp_path / "parts") == one
+
+
+def test_classes_with_one_image_are_left_out(squares, tmp_path, capsys):
+    for name in "abcdefghijkl":
+        split = "train" if name < "i" else "test"
+        shutil.copytree(squares / name, tmp_path / "photos" / split / name)
+    for i in range(1, 4):
+        (tmp_path / "photos" / "train" / "a" / f"{i}.png").unlink()
+    fields = ("data.validation_classes=0", "data.test_classes=0")
+    config = small_runs.load(tmp_path / "photos", *CACHED, *fields)
+    train.train_and_evaluate(config, tmp_path / "run")
+    assert "1 classes with one image are left out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

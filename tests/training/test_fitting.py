@@ -42,9 +42,25 @@ def test_a_batch_has_about_64_images_if_there_are_enough(sizes, classes, samples
     assert (train.batch_size, train.samples_per_class) == (classes * samples, samples)
 
 
-def test_images_per_class_fit_a_batch_that_is_set():
-    train = fitted(images(60, 60), "train.batch_size=8").train
-    assert (train.batch_size, train.samples_per_class) == (8, 4)
+@pytest.mark.parametrize(
+    ("sizes", "batch", "samples"),
+    [
+        ([60, 60], 8, 4),
+        ([20] * 100, 50, 5),
+        ([20] * 100, 30, 3),
+        ([50] * 7, 64, 16),
+        ([9] * 3, 32, 16),
+        ([3] * 50, 128, 4),
+    ],
+)
+def test_images_per_class_fit_a_batch_that_is_set(sizes, batch, samples):
+    train = fitted(images(*sizes), f"train.batch_size={batch}").train
+    assert (train.batch_size, train.samples_per_class) == (batch, samples)
+
+
+def test_a_batch_that_cannot_be_divided_among_the_classes_is_refused():
+    with pytest.raises(UserError, match="batch_size is 61; .* from 2 to 7 and .* such as 56"):
+        fitted(images(*[50] * 7), "train.batch_size=61")
 
 
 def test_what_is_set_is_kept_and_what_is_chosen_is_printed(capsys):
