@@ -7,7 +7,6 @@ that differ in one field, in their default folders.
 
 from __future__ import annotations
 
-import json
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -113,8 +112,9 @@ def _folders(overrides: Sequence[str]) -> dict[str, pathlib.Path]:
 
 def _results(folder: pathlib.Path) -> dict[str, Any] | None:
     """What a run's results.json holds; None if it is unfinished."""
-    path = folder / "results.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    from hypjax.runs.workdir import read_results
+
+    return read_results(folder / "results.json")
 
 
 def _scores(results: Mapping[str, Recalls]) -> Recalls:

@@ -3,12 +3,23 @@
 import contextlib
 import difflib
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator
 
 INTERRUPTED = 130  # A shell's exit status after Ctrl-C.
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h: rerunning the same command continues.
 CLOSED_PIPE = 141  # A shell's exit status when the reader of the output has ended (SIGPIPE).
+
+
+# Name and password, and the query, of a URL.
+_LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/?#'\"@]*@")
+_QUERY = re.compile(r"(\b[a-zA-Z][\w+.-]*://[^\s?'\"]*)\?[^\s'\"]+")
+
+
+def redacted(text: str) -> str:
+    """Replaces what may be secret in the URLs of a text: names, passwords and queries."""
+    return _QUERY.sub(r"\1?***", _LOGIN.sub(r"\1***@", text))
 
 
 class UserError(Exception):
@@ -19,6 +30,10 @@ class UserError(Exception):
     """
 
     status = 1
+
+    def __init__(self, message: str) -> None:
+        """Stores the message, without the secrets of URLs."""
+        super().__init__(redacted(message))
 
 
 class TryAgainError(UserError):

@@ -32,6 +32,7 @@ def compare(repository, tmp_path):
 def finish(folder, *, best=None, validation=None, ks=(1, 10), **final):
     """Writes the results of a run, whose recalls are the same at every K."""
     results = {"final": {part: {f"recall@{k}": x for k in ks} for part, x in final.items()}}
+    results["untrained"] = results["final"]
     if best is not None:
         results["best"] = {part: {f"recall@{k}": best for k in ks} for part in final}
     if validation is not None:

@@ -1,6 +1,7 @@
 """Runs: what they leave, how they resume, and what they refuse."""
 
 import json
+import shutil
 
 import pytest
 
@@ -124,3 +125,41 @@ def test_a_batch_of_more_classes_than_there_are_is_refused(load_glyphs, tmp_path
         train.train_and_evaluate(load_glyphs("train.batch_size=2000"), tmp_path)
     with pytest.raises(UserError, match="947 of 948 classes, but two must remain"):
         train.train_and_evaluate(load_glyphs("data.validation_classes=947"), tmp_path)
+
+
+@pytest.mark.parametrize("file", ["config.json", "results.json"])
+@pytest.mark.parametrize(
+    "content", ["5", "[1]", "{}", '{"all": 5}', "nul", '{"final": {"head": 1}}']
+)
+def test_files_that_are_no_runs_are_refused(file, content, load_glyphs, tmp_path):
+    begin(load_glyphs(), tmp_path)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(UserError, match=f"{file} is damaged "):
+        train.train_and_evaluate(load_glyphs(), tmp_path)
+
+
+@pytest.mark.parametrize("remains", ["results.json", "checkpoints/5"])
+def test_a_run_without_its_configuration_is_refused(remains, load_glyphs, tmp_path):
+    """Nothing says whether its results are those of this configuration."""
+    (tmp_path / remains).parent.mkdir(exist_ok=True)
+    (tmp_path / remains).mkdir() if remains[0] == "c" else (tmp_path / remains).write_text("{}")
+    with pytest.raises(UserError, match="holds a run without its config.json"):
+        train.train_and_evaluate(load_glyphs(), tmp_path)
+
+
+def test_a_folder_that_is_removed_during_a_run_is_written_again(
+    load_glyphs, tmp_path, monkeypatch, capsys
+):
+    write = Telemetry.write
+
+    def removing(self, step, values):
+        write(self, step, values)
+        if step == 4:
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+    monkeypatch.setattr(Telemetry, "write", removing)
+    results = train.train_and_evaluate(load_glyphs(), tmp_path / "run")
+    assert "were removed during the run" in capsys.readouterr().err
+    assert train.train_and_evaluate(load_glyphs(), tmp_path / "run") == results
+    assert evaluate(load_glyphs(), tmp_path / "run")["final"] == results["final"]
+    assert (tmp_path / "run" / "run.json").exists()

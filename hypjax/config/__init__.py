@@ -2,7 +2,7 @@
 
 from hypjax.config.defaults import default_config
 from hypjax.config.files import load_config, read_config, variant_error
-from hypjax.config.identity import default_workdir, differences, flatten, identity
+from hypjax.config.identity import default_workdir, differences, flatten, for_files, identity
 from hypjax.config.rules import FITTED, validate
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "default_workdir",
     "differences",
     "flatten",
+    "for_files",
     "identity",
     "load_config",
     "read_config",

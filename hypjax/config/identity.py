@@ -7,14 +7,24 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from hypjax.errors import redacted
+
 _LONGEST = 60  # Characters of the changes in a folder's name.
 _PLAIN = re.compile(r"[\w.,-]+", re.ASCII)  # Values that a folder's name may hold.
 
 
 def identity(config: ConfigDict) -> dict[str, Any]:
-    """Returns all fields by dotted name, except those of `config.run`."""
-    fields = json.loads(json.dumps(flatten(config)))  # Tuples become lists, as in saved files.
+    """Returns all fields by dotted name, except those of `config.run`, as `for_files`."""
+    fields = for_files(config)
     return {field: value for field, value in sorted(fields.items()) if not field.startswith("run.")}
+
+
+def for_files(config: ConfigDict) -> dict[str, Any]:
+    """Returns all fields by dotted name, without the secrets of URLs; tuples become lists."""
+    return {
+        field: redacted(value) if isinstance(value, str) else value
+        for field, value in json.loads(json.dumps(flatten(config))).items()
+    }
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from jaxtyping import Int, UInt8
 from PIL import Image
 
 from hypjax.data import fast_jpeg, pixels
-from hypjax.data.host_cache import DecodedImages
+from hypjax.data.host_cache import DamagedCacheError, DecodedImages
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.types import View
@@ -103,8 +103,8 @@ class Dataset:
             UserError: If the image cannot be read; the message names it.
         """
         with self._naming_errors(i):
-            if self.decoded is not None:
-                return pixels.from_array(self.decoded[int(self.positions[i])])
+            if (cached := self._cached(i)) is not None:
+                return pixels.from_array(cached)
             return self._decode(i, self._encoded(i), channels)
 
     def crop(
@@ -118,9 +118,8 @@ class Dataset:
             UserError: If the image cannot be read; the message names it.
         """
         with self._naming_errors(i):
-            if self.decoded is not None:
+            if (whole := self._cached(i)) is not None:
                 top, left, height, width = box
-                whole = self.decoded[int(self.positions[i])]
                 region = pixels.from_array(whole[top : top + height, left : left + width])
             else:
                 encoded = self._encoded(i)
@@ -139,8 +138,8 @@ class Dataset:
         """
         with self._naming_errors(i):
             side, shorter_side, channels = view
-            if self.decoded is not None:
-                return pixels.central_view(self.image(i, channels), shorter_side, side)
+            if (cached := self._cached(i)) is not None:
+                return pixels.central_view(pixels.from_array(cached), shorter_side, side)
             encoded = self._encoded(i)
             if self.fast:
                 box = pixels.central_box(tuple(map(int, self.sizes[i])), shorter_side, side)
@@ -148,6 +147,15 @@ class Dataset:
                 if fast is not None:
                     return fast
             return pixels.central_view(self._decode(i, encoded, channels), shorter_side, side)
+
+    def _cached(self, i: int) -> UInt8[np.ndarray, "height width channels"] | None:
+        """Returns the decoded pixels of the i-th image, if they are cached and undamaged."""
+        if self.decoded is None:
+            return None
+        try:
+            return self.decoded[int(self.positions[i])]
+        except DamagedCacheError:
+            return None
 
     def _decode(self, i: int, encoded: bytes, channels: int) -> Image.Image:
         image = pixels.decode(encoded, channels, upright=self.upright)
@@ -223,7 +231,7 @@ def with_host_cache(dataset: Dataset, key: str, decoding: Decoding) -> Dataset:
     """
     if decoding.cache_dir is None:
         return dataset
-    file = f"{key}-{decoding.channels}-{pixels.DECODER}.bin"
+    file = f"{key}-{decoding.channels}-{pixels.DECODER}-checked.bin"
     decoded = DecodedImages(decoding.cache_dir / file, dataset.sizes, decoding.channels)
     return dataclasses.replace(dataset, decoded=decoded)
 

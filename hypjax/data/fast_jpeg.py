@@ -20,7 +20,6 @@ _JPEG = b"\xff\xd8"
 _SPACES = {1: "GRAY", 3: "RGB"}
 _COLOURS = ("YCbCr", "RGB", "Gray")  # Pillow converts others differently.
 _MIN_RATIO = 2  # Smallest ratio of the reduced image to the view.
-_ORIENTATION = 0x0112  # EXIF tag.
 
 
 def require() -> None:
@@ -89,4 +88,4 @@ def _factor(ratio: float) -> int:
 
 
 def _is_rotated(encoded: bytes) -> bool:
-    return Image.open(io.BytesIO(encoded)).getexif().get(_ORIENTATION, 1) != 1
+    return pixels.exif_orientation(Image.open(io.BytesIO(encoded))) != 1

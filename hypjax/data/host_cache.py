@@ -1,7 +1,8 @@
 """The host cache: decoded images, one after the other, in one memory-mapped file.
 
 Images keep their original sizes and exact pixels. The operating system keeps in memory what fits;
-all processes of a machine share it.
+all processes of a machine share it. After the pixels, the file holds a checksum of each image and
+one of these checksums. Each process verifies an image when it first reads it.
 """
 
 import concurrent.futures
@@ -10,18 +11,24 @@ import functools
 import os
 import pathlib
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tqdm
-from jaxtyping import Int, UInt8
+from jaxtyping import Bool, Int, UInt8, UInt32
 
 from hypjax.errors import UserError
+from hypjax.system import console
 from hypjax.system.cores import usable_cores
 from hypjax.system.locks import claimed
 
 _AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
+
+
+class DamagedCacheError(Exception):
+    """The cached pixels of an image are not those that were written."""
 
 
 class DecodedImages:
@@ -42,24 +49,68 @@ class DecodedImages:
     @property
     def bytes(self) -> int:
         """Size of the whole file."""
-        return int(self._offsets[-1])
+        return int(self._offsets[-1]) + 4 * (len(self) + 1)
 
     def __len__(self) -> int:
         """Number of images."""
         return len(self._sizes)
 
     def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"]:
-        """Returns the i-th image; pixels are read from the file when accessed."""
+        """Returns the i-th image; pixels are read from the file when accessed.
+
+        Raises:
+            DamagedCacheError: They are not those that were written. The file is removed, so that
+                the next start makes it again.
+        """
         start, end = self._offsets[i : i + 2]
-        return self._map[start:end].reshape(*self._sizes[i], self._channels)
+        pixels = self._map[start:end]
+        if not self._verified[i]:
+            if zlib.crc32(pixels) != self._checksums[i]:
+                self._discard()
+                raise DamagedCacheError
+            self._verified[i] = True
+        return pixels.reshape(*self._sizes[i], self._channels)
+
+    def _discard(self) -> None:
+        """Reports a damaged file once, and removes it; processes that have mapped it keep it."""
+        if not self._path.exists():
+            return
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        console.warn(
+            f"the decoded images in {self._path} are damaged; damaged ones are decoded again, and "
+            "the next start makes the file again"
+        )
 
     @functools.cached_property
     def _map(self) -> np.memmap:
         return np.memmap(self._path, np.uint8, mode="r")
 
+    @functools.cached_property
+    def _checksums(self) -> UInt32[np.ndarray, " images"]:
+        return self._map[self._offsets[-1] : -4].view("<u4")
+
+    @functools.cached_property
+    def _verified(self) -> Bool[np.ndarray, " images"]:
+        return np.zeros(len(self), bool)
+
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the memory map: each worker process maps the file itself."""
-        return {name: value for name, value in vars(self).items() if name != "_map"}
+        own = ("_map", "_checksums", "_verified")
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def _is_complete(self) -> bool:
+        """Whether the file is there, with the checksums of all images."""
+        if not self._path.exists() or self._path.stat().st_size != self.bytes:
+            return False
+        with self._path.open("rb") as file:
+            file.seek(int(self._offsets[-1]))
+            checksums, last = file.read(4 * len(self)), file.read(4)
+        complete = zlib.crc32(checksums).to_bytes(4, "little") == last
+        if not complete:
+            console.warn(f"the decoded images in {self._path} are damaged; they are decoded again")
+            self._path.unlink()
+        return complete
 
     def fill(self, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]) -> None:
         """Writes the file, unless it exists.
@@ -71,10 +122,10 @@ class DecodedImages:
             UserError: If there is no space, the folder cannot be written, or an image cannot be
                 decoded.
         """
-        if self._path.exists() and self._path.stat().st_size == self.bytes:
+        if self._is_complete():
             return
         with _explaining_write_errors(self._path), claimed(self._path.parent, "decoding images"):
-            if self._path.exists() and self._path.stat().st_size == self.bytes:
+            if self._is_complete():
                 return  # Another process wrote it meanwhile.
             self._require_space()
             unfinished = self._path.with_suffix(".unfinished")
@@ -91,11 +142,17 @@ class DecodedImages:
         bar = tqdm.tqdm(
             total=len(self), desc="decoding images once", unit="image", disable=None, leave=False
         )
+        checksums = np.zeros(len(self), "<u4")
         with bar, concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
             for first in range(0, len(self), _AHEAD):
-                for pixels in pool.map(decode, range(first, min(first + _AHEAD, len(self)))):
-                    file.write(np.ascontiguousarray(pixels).data)
+                numbers = range(first, min(first + _AHEAD, len(self)))
+                for i, pixels in zip(numbers, pool.map(decode, numbers), strict=True):
+                    content = np.ascontiguousarray(pixels).data
+                    file.write(content)
+                    checksums[i] = zlib.crc32(content)
                     bar.update()
+        file.write(checksums.tobytes())
+        file.write(zlib.crc32(checksums.tobytes()).to_bytes(4, "little"))
 
     def _require_space(self) -> None:
         free = shutil.disk_usage(self._path.parent).free

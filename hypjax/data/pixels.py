@@ -1,17 +1,60 @@
 """Pixels on the host: the exact decoder, and the two views of an image."""
 
+import contextlib
 import io
+import os
 import pathlib
+import stat
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 import PIL
 from jaxtyping import UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError, features
+from PIL import ExifTags, Image, UnidentifiedImageError, features
 
 # Version of `decode` and of the libraries that determine its pixels; part of cache names.
 DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"
 # Colour mode by number of channels.
 MODES = {1: "L", 3: "RGB"}
+
+
+# Mirroring or rotation by value of EXIF's orientation.
+_ROTATIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class _InFlight:
+    """Bounds the pixels that the threads of this process decode at the same time."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._current = most, 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def holding(self, pixels: int) -> Iterator[None]:
+        """Waits until there is room for an image's pixels; a larger image is decoded alone."""
+        pixels = min(pixels, self._most)
+        with self._changed:
+            self._changed.wait_for(lambda: self._current + pixels <= self._most)
+            self._current += pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._current -= pixels
+                self._changed.notify_all()
+
+
+# Decoding takes up to 10 bytes per pixel. Pillow refuses images of more than 179 million pixels.
+_IN_FLIGHT = _InFlight(most=200_000_000)
 
 
 def decode(encoded: bytes, channels: int, *, upright: bool = False) -> Image.Image:
@@ -31,8 +74,14 @@ def decode(encoded: bytes, channels: int, *, upright: bool = False) -> Image.Ima
         OSError: If the image cannot be decoded.
     """
     image = Image.open(io.BytesIO(encoded))
+    with _IN_FLIGHT.holding(image.width * image.height):
+        return _pixels(image, channels, upright)
+
+
+def _pixels(image: Image.Image, channels: int, upright: bool) -> Image.Image:
+    """Decodes an opened image, see `decode`."""
     if upright:
-        ImageOps.exif_transpose(image, in_place=True)
+        image = _rotated(image)
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
@@ -46,9 +95,37 @@ def decode(encoded: bytes, channels: int, *, upright: bool = False) -> Image.Ima
     return image
 
 
+def _rotated(image: Image.Image) -> Image.Image:
+    """Rotates an image as EXIF says; EXIF data that cannot be read says nothing."""
+    image.load()
+    orientation = exif_orientation(image)
+    return image.transpose(_ROTATIONS[orientation]) if orientation in _ROTATIONS else image
+
+
+def exif_orientation(image: Image.Image) -> int:
+    """Returns EXIF's orientation, from 1 (upright) to 8; 1 if EXIF data cannot be read."""
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # Pillow raises almost anything on damaged EXIF data.
+        return 1
+
+
+def read_bytes(path: str | pathlib.Path) -> bytes:
+    """Reads a regular file.
+
+    Raises:
+        OSError: It is a pipe or a device, which may have no end, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("not a regular file")
+        return file.read()
+
+
 def read_image(path: str, channels: int) -> Image.Image:
     """Decodes an image file upright, see `decode`."""
-    return decode(pathlib.Path(path).read_bytes(), channels, upright=True)
+    return decode(read_bytes(path), channels, upright=True)
 
 
 def reason(error: Exception) -> str:

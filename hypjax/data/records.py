@@ -8,11 +8,12 @@ every record, so that opening a dataset reads no records:
     offset, length (int64: position of the encoded image in its record, in bytes)
 
 TFDS's own writer keeps up to 1 GB of a split in memory and needs TensorFlow beyond that; this one
-writes each record immediately.
+writes each record immediately. `index-SPLIT.crc32` holds the checksum of the index.
 """
 
 import itertools
 import pathlib
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -189,7 +190,9 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             path.rename(template.sharded_filepath(shard_index=i, num_shards=len(lengths)))
         if lengths:
             table = pyarrow.table(index, _SCHEMA)
-            pyarrow.parquet.write_table(table, folder / _index_name(name), compression="zstd")
+            path = folder / _index_name(name)
+            pyarrow.parquet.write_table(table, path, compression="zstd")
+            _checksum_file(path).write_text(f"{zlib.crc32(path.read_bytes()):08x}\n")
         return tfds.core.SplitInfo(
             name=name, shard_lengths=lengths, num_bytes=size, filename_template=template
         )
@@ -294,7 +297,11 @@ def read_index(
     """
     path = pathlib.Path(builder.data_dir) / _index_name(split)
     try:
-        table = pyarrow.parquet.read_table(path, columns=list(columns))
+        content = path.read_bytes()
+        written = _checksum_file(path)  # Datasets prepared by earlier versions have none.
+        if written.exists() and written.read_text().strip() != f"{zlib.crc32(content):08x}":
+            raise ValueError("its checksum differs")
+        table = pyarrow.parquet.read_table(pyarrow.BufferReader(content), columns=list(columns))
         return table.select(list(columns)).cast(
             pyarrow.schema([_SCHEMA.field(column) for column in columns])
         )
@@ -341,6 +348,10 @@ def _find(image: bytes, record: bytes) -> int:
 
 def _index_name(split: str) -> str:
     return f"index-{split}.parquet"
+
+
+def _checksum_file(index: pathlib.Path) -> pathlib.Path:
+    return index.with_suffix(".crc32")
 
 
 def _number_of_records(path: Any) -> int:

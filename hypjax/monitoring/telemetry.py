@@ -15,7 +15,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 from tensorboardX.proto.summary_pb2 import Summary
 
-from hypjax.config import flatten
+from hypjax.config import for_files
 from hypjax.errors import UserError
 from hypjax.parallel import processes
 from hypjax.system import console
@@ -204,7 +204,7 @@ class WandbRun:
                 id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
                 name=folder.name,
                 resume="allow",
-                config=flatten(config),
+                config=for_files(config),
                 settings=wandb.Settings(silent=True),
             )
         except wandb.Error as error:

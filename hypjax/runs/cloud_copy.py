@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Collection, Iterator
 from typing import Any, Self
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, redacted
 from hypjax.runs.files import (
     CHECKPOINTS,
     CONFIG,
@@ -64,7 +64,7 @@ class CloudCopy:
 
     Attributes:
         folder: The local folder in which the run is executed.
-        location: The URL, for messages.
+        location: The URL without its secrets, for messages.
     """
 
     def __init__(self, url: str) -> None:
@@ -76,7 +76,7 @@ class CloudCopy:
         Raises:
             UserError: Another process uses the local folder, or the storage cannot be reached.
         """
-        self.location = url.rstrip("/")
+        self.location = redacted(url.rstrip("/"))
         self.folder = local_folder(url)
         self._failing = False
         self._ending = threading.Event()
@@ -303,6 +303,9 @@ def open_folder(workdir: str | pathlib.Path) -> LocalFolder | CloudCopy:
         workdir: A folder or a URL.
 
     Raises:
-        UserError: Another process on this machine uses the URL, or its storage cannot be reached.
+        UserError: Another process on this machine uses the URL, or its storage cannot be reached
+            or ends with this process.
     """
+    if is_url(workdir) and str(workdir).startswith("memory:"):
+        raise UserError(f"{workdir} is gone when this process ends; name another --workdir")
     return CloudCopy(workdir) if is_url(workdir) else LocalFolder(pathlib.Path(workdir))

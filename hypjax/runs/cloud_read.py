@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 from collections.abc import Iterator
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, redacted
 from hypjax.runs.files import (
     CHECKPOINTS,
     CONFIG,
@@ -68,7 +68,7 @@ def _update(folder: pathlib.Path, url: str) -> None:
     for step in steps(folder) - {name.split("/")[1] for name in stored if "/" in name}:
         remove(folder / CHECKPOINTS / step)
     versions = {name: info.version for name, info in stored.items()}
-    write_state(folder, {"url": url, "versions": versions})
+    write_state(folder, {"url": redacted(url), "versions": versions})
 
 
 def _is_needed(name: str) -> bool:

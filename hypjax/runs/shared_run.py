@@ -92,8 +92,9 @@ class SharedRun:
         """
         checkpoints.wait()
         steps = checkpoints.steps
-        if total not in steps:
-            saved = f"from step {steps[-1]}" if steps else "from the beginning"
+        if not processes.from_first(lambda: total in steps and self._folder.has_state(total)):
+            saved = [step for step in steps if step < total]
+            saved = f"from step {saved[-1]}" if saved else "from the beginning"
             raise UserError(
                 f"the last state of this run could not be saved in {self.path}, so the run is not "
                 f"finished; make room, and the same command resumes it {saved}"

@@ -8,14 +8,23 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.config import FITTED, default_config, differences, flatten, identity, validate
+from hypjax.config import (
+    FITTED,
+    default_config,
+    differences,
+    flatten,
+    for_files,
+    identity,
+    validate,
+)
 from hypjax.errors import UserError
 from hypjax.runs.checkpoints import Checkpoints
-from hypjax.system import environment
+from hypjax.system import console, environment
 from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
 
 _CONFIG = "config.json"
+_PARTS = ("identity", "circumstances", "all")  # What it holds.
 _RESULTS = "results.json"
 _PROVENANCE = "run.json"
 _CHECKPOINTS = "checkpoints"
@@ -33,12 +42,12 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
         UserError: The folder holds no run, or a run that this version cannot read.
     """
     path = workdir / _CONFIG
-    try:
-        fields = json.loads(path.read_text())["all"]
-    except OSError as error:
-        raise UserError(f"{workdir} holds no run ({_CONFIG}: {error.strerror})") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged, or was not written by hypjax") from error
+    saved = _read(path)
+    if saved is None:
+        raise UserError(f"{workdir} holds no run (there is no {_CONFIG})")
+    fields = saved.get("all")
+    if not isinstance(fields, dict):
+        raise _damaged(path, "it was not written by hypjax")
     fields.setdefault("model.architecture", "vit")  # Older runs lack the field.
     config = default_config()
     for field in sorted(fields.keys() - flatten(config).keys()):
@@ -48,6 +57,63 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
         config.update_from_flattened_dict(fields)
     validate(config)
     return config
+
+
+def read_results(path: pathlib.Path) -> dict[str, Any] | None:
+    """Reads a run's results.json; None if there is none.
+
+    Raises:
+        UserError: It cannot be read, or does not hold results.
+    """
+    results = _read(path)
+    if results is not None and not all(map(_are_scores, _scored(results))):
+        raise _damaged(path, "it holds no results")
+    return results
+
+
+def _scored(results: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields what must be the scores of a model: {"head": {"recall@1": ...}, "encoder": ...}."""
+    yield from (results.get("untrained"), results.get("final"))
+    validation = results.get("validation", {})
+    yield from validation.values() if isinstance(validation, dict) else [None]
+    yield from [results["best"]] if "best" in results else []
+
+
+def _are_scores(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) and "head" in value else [None]
+    return all(
+        isinstance(scores, dict)
+        and any(name.startswith("recall@") and name[7:].isdecimal() for name in scores)
+        and all(type(score) in (int, float) for score in scores.values())
+        for scores in parts
+    )
+
+
+def _read(path: pathlib.Path) -> dict[str, Any] | None:
+    """Reads an object from a JSON file; None if there is no file.
+
+    Raises:
+        UserError: The file cannot be read, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError as error:
+        raise UserError(f"{path.parent} is a file; --workdir must name a folder") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(value, dict):
+        raise _damaged(path, "it holds no object")
+    return value
+
+
+def _damaged(path: pathlib.Path, why: str) -> UserError:
+    return UserError(
+        f"{path} is damaged ({why}); restore a backup, or name another folder with --workdir"
+    )
 
 
 class Workdir:
@@ -68,17 +134,28 @@ class Workdir:
         """
         self.path = path.absolute()
         self._config = config
+        self._begun: dict[str, Any] = {}  # What config.json must hold.
         self._require_same_identity(compared)
+
+    @property
+    def _saved(self) -> dict[str, Any] | None:
+        """What config.json holds; None if there is none."""
+        path = self.path / _CONFIG
+        saved = _read(path)
+        if saved is not None and not all(isinstance(saved.get(part), dict) for part in _PARTS):
+            raise _damaged(path, "it was not written by hypjax")
+        return saved
 
     def _require_same_identity(self, compared: tuple[str, ...] = ("",)) -> None:
         """Raises an error if fields with certain prefixes differ from the run in the folder."""
-        saved = self._read(_CONFIG)
+        saved = self._saved
         if saved is None:
+            if self.has_checkpoint or (self.path / _RESULTS).exists():
+                raise UserError(
+                    f"{self.path} holds a run without its {_CONFIG}, so nothing says which one it "
+                    "is; restore that file, or name another folder with --workdir"
+                )
             return
-        if "identity" not in saved:
-            raise UserError(
-                f"{self.path / _CONFIG} was not written by hypjax; name another --workdir"
-            )
         # A field that was added since the run began has had its default.
         began = identity(default_config()) | saved["identity"]
         changes = differences(began, identity(self._config))
@@ -95,7 +172,7 @@ class Workdir:
     @property
     def fitted(self) -> dict[str, Any]:
         """Fields that were chosen to fit the images when the run in the folder began."""
-        began = (self._read(_CONFIG) or {"all": {}})["all"]
+        began = (self._saved or {"all": {}})["all"]
         unset = [field for field in FITTED if flatten(self._config)[field] is None]
         return {field: began[field] for field in unset if field in began}
 
@@ -108,7 +185,7 @@ class Workdir:
         Raises:
             UserError: One of them differs.
         """
-        saved = (self._read(_CONFIG) or {}).get("circumstances", {})
+        saved = (self._saved or {}).get("circumstances", {})
         changed = [name for name in circumstances if circumstances[name] != saved.get(name)]
         if saved and "images" in changed:
             raise UserError(
@@ -143,23 +220,23 @@ class Workdir:
         with claimed_or_refused(self.path):
             self._require_same_identity()
             self.require(circumstances)
+            self._begun = {
+                "identity": identity(self._config),
+                "circumstances": dict(circumstances),
+                "all": for_files(filled or self._config),
+            }
             try:
-                self._write_start(circumstances, filled or self._config)
+                self._write_start()
             except OSError as error:
                 raise UserError(f"cannot write to {self.path} ({error.strerror})") from error
             yield
 
-    def _write_start(self, circumstances: Mapping[str, str], filled: ConfigDict) -> None:
+    def _write_start(self) -> None:
         """Writes config.json, and adds this start to run.json."""
-        config = {
-            "identity": identity(self._config),
-            "circumstances": dict(circumstances),
-            "all": flatten(filled),
-        }
-        write_json(self.path / _CONFIG, config)
+        write_json(self.path / _CONFIG, self._begun)
         earlier = {}
         with contextlib.suppress(UserError):  # The run continues even if the file is damaged.
-            earlier = self._read(_PROVENANCE) or {}
+            earlier = _read(self.path / _PROVENANCE) or {}
         starts = earlier.pop("earlier_starts", []) + ([earlier] if earlier else [])
         now = environment.describe(self._config.seed)
         write_json(self.path / _PROVENANCE, {**now, "earlier_starts": starts})
@@ -167,12 +244,12 @@ class Workdir:
     @property
     def total_steps(self) -> int | None:
         """Number of steps in the saved configuration; None if there is none."""
-        return (self._read(_CONFIG) or {"all": {}})["all"].get("train.total_steps")
+        return (self._saved or {"all": {}})["all"].get("train.total_steps")
 
     @property
     def results(self) -> dict[str, Any] | None:
         """Results of the run; None until it is finished."""
-        return self._read(_RESULTS)
+        return read_results(self.path / _RESULTS)
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Writes results.json, which marks the run as finished.
@@ -181,6 +258,12 @@ class Workdir:
             UserError: The file cannot be written.
         """
         try:
+            if not (self.path / _CONFIG).exists():
+                self._write_start()
+                console.warn(
+                    f"files of {self.path} were removed during the run: its configuration is "
+                    "written again, but earlier measurements are lost"
+                )
             write_json(self.path / _RESULTS, results)
         except OSError as error:
             raise UserError(
@@ -188,21 +271,9 @@ class Workdir:
                 "fix that and repeat the command, which then only evaluates the model"
             ) from error
 
-    def _read(self, name: str) -> dict[str, Any] | None:
-        path = self.path / name
-        try:
-            return json.loads(path.read_text())
-        except FileNotFoundError:
-            return None
-        except NotADirectoryError as error:
-            raise UserError(f"{self.path} is a file; --workdir must name a folder") from error
-        except OSError as error:
-            raise UserError(f"cannot read {path} ({error.strerror})") from error
-        except ValueError as error:
-            raise UserError(
-                f"{path} is damaged ({error}); restore a backup, or name another folder "
-                "with --workdir"
-            ) from error
+    def has_state(self, step: int) -> bool:
+        """Whether the checkpoint of a step is on the disk."""
+        return (self.path / _CHECKPOINTS / str(step)).is_dir()
 
     @property
     def has_checkpoint(self) -> bool:

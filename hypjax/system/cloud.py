@@ -1,24 +1,38 @@
 """Cloud storage: gs://, s3:// and every other scheme that fsspec has a driver for."""
 
 import contextlib
+import functools
 import hashlib
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tqdm
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, redacted
+from hypjax.system import console
 
 
 def is_url(location: str | pathlib.Path) -> bool:
-    """Whether a location is a URL and not a path on this machine."""
-    return isinstance(location, str) and "://" in location
+    """Whether a location is a URL and not a path on this machine.
+
+    Raises:
+        UserError: It looks like a URL, but lacks the scheme or the rest.
+    """
+    if not isinstance(location, str) or "://" not in location:
+        return False
+    if not _URL.fullmatch(location):
+        raise UserError(f"{location} is neither a path nor a URL, such as gs://bucket/folder")
+    return True
 
 
 def url_hash(url: str) -> str:
     """Returns a short name for the local copy of a URL."""
     return hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
+
+
+_URL = re.compile(r"[a-zA-Z][\w+.-]*://.*[^/].*")
 
 
 class Stored(NamedTuple):
@@ -39,15 +53,17 @@ class CloudFolder:
     Drivers raise errors of many types: callers must treat any `Exception` as a failure.
 
     Attributes:
-        url: The folder's URL, without a trailing slash.
+        url: The folder's URL, without its secrets and a trailing slash.
     """
 
     def __init__(self, url: str) -> None:
         """Loads the driver for the URL's scheme."""
         import fsspec
 
-        self.url = url.rstrip("/")
-        self._storage, base = fsspec.core.url_to_fs(self.url)
+        if redacted(url) != url:
+            _warn_of_secrets()
+        self._storage, base = fsspec.core.url_to_fs(url.rstrip("/"))
+        self.url = redacted(url.rstrip("/"))
         self._base = base.rstrip("/")
 
     def list(self) -> dict[str, Stored]:
@@ -114,6 +130,15 @@ class CloudFolder:
                 raise
             self._storage.makedirs(path.rpartition("/")[0], exist_ok=True)
             action(path)
+
+
+@functools.cache
+def _warn_of_secrets() -> None:
+    """Says once where credentials belong."""
+    console.warn(
+        "a URL holds credentials, which other users of this machine can see; put them into the "
+        "storage's environment variables or into fsspec's configuration, ~/.config/fsspec"
+    )
 
 
 def _version(info: Mapping[str, Any]) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import tqdm
 
+from hypjax.errors import redacted
+
 _LINE_INTERVAL = 10  # Seconds between progress lines if stderr is no terminal.
 
 _muted = False
@@ -22,7 +24,7 @@ def say(text: str) -> None:
 
 def say_here(text: str) -> None:
     """Prints a line on stderr even if this process is muted."""
-    tqdm.tqdm.write(text, file=sys.stderr)
+    tqdm.tqdm.write(redacted(text), file=sys.stderr)
 
 
 def mute() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 import hypjax
+from hypjax.errors import redacted
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
 
@@ -25,7 +26,7 @@ def describe(seed: int) -> dict[str, Any]:
     devices = jax.devices()
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.orig_argv),
+        "command": shlex.join(map(redacted, sys.orig_argv)),
         "seed": seed,
         "versions": {
             "hypjax": hypjax.__version__,

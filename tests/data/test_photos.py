@@ -1,11 +1,15 @@
 """Users' own images: folders and tables, all kinds of pictures, splits by class."""
 
 import io
+import os
 import pathlib
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
 from hypjax import train
 from hypjax.config import default_config
@@ -155,6 +159,54 @@ def test_checked_images_are_not_decoded_again_until_one_changes(photos_folder, m
     assert changed.fingerprint != first.fingerprint
 
 
+def test_damaged_sizes_are_measured_again(photos_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = open_at(photos_folder, test_classes=3)
+    (cached,) = (tmp_path / "hypjax" / "photos").iterdir()
+    content = cached.read_bytes()
+    flipped = content[:9] + bytes([content[9] ^ 1]) + content[10:]
+    for damaged in (b"", b"not what was written", bytes(len(content)), flipped):
+        cached.write_bytes(damaged)
+        again = open_at(photos_folder, test_classes=3)
+        np.testing.assert_array_equal(again.train.sizes, first.train.sizes)
+        assert f"{cached} is damaged; the images are checked again" in capsys.readouterr().err
+        assert cached.read_bytes() == content
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_regular_file_is_not_opened(make, tmp_path):
+    """A pipe would block forever, and a device has no end."""
+    for name in "abcd":
+        (tmp_path / name).mkdir()
+        write_picture(tmp_path / name / "1.png")
+        write_picture(tmp_path / name / "2.png")
+    make(tmp_path / "a" / "3.jpg")
+    with pytest.raises(UserError, match=r"3\.jpg \(not a regular file\)"):
+        open_at(tmp_path, test_classes=2)
+    with pytest.raises(OSError, match="not a regular file"):
+        pixels.read_image(str(tmp_path / "a" / "3.jpg"), 3)
+
+
+def test_huge_pictures_are_decoded_one_at_a_time(monkeypatch):
+    """Their pixels would fill the memory if each core decoded one."""
+    monkeypatch.setattr(pixels, "_IN_FLIGHT", pixels._InFlight(most=150))
+    encoded, active, seen = encode(Image.new("RGB", (10, 10)), "PNG"), [], []
+    load = Image.Image.load
+
+    def slow(self):
+        active.append(self)
+        seen.append(len(active))
+        time.sleep(0.02)
+        active.pop()
+        return load(self)
+
+    monkeypatch.setattr(PngImageFile, "load", slow)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: pixels.decode(encoded, 3), range(8)))
+    assert max(seen) == 1
+    assert pixels.decode(encode(Image.new("RGB", (100, 10)), "PNG"), 3).size == (100, 10)
+
+
 def encode(image, format, **options):
     buffer = io.BytesIO()
     image.save(buffer, format, **options)
@@ -239,8 +291,8 @@ def test_real_photos_train_resume_and_are_evaluated(tmp_path):
     config = small_runs.load(pictures, *settings, "train.total_steps=6")
     report = Monitor.report
 
-    def interrupted(self, step):
-        report(self, step)
+    def interrupted(self, step, **options):
+        report(self, step, **options)
         if step == 4:
             raise KeyboardInterrupt
 

@@ -296,6 +296,29 @@ def test_the_host_cache_is_filled_once_and_appears_complete(tmp_path):
     assert not calls
 
 
+def test_damaged_pixels_in_the_host_cache_are_decoded_again(tmp_path, capsys):
+    exact = random_dataset()
+    path = tmp_path / "cache.bin"
+    cached = dataclasses.replace(exact, decoded=DecodedImages(path, exact.sizes, 3))
+    fill_cache(cached, 3)
+    content = bytearray(path.read_bytes())
+    content[5] ^= 1  # In the first image.
+    path.write_bytes(content)
+    cached = pickle.loads(pickle.dumps(cached))
+    for _ in range(2):
+        for i in (0, 1):
+            np.testing.assert_array_equal(cached.image(i, 3), exact.image(i, 3))
+    assert capsys.readouterr().err.count(f"the decoded images in {path} are damaged; damaged") == 1
+    assert not path.exists()
+    for damaged in (bytes(len(content)), content[:-1] + b"!"):  # Zeros; other checksums.
+        path.write_bytes(damaged)
+        fill_cache(cached, 3)
+        assert "they are decoded again" in capsys.readouterr().err
+        again = dataclasses.replace(exact, decoded=DecodedImages(path, exact.sizes, 3))
+        np.testing.assert_array_equal(again.image(7, 3), exact.image(7, 3))
+        assert capsys.readouterr().err == ""
+
+
 def test_a_photo_that_was_replaced_is_named():
     """Its plan is for another size: pixels beyond the image would be black."""
     dataset = dataset_of(as_file(photo()), as_file(photo(80, 60)))

@@ -189,7 +189,8 @@ def test_cached_runs_see_the_same_pixels_and_store_them_once(tmp_path, repositor
             np.testing.assert_array_equal(a.image(i, 3), b.image(i, 3))
     files = sorted((tmp_path / "cache").glob("*.bin"))
     assert len(files) == 2 and sum(f.stat().st_size for f in files) == sum(
-        int(part.sizes.prod(axis=1).sum()) * 3 for part in (exact.train, exact.test)
+        int(part.sizes.prod(axis=1).sum()) * 3 + 4 * (len(part) + 1)  # With checksums.
+        for part in (exact.train, exact.test)
     )
 
 

@@ -153,7 +153,8 @@ def test_curvature_may_be_an_array_of_any_precision(kind):
 @pytest.mark.parametrize("c", [1e-20, -1.0, np.nan])
 def test_curvature_that_cannot_be_searched_is_an_error(c):
     with pytest.raises(UserError, match=f"c is {c:g}; to search, it must be 0 or at least 1e-12"):
-        nearest_neighbors(np.zeros((3, 2)), np.zeros((3, 2)), k=1, space=PoincareBall(c))
+        space = PoincareBall(jnp.asarray(c))  # A Python number below 0 is refused at once.
+        nearest_neighbors(np.zeros((3, 2)), np.zeros((3, 2)), k=1, space=space)
 
 
 def test_healthy_queries_are_certified_by_products_in_float32(caplog):

@@ -1,9 +1,7 @@
 """Checks and measures images once; the outcome is cached until a file changes."""
 
 import concurrent.futures
-import contextlib
 import hashlib
-import os
 import pathlib
 import zlib
 from collections.abc import Iterable, Sequence
@@ -29,11 +27,9 @@ def measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
     Raises:
         UserError: If any image cannot be read; the message names the first ones.
     """
-    cached = cache_folder() / "photos" / f"{hash_facts(map(_file_facts, photos))}.npy"
-    with contextlib.suppress(OSError, ValueError, EOFError):
-        measured = np.load(cached)
-        if measured.shape == (len(photos), 3):
-            return measured
+    cached = cache_folder() / "photos" / f"{hash_facts(map(_file_facts, photos))}.sizes"
+    if (measured := _read(cached, len(photos))) is not None:
+        return measured
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
         outcomes = list(
             tqdm.tqdm(
@@ -52,19 +48,33 @@ def measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
             f"cannot read {len(broken)} of {len(photos)} images: "
             f"{'; '.join(broken[:_MAX_NAMED])}{more}; fix or remove them"
         )
-    measured = np.array(outcomes)
+    measured = np.array(outcomes, np.int64)
     with console.tolerating(f"the sizes of the images ({cached})"):
         cached.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = cached.with_name(f".{cached.stem}-{os.getpid()}.npy")
-        np.save(unfinished, measured)
+        content = measured.astype("<i8").tobytes()
+        unfinished = cached.with_suffix(".unfinished")  # Two processes write the same.
+        unfinished.write_bytes(content + zlib.crc32(content).to_bytes(4, "little"))
         unfinished.replace(cached)
     return measured
+
+
+def _read(cached: pathlib.Path, photos: int) -> Int[np.ndarray, "photos 3"] | None:
+    """Reads what was measured, unless it is missing or damaged."""
+    try:
+        stored = cached.read_bytes()
+    except OSError:
+        return None
+    content, checksum = stored[:-4], stored[-4:]
+    if len(content) != 24 * photos or zlib.crc32(content).to_bytes(4, "little") != checksum:
+        console.warn(f"{cached} is damaged; the images are checked again")
+        return None
+    return np.frombuffer(content, "<i8").astype(np.int64).reshape(photos, 3)
 
 
 def _measure_file(path: pathlib.Path) -> tuple[int, int, int] | str:
     """Returns height, width and checksum of an image, or the reason why it cannot be read."""
     try:
-        content = path.read_bytes()
+        content = pixels.read_bytes(path)
         image = pixels.decode(content, channels=3, upright=True)
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return f"{path} ({pixels.reason(error)})"

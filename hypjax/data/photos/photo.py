@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 
 SPLITS = ("train", "validation", "test", "query", "gallery")
@@ -40,7 +41,7 @@ class Files(Sequence):
 
     def __getitem__(self, i: int) -> Mapping[str, Any]:
         """Returns the i-th file's bytes under `image`."""
-        return {"image": pathlib.Path(self._paths[i]).read_bytes()}
+        return {"image": pixels.read_bytes(self._paths[i])}
 
 
 def files_of(photos: Sequence[Photo]) -> Dataset:

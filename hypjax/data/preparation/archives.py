@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import tqdm
 
+from hypjax.data.pixels import read_bytes
 from hypjax.errors import UserError
 from hypjax.system import console
 
 SUFFIXES = (".zip", ".tgz", ".tar.gz", ".tar")
 _ENCRYPTED = 1  # Bit of a member's flags.
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
+_LARGEST = 2**30  # Bytes of a file in an archive; a member may announce any size.
 _UNREADABLE = (*_DAMAGED, RuntimeError)  # The latter for unsupported compression.
 
 Reader = Callable[[], bytes]
@@ -42,7 +44,7 @@ def walk(folder: pathlib.Path) -> dict[str, Reader]:
         folders[:] = sorted(f for f in inner if os.path.realpath(f"{place}/{f}") not in seen)
         below = pathlib.PurePosixPath(place).relative_to(folder)
         for file in filter(visible, files):
-            readers[str(below / file)] = pathlib.Path(place, file).read_bytes
+            readers[str(below / file)] = functools.partial(read_bytes, pathlib.Path(place, file))
     return readers
 
 
@@ -84,6 +86,8 @@ def _members(archive: zipfile.ZipFile) -> dict[str, Reader]:
 
 
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    if info.file_size > _LARGEST:
+        raise OSError(f"larger than {_LARGEST} bytes in {archive.filename}")
     try:
         return archive.read(info)
     except _UNREADABLE as error:
@@ -112,6 +116,8 @@ def _extract(
     name = pathlib.PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts:
         raise tarfile.TarError(f"{member.name!r} would be extracted outside its folder")
+    if member.size > _LARGEST:
+        raise tarfile.TarError(f"{member.name!r} is larger than {_LARGEST} bytes")
     target = folder / name
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

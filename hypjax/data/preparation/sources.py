@@ -4,12 +4,14 @@ import contextlib
 import dataclasses
 import fcntl
 import fnmatch
+import functools
 import os
 import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 
+from hypjax.data.pixels import read_bytes
 from hypjax.data.preparation import archives, downloads
 from hypjax.data.preparation.archives import Reader
 from hypjax.errors import UserError
@@ -169,7 +171,7 @@ class Source:
             if path.is_dir() and archives.visible(name):
                 readers |= {f"{name}/{file}": read for file, read in archives.walk(path).items()}
             elif archives.visible(name):
-                readers[name] = path.read_bytes
+                readers[name] = functools.partial(read_bytes, path)
         return readers
 
     def _entry_filter(self, archive: Archive) -> Callable[[str], bool]:

@@ -180,7 +180,7 @@ def broken_images():
         "truncated": (jpeg[: len(jpeg) // 2], "image file is truncated"),
         "empty": (b"", "not an image"),
         "text": (b"not an image at all\n", "not an image"),
-        "huge": (huge_png(), "exceeds limit"),
+        "huge": (huge_png(), "more than 178,956,970 pixels"),
     }
 
 
@@ -459,6 +459,22 @@ def test_damaged_datasets_are_reported(tmp_path, cub, file, damage):
         r"python -m hypjax\.prepare --dataset=cub200 again",
         str(error.value),
     )
+
+
+def test_no_flipped_bit_of_an_index_is_believed(tmp_path, cub):
+    cub()
+    builder = prepared(tmp_path)
+    index = pathlib.Path(builder.data_dir) / "index-train.parquet"
+    content = index.read_bytes()
+    for bit in np.random.default_rng(0).choice(8 * len(content), 60, replace=False):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        index.write_bytes(flipped)
+        with pytest.raises(UserError, match="index-train.parquet cannot be read"):
+            records.open_records(builder, "train")
+    index.write_bytes(content)
+    index.with_suffix(".crc32").unlink()  # As prepared by earlier versions.
+    assert len(records.open_records(builder, "train").labels) == 6
 
 
 def test_the_command(tmp_path):
