@@ -32,8 +32,12 @@ class UserError(Exception):
     status = 1
 
     def __init__(self, message: str) -> None:
-        """Stores the message, without the secrets of URLs."""
-        super().__init__(redacted(message))
+        """Stores the message on one line, without the secrets of URLs.
+
+        File names and other people's messages may hold line breaks, and codes that terminals obey.
+        """
+        line = "".join(c if c.isprintable() else " " for c in redacted(message).strip())
+        super().__init__(line)
 
 
 class TryAgainError(UserError):

@@ -30,7 +30,7 @@ _SAMPLES = flags.DEFINE_integer(
 _TRIALS = flags.DEFINE_integer(
     "trials", 100, "Number of random draws.", lower_bound=1, flag_values=FLAGS
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of the draws.", lower_bound=0, flag_values=FLAGS)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the draws.", 0, 2**32 - 1, flag_values=FLAGS)
 
 
 def main(overrides: list[str]) -> None:

@@ -94,3 +94,7 @@ def test_help_shows_the_flags_of_the_command_alone(repository, flag):
     assert "hypjax.convert --workdir=runs/a" in done.stdout
     assert "--output: File to write" in done.stdout and "--config:" not in done.stdout
     assert ("--verbosity" in done.stdout) == (flag == "--helpfull")
+
+
+def test_messages_stay_on_one_line_and_hold_no_terminal_codes():
+    assert str(UserError("no file a\nb\x1b[2J\t")) == "no file a b [2J"

@@ -58,6 +58,8 @@ def read_config(spec: str) -> ConfigDict:
     named, _, variant = spec.partition(":")
     path = _find(pathlib.Path(named))
     config = _call(_module(path), str(path), variant)
+    if not isinstance(config, ConfigDict):
+        raise UserError(f"get_config of {path} returned {config!r:.40}, not a ConfigDict")
     config.name = path.stem
     return config
 
@@ -98,7 +100,7 @@ def _attempt(function: Any, path: str | pathlib.Path, *args: Any) -> Any:
         return function(*args)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = [
             f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
         ]

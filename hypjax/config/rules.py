@@ -111,7 +111,7 @@ _CLASSES = Rule(
 _POSITIVE = Rule(lambda value: value > 0, "above 0")
 
 _RULES = {
-    "seed": _at_least(0),
+    "seed": _within(0, 2**32 - 1),  # JAX's keys drop further bits.
     "data.name": _one_of(*DATASETS),
     "data.decoder": _one_of("exact", "fast"),
     "data.stored_side": Rule(lambda value: value is None or value >= 1, "at least 1, or None"),

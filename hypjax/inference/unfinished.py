@@ -5,7 +5,6 @@ import fcntl
 import pathlib
 import shutil
 import time
-import zipfile
 from collections.abc import Iterable, Iterator
 from typing import Self
 
@@ -13,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from hypjax.errors import UserError
-from hypjax.system.files import write_text
+from hypjax.system.files import read_npz, write_text
 
 _SECONDS_BETWEEN_SAVES = 60
 
@@ -68,15 +67,15 @@ class UnfinishedGallery:
         done = 0
         for path in sorted(self._folder.glob("*.npz")):
             try:
-                with np.load(path, allow_pickle=False) as file:
-                    part = {name: file[name] for name in ("points", "places", "reasons")}
-            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+                part = read_npz(path)
+                points = part["points"]
+                reasons = dict(zip(part["places"].tolist(), part["reasons"].tolist(), strict=True))
+            except (OSError, ValueError, KeyError, TypeError):
                 return
-            if path.stem != _stem(done):
+            if path.stem != _stem(done) or points.ndim != 2:
                 return
-            done += len(part["points"])
-            reasons = zip(part["places"].tolist(), part["reasons"].tolist(), strict=True)
-            yield part["points"], dict(reasons)
+            done += len(points)
+            yield points, reasons
 
     def add(
         self, points: Float[np.ndarray, "batch d"], broken: dict[int, str], *, saving: bool

@@ -97,6 +97,9 @@ def convert_timm(
     state = {name: value for name, value in state_dict.items() if not _IGNORED.fullmatch(name)}
     _raise_on_names("they lack", expected.keys() - state.keys())
     _raise_on_names("unlike the encoder, they contain", state.keys() - expected.keys())
+    for name, value in state.items():
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            raise UserError(f"{name} holds {value.dtype}, but weights are floating-point numbers")
     state = {name: np.asarray(value, np.float32) for name, value in state.items()}
     if "pos_embed" in state:
         prefix = encoder.num_prefix_tokens

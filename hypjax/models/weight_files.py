@@ -4,15 +4,15 @@ import difflib
 import pathlib
 import pickle
 import re
-import zipfile
-import zlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from einops import EinopsError, rearrange
 
 from hypjax.errors import UserError
 from hypjax.models.architectures import ARCHITECTURES
+from hypjax.system.files import read_npz
 
 StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
 
@@ -94,6 +94,8 @@ def _read_safetensors(path: pathlib.Path) -> StateDict:
         return {name: np.asarray(value) for name, value in load_file(path).items()}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged, or not a .safetensors file ({error})") from error
+    except Exception as error:  # Such as a KeyError for a type that the reader does not know.
+        raise UserError(f"{path} holds tensors that cannot be read ({error})") from error
 
 
 def _read_torch(path: pathlib.Path) -> StateDict:
@@ -124,15 +126,23 @@ def _read_torch(path: pathlib.Path) -> StateDict:
     )
     if not tensors:
         raise UserError(f"{path} does not contain a dict of tensors")
-    return {name: value.detach().float().numpy() for name, value in state.items()}
+    for name, value in state.items():
+        if value.layout != torch.strided or value.is_quantized or value.is_complex():
+            raise UserError(f"{path}: {name} is sparse, quantised or complex; save it as float32")
+    return {name: _to_numpy(value) for name, value in state.items()}
+
+
+def _to_numpy(tensor: Any) -> np.ndarray:
+    """Converts a torch tensor; integers keep their type."""
+    tensor = tensor.detach()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
 
 def _read_npz(path: pathlib.Path) -> StateDict:
     """Reads an original JAX checkpoint of ViT (Dosovitskiy et al., 2021; Steiner et al., 2022)."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        arrays = read_npz(path)
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged, or contains more than arrays") from error
     arrays = {name.removeprefix("opt/target/"): value for name, value in arrays.items()}
     state = {}
@@ -141,7 +151,7 @@ def _read_npz(path: pathlib.Path) -> StateDict:
             if re.fullmatch(pattern, name):
                 try:
                     state[re.sub(pattern, replacement, name)] = convert(value)
-                except EinopsError as error:
+                except (EinopsError, ValueError) as error:
                     raise UserError(f"{name} has an unexpected shape, {value.shape}") from error
                 break
         else:
@@ -196,6 +206,9 @@ def _fuse_attention(state: StateDict) -> StateDict:
     for name in [name for name in state if ".attn.query." in name]:
         parts = [name.replace("query", part) for part in ("query", "key", "value")]
         if all(part in state for part in parts):
-            fused = np.concatenate([state.pop(part) for part in parts])
+            try:
+                fused = np.concatenate([state.pop(part) for part in parts])
+            except ValueError as error:
+                raise UserError(f"{name} and its key and value have unexpected shapes") from error
             state[name.replace("query", "qkv")] = fused
     return state

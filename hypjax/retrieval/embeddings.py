@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import types
-import zipfile
 from collections.abc import Callable, Iterator
 
 import jax
@@ -16,8 +15,15 @@ from jaxtyping import Float
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, PoincareBall, Space, poincare
 from hypjax.geometry.spaces import Role
+from hypjax.system.files import read_npz
 
 _FORMAT = "hypjax embeddings 1"
+# Types of the fields of spaces, in files.
+_FIELD_TYPES = {
+    "c": (int, float),
+    "clip_radius": (int, float, types.NoneType),
+    "riemannian": (bool,),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,15 +83,11 @@ class Embeddings:
             UserError: The file cannot be read, is damaged, or was not written by `save`.
         """
         try:
-            file = np.load(path, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise UserError(f"{path} was not written by hypjax.embed")
-            with file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = read_npz(path)
         except OSError as error:
             raise UserError(f"cannot read {path} ({error.strerror or error})") from error
-        except (ValueError, zipfile.BadZipFile, EOFError) as error:
-            raise UserError(f"{path} is damaged, or not an .npz file of plain arrays") from error
+        except ValueError as error:
+            raise UserError(f"{path} is {error}") from error
         if str(arrays.get("format")) != _FORMAT:
             raise UserError(f"{path} was not written by hypjax.embed")
         try:
@@ -98,11 +100,18 @@ class Embeddings:
                 images=str(arrays["images"]),
                 unreadable=dict(arrays["unreadable"].tolist()),
             )
-        except (KeyError, TypeError, ValueError) as error:
+            embeddings._check()
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise UserError(f"{path} is damaged ({error}); embed the images again") from error
-        if not len(embeddings.vectors) == len(embeddings.ids) == len(embeddings.labels):
-            raise UserError(f"{path} is damaged (lengths differ); embed the images again")
         return embeddings
+
+    def _check(self) -> None:
+        """Raises a `ValueError` unless the fields have their types and shapes."""
+        if self.vectors.ndim != 2 or self.vectors.dtype != np.float32:
+            raise ValueError(f"its vectors are {self.vectors.dtype} {self.vectors.shape}")
+        for name, values in (("ids", self.ids), ("labels", self.labels)):
+            if values.shape != self.vectors.shape[:1] or values.dtype.kind != "U":
+                raise ValueError(f"its {name} are {values.dtype} {values.shape}")
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
         """Vectors for an inner-product index, as gallery items or as queries.
@@ -207,9 +216,17 @@ def describe_space(space: Space) -> dict[str, object]:
 
 
 def space_of(description: dict[str, object]) -> Space:
-    """The space that `describe_space` described."""
+    """The space that `describe_space` described.
+
+    Raises:
+        KeyError, TypeError, ValueError: There is no such space.
+    """
     fields = dict(description)
-    return SPACES[fields.pop("name")](**fields)
+    kind = SPACES[fields.pop("name")]
+    for name, value in fields.items():
+        if type(value) not in _FIELD_TYPES[name]:
+            raise ValueError(f"{name} is {value!r}")
+    return kind(**fields)
 
 
 @contextlib.contextmanager

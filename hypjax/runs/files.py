@@ -24,9 +24,10 @@ def local_folder(url: str, suffix: str = "") -> pathlib.Path:
 def read_state(folder: pathlib.Path) -> dict[str, Any]:
     """Reads the state of a local copy; empty if it is missing or damaged."""
     try:
-        return json.loads((folder / _STATE).read_text())
-    except (OSError, ValueError):
+        state = json.loads((folder / _STATE).read_text())
+    except (OSError, ValueError, RecursionError):
         return {}
+    return state if isinstance(state, dict) else {}
 
 
 def write_state(folder: pathlib.Path, state: Mapping[str, Any]) -> None:

@@ -53,6 +53,9 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     for field in sorted(fields.keys() - flatten(config).keys()):
         raise UserError(f"{path} has the field {field}, which this version of hypjax does not know")
     fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            raise _damaged(path, f"{name} is an object")
     with config.unlocked(), config.ignore_type():
         config.update_from_flattened_dict(fields)
     validate(config)
@@ -162,7 +165,8 @@ class Workdir:
         changes = [change for change in changes if change.startswith(compared)]
         if changes:
             longer = all(change.startswith("train.total_steps") for change in changes)
-            longer &= (self._config.train.total_steps or 0) > (began["train.total_steps"] or 0)
+            longer &= str(began["train.total_steps"]).isdecimal()
+            longer = longer and self._config.train.total_steps > int(began["train.total_steps"])
             raise UserError(
                 f"{self.path} holds a run with another configuration ({'; '.join(changes)}); "
                 "use the same settings, or name another folder with --workdir"

@@ -136,6 +136,9 @@ def test_the_name_of_a_configuration_suggests_its_file(repository, monkeypatch):
         ("x = 1", "defines no get_config"),
         ("def get_config():\n  return 1 / 0", "line 2: ZeroDivisionError: division by zero"),
         ("def get_config(", "SyntaxError"),
+        ("def get_config():\n  return {}", "returned {}, not a ConfigDict"),
+        ("def get_config():\n  pass", "returned None, not a ConfigDict"),
+        ("def get_config():\n  raise SystemExit(3)", "line 2: SystemExit: 3"),
         (
             "from hypjax.config import default_config\n"
             "def get_config():\n"
@@ -228,3 +231,10 @@ def test_a_copied_file_has_another_default_workdir(glyphs, tmp_path):
     copy.write_text(pathlib.Path(glyphs).read_text())
     config = load_config(str(copy))
     assert default_workdir(config, unchanged=config) == "runs/mine-hyp"
+
+
+def test_a_seed_beyond_32_bits_is_refused(glyphs):
+    """JAX's keys drop further bits: 2**32 would repeat the run of seed 0."""
+    assert load_config(glyphs, [f"seed={2**32 - 1}"]).seed == 2**32 - 1
+    with pytest.raises(UserError, match="seed is 4294967296; it must be between 0 and 4294967295"):
+        load_config(glyphs, [f"seed={2**32}"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from hypjax import train
 from hypjax.config import default_config
@@ -302,3 +303,21 @@ def test_real_photos_train_resume_and_are_evaluated(tmp_path):
     results = train.train_and_evaluate(config, tmp_path)
     assert evaluate(config, tmp_path) == {"final": results["final"]}
     assert results["final"]["head"].keys() == {"recall@1", "recall@2"}
+
+
+def test_unreadable_exif_data_does_not_make_an_image_unreadable():
+    tags = ImageFileDirectory_v2()
+    tags[0x0112] = 6  # Orientation.
+    tags.tagtype[0x011A] = 2  # A text.
+    tags[0x011A] = "resolution"
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + tags.tobytes(8)
+    encoded = encode(Image.fromarray(gradient()), "JPEG", exif=exif)
+    assert pixels.decode(encoded, 3, upright=True).size == (8, 12)
+    damaged = encoded.replace(b"Exif\0\0II", b"Exif\0\0XX")
+    assert pixels.decode(damaged, 3, upright=True).size == (12, 8)
+
+
+def test_null_characters_in_tables_are_refused(tmp_path):
+    (tmp_path / "photos.csv").write_text("path,label\na\0.png,x\n")
+    with pytest.raises(UserError, match="row 1: its path contains a null character"):
+        read_table(tmp_path / "photos.csv")

@@ -225,7 +225,7 @@ def test_a_space_can_be_written_and_read(space):
     [
         (lambda path: path.write_text("x"), "is damaged, or not an .npz file"),
         (lambda path: np.savez(path, a=np.ones(3)), "was not written by hypjax.embed"),
-        (lambda path: np.save(path.open("wb"), np.ones(3)), "was not written by hypjax.embed"),
+        (lambda path: np.save(path.open("wb"), np.ones(3)), "not an .npz file of plain"),
         (lambda path: np.savez(path, format=np.array("hypjax embeddings 1")), "is damaged"),
         (lambda path: np.savez(path, format=np.array([{}], object)), "not an .npz file of plain"),
         (lambda path: None, "cannot read .*No such file"),
@@ -234,6 +234,32 @@ def test_a_space_can_be_written_and_read(space):
 def test_files_of_others_are_refused(make, message, tmp_path):
     make(tmp_path / "g.npz")
     with pytest.raises(UserError, match=message):
+        Embeddings.load(tmp_path / "g.npz")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vectors": np.ones(3, np.float32)},
+        {"vectors": np.array([["a"], ["b"], ["c"]])},
+        {"ids": np.arange(3)},
+        {"labels": np.array("a")},
+        *({"c": c} for c in ("0.1", None, [0.1], -0.1, True)),
+        *({"clip_radius": radius} for radius in ("2", -1, [])),
+        {"name": "plane"},
+        {"riemannian": 1},
+    ],
+)
+def test_galleries_of_wrong_types_are_refused(change, tmp_path):
+    names = np.array(["a", "b", "c"])
+    vectors = np.zeros((3, 2), np.float32)
+    Embeddings(vectors, names, names, PoincareBall(), "f", "i", {}).save(tmp_path / "g.npz")
+    arrays = dict(np.load(tmp_path / "g.npz"))
+    space = json.loads(str(arrays["space"]))
+    arrays |= {name: value for name, value in change.items() if name in arrays}
+    space |= {name: value for name, value in change.items() if name not in arrays}
+    np.savez(tmp_path / "g.npz", **arrays | {"space": np.array(json.dumps(space))})
+    with pytest.raises(UserError, match="g.npz is damaged .*; embed the images again"):
         Embeddings.load(tmp_path / "g.npz")
 
 

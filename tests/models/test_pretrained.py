@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.flax
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
@@ -359,3 +361,23 @@ def test_constructor_line_for_timm():
     assert not pools_as_timm(create_embedder(config).encoder)
     grey = {"encoder": encoder_shapes(model.encoder, channels=1)}
     assert "in_chans=1" in timm_constructor(grey, model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [(np.complex64, "complex64"), (np.int8, "int8"), (str, "<U")]
+)
+def test_weights_that_are_no_real_numbers_are_refused(kind, found, tmp_path):
+    """Complex ones would lose a part, and quantised ones their scale."""
+    state = timm_state_dict(weights_of(SMALL), SMALL)
+    state["norm.bias"] = state["norm.bias"].astype(kind)
+    np.savez(tmp_path / "w.npz", **state)
+    with pytest.raises(UserError, match=f"norm.bias holds {found}.*, but weights are floating-poi"):
+        load_timm(str(tmp_path / "w.npz"), SMALL)
+
+
+def test_weights_of_types_that_cannot_be_read_are_refused(tmp_path):
+    state = {n: jnp.asarray(x) for n, x in timm_state_dict(weights_of(SMALL), SMALL).items()}
+    state["norm.bias"] = state["norm.bias"].astype(jnp.float8_e4m3fn)
+    safetensors.flax.save_file(state, tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match="w.safetensors holds tensors that cannot be read"):
+        load_timm(str(tmp_path / "w.safetensors"), SMALL)

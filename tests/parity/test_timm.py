@@ -253,3 +253,22 @@ def test_original_jax_checkpoints_are_read_as_in_timm(tmp_path):
     expected = flatten_dict(convert_timm(state_of(peer), encoder))
     for name, value in flatten_dict(load_timm(path, encoder)).items():
         np.testing.assert_array_equal(value, expected[name])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.to_sparse(),
+        lambda x: x.to(torch.complex64),
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        lambda x: x.to(torch.int8),
+    ],
+    ids=["sparse", "complex", "quantised", "integers"],
+)
+def test_tensors_that_are_no_plain_numbers_are_refused(change, tmp_path):
+    state = dict(small_peer().state_dict())
+    state["norm.bias"] = change(state["norm.bias"])
+    torch.save(state, tmp_path / "w.pth")
+    encoder = VisionTransformer(image_size=32, width=48, **SMALL)
+    with pytest.raises(UserError, match="norm.bias"):
+        load_timm(str(tmp_path / "w.pth"), encoder)

@@ -13,12 +13,12 @@ from tests.helpers import small_runs
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("cannot read ftp://user:secret@host/a (no)", "cannot read ftp://***@host/a (no)"),
+        ("cannot read ftp://user:hunter2@host/a (no)", "cannot read ftp://***@host/a (no)"),
         ("s3://key:se/cret@host", "s3://key:se/cret@host"),  # No URL has such a login.
-        ("https://host/a?token=secret&x=1 here", "https://host/a?*** here"),
-        ("'gs://user:secret@b/c?sig=secret'", "'gs://***@b/c?***'"),
+        ("https://host/a?token=hunter2&x=1 here", "https://host/a?*** here"),
+        ("'gs://user:hunter2@b/c?sig=hunter2'", "'gs://***@b/c?***'"),
         ("gs://bucket/folder, photos/*.jpg? and me@host", None),
-        ("github://me:secret@repository", "github://***@repository"),
+        ("github://me:hunter2@repository", "github://***@repository"),
     ],
 )
 def test_logins_and_queries_are_hidden(text, shown):
@@ -29,21 +29,21 @@ def test_logins_and_queries_are_hidden(text, shown):
 def test_a_run_keeps_no_secret(photos_folder, tmp_path, monkeypatch, capsys):
     """Not in the cloud, in the local copy, in messages, or in its configuration."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("sys.orig_argv", ["python", "--workdir=local://user:secret@host/run"])
+    monkeypatch.setattr("sys.orig_argv", ["python", "--workdir=local://user:hunter2@host/run"])
     storage = fsspec.filesystem("dir", path=str(tmp_path / "storage"), fs=fsspec.filesystem("file"))
     (tmp_path / "storage" / "run").mkdir(parents=True)
     monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url: (storage, "run"))
     cloud._warn_of_secrets.cache_clear()
-    config = small_runs.load(photos_folder, "run.data_dir=ftp://user:secret@host/data")
-    url = "ftp://user:secret@host/run?token=secret"
+    config = small_runs.load(photos_folder, "run.data_dir=ftp://user:hunter2@host/data")
+    url = "ftp://user:hunter2@host/run?token=hunter2"
     train.train_and_evaluate(config, url)
     printed = capsys.readouterr()
-    assert "secret" not in printed.out + printed.err and "ftp://***@host/run?***" in printed.out
+    assert "hunter2" not in printed.out + printed.err and "ftp://***@host/run?***" in printed.out
     assert printed.err.count("warning: a URL holds credentials") == 1
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"run.json", "config.json", ".mirror.json", "writer.json"} <= {p.name for p in files}
     for path in files:
-        assert b"secret" not in path.read_bytes(), path
+        assert b"hunter2" not in path.read_bytes(), path
 
 
 def test_runs_with_other_tokens_are_the_same(photos_folder):

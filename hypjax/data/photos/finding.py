@@ -49,7 +49,7 @@ def find_photos(where: str) -> list[Photo]:
 def _read_lines(path: pathlib.Path) -> list[str]:
     """Reads the non-empty lines of a text file."""
     try:
-        lines = path.read_text("utf-8-sig").split("\n")
+        lines = path.read_text("utf-8-sig").replace("\0", "").split("\n")
         return [line.strip() for line in lines if line.strip()]
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error

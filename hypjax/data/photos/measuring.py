@@ -90,7 +90,7 @@ def _file_facts(photo: Photo) -> tuple[Any, ...]:
     """Returns what changes with the file and is known without reading it."""
     try:
         stat = photo.path.stat()
-    except OSError:
+    except (OSError, ValueError):  # The latter for a null character.
         return (str(photo.path.absolute()), None)
     return (str(photo.path.absolute()), stat.st_size, stat.st_mtime_ns)
 

@@ -58,12 +58,12 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
 
             content = pyarrow.parquet.read_table(table)
             rows, columns = content.to_pylist(), content.column_names
-    except OSError as error:
-        raise UserError(f"cannot read {table}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"cannot read {table}: save it as UTF-8") from error
-    except (csv.Error, ValueError) as error:
-        raise UserError(f"cannot read {table}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # pyarrow raises almost anything on damaged files.
+        text = getattr(error, "strerror", None) or str(error)
+        reason = next(iter(text.splitlines()), type(error).__name__)
+        raise UserError(f"cannot read {table}: {reason}") from error
     for column in ("path", "label"):
         if column not in columns:
             found = f"its columns are {', '.join(columns)}" if columns else "it is empty"
@@ -80,6 +80,8 @@ def _parse_row(folder: pathlib.Path, row: Mapping[str, Any], place: str) -> Phot
     for name in ("path", "label"):
         if value[name] is None:
             raise UserError(f"{place}: no {name}")
+    if "\0" in value["path"]:
+        raise UserError(f"{place}: its path contains a null character")
     if value["split"] is not None and value["split"] not in SPLITS:
         raise UserError(
             f"{place}: split is {value['split']}; it must be one of {', '.join(SPLITS)}"
