@@ -110,8 +110,9 @@ class JsonLines:
             raise
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file, once all lines are on the disk."""
         if self._file is not None:
+            os.fsync(self._file.fileno())
             self._file.close()
 
 

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from hypjax import train
 from tests.helpers import small_runs
+from tests.helpers.system_limits import lossy_disk
 
 KILLS = int(os.environ.get("HYPJAX_TEST_KILLS", "10"))
 # With a constant schedule, runs of all lengths share one compiled step.
@@ -138,3 +140,25 @@ def test_signals_reach_the_run_and_not_its_workers(photos_folder, tmp_path, numb
     assert "is saved, and the same command resumes from there" in printed
     assert "Traceback" not in printed and "leaked" not in printed
     assert ends(process.pid), "a process survived"
+
+
+@pytest.mark.slow
+def test_a_stopped_run_survives_a_power_failure(photos_folder, tmp_path):
+    """The state that it reports, and later its results and measurements, are on the disk."""
+    whole = tmp_path / "whole"
+    assert small_runs.run(photos_folder, whole, *STEADY).returncode == 0
+    with lossy_disk(tmp_path) as disk:
+        run = disk.path / "run"
+        process = small_runs.start(photos_folder, run, *STEADY)
+        wait_for_steps(process, run)
+        process.send_signal(signal.SIGTERM)
+        printed = process.communicate(timeout=100)[1]
+        disk.cut_power()
+        step = re.search(r"step (\d+) is saved", printed)[1]
+        finished = small_runs.run(photos_folder, run, *STEADY)
+        disk.cut_power()
+        assert (
+            finished.returncode == 0 and f"continuing after step {step}\n" in finished.stderr_text
+        )
+        assert_same_run(run, whole)
+        assert small_runs.step_metrics(run) == small_runs.step_metrics(whole)
