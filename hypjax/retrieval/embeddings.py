@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import types
 from collections.abc import Callable, Iterator
@@ -232,7 +231,7 @@ def space_of(description: dict[str, object]) -> Space:
 @contextlib.contextmanager
 def _replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary path, which replaces the given one if the body succeeds."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.unfinished")  # Of a killed process: overwritten.
     try:
         yield temporary
         temporary.replace(path)
