@@ -7,11 +7,13 @@ import pytest
 
 from hypjax.config import choices, default_config, flatten
 from hypjax.config.groups import GROUPS
+from hypjax.geometry import SPACES
+from hypjax.objectives import OBJECTIVES
 
 _CHOICES = {
     "data.name": choices.DATASETS,
-    "objective.name": choices.OBJECTIVES,
-    "objective.space": choices.SPACES,
+    "objective.name": tuple(OBJECTIVES),
+    "objective.space": tuple(SPACES),
     "optim.frozen": tuple(GROUPS),
     "train.sampling": choices.SAMPLINGS,
     "eval.metrics": choices.METRICS,

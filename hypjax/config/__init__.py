@@ -1,12 +1,13 @@
 """Configurations: fields, defaults, validation, files, and the identity of a run."""
 
-from hypjax.config.defaults import default_config
+from hypjax.config.defaults import choose_objective, default_config
 from hypjax.config.files import load_config, read_config, variant_error
 from hypjax.config.identity import default_workdir, differences, flatten, for_files, identity
 from hypjax.config.rules import FITTED, validate
 
 __all__ = [
     "FITTED",
+    "choose_objective",
     "default_config",
     "default_workdir",
     "differences",

@@ -7,16 +7,24 @@ whose value is the default, if the recipe differs between datasets.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from hypjax.objectives import OBJECTIVES
 
-def default_config() -> ConfigDict:
-    """Returns the defaults: the recipe of Ermolov et al., CVPR 2022 (Section 4 and code)."""
+HYP_VIT = "pairwise_cross_entropy"  # Its objective.
+
+
+def default_config(objective: str = HYP_VIT) -> ConfigDict:
+    """Returns the defaults: the recipe of Ermolov et al., CVPR 2022 (Section 4 and code).
+
+    Args:
+        objective: Name of the objective, see `hypjax.objectives.OBJECTIVES`.
+    """
     config = ConfigDict()
     config.name = ""  # Name of the configuration file; set when it is loaded.
     config.variant = ""  # Name of the file's variant. Both name the default workdir.
     config.seed = 0  # Seed of the initial parameters, batches and crops.
     config.data = _data()
     config.model = _model()
-    config.objective = _objective()
+    config.objective = _objective(objective)
     config.optim = _optim()
     config.train = _train()
     config.eval = _eval()
@@ -86,16 +94,31 @@ def _model() -> ConfigDict:
     return model
 
 
-def _objective() -> ConfigDict:
-    """The training loss and the space of the head's embedding."""
+def choose_objective(config: ConfigDict, name: str) -> None:
+    """Names another objective, with the defaults of its own fields; the space remains.
+
+    Args:
+        config: The configuration to change.
+        name: A name from `hypjax.objectives.OBJECTIVES`.
+    """
+    old, new = config.objective, _objective(name)
+    kept = {field: old[field] for field in old if field in _objective(None)}
+    new.update({**kept, "name": name})
+    with config.unlocked():
+        config.objective = new.lock()
+
+
+def _objective(name: str | None) -> ConfigDict:
+    """The space of the head's embedding, and the training loss with the fields that it declares."""
     objective = ConfigDict()
-    objective.name = "pairwise_cross_entropy"  # A name from `choices.OBJECTIVES`.
+    objective.name = name or ""  # A name from `hypjax.objectives.OBJECTIVES`.
     objective.space = "poincare"  # 'poincare' (the ball) or 'sphere'.
     objective.c = 0.1  # The ball has curvature -c and radius 1/sqrt(c); 0 is flat.
     # Norm to which features are clipped before they enter the ball. None disables clipping.
     objective.clip_radius = placeholder(float)  # Makes None a valid value.
     objective.clip_radius = 2.3
-    objective.temperature = 0.2  # Divides the distances in the softmax.
+    for own, field in OBJECTIVES[name].fields.items() if name else ():
+        objective[own] = field.default
     return objective
 
 

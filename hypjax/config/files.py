@@ -10,9 +10,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from hypjax.config.defaults import choose_objective
 from hypjax.config.identity import flatten
 from hypjax.config.rules import field_type, refuse, validate
 from hypjax.errors import UserError, nearest
+from hypjax.objectives import OBJECTIVES
 
 _CONFIGS = pathlib.Path("configs")
 _PACKAGED = pathlib.Path(__file__).parents[1] / "configs"  # The same files, as installed.
@@ -43,7 +45,8 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
         UserError: The file or the variant does not exist, or a field is unknown or invalid.
     """
     config = read_config(spec)
-    for override in overrides:
+    # The objective first, since it has fields of its own.
+    for override in sorted(overrides, key=lambda text: not text.startswith("objective.name=")):
         _set(config, override)
     validate(config)
     return config
@@ -121,11 +124,14 @@ def _set(config: ConfigDict, override: str) -> None:
     if not equals:
         raise UserError(f"config.{field} needs a value: --config.{field}=VALUE")
     value = _parse(text, known[field])
-    rule = field_type(field)
+    rule = field_type(field, config.objective.name)
     if not rule.holds(value):
         refuse(field, text, rule.words)
     if isinstance(known[field], float) and value is not None:
         value = float(value)
+    if field == "objective.name" and value in OBJECTIVES:
+        choose_objective(config, value)
+        return
     with config.ignore_type():
         config.update_from_flattened_dict({field: value})
 

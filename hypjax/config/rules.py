@@ -1,18 +1,19 @@
 """Validation: the type and range of each field, and rules between fields."""
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import DATASETS, METRICS, OBJECTIVES, SAMPLINGS, SPACES
-from hypjax.config.defaults import default_config
+from hypjax.config.choices import DATASETS, METRICS, SAMPLINGS
+from hypjax.config.defaults import HYP_VIT, default_config
 from hypjax.config.groups import GROUPS
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
+from hypjax.fields import ABOVE_0, Rule, at_least, one_of, range_within, within
+from hypjax.geometry import SPACES
+from hypjax.objectives import OBJECTIVES
 
 # Fields that may be None for the user's own images, which they then fit.
 FITTED = frozenset(
@@ -37,19 +38,6 @@ OPTIONAL = FITTED | frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """A condition on the value of a field.
-
-    Attributes:
-        holds: Whether a value satisfies the condition.
-        words: The condition in words, to follow 'it must be'.
-    """
-
-    holds: Callable[[Any], bool]
-    words: str
-
-
 _SCALARS = {
     int: Rule(lambda value: type(value) is int, "a whole number"),
     float: Rule(
@@ -60,13 +48,14 @@ _SCALARS = {
 }
 
 
-def field_type(field: str) -> Rule:
+def field_type(field: str, objective: str) -> Rule:
     """Returns the rule that a value has the type of the field's default.
 
     Args:
         field: A dotted name, such as 'train.total_steps'.
+        objective: Name of the objective, which has fields of its own.
     """
-    default = flatten(default_config())[field]
+    default = flatten(default_config(objective))[field]
     if isinstance(default, tuple):
         scalar = _SCALARS[type(default[0])]
         return Rule(
@@ -85,74 +74,52 @@ def _group(name: str) -> ConfigDict:
     return functools.reduce(getattr, filter(None, name.split(".")), default_config())
 
 
-def _one_of(*choices: str) -> Rule:
-    return Rule(lambda value: value in choices, "one of " + ", ".join(choices))
-
-
-def _at_least(bound: float) -> Rule:
-    return Rule(lambda value: value >= bound, f"at least {bound}")
-
-
-def _within(low: float, high: float) -> Rule:
-    return Rule(lambda value: low <= value <= high, f"between {low} and {high}")
-
-
-def _range_within(low: float, high: float) -> Rule:
-    return Rule(
-        lambda value: len(value) == 2 and low < value[0] <= value[1] <= high,
-        f"two ascending numbers above {low} and up to {high}",
-    )
-
-
 _CLASSES = Rule(
     lambda value: value >= 0 and (value < 1 or value == int(value)),
     "a number of classes, or a fraction of them below 1",
 )
-_POSITIVE = Rule(lambda value: value > 0, "above 0")
 
 _RULES = {
-    "seed": _within(0, 2**32 - 1),  # JAX's keys drop further bits.
-    "data.name": _one_of(*DATASETS),
-    "data.decoder": _one_of("exact", "fast"),
+    "seed": within(0, 2**32 - 1),  # JAX's keys drop further bits.
+    "data.name": one_of(*DATASETS),
+    "data.decoder": one_of("exact", "fast"),
     "data.stored_side": Rule(lambda value: value is None or value >= 1, "at least 1, or None"),
     "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
-    "data.image_size": _at_least(1),
+    "data.image_size": at_least(1),
     "data.std": Rule(lambda value: all(v > 0 for v in value), "above 0 in every channel"),
-    "data.crop_area": _range_within(0, 1),
-    "data.crop_ratio": _range_within(0, float("inf")),
-    "data.flip": _within(0, 1),
+    "data.crop_area": range_within(0, 1),
+    "data.crop_ratio": range_within(0, float("inf")),
+    "data.flip": within(0, 1),
     "data.validation_classes": _CLASSES,
     "data.test_classes": _CLASSES,
-    "data.split_seed": _at_least(0),
-    "model.patch_size": _at_least(0),
-    "model.width": _at_least(0),
-    "model.depth": _at_least(0),
-    "model.num_heads": _at_least(0),
-    "model.head_dim": _at_least(1),
+    "data.split_seed": at_least(0),
+    "model.patch_size": at_least(0),
+    "model.width": at_least(0),
+    "model.depth": at_least(0),
+    "model.num_heads": at_least(0),
+    "model.head_dim": at_least(1),
     "model.weights": Rule(lambda value: value != "", "a name, a file or a folder, or None"),
-    "model.precision": _one_of("auto", "float32", "bfloat16"),
-    "objective.name": _one_of(*OBJECTIVES),
-    "objective.space": _one_of(*SPACES),
-    "objective.c": _at_least(0),
+    "model.precision": one_of("auto", "float32", "bfloat16"),
+    "objective.space": one_of(*SPACES),
+    "objective.c": at_least(0),
     "objective.clip_radius": Rule(lambda value: value is None or value > 0, "above 0, or None"),
-    "objective.temperature": _POSITIVE,
-    "optim.learning_rate": _at_least(0),
-    "optim.schedule": _one_of("constant", "cosine"),
-    "optim.warmup_steps": _at_least(0),
-    "optim.weight_decay": _at_least(0),
+    "optim.learning_rate": at_least(0),
+    "optim.schedule": one_of("constant", "cosine"),
+    "optim.warmup_steps": at_least(0),
+    "optim.weight_decay": at_least(0),
     "optim.b1": Rule(lambda value: 0 <= value < 1, "at least 0 and below 1"),
     "optim.b2": Rule(lambda value: 0 <= value < 1, "at least 0 and below 1"),
-    "optim.eps": _POSITIVE,
-    "optim.clip_norm": _POSITIVE,
+    "optim.eps": ABOVE_0,
+    "optim.clip_norm": ABOVE_0,
     "optim.frozen": Rule(
         lambda value: set(value) <= set(GROUPS), "names from " + ", ".join(GROUPS)
     ),
-    "train.total_steps": _at_least(1),
-    "train.samples_per_class": _at_least(2),
-    "train.sampling": _one_of(*SAMPLINGS),
-    "train.on_nonfinite": _one_of("stop", "skip"),
-    "train.max_nonfinite": _at_least(1),
-    "train.on_collapse": _one_of("warn", "stop"),
+    "train.total_steps": at_least(1),
+    "train.samples_per_class": at_least(2),
+    "train.sampling": one_of(*SAMPLINGS),
+    "train.on_nonfinite": one_of("stop", "skip"),
+    "train.max_nonfinite": at_least(1),
+    "train.on_collapse": one_of("warn", "stop"),
     "eval.ks": Rule(
         lambda value: len(value) > 0 and min(value) >= 1, "one or more numbers, each at least 1"
     ),
@@ -160,18 +127,18 @@ _RULES = {
         lambda value: "recall" in value and set(value) <= set(METRICS),
         "recall, and optionally any of " + ", ".join(METRICS[1:]),
     ),
-    "eval.every": _at_least(0),
-    "run.workers": _at_least(0),
-    "run.input_timeout": _POSITIVE,
-    "run.cache": _one_of("none", "host", "device"),
+    "eval.every": at_least(0),
+    "run.workers": at_least(0),
+    "run.input_timeout": ABOVE_0,
+    "run.cache": one_of("none", "host", "device"),
     "run.mesh": Rule(
         lambda value: len(value) == 2 and (value[0] == -1 or value[0] >= 1) and value[1] >= 1,
         "two numbers: copies of the parameters (−1: as many as possible) and shards of each copy",
     ),
-    "run.microbatch": _at_least(0),
-    "run.eval_batch_size": _at_least(1),
-    "run.log_every": _at_least(1),
-    "run.checkpoint_every": _at_least(1),
+    "run.microbatch": at_least(0),
+    "run.eval_batch_size": at_least(1),
+    "run.log_every": at_least(1),
+    "run.checkpoint_every": at_least(1),
 }
 
 
@@ -182,16 +149,19 @@ def validate(config: ConfigDict) -> None:
         UserError: A field is unknown, missing or invalid; the message names it.
     """
     fields = flatten(config)
-    known = flatten(default_config())
+    if (name := fields.get("objective.name", HYP_VIT)) not in list(OBJECTIVES):
+        refuse("objective.name", name, one_of(*OBJECTIVES).words)
+    known = flatten(default_config(name))
     for field in sorted(fields.keys() - known.keys()):
         raise UserError(f"unknown field config.{field}{nearest(field, known)}")
     for field in sorted(known.keys() - fields.keys()):
         raise UserError(f"config.{field} is missing; start from hypjax.config.default_config()")
     for field, value in fields.items():
-        kind = field_type(field)
+        kind = field_type(field, name)
         if not kind.holds(value):
             refuse(field, value, kind.words)
-    for field, rule in _RULES.items():
+    own = {f"objective.{field}": own.rule for field, own in OBJECTIVES[name].fields.items()}
+    for field, rule in (_RULES | own).items():
         if not (field in FITTED and fields[field] is None) and not rule.holds(fields[field]):
             refuse(field, fields[field], rule.words)
     _validate_batches(config)
@@ -210,7 +180,7 @@ def _validate_batches(config: ConfigDict) -> None:
     for field in sorted(FITTED):
         if fields[field] is None and config.data.name != "folder":
             refuse(field, None, "a whole number, unless data.name is folder")
-    if train.sampling == "shuffled" and config.objective.name == "pairwise_cross_entropy":
+    if train.sampling == "shuffled" and OBJECTIVES[config.objective.name].by_class:
         words = "epoch_classes or drawn_classes: this objective compares images of one class"
         refuse("train.sampling", train.sampling, words)
     if any(fields[field] is None for field in FITTED):

@@ -1,26 +1,33 @@
 """The registry of objectives, and the choice that a configuration makes."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from hypjax.fields import Field
 from hypjax.geometry import SPACES, Space
+from hypjax.objectives import pairwise
 from hypjax.objectives.base import Objective
-from hypjax.objectives.pairwise import PairwiseCrossEntropy
 
 
-def _pairwise_cross_entropy(config: ConfigDict, space: Space) -> Objective:
-    return PairwiseCrossEntropy(
-        space=space,
-        temperature=config.objective.temperature,
-        samples_per_class=config.train.samples_per_class,
-    )
+class Entry(NamedTuple):
+    """An objective that configurations can name.
+
+    Attributes:
+        create: Builds it from a run's whole configuration and the space that this names.
+        fields: The fields that it adds to `config.objective`.
+        by_class: Whether it needs several images of each class in a batch.
+    """
+
+    create: Callable[[ConfigDict, Space], Objective]
+    fields: Mapping[str, Field]
+    by_class: bool
 
 
-# Each takes a run's whole configuration and the space that it names.
-OBJECTIVES: dict[str, Callable[[ConfigDict, Space], Objective]] = {
-    "pairwise_cross_entropy": _pairwise_cross_entropy,
+OBJECTIVES = {
+    "pairwise_cross_entropy": Entry(pairwise.create, pairwise.FIELDS, by_class=True),
 }
 
 
@@ -45,4 +52,4 @@ def create_objective(config: ConfigDict) -> Objective:
         The objective, in the space that the configuration names.
     """
     space = create_space(config.objective)
-    return OBJECTIVES[config.objective.name](config, space)
+    return OBJECTIVES[config.objective.name].create(config, space)

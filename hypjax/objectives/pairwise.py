@@ -10,7 +10,9 @@ from einops import rearrange
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from ml_collections import ConfigDict
 
+from hypjax.fields import ABOVE_0, Field
 from hypjax.geometry import Space
 from hypjax.objectives.base import Metrics, Spec
 from hypjax.types import Batch, Outputs
@@ -147,6 +149,18 @@ def _block_terms(logits: Float[Array, "n n"]) -> tuple[Float[Array, " n"], Float
     same_class = jnp.eye(logits.shape[0], dtype=bool)
     negatives = jax.nn.logsumexp(logits, axis=-1, where=~same_class)
     return negatives, jnp.sum(logits, axis=-1, where=same_class)
+
+
+FIELDS = {"temperature": Field(0.2, ABOVE_0)}  # Divides the distances in the softmax.
+
+
+def create(config: ConfigDict, space: Space) -> "PairwiseCrossEntropy":
+    """Builds the objective that a run's configuration describes."""
+    return PairwiseCrossEntropy(
+        space=space,
+        temperature=config.objective.temperature,
+        samples_per_class=config.train.samples_per_class,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

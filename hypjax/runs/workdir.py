@@ -18,6 +18,7 @@ from hypjax.config import (
     validate,
 )
 from hypjax.errors import UserError
+from hypjax.objectives import OBJECTIVES
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console, environment
 from hypjax.system.files import write_json
@@ -49,7 +50,10 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     if not isinstance(fields, dict):
         raise _damaged(path, "it was not written by hypjax")
     fields.setdefault("model.architecture", "vit")  # Older runs lack the field.
-    config = default_config()
+    objective = fields.get("objective.name")
+    if objective not in list(OBJECTIVES):
+        raise UserError(f"{path} names the objective {objective}, which this version does not know")
+    config = default_config(objective)
     for field in sorted(fields.keys() - flatten(config).keys()):
         raise UserError(f"{path} has the field {field}, which this version of hypjax does not know")
     fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
@@ -160,7 +164,9 @@ class Workdir:
                 )
             return
         # A field that was added since the run began has had its default.
-        began = identity(default_config()) | saved["identity"]
+        name = saved["identity"].get("objective.name")
+        defaults = default_config(name) if name in list(OBJECTIVES) else self._config
+        began = identity(defaults) | saved["identity"]
         changes = differences(began, identity(self._config))
         changes = [change for change in changes if change.startswith(compared)]
         if changes:

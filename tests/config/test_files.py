@@ -15,6 +15,10 @@ from hypjax.config import (
     validate,
 )
 from hypjax.errors import UserError
+from hypjax.fields import ABOVE_0, Field
+from hypjax.objectives import OBJECTIVES
+from hypjax.objectives.create import Entry
+from hypjax.runs.workdir import Workdir, saved_config
 
 
 @pytest.fixture
@@ -238,3 +242,54 @@ def test_a_seed_beyond_32_bits_is_refused(glyphs):
     assert load_config(glyphs, [f"seed={2**32 - 1}"]).seed == 2**32 - 1
     with pytest.raises(UserError, match="seed is 4294967296; it must be between 0 and 4294967295"):
         load_config(glyphs, [f"seed={2**32}"])
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """An objective with two fields of its own, one of which pairwise cross-entropy has, too."""
+    fields = {"margin": Field(0.5, ABOVE_0), "temperature": Field(1.0, ABOVE_0)}
+    monkeypatch.setitem(
+        OBJECTIVES, "toy", Entry(lambda config, space: None, fields, by_class=False)
+    )
+
+
+def test_an_objective_brings_its_own_fields(glyphs, toy):
+    config = load_config(glyphs, ["objective.margin=2", "objective.c=0.3", "objective.name=toy"])
+    assert (config.objective.name, config.objective.margin, config.objective.c) == ("toy", 2, 0.3)
+    assert config.objective.temperature == 1 and "margin" not in load_config(glyphs).objective
+    assert {"objective.margin", "objective.space"} <= identity(config).keys()
+    with pytest.raises(UserError, match="objective.margin is 0.0; it must be above 0"):
+        load_config(glyphs, ["objective.name=toy", "objective.margin=0.0"])
+    with pytest.raises(UserError, match="unknown field config.objective.margin"):
+        load_config(glyphs, ["objective.margin=0.5"])
+    with pytest.raises(UserError, match="objective.margin is 'x'; it must be a finite number"):
+        load_config(glyphs, ["objective.name=toy", "objective.margin=x"])
+
+
+def test_a_file_may_choose_another_objective(glyphs, toy, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from hypjax.config import choose_objective, default_config\n"
+        "def get_config():\n"
+        "  config = default_config()\n"
+        "  config.objective.c = 0.7\n"
+        "  choose_objective(config, 'toy')\n"
+        "  config.objective.margin = 3.0\n"
+        "  config.train.sampling = 'shuffled'\n"
+        "  return config\n"
+    )
+    config = load_config(str(own))
+    assert (config.objective.c, config.objective.margin) == (0.7, 3.0)
+    with pytest.raises(UserError, match="this objective compares images of one class"):
+        load_config(glyphs, ["train.sampling=shuffled"])
+
+
+def test_a_run_of_another_objective_is_read_with_its_fields(glyphs, toy, tmp_path):
+    config = load_config(glyphs, ["objective.name=toy", "objective.margin=2"])
+    with Workdir(tmp_path, config).claimed({}):
+        pass
+    assert saved_config(tmp_path).objective.margin == 2
+    Workdir(tmp_path, config)
+    changed = load_config(glyphs, ["objective.name=toy"])
+    with pytest.raises(UserError, match=r"\(objective.margin: 2.0 -> 0.5\)"):
+        Workdir(tmp_path, changed)

@@ -1,0 +1,57 @@
+"""Fields of configurations: a default, and a rule for the values. Objectives declare theirs."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A condition on the value of a field.
+
+    Attributes:
+        holds: Whether a value satisfies the condition.
+        words: The condition in words, to follow 'it must be'.
+    """
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A field that an objective adds to `config.objective`.
+
+    Attributes:
+        default: Its default; the type of the values is that of the default.
+        rule: Condition on its values.
+    """
+
+    default: Any
+    rule: Rule
+
+
+def one_of(*choices: str) -> Rule:
+    """One of some strings."""
+    return Rule(lambda value: value in choices, "one of " + ", ".join(choices))
+
+
+def at_least(bound: float) -> Rule:
+    """A number from a bound on."""
+    return Rule(lambda value: value >= bound, f"at least {bound}")
+
+
+def within(low: float, high: float) -> Rule:
+    """A number between two bounds, which are allowed."""
+    return Rule(lambda value: low <= value <= high, f"between {low} and {high}")
+
+
+def range_within(low: float, high: float) -> Rule:
+    """Two ascending numbers between two bounds."""
+    return Rule(
+        lambda value: len(value) == 2 and low < value[0] <= value[1] <= high,
+        f"two ascending numbers above {low} and up to {high}",
+    )
+
+
+ABOVE_0 = Rule(lambda value: value > 0, "above 0")
