@@ -141,4 +141,4 @@ def _end(signum: int, frame: object) -> None:
 
 def _show_warning(message: Warning | str, *args: object, **kwargs: object) -> None:
     """Prints a warning on one line, without its location in the code."""
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {errors.redacted(str(message))}", file=sys.stderr)

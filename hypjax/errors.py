@@ -12,14 +12,20 @@ TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h: rerunning the same command continue
 CLOSED_PIPE = 141  # A shell's exit status when the reader of the output has ended (SIGPIPE).
 
 
-# Name and password, and the query, of a URL.
-_LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/?#'\"@]*@")
-_QUERY = re.compile(r"(\b[a-zA-Z][\w+.-]*://[^\s?'\"]*)\?[^\s'\"]+")
+# The login of a URL, up to the last @ before its path. In some schemes it is no login, but the name
+# of a container or a repository.
+_LOGIN = re.compile(r"\b(?!(?:abfss?|az|wasbs?|github)://)([a-zA-Z][\w+.-]*://)[^/?#\n]*@")
+# A parameter of a URL, except for those that name a version.
+_PARAMETER = re.compile(
+    r"([?&#](?!(?:versionId|generation|revision|region)=)[\w.%-]+=)[^\s&#]*?(?=['\")]*(?:[\s&#]|$))"
+)
 
 
 def redacted(text: str) -> str:
-    """Replaces what may be secret in the URLs of a text: names, passwords and queries."""
-    return _QUERY.sub(r"\1?***", _LOGIN.sub(r"\1***@", text))
+    """Replaces what may be secret in the URLs of a text: logins, and values of parameters."""
+    if "://" not in text:
+        return text
+    return _PARAMETER.sub(r"\1***", _LOGIN.sub(r"\1***@", text))
 
 
 class UserError(Exception):

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import validate
 from hypjax.data.splits import open_splits
+from hypjax.errors import redacted
 from hypjax.inference.datasets import evaluation_input
 from hypjax.inference.evaluator import check_depth, create_evaluator
 from hypjax.inference.weights import pretrained_encoder, restore_models
@@ -88,7 +89,7 @@ def _report(
     models: str, results: Mapping[str, Recalls], notes: tuple[str, ...], config: ConfigDict
 ) -> dict[str, Any]:
     """Prints the table, and returns the results with their notes."""
-    print(f"Recall on the test classes, by {models}:")
+    print(f"Recall on the test classes, by {redacted(models)}:")
     print(format_results(results))
     noted_results = {**results, **noted(notes)}
     print_notes(noted_results)

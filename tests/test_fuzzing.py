@@ -3,8 +3,6 @@
 HYPJAX_FUZZ=5000 pytest tests/test_fuzzing.py -m slow tries so many examples of each kind.
 """
 
-import contextlib
-import io
 import json
 import os
 import pathlib
@@ -267,7 +265,6 @@ def test_fields_take_a_value_or_refuse_it(field, text):
 @fuzzed
 @given(st.binary(max_size=200) | st.text(max_size=60).map(str.encode))
 def test_any_bytes_are_no_image(content):
-    with contextlib.suppress(OSError, ValueError, SyntaxError):
+    with pytest.raises((OSError, ValueError, SyntaxError)) as error:
         pixels.decode(content, 3, upright=True)
-    assert isinstance(pixels.reason(ValueError("x")), str)
-    assert io.BytesIO(content).read() == content
+    assert pixels.reason(error.value)

@@ -2,7 +2,14 @@
 
 from hypjax.config.defaults import choose_objective, default_config
 from hypjax.config.files import load_config, read_config, variant_error
-from hypjax.config.identity import default_workdir, differences, flatten, for_files, identity
+from hypjax.config.identity import (
+    default_workdir,
+    differences,
+    flatten,
+    for_files,
+    identity,
+    without_secrets,
+)
 from hypjax.config.rules import FITTED, validate
 
 __all__ = [
@@ -18,4 +25,5 @@ __all__ = [
     "read_config",
     "validate",
     "variant_error",
+    "without_secrets",
 ]

@@ -8,7 +8,6 @@ one of these checksums. Each process verifies an image when it first reads it.
 import concurrent.futures
 import contextlib
 import functools
-import os
 import pathlib
 import shutil
 import zlib
@@ -22,6 +21,7 @@ from jaxtyping import Bool, Int, UInt8, UInt32
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.cores import usable_cores
+from hypjax.system.files import flush
 from hypjax.system.locks import claimed
 
 _AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
@@ -63,7 +63,10 @@ class DecodedImages:
                 the next start makes it again.
         """
         start, end = self._offsets[i : i + 2]
-        pixels = self._map[start:end]
+        try:
+            pixels = self._map[start:end]
+        except FileNotFoundError as error:  # Another process has found it damaged.
+            raise DamagedCacheError from error
         if not self._verified[i]:
             if zlib.crc32(pixels) != self._checksums[i]:
                 self._discard()
@@ -73,17 +76,22 @@ class DecodedImages:
 
     def _discard(self) -> None:
         """Reports a damaged file once, and removes it; processes that have mapped it keep it."""
-        if not self._path.exists():
-            return
-        with contextlib.suppress(OSError):
+        try:
+            if self._path.stat().st_ino != self._inode:
+                return  # Another process has made it again.
             self._path.unlink()
+        except FileNotFoundError:
+            return  # Another process has removed and reported it.
+        except OSError as error:
+            console.warn(f"{self._path} cannot be removed ({error.strerror})")
         console.warn(
-            f"the decoded images in {self._path} are damaged; damaged ones are decoded again, and "
-            "the next start makes the file again"
+            f"some decoded images in {self._path} are damaged; they are decoded again, and the "
+            "next start makes the file again"
         )
 
     @functools.cached_property
     def _map(self) -> np.memmap:
+        self._inode = self._path.stat().st_ino
         return np.memmap(self._path, np.uint8, mode="r")
 
     @functools.cached_property
@@ -96,7 +104,7 @@ class DecodedImages:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the memory map: each worker process maps the file itself."""
-        own = ("_map", "_checksums", "_verified")
+        own = ("_map", "_inode", "_checksums", "_verified")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def _is_complete(self) -> bool:
@@ -106,11 +114,7 @@ class DecodedImages:
         with self._path.open("rb") as file:
             file.seek(int(self._offsets[-1]))
             checksums, last = file.read(4 * len(self)), file.read(4)
-        complete = zlib.crc32(checksums).to_bytes(4, "little") == last
-        if not complete:
-            console.warn(f"the decoded images in {self._path} are damaged; they are decoded again")
-            self._path.unlink()
-        return complete
+        return zlib.crc32(checksums).to_bytes(4, "little") == last
 
     def fill(self, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]) -> None:
         """Writes the file, unless it exists.
@@ -127,13 +131,16 @@ class DecodedImages:
         with _explaining_write_errors(self._path), claimed(self._path.parent, "decoding images"):
             if self._is_complete():
                 return  # Another process wrote it meanwhile.
+            if self._path.exists():
+                console.warn(
+                    f"the decoded images in {self._path} are damaged; they are decoded again"
+                )
             self._require_space()
             unfinished = self._path.with_suffix(".unfinished")
             try:
                 with unfinished.open("wb") as file:  # Overwrites that of a killed process.
                     self._write(file, decode)
-                    file.flush()
-                    os.fsync(file.fileno())
+                    flush(file)
                 unfinished.replace(self._path)
             finally:
                 unfinished.unlink(missing_ok=True)

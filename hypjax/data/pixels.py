@@ -19,6 +19,7 @@ DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.v
 MODES = {1: "L", 3: "RGB"}
 
 
+LARGEST_FILE = 2**30  # Bytes; files and members of archives may announce any size.
 # Mirroring or rotation by value of EXIF's orientation.
 _ROTATIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -114,13 +115,19 @@ def read_bytes(path: str | pathlib.Path) -> bytes:
     """Reads a regular file.
 
     Raises:
-        OSError: It is a pipe or a device, which may have no end, or cannot be read.
+        OSError: It is a pipe or a device, which may have no end, or too large, or cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError("not a regular file")
-        return file.read()
+        if found.st_size > LARGEST_FILE:
+            raise OSError(f"larger than {LARGEST_FILE} bytes")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def read_image(path: str, channels: int) -> Image.Image:

@@ -35,6 +35,7 @@ from hypjax.geometry.smooth import Scalar
 MAX_NORM = 1 - 1e-5
 
 _FRECHET_STEPS = 1000
+_LONGEST = 1e18  # Longer vectors have no ‖v‖² in float32.
 
 
 def lambda_x(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b 1"]:
@@ -43,7 +44,7 @@ def lambda_x(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b 1"]:
     return 2 / (1 - c * smooth.square_norm(x))
 
 
-def clip_features(v: Float[ArrayLike, "*b d"], radius: float | None) -> Float[Array, "*b d"]:
+def clip_features(v: Float[ArrayLike, "*b d"], radius: Scalar | None) -> Float[Array, "*b d"]:
     """Shortens vectors longer than `radius` to that length (Guo et al., CVPR 2022, Eq. 5).
 
     Args:
@@ -136,7 +137,10 @@ def expmap(
         Points of the ball, [..., d].
     """
     x, v = smooth.floating(x, v)
-    w = v * lambda_x(x, c) / 2
+    w = clip_features(v, _LONGEST) * lambda_x(x, c) / 2
+    # The squares of longer vectors overflow; these reach the boundary, too.
+    root = lax.stop_gradient(jnp.sqrt(jnp.where(c > 0, c, 1)))
+    w = clip_features(w, jnp.where(c > 0, jnp.minimum(1e3 / root, _LONGEST), _LONGEST))
     # From far out towards the centre, the terms of the Möbius addition cancel.
     xx, ww = c * smooth.square_norm(x), c * smooth.square_norm(w)
     inward = (jnp.sum(x * w, axis=-1, keepdims=True) < 0) & (xx > 0.25) & (ww > 0.25)
@@ -155,7 +159,11 @@ def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
     xx, ww = c * smooth.square_norm(x), c * smooth.square_norm(w)
     r, a = (jnp.sqrt(jnp.where(inward, square, 1)) for square in (xx, ww))
     direction = root * w / a
-    turn = root * x / r + direction
+    outward = root * x / r
+    turn, across = outward + direction, outward - direction
+    # The two are orthogonal, but for rounding errors, which count where the turn is small.
+    radial = jnp.sum(turn * across, axis=-1, keepdims=True)
+    turn -= across * radial / jnp.where(inward, smooth.square_norm(across), 1)
     decay = jnp.exp(-2 * a)
     cosh, sinh = (1 + decay) / 2, (1 - decay) / 2
     near = ((1 - xx) / (1 + r) + decay * (1 + r)) / 2

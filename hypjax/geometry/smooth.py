@@ -29,8 +29,9 @@ def scaled(x: Float[Array, "*b d"]) -> tuple[Float[Array, "*b d"], Float[Array, 
     """
     largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
     extreme = (largest > 1e15) | ((largest > 0) & (largest < 1e-15))
-    # Beyond 1e37, the reciprocal of a divisor would vanish.
-    scale = jnp.where(extreme & jnp.isfinite(largest), jnp.minimum(largest, 1e37), 1)
+    # The reciprocal of a divisor must not vanish.
+    most = jnp.finfo(x.dtype).max / 16
+    scale = jnp.where(extreme & jnp.isfinite(largest), jnp.minimum(largest, most), 1)
     return x / scale, scale
 
 

@@ -19,7 +19,7 @@ from hypjax.config import for_files
 from hypjax.errors import UserError
 from hypjax.parallel import processes
 from hypjax.system import console
-from hypjax.system.files import write_text
+from hypjax.system.files import flush, write_text
 
 Values = Mapping[str, Any]  # Numbers, or nested mappings of numbers.
 
@@ -98,7 +98,10 @@ class JsonLines:
 
     def write(self, step: int, values: Values) -> None:
         """Appends a line; if the disk is full, a partial line is removed again."""
+        if self._file is not None and not os.fstat(self._file.fileno()).st_nlink:
+            self._file = None  # The file was removed.
         if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)
         end = os.fstat(self._file.fileno()).st_size
         line = (json.dumps({"step": step, **values}) + "\n").encode()
@@ -112,7 +115,7 @@ class JsonLines:
     def close(self) -> None:
         """Closes the file, once all lines are on the disk."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            flush(self._file)
             self._file.close()
 
 
@@ -206,7 +209,7 @@ class WandbRun:
                 name=folder.name,
                 resume="allow",
                 config=for_files(config),
-                settings=wandb.Settings(silent=True),
+                settings=wandb.Settings(silent=True, x_disable_meta=True),  # The command line.
             )
         except wandb.Error as error:
             raise UserError(f"Weights & Biases cannot be used: {error}") from error

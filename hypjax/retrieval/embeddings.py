@@ -14,7 +14,7 @@ from jaxtyping import Float
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, PoincareBall, Space, poincare
 from hypjax.geometry.spaces import Role
-from hypjax.system.files import read_npz
+from hypjax.system.files import read_npz, replacing
 
 _FORMAT = "hypjax embeddings 1"
 # Types of the fields of spaces, in files.
@@ -231,11 +231,8 @@ def space_of(description: dict[str, object]) -> Space:
 @contextlib.contextmanager
 def _replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary path, which replaces the given one if the body succeeds."""
-    temporary = path.with_name(f".{path.name}.unfinished")  # Of a killed process: overwritten.
     try:
-        yield temporary
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            yield temporary
     except OSError as error:
         raise UserError(f"cannot write to {path} ({error.strerror or error})") from error
-    finally:
-        temporary.unlink(missing_ok=True)

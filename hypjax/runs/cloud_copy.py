@@ -307,5 +307,5 @@ def open_folder(workdir: str | pathlib.Path) -> LocalFolder | CloudCopy:
             or ends with this process.
     """
     if is_url(workdir) and str(workdir).startswith("memory:"):
-        raise UserError(f"{workdir} is gone when this process ends; name another --workdir")
+        raise UserError(f"{workdir} ends with this process; name another --workdir")
     return CloudCopy(workdir) if is_url(workdir) else LocalFolder(pathlib.Path(workdir))

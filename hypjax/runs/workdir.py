@@ -16,6 +16,7 @@ from hypjax.config import (
     for_files,
     identity,
     validate,
+    without_secrets,
 )
 from hypjax.errors import UserError
 from hypjax.objectives import OBJECTIVES
@@ -166,7 +167,7 @@ class Workdir:
         # A field that was added since the run began has had its default.
         name = saved["identity"].get("objective.name")
         defaults = default_config(name) if name in list(OBJECTIVES) else self._config
-        began = identity(defaults) | saved["identity"]
+        began = identity(defaults) | without_secrets(saved["identity"])
         changes = differences(began, identity(self._config))
         changes = [change for change in changes if change.startswith(compared)]
         if changes:
@@ -271,8 +272,8 @@ class Workdir:
             if not (self.path / _CONFIG).exists():
                 self._write_start()
                 console.warn(
-                    f"files of {self.path} were removed during the run: its configuration is "
-                    "written again, but earlier measurements are lost"
+                    f"files of {self.path} were removed during the run; its configuration is "
+                    "written again, but measurements may be lost"
                 )
             write_json(self.path / _RESULTS, results)
         except OSError as error:

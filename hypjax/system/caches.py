@@ -1,5 +1,6 @@
 """The user's cache folder; its content may be deleted at any time."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -41,8 +42,9 @@ def _replace_damaged_programs(folder: pathlib.Path) -> None:
         if found is None:
             show(message, *args, **kwargs)
             return
-        for entry in folder.glob(f"{found[1]}-*"):
-            entry.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for entry in folder.glob(f"{found[1]}-*"):
+                entry.unlink(missing_ok=True)
         if not removed:
             console.warn(f"damaged programs in {folder} are compiled again")
         removed.add(found[1])

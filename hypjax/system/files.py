@@ -1,12 +1,19 @@
 """Files: writes that survive a power failure, and arrays of files that anyone may have made."""
 
+import contextlib
 import errno
+import fcntl
+import glob
 import json
 import os
 import pathlib
-from typing import Any
+import time
+from collections.abc import Iterator
+from typing import IO, Any
 
 import numpy as np
+
+_ABANDONED = 3600  # Seconds after which a temporary file is no longer being written.
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -19,17 +26,51 @@ def write_text(path: pathlib.Path, text: str) -> None:
     unfinished = path.with_name(path.name + ".unfinished")
     with unfinished.open("w") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())  # Without this, a power failure may leave an empty file.
+        flush(file)  # Without this, a power failure may leave an empty file.
     unfinished.replace(path)
     sync(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a temporary path, which replaces the given one if the body succeeds.
+
+    Several processes may do so at once: the last one counts. What processes left behind that were
+    killed more than an hour ago is removed.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED:
+                left.unlink()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def flush(file: IO[Any]) -> None:
+    """Waits until what was written to a file is on the disk."""
+    file.flush()
+    _flush(file.fileno())
+
+
+def _flush(descriptor: int) -> None:
+    if hasattr(fcntl, "F_FULLFSYNC"):  # On macOS, fsync stops at the cache of the drive.
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+        except OSError:  # Not on every file system.
+            pass
+    os.fsync(descriptor)
 
 
 def sync(path: pathlib.Path) -> None:
     """Waits until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _flush(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Not every system syncs folders.
             raise

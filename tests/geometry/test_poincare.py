@@ -141,6 +141,27 @@ def exact_expmap(x, v, c):
     return [float(value) for value in point]
 
 
+@pytest.mark.parametrize(("norm", "tolerance"), [(0.9, 1e-5), (0.999, 2e-4), (0.9999, 2e-3)])
+def test_expmap_towards_the_centre_and_beyond_is_accurate_in_float32(norm, tolerance):
+    """Straight inward, where x̂ + v̂ is 0, and far: errors of 1 − ‖x‖² grow with the path."""
+    x = points(0, (200, 8), 1.0, norm, norm).astype(np.float32)
+    v = -x / np.linalg.norm(x, axis=-1, keepdims=True)
+    for length in (1.0, 6.0, 12.0, 20.0):
+        tangents = (v * length * (1 - norm**2) / 2).astype(np.float32)
+        with jax.enable_x64(True):
+            exact = poincare.expmap(x.astype(np.float64), tangents.astype(np.float64), 1.0)
+        error = np.linalg.norm(poincare.expmap(x, tangents, 1.0) - np.asarray(exact), axis=-1)
+        assert error.max() < tolerance, length
+
+
+@pytest.mark.parametrize("x", [0.0, 0.6, 0.9999])
+@pytest.mark.parametrize("v", [-1e30, -1e20, -5e15, 1e18, 3e38])
+def test_long_tangent_vectors_lead_to_the_boundary(x, v):
+    value = functools.partial(poincare.expmap, jnp.array([x, 0]), jnp.array([v, 0]))
+    np.testing.assert_allclose(value(1.0), [np.sign(v), 0], atol=1e-4)
+    assert np.all(np.isfinite(jax.jacobian(value)(1.0)))
+
+
 @pytest.mark.parametrize("v", [[0.0, 0.0], [-1.0, 0.0], [-1.0, 1e-3], [-100.0, 0.0], [1.0, 0.0]])
 @pytest.mark.parametrize("x", [[0.0, 0.0], [0.6, 0.0], [0.99, 0.0], [0.9999, 0.0]])
 def test_gradients_of_expmap_are_finite_and_right(float64, x, v):
@@ -149,12 +170,12 @@ def test_gradients_of_expmap_are_finite_and_right(float64, x, v):
 
     x, v = jnp.array(x), jnp.array(v)
     found, expected = (
-        jax.jacobian(function, (0, 1))(x, v, 1.0) for function in (poincare.expmap, reference)
+        jax.jacobian(function, (0, 1, 2))(x, v, 1.0) for function in (poincare.expmap, reference)
     )
     for one, other in zip(found, expected, strict=True):
         assert np.all(np.isfinite(one))
         if np.all(np.isfinite(other)) and np.abs(other).max() < 1e5:
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7 * np.abs(other).max())
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-7 * np.abs(other).max())
 
 
 def test_project_changes_only_points_outside():

@@ -147,3 +147,9 @@ def test_features_that_are_not_finite_do_not_become_points(space, value):
 def test_a_ball_that_does_not_exist_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         PoincareBall(**fields)
+
+
+def test_embedding_does_not_depend_on_overflow_in_float64(float64):
+    long = np.array([[1e200, 1e200], [1e-200, 0]])
+    np.testing.assert_allclose(Sphere().embed(long), [[0.5**0.5] * 2, [1, 0]])
+    assert PoincareBall().embed(long)[0, 0] > 1

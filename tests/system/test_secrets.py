@@ -6,6 +6,8 @@ import pytest
 from hypjax import train
 from hypjax.config import identity, load_config
 from hypjax.errors import UserError, redacted
+from hypjax.evaluate import evaluate
+from hypjax.runs.workdir import Workdir
 from hypjax.system import cloud
 from tests.helpers import small_runs
 
@@ -15,10 +17,16 @@ from tests.helpers import small_runs
     [
         ("cannot read ftp://user:hunter2@host/a (no)", "cannot read ftp://***@host/a (no)"),
         ("s3://key:se/cret@host", "s3://key:se/cret@host"),  # No URL has such a login.
-        ("https://host/a?token=hunter2&x=1 here", "https://host/a?*** here"),
-        ("'gs://user:hunter2@b/c?sig=hunter2'", "'gs://***@b/c?***'"),
+        ("ftp://user:p@hunter2@host/a", "ftp://***@host/a"),
+        ("ftp://user:my 'hunter2@host/a", "ftp://***@host/a"),
+        ("https://host/a?token=hunter2&x=1 here", "https://host/a?token=***&x=*** here"),
+        ("https://host/my run?token=hunter2", "https://host/my run?token=***"),
+        ("https://host/a#access_token=hunter2", "https://host/a#access_token=***"),
+        ("https://host/a?sig=a'hunter2)", "https://host/a?sig=***)"),
+        ("s3://bucket/a?versionId=3&sig=hunter2", "s3://bucket/a?versionId=3&sig=***"),
+        ("'gs://user:hunter2@b/c?sig=hunter2'", "'gs://***@b/c?sig=***'"),
+        ("abfs://container@account/run and github://org:repo@main/run", None),
         ("gs://bucket/folder, photos/*.jpg? and me@host", None),
-        ("github://me:hunter2@repository", "github://***@repository"),
     ],
 )
 def test_logins_and_queries_are_hidden(text, shown):
@@ -37,8 +45,11 @@ def test_a_run_keeps_no_secret(photos_folder, tmp_path, monkeypatch, capsys):
     config = small_runs.load(photos_folder, "run.data_dir=ftp://user:hunter2@host/data")
     url = "ftp://user:hunter2@host/run?token=hunter2"
     train.train_and_evaluate(config, url)
+    evaluate(config, url)
     printed = capsys.readouterr()
-    assert "hunter2" not in printed.out + printed.err and "ftp://***@host/run?***" in printed.out
+    assert (
+        "hunter2" not in printed.out + printed.err and "ftp://***@host/run?token=***" in printed.out
+    )
     assert printed.err.count("warning: a URL holds credentials") == 1
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"run.json", "config.json", ".mirror.json", "writer.json"} <= {p.name for p in files}
@@ -46,12 +57,24 @@ def test_a_run_keeps_no_secret(photos_folder, tmp_path, monkeypatch, capsys):
         assert b"hunter2" not in path.read_bytes(), path
 
 
-def test_runs_with_other_tokens_are_the_same(photos_folder):
-    one, other = (
-        small_runs.load(photos_folder, f"model.weights=gs://{login}@b/run")
-        for login in ("a:b", "c")
-    )
-    assert identity(one) == identity(other)
+def test_runs_with_other_tokens_are_the_same_and_with_other_places_are_not(photos_folder):
+    def identity_of(weights):
+        return identity(small_runs.load(photos_folder, f"model.weights={weights}"))
+
+    assert identity_of("gs://a:b@b/run?token=x") == identity_of("gs://c:d@b/run?token=y")
+    assert identity_of("abfs://one@account/run") != identity_of("abfs://two@account/run")
+    assert identity_of("s3://b/run?versionId=1") != identity_of("s3://b/run?versionId=2")
+
+
+def test_a_run_whose_files_hold_a_secret_resumes_and_loses_it(photos_folder, tmp_path):
+    config = small_runs.load(photos_folder, "model.weights=gs://user:hunter2@b/run")
+    with Workdir(tmp_path, config).claimed({}):
+        pass
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace("***", "user:hunter2"))
+    with Workdir(tmp_path, config).claimed({}):
+        pass
+    assert "hunter2" not in path.read_text()
 
 
 @pytest.mark.parametrize("workdir", ["://", "gs://", "://bucket/run", "gs:///"])
@@ -62,5 +85,5 @@ def test_what_only_looks_like_a_url_is_refused(workdir):
 
 def test_a_storage_that_ends_with_the_process_is_refused(repository):
     config = load_config(str(repository / "configs/glyphs.py"))
-    with pytest.raises(UserError, match="memory://run is gone when this process ends"):
+    with pytest.raises(UserError, match="memory://run ends with this process"):
         train.train_and_evaluate(config, "memory://run")

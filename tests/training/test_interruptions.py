@@ -4,8 +4,8 @@ import os
 import pathlib
 import random
 import re
-import shutil
 import signal
+import subprocess
 import time
 
 import jax
@@ -96,23 +96,39 @@ def test_an_interrupt_saves_first_and_says_how_to_resume(photos_folder, tmp_path
     )
 
 
+STALL = """
+import os, time
+opened = os.open
+
+def stalling(path, *arguments, **options):
+    while str(path).endswith(".png") and os.path.exists({lost!r}):
+        time.sleep(0.1)
+    return opened(path, *arguments, **options)
+
+os.open = stalling
+"""
+
+
 def test_photos_that_stall_end_the_run_which_can_resume(photos_folder, tmp_path):
-    """Opening a pipe without a writer blocks forever, as on a lost network file system."""
+    """Opening them blocks forever, as on a lost network file system."""
     steps = [*FLAT, "train.total_steps=400", "run.checkpoint_every=400"]
-    folder, run = tmp_path / "photos", tmp_path / "run"
-    shutil.copytree(photos_folder, folder)
-    process = small_runs.start(folder, run, *steps, "run.input_timeout=2")
+    folder, run, lost = photos_folder, tmp_path / "run", tmp_path / "lost"
+    (tmp_path / "sitecustomize.py").write_text(STALL.format(lost=str(lost)))
+    paths = f"{tmp_path}:{small_runs.REPOSITORY}"
+    process = subprocess.Popen(
+        small_runs.command(folder, run, *steps, "run.input_timeout=2"),
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     wait_for_steps(process, run)
-    for photo in folder.glob("*/*"):
-        os.mkfifo(photo.with_suffix(".pipe"))
-        photo.with_suffix(".pipe").replace(photo)
+    lost.touch()
     _, printed = process.communicate(timeout=60)
     assert process.returncode == 75
     assert "error: waited 2 seconds in vain for step " in printed.splitlines()[-1]
     (saved,) = (int(path.name) for path in (run / "checkpoints").iterdir())
     assert 0 < saved < 400
-    shutil.rmtree(folder)
-    shutil.copytree(photos_folder, folder)
     train.train_and_evaluate(small_runs.load(folder, *steps), run)
     assert (run / "results.json").exists()
 

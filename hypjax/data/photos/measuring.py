@@ -17,6 +17,7 @@ from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.cores import usable_cores
+from hypjax.system.files import replacing
 
 _MAX_NAMED = 5  # Files that a message names.
 
@@ -52,9 +53,8 @@ def measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
     with console.tolerating(f"the sizes of the images ({cached})"):
         cached.parent.mkdir(parents=True, exist_ok=True)
         content = measured.astype("<i8").tobytes()
-        unfinished = cached.with_suffix(".unfinished")  # Two processes write the same.
-        unfinished.write_bytes(content + zlib.crc32(content).to_bytes(4, "little"))
-        unfinished.replace(cached)
+        with replacing(cached) as temporary:
+            temporary.write_bytes(content + zlib.crc32(content).to_bytes(4, "little"))
     return measured
 
 

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import tqdm
 
-from hypjax.data.pixels import read_bytes
+from hypjax.data.pixels import LARGEST_FILE, read_bytes
 from hypjax.errors import UserError
 from hypjax.system import console
 
 SUFFIXES = (".zip", ".tgz", ".tar.gz", ".tar")
 _ENCRYPTED = 1  # Bit of a member's flags.
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
-_LARGEST = 2**30  # Bytes of a file in an archive; a member may announce any size.
 _UNREADABLE = (*_DAMAGED, RuntimeError)  # The latter for unsupported compression.
 
 Reader = Callable[[], bytes]
@@ -86,8 +85,8 @@ def _members(archive: zipfile.ZipFile) -> dict[str, Reader]:
 
 
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    if info.file_size > _LARGEST:
-        raise OSError(f"larger than {_LARGEST} bytes in {archive.filename}")
+    if info.file_size > LARGEST_FILE:
+        raise OSError(f"larger than {LARGEST_FILE} bytes in {archive.filename}")
     try:
         return archive.read(info)
     except _UNREADABLE as error:
@@ -116,8 +115,8 @@ def _extract(
     name = pathlib.PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts:
         raise tarfile.TarError(f"{member.name!r} would be extracted outside its folder")
-    if member.size > _LARGEST:
-        raise tarfile.TarError(f"{member.name!r} is larger than {_LARGEST} bytes")
+    if member.size > LARGEST_FILE:
+        raise tarfile.TarError(f"{member.name!r} is larger than {LARGEST_FILE} bytes")
     target = folder / name
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
