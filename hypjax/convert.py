@@ -35,7 +35,8 @@ def main(overrides: list[str]) -> None:
     with reading(_WORKDIR.value) as folder:
         model, params = restore_best(folder)
     save_timm(output, params, model)
-    print(f"wrote the encoder, with the head as classifier, to {output}; in PyTorch:")
+    head = ", with the head as classifier," if model.head_kind == "dense" else ""
+    print(f"wrote the encoder{head} to {output}; in PyTorch:")
     print(f"  model = {timm_constructor(params, model)}")
     print(f'  model.load_state_dict(safetensors.torch.load_file("{output}"))')
     if not pools_as_timm(model.encoder):

@@ -12,6 +12,7 @@ from hypjax.objectives import OBJECTIVES
 
 _CHOICES = {
     "data.name": choices.DATASETS,
+    "model.head": choices.HEADS,
     "objective.name": tuple(OBJECTIVES),
     "objective.space": tuple(SPACES),
     "optim.frozen": tuple(GROUPS),

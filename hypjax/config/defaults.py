@@ -7,6 +7,7 @@ whose value is the default, if the recipe differs between datasets.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from hypjax.config.groups import GROUPS
 from hypjax.objectives import OBJECTIVES
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
@@ -87,7 +88,9 @@ def _model() -> ConfigDict:
     # avg, max, avg_max or gem.
     model.pooling = "cls"
     model.eval_pooling = "cls"
-    model.head_dim = 128  # Dimension of the head's embedding.
+    # From the encoder's embedding to the one that is trained: a name from `choices.HEADS`.
+    model.head = "dense"
+    model.head_dim = 128  # Dimension of the head's embedding; without a head, the encoder's counts.
     # Precision of the encoder's matrix products: 'float32', 'bfloat16', or 'auto', which means
     # bfloat16 on accelerators and float32 on CPUs.
     model.precision = "auto"
@@ -126,16 +129,31 @@ def _optim() -> ConfigDict:
     """AdamW, its learning rate, and which parameters are frozen."""
     optim = ConfigDict()
     optim.learning_rate = 3e-5  # Peak learning rate. ViT and DeiT; DINO: 1e-5.
-    optim.schedule = "constant"  # After the warm-up: 'constant', or 'cosine' (decay to 0).
+    optim.name = "adamw"  # 'adamw', or 'adam', which adds the weight decay to the gradient.
+    # After the warm-up: 'constant', 'cosine' (decay to 0), or a decay by decay_factor in
+    # decay_every steps, 'step' (at once) or 'exponential' (gradually).
+    optim.schedule = "constant"
+    optim.decay_every = 1000
+    optim.decay_factor = 0.5
     optim.warmup_steps = placeholder(int)  # Makes None a valid value.
     optim.warmup_steps = 0  # Steps of linear warm-up from 0.
     optim.weight_decay = 0.01  # Applies to all trained parameters, biases included.
     optim.b1 = 0.9  # Decay rate of Adam's first moment.
     optim.b2 = 0.999  # Decay rate of Adam's second moment.
     optim.eps = 1e-8  # Adam's epsilon.
-    optim.clip_norm = 3.0  # Largest global norm of the gradient; larger ones are rescaled.
+    # Largest global norm of the gradient; larger ones are rescaled. None: no such limit.
+    optim.clip_norm = placeholder(float)
+    optim.clip_norm = 3.0
+    # Largest absolute value in the gradient; larger ones are clipped, before the norm (HIER).
+    optim.clip_value = placeholder(float)
     # Parameter groups that are not trained, by their names in hypjax/config/groups.py.
     optim.frozen = ("patch_projection",)
+    # For each parameter group: factor of the learning rate; weight decay, None for the general one;
+    # and the step from which it changes, while its moments accumulate from the beginning (HIER).
+    optim.rates, optim.decays, optim.starts = ConfigDict(), ConfigDict(), ConfigDict()
+    for group in GROUPS:
+        optim.rates[group], optim.starts[group] = 1.0, 0
+        optim.decays[group] = placeholder(float)
     return optim
 
 

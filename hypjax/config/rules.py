@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import DATASETS, METRICS, SAMPLINGS
+from hypjax.config.choices import DATASETS, HEADS, METRICS, SAMPLINGS
 from hypjax.config.defaults import HYP_VIT, default_config
 from hypjax.config.groups import GROUPS
 from hypjax.config.identity import flatten
@@ -31,6 +31,9 @@ OPTIONAL = FITTED | frozenset(
         "data.stored_side",
         "model.weights",
         "objective.clip_radius",
+        "optim.clip_norm",
+        "optim.clip_value",
+        *(f"optim.decays.{group}" for group in GROUPS),
         "run.cache_dir",
         "run.data_dir",
         "run.wandb_project",
@@ -78,6 +81,8 @@ _CLASSES = Rule(
     lambda value: value >= 0 and (value < 1 or value == int(value)),
     "a number of classes, or a fraction of them below 1",
 )
+_NONE_OR_AT_LEAST_0 = Rule(lambda value: value is None or value >= 0, "at least 0, or None")
+_NONE_OR_ABOVE_0 = Rule(lambda value: value is None or value > 0, "above 0, or None")
 
 _RULES = {
     "seed": within(0, 2**32 - 1),  # JAX's keys drop further bits.
@@ -97,20 +102,28 @@ _RULES = {
     "model.width": at_least(0),
     "model.depth": at_least(0),
     "model.num_heads": at_least(0),
+    "model.head": one_of(*HEADS),
     "model.head_dim": at_least(1),
     "model.weights": Rule(lambda value: value != "", "a name, a file or a folder, or None"),
     "model.precision": one_of("auto", "float32", "bfloat16"),
     "objective.space": one_of(*SPACES),
     "objective.c": at_least(0),
-    "objective.clip_radius": Rule(lambda value: value is None or value > 0, "above 0, or None"),
+    "objective.clip_radius": _NONE_OR_ABOVE_0,
     "optim.learning_rate": at_least(0),
-    "optim.schedule": one_of("constant", "cosine"),
+    "optim.name": one_of("adamw", "adam"),
+    "optim.schedule": one_of("constant", "cosine", "step", "exponential"),
+    "optim.decay_every": at_least(1),
+    "optim.decay_factor": Rule(lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "optim.warmup_steps": at_least(0),
     "optim.weight_decay": at_least(0),
     "optim.b1": Rule(lambda value: 0 <= value < 1, "at least 0 and below 1"),
     "optim.b2": Rule(lambda value: 0 <= value < 1, "at least 0 and below 1"),
     "optim.eps": ABOVE_0,
-    "optim.clip_norm": ABOVE_0,
+    "optim.clip_norm": _NONE_OR_ABOVE_0,
+    "optim.clip_value": _NONE_OR_ABOVE_0,
+    **{f"optim.rates.{group}": at_least(0) for group in GROUPS},
+    **{f"optim.starts.{group}": at_least(0) for group in GROUPS},
+    **{f"optim.decays.{group}": _NONE_OR_AT_LEAST_0 for group in GROUPS},
     "optim.frozen": Rule(
         lambda value: set(value) <= set(GROUPS), "names from " + ", ".join(GROUPS)
     ),
@@ -168,8 +181,12 @@ def validate(config: ConfigDict) -> None:
     _validate_architecture(config)
     if config.model.load_head and not config.model.weights:
         refuse("model.load_head", True, "False unless model.weights names a run")
+    if config.model.load_head and config.model.head == "none":
+        refuse("model.load_head", True, "False if model.head is none")
     _validate_data(config)
     _validate_caches(config)
+    if config.model.head == "none" and "encoder" in config.optim.frozen:
+        refuse("model.head", "none", "another one if optim.frozen names the encoder")
     if config.train.cached_features and "encoder" not in config.optim.frozen:
         refuse("train.cached_features", True, "False unless optim.frozen names the encoder")
 

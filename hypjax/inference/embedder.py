@@ -64,6 +64,7 @@ class TrainedEmbedder:
         view = [data[name] for name in ("channels", "image_size", "resize", "mean", "std")]
         pooling = self._config.model.eval_pooling
         facts = [self._part, describe_space(self.space), view, pooling]
+        facts += [] if self._config.model.head == "dense" else [self._config.model.head]
         digest = hashlib.sha256(json.dumps(facts).encode())
         for leaf in jax.tree.leaves(self._params):
             digest.update(np.ascontiguousarray(leaf))

@@ -93,13 +93,15 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
             f"config.model.load_head is set, but config.model.weights is {weights}, which is no "
             "run's folder or URL; only runs have a head"
         )
+    with reading(weights) as folder:
+        other = saved_config(folder).model
+    for field in ("head", "head_dim"):
+        if other[field] != config.model[field]:
+            raise UserError(
+                f"config.model.{field} is {config.model[field]}, but in the run in {weights} it is "
+                f"{other[field]}, so its head does not fit"
+            )
     params = _parameters_of_run(config, model.encoder)
-    dim = params["head"]["bias"].shape[0]
-    if dim != model.head_dim:
-        raise UserError(
-            f"the head of the run in {weights} has {dim} dimensions, but config.model.head_dim is "
-            f"{model.head_dim}"
-        )
     return {"encoder": params["encoder"], "head": params["head"]}
 
 

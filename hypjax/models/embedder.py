@@ -17,18 +17,27 @@ class Embedder(nn.Module):
     """An encoder, and a head that maps its embedding to a lower dimension.
 
     The head is a float32 Dense layer, initialised with a semi-orthogonal kernel and zero bias
-    (Hyp-ViT, Section 3.2). Its output is not yet mapped into any space.
+    (Hyp-ViT, Section 3.2), perhaps after a LayerNorm without parameters (ε = 1e-5, as in HIER's
+    code), or nothing (IRT). Its output is not yet mapped into any space.
 
     Attributes:
         encoder: Module that maps normalised images to embeddings.
-        head_dim: Dimension of the head's output.
+        head_dim: Dimension of the head's output; without a head, that of the encoder's embedding.
+        head_kind: 'dense', 'norm_dense', or 'none'.
     """
 
     encoder: Encoder
     head_dim: int
+    head_kind: str = "dense"
 
     def setup(self) -> None:
         """Declares the head."""
+        if self.head_kind == "none":
+            return
+        if self.head_kind == "norm_dense":
+            self.norm = nn.LayerNorm(
+                epsilon=1e-5, use_bias=False, use_scale=False, use_fast_variance=False
+            )
         self.head = nn.Dense(
             self.head_dim,
             kernel_init=nn.initializers.orthogonal(),
@@ -48,7 +57,10 @@ class Embedder(nn.Module):
 
     def project(self, pooled: Float[ArrayLike, "batch encoder_dim"]) -> Outputs:
         """Applies the head to embeddings of the encoder."""
-        return Outputs(pooled=pooled, projected=self.head(pooled))
+        if self.head_kind == "none":
+            return Outputs(pooled=pooled, projected=pooled)
+        features = self.norm(pooled) if self.head_kind == "norm_dense" else pooled
+        return Outputs(pooled=pooled, projected=self.head(features))
 
 
 def create_embedder(config: ConfigDict, *, evaluating: bool = False) -> Embedder:
@@ -73,7 +85,7 @@ def create_embedder(config: ConfigDict, *, evaluating: bool = False) -> Embedder
             dtype=dtype,
             remat=config.run.remat,
         )
-        return Embedder(encoder=encoder, head_dim=model.head_dim)
+        return _with_head(encoder, model)
     encoder = VisionTransformer(
         image_size=config.data.image_size,
         patch_size=model.patch_size,
@@ -84,7 +96,12 @@ def create_embedder(config: ConfigDict, *, evaluating: bool = False) -> Embedder
         dtype=dtype,
         remat=config.run.remat,
     )
-    return Embedder(encoder=check_encoder(encoder), head_dim=model.head_dim)
+    return _with_head(check_encoder(encoder), model)
+
+
+def _with_head(encoder: Encoder, model: ConfigDict) -> Embedder:
+    dim = encoder.dim if model.head == "none" else model.head_dim
+    return Embedder(encoder=encoder, head_dim=dim, head_kind=model.head)
 
 
 def example_images(view: View) -> Float[Array, "1 side side channels"]:

@@ -146,7 +146,9 @@ def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
 
 
 def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
-    """Writes a model as a .safetensors file under timm's names, with the head as classifier.
+    """Writes a model as a .safetensors file under timm's names.
+
+    A head of one Dense layer becomes the classifier. Other heads have no counterpart.
 
     Args:
         path: File to write.
@@ -159,7 +161,8 @@ def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
     from safetensors.numpy import save
 
     state = timm_state_dict(params["encoder"], model.encoder)
-    state |= timm_classifier(params["head"], model.encoder)
+    if model.head_kind == "dense":
+        state |= timm_classifier(params["head"], model.encoder)
     temporary = path.with_name(f"{path.name}.unfinished")
     try:
         temporary.write_bytes(save(state))
@@ -174,7 +177,8 @@ def timm_constructor(params: PyTree, model: Embedder) -> str:
 
     timm's model may pool tokens differently, see `pools_as_timm`.
     """
-    encoder, settings = model.encoder, {"num_classes": model.head_dim}
+    encoder = model.encoder
+    settings = {"num_classes": model.head_dim if model.head_kind == "dense" else 0}
     channels = _channels(params["encoder"], encoder)
     if channels != 3:
         settings["in_chans"] = channels

@@ -172,7 +172,7 @@ def _trained_methods(config: ConfigDict, encoder: str) -> list[str]:
         return []
     if objective.temperature != recipe.objective.temperature:
         return []
-    if config.optim.frozen != recipe.optim.frozen:
+    if (config.optim.frozen, config.model.head) != (recipe.optim.frozen, recipe.model.head):
         return []
     method = f"{prefixes[objective.space]}-{encoder}"
     changes = []

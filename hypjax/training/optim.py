@@ -1,9 +1,12 @@
-"""The optimiser: AdamW on the trained parameters, its learning rate, and what is frozen."""
+"""The optimiser: parameter groups, learning rates, and what is frozen."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import empty_node, flatten_dict, unflatten_dict
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
@@ -40,36 +43,132 @@ def merge(trained: PyTree, frozen: PyTree) -> PyTree:
 
 
 def learning_rate(optim: ConfigDict, total_steps: int) -> optax.Schedule:
-    """The learning rate at each step: constant, or decaying to 0 along a half cosine.
+    """The learning rate at each step.
 
-    Either follows a linear warm-up from 0 over `warmup_steps`.
+    After a linear warm-up from 0 over `warmup_steps`, it is constant, decays to 0 along a half
+    cosine, or is multiplied by `decay_factor` in every `decay_every` steps, at once ('step') or
+    gradually ('exponential').
 
     Args:
         optim: The fields of `config.optim`.
         total_steps: Steps of the run.
     """
-    warmup = optim.warmup_steps
-    rise = optax.linear_schedule(0, optim.learning_rate, warmup)
+    rate, warmup = optim.learning_rate, optim.warmup_steps
+    rise = optax.linear_schedule(0, rate, warmup)
     if optim.schedule == "cosine":
-        after = optax.cosine_decay_schedule(optim.learning_rate, max(total_steps - warmup, 1))
+        after = optax.cosine_decay_schedule(rate, max(total_steps - warmup, 1))
+    elif optim.schedule == "constant":
+        after = optax.constant_schedule(rate)
     else:
-        after = optax.constant_schedule(optim.learning_rate)
+        after = optax.exponential_decay(
+            rate, optim.decay_every, optim.decay_factor, staircase=optim.schedule == "step"
+        )
     return optax.join_schedules([rise, after], [warmup])
 
 
-def create_optimizer(optim: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """AdamW after clipping by the global norm, for the trained parameters.
+class Group(NamedTuple):
+    """How a group of parameters is trained; paths in it belong to it unless to a longer one.
 
-    Weight decay acts on all trained parameters, biases and LayerNorms included, as in the
-    published recipe.
+    Attributes:
+        path: Path of its subtree of the parameters {"model": ..., "objective": ...}.
+        rate: Factor of the learning rate.
+        weight_decay: Its weight decay.
+        start: Step from which it changes; until then its moments accumulate.
+    """
+
+    path: tuple[str, ...]
+    rate: float
+    weight_decay: float
+    start: int
+
+
+def groups_of(optim: ConfigDict) -> tuple[Group, ...]:
+    """The groups that the fields of `config.optim` describe."""
+
+    def decay(name: str) -> float:
+        own = optim.decays[name]
+        return optim.weight_decay if own is None else own
+
+    return tuple(
+        Group(path, optim.rates[name], decay(name), optim.starts[name])
+        for name, path in GROUPS.items()
+    )
+
+
+def create_optimizer(
+    optim: ConfigDict, schedule: optax.Schedule, added: Sequence[Group] = ()
+) -> optax.GradientTransformation:
+    """AdamW or Adam after clipping, for the trained parameters.
+
+    Weight decay acts on all trained parameters of a group, biases and LayerNorms included, as in
+    the published recipe. The factor of a group also multiplies its decay, as in PyTorch's parameter
+    groups.
 
     Args:
         optim: The fields of `config.optim`.
         schedule: Learning rate at each step.
+        added: Groups that the objective adds.
     """
-    return optax.chain(
-        optax.clip_by_global_norm(optim.clip_norm),
-        optax.adamw(
-            schedule, b1=optim.b1, b2=optim.b2, eps=optim.eps, weight_decay=optim.weight_decay
+    groups = (*groups_of(optim), *added)
+    decays = {group.path: group.weight_decay for group in groups}
+    adam = optax.scale_by_adam(b1=optim.b1, b2=optim.b2, eps=optim.eps)
+    decay = _add_decay(decays)
+    steps = [
+        *([optax.clip(optim.clip_value)] if optim.clip_value is not None else []),
+        *([optax.clip_by_global_norm(optim.clip_norm)] if optim.clip_norm is not None else []),
+        # One element, as `optax.adamw` is: checkpoints hold the states of this structure.
+        optax.chain(
+            *((adam, decay) if optim.name == "adamw" else (decay, adam)),
+            optax.scale_by_learning_rate(schedule),
         ),
+    ]
+    if any(group.rate != 1 for group in groups):
+        steps.append(_scale({group.path: group.rate for group in groups}))
+    if any(group.start for group in groups):
+        steps.append(_hold({group.path: group.start for group in groups}))
+    return optax.chain(*steps)
+
+
+def _of_each(values: Mapping[tuple[str, ...], float], tree: PyTree) -> PyTree:
+    """For each leaf of a tree of parameters, the value of the group with the longest path."""
+
+    def value(path: tuple[str, ...]) -> float:
+        own = [prefix for prefix in values if path[: len(prefix)] == prefix]
+        return values[max(own, key=len)]
+
+    flat = flatten_dict(tree, keep_empty_nodes=True)
+    return unflatten_dict({p: x if x is empty_node else value(p) for p, x in flat.items()})
+
+
+def _add_decay(decays: Mapping[tuple[str, ...], float]) -> optax.GradientTransformation:
+    """Adds parameters, each times the weight decay of its group, to their updates."""
+
+    def update(updates: PyTree, state: optax.EmptyState, params: PyTree) -> tuple[PyTree, Any]:
+        decay = _of_each(decays, updates)
+        return jax.tree.map(lambda g, p, d: g + d * p, updates, params, decay), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _scale(factors: Mapping[tuple[str, ...], float]) -> optax.GradientTransformation:
+    """Multiplies updates by the factors of their groups."""
+
+    def update(updates: PyTree, state: optax.EmptyState, params: PyTree) -> tuple[PyTree, Any]:
+        del params
+        return jax.tree.map(lambda u, f: f * u, updates, _of_each(factors, updates)), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _hold(starts: Mapping[tuple[str, ...], int]) -> optax.GradientTransformation:
+    """Sets the updates of each group to 0 before the step from which it changes."""
+
+    def update(updates: PyTree, state: optax.ScaleByScheduleState, params: PyTree) -> Any:
+        del params
+        start = _of_each(starts, updates)
+        held = jax.tree.map(lambda u, s: jnp.where(state.count < s, 0, u), updates, start)
+        return held, optax.ScaleByScheduleState(count=optax.safe_increment(state.count))
+
+    return optax.GradientTransformation(
+        lambda params: optax.ScaleByScheduleState(count=jnp.zeros([], jnp.int32)), update
     )

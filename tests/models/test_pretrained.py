@@ -272,7 +272,10 @@ def test_the_head_of_another_run_can_be_used_too(finished, photos_folder, tmp_pa
     other = train.train_and_evaluate(small_runs.load(photos_folder, *options), tmp_path / "run")
     assert other["untrained"] == results["best"] != results["untrained"]
     for options, message in (
-        ((f"model.weights={workdir}", "model.head_dim=5"), "has 8 dimensions, but config.model"),
+        (
+            (f"model.weights={workdir}", "model.head_dim=5"),
+            "head_dim is 5, but in the run",
+        ),
         (("model.weights=a.safetensors",), "a.safetensors, which is no run's folder or URL"),
         ((), "model.load_head is True; it must be False unless model.weights names a run"),
     ):

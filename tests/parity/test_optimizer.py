@@ -1,0 +1,196 @@
+"""The optimiser against PyTorch's: groups, schedules and clipping, 30 steps in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hypjax.config import default_config
+from hypjax.training import optim
+
+torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
+
+STEPS = 30
+SHAPES = {
+    ("model", "encoder", "patch_embed", "kernel"): (4, 3),
+    ("model", "encoder", "norm", "scale"): (3,),
+    ("model", "head", "kernel"): (3, 2),
+    ("objective", "proxies"): (5, 2),
+}
+RATES = {"patch_projection": 0.5, "encoder": 0.1, "head": 100.0, "objective": 50.0}
+DECAYS = {"patch_projection": 0.3, "encoder": None, "head": 0.0, "objective": 0.02}
+GROUP_OF = dict(zip(SHAPES, RATES, strict=True))
+
+
+def tree_of(values):
+    tree = {}
+    for path, value in values.items():
+        place = tree
+        for name in path[:-1]:
+            place = place.setdefault(name, {})
+        place[path[-1]] = value
+    return tree
+
+
+def leaves_of(tree):
+    return {path: _at(tree, path) for path in SHAPES}
+
+
+def _at(tree, path):
+    for name in path:
+        tree = tree[name]
+    return np.asarray(tree)
+
+
+def start_and_targets():
+    rng = np.random.default_rng(0)
+    start = {path: rng.normal(size=shape).astype(np.float64) for path, shape in SHAPES.items()}
+    targets = [
+        {path: rng.normal(size=shape).astype(np.float64) for path, shape in SHAPES.items()}
+        for _ in range(STEPS)
+    ]
+    return start, targets
+
+
+def fields(**changes):
+    config = default_config().optim
+    config.learning_rate, config.weight_decay = 1e-3, 0.1
+    config.clip_norm = None
+    for name, value in changes.items():
+        config[name] = value
+    return config
+
+
+def ours(config):
+    """Losses of each step, and the last parameters."""
+    start, targets = start_and_targets()
+    optimizer = optim.create_optimizer(config, optim.learning_rate(config, STEPS))
+
+    def loss_of(params, target):
+        return sum(
+            jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum((x - y) ** 4), params, target))
+        )
+
+    @jax.jit
+    def step(params, state, target):
+        loss, gradient = jax.value_and_grad(loss_of)(params, target)
+        updates, state = optimizer.update(gradient, state, params)
+        return loss, optax.apply_updates(params, updates), state
+
+    params = tree_of(start)
+    state, losses = optimizer.init(params), []
+    for target in targets:
+        loss, params, state = step(params, state, tree_of(target))
+        losses.append(float(loss))
+    return losses, leaves_of(params)
+
+
+def theirs(config, kind, schedule, clip):
+    start, targets = start_and_targets()
+    params = {path: torch.nn.Parameter(torch.tensor(value)) for path, value in start.items()}
+    groups = []
+    for path, parameter in params.items():
+        name = GROUP_OF[path]
+        decay = config.decays[name]
+        decay = config.weight_decay if decay is None else decay
+        rate = config.learning_rate * config.rates[name]
+        groups.append({"params": [parameter], "lr": rate, "weight_decay": decay})
+    optimizer = kind(groups, betas=(config.b1, config.b2), eps=config.eps)
+    scheduler = schedule(optimizer)
+    losses = []
+    for target in targets:
+        optimizer.zero_grad()
+        loss = sum(((params[path] - torch.tensor(y)) ** 4).sum() for path, y in target.items())
+        loss.backward()
+        clip(list(params.values()))
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses, {path: parameter.detach().numpy() for path, parameter in params.items()}
+
+
+def assert_agree(config, *arguments):
+    with jax.enable_x64(True):
+        results = ours(config)
+    for found, expected in zip(results, theirs(config, *arguments), strict=True):
+        if isinstance(found, list):
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+            continue
+        for path, value in found.items():
+            np.testing.assert_allclose(value, expected[path], rtol=1e-6, atol=1e-7)
+
+
+def grouped(config):
+    config.rates.update(RATES)
+    config.decays.update(DECAYS)
+    return config
+
+
+def constant(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1)
+
+
+def nothing(parameters):
+    del parameters
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam"])
+def test_parameter_groups(name):
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
+    assert_agree(grouped(fields(name=name)), kind, constant, nothing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "schedule"),
+    [
+        (
+            {"schedule": "step", "decay_every": 7, "decay_factor": 0.3},
+            lambda o: torch.optim.lr_scheduler.StepLR(o, 7, 0.3),
+        ),
+        (
+            {"schedule": "exponential", "decay_every": 1, "decay_factor": 0.9},
+            lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
+        ),
+        (
+            {"schedule": "cosine"},
+            lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, STEPS),
+        ),
+        (
+            {"schedule": "step", "decay_every": 5, "decay_factor": 0.5, "warmup_steps": 10},
+            lambda o: torch.optim.lr_scheduler.LambdaLR(
+                o, lambda t: t / 10 if t < 10 else 0.5 ** ((t - 10) // 5)
+            ),
+        ),
+    ],
+    ids=["step", "exponential", "cosine", "warm-up"],
+)
+def test_schedules(changes, schedule):
+    assert_agree(grouped(fields(**changes)), torch.optim.AdamW, schedule, nothing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "clip"),
+    [
+        ({"clip_norm": 2.0}, lambda p: torch.nn.utils.clip_grad_norm_(p, 2.0)),
+        ({"clip_value": 0.5}, lambda p: torch.nn.utils.clip_grad_value_(p, 0.5)),
+    ],
+    ids=["norm", "value"],
+)
+def test_clipping(changes, clip):
+    assert_agree(grouped(fields(**changes)), torch.optim.AdamW, constant, clip)
+
+
+def test_a_rate_of_0_until_a_step():
+    """Moments accumulate before it, as with a learning rate of 0 in PyTorch."""
+    config = grouped(fields())
+    config.starts.encoder, config.starts.head = 10, 20
+    held = {("model", "encoder", "norm", "scale"): 10, ("model", "head", "kernel"): 20}
+    starts = [held.get(path, 0) for path in SHAPES]
+
+    def schedule(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(
+            optimizer, [lambda t, start=start: float(t >= start) for start in starts]
+        )
+
+    assert_agree(config, torch.optim.AdamW, schedule, nothing)
