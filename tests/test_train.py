@@ -147,6 +147,7 @@ def test_a_run_without_its_configuration_is_refused(remains, load_glyphs, tmp_pa
         train.train_and_evaluate(load_glyphs(), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_removed_during_a_run_is_written_again(
     load_glyphs, tmp_path, monkeypatch, capsys
 ):

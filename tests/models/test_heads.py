@@ -31,6 +31,7 @@ def test_heads_equal_their_formulas(kind, float64):
     np.testing.assert_allclose(outputs.projected, x @ kernel, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["norm_dense", "none"])
 def test_a_run_with_another_head_trains_and_embeds(kind, photos_folder, tmp_path):
     config = small_runs.load(photos_folder, f"model.head={kind}")

@@ -266,6 +266,7 @@ def test_weights_of_another_run_can_be_used(finished, photos_folder):
     assert_equal(found, restore_best(workdir)[1]["encoder"])
 
 
+@pytest.mark.slow
 def test_the_head_of_another_run_can_be_used_too(finished, photos_folder, tmp_path):
     workdir, results = finished
     options = (f"model.weights={workdir}", "model.load_head=True")

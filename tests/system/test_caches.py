@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 from hypjax import command
 from hypjax.system.caches import keep_compiled_programs
@@ -15,6 +17,7 @@ print(jax.jit(lambda x: x * 2 + 1)(jax.numpy.arange(3.0)))
 """
 
 
+@pytest.mark.slow
 def test_damaged_programs_are_reported_once_and_replaced(tmp_path, repository):
     hidden = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}

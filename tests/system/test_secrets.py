@@ -34,6 +34,7 @@ def test_logins_and_queries_are_hidden(text, shown):
     assert str(UserError(text)) == (shown or text)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_no_secret(photos_folder, tmp_path, monkeypatch, capsys):
     """Not in the cloud, in the local copy, in messages, or in its configuration."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

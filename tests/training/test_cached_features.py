@@ -43,6 +43,7 @@ def test_training_is_that_of_the_same_views_on_a_frozen_encoder(squares, tmp_pat
     assert results["cached"]["untrained"] == results["computed"]["untrained"]
 
 
+@pytest.mark.slow
 def test_it_starts_from_another_run_and_leaves_its_encoder_alone(squares, tmp_path):
     train.train_and_evaluate(small_runs.load(squares), tmp_path / "first")
     config = small_runs.load(squares, *CACHED, f"model.weights={tmp_path / 'first'}")
@@ -53,6 +54,7 @@ def test_it_starts_from_another_run_and_leaves_its_encoder_alone(squares, tmp_pa
     assert not np.array_equal(first["head"]["kernel"], second["head"]["kernel"])
 
 
+@pytest.mark.slow
 def test_it_resumes_and_does_not_depend_on_devices_or_slices(squares, tmp_path, monkeypatch):
     """Batches of 8 images in slices of 5 are padded."""
     for name, fields in (("one", ["run.mesh=1,1"]), ("many", ["run.microbatch=5"])):
@@ -76,6 +78,7 @@ def test_it_resumes_and_does_not_depend_on_devices_or_slices(squares, tmp_path, 
     assert small_runs.step_metrics(tmp_path / "parts") == one
 
 
+@pytest.mark.slow
 def test_classes_with_one_image_are_left_out(squares, tmp_path, capsys):
     for name in "abcdefghijkl":
         split = "train" if name < "i" else "test"

@@ -1,6 +1,7 @@
 """Groups of parameters, and the learning rate."""
 
 import numpy as np
+import pytest
 from flax.traverse_util import flatten_dict
 
 from hypjax import train
@@ -52,6 +53,7 @@ def test_a_decay_is_stepwise_or_gradual(load_glyphs):
     np.testing.assert_allclose(rates("exponential"), gradual, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_group_does_not_change_before_its_start(photos_folder, tmp_path):
     """Its gradient counts in the norm, and its moments accumulate."""
     config = small_runs.load(photos_folder, "optim.starts.encoder=12", "optim.clip_value=1")
