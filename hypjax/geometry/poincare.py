@@ -139,8 +139,7 @@ def expmap(
     x, v = smooth.floating(x, v)
     w = clip_features(v, _LONGEST) * lambda_x(x, c) / 2
     # The squares of longer vectors overflow; these reach the boundary, too.
-    root = lax.stop_gradient(jnp.sqrt(jnp.where(c > 0, c, 1)))
-    w = clip_features(w, jnp.where(c > 0, jnp.minimum(1e3 / root, _LONGEST), _LONGEST))
+    w = clip_features(w, lax.stop_gradient(jnp.minimum(1e3 / jnp.sqrt(c), _LONGEST)))
     # From far out towards the centre, the terms of the Möbius addition cancel.
     xx, ww = c * smooth.square_norm(x), c * smooth.square_norm(w)
     inward = (jnp.sum(x * w, axis=-1, keepdims=True) < 0) & (xx > 0.25) & (ww > 0.25)
@@ -149,17 +148,15 @@ def expmap(
 
 
 def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
-    """X ⊕ tanh(a)·ŵ/√c for a = √c‖w‖, where it points inward; anything finite elsewhere.
+    """The sum x ⊕ tanh(a)·ŵ/√c for a = √c‖w‖, where it points inward; anything finite elsewhere.
 
-    Numerator and denominator of the Möbius addition are multiplied by cosh²(a)·e^(−2a). With
-    r = √c‖x‖, they are written in r + √c⟨x, ŵ⟩ = r·‖x̂ + ŵ‖²/2 and in cosh(a) − r·sinh(a), which
-    are sums of positive terms.
+    Numerator and denominator, times cosh²(a)·e^(−2a), are written in sums of positive terms:
+    r + √c⟨x, ŵ⟩ = r·‖x̂ + ŵ‖²/2 and cosh(a) − r·sinh(a), with r = √c‖x‖.
     """
     root = jnp.sqrt(jnp.where(c > 0, c, 1))
     xx, ww = c * smooth.square_norm(x), c * smooth.square_norm(w)
     r, a = (jnp.sqrt(jnp.where(inward, square, 1)) for square in (xx, ww))
-    direction = root * w / a
-    outward = root * x / r
+    outward, direction = root * x / r, root * w / a
     turn, across = outward + direction, outward - direction
     # The two are orthogonal, but for rounding errors, which count where the turn is small.
     radial = jnp.sum(turn * across, axis=-1, keepdims=True)

@@ -90,8 +90,8 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
         return {"encoder": pretrained_encoder(config, model.encoder)}
     if not _is_run(weights):
         raise UserError(
-            f"config.model.load_head is set, but config.model.weights is {weights}, which is no "
-            "run's folder or URL; only runs have a head"
+            f"config.model.load_head is set, but config.model.weights is {weights}; name the "
+            "folder or URL of a run, since only runs have a head"
         )
     with reading(weights) as folder:
         other = saved_config(folder).model

@@ -277,7 +277,7 @@ def test_the_head_of_another_run_can_be_used_too(finished, photos_folder, tmp_pa
             (f"model.weights={workdir}", "model.head_dim=5"),
             "head_dim is 5, but in the run",
         ),
-        (("model.weights=a.safetensors",), "a.safetensors, which is no run's folder or URL"),
+        (("model.weights=a.safetensors",), "is a.safetensors; name the folder or URL of a run"),
         ((), "model.load_head is True; it must be False unless model.weights names a run"),
     ):
         with pytest.raises(UserError, match=message):
