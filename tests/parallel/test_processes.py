@@ -85,7 +85,7 @@ def test_two_processes_stop_and_resume_together_and_one_device_finishes(photos_f
         assert (status, other_status) == (75, 75), errors
         assert "is saved, and the same command resumes from there" in errors
         assert (f"continuing after step {saved}" in errors) == (saved > 0)
-        assert all(line.startswith("[Gloo]") for line in output.splitlines())
+        assert "loss" not in output  # Only the first process reports; Gloo's own lines may mix.
         before, saved = saved, max(int(step.name) for step in (together / "checkpoints").iterdir())
         assert before < saved < 60
     for run in (together, alone):
