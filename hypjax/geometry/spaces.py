@@ -1,19 +1,18 @@
-"""Spaces: small objects that measure distances, with one interface for losses, search and plots."""
+"""The spaces whose points are ranked by inner products: the sphere and the Poincaré ball."""
 
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import poincare, products, smooth
+from hypjax.geometry.space import Role, SearchTerms, Space, raise_on_flaws
 
 # Smallest 1 − c‖x‖² of a valid point: float32 may round a smaller one to 0.
 _BOUNDARY_MARGIN = 1e-6
@@ -24,153 +23,6 @@ _SMALLEST_CURVATURE = 1e-12
 # Tolerated error in the length of unit vectors, which admits those rounded to bfloat16.
 _LENGTH_TOLERANCE = 2**-7
 _SQRT2 = 2**0.5
-
-Role = Literal["query", "gallery"]
-
-
-class SearchTerms(NamedTuple):
-    """Terms by which an exact search ranks points.
-
-    −separation(x_i, x_j) = ⟨query_i, gallery_j⟩ − offset_i − offset_j. The product is symmetric, so
-    that one tile of products serves searches in both directions.
-
-    Attributes:
-        query: Vectors of the points as queries, as long as those in `gallery`.
-        gallery: Vectors of the points as gallery items.
-        offset: Separations from the centre, at least 0.
-        condition: Factors by which the terms may amplify rounding errors, at least 1.
-    """
-
-    query: Float[Array, "n k"]
-    gallery: Float[Array, "n k"]
-    offset: Float[Array, " n"]
-    condition: Float[Array, " n"]
-
-
-@runtime_checkable
-class Space(Protocol):
-    """Interface of a space, as losses, evaluation and search use it.
-
-    Points are float32, or float64 where JAX has it enabled, and results have their dtype. Only
-    `check` raises errors.
-    """
-
-    def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
-        """Maps features (the unbounded output of a head) to points of the space.
-
-        Args:
-            features: Coordinates, [..., d].
-
-        Returns:
-            Points of the space, [..., d].
-        """
-
-    def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
-        """Marks the features that `embed` shortens before it maps them.
-
-        Args:
-            features: Coordinates, [..., d].
-
-        Returns:
-            Booleans, [...].
-        """
-
-    def distance(
-        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
-    ) -> Float[Array, "*b"]:
-        """Distances, elementwise over the leading axes; accurate for close points.
-
-        Args:
-            x: Points, [..., d].
-            y: Points, [..., d]; the leading axes broadcast.
-
-        Returns:
-            Distances, [...].
-        """
-
-    def separation(
-        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
-    ) -> Float[Array, "*b"]:
-        """An increasing function of the distance that costs only arithmetic, by subtraction.
-
-        Args:
-            x: Points, [..., d].
-            y: Points, [..., d]; the leading axes broadcast.
-
-        Returns:
-            Separations, [...]; exactly 0 for equal points.
-        """
-
-    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
-        """The distance of points with a given separation.
-
-        Args:
-            separation: Separations, [...].
-
-        Returns:
-            Distances, [...].
-        """
-
-    def distance_matrix(
-        self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
-    ) -> Float[Array, "n m"]:
-        """Distances of all pairs, from one matrix product.
-
-        Args:
-            x: Points, [n, d].
-            y: Points, [m, d].
-
-        Returns:
-            Distances, [n, m].
-        """
-
-    def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n k"]:
-        """Vectors for an inner-product index: nearer points have larger products.
-
-        Args:
-            x: Points, [n, d].
-            role: Whether the points are queries or gallery items.
-
-        Returns:
-            Vectors, [n, k], to be multiplied with those of the other role.
-        """
-
-    def search_terms(
-        self, x: Float[ArrayLike, "n d"], centre: Float[ArrayLike, " d"]
-    ) -> SearchTerms:
-        """Terms whose products rank points like `separation`.
-
-        They are those of the points after an isometry that takes `centre` to the origin. Products
-        of points close to the centre keep more digits.
-
-        Args:
-            x: Points, [n, d].
-            centre: A point in the convex hull of the space, [d].
-
-        Returns:
-            Vectors [n, k] for both roles, offsets [n] and condition factors [n].
-        """
-
-    def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
-        """Marks the rows that are not points of the space.
-
-        Args:
-            x: Coordinates, [n, d].
-
-        Returns:
-            {name of the flaw: rows that have it, [n]}.
-        """
-
-    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
-        """Checks that all rows are points of the space.
-
-        Args:
-            x: Coordinates, [n, d].
-            first: Number of the first row in messages.
-
-        Raises:
-            UserError: A row is not a point of the space; the message names the first such row.
-        """
 
 
 @jax.tree_util.register_dataclass
@@ -194,6 +46,21 @@ class Sphere:
     ) -> Float[Array, "*b"]:
         """‖x − y‖², which equals 2 − 2cos on the sphere."""
         return jnp.sum((x - y) ** 2, axis=-1)
+
+    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """The cosine."""
+        return 1 - jnp.asarray(distance) / 2
+
+    def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        """The points themselves: `embed` forgets lengths."""
+        return jnp.asarray(x)
+
+    def mean(
+        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
+    ) -> Float[Array, "*b d"]:
+        """The weighted sum, scaled to length 1; it minimises the weighted sum of distances."""
+        weights = jnp.ones(()) if weights is None else jnp.asarray(weights)[..., None]
+        return self.embed(jnp.sum(weights * x, axis=-2))
 
     def separation(
         self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
@@ -235,7 +102,7 @@ class Sphere:
 
     def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are finite and of length 1."""
-        _raise_on_flaws(
+        raise_on_flaws(
             self, x, first, {"infinite": "is not finite", "length": "is not of length 1"}
         )
 
@@ -287,6 +154,20 @@ class PoincareBall:
     ) -> Float[Array, "*b"]:
         """Geodesic distances, see `poincare.dist`."""
         return poincare.dist(x, y, self.c)
+
+    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """e^−distance (HIER, CVPR 2023)."""
+        return jnp.exp(-jnp.asarray(distance))
+
+    def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        """The clipped features, by the logarithmic map at the origin."""
+        return poincare.logmap0(x, self.c)
+
+    def mean(
+        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
+    ) -> Float[Array, "*b d"]:
+        """The Fréchet mean, see `poincare.frechet_mean`."""
+        return poincare.frechet_mean(x, self.c, weights)
 
     def separation(
         self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
@@ -357,28 +238,7 @@ class PoincareBall:
             raise UserError(f"c is {float(self.c):g}; to search, it must be 0 or at least 1e-12")
         outside = f"is outside the ball of radius 1/√{float(self.c):g}, or too close to its surface"
         words = {"infinite": "is not finite", "outside": outside, "far": "is too far out"}
-        _raise_on_flaws(self, x, first, words)
-
-
-def _raise_on_flaws(
-    space: Space, x: Float[ArrayLike, "n d"], first: int, words: Mapping[str, str]
-) -> None:
-    """Raises an error for the first flaw; the search runs on the device that holds the points."""
-    with jax.enable_x64(True):
-        found = jax.device_get(_count_flaws(space, x))
-    for flaw, why in words.items():
-        row, count = found[flaw]
-        if count:
-            raise UserError(f"embedding {first + row} {why} ({count} of {len(x)} rows)")
-
-
-@jax.jit
-def _count_flaws(
-    space: Space, x: Float[ArrayLike, "n d"]
-) -> dict[str, tuple[Int[Array, ""], Int[Array, ""]]]:
-    """First row with each flaw, and number of rows with it."""
-    flaws = space.flaws(x.astype(jnp.float64))
-    return {name: (jnp.argmax(rows), jnp.sum(rows)) for name, rows in flaws.items()}
+        raise_on_flaws(self, x, first, words)
 
 
 # The spaces that configurations and gallery files name.

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float
 
 from hypjax.errors import UserError
-from hypjax.geometry import SPACES, PoincareBall, Space, poincare
-from hypjax.geometry.spaces import Role
+from hypjax.geometry import SPACES, Space
+from hypjax.geometry.space import Role
 from hypjax.system.files import read_npz, replacing
 
 _FORMAT = "hypjax embeddings 1"
@@ -130,15 +130,10 @@ class Embeddings:
     def features(self) -> Float[np.ndarray, "n d"]:
         """Features before they were mapped into the space, as far as the map can be inverted.
 
-        In a ball these are the clipped features. On the sphere lengths are lost, and the points
-        themselves are returned.
-
         Returns:
             Features, [n, d], float32.
         """
-        if isinstance(self.space, PoincareBall):
-            return np.asarray(poincare.logmap0(self.vectors, self.space.c))
-        return self.vectors
+        return np.asarray(self.space.features(self.vectors))
 
     def export_faiss(self, path: pathlib.Path) -> None:
         """Writes the search vectors as a faiss IndexFlatIP.

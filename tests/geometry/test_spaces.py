@@ -39,6 +39,35 @@ def test_search_vectors_rank_by_distance(space, seed, scale):
         np.testing.assert_array_equal(np.argsort(-product, axis=1), np.argsort(distance, axis=1))
 
 
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_features_are_those_that_were_embedded(space):
+    x = space.embed(features)
+    np.testing.assert_allclose(space.embed(space.features(x)), x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_a_mean_lies_among_its_points(space):
+    """It is a point of the space, that of equal points, and drawn towards those that weigh more."""
+    x = space.embed(features).reshape(5, 6, 8)
+    space.check(space.mean(x))
+    np.testing.assert_allclose(space.mean(x[:, :1].repeat(6, 1)), x[:, 0], rtol=1e-5, atol=1e-6)
+    heavy = space.mean(x, np.array([1.0, 0, 0, 0, 0, 9]))
+    assert np.all(space.distance(heavy, x[:, 5]) < space.distance(heavy, x[:, 0]))
+    costs = [
+        np.sum(space.distance(p[:, None], x) ** (1 if space == Sphere() else 2), axis=1)
+        for p in (space.mean(x), space.mean(x[:, :5]))
+    ]
+    assert np.all(costs[0] < costs[1])
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_similarity_falls_from_1_with_the_distance(space):
+    distances = np.linspace(0, 4, 9)
+    similarity = space.similarity(distances)
+    assert similarity[0] == 1
+    assert np.all(np.diff(similarity) < 0)
+
+
 def test_product_of_search_vectors_equals_its_formula():
     with jax.enable_x64(True):
         ball = PoincareBall(0.3)
