@@ -142,6 +142,32 @@ class Space(Protocol):
             Distances, [n, m].
         """
 
+    def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+        """Marks the rows that are not points of the space.
+
+        Args:
+            x: Coordinates, [n, d].
+
+        Returns:
+            {name of the flaw: rows that have it, [n]}.
+        """
+
+    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
+        """Checks that all rows are points of the space.
+
+        Args:
+            x: Coordinates, [n, d].
+            first: Number of the first row in messages.
+
+        Raises:
+            UserError: A row is not a point of the space; the message names the first such row.
+        """
+
+
+@runtime_checkable
+class InnerProductSpace(Space, Protocol):
+    """A space whose points are ranked by inner products of vectors."""
+
     def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n k"]:
         """Vectors for an inner-product index: nearer points have larger products.
 
@@ -167,27 +193,6 @@ class Space(Protocol):
 
         Returns:
             Vectors [n, k] for both roles, offsets [n] and condition factors [n].
-        """
-
-    def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
-        """Marks the rows that are not points of the space.
-
-        Args:
-            x: Coordinates, [n, d].
-
-        Returns:
-            {name of the flaw: rows that have it, [n]}.
-        """
-
-    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
-        """Checks that all rows are points of the space.
-
-        Args:
-            x: Coordinates, [n, d].
-            first: Number of the first row in messages.
-
-        Raises:
-            UserError: A row is not a point of the space; the message names the first such row.
         """
 
 

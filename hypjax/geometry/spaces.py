@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import poincare, products, smooth
-from hypjax.geometry.space import Role, SearchTerms, Space, raise_on_flaws
+from hypjax.geometry.space import InnerProductSpace, Role, SearchTerms, raise_on_flaws
 
 # Smallest 1 − c‖x‖² of a valid point: float32 may round a smaller one to 0.
 _BOUNDARY_MARGIN = 1e-6
@@ -242,4 +242,4 @@ class PoincareBall:
 
 
 # The spaces that configurations and gallery files name.
-SPACES: dict[str, type[Space]] = {"poincare": PoincareBall, "sphere": Sphere}
+SPACES: dict[str, type[InnerProductSpace]] = {"poincare": PoincareBall, "sphere": Sphere}

@@ -27,7 +27,7 @@ class Chunk(NamedTuple):
         first: Gallery index of each device's first row.
     """
 
-    vectors: Float[Array, "devices*r v"]
+    vectors: tuple[Float[Array, "devices*r v"], ...]
     first: Int[Array, " devices"]
 
 

@@ -141,7 +141,7 @@ class _Block(NamedTuple):
 
     rows: Int[np.ndarray, " r"]
     points: Float[Array, "b d"]
-    vectors: Float[Array, "b v"]
+    vectors: tuple[Float[Array, "b v"], ...]
 
 
 class _Search:
@@ -195,7 +195,7 @@ class _Search:
         shape = size, inputs.round_up(max(min(self.gallery.rows, *limits), 1), inputs.MULTIPLE)
         blocks_of_part = _PART_BYTES // (itemsize * max(self._dim, 2 * candidates) * size)
         with ThreadPoolExecutor(num_threads(self.gallery.mesh)) as pool:
-            selector = Selector(self.gallery.mesh, candidates, shape, score.precision, pool)
+            selector = Selector(self.gallery.mesh, candidates, shape, score, pool)
             for part in _split(rows, size * max(blocks_of_part, 1)):
                 blocks = [self._block(rows, score, size) for rows in _split(part, size)]
                 best = [None] * len(blocks)

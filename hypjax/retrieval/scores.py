@@ -12,6 +12,9 @@ Algorithms*, 2nd ed., Section 3.1): with n terms and unit roundoff u, the error 
 times the sum of the absolute products. By Cauchy-Schwarz these are at most q_i·q_j + o_i + o_j with
 the lengths q of the vectors and the offsets o; with f² = max(1, q²/2o), this is at most
 2·f_i·f_j·(o_i + o_j).
+
+A `Fused` space adds the distances of several spaces. Distances increase with separations, so the
+bounds on each separation give bounds on the sum, which is its own separation.
 """
 
 import dataclasses
@@ -30,7 +33,8 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from hypjax.geometry import SearchTerms, Space
+from hypjax.geometry import Fused, InnerProductSpace, SearchTerms, Space
+from hypjax.geometry.products import inner_products
 
 _LOG = logging.getLogger(__name__)
 
@@ -89,7 +93,7 @@ def _projections(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
 
 
 class Scored(NamedTuple):
-    """Factors of the scores of points.
+    """Factors of the scores of points, for each space whose products rank them.
 
     Attributes:
         query: Vectors of the points as queries.
@@ -97,9 +101,9 @@ class Scored(NamedTuple):
         slack: a and b of the bound; 0 for padding.
     """
 
-    query: Float[Array, "n v"]
-    gallery: Float[Array, "n v"]
-    slack: Float[Array, "n 2"]
+    query: tuple[Float[Array, "n v"], ...]
+    gallery: tuple[Float[Array, "n v"], ...]
+    slack: tuple[Float[Array, "n 2"], ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -141,16 +145,58 @@ class Score:
             return _scored(self.space, x, valid, self.centre, self.precision, roundoffs)
 
 
-def slack(queries: Scored, items: Scored) -> Float[Array, "n m"]:
-    """Slack of all pairs."""
-    a, b = queries.slack[:, :1], queries.slack[:, 1:]
-    return a * items.slack[:, 1] + b * items.slack[:, 0]
+def highest(
+    space: Space,
+    queries: tuple[Float[Array, "n v"], ...],
+    items: tuple[Float[Array, "m v"], ...],
+) -> Float[Array, "n m"]:
+    """Scores of all pairs: upper bounds on −separation.
+
+    Args:
+        space: Space of the points.
+        queries: Vectors of the queries, see `Scored`.
+        items: Vectors of the gallery items.
+    """
+    products = list(map(inner_products, queries, items))
+    if not isinstance(space, Fused):
+        return products[0]
+    distance = _fused(space, [-product for product in products])
+    return jnp.maximum((_distance_error(distance) - 1) * distance, PADDING)
+
+
+def lowest(space: Space, queries: Scored, items: Scored) -> Float[Array, "n m"]:
+    """Lower bounds on −separation of all pairs."""
+    products = map(inner_products, queries.query, items.gallery)
+    slacks = map(_slack_of_pairs, queries.slack, items.slack)
+    bounds = [product - 2 * slack for product, slack in zip(products, slacks, strict=True)]
+    if not isinstance(space, Fused):
+        return bounds[0]
+    distance = _fused(space, [-bound for bound in bounds])
+    return (-_distance_error(distance) - 1) * distance
+
+
+def _fused(space: Fused, separations: list[Float[Array, "n m"]]) -> Float[Array, "n m"]:
+    """Distances of points from their separations in each space."""
+    return sum(
+        weight * part.distance_at(jnp.maximum(separation, 0))
+        for (part, weight), separation in zip(space.parts, separations, strict=True)
+    )
+
+
+def _distance_error(distance: Float[Array, "..."]) -> float:
+    """Bound on the relative error of distances computed from separations."""
+    return 2.0**-16 if distance.dtype == jnp.float32 else 2.0**-36
+
+
+def _slack_of_pairs(queries: Float[Array, "n 2"], items: Float[Array, "m 2"]) -> Array:
+    return queries[:, :1] * items[:, 1] + queries[:, 1:] * items[:, 0]
 
 
 def largest_slack(queries: Scored, items: Scored) -> Float[Array, " n"]:
-    """A bound on the slack of each query and any item."""
-    largest = jnp.max(items.slack, axis=0)
-    return queries.slack[:, 0] * largest[1] + queries.slack[:, 1] * largest[0]
+    """A bound on the slack of each query and any item, where one space ranks them."""
+    (of_queries,), (of_items,) = queries.slack, items.slack
+    largest = jnp.max(of_items, axis=0)
+    return of_queries[:, 0] * largest[1] + of_queries[:, 1] * largest[0]
 
 
 def widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:
@@ -186,16 +232,12 @@ def _scored(
 ) -> Scored:
     def score(inputs: tuple[Array, Array]) -> Scored:
         x, valid = inputs
-        terms = space.search_terms(x.astype(jnp.float64), centre)
-        a, b = _slack(terms, x.shape[1], roundoffs)
-        offset, one = terms.offset[:, None], jnp.ones_like(a)
-        factors = Scored(
-            jnp.concatenate([terms.query, -offset, one, a, b], axis=1),
-            jnp.concatenate([terms.gallery, one, -offset, b, a], axis=1),
-            jnp.concatenate([a, b], axis=1),
-        )
-        padding = _padding(factors.query.shape[1])
-        factors = jax.tree.map(lambda x, row: jnp.where(valid[:, None], x, row), factors, padding)
+        x = x.astype(jnp.float64)
+        parts = [(space, x, centre)]
+        if isinstance(space, Fused):
+            spaces = [part for part, _ in space.parts]
+            parts = list(zip(spaces, space.split(x), space.split(centre), strict=True))
+        factors = Scored(*zip(*(_factors(*part, valid, roundoffs) for part in parts), strict=True))
         return jax.tree.map(lambda x: x.astype(precision.value), factors)
 
     valid = jnp.ones(len(x), bool) if valid is None else valid
@@ -206,11 +248,31 @@ def _scored(
     return jax.tree.map(lambda x: x.reshape(-1, x.shape[2]), factors)
 
 
-def _padding(columns: int) -> Scored:
+def _factors(
+    space: InnerProductSpace,
+    x: Float[Array, "n d"],
+    centre: Float[Array, " d"],
+    valid: Bool[Array, " n"],
+    roundoffs: tuple[float, float],
+) -> tuple[Float[Array, "n v"], Float[Array, "n v"], Float[Array, "n 2"]]:
+    """The fields of `Scored` in one space."""
+    terms = space.search_terms(x, centre)
+    a, b = _slack(terms, x.shape[1], roundoffs)
+    offset, one = terms.offset[:, None], jnp.ones_like(a)
+    factors = (
+        jnp.concatenate([terms.query, -offset, one, a, b], axis=1),
+        jnp.concatenate([terms.gallery, one, -offset, b, a], axis=1),
+        jnp.concatenate([a, b], axis=1),
+    )
+    padding = _padding(factors[0].shape[1])
+    return jax.tree.map(lambda x, row: jnp.where(valid[:, None], x, row), factors, padding)
+
+
+def _padding(columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Factors of padding, in one row: `PADDING` times the 1 of the other factor."""
     query, gallery = np.zeros((2, columns))
     query[columns - 4] = gallery[columns - 3] = PADDING
-    return Scored(query, gallery, np.zeros(2))
+    return query, gallery, np.zeros(2)
 
 
 def _slack(

@@ -13,9 +13,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from hypjax.geometry.products import inner_products
+from hypjax.geometry import Space
 from hypjax.retrieval.galleries import AXIS, Chunk
-from hypjax.retrieval.scores import Precision
+from hypjax.retrieval.scores import Score, highest
 from hypjax.system.cores import usable_cores
 
 _GROUP = 32  # Items of a group; only the groups with the largest maxima are searched further.
@@ -46,7 +46,7 @@ class Selector:
     """
 
     def __init__(
-        self, mesh: Mesh, k: int, shape: tuple[int, int], precision: Precision, pool: Executor
+        self, mesh: Mesh, k: int, shape: tuple[int, int], score: Score, pool: Executor
     ) -> None:
         """Allocates the buffer of scores.
 
@@ -54,37 +54,41 @@ class Selector:
             mesh: Devices that share the gallery.
             k: Number of items to find.
             shape: Queries of a block, and rows of a chunk on each device.
-            precision: Precision of the scores.
+            score: How points are compared.
             pool: Executor with `num_threads(mesh)` threads.
         """
-        self._precision, self._pool, self._k = precision, pool, k
+        self._score, self._pool, self._k = score, pool, k
         self._parts = np.split(np.arange(shape[0], dtype=np.int32), num_threads(mesh))
         self._multiply, self._select = _programs(mesh, k)
         # All products reuse this buffer, because memory is expensive when it is first touched.
         size = (mesh.size * shape[0], shape[1])
-        with precision.enabled():
-            self._buffer = jnp.zeros(size, precision.value, device=NamedSharding(mesh, P(AXIS)))
+        with score.precision.enabled():
+            self._buffer = jnp.zeros(
+                size, score.precision.value, device=NamedSharding(mesh, P(AXIS))
+            )
 
-    def update(self, chunk: Chunk, queries: Float[Array, "b v"], best: Best | None) -> Best:
+    def update(
+        self, chunk: Chunk, queries: tuple[Float[Array, "b v"], ...], best: Best | None
+    ) -> Best:
         """Merges the best items of a chunk into those found so far."""
-        with self._precision.enabled():
-            self._buffer, maxima = self._multiply(self._buffer, queries, chunk)
+        with self._score.precision.enabled():
+            self._buffer, maxima = self._multiply(self._buffer, self._score.space, queries, chunk)
         found = self._select_in_threads(maxima, chunk)
         if best is None and chunk.first.size == 1:
             return found
-        with self._precision.enabled():
+        with self._score.precision.enabled():
             return _merge(best, found, chunk.first.size, self._k)
 
     def _select_in_threads(self, maxima: Float[Array, "b groups"], chunk: Chunk) -> Best:
         def select(rows: Int[np.ndarray, " p"]) -> Best:
-            with self._precision.enabled():
+            with self._score.precision.enabled():
                 return self._select(self._buffer, maxima, chunk, rows)
 
         if len(self._parts) == 1:
             return select(self._parts[0])
         # A program runs on its thread only while the thread waits for it.
         found = self._pool.map(lambda rows: jax.block_until_ready(select(rows)), self._parts)
-        with self._precision.enabled():
+        with self._score.precision.enabled():
             return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
 
 
@@ -93,7 +97,7 @@ def _programs(mesh: Mesh, k: int) -> tuple[Callable, Callable]:
     """The two jitted steps of a search; each device has its own rows of the gallery."""
     shared = Chunk(P(AXIS), P(AXIS))
     multiply = jax.shard_map(
-        _multiply, mesh=mesh, in_specs=(P(AXIS), P(), shared), out_specs=P(AXIS)
+        _multiply, mesh=mesh, in_specs=(P(AXIS), P(), P(), shared), out_specs=P(AXIS)
     )
     select = jax.shard_map(
         functools.partial(_select, k=k),
@@ -106,11 +110,14 @@ def _programs(mesh: Mesh, k: int) -> tuple[Callable, Callable]:
 
 
 def _multiply(
-    buffer: Float[Array, "b r"], queries: Float[Array, "b v"], chunk: Chunk
+    buffer: Float[Array, "b r"],
+    space: Space,
+    queries: tuple[Float[Array, "b v"], ...],
+    chunk: Chunk,
 ) -> tuple[Float[Array, "b r"], Float[Array, "b groups"]]:
     """All scores of a block and a chunk, and the highest one of each group of items."""
     del buffer  # Donated, so that the scores take its memory.
-    scores = inner_products(queries, chunk.vectors)
+    scores = highest(space, queries, chunk.vectors)
     return scores, jnp.max(scores.reshape(len(scores), -1, _GROUP), axis=2)
 
 

@@ -18,10 +18,18 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from hypjax.geometry.products import inner_products
+from hypjax.geometry import Fused, Space
 from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Labelled
-from hypjax.retrieval.scores import Precision, Score, Scored, largest_slack, slack, widened
+from hypjax.retrieval.scores import (
+    Precision,
+    Score,
+    Scored,
+    highest,
+    largest_slack,
+    lowest,
+    widened,
+)
 
 NO_MATCH = np.iinfo(np.int32).max
 _TILE = 2048  # Queries and items of a tile, so that its scores fit into a CPU's cache.
@@ -57,8 +65,8 @@ def bound_ranks(queries: Labelled, gallery: Labelled | None, score: Score) -> Ra
         replicated = NamedSharding(mesh, P())
         points = jax.device_put((query_points, gallery_points), replicated)
         matching, others = _distribute(mesh, matching), _distribute(mesh, others)
-        thresholds = _thresholds(mesh, queries.ids is not None)(*points, matching)
-        counts = _count_before(mesh, symmetric)(*points, thresholds, matching, others)
+        thresholds = _thresholds(mesh, queries.ids is not None)(score.space, *points, matching)
+        counts = _count_before(mesh, symmetric)(score.space, *points, thresholds, matching, others)
     place = query_points.place
     valid = place >= 0
     bounds = np.empty((len(queries.labels), 2), np.int32)
@@ -199,10 +207,12 @@ def _visit(tiles: _Tiles, visit: Callable[[Array, Array, Any], Any], state: Any)
 @functools.cache
 def _thresholds(
     mesh: Mesh, exclude_self: bool
-) -> Callable[[_Points, _Points, _Tiles], _Thresholds]:
+) -> Callable[[Space, _Points, _Points, _Tiles], _Thresholds]:
     """Jitted function that bounds the score of each query's nearest match."""
 
-    def thresholds(query_points: _Points, gallery_points: _Points, tiles: _Tiles) -> _Thresholds:
+    def thresholds(
+        space: Space, query_points: _Points, gallery_points: _Points, tiles: _Tiles
+    ) -> _Thresholds:
         height, width = _tile_side(len(query_points.ids)), _tile_side(len(gallery_points.ids))
 
         def update(row: Int[Array, ""], column: Int[Array, ""], best: _Thresholds) -> _Thresholds:
@@ -211,8 +221,8 @@ def _thresholds(
             matches = queries.labels[:, None] == items.labels
             if exclude_self:
                 matches &= queries.ids[:, None] != items.ids
-            most = inner_products(queries.factors.query, items.factors.gallery)
-            least = most - 2 * slack(queries.factors, items.factors)
+            most = highest(space, queries.factors.query, items.factors.gallery)
+            least = lowest(space, queries.factors, items.factors)
             found = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (least, most))
             return jax.tree.map(
                 lambda x, part: lax.dynamic_update_slice_in_dim(
@@ -222,10 +232,10 @@ def _thresholds(
                 _Thresholds(*found),
             )
 
-        none_found = jnp.full_like(query_points.factors.slack[:, 0], -jnp.inf)
+        none_found = jnp.full_like(query_points.factors.slack[0][:, 0], -jnp.inf)
         least, most = lax.pmax(_visit(tiles, update, _Thresholds(none_found, none_found)), _AXIS)
         most = widened(most, 1)
-        if not _subtracts_slack(most):
+        if not _bounds_pairs(space, most):
             most += 2 * largest_slack(query_points.factors, gallery_points.factors)
         return _Thresholds(widened(least, -1), widened(most, 1))
 
@@ -235,10 +245,11 @@ def _thresholds(
 @functools.cache
 def _count_before(
     mesh: Mesh, symmetric: bool
-) -> Callable[[_Points, _Points, _Thresholds, _Tiles, _Tiles], Int[Array, "p 2"]]:
+) -> Callable[[Space, _Points, _Points, _Thresholds, _Tiles, _Tiles], Int[Array, "p 2"]]:
     """Jitted function that counts the items that surely, or may, precede each nearest match."""
 
     def count_all(
+        space: Space,
         query_points: _Points,
         gallery_points: _Points,
         thresholds: _Thresholds,
@@ -251,21 +262,21 @@ def _count_before(
             queries = _rows(query_points, row, height)
             items = _rows(gallery_points, column, width)
             mismatches = queries.labels[:, None] != items.labels
-            scores = inner_products(queries.factors.query, items.factors.gallery)
+            scores = highest(space, queries.factors.query, items.factors.gallery)
             scores = jnp.where(mismatches, scores, -jnp.inf)
-            least = _least(scores, queries.factors, items.factors)
+            least = _least(space, scores, queries.factors, items.factors)
             found = _rows(thresholds, row, height)
             return _add(counts, row, _count_in_rows(scores, least, found))
 
         def count_other(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
             queries = _rows(query_points.factors, row, height)
             items = _rows(gallery_points.factors, column, width)
-            scores = inner_products(queries.query, items.gallery)
-            least = _least(scores, queries, items)
+            scores = highest(space, queries.query, items.gallery)
+            least = _least(space, scores, queries, items)
             found = _rows(thresholds, row, height)
             counts = _add(counts, row, _count_in_rows(scores, least, found))
             if symmetric:  # The transposed tile: columns are queries and rows are items.
-                of_columns = _count_in_columns(scores, _rows(thresholds, column, width))
+                of_columns = _count_in_columns(scores, least, _rows(thresholds, column, width))
                 counts = _add(counts, column, of_columns)
             return counts
 
@@ -277,18 +288,23 @@ def _count_before(
     return _over_tiles(mesh, count_all, points=3, tiles=2)
 
 
-def _subtracts_slack(scores: Array) -> bool:
-    """Whether the slack of each pair is subtracted from its score.
+def _bounds_pairs(space: Space, scores: Array) -> bool:
+    """Whether each pair has a lower bound of its own.
 
     In float32, the largest slack of any item is added to thresholds instead, which is faster. In
-    float64, where items may be in several crowds, it is large for items of other crowds.
+    float64, where items may be in several crowds, it is large for items of other crowds; and it
+    does not bound sums of distances.
     """
-    return scores.dtype == jnp.float64
+    return scores.dtype == jnp.float64 or isinstance(space, Fused)
 
 
-def _least(scores: Float[Array, "h w"], queries: Scored, items: Scored) -> Float[Array, "h w"]:
+def _least(
+    space: Space, scores: Float[Array, "h w"], queries: Scored, items: Scored
+) -> Float[Array, "h w"]:
     """Scores that must exceed a threshold for items that surely come before a match."""
-    return scores - 2 * slack(queries, items) if _subtracts_slack(scores) else scores
+    if not _bounds_pairs(space, scores):
+        return scores
+    return jnp.minimum(scores, lowest(space, queries, items))  # Scores may be masked by −∞.
 
 
 def _count_in_rows(
@@ -304,10 +320,12 @@ def _count_in_rows(
     return jnp.stack([total // (2 * _TILE), total % (2 * _TILE)], axis=1)
 
 
-def _count_in_columns(scores: Float[Array, "h w"], thresholds: _Thresholds) -> Int[Array, "w 2"]:
+def _count_in_columns(
+    scores: Float[Array, "h w"], least: Float[Array, "h w"], thresholds: _Thresholds
+) -> Int[Array, "w 2"]:
     """Like `_count_in_rows`, for columns; this way of adding is the fastest one on a CPU."""
     both = jnp.where(scores >= thresholds.may, jnp.int16(1), jnp.int16(0))
-    both = jnp.where(scores > thresholds.must, jnp.int16(1 + 256), both)
+    both = jnp.where(least > thresholds.must, jnp.int16(1 + 256), both)
     groups = both.reshape(-1, inputs.MULTIPLE, scores.shape[1])
     sums = jnp.sum(groups, axis=1, dtype=jnp.int16).astype(jnp.int32)
     return jnp.stack([jnp.sum(sums >> 8, axis=0), jnp.sum(sums & 255, axis=0)], axis=1)
@@ -320,8 +338,8 @@ def _add(counts: Int[Array, "p 2"], tile: Int[Array, ""], more: Int[Array, "h 2"
 
 
 def _over_tiles(mesh: Mesh, function: Callable, *, points: int, tiles: int) -> Callable:
-    """Jits a function whose tiles are distributed over devices and whose points are replicated."""
-    specs = (P(),) * points + (P(_AXIS),) * tiles
+    """Jits a function of a space, replicated points, and tiles that devices share."""
+    specs = (P(),) * (1 + points) + (P(_AXIS),) * tiles
     return jax.jit(
         jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
     )

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Sphere, poincare
+from hypjax.geometry import Fused, InnerProductSpace, PoincareBall, Space, Sphere, poincare
 
-SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 1.5), PoincareBall(0.0, None)]
+RANKING = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 1.5), PoincareBall(0.0, None)]
+FUSED = Fused(((Sphere(), 2.0), (PoincareBall(0.1, 2.3), 0.5)))
+SPACES = [*RANKING, FUSED]
 features = np.random.default_rng(0).normal(size=(30, 8)).astype(np.float32)
 
 
@@ -27,7 +29,7 @@ def test_distance_and_distance_matrix_agree(space):
     np.testing.assert_allclose(space.distance_matrix(x, x), pairwise, atol=5e-3)
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize("space", RANKING, ids=str)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.floats(0.1, 3.0))
 @settings(max_examples=20, deadline=None)
 def test_search_vectors_rank_by_distance(space, seed, scale):
@@ -66,6 +68,37 @@ def test_similarity_falls_from_1_with_the_distance(space):
     similarity = space.similarity(distances)
     assert similarity[0] == 1
     assert np.all(np.diff(similarity) < 0)
+
+
+def test_fused_distances_are_weighted_sums_over_one_direction():
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    sphere, ball = unit, PoincareBall(0.1, 2.3).embed(unit)
+    points = FUSED.embed(features)
+    np.testing.assert_allclose(points, np.concatenate([sphere, ball], axis=1), atol=1e-6)
+    pairs = 2 * Sphere().distance(sphere[:, None], sphere)
+    pairs += 0.5 * PoincareBall(0.1).distance(ball[:, None], ball)
+    np.testing.assert_allclose(FUSED.distance(points[:, None], points), pairs, rtol=1e-4, atol=1e-4)
+    longer = Fused(FUSED.parts, normalized=False).embed(features)
+    np.testing.assert_allclose(longer[:, 8:], PoincareBall(0.1, 2.3).embed(features), atol=1e-6)
+
+
+def test_weights_of_fused_distances_are_differentiable_leaves():
+    def loss(weight):
+        space = Fused(((Sphere(), 10.0), (PoincareBall(0.1), weight)))
+        return space.distance_matrix(space.embed(features), space.embed(features)).sum()
+
+    assert jax.grad(loss)(15.0) > 0
+
+
+def test_fused_spaces_have_no_inner_product():
+    assert isinstance(FUSED, Space)
+    assert not isinstance(FUSED, InnerProductSpace)
+
+
+@pytest.mark.parametrize("parts", [(), ((Sphere(), -1.0),), ((FUSED, 1.0),)])
+def test_fused_parts_out_of_range_are_refused(parts):
+    with pytest.raises(ValueError, match="at least one space|weight is -1.0|list its parts"):
+        Fused(parts)
 
 
 def test_product_of_search_vectors_equals_its_formula():

@@ -1,6 +1,7 @@
 """Exactness of searches and scores where points crowd, against float64 and exact arithmetic."""
 
 import fractions
+import itertools
 import logging
 import os
 import subprocess
@@ -14,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Sphere
+from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.retrieval import match_ranks, nearest_neighbors, recall_at_k, tiles
-from hypjax.retrieval.scores import Precision, Score, slack
+from hypjax.retrieval.scores import Precision, Score, highest, lowest
 from hypjax.retrieval.selection import _below
 
 SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(0.0, None), PoincareBall(10.0, None)]
+FUSED = Fused(((Sphere(), 10.0), (PoincareBall(1.0, 2.3), 15.0)), normalized=False)
+SPREADS = [1, 0.1, 0.01, 0.003, 1e-6, 0]
 
 
 def crowds(space, spread, n=1000, dim=32):
@@ -33,6 +36,12 @@ def crowds(space, spread, n=1000, dim=32):
 
 def keys(space, query, gallery):
     """Increasing functions of a query's distances to the items, by subtraction in float64."""
+    if isinstance(space, Fused):
+        halves = zip(*(np.split(points, 2, axis=-1) for points in (query, gallery)), strict=True)
+        (x, y), other = halves
+        gap = 1 - np.sum(other[0].astype(np.float64) ** 2)
+        distance = 2 * np.arcsinh(np.sqrt(keys(PoincareBall(1.0), *other) / gap))
+        return 10 * keys(Sphere(), x, y) + 15 * distance
     c, y = np.float64(getattr(space, "c", 0.0)), gallery.astype(np.float64)
     return np.sum((query.astype(np.float64) - y) ** 2, axis=1) / (1 - c * np.sum(y * y, axis=1))
 
@@ -51,8 +60,11 @@ def true_ranks(order, labels, item_labels, exclude_self):
     return np.array(ranks)
 
 
-@pytest.mark.parametrize("spread", [1, 0.1, 0.01, 0.003, 1e-6, 0])
-@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize(
+    ("space", "spread"),
+    [*itertools.product(SPACES, SPREADS), *itertools.product([FUSED], (1, 0.01, 0))],
+    ids=str,
+)
 def test_crowds_are_searched_and_ranked_exactly(space, spread):
     x = crowds(space, spread)
     labels = np.random.default_rng(1).integers(0, 100, len(x))
@@ -115,7 +127,7 @@ def test_small_galleries_are_searched_as_in_exact_arithmetic(seed, c, exponent, 
 
 
 @pytest.mark.parametrize("precision", Precision)
-@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize("space", [*SPACES, FUSED], ids=str)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.integers(-20, 1))
 @settings(max_examples=8, deadline=None)
 def test_scores_bound_separations(space, precision, seed, scale):
@@ -123,13 +135,13 @@ def test_scores_bound_separations(space, precision, seed, scale):
     x = np.array(space.embed((2.0**scale * rng.normal(size=(64, 8))).astype(np.float32)))
     factors = Score.around(space, x[:7], precision).of(x)
     with precision.enabled():
-        scores = np.asarray(factors.query @ factors.gallery.T, np.float64)
-        width = 2 * np.asarray(slack(factors, factors), np.float64)
+        scores = np.asarray(highest(space, factors.query, factors.gallery), np.float64)
+        least = np.asarray(lowest(space, factors, factors), np.float64)
     with jax.enable_x64(True):
         x = x.astype(np.float64)
         separations = np.asarray(space.separation(x[:, None], x))
     assert (-separations <= scores).all()
-    assert (scores - width <= -separations).all()
+    assert (least <= -separations).all()
 
 
 @given(st.lists(st.floats(-1e40, 1e40), min_size=1, max_size=50))

@@ -161,10 +161,10 @@ import sys, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors
-from tests.retrieval.test_exactness import crowds, true_order, true_ranks
+from tests.retrieval.test_exactness import FUSED, crowds, true_order, true_ranks
 assert jax.device_count() == 4
 labels = np.random.default_rng(0).integers(0, 100, 1200)
-for space, spread in ((Sphere(), 1), (PoincareBall(0.1, 2.3), 1), (PoincareBall(0.1, 2.3), 0.003)):
+for space, spread in ((Sphere(), 1), (PoincareBall(0.1, 2.3), 0.003), (FUSED, 1)):
     x = crowds(space, spread, n=1200, dim=16)
     order = true_order(space, x, x)
     ranks = true_ranks(order, labels, labels, exclude_self=True)
