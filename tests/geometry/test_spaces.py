@@ -50,7 +50,7 @@ def test_features_are_those_that_were_embedded(space):
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_a_mean_lies_among_its_points(space):
     """It is a point of the space, that of equal points, and drawn towards those that weigh more."""
-    x = space.embed(features).reshape(5, 6, 8)
+    x = space.embed(features).reshape(5, 6, -1)
     space.check(space.mean(x))
     np.testing.assert_allclose(space.mean(x[:, :1].repeat(6, 1)), x[:, 0], rtol=1e-5, atol=1e-6)
     heavy = space.mean(x, np.array([1.0, 0, 0, 0, 0, 9]))
@@ -59,7 +59,7 @@ def test_a_mean_lies_among_its_points(space):
 
 @pytest.mark.parametrize("space", RANKING, ids=str)
 def test_a_mean_is_nearest_to_its_points(space):
-    x = space.embed(features).reshape(5, 6, 8)
+    x = space.embed(features).reshape(5, 6, -1)
     power = 1 if space == Sphere() else 2  # The distance on the sphere is a square already.
     of_all, of_others = (
         np.sum(space.distance(mean[:, None], x) ** power, axis=1)
