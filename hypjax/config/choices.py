@@ -7,4 +7,11 @@ Objectives and spaces are in rooms below: `hypjax.objectives.OBJECTIVES`, `hypja
 DATASETS = ("glyphs", "folder", "cub200", "cars196", "sop", "inshop", "omniglot")  # hypjax/data/
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 SAMPLINGS = ("epoch_classes", "drawn_classes", "shuffled")  # hypjax/data/plans.py
-METRICS = ("recall", "precision", "mrr", "map@r", "r_precision")  # hypjax/retrieval/metrics.py
+METRICS = (
+    "recall",
+    "precision",
+    "mrr",
+    "map",
+    "map@r",
+    "r_precision",
+)  # hypjax/retrieval/metric_rules.py

@@ -18,7 +18,7 @@ from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import create_objective
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score, query_scores
-from hypjax.retrieval.metrics import metric_names
+from hypjax.retrieval.metric_rules import metric_names
 from hypjax.system import memory
 from hypjax.types import Recalls
 

@@ -1,6 +1,7 @@
 """Exact nearest-neighbour search and evaluation of embeddings in any space."""
 
 from hypjax.retrieval.metrics import (
+    average_precision,
     bootstrap_interval,
     mean_average_precision_at_r,
     mean_reciprocal_rank,
@@ -9,13 +10,17 @@ from hypjax.retrieval.metrics import (
     query_scores,
     r_precision,
     recall_at_k,
+    relevance_scores,
     scores_by_class,
 )
 from hypjax.retrieval.neighbors import nearest_neighbors
 from hypjax.retrieval.ranks import NO_MATCH, match_ranks
+from hypjax.retrieval.relevance import Relevance
 
 __all__ = [
     "NO_MATCH",
+    "Relevance",
+    "average_precision",
     "bootstrap_interval",
     "match_ranks",
     "mean_average_precision_at_r",
@@ -26,5 +31,6 @@ __all__ = [
     "query_scores",
     "r_precision",
     "recall_at_k",
+    "relevance_scores",
     "scores_by_class",
 ]

@@ -1,18 +1,20 @@
 """Retrieval metrics: a score for each query, and means over queries."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.retrieval import inputs
+from hypjax.retrieval import inputs, metric_rules
+from hypjax.retrieval.metric_rules import Metric
 from hypjax.retrieval.neighbors import search
+from hypjax.retrieval.rankings import positive_ranks
 from hypjax.retrieval.ranks import match_ranks
+from hypjax.retrieval.relevance import Relevance, by_labels
 
 _MAX_ENTRIES = 2**24  # Largest number of neighbours in memory at once.
 
@@ -133,7 +135,7 @@ def query_scores(
         gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
             each query is excluded from its own results.
         gallery_labels: Classes of the gallery, [m]; required if there is a gallery.
-        metrics: Names: recall@K and precision@K with a number for K, mrr, map@r, r_precision.
+        metrics: Names: recall@K and precision@K with a number for K, mrr, map, map@r, r_precision.
         space: Space that measures the distances.
 
     Returns:
@@ -144,7 +146,7 @@ def query_scores(
         UserError: A point is not finite or not in the space, shapes do not match, a metric is
             unknown, K of a precision exceeds the number of items, or no query has a match.
     """
-    selected = {name: _metric(name) for name in metrics}
+    selected = {name: metric_rules.metric(name) for name in metrics}
     own_ids = np.arange(len(queries)) if gallery is None else None
     searched = (queries, query_labels) if gallery is None else (gallery, gallery_labels)
     query_labels, labels = inputs.check_labelled(queries, query_labels, *searched)
@@ -153,93 +155,102 @@ def query_scores(
     _report_excluded(matches)
     _report_trivial(metrics, items=len(labels) - (own_ids is not None))
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
-    if any(metric.depth is None for metric in selected.values()):
+    first = {
+        name: metric for name, metric in selected.items() if metric.depth is metric_rules.FIRST
+    }
+    if first:
         separate_gallery = () if own_ids is not None else (gallery, labels)
-        rank_metrics = {name: metric for name, metric in selected.items() if metric.depth is None}
-        ks = [metric.k for metric in rank_metrics.values()]
+        ks = [metric.k for metric in first.values()]
         ranks = match_ranks(
             queries, query_labels, *separate_gallery, space=space, ks=None if None in ks else ks
         )
-        for name, metric in rank_metrics.items():
-            scores[name][:] = metric.score(ranks)
-    list_metrics = {name: metric for name, metric in selected.items() if metric.depth is not None}
-    if list_metrics:
-        k = max(metric.depth(matches) for metric in list_metrics.values())
+        for name, metric in first.items():
+            scores[name][:] = metric.score(ranks[:, None], matches)
+    listed = {name: metric for name, metric in selected.items() if callable(metric.depth)}
+    if listed:
+        k = max(metric.depth(matches) for metric in listed.values())
         for part in _parts(len(queries), k):
             part_ids = None if own_ids is None else own_ids[part]
             found = search(queries[part], part_ids, searched[0], k=k, space=space)[1]
-            hits = labels[found] == query_labels[part, None]
-            for name, metric in list_metrics.items():
-                scores[name][part] = metric.score(hits, matches[part])
+            ranks = metric_rules.ranks_of_hits(labels[found] == query_labels[part, None])
+            for name, metric in listed.items():
+                scores[name][part] = metric.score(ranks, matches[part])
+    full = {name: metric for name, metric in selected.items() if metric.depth is metric_rules.ALL}
+    if full:
+        relevance = by_labels(query_labels, labels, own_ids)
+        scores |= _scores_of_all(queries, searched[0], relevance, full, space)
     return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
 
 
-class _Metric(NamedTuple):
-    """A rule that scores queries.
+def relevance_scores(
+    queries: Float[ArrayLike, "n d"],
+    gallery: Float[ArrayLike, "m d"],
+    relevance: Relevance,
+    *,
+    metrics: Sequence[str],
+    space: Space,
+) -> dict[str, Float[np.ndarray, " n"]]:
+    """Scores of each query where positives and ignored items are listed.
 
-    Attributes:
-        depth: Number of neighbours needed, as a function of the queries' numbers of matches; or
-            None if the rule uses the rank of the nearest match instead.
-        score: Scores as a function of the ranks; or, with a depth, of the hits among the neighbours
-            and the numbers of matches.
-        k: Number such that the score depends on whether the rank is below it, or None if it depends
-            on more.
+    Args:
+        queries: Points of the space, [n, d].
+        gallery: Points of the space to search, [m, d].
+        relevance: Positives and ignored items of each query. Ignored ones are removed from its
+            ranking.
+        metrics: Names, see `query_scores`.
+        space: Space that measures the distances.
+
+    Returns:
+        {metric: scores [n], float64}. The score is NaN for queries without a positive, and a
+        warning says how many there are.
+
+    Raises:
+        UserError: A point is not finite or not in the space, shapes do not match, a metric is
+            unknown, or the lists are not valid.
     """
-
-    depth: Callable[[Int[np.ndarray, " n"]], int] | None
-    score: Callable[..., Float[np.ndarray, " n"]]
-    k: int | None = None
-
-
-def _within_r(hits: Bool[np.ndarray, "b k"], matches: Int[np.ndarray, " b"]) -> np.ndarray:
-    return hits & (np.arange(hits.shape[1]) < matches[:, None])
-
-
-def _precision_at_r(
-    hits: Bool[np.ndarray, "b k"], matches: Int[np.ndarray, " b"]
-) -> Float[np.ndarray, " b"]:
-    return _within_r(hits, matches).sum(axis=1) / np.maximum(matches, 1)
+    queries, gallery = inputs.check_points(queries, gallery)
+    relevance = relevance.checked(len(queries), len(gallery))
+    selected = {name: metric_rules.metric(name) for name in metrics}
+    counts = np.array([len(items) for items in relevance.positives])
+    if np.any(counts == 0):
+        _warn_of_excluded(counts)
+    return _scores_of_all(queries, gallery, relevance, selected, space)
 
 
-def _average_precision_at_r(
-    hits: Bool[np.ndarray, "b k"], matches: Int[np.ndarray, " b"]
-) -> Float[np.ndarray, " b"]:
-    hits = _within_r(hits, matches)
-    precision = np.cumsum(hits, axis=1) / np.arange(1, hits.shape[1] + 1)
-    return np.sum(precision * hits, axis=1) / np.maximum(matches, 1)
+def average_precision(
+    queries: Float[ArrayLike, "n d"],
+    gallery: Float[ArrayLike, "m d"],
+    relevance: Relevance,
+    *,
+    space: Space,
+) -> Float[np.ndarray, " n"]:
+    """Average precision of each query over its whole ranking, without the ignored items.
+
+    It is the area below the curve of precision over recall, by the trapezoid rule, as in the
+    protocol of Oxford and Paris (Philbin et al., CVPR 2007; Radenović et al., CVPR 2018): the
+    precisions just before and at each positive are averaged. Arguments and errors are those of
+    `relevance_scores`.
+
+    Returns:
+        Scores [n], float64; NaN for queries without a positive.
+    """
+    return relevance_scores(queries, gallery, relevance, metrics=["map"], space=space)["map"]
 
 
-# Metrics at K, as functions of K; and metrics without a K.
-AT_K: dict[str, Callable[[int], _Metric]] = {
-    "recall": lambda k: _Metric(None, lambda ranks: ranks < k, k),
-    "precision": lambda k: _Metric(lambda matches: k, lambda hits, _: hits[:, :k].mean(axis=1)),
-}
-WITHOUT_K: dict[str, _Metric] = {
-    "mrr": _Metric(None, lambda ranks: 1 / (ranks + 1.0)),
-    "map@r": _Metric(np.max, _average_precision_at_r),
-    "r_precision": _Metric(np.max, _precision_at_r),
-}
-
-
-def metric_names(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
-    """Full names of metrics: one name per K for those that take a K, the plain name for others."""
-    return [
-        full
-        for name in metrics
-        for full in ([f"{name}@{k}" for k in ks] if name in AT_K else [name])
-    ]
-
-
-def _metric(name: str) -> _Metric:
-    kind, _, number = name.partition("@")
-    if name in WITHOUT_K:
-        return WITHOUT_K[name]
-    if kind in AT_K and number.isdecimal() and int(number):
-        return AT_K[kind](int(number))
-    raise UserError(
-        f"unknown metric {name!r}; choose among {', '.join(f'{kind}@K' for kind in AT_K)} (with a "
-        f"number for K), {', '.join(WITHOUT_K)}"
-    )
+def _scores_of_all(
+    queries: Float[ArrayLike, "n d"],
+    gallery: Float[ArrayLike, "m d"],
+    relevance: Relevance,
+    metrics: Mapping[str, Metric],
+    space: Space,
+) -> dict[str, Float[np.ndarray, " n"]]:
+    """Scores from the ranks of all positives."""
+    scores = {name: np.full(len(queries), np.nan) for name in metrics}
+    for i, ranks in enumerate(positive_ranks(queries, gallery, relevance, space)):
+        if len(ranks):
+            for name, metric in metrics.items():
+                scores[name][i] = metric.score(ranks[None], np.array([len(ranks)]))[0]
+    return scores
 
 
 def _means_at_k(
@@ -279,10 +290,15 @@ def _report_excluded(matches: Int[np.ndarray, " n"]) -> None:
     if excluded == len(matches):
         raise UserError("no query has a match in the gallery; check the labels")
     if excluded:
-        warnings.warn(
-            f"{excluded} of {len(matches)} queries have no match and are left out of the scores",
-            stacklevel=3,
-        )
+        _warn_of_excluded(matches)
+
+
+def _warn_of_excluded(matches: Int[np.ndarray, " n"]) -> None:
+    excluded = int(np.sum(matches == 0))
+    warnings.warn(
+        f"{excluded} of {len(matches)} queries have no match and are left out of the scores",
+        stacklevel=4,
+    )
 
 
 def mean_score(scores: Float[np.ndarray, " n"]) -> float:

@@ -2,9 +2,9 @@
 
 from hypjax.config import choices
 from hypjax.data.preparation.registry import BUILDERS
-from hypjax.retrieval import metrics
+from hypjax.retrieval import metric_rules
 
 
 def test_names_and_implementations_match():
     assert set(choices.DATASETS) == {"folder", *BUILDERS}
-    assert set(choices.METRICS) == {*metrics.AT_K, *metrics.WITHOUT_K}
+    assert set(choices.METRICS) == {*metric_rules.AT_K, *metric_rules.WITHOUT_K}

@@ -1,0 +1,82 @@
+"""Who is relevant to whom: the items that a query should find, and those that do not count."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from hypjax.errors import UserError
+from hypjax.retrieval import inputs
+
+Items = Sequence[Int[np.ndarray, " items"]]  # Gallery indices for each query.
+
+
+class Relevance(NamedTuple):
+    """The gallery items that each query should find.
+
+    Attributes:
+        positives: Indices of the items that are relevant, for each query.
+        ignored: Indices of the items that are removed from the query's ranking before it is scored,
+            for each query, such as junk; None removes nothing.
+    """
+
+    positives: Items
+    ignored: Items | None = None
+
+    def checked(self, queries: int, items: int) -> "Relevance":
+        """The same with int64 arrays, and with `ignored` filled in.
+
+        Args:
+            queries: Number of queries.
+            items: Number of gallery items.
+
+        Raises:
+            UserError: There is not one list per query, an index is out of range or repeated, or an
+                item is both positive and ignored.
+        """
+        ignored = [()] * queries if self.ignored is None else self.ignored
+        lists = {"positives": self.positives, "ignored": ignored}
+        found = {name: _checked(name, given, queries, items) for name, given in lists.items()}
+        for i, pair in enumerate(zip(found["positives"], found["ignored"], strict=True)):
+            if len(both := np.intersect1d(*pair)):
+                raise UserError(f"item {both[0]} is both positive and ignored for query {i}")
+        return Relevance(**found)
+
+
+def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.ndarray, " items"]]:
+    if len(lists) != queries:
+        raise UserError(f"{name} has {len(lists)} lists for {queries} queries")
+    found = []
+    for i, given in enumerate(lists):
+        array = np.asarray(given)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise UserError(f"{name} of query {i} must be a list of indices")
+        array = array.astype(np.int64)
+        if array.size and not (0 <= array.min() and array.max() < items):
+            raise UserError(f"{name} of query {i} has an index outside 0 to {items - 1}")
+        if len(np.unique(array)) < array.size:
+            raise UserError(f"{name} of query {i} has an index twice")
+        found.append(array)
+    return found
+
+
+def by_labels(
+    query_labels: Int[np.ndarray, " n"],
+    labels: Int[np.ndarray, " m"],
+    own_ids: Int[np.ndarray, " n"] | None,
+) -> Relevance:
+    """Items of a query's class are positive; the query itself, if it is an item, is ignored.
+
+    Args:
+        query_labels: Class numbers of the queries, [n].
+        labels: Class numbers of the gallery, [m].
+        own_ids: Gallery index of each query, [n]; None if the gallery does not hold the queries.
+    """
+    of_class = inputs.items_of_classes(labels)
+    none = np.zeros(0, np.int64)
+    positives = [of_class[c] if c < len(of_class) else none for c in query_labels]
+    if own_ids is None:
+        return Relevance(positives, [none] * len(positives))
+    kept = [items[items != own] for items, own in zip(positives, own_ids, strict=True)]
+    return Relevance(kept, list(own_ids[:, None].astype(np.int64)))
