@@ -47,8 +47,13 @@ def test_trains_prints_its_results_again_and_evaluates(hypjax_main, glyphs, tmp_
 
     again = hypjax_main(*glyphs, "--workdir=run")
     assert again.returncode == 0 and "already" in again.stdout
-    evaluated = hypjax_main(*glyphs, "--workdir=run", "--mode=evaluate")
-    assert ["final", "head", *final] in [line.split() for line in evaluated.stdout.splitlines()]
+    further = ["--config.eval.spaces.head=objective,sphere", "--config.eval.metrics=recall,map"]
+    evaluated = hypjax_main(*glyphs, "--workdir=run", "--mode=evaluate", *further)
+    assert evaluated.returncode == 0, evaluated.stderr
+    names, *rows = [line.split() for line in evaluated.stdout.splitlines()[1:4]]
+    assert names[-1] == "map"
+    assert [row[:2] for row in rows] == [["final", "head"], ["final", "head:sphere"]]
+    assert rows[0][2:-1] == final
 
 
 @pytest.mark.parametrize(

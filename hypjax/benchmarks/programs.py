@@ -18,10 +18,10 @@ from ml_collections import ConfigDict
 from hypjax import parallel
 from hypjax.config import default_config
 from hypjax.errors import UserError
-from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
+from hypjax.inference.scored import scored_spaces
 from hypjax.models import Embedder, create_embedder
-from hypjax.objectives import Objective, Spec, create_objective
+from hypjax.objectives import Spec
 from hypjax.system import console
 from hypjax.training.learner import build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step
@@ -196,9 +196,7 @@ def _images(config: ConfigDict, mesh: Mesh, rows: int) -> jax.ShapeDtypeStruct:
 def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
     """Compiles the embedding of a batch, as evaluation runs it."""
     model: Embedder = create_embedder(config, evaluating=True)
-    objective: Objective = create_objective(config)
-    spaces = {"head": objective.score_space, "encoder": Sphere()}
-    embed = embed_function(model, (config.data.mean, config.data.std), spaces)
+    embed = embed_function(model, (config.data.mean, config.data.std), scored_spaces(config))
     rows = parallel.slices(config.run.eval_batch_size, mesh).rows
     images = _images(config, mesh, rows)
     example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)

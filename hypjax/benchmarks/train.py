@@ -15,8 +15,8 @@ from hypjax import parallel
 from hypjax.benchmarks import peers
 from hypjax.benchmarks.measure import Task
 from hypjax.config import default_config
-from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
+from hypjax.inference.scored import scored_spaces
 from hypjax.objectives import Spec
 from hypjax.system import console
 from hypjax.training.learner import build_learner
@@ -141,8 +141,8 @@ class Trainer:
         self._batch = shard_batch(mesh, _noise(config))
         step = jit_train_step(make_train_step(learner), mesh, state)
         self._step = step.lower(state, self._batch).compile()
-        spaces = {"head": learner.objective.score_space, "encoder": Sphere()}
-        embed = parallel.map_images(embed_function(self.model, learner.pixel_scaling, spaces), mesh)
+        function = embed_function(self.model, learner.pixel_scaling, scored_spaces(config))
+        embed = parallel.map_images(function, mesh)
         params = state.params["model"]
         self._embed = jax.jit(embed).lower(params, self._batch.images).compile()
         self._state = state

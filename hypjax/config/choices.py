@@ -6,6 +6,7 @@ Objectives and spaces are in rooms below: `hypjax.objectives.OBJECTIVES`, `hypja
 
 DATASETS = ("glyphs", "folder", "cub200", "cars196", "sop", "inshop", "omniglot")  # hypjax/data/
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
+PARTS = ("head", "encoder")  # Of a model; hypjax/inference/scored.py
 SAMPLINGS = ("epoch_classes", "drawn_classes", "shuffled")  # hypjax/data/plans.py
 METRICS = (
     "recall",

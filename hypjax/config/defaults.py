@@ -188,6 +188,9 @@ def _eval() -> ConfigDict:
     evaluation = ConfigDict()
     evaluation.ks = (1, 2, 4, 8)  # The K of Recall@K and precision@K. CUB and Cars.
     evaluation.metrics = ("recall",)  # Names from `choices.METRICS`.
+    # Spaces in which the parts of the model are compared; further ones than the first give scores
+    # of their own. 'objective' is the space in which the objective scores the head.
+    evaluation.spaces = ConfigDict({"head": ("objective",), "encoder": ("sphere",)})
     evaluation.every = 0  # Steps between evaluations on the validation classes; 0: at the end only.
     return evaluation
 

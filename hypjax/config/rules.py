@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import DATASETS, HEADS, METRICS, SAMPLINGS
+from hypjax.config.choices import DATASETS, HEADS, METRICS, PARTS, SAMPLINGS
 from hypjax.config.defaults import HYP_VIT, default_config
 from hypjax.config.groups import GROUPS
 from hypjax.config.identity import flatten
@@ -81,6 +81,10 @@ _CLASSES = Rule(
     lambda value: value >= 0 and (value < 1 or value == int(value)),
     "a number of classes, or a fraction of them below 1",
 )
+_SCORE_SPACES = Rule(
+    lambda value: value and len(set(value)) == len(value) and set(value) <= {"objective", *SPACES},
+    "one or more of objective, " + ", ".join(SPACES),
+)
 _NONE_OR_AT_LEAST_0 = Rule(lambda value: value is None or value >= 0, "at least 0, or None")
 _NONE_OR_ABOVE_0 = Rule(lambda value: value is None or value > 0, "above 0, or None")
 
@@ -140,6 +144,7 @@ _RULES = {
         lambda value: "recall" in value and set(value) <= set(METRICS),
         "recall, and optionally any of " + ", ".join(METRICS[1:]),
     ),
+    **{f"eval.spaces.{part}": _SCORE_SPACES for part in PARTS},
     "eval.every": at_least(0),
     "run.workers": at_least(0),
     "run.input_timeout": ABOVE_0,

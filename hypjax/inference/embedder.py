@@ -16,11 +16,10 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.photos import Photo, files_of, fingerprint
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import Interrupted, UserError
-from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
+from hypjax.inference.scored import scored_spaces
 from hypjax.inference.unfinished import UnfinishedGallery, concatenated
 from hypjax.inference.weights import restore_best
-from hypjax.objectives import create_objective
 from hypjax.retrieval.embeddings import Embeddings, describe_space
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.workdir import saved_config
@@ -53,7 +52,7 @@ class TrainedEmbedder:
         with reading(workdir) as folder:
             self._config = config = saved_config(folder)
             model, self._params = restore_best(folder)
-        self.space = create_objective(config).score_space if part == "head" else Sphere()
+        self.space = scored_spaces(config)[part]
         self._part = part
         pixel_scaling = (config.data.mean, config.data.std)
         self._embed = jax.jit(embed_function(model, pixel_scaling, {part: self.space}))

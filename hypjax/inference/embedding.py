@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jaxtyping import Array, PyTree, UInt8
 
 from hypjax.geometry import Space
+from hypjax.inference.scored import part_of
 from hypjax.models import Embedder
 from hypjax.models.normalize import normalize
 from hypjax.types import Outputs
@@ -20,13 +21,14 @@ def embed_function(
     Args:
         model: Encoder and head, as they are evaluated.
         pixel_scaling: Mean and standard deviation of pixels.
-        spaces: The space of each part of the model to embed: "head", "encoder", or both.
+        spaces: The spaces in which parts of the model are embedded, by the names of
+            `hypjax.inference.scored`.
     """
 
     def embed(params: PyTree, images: Array) -> dict[str, Array]:
         images = normalize(images, *pixel_scaling)
         outputs: Outputs = model.apply({"params": params}, images)
         features = {"head": outputs.projected, "encoder": outputs.pooled}
-        return {part: space.embed(features[part]) for part, space in spaces.items()}
+        return {name: space.embed(features[part_of(name)]) for name, space in spaces.items()}
 
     return embed

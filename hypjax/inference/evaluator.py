@@ -9,13 +9,14 @@ from jaxtyping import Array, PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
+from hypjax.config.choices import PARTS
 from hypjax.data.dataset import Dataset, Splits
 from hypjax.errors import UserError
-from hypjax.geometry import Space, Sphere
+from hypjax.geometry import Space
 from hypjax.inference.datasets import EvaluationInput, embed_dataset, evaluation_input
 from hypjax.inference.embedding import PixelScaling, embed_function
+from hypjax.inference.scored import part_of, scored_spaces
 from hypjax.models import Embedder, create_embedder
-from hypjax.objectives import create_objective
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score, query_scores
 from hypjax.retrieval.metric_rules import metric_names
@@ -42,8 +43,8 @@ class Evaluator:
 
         Args:
             model: Encoder and head, as they are evaluated.
-            spaces: Space in which each scored part of the model is compared, by "head" and
-                "encoder".
+            spaces: Spaces in which parts of the model are compared, by the names of
+                `hypjax.inference.scored`.
             metrics: Full names of the scores, such as "recall@1" and "map@r".
             source: How images reach the model.
             pixel_scaling: Mean and standard deviation of pixels.
@@ -99,22 +100,20 @@ class Evaluator:
 def create_evaluator(
     config: ConfigDict,
     *,
-    parts: Sequence[str] = ("head", "encoder"),
+    parts: Sequence[str] = PARTS,
     source: EvaluationInput | None = None,
 ) -> Evaluator:
     """Builds the evaluator that a configuration describes.
-
-    The head is compared in the objective's space, the encoder by cosine (Hyp-ViT, Section 4.2).
 
     Args:
         config: The run's configuration.
         parts: Parts of the model to score.
         source: How images reach the model; by default as the configuration says.
     """
-    spaces = {"head": create_objective(config).score_space, "encoder": Sphere()}
+    spaces = scored_spaces(config)
     return Evaluator(
         create_embedder(config, evaluating=True),
-        {part: spaces[part] for part in parts},
+        {name: space for name, space in spaces.items() if part_of(name) in parts},
         metric_names(config.eval.metrics, config.eval.ks),
         source or evaluation_input(config),
         (config.data.mean, config.data.std),

@@ -43,7 +43,7 @@ def published_scores(
     """Returns what the paper reports for a configuration's method on its dataset.
 
     A configuration matches a row if dataset, encoder and weights, views, pixel scaling, pooling,
-    space, temperature, dimension and frozen groups are equal. Batch size, steps and optimiser may
+    spaces, temperature, dimension and frozen groups are equal. Batch size, steps and optimiser may
     differ: the comparison shows their effect. If Table 5 has a row for the same batch size, that
     row is used.
 
@@ -130,7 +130,8 @@ def _spell(method: str) -> str:
 def _find(config: ConfigDict, part: str, pretrained: bool) -> tuple[str, PublishedRow] | None:
     """Returns a configuration's method as the tables name it, and its row."""
     encoder = _encoder(config)
-    if encoder is None:
+    spaces, recipe = config.eval.spaces, default_config().eval.spaces
+    if encoder is None or part not in recipe or spaces[part][0] != recipe[part][0]:
         return None
     methods = [f"pretrained-{encoder}"] if pretrained else _trained_methods(config, encoder)
     for method in methods:

@@ -39,9 +39,11 @@ def format_results(results: Mapping[str, Recalls]) -> str:
     ]
     names = list(rows[0][2])
     width = max(len(state) for state, _, _ in rows)
-    lines = [" " * width + "           " + "".join(f"{name:>13}" for name in names)]
+    part_width = max(8, *(len(part) for _, part, _ in rows))
+    lines = [" " * (width + part_width + 3) + "".join(f"{name:>13}" for name in names)]
     for state, part, values in rows:
         lines.append(
-            f"{state:<{width}}  {part:<8} " + "".join(f"{values[n]:>13.4f}" for n in names)
+            f"{state:<{width}}  {part:<{part_width}} "
+            + "".join(f"{values[n]:>13.4f}" for n in names)
         )
     return "\n".join(lines)

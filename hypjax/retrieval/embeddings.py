@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from hypjax.errors import UserError
-from hypjax.geometry import SPACES, Space
+from hypjax.geometry import SPACES, Fused, InnerProductSpace, Space
 from hypjax.geometry.space import Role
 from hypjax.system.files import read_npz, replacing
 
@@ -119,8 +119,13 @@ class Embeddings:
             Vectors, [n, k], float32.
 
         Raises:
-            UserError: The role is unknown.
+            UserError: The role is unknown, or inner products do not rank points of this space.
         """
+        if not isinstance(self.space, InnerProductSpace):
+            raise UserError(
+                f"{type(self.space).__name__} distances are no inner products; search the gallery "
+                "with hypjax.search, or embed with a run whose eval.spaces are poincare or sphere"
+            )
         if role not in ("query", "gallery"):
             raise UserError(f"role is {role!r}; it must be query or gallery")
         with jax.enable_x64(True):
@@ -202,6 +207,9 @@ def describe_space(space: Space) -> dict[str, object]:
     Raises:
         UserError: The kind of space has no description.
     """
+    if isinstance(space, Fused):
+        parts = [[describe_space(part), float(weight)] for part, weight in space.parts]
+        return {"name": "fused", "parts": parts, "normalized": space.normalized}
     for name, kind in SPACES.items():
         if isinstance(space, kind):
             fields = dataclasses.asdict(space)
@@ -216,6 +224,9 @@ def space_of(description: dict[str, object]) -> Space:
         KeyError, TypeError, ValueError: There is no such space.
     """
     fields = dict(description)
+    if fields["name"] == "fused":
+        parts = tuple((space_of(part), float(weight)) for part, weight in fields["parts"])
+        return Fused(parts, normalized=bool(fields["normalized"]))
     kind = SPACES[fields.pop("name")]
     for name, value in fields.items():
         if type(value) not in _FIELD_TYPES[name]:

@@ -17,7 +17,7 @@ from hypjax import train
 from hypjax.data.photos import find_photos
 from hypjax.data.pixels import read_image
 from hypjax.errors import Interrupted, UserError
-from hypjax.geometry import PoincareBall, Sphere
+from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.inference import embedder as inference
 from hypjax.inference import unfinished
 from hypjax.inference.hits import find_hits
@@ -104,6 +104,18 @@ def test_features_come_back_from_a_ball_clipped():
         points = np.asarray(space.embed(features))
         found = Embeddings(points, np.array(["a", "b"]), np.array(["", ""]), space, "", "", {})
         np.testing.assert_allclose(found.features(), expected, atol=1e-6)
+
+
+def test_points_of_fused_spaces_are_saved_but_have_no_search_vectors(tmp_path):
+    space = Fused(((Sphere(), 10.0), (PoincareBall(0.5, 2.0), 2.5)))
+    points = np.asarray(space.embed(np.eye(3, dtype=np.float32)))
+    names = np.array(["a", "b", "c"])
+    Embeddings(points, names, names, space, "", "", {}).save(tmp_path / "g.npz")
+    read = Embeddings.load(tmp_path / "g.npz")
+    assert read.space == space
+    np.testing.assert_array_equal(read.vectors, points)
+    with pytest.raises(UserError, match="Fused distances are no inner products"):
+        read.search_vectors()
 
 
 def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, monkeypatch):
