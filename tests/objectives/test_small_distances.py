@@ -9,11 +9,15 @@ from hypjax.geometry import PoincareBall, Sphere
 from hypjax.objectives import pairwise_cross_entropy
 
 
+@jax.jit
+@jax.value_and_grad
+def _loss_and_gradient(features, space):
+    return pairwise_cross_entropy(space.embed(features), space=space, temperature=0.2)
+
+
 def loss_and_gradient(features, space, dtype):
     with jax.enable_x64(dtype == jnp.float64):
-        loss, gradient = jax.value_and_grad(
-            lambda x: pairwise_cross_entropy(space.embed(x), space=space, temperature=0.2)
-        )(jnp.asarray(features, dtype))
+        loss, gradient = _loss_and_gradient(jnp.asarray(features, dtype), space)
         return float(loss), np.asarray(gradient, np.float64)
 
 
