@@ -9,23 +9,24 @@ Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, 
 
 
 class View(NamedTuple):
-    """Size of the images that the model receives.
+    """The images that the model receives, and how the test view makes them.
 
     Attributes:
         side: Side of the square images, in pixels.
-        shorter_side: Length to which the test view resizes the shorter side of an image before it
-            crops the square from the centre. Training crops do not use it.
+        resize: Length of the shorter side before the test view 'centre_crop' crops the square.
         channels: 1 for greyscale, 3 for RGB.
+        test: Name of the test view, see `hypjax.data.views`.
     """
 
     side: int
-    shorter_side: int
+    resize: int
     channels: int
+    test: str = "centre_crop"
 
     @classmethod
     def of(cls, data: Any) -> Self:
         """The view that the fields of `config.data` describe."""
-        return cls(data.image_size, data.resize, data.channels)
+        return cls(data.image_size, data.resize, data.channels, data.test_view)
 
 
 class Workers(NamedTuple):

@@ -22,7 +22,8 @@ from hypjax.data.device_crops import Store
 from hypjax.data.host_cache import DecodedImages
 from hypjax.data.photos import Files, find_photos
 from hypjax.data.pipeline import evaluation_batches, training_batches
-from hypjax.data.plans import Plan, RandomCrop, ShuffledPlans
+from hypjax.data.plans import Plan, ShuffledPlans
+from hypjax.data.views import RandomCrop
 from hypjax.errors import UserError
 from hypjax.models.normalize import mirror
 from hypjax.system.cores import usable_cores

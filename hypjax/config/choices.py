@@ -1,12 +1,14 @@
 """Names that configuration fields accept; the rooms above implement them.
 
-A new dataset or metric adds its name here and its code there. A test checks that the two agree.
+A new dataset, view or metric adds its name here and its code there. A test checks that the two agree.
 Objectives and spaces are in rooms below: `hypjax.objectives.OBJECTIVES`, `hypjax.geometry.SPACES`.
 """
 
 DATASETS = ("glyphs", "folder", "cub200", "cars196", "sop", "inshop", "omniglot")  # hypjax/data/
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 PARTS = ("head", "encoder")  # Of a model; hypjax/inference/scored.py
+TRAIN_VIEWS = ("area_crop", "resize_crop")  # hypjax/data/views.py
+TEST_VIEWS = ("centre_crop", "squash")  # hypjax/data/views.py
 SAMPLINGS = ("epoch_classes", "drawn_classes", "shuffled")  # hypjax/data/plans.py
 METRICS = (
     "recall",

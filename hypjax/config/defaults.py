@@ -48,14 +48,20 @@ def _data() -> ConfigDict:
     data.stored_side = placeholder(int)
     data.channels = 3  # 1 for greyscale, 3 for RGB.
     data.image_size = 224  # Side of the square images that the model receives, in pixels.
-    # Test view: length of the shorter side before the centre crop, in pixels. CUB: 256.
+    # What the model sees in training: 'area_crop' (RandomResizedCrop), or 'resize_crop' (the image
+    # squashed to a square, then a random window of it; IRT).
+    data.train_view = "area_crop"
+    # What it sees in tests: 'centre_crop' (shorter side resized, then the central square), or
+    # 'squash' (the whole image squashed to a square; IRT).
+    data.test_view = "centre_crop"
+    # 'centre_crop': length of the shorter side before the crop, in pixels; CUB: 256. 'resize_crop':
+    # side of the square before the crop.
     data.resize = 224
     # Mean and standard deviation of each channel, for pixels scaled to [0, 1]. ViT; DeiT and DINO
     # use those of ImageNet.
     data.mean = (0.5, 0.5, 0.5)
     data.std = (0.5, 0.5, 0.5)
-    # Training view (RandomResizedCrop): range of the crop's share of the image area, and range of
-    # its aspect ratio.
+    # 'area_crop': range of the crop's share of the image area, and range of its aspect ratio.
     data.crop_area = (0.2, 1.0)
     data.crop_ratio = (3 / 4, 4 / 3)
     data.flip = 0.5  # Training view: probability of a horizontal flip.
@@ -192,6 +198,9 @@ def _eval() -> ConfigDict:
     # of their own. 'objective' is the space in which the objective scores the head.
     evaluation.spaces = ConfigDict({"head": ("objective",), "encoder": ("sphere",)})
     evaluation.every = 0  # Steps between evaluations on the validation classes; 0: at the end only.
+    # Sides of test images that the model sees, relative to data.image_size; the embeddings at
+    # several scales are averaged in their space. Multi-scale evaluations use 1, 0.7071, 0.5.
+    evaluation.scales = (1.0,)
     return evaluation
 
 

@@ -6,7 +6,15 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import DATASETS, HEADS, METRICS, PARTS, SAMPLINGS
+from hypjax.config.choices import (
+    DATASETS,
+    HEADS,
+    METRICS,
+    PARTS,
+    SAMPLINGS,
+    TEST_VIEWS,
+    TRAIN_VIEWS,
+)
 from hypjax.config.defaults import HYP_VIT, default_config
 from hypjax.config.groups import GROUPS
 from hypjax.config.identity import flatten
@@ -95,6 +103,9 @@ _RULES = {
     "data.stored_side": Rule(lambda value: value is None or value >= 1, "at least 1, or None"),
     "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
     "data.image_size": at_least(1),
+    "data.train_view": one_of(*TRAIN_VIEWS),
+    "data.test_view": one_of(*TEST_VIEWS),
+    "data.resize": at_least(1),
     "data.std": Rule(lambda value: all(v > 0 for v in value), "above 0 in every channel"),
     "data.crop_area": range_within(0, 1),
     "data.crop_ratio": range_within(0, float("inf")),
@@ -146,6 +157,9 @@ _RULES = {
     ),
     **{f"eval.spaces.{part}": _SCORE_SPACES for part in PARTS},
     "eval.every": at_least(0),
+    "eval.scales": Rule(
+        lambda value: len(value) > 0 and min(value) > 0, "one or more numbers, each above 0"
+    ),
     "run.workers": at_least(0),
     "run.input_timeout": ABOVE_0,
     "run.cache": one_of("none", "host", "device"),
@@ -237,7 +251,8 @@ def _validate_data(config: ConfigDict) -> None:
         refuse("data.path", data.path, "a folder of images, or a .csv or .parquet table")
     if data.name != "folder" and data.path:
         refuse("data.path", data.path, f"None if data.name is {data.name}")
-    if data.resize < data.image_size:
+    crops = data.train_view == "resize_crop" or data.test_view == "centre_crop"
+    if crops and data.resize < data.image_size:
         refuse("data.resize", data.resize, f"at least data.image_size ({data.image_size})")
     for field in ("mean", "std"):
         if len(data[field]) != data.channels:
@@ -252,6 +267,9 @@ def _validate_caches(config: ConfigDict) -> None:
         refuse("run.cache", cache, words)
     if config.train.cached_features and cache == "device":
         refuse("run.cache", cache, "none or host if train.cached_features is set")
+    if data.stored_side is not None and data.train_view != "area_crop":
+        words = f"None if data.train_view is {data.train_view}, which stores squares of data.resize"
+        refuse("data.stored_side", data.stored_side, words)
     if data.stored_side is not None and cache != "device":
         refuse("data.stored_side", data.stored_side, "None unless run.cache is device")
 

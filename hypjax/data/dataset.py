@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from PIL import Image
 
 from hypjax.data import fast_jpeg, pixels
 from hypjax.data.host_cache import DamagedCacheError, DecodedImages
+from hypjax.data.views import TEST_VIEWS, Frame
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.types import View
@@ -108,45 +109,61 @@ class Dataset:
             return self._decode(i, self._encoded(i), channels)
 
     def crop(
-        self, i: int, box: Int[np.ndarray, "4"], side: int, channels: int
+        self,
+        i: int,
+        box: Sequence[int],
+        side: int,
+        channels: int,
+        size: tuple[int, int] | None = None,
     ) -> UInt8[np.ndarray, "side side channels"]:
-        """Returns a box (top, left, height, width) of the i-th image, resized to a square.
+        """Returns a box of the i-th image, resized to a square.
 
         Unless `fast`, pixels are those of Pillow's crop followed by its bicubic resize.
 
+        Args:
+            i: Index of the image.
+            box: Top, left, height and width.
+            side: Side of the square.
+            channels: 1 or 3.
+            size: Height and width to which the image is resized before it is cropped; None keeps
+                its own.
+
         Raises:
             UserError: If the image cannot be read; the message names it.
         """
+        return self._show(i, lambda *own: Frame(size or own, tuple(box)), side, channels)
+
+    def test_view(self, i: int, view: View) -> UInt8[np.ndarray, "side side channels"]:
+        """Returns the test view of the i-th image, see `hypjax.data.views`.
+
+        Raises:
+            UserError: If the image cannot be read; the message names it.
+        """
+        frame = TEST_VIEWS[view.test]
+        return self._show(i, lambda *own: frame(*own, view), view.side, view.channels)
+
+    def _show(
+        self, i: int, frame: Callable[[int, int], Frame], side: int, channels: int
+    ) -> UInt8[np.ndarray, "side side channels"]:
+        """Returns the part of the i-th image that a function of its height and width selects."""
         with self._naming_errors(i):
             if (whole := self._cached(i)) is not None:
-                top, left, height, width = box
-                region = pixels.from_array(whole[top : top + height, left : left + width])
-            else:
-                encoded = self._encoded(i)
-                if self.fast:
-                    view = fast_jpeg.view(encoded, channels, tuple(box), side, self.upright)
-                    if view is not None:
-                        return view
-                region = pixels.crop(self._decode(i, encoded, channels), box)
-            return pixels.resize(region, side)
-
-    def central_view(self, i: int, view: View) -> UInt8[np.ndarray, "side side channels"]:
-        """Returns the test view of the i-th image: shorter side resized, then a central square.
-
-        Raises:
-            UserError: If the image cannot be read; the message names it.
-        """
-        with self._naming_errors(i):
-            side, shorter_side, channels = view
-            if (cached := self._cached(i)) is not None:
-                return pixels.central_view(pixels.from_array(cached), shorter_side, side)
+                own = whole.shape[:2]
+                size, box = frame(*own)
+                if size == own:
+                    top, left, height, width = box
+                    region = whole[top : top + height, left : left + width]
+                    return pixels.resize(pixels.from_array(region), side)
+                return pixels.show(pixels.from_array(whole), Frame(size, box), side)
             encoded = self._encoded(i)
             if self.fast:
-                box = pixels.central_box(tuple(map(int, self.sizes[i])), shorter_side, side)
+                own = tuple(map(int, self.sizes[i]))
+                box = frame(*own).box_within(own)
                 fast = fast_jpeg.view(encoded, channels, box, side, self.upright)
                 if fast is not None:
                     return fast
-            return pixels.central_view(self._decode(i, encoded, channels), shorter_side, side)
+            image = self._decode(i, encoded, channels)
+            return pixels.show(image, frame(image.height, image.width), side)
 
     def _cached(self, i: int) -> UInt8[np.ndarray, "height width channels"] | None:
         """Returns the decoded pixels of the i-th image, if they are cached and undamaged."""

@@ -21,6 +21,7 @@ from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_crops import Store
 from hypjax.data.plans import Plan
+from hypjax.data.views import stored_sizes
 from hypjax.errors import UserError
 from hypjax.system import console, memory
 from hypjax.system.cores import usable_cores
@@ -127,42 +128,25 @@ def lay_out(sizes: Int[np.ndarray, "images 2"], channels: int) -> CacheLayout:
     return min(choices, key=lambda layout: layout.bytes)
 
 
-def stored_sizes(
-    sizes: Int[np.ndarray, "images 2"], stored_side: int | None
-) -> Int[np.ndarray, "images 2"]:
-    """Returns heights and widths after scaling longer shorter sides down to a length.
-
-    Args:
-        sizes: Original heights and widths.
-        stored_side: The length. Images with a shorter side up to this length keep their size; all
-            do if None.
-    """
-    if stored_side is None:
-        return sizes
-    shorter = sizes.min(axis=1, keepdims=True)
-    scaled = np.rint(sizes * (stored_side / shorter)).astype(sizes.dtype)
-    return np.where(shorter > stored_side, scaled, sizes)
-
-
 def plan_layout(
-    dataset: Dataset, mesh: Mesh, channels: int, stored_side: int | None
+    sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int, *, scalable: bool
 ) -> CacheLayout:
     """Lays training images out on the devices.
 
     Args:
-        dataset: The training images.
+        sizes: Heights and widths at which the images are cropped.
         mesh: The devices.
         channels: 1 or 3.
-        stored_side: See `stored_sizes`.
+        scalable: Whether the view allows smaller sizes (`data.stored_side`), for the message.
 
     Raises:
         UserError: If the images do not fit in memory.
     """
-    layout = lay_out(stored_sizes(dataset.sizes, stored_side), channels)
+    layout = lay_out(sizes, channels)
     free = memory.free(mesh)
     if free is not None and layout.bytes > _SHARE * free:
         kind = mesh.devices.flat[0].device_kind
-        side = _fitting_side(layout.sizes, channels, _SHARE * free)
+        side = _fitting_side(sizes, channels, _SHARE * free) if scalable else None
         smaller = "" if side is None else f"set --config.data.stored_side={side} or less, or "
         raise UserError(
             f"config.run.cache is device, but the training images take {_bytes(layout.bytes)}, "

@@ -56,8 +56,13 @@ class _PlannedViews:
         for image, place in zip(images, piece, strict=True):
             if (i := self.rows[place]) >= len(plan.ids):
                 break
-            image_id, box = int(plan.ids[i]), plan.boxes[i]
-            image[...] = self.dataset.crop(image_id, box, self.view.side, self.view.channels)
+            image[...] = self.dataset.crop(
+                int(plan.ids[i]),
+                plan.boxes[i].tolist(),
+                self.view.side,
+                self.view.channels,
+                tuple(plan.sizes[i].tolist()),
+            )
         return ReadableBatch(images, {})
 
     def describe(self, step: int, piece: range) -> str:
@@ -67,7 +72,7 @@ class _PlannedViews:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _CentralViews:
+class _TestViews:
     """The test views of the images in some rows of a batch; the last batch is padded with black.
 
     If `tolerant`, images that cannot be read are black too, and their reasons are reported.
@@ -86,7 +91,7 @@ class _CentralViews:
             if (i := batch * self.batch_size + self.rows[place]) >= len(self.dataset):
                 break
             try:
-                image[...] = self.dataset.central_view(i, self.view)
+                image[...] = self.dataset.test_view(i, self.view)
             except UserError as error:
                 if not self.tolerant:
                     raise
@@ -145,10 +150,10 @@ def training_batches(
     batches = assemble_batches(views, steps, len(rows), workers)
     with contextlib.closing(batches):
         for step, (images, _) in zip(steps, batches, strict=True):
-            ids, labels, _, flips = plan(step)
-            local_flips = np.zeros(len(rows), bool)
-            local_flips[: max(len(flips) - rows.start, 0)] = flips[rows.start : rows.stop]
-            yield Batch(images=images, labels=labels, ids=ids, flips=local_flips)
+            planned, flips = plan(step), np.zeros(len(rows), bool)
+            local = planned.flips[rows.start : rows.stop]
+            flips[: len(local)] = local
+            yield Batch(images=images, labels=planned.labels, ids=planned.ids, flips=flips)
 
 
 def evaluation_batches(
@@ -175,7 +180,7 @@ def evaluation_batches(
         StalledError: If a piece of a batch does not arrive in time.
     """
     rows = range(batch_size) if rows is None else rows
-    views = _CentralViews(dataset, rows, view, batch_size)
+    views = _TestViews(dataset, rows, view, batch_size)
     numbers = range(-(-len(dataset) // batch_size))
     batches = assemble_batches(views, numbers, len(rows), workers)
     with contextlib.closing(batches):
@@ -187,6 +192,6 @@ def readable_batches(
     dataset: Dataset, view: View, batch_size: int, workers: Workers = _THREADS
 ) -> Generator[ReadableBatch, None, None]:
     """Yields what `evaluation_batches` yields, but tolerates and reports unreadable images."""
-    views = _CentralViews(dataset, range(batch_size), view, batch_size, tolerant=True)
+    views = _TestViews(dataset, range(batch_size), view, batch_size, tolerant=True)
     numbers = range(-(-len(dataset) // batch_size))
     return assemble_batches(views, numbers, batch_size, workers)

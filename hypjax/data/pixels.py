@@ -1,4 +1,4 @@
-"""Pixels on the host: the exact decoder, and the two views of an image."""
+"""Pixels on the host: the exact decoder, and the views of an image."""
 
 import contextlib
 import io
@@ -6,12 +6,14 @@ import os
 import pathlib
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import PIL
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, UnidentifiedImageError, features
+
+from hypjax.data.views import Frame
 
 # Version of `decode` and of the libraries that determine its pixels; part of cache names.
 DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"
@@ -145,7 +147,7 @@ def reason(error: Exception) -> str:
     return text or type(error).__name__
 
 
-def crop(image: Image.Image, box: np.ndarray) -> Image.Image:
+def crop(image: Image.Image, box: Iterable[int]) -> Image.Image:
     """Crops a box (top, left, height, width)."""
     top, left, height, width = (int(n) for n in box)
     return image.crop((left, top, left + width, top + height))
@@ -156,47 +158,12 @@ def resize(image: Image.Image, side: int) -> UInt8[np.ndarray, "side side channe
     return array(image.resize((side, side), Image.Resampling.BICUBIC))
 
 
-def central_view(
-    image: Image.Image, shorter_side: int, side: int
-) -> UInt8[np.ndarray, "side side channels"]:
-    """Returns the test view: shorter side resized (bicubic), then a central square."""
-    size, corner = central_square(image.size, shorter_side, side)
-    left, top = corner
-    resized = image.resize(size, Image.Resampling.BICUBIC)
-    return array(resized.crop((left, top, left + side, top + side)))
-
-
-def central_square(
-    size: tuple[int, int], shorter_side: int, side: int
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Returns the geometry of the test view, rounded as by torchvision's Resize and CenterCrop.
-
-    Args:
-        size: Width and height of the image.
-        shorter_side: Length of the shorter side after resizing.
-        side: Side of the square.
-
-    Returns:
-        Width and height of the resized image, and left and top of the square in it.
-    """
-    shorter = min(size)
-    width, height = (shorter_side * length // shorter for length in size)
-    return (width, height), (round((width - side) / 2), round((height - side) / 2))
-
-
-def central_box(
-    size: tuple[int, int], shorter_side: int, side: int
-) -> tuple[float, float, float, float]:
-    """Returns the box that the test view shows: top, left, height and width in the image's pixels.
-
-    Args:
-        size: Height and width of the image.
-        shorter_side: Length of the shorter side after resizing.
-        side: Side of the square.
-    """
-    (width, height), (left, top) = central_square(size[::-1], shorter_side, side)
-    down, across = size[0] / height, size[1] / width
-    return top * down, left * across, side * down, side * across
+def show(image: Image.Image, frame: Frame, side: int) -> UInt8[np.ndarray, "side side channels"]:
+    """Returns what a view shows of an image: the image resized, a box of that, and its square."""
+    height, width = frame.size
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    return resize(crop(image, frame.box), side)
 
 
 def from_array(values: UInt8[np.ndarray, "height width channels"]) -> Image.Image:

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
+from hypjax.data.views import TrainView
+
 # Independent streams of a run's random numbers.
 _CLASSES, _IMAGES, _CROPS = range(3)
-_CROP_ATTEMPTS = 10
 
 
 class Plan(NamedTuple):
@@ -23,61 +24,16 @@ class Plan(NamedTuple):
     Attributes:
         ids: Position of each image in the training set.
         labels: Class of each image.
-        boxes: Crop box of each image: top, left, height, width, in pixels.
+        sizes: Height and width to which each image is resized before it is cropped.
+        boxes: Crop box of each resized image: top, left, height, width, in pixels.
         flips: Whether to mirror each image horizontally.
     """
 
     ids: Int[np.ndarray, " batch"]
     labels: Int[np.ndarray, " batch"]
+    sizes: Int[np.ndarray, "batch 2"]
     boxes: Int[np.ndarray, "batch 4"]
     flips: Bool[np.ndarray, " batch"]
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomCrop:
-    """Distribution of crop boxes, as in torchvision's RandomResizedCrop, and of flips.
-
-    Attributes:
-        area: Smallest and largest fraction of the image's area.
-        ratio: Smallest and largest width / height; log-uniform.
-        flip: Probability of mirroring.
-    """
-
-    area: tuple[float, float]
-    ratio: tuple[float, float]
-    flip: float
-
-    def boxes(
-        self, rng: np.random.Generator, sizes: Int[np.ndarray, "n 2"]
-    ) -> Int[np.ndarray, "n 4"]:
-        """Draws one box for each image of the given height and width.
-
-        Takes the first of ten attempts that fits or, if none does, the largest centred box within
-        the bounds of the ratio.
-        """
-        height, width = sizes[:, :1], sizes[:, 1:]
-        shape = (len(sizes), _CROP_ATTEMPTS)
-        area = height * width * rng.uniform(*self.area, shape)
-        ratio = np.exp(rng.uniform(*np.log(self.ratio), shape))
-        h = np.rint(np.sqrt(area / ratio)).astype(np.int64)
-        w = np.rint(np.sqrt(area * ratio)).astype(np.int64)
-        fits = (0 < h) & (h <= height) & (0 < w) & (w <= width)
-        first = np.argmax(fits, axis=1)[:, None]
-        chosen = np.concatenate(
-            [np.take_along_axis(h, first, axis=1), np.take_along_axis(w, first, axis=1)], axis=1
-        )
-        fitted = fits.any(axis=1)[:, None]
-        extent = np.where(fitted, chosen, self._largest(sizes))
-        room = sizes - extent
-        corner = np.where(fitted, rng.integers(0, room, endpoint=True), room // 2)
-        return np.concatenate([corner, extent], axis=1).astype(np.int32)
-
-    def _largest(self, sizes: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
-        height, width = sizes[:, 0], sizes[:, 1]
-        low, high = self.ratio
-        h = np.where(width / height < low, np.rint(width / low), height)
-        w = np.where(width / height > high, np.rint(height * high), width)
-        return np.maximum(np.stack([h, w], axis=1), 1).astype(np.int64)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,16 +42,16 @@ class Plans(abc.ABC):
 
     Attributes:
         labels: Class of each training image, from 0 without gaps.
-        sizes: Height and width of each training image.
+        sizes: Height and width of each training image when it is cropped.
         batch_size: Images of a batch.
-        crop: Distribution of crops and flips.
+        crop: Distribution of crops and flips: the training view.
         seed: Seed of all random choices.
     """
 
     labels: Int[np.ndarray, " images"]
     sizes: Int[np.ndarray, "images 2"]
     batch_size: int
-    crop: RandomCrop
+    crop: TrainView
     seed: int
 
     @property
@@ -110,11 +66,12 @@ class Plans(abc.ABC):
     def __call__(self, step: int) -> Plan:
         """Returns the plan of a step, counted from 0."""
         ids = self.choose(step)
-        rng = self.rng(_CROPS, step)
+        sizes, rng = self.sizes[ids], self.rng(_CROPS, step)
         return Plan(
             ids=ids.astype(np.int32),
             labels=self.labels[ids].astype(np.int32),
-            boxes=self.crop.boxes(rng, self.sizes[ids]),
+            sizes=sizes,
+            boxes=self.crop.boxes(rng, sizes),
             flips=rng.random(len(ids)) < self.crop.flip,
         )
 

@@ -16,7 +16,7 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.photos import Photo, files_of, fingerprint
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import Interrupted, UserError
-from hypjax.inference.embedding import embed_function
+from hypjax.inference.embedding import ONE_SCALE, embed_function
 from hypjax.inference.scored import scored_spaces
 from hypjax.inference.unfinished import UnfinishedGallery, concatenated
 from hypjax.inference.weights import restore_best
@@ -55,15 +55,19 @@ class TrainedEmbedder:
         self.space = scored_spaces(config)[part]
         self._part = part
         pixel_scaling = (config.data.mean, config.data.std)
-        self._embed = jax.jit(embed_function(model, pixel_scaling, {part: self.space}))
+        scales = config.eval.scales
+        self._embed = jax.jit(embed_function(model, pixel_scaling, {part: self.space}, scales))
         self.fingerprint = self._fingerprint()
 
     def _fingerprint(self) -> str:
-        data = self._config.data
+        data, scales = self._config.data, self._config.eval.scales
         view = [data[name] for name in ("channels", "image_size", "resize", "mean", "std")]
         pooling = self._config.model.eval_pooling
         facts = [self._part, describe_space(self.space), view, pooling]
+        # What older runs did not have counts only where it is not the default.
         facts += [] if self._config.model.head == "dense" else [self._config.model.head]
+        facts += [] if data.test_view == "centre_crop" else [data.test_view]
+        facts += [] if tuple(scales) == ONE_SCALE else [list(map(float, scales))]
         digest = hashlib.sha256(json.dumps(facts).encode())
         for leaf in jax.tree.leaves(self._params):
             digest.update(np.ascontiguousarray(leaf))

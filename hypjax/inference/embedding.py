@@ -2,33 +2,57 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from jaxtyping import Array, PyTree, UInt8
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree, UInt8
 
 from hypjax.geometry import Space
 from hypjax.inference.scored import part_of
 from hypjax.models import Embedder
 from hypjax.models.normalize import normalize
+from hypjax.models.scales import at_side, resize_images, scaled_side
 from hypjax.types import Outputs
 
 PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
+ONE_SCALE = (1.0,)
 
 
 def embed_function(
-    model: Embedder, pixel_scaling: PixelScaling, spaces: Mapping[str, Space]
+    model: Embedder,
+    pixel_scaling: PixelScaling,
+    spaces: Mapping[str, Space],
+    scales: Sequence[float] = ONE_SCALE,
 ) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], dict[str, Array]]:
     """Returns the function from parameters and pixels to the points of each space, to be jitted.
+
+    Of several scales, it returns the mean of the points in their space; on the sphere that is the
+    mean of the unit vectors, normalised again.
 
     Args:
         model: Encoder and head, as they are evaluated.
         pixel_scaling: Mean and standard deviation of pixels.
         spaces: The spaces in which parts of the model are embedded, by the names of
             `hypjax.inference.scored`.
+        scales: Sides of the images that the model sees, relative to the given ones; see
+            `hypjax.models.scales`.
     """
+
+    def embed_at(scale: float, params: PyTree, images: Float[Array, "..."]) -> dict[str, Array]:
+        side, scaled = scaled_side(model.encoder, scale), model
+        if side != model.encoder.image_size:
+            scaled, params = at_side(model, params, side)
+            images = resize_images(images, side)
+        outputs: Outputs = scaled.apply({"params": params}, images)
+        features = {"head": outputs.projected, "encoder": outputs.pooled}
+        return {name: space.embed(features[part_of(name)]) for name, space in spaces.items()}
 
     def embed(params: PyTree, images: Array) -> dict[str, Array]:
         images = normalize(images, *pixel_scaling)
-        outputs: Outputs = model.apply({"params": params}, images)
-        features = {"head": outputs.projected, "encoder": outputs.pooled}
-        return {name: space.embed(features[part_of(name)]) for name, space in spaces.items()}
+        points = [embed_at(scale, params, images) for scale in scales]
+        if len(points) == 1:
+            return points[0]
+        return {
+            name: space.mean(jnp.stack([each[name] for each in points], axis=-2))
+            for name, space in spaces.items()
+        }
 
     return embed

@@ -14,7 +14,7 @@ from hypjax.data.dataset import Dataset, Splits
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.datasets import EvaluationInput, embed_dataset, evaluation_input
-from hypjax.inference.embedding import PixelScaling, embed_function
+from hypjax.inference.embedding import ONE_SCALE, PixelScaling, embed_function
 from hypjax.inference.scored import part_of, scored_spaces
 from hypjax.models import Embedder, create_embedder
 from hypjax.parallel import processes
@@ -38,6 +38,7 @@ class Evaluator:
         metrics: Sequence[str],
         source: EvaluationInput,
         pixel_scaling: PixelScaling,
+        scales: Sequence[float] = ONE_SCALE,
     ) -> None:
         """Prepares the embedding, which is compiled at its first use.
 
@@ -48,10 +49,11 @@ class Evaluator:
             metrics: Full names of the scores, such as "recall@1" and "map@r".
             source: How images reach the model.
             pixel_scaling: Mean and standard deviation of pixels.
+            scales: Scales of the images over which embeddings are averaged.
         """
         self.source = source
         self._spaces, self._metrics = spaces, metrics
-        self._function = embed_function(model, pixel_scaling, spaces)
+        self._function = embed_function(model, pixel_scaling, spaces, scales)
 
     @functools.cached_property
     def _embed(self) -> Callable[[PyTree, Array], dict[str, Array]]:
@@ -117,6 +119,7 @@ def create_evaluator(
         metric_names(config.eval.metrics, config.eval.ks),
         source or evaluation_input(config),
         (config.data.mean, config.data.std),
+        config.eval.scales,
     )
 
 

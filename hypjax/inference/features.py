@@ -12,8 +12,9 @@ from hypjax import parallel
 from hypjax.config import validate
 from hypjax.data.dataset import Dataset
 from hypjax.data.splits import open_splits
+from hypjax.errors import UserError
 from hypjax.inference.datasets import EvaluationInput, embed_dataset, evaluation_input
-from hypjax.inference.embedding import PixelScaling
+from hypjax.inference.embedding import ONE_SCALE, PixelScaling
 from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import create_embedder
 from hypjax.models.architectures import Encoder
@@ -26,20 +27,26 @@ def pretrained_features(
 ) -> tuple[Float[np.ndarray, "images dim"], tuple[str, ...]]:
     """Embeds the training images with the encoder that `model.weights` names.
 
-    As in Hyp-ViT's Table 1, the features are not normalised, and the test view cuts nothing off the
+    As in Hyp-ViT's Table 1, the features are not normalised, and a centre crop cuts nothing off the
     shorter side, whatever `data.resize` says.
 
     Returns:
         The features, and the notes that every result computed from these images must carry.
 
     Raises:
-        UserError: There are no such weights, or the images cannot be read.
+        UserError: There are no such weights, the images cannot be read, or `eval.scales` names
+            several scales, of which these features, unlike points of a space, have no mean.
     """
     validate(config)
+    if tuple(config.eval.scales) != ONE_SCALE:
+        raise UserError(
+            f"config.eval.scales is {config.eval.scales}, but the encoder's features are measured "
+            "at one scale; set --config.eval.scales=1, or measure a gallery with --embeddings"
+        )
     encoder = create_embedder(config, evaluating=True).encoder
     splits = open_splits(config)
     source = evaluation_input(config)
-    source = source._replace(view=source.view._replace(shorter_side=source.view.side))
+    source = source._replace(view=source.view._replace(resize=source.view.side))
     params = pretrained_encoder(config, encoder)
     scaling = (config.data.mean, config.data.std)
     return encoder_features(encoder, params, splits.train, source, scaling), splits.notes

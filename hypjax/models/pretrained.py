@@ -27,6 +27,7 @@ from hypjax.models.architectures import (
 )
 from hypjax.models.embedder import Embedder
 from hypjax.models.resnet import ResNet
+from hypjax.models.vit import resize_positions
 from hypjax.models.weight_files import StateDict, read_state_dict
 
 # Tensors of timm's models that have no counterpart: classifiers, and update counts of BatchNorm.
@@ -101,9 +102,9 @@ def convert_timm(
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise UserError(f"{name} holds {value.dtype}, but weights are floating-point numbers")
     state = {name: np.asarray(value, np.float32) for name, value in state.items()}
-    if "pos_embed" in state:
-        prefix = encoder.num_prefix_tokens
-        state["pos_embed"] = _resize_positions(state["pos_embed"], expected["pos_embed"][1], prefix)
+    if "pos_embed" in state and state["pos_embed"].ndim == 3:  # Others are refused below.
+        tokens, prefix = expected["pos_embed"][1], encoder.num_prefix_tokens
+        state["pos_embed"] = np.asarray(resize_positions(state["pos_embed"], tokens, prefix))
     for name, shape in expected.items():
         if state[name].shape != shape:
             raise UserError(
@@ -292,21 +293,6 @@ def _timm_shapes(
         tensor.timm: tensor.to_timm(np.broadcast_to(np.float32(0), shapes[tensor.path].shape)).shape
         for tensor in table
     }
-
-
-def _resize_positions(
-    positions: Float[np.ndarray, "1 tokens dim"], tokens: int, prefix: int
-) -> Float[np.ndarray, "1 tokens2 dim"]:
-    """Resizes position embeddings of a square of patches; leaves any others unchanged."""
-    if positions.ndim != 3:
-        return positions  # The caller rejects its shape.
-    old, new = (math.isqrt(max(n - prefix, 0)) for n in (positions.shape[1], tokens))
-    if old in (0, new) or old**2 + prefix != positions.shape[1]:
-        return positions
-    grid = rearrange(positions[0, prefix:], "(h w) d -> h w d", h=old)
-    grid = jax.image.resize(jnp.asarray(grid), (new, new, grid.shape[-1]), "cubic", antialias=True)
-    grid = rearrange(np.asarray(grid), "h w d -> 1 (h w) d")
-    return np.concatenate([positions[:, :prefix], grid], axis=1)
 
 
 def _raise_on_names(words: str, names: set[str]) -> None:

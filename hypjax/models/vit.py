@@ -134,6 +134,27 @@ class Attention(nn.Module):
         return _dense(width, self.dtype, "proj")(rearrange(mixed, "b t h d -> b t (h d)"))
 
 
+def resize_positions(
+    positions: Float[ArrayLike, "1 tokens dim"], tokens: int, prefix: int
+) -> Float[ArrayLike, "1 tokens2 dim"]:
+    """Interpolates the position embeddings of a square of patches, bicubic with antialiasing.
+
+    timm does the same. Embeddings that do not belong to a square remain as they are.
+
+    Args:
+        positions: Position embeddings; those of other tokens come first and are not changed.
+        tokens: Number of embeddings to return.
+        prefix: Number of tokens before those of patches.
+    """
+    old, new = (math.isqrt(max(n - prefix, 0)) for n in (positions.shape[1], tokens))
+    if old in (0, new) or old**2 + prefix != positions.shape[1]:
+        return positions
+    grid = rearrange(positions[0, prefix:], "(h w) d -> h w d", h=old)
+    grid = jax.image.resize(jnp.asarray(grid), (new, new, grid.shape[-1]), "cubic", antialias=True)
+    grid = rearrange(grid, "h w d -> 1 (h w) d")
+    return jnp.concatenate([positions[:, :prefix], grid], axis=1)
+
+
 def _dense(features: int, dtype: DTypeLike, name: str) -> nn.Dense:
     return nn.Dense(features, dtype=dtype, kernel_init=_TOKEN_INIT, name=name)
 

@@ -144,9 +144,13 @@ def _find(config: ConfigDict, part: str, pretrained: bool) -> tuple[str, Publish
 def _encoder(config: ConfigDict) -> str | None:
     """Returns which of `ENCODERS` a configuration starts from, or None."""
     data, model = config.data, config.model
-    side = default_config().data.image_size
-    views = (data.image_size, data.resize) == (side, SHORTER_SIDES.get(data.name, side))
-    if not views or not model.weights or model.pooling != "cls":
+    recipe = default_config()
+    recipe.data.resize = SHORTER_SIDES.get(data.name, recipe.data.resize)
+    fields = ("image_size", "resize", "train_view", "test_view")
+    views = all(data[field] == recipe.data[field] for field in fields)
+    if not views or config.eval.scales != recipe.eval.scales:
+        return None
+    if not model.weights or model.pooling != "cls":
         return None
     actual = model.architecture, model.eval_pooling, data.mean, data.std
     for name, encoder in ENCODERS.items():

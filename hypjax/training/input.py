@@ -63,8 +63,9 @@ def _feature_batches(
 ) -> Generator[Batch, None, None]:
     """Yields the batches of embeddings; of rows that pad a batch, the embeddings are zero."""
     for step in steps:
-        ids, labels, _, _ = plans(step)
-        local = ids[rows.start : rows.stop]
+        planned = plans(step)
+        local = planned.ids[rows.start : rows.stop]
         images = np.zeros((len(rows), features.shape[1]), np.float32)
         images[: len(local)] = features[local]
-        yield Batch(images=images, labels=labels, ids=ids, flips=np.zeros(len(rows), bool))
+        flips = np.zeros(len(rows), bool)
+        yield Batch(images=images, labels=planned.labels, ids=planned.ids, flips=flips)

@@ -7,16 +7,16 @@ from ml_collections import ConfigDict
 
 from hypjax.config import flatten, validate
 from hypjax.data.dataset import Dataset, Splits
-from hypjax.data.device_cache import CacheLayout, plan_layout, stored_sizes
+from hypjax.data.device_cache import CacheLayout, plan_layout
 from hypjax.data.plans import (
     ClassPlans,
     DrawnClassPlans,
     EpochClassPlans,
     Plans,
-    RandomCrop,
     ShuffledPlans,
 )
 from hypjax.data.splits import open_splits
+from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.inference.datasets import evaluation_input
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
@@ -66,9 +66,9 @@ def build(config: ConfigDict) -> Setup:
     plans = create_plans(config, splits)
     layout = None
     if config.run.cache == "device":
-        layout = plan_layout(
-            splits.train, learner.mesh, learner.view.channels, config.data.stored_side
-        )
+        scalable = config.data.train_view == "area_crop"
+        channels = learner.view.channels
+        layout = plan_layout(plans.sizes, learner.mesh, channels, scalable=scalable)
     return Setup(
         config=config,
         learner=learner,
@@ -106,9 +106,8 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
         UserError: A batch asks for more classes, or more images, than there are.
     """
     images, train = splits.train, config.train
-    crop = RandomCrop(config.data.crop_area, config.data.crop_ratio, config.data.flip)
-    sizes = stored_sizes(images.sizes, config.data.stored_side)
-    common = (images.labels, sizes, train.batch_size, crop, config.seed)
+    crop = TRAIN_VIEWS[config.data.train_view](config.data)
+    common = (images.labels, crop.sizes(images.sizes), train.batch_size, crop, config.seed)
     if train.sampling == "shuffled":
         if train.batch_size > len(images):
             raise UserError(
@@ -141,6 +140,15 @@ def shared_fields(config: ConfigDict) -> dict[str, Any]:
     return shared | {"config.run.cache": cache if cache == "device" else "none or host"}
 
 
+def _views(config: ConfigDict) -> str:
+    """What the model sees in training and in tests, in words."""
+    train, test = config.data.train_view, config.data.test_view
+    train = test if config.train.cached_features else train
+    scales = ", ".join(f"{scale:g}" for scale in config.eval.scales)
+    at = "" if scales == "1" else f" at scales {scales}"
+    return f"{train} in training, {test}{at} in tests"
+
+
 def describe(setup: Setup, parameters: int) -> None:
     """Prints what is trained on what.
 
@@ -156,7 +164,7 @@ def describe(setup: Setup, parameters: int) -> None:
     if mesh.size > 1:
         devices = f"{mesh.size} devices ({devices})"
     console.say(f"{parameters:,} parameters on {devices}; " + "; ".join(parts))
-    console.say(f"batches in an epoch: {plans.batches_per_epoch}")
+    console.say(f"batches in an epoch: {plans.batches_per_epoch}; views: {_views(setup.config)}")
     if isinstance(plans, ClassPlans):
         small = int(np.sum(np.bincount(plans.labels) < plans.samples_per_class))
         if small:

@@ -1,0 +1,194 @@
+"""Views: what the model sees of an image, in training and in evaluation.
+
+Every view resizes an image, cuts a box out of it, and resizes the box to the model's square. A view
+only says to which size and which box; workers, decoders, caches and the device do the rest. The
+registries at the end of the module hold the views that `data.train_view` and `data.test_view` name.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Int
+from ml_collections import ConfigDict
+
+from hypjax.types import View
+
+_CROP_ATTEMPTS = 10
+
+
+class Frame(NamedTuple):
+    """The part of one image that a view shows.
+
+    Attributes:
+        size: Height and width to which the image is resized first.
+        box: Top, left, height and width of the part, in pixels of the resized image.
+    """
+
+    size: tuple[int, int]
+    box: tuple[int, int, int, int]
+
+    def box_within(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
+        """Returns the box in pixels of the image before it is resized, of this height and width."""
+        top, left, height, width = self.box
+        down, across = size[0] / self.size[0], size[1] / self.size[1]
+        return top * down, left * across, height * down, width * across
+
+
+class TrainView(Protocol):
+    """A random view for training.
+
+    Attributes:
+        flip: Probability of mirroring.
+    """
+
+    flip: float
+
+    def sizes(self, originals: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+        """Returns the sizes to which images are resized before they are cropped.
+
+        The device cache stores images at these sizes.
+
+        Args:
+            originals: Heights and widths.
+        """
+
+    def boxes(
+        self, rng: np.random.Generator, sizes: Int[np.ndarray, "n 2"]
+    ) -> Int[np.ndarray, "n 4"]:
+        """Draws one box (top, left, height, width) for each image.
+
+        Args:
+            rng: Source of all random choices.
+            sizes: Heights and widths of the resized images.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomCrop:
+    """A random box of the image, as in torchvision's RandomResizedCrop.
+
+    Attributes:
+        area: Smallest and largest fraction of the image's area.
+        ratio: Smallest and largest width / height; log-uniform.
+        flip: Probability of mirroring.
+        stored_side: Length to which longer shorter sides are scaled down first, see `stored_sizes`.
+    """
+
+    area: tuple[float, float]
+    ratio: tuple[float, float]
+    flip: float
+    stored_side: int | None = None
+
+    def sizes(self, originals: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+        """Returns the original sizes, or those that the device cache stores."""
+        return stored_sizes(originals, self.stored_side)
+
+    def boxes(
+        self, rng: np.random.Generator, sizes: Int[np.ndarray, "n 2"]
+    ) -> Int[np.ndarray, "n 4"]:
+        """Draws one box for each image of the given height and width.
+
+        Takes the first of ten attempts that fits or, if none does, the largest centred box within
+        the bounds of the ratio.
+        """
+        height, width = sizes[:, :1], sizes[:, 1:]
+        shape = (len(sizes), _CROP_ATTEMPTS)
+        area = height * width * rng.uniform(*self.area, shape)
+        ratio = np.exp(rng.uniform(*np.log(self.ratio), shape))
+        h = np.rint(np.sqrt(area / ratio)).astype(np.int64)
+        w = np.rint(np.sqrt(area * ratio)).astype(np.int64)
+        fits = (0 < h) & (h <= height) & (0 < w) & (w <= width)
+        first = np.argmax(fits, axis=1)[:, None]
+        chosen = np.concatenate(
+            [np.take_along_axis(h, first, axis=1), np.take_along_axis(w, first, axis=1)], axis=1
+        )
+        fitted = fits.any(axis=1)[:, None]
+        extent = np.where(fitted, chosen, self._largest(sizes))
+        room = sizes - extent
+        corner = np.where(fitted, rng.integers(0, room, endpoint=True), room // 2)
+        return np.concatenate([corner, extent], axis=1).astype(np.int32)
+
+    def _largest(self, sizes: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+        height, width = sizes[:, 0], sizes[:, 1]
+        low, high = self.ratio
+        h = np.where(width / height < low, np.rint(width / low), height)
+        w = np.where(width / height > high, np.rint(height * high), width)
+        return np.maximum(np.stack([h, w], axis=1), 1).astype(np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResizeCrop:
+    """The whole image squashed to a square, and a random window of that (IRT).
+
+    It is torchvision's Resize to a height and width, then RandomCrop.
+
+    Attributes:
+        resize: Side of the square to which the image is resized.
+        side: Side of the window; at most `resize`.
+        flip: Probability of mirroring.
+    """
+
+    resize: int
+    side: int
+    flip: float
+
+    def sizes(self, originals: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+        """Returns the size of the square for every image."""
+        return np.full_like(originals, self.resize)
+
+    def boxes(
+        self, rng: np.random.Generator, sizes: Int[np.ndarray, "n 2"]
+    ) -> Int[np.ndarray, "n 4"]:
+        """Draws one window for each square, uniformly among all places."""
+        corner = rng.integers(0, sizes - self.side, endpoint=True)
+        return np.concatenate([corner, np.full_like(corner, self.side)], axis=1).astype(np.int32)
+
+
+def stored_sizes(
+    sizes: Int[np.ndarray, "images 2"], stored_side: int | None
+) -> Int[np.ndarray, "images 2"]:
+    """Returns heights and widths after scaling longer shorter sides down to a length.
+
+    Args:
+        sizes: Original heights and widths.
+        stored_side: The length. Images with a shorter side up to this length keep their size; all
+            do if None.
+    """
+    if stored_side is None:
+        return sizes
+    shorter = sizes.min(axis=1, keepdims=True)
+    scaled = np.rint(sizes * (stored_side / shorter)).astype(sizes.dtype)
+    return np.where(shorter > stored_side, scaled, sizes)
+
+
+def centre_crop(height: int, width: int, view: View) -> Frame:
+    """Shorter side resized to `view.resize`, then the square in the centre.
+
+    It is rounded as by torchvision's Resize and CenterCrop.
+    """
+    shorter = min(height, width)
+    size = view.resize * height // shorter, view.resize * width // shorter
+    top, left = (round((length - view.side) / 2) for length in size)
+    return Frame(size, (top, left, view.side, view.side))
+
+
+def squash(height: int, width: int, view: View) -> Frame:
+    """The whole image, resized to the square whatever its shape (IRT's particular objects)."""
+    del height, width
+    return Frame((view.side, view.side), (0, 0, view.side, view.side))
+
+
+# The view of each name in `hypjax.config.choices`. A training view is built from `config.data`. A
+# test view is a function of an image's height and width.
+TRAIN_VIEWS: dict[str, Callable[[ConfigDict], TrainView]] = {
+    "area_crop": lambda data: RandomCrop(
+        data.crop_area, data.crop_ratio, data.flip, data.stored_side
+    ),
+    "resize_crop": lambda data: ResizeCrop(data.resize, data.image_size, data.flip),
+}
+TEST_VIEWS: dict[str, Callable[[int, int, View], Frame]] = {
+    "centre_crop": centre_crop,
+    "squash": squash,
+}
