@@ -12,6 +12,8 @@ from hypjax.objectives import OBJECTIVES
 
 _CHOICES = {
     "data.name": choices.DATASETS,
+    "data.test_view": choices.TEST_VIEWS,
+    "data.train_view": choices.TRAIN_VIEWS,
     "model.head": choices.HEADS,
     "objective.name": tuple(OBJECTIVES),
     "objective.space": tuple(SPACES),

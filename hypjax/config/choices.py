@@ -1,6 +1,6 @@
 """Names that configuration fields accept; the rooms above implement them.
 
-A new dataset, view or metric adds its name here and its code there. A test checks that the two agree.
+A new dataset, view or metric adds its name here and its code there. A test checks that they agree.
 Objectives and spaces are in rooms below: `hypjax.objectives.OBJECTIVES`, `hypjax.geometry.SPACES`.
 """
 

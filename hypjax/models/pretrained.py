@@ -4,7 +4,6 @@ A table maps timm's tensors to parameters, and says how to convert each. Nothing
 code is ever loaded.
 """
 
-import math
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 
 from hypjax.errors import UserError
 from hypjax.models.architectures import (

@@ -2,9 +2,12 @@
 
 from hypjax.config import choices
 from hypjax.data.preparation.registry import BUILDERS
+from hypjax.data.views import TEST_VIEWS, TRAIN_VIEWS
 from hypjax.retrieval import metric_rules
 
 
 def test_names_and_implementations_match():
     assert set(choices.DATASETS) == {"folder", *BUILDERS}
+    assert choices.TRAIN_VIEWS == tuple(TRAIN_VIEWS)
+    assert choices.TEST_VIEWS == tuple(TEST_VIEWS)
     assert set(choices.METRICS) == {*metric_rules.AT_K, *metric_rules.WITHOUT_K}

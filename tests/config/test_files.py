@@ -90,6 +90,10 @@ def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
         ("model.depth=0", "must be at least 1 if model.architecture is vit"),
         ("model.architecture=resnet50", "must be 0, like patch_size, width, depth and num_heads"),
         ("data.resize=24", "must be at least data.image_size (32)"),
+        ("data.train_view=squash", "must be one of area_crop, resize_crop"),
+        ("data.test_view=area_crop", "must be one of centre_crop, squash"),
+        ("eval.scales=()", "must be one or more numbers, each above 0"),
+        ("eval.scales=1,0", "must be one or more numbers, each above 0"),
         (
             "model.num_heads=3",
             "config.model.width is 128; it must be a multiple of model.num_heads",

@@ -10,9 +10,10 @@ from PIL import Image
 from hypjax import parallel, train
 from hypjax.data import device_cache, device_crops, pixels
 from hypjax.data.dataset import Dataset
-from hypjax.data.device_cache import fill, lay_out, stored_sizes
+from hypjax.data.device_cache import fill, lay_out
 from hypjax.data.plans import Plan
 from hypjax.data.splits import open_splits
+from hypjax.data.views import stored_sizes
 from hypjax.errors import UserError
 from hypjax.monitoring.telemetry import Telemetry
 from hypjax.system import memory
@@ -51,7 +52,7 @@ def random_plan(sizes, count, seed=0):
     room = sizes[ids] - extent
     corner = np.clip(rng.integers(-20, room + 20, endpoint=True), 0, room)
     boxes = np.concatenate([corner, extent], axis=1).astype(np.int32)
-    return Plan(ids, ids, boxes, np.zeros(count, bool))
+    return Plan(ids, ids, sizes[ids], boxes, np.zeros(count, bool))
 
 
 def cut(dataset, layout, crops, side):
@@ -221,11 +222,16 @@ def test_impossible_settings_are_rejected(photos_folder, tmp_path, monkeypatch):
             train.train_and_evaluate(config, tmp_path / "run")
         if remedy != "set":
             advised = int(str(error.value).split("side=")[1].split()[0])
-    dataset, mesh = open_splits(config).train, parallel.create_mesh((1, 1))
+    sizes, mesh = open_splits(config).train.sizes, parallel.create_mesh((1, 1))
     monkeypatch.setattr(memory, "free", lambda mesh: 40_000)
-    assert device_cache.plan_layout(dataset, mesh, 3, advised).bytes <= 32_000
+    fitting, larger = stored_sizes(sizes, advised), stored_sizes(sizes, advised + 1)
+    assert device_cache.plan_layout(fitting, mesh, 3, scalable=True).bytes <= 32_000
     with pytest.raises(UserError, match="run.cache is device, but"):
-        device_cache.plan_layout(dataset, mesh, 3, advised + 1)
+        device_cache.plan_layout(larger, mesh, 3, scalable=True)
+    with pytest.raises(
+        UserError, match=r"free on each device \(\w+\); set --config.run.cache=host$"
+    ):
+        device_cache.plan_layout(larger, mesh, 3, scalable=False)
     assert not decoded and not (tmp_path / "run").exists()
 
 

@@ -24,14 +24,15 @@ from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, fill_cache
 from hypjax.data.host_cache import DecodedImages
 from hypjax.data.pipeline import evaluation_batches, training_batches
-from hypjax.data.plans import EpochClassPlans, RandomCrop
+from hypjax.data.plans import EpochClassPlans
+from hypjax.data.views import RandomCrop, centre_crop
 from hypjax.errors import StalledError, UserError
 from hypjax.models.normalize import mirror, normalize
 from hypjax.system import exits
 from hypjax.types import View, Workers
 from tests.helpers.pictures import encode_png
 
-VIEW = View(side=16, shorter_side=18, channels=3)
+VIEW = View(side=16, resize=18, channels=3)
 
 
 def random_dataset(n=30, classes=6, seed=0):
@@ -263,7 +264,7 @@ def test_the_host_cache_gives_the_same_pixels(tmp_path):
         fill_cache(cached, channels)
         cached = pickle.loads(pickle.dumps(cached.take(np.array([4, 0, 2, 3]))))
         for i, j in enumerate([4, 0, 2, 3]):
-            views = {"crop": (BOX, 32, channels), "central_view": (View(32, 40, channels),)}
+            views = {"crop": (BOX, 32, channels), "test_view": (View(32, 40, channels),)}
             for view, arguments in views.items():
                 np.testing.assert_array_equal(
                     getattr(cached, view)(i, *arguments),
@@ -361,7 +362,7 @@ def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
         for channels in (1, 3):
             a, b = (d.crop(i, box, side, channels) for d in (exact, fast))
             assert nearly_the_same(a, b, tolerance)
-            a, b = (d.central_view(i, View(side, side + 20, channels)) for d in (exact, fast))
+            a, b = (d.test_view(i, View(side, side + 20, channels)) for d in (exact, fast))
             assert nearly_the_same(a, b, tolerance)
 
 
@@ -400,21 +401,9 @@ def test_evaluation_views_come_in_order_with_the_last_batch_padded():
     assert [view.shape for view in views] == [(4, 16, 16, 3)] * 3
     for i, view in enumerate(np.concatenate(views)[:10]):
         image = Image.open(io.BytesIO(dataset.records[i]["image"]))
-        np.testing.assert_array_equal(view, pixels.central_view(image, 18, 16))
+        frame = centre_crop(image.height, image.width, VIEW)
+        np.testing.assert_array_equal(view, pixels.show(image, frame, 16))
     assert not views[2][2:].any()
-
-
-@pytest.mark.parametrize(
-    ("size", "resized"),
-    [((375, 500), (256, 341)), ((500, 375), (341, 256)), ((20, 20), (256, 256))],
-)
-def test_central_view_rounds_as_torchvision_does(size, resized):
-    rng = np.random.default_rng(0)
-    image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
-    whole = image.resize(resized[::-1], Image.Resampling.BICUBIC)
-    top, left = round((resized[0] - 224) / 2), round((resized[1] - 224) / 2)
-    expected = np.asarray(whole)[top : top + 224, left : left + 224]
-    np.testing.assert_array_equal(pixels.central_view(image, 256, 224), expected)
 
 
 def test_any_colour_mode_becomes_grey_or_rgb():

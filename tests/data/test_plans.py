@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, RandomCrop, ShuffledPlans
+from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, ShuffledPlans
+from hypjax.data.views import RandomCrop
 
 CROP = RandomCrop(area=(0.2, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
 

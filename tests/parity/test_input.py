@@ -1,11 +1,17 @@
 """Comparison of image crops and views with torchvision."""
 
+import pathlib
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.plans import RandomCrop
+from hypjax.data.dataset import Dataset
+from hypjax.data.pipeline import training_batches
+from hypjax.data.plans import EpochClassPlans
+from hypjax.data.views import TEST_VIEWS, RandomCrop, ResizeCrop
+from hypjax.types import View
 
 transforms = pytest.importorskip(
     "torchvision.transforms", reason="needs the parity extra: torchvision"
@@ -15,6 +21,8 @@ torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 AREA, RATIO = (0.2, 1.0), (3 / 4, 4 / 3)
 BICUBIC = transforms.InterpolationMode.BICUBIC
 DRAWS = 4000
+IRT = ResizeCrop(resize=256, side=224, flip=0.5)
+PHOTOS = pathlib.Path(__file__).parents[3] / "shared/data/CUB_200_2011/images"
 
 
 @pytest.mark.parametrize("size", [(375, 500), (500, 333), (300, 300), (60, 200), (40, 41)])
@@ -42,6 +50,11 @@ def test_crop_boxes_have_the_distribution_of_random_resized_crop(size):
         assert stats.ks_2samp(our_feature, their_feature).pvalue > 1e-4
 
 
+def shown(image, view):
+    frame = TEST_VIEWS[view.test](image.height, image.width, view)
+    return pixels.show(image, frame, view.side)
+
+
 def picture():
     rng = np.random.default_rng(0)
     return Image.fromarray(rng.integers(0, 256, (90, 120, 3), np.uint8))
@@ -59,4 +72,48 @@ def test_pixels_of_crops_equal_resized_crop(box):
 def test_pixels_of_the_test_view_equal_resize_and_center_crop(size):
     image = picture().resize(size[::-1])
     view = transforms.Compose([transforms.Resize(40, BICUBIC), transforms.CenterCrop(35)])
-    np.testing.assert_array_equal(pixels.central_view(image, 40, 35), view(image))
+    np.testing.assert_array_equal(shown(image, View(35, 40, 3, "centre_crop")), view(image))
+
+
+@pytest.mark.parametrize("size", [(90, 120), (121, 90), (50, 50), (37, 500)])
+def test_pixels_of_the_squashed_view_equal_resize(size):
+    image = picture().resize(size[::-1])
+    expected = transforms.Resize((40, 40), BICUBIC)(image)
+    np.testing.assert_array_equal(shown(image, View(40, 7, 3, "squash")), expected)
+
+
+def test_windows_have_the_distribution_of_random_crop():
+    stats = pytest.importorskip("scipy.stats")
+    torch.manual_seed(0)
+    square = Image.new("L", (256, 256))
+    theirs = np.array([transforms.RandomCrop.get_params(square, (224, 224)) for _ in range(DRAWS)])
+    crop = ResizeCrop(256, 224, flip=0.5)
+    sizes = crop.sizes(np.tile([(375, 500)], (DRAWS, 1)))
+    ours = crop.boxes(np.random.default_rng(0), sizes)
+    assert (ours[:, 2:] == theirs[:, 2:]).all() and (ours[:, 2:] == 224).all()
+    features = (lambda b: b[:, 0], lambda b: b[:, 1], lambda b: b[:, 0] - b[:, 1])
+    for feature in features:
+        assert stats.ks_2samp(feature(ours), feature(theirs)).pvalue > 1e-4
+
+
+def test_views_of_photos_equal_torchvisions():
+    photos = sorted(PHOTOS.rglob("*.jpg"))[:12]
+    if not photos:
+        pytest.skip("the photos of shared/data are not here")
+    records = [{"image": photo.read_bytes()} for photo in photos]
+    numbers = np.arange(len(photos))
+    images = [Image.open(photo).convert("RGB") for photo in photos]
+    sizes = np.array([(image.height, image.width) for image in images])
+    dataset = Dataset(records, numbers, numbers // 2, sizes)
+    plans = EpochClassPlans(numbers // 2, np.full_like(sizes, 256), 6, IRT, 0, 2)
+    batches = list(training_batches(dataset, plans, range(4), View(224, 256, 3)))
+    for step, batch in enumerate(batches):
+        for found, i, box in zip(batch.images, batch.ids, plans(step).boxes.tolist(), strict=True):
+            squashed = transforms.Resize((256, 256), BICUBIC)(images[i])
+            np.testing.assert_array_equal(found, transforms.functional.crop(squashed, *box))
+    squash = transforms.Resize((224, 224), BICUBIC)
+    centre = transforms.Compose([transforms.Resize(256, BICUBIC), transforms.CenterCrop(224)])
+    for name, peer in (("squash", squash), ("centre_crop", centre)):
+        for i, image in enumerate(images):
+            found = dataset.test_view(i, View(224, 256, 3, name))
+            np.testing.assert_array_equal(found, peer(image))

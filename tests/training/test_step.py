@@ -81,7 +81,7 @@ def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
     state, _ = start(config)
     step = make_train_step(learner)
     spaces = {"head": learner.objective.score_space, "encoder": Sphere()}
-    embed = embed_function(learner.model, learner.pixel_scaling, spaces)
+    embed = embed_function(learner.model, learner.pixel_scaling, spaces, scales=(1.0, 0.5))
     programs = {
         "train": lower(step, state, random_batch()),
         "embed": lower(embed, state.params["model"], random_batch().images),

@@ -1,0 +1,165 @@
+"""Views: what they show of an image, on the host, from the caches and on the device."""
+
+import dataclasses
+import io
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypjax import parallel
+from hypjax.data import device_crops, pixels
+from hypjax.data.dataset import Dataset, fill_cache
+from hypjax.data.device_cache import crop_batches, fill, lay_out
+from hypjax.data.host_cache import DecodedImages
+from hypjax.data.pipeline import training_batches
+from hypjax.data.plans import EpochClassPlans
+from hypjax.data.views import TEST_VIEWS, TRAIN_VIEWS, ResizeCrop
+from hypjax.errors import UserError
+from hypjax.training.setup import build
+from hypjax.types import View, Workers
+from tests.helpers import small_runs
+from tests.helpers.pictures import encode_png
+
+SIZES = [(40, 61), (61, 40), (23, 23), (24, 24), (90, 30), (3, 200)]
+CROP = ResizeCrop(resize=24, side=16, flip=0.5)
+VIEW = View(side=16, resize=24, channels=3, test="squash")
+
+
+def pictures(count=12, channels=3):
+    rng = np.random.default_rng(0)
+    shapes = [(*SIZES[i % len(SIZES)], channels) for i in range(count)]
+    return [rng.integers(0, 256, shape, np.uint8) for shape in shapes]
+
+
+def dataset_of(arrays):
+    numbers = np.arange(len(arrays))
+    sizes = np.array([array.shape[:2] for array in arrays], np.int32)
+    records = [{"image": encode_png(array.squeeze())} for array in arrays]
+    return Dataset(records, numbers, numbers // 2, sizes)
+
+
+def plans_of(dataset, seed=0):
+    return EpochClassPlans(dataset.labels, CROP.sizes(dataset.sizes), 8, CROP, seed, 2)
+
+
+def squashed(array, side):
+    image = pixels.from_array(array).resize((side, side), Image.Resampling.BICUBIC)
+    return pixels.array(image)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("cached", [False, True])
+def test_resize_crop_cuts_windows_of_the_squashed_image(cached, channels, tmp_path):
+    arrays = pictures(channels=channels)
+    dataset = dataset_of(arrays)
+    if cached:
+        decoded = DecodedImages(tmp_path / "cache.bin", dataset.sizes, channels)
+        dataset = dataclasses.replace(dataset, decoded=decoded)
+        fill_cache(dataset, channels)
+    plans, view = plans_of(dataset), VIEW._replace(channels=channels)
+    for step, batch in enumerate(training_batches(dataset, plans, range(6), view)):
+        np.testing.assert_array_equal(batch.flips, plans(step).flips)
+        for found, i, (top, left, height, width) in zip(
+            batch.images, batch.ids, plans(step).boxes, strict=True
+        ):
+            assert (height, width) == (16, 16)
+            expected = squashed(arrays[i], 24)[top : top + 16, left : left + 16]
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_the_device_cache_holds_squares_and_cuts_exactly_the_hosts_pixels():
+    dataset = dataset_of(pictures())
+    plans = plans_of(dataset)
+    layout = lay_out(plans.sizes, 3)
+    assert (layout.sizes == 24).all() and layout.max_rows == layout.max_columns == 24
+    store = fill(layout, dataset, parallel.create_mesh((1, 1)))
+    cut = jax.jit(device_crops.cut, static_argnums=2)
+    device = crop_batches(layout, plans, range(4), range(8))
+    for ours, hosts in zip(device, training_batches(dataset, plans, range(4), VIEW), strict=True):
+        np.testing.assert_array_equal(cut(store, ours.images, 16), hosts.images)
+        np.testing.assert_array_equal(ours.flips, hosts.flips)
+
+
+def test_windows_depend_on_seed_and_step_alone():
+    dataset = dataset_of(pictures())
+    plans = plans_of(dataset)
+    whole = list(training_batches(dataset, plans, range(6), VIEW))
+    resumed = training_batches(dataset, plans_of(dataset), range(4, 6), VIEW, Workers(1))
+    for a, b in zip(whole[4:], resumed, strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+    assert not np.array_equal(plans_of(dataset, seed=1)(0).boxes, plans(0).boxes)
+
+
+def test_windows_are_equally_likely_at_all_places():
+    crop = ResizeCrop(resize=6, side=4, flip=0.5)
+    sizes = crop.sizes(np.full((18_000, 2), 500))
+    top, left, height, width = crop.boxes(np.random.default_rng(0), sizes).T
+    assert (sizes == 6).all() and (height == 4).all() and (width == 4).all()
+    counts = np.bincount(3 * top + left, minlength=9)
+    assert len(counts) == 9 and np.abs(counts - 2000).max() < 5 * np.sqrt(2000)
+    whole = ResizeCrop(resize=4, side=4, flip=0.5)
+    assert (whole.boxes(np.random.default_rng(0), sizes * 0 + 4) == (0, 0, 4, 4)).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_squashed_view_shows_the_whole_image_whatever_resize_says(channels):
+    arrays = pictures(6, channels)
+    dataset = dataset_of(arrays)
+    for i, array in enumerate(arrays):
+        for resize in (1, 24, 500):
+            found = dataset.test_view(i, View(16, resize, channels, "squash"))
+            np.testing.assert_array_equal(found, squashed(array, 16))
+
+
+@pytest.mark.parametrize(
+    ("size", "resized"),
+    [((375, 500), (256, 341)), ((500, 375), (341, 256)), ((20, 20), (256, 256))],
+)
+def test_the_centre_crop_rounds_as_torchvision_does(size, resized):
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
+    whole = image.resize(resized[::-1], Image.Resampling.BICUBIC)
+    top, left = round((resized[0] - 224) / 2), round((resized[1] - 224) / 2)
+    expected = np.asarray(whole)[top : top + 224, left : left + 224]
+    frame = TEST_VIEWS["centre_crop"](*size, View(224, 256, 3))
+    np.testing.assert_array_equal(pixels.show(image, frame, 224), expected)
+
+
+def test_the_fast_decoder_shows_nearly_the_same():
+    """A shift by a pixel would change these photos by 20 levels and more."""
+    pytest.importorskip("simplejpeg")
+    rng = np.random.default_rng(0)
+    coarse = Image.fromarray(rng.integers(0, 256, (20, 30, 3), np.uint8))
+    buffer = io.BytesIO()
+    coarse.resize((900, 600), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+    one = np.array([0])
+    exact = Dataset([{"image": buffer.getvalue()}], one, one, np.array([(600, 900)]))
+    fast = dataclasses.replace(exact, fast=True)
+    for box in ((0, 0, 64, 64), (3, 7, 64, 64), (16, 16, 64, 64)):
+        a, b = (d.crop(0, box, 64, 3, (80, 80)) for d in (exact, fast))
+        # The host's window sees pixels beyond its edge, the fast decoder's does not.
+        assert np.abs(a.astype(int) - b)[2:-2, 2:-2].max() <= 12
+    a, b = (d.test_view(0, View(64, 1, 3, "squash")) for d in (exact, fast))
+    assert 0 < np.abs(a.astype(int) - b).max() <= 12
+
+
+def test_views_are_built_from_the_configuration(photos_folder):
+    fields = ["data.train_view=resize_crop", "data.resize=20", "data.test_view=squash"]
+    setup = build(small_runs.load(photos_folder, *fields, "run.cache=device"))
+    assert setup.plans.crop == ResizeCrop(20, 16, 0.5)
+    assert (setup.plans.sizes == 20).all() and (setup.layout.sizes == 20).all()
+    assert setup.evaluator.source.view == View(16, 20, 3, "squash")
+    assert set(TRAIN_VIEWS) == {"area_crop", "resize_crop"}
+
+
+def test_what_a_view_does_not_use_is_refused_or_ignored(photos_folder):
+    squash = ["data.test_view=squash", "data.resize=4"]
+    assert small_runs.load(photos_folder, *squash).data.resize == 4
+    crop = "data.train_view=resize_crop"
+    with pytest.raises(UserError, match="data.resize is 4; it must be at least data.image_size"):
+        small_runs.load(photos_folder, *squash, crop)
+    stored = [crop, "run.cache=device", "data.stored_side=10"]
+    with pytest.raises(UserError, match="data.stored_side is 10; it must be None if data.train_vi"):
+        small_runs.load(photos_folder, *stored)
