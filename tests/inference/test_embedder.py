@@ -1,6 +1,7 @@
 """Embedding and searching own images, by the commands and by what they are made of."""
 
 import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -9,22 +10,28 @@ import signal
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
 
 from hypjax import train
-from hypjax.data.photos import find_photos
+from hypjax.data.photos import Photo, find_photos
 from hypjax.data.pixels import read_image
+from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.inference import embedder as inference
 from hypjax.inference import unfinished
+from hypjax.inference.embedding import embed_function
+from hypjax.inference.evaluator import create_evaluator
 from hypjax.inference.hits import find_hits
 from hypjax.inference.unfinished import UnfinishedGallery
+from hypjax.inference.weights import restore_best
 from hypjax.reports.hit_grid import draw
 from hypjax.reports.hits import Hits
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
+from hypjax.runs.workdir import saved_config
 from tests.helpers import small_runs
 
 
@@ -77,6 +84,48 @@ def test_embeds_then_finds_then_draws(run, photos_folder, tmp_path):
     assert distances == sorted(distances) and distances[0] > 0
     with Image.open(tmp_path / "hits.png") as picture:
         assert picture.width > 5 * picture.height / 2
+
+
+def changed(run, folder, **fields):
+    """Copies a run and sets these fields of its configuration, or removes those that are None."""
+    shutil.copytree(run, folder)
+    saved = json.loads((folder / "config.json").read_text())
+    for part in ("all", "identity"):
+        values = saved[part] | {name.replace("__", "."): value for name, value in fields.items()}
+        saved[part] = {name: value for name, value in values.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(saved))
+    return folder
+
+
+def test_galleries_of_other_views_or_scales_are_told_apart_and_old_ones_stay_valid(run, tmp_path):
+    without = dict.fromkeys(("data__train_view", "data__test_view", "eval__scales"))
+    changes = [{}, without, {"data__test_view": "squash"}, {"eval__scales": [1.0, 0.5]}]
+    runs = [changed(run, tmp_path / str(i), **fields) for i, fields in enumerate(changes)]
+    found = [inference.TrainedEmbedder(run).fingerprint for run in runs]
+    assert found[0] == found[1] and len(set(found)) == 3
+    config, (_, params) = saved_config(run), restore_best(run)
+    view = [3, 16, 16, list(config.data.mean), list(config.data.std)]
+    space = describe_space(PoincareBall(config.objective.c, config.objective.clip_radius))
+    digest = hashlib.sha256(json.dumps(["head", space, view, "cls"]).encode())  # As always.
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.ascontiguousarray(leaf))
+    assert found[0] == digest.hexdigest()[:32]
+
+
+def test_squashed_images_are_embedded_and_evaluated_at_all_scales(run, photos_folder, tmp_path):
+    run = changed(run, tmp_path / "run", data__test_view="squash", eval__scales=[1.0, 0.5])
+    config, (model, params) = saved_config(run), restore_best(run)
+    tested = open_splits(config).test
+    photos = [Photo(pathlib.Path(tested.name(i)), "") for i in range(len(tested))]
+    images = [Image.open(photo.path) for photo in photos]
+    squashed = [image.resize((16, 16), Image.Resampling.BICUBIC) for image in images]
+    space, scaling = PoincareBall(config.objective.c), (config.data.mean, config.data.std)
+    embed = embed_function(model, scaling, {"head": space}, (1.0, 0.5))
+    expected = jax.jit(embed)(params, np.stack([np.asarray(image) for image in squashed]))["head"]
+    embedded = inference.TrainedEmbedder(run).embed(photos).vectors
+    evaluated = create_evaluator(config).points(params, tested)["head"]
+    np.testing.assert_allclose(embedded, expected, atol=1e-6)
+    np.testing.assert_allclose(evaluated, expected, atol=1e-6)
 
 
 def test_what_is_saved_is_what_was_embedded(embedder, photos_folder, tmp_path):

@@ -1,0 +1,146 @@
+"""Embeddings at several scales, against the model applied by hand at each scale."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere, poincare
+from hypjax.inference.embedding import embed_function
+from hypjax.inference.features import pretrained_features
+from hypjax.models import Embedder, ResNet, VisionTransformer
+from hypjax.models.pretrained import convert_timm, timm_state_dict
+from hypjax.models.scales import resize_images, scaled_side
+from tests.helpers import small_runs
+from tests.inference.test_embedder import command
+
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+VIT = VisionTransformer(image_size=32, patch_size=4, width=24, depth=1, num_heads=2)
+ENCODERS = {
+    "distilled": VIT.clone(distilled=True, pooling="cls_dist_mean"),
+    "resnet": ResNet(image_size=32, stage_sizes=(1,), width=4),
+}
+SPACES = {"head": PoincareBall(c=0.3, clip_radius=1.5), "encoder": Sphere()}
+SCALES = (1.0, 0.7071, 0.5)
+FIELDS = (
+    *("data.train_view=resize_crop", "data.resize=20", "data.test_view=squash"),
+    *("eval.scales=1.0,0.5", "train.total_steps=3", "eval.every=0"),
+)
+
+
+def bilinear(images, side):
+    """Interpolates between the centres of the four nearest pixels, in float64."""
+    old = images.shape[1]
+    places = np.clip((np.arange(side) + 0.5) * old / side - 0.5, 0, old - 1)
+    low = np.floor(places).astype(int)
+    high, part = np.minimum(low + 1, old - 1), places - low
+    rows = images[:, low] * (1 - part)[:, None, None] + images[:, high] * part[:, None, None]
+    return rows[:, :, low] * (1 - part)[:, None] + rows[:, :, high] * part[:, None]
+
+
+@pytest.mark.parametrize(("old", "side"), [(32, 16), (32, 24), (33, 20), (7, 5), (20, 31), (9, 1)])
+def test_images_are_interpolated_without_antialiasing(old, side):
+    images = np.random.default_rng(0).normal(size=(2, old, old, 3))
+    found = resize_images(jnp.asarray(images, jnp.float32), side)
+    np.testing.assert_allclose(found, bilinear(images, side), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "scale", "side"),
+    [
+        (224, 16, 0.7071, 160),  # 9.9 patches.
+        (224, 16, 0.5, 112),
+        (384, 16, 0.7071, 272),
+        (224, 8, 0.7071, 160),
+        (40, 8, 0.5, 24),  # 2.5 patches are rounded up.
+        (32, 8, 0.01, 8),
+        (32, 8, 1.0, 32),
+    ],
+)
+def test_sides_are_whole_patches(size, patch, scale, side):
+    assert scaled_side(VIT.clone(image_size=size, patch_size=patch), scale) == side
+
+
+def test_sides_of_a_resnet_are_whole_pixels():
+    assert scaled_side(ResNet(image_size=224), 0.7071) == 158
+
+
+def parameters(model, rng):
+    """Random parameters, with positive variances."""
+    images = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+
+    def draw(leaf):
+        many = len(leaf.shape) > 1
+        values = rng.normal(0, 0.3, leaf.shape) if many else rng.uniform(0.5, 1, leaf.shape)
+        return values.astype(np.float32)
+
+    return jax.tree.map(draw, shapes)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_points_are_the_means_over_the_scales(name):
+    encoder, rng = ENCODERS[name], np.random.default_rng(0)
+    model = Embedder(encoder, head_dim=8)
+    images = rng.integers(0, 256, (5, 32, 32, 3), np.uint8)
+    params, normalized = parameters(model, rng), (images / 255 - MEAN) / STD
+    points = []
+    for scale in SCALES:
+        side = scaled_side(encoder, scale)
+        sized = encoder.clone(image_size=side)
+        weights = convert_timm(timm_state_dict(params["encoder"], encoder), sized)
+        outputs = jax.jit(model.clone(encoder=sized).apply)(
+            {"params": {**params, "encoder": weights}},
+            bilinear(normalized, side).astype(np.float32),
+        )
+        points.append((SPACES["head"].embed(outputs.projected), Sphere().embed(outputs.pooled)))
+    heads, encoders = (np.stack(part, axis=1) for part in zip(*points, strict=True))
+    for part in (heads, encoders):
+        assert np.abs(part - part[:, :1]).max() > 1e-2
+
+    found = jax.jit(embed_function(model, (MEAN, STD), SPACES, SCALES))(params, images)
+    total = encoders.sum(axis=1)
+    expected = total / np.linalg.norm(total, axis=1, keepdims=True)
+    np.testing.assert_allclose(found["encoder"], expected, atol=2e-5)
+    # The sum of the squared distances has no slope at their Fréchet mean.
+    slopes = poincare.logmap(found["head"][:, None], heads, 0.3)
+    np.testing.assert_allclose(slopes.sum(axis=1), 0, atol=1e-3 * np.abs(slopes).max())
+
+
+def test_features_are_measured_at_one_scale(photos_folder):
+    config = small_runs.load(photos_folder, *FIELDS)
+    with pytest.raises(UserError, match=r"eval.scales is \(1.0, 0.5\), but the encoder's features"):
+        pretrained_features(config)
+
+
+@pytest.mark.slow
+def test_commands_train_evaluate_embed_and_search(data_dir, tmp_path):
+    fields = [
+        *(*small_runs.SHORT_GLYPHS, "data.train_view=resize_crop", "data.resize=36"),
+        *("data.test_view=squash", "eval.scales=(1.0,0.5)", f"run.data_dir={data_dir}"),
+    ]
+    config = f"--config={small_runs.REPOSITORY / 'configs/glyphs.py'}"
+    arguments = [config, "--workdir=run", *(f"--config.{field}" for field in fields)]
+    trained = command("main", *arguments, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert "views: resize_crop in training, squash at scales 1, 0.5 in tests" in trained.stderr
+    evaluated = command("main", *arguments, "--mode=evaluate", cwd=tmp_path)
+    assert evaluated.returncode == 0, evaluated.stderr
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert f"{results['final']['head']['recall@1']:.3f}" in evaluated.stdout
+    exported = command("export", "--output=letters", f"--data_dir={data_dir}", cwd=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    images = sorted((tmp_path / "letters").rglob("*.png"))[:20]
+    for image in images:
+        (tmp_path / "few").mkdir(exist_ok=True)
+        shutil.copy(image, tmp_path / "few" / f"{image.parent.name}-{image.name}")
+    done = command("embed", "--workdir=run", "--images=few", "--output=g.npz", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    query = f"--query={sorted((tmp_path / 'few').iterdir())[0]}"
+    found = command("search", "--workdir=run", "--gallery=g.npz", query, "--k=3", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert [line.split()[0] for line in found.stdout.splitlines()[2:5]] == ["1", "2", "3"]
