@@ -1,0 +1,185 @@
+"""Principal component analysis of embeddings: fewer dimensions, and optionally whitening."""
+
+import contextlib
+import dataclasses
+import pathlib
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Float
+
+from hypjax.errors import UserError
+from hypjax.geometry import Space
+from hypjax.retrieval import inputs
+from hypjax.system.files import read_npz, replacing
+
+_FORMAT = "hypjax projection 1"
+_BLOCK_BYTES = 32 * 2**20  # Largest size of the features of a block, in float64.
+# Directions with a smaller share of the features' root mean square hold only rounding errors.
+_LEAST_DEVIATION = 2.0**-20
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Projection:
+    """A projection of points on the principal components of others.
+
+    Attributes:
+        space: Space of the points, before and after.
+        mean: Mean of the features, [d], float64.
+        components: Orthonormal directions of the features by descending variance, [dim, d],
+            float64. The coordinate of largest absolute value is positive in each.
+        variances: Variances along them, [dim], float64.
+        whiten: Whether projected features are scaled to equal variances.
+    """
+
+    space: Space
+    mean: Float[np.ndarray, " d"]
+    components: Float[np.ndarray, "dim d"]
+    variances: Float[np.ndarray, " dim"]
+    whiten: bool
+
+    def apply(self, points: Float[ArrayLike, "n d"]) -> Float[np.ndarray, "n dim"]:
+        """Projects points: features, minus their mean, on the components, and back to the space.
+
+        On the sphere this is PCA followed by L2 normalisation, as in IRT (El-Nouby et al., 2021).
+        Whitened features have the mean of the variances in each direction. A ball, where lengths
+        count, thus holds them as well as it holds the features that are not whitened.
+
+        Args:
+            points: Points of the space, [n, d].
+
+        Returns:
+            Points of the same space, [n, dim], float32.
+
+        Raises:
+            UserError: The points have another number of coordinates.
+        """
+        points, _ = inputs.check_points(points, points)
+        if points.shape[1] != len(self.mean):
+            raise UserError(
+                f"the projection is for points with {len(self.mean)} coordinates, got "
+                f"{points.shape[1]}"
+            )
+        scales = np.sqrt(np.mean(self.variances) / self.variances) if self.whiten else 1.0
+        found = np.empty((len(points), len(self.components)), np.float32)
+        for rows in _blocks(points):
+            centred = _features(self.space, points[rows]) - self.mean
+            projected = (centred @ self.components.T) * scales
+            found[rows] = self.space.embed(projected.astype(np.float32))
+        return found
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes mean, components, variances and `whiten` to an .npz file, atomically.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
+        try:
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                np.savez(
+                    file,
+                    format=np.array(_FORMAT),
+                    mean=self.mean,
+                    components=self.components,
+                    variances=self.variances,
+                    whiten=np.array(self.whiten),
+                )
+        except OSError as error:
+            raise UserError(f"cannot write to {path} ({error.strerror or error})") from error
+
+    @classmethod
+    def load(cls, path: pathlib.Path, space: Space) -> "Projection":
+        """Reads a file that `save` wrote.
+
+        Args:
+            path: The file.
+            space: Space of the points.
+
+        Raises:
+            UserError: The file cannot be read, is damaged, or was not written by `save`.
+        """
+        try:
+            arrays = read_npz(path)
+        except OSError as error:
+            raise UserError(f"cannot read {path} ({error.strerror or error})") from error
+        except ValueError as error:
+            raise UserError(f"{path} is {error}; remove it to fit it again") from error
+        if str(arrays.get("format")) != _FORMAT:
+            raise UserError(f"{path} is not a projection that hypjax wrote")
+        with contextlib.suppress(KeyError, ValueError):
+            fields = [arrays[name] for name in ("mean", "components", "variances")]
+            dim, coordinates = fields[1].shape
+            shapes = [(coordinates,), (dim, coordinates), (dim,)]
+            whole = [field.shape for field in fields] == shapes and arrays["whiten"].shape == ()
+            if whole and all(x.dtype == np.float64 and np.isfinite(x).all() for x in fields):
+                return cls(space, *fields, bool(arrays["whiten"]))
+        raise UserError(f"{path} is damaged; remove it to fit it again")
+
+
+def fit(
+    points: Float[ArrayLike, "n d"], *, space: Space, dim: int, whiten: bool = False
+) -> Projection:
+    """Fits a projection on the principal components of points.
+
+    Mean and covariance are those of the points' features (`Space.features`), in float64 and in
+    blocks, so that the points may be memory-mapped. The result is a function of the points alone.
+
+    Args:
+        points: Points of the space, [n, d].
+        space: Their space.
+        dim: Number of components.
+        whiten: Whether projected features are scaled to equal variances.
+
+    Raises:
+        UserError: `dim` exceeds the number of coordinates or of points, the points do not vary, or
+            whitening is asked for a direction in which they do not.
+    """
+    points, _ = inputs.check_points(points, points)
+    n, d = points.shape
+    dim = inputs.check_whole_number("dim", dim)
+    for what, most in (("coordinates", d), ("points", n)):
+        if not 1 <= dim <= most:
+            raise UserError(f"PCA to {dim} dimensions is not possible with {most} {what}")
+    total = sum(_features(space, points[rows]).sum(axis=0) for rows in _blocks(points))
+    mean, scatter, square = total / n, np.zeros((d, d)), 0.0
+    if not np.isfinite(mean).all():
+        raise UserError("PCA needs finite points")
+    for rows in _blocks(points):
+        features = _features(space, points[rows])
+        square += np.sum(features**2)
+        features -= mean
+        scatter += features.T @ features
+    variances, directions = np.linalg.eigh(scatter / max(n - 1, 1))
+    variances, components = variances[::-1][:dim], directions.T[::-1][:dim]
+    _check_variances(variances, square / n, whiten)
+    largest = np.argmax(np.abs(components), axis=1)
+    components = components * np.sign(components[np.arange(dim), largest])[:, None]
+    return Projection(space, mean, components, np.maximum(variances, 0), whiten)
+
+
+def _check_variances(
+    variances: Float[np.ndarray, " dim"], mean_square: float, whiten: bool
+) -> None:
+    """Raises an error if points vary too little; variances are descending."""
+    dim = len(variances)
+    varying = int(np.count_nonzero(variances > _LEAST_DEVIATION**2 * mean_square))
+    if not varying:
+        raise UserError("PCA is not possible, because all points are equal")
+    if whiten and varying < dim:
+        raise UserError(
+            f"whitening is not possible, because the points do not vary along components "
+            f"{varying + 1} to {dim}; choose at most {varying} dimensions"
+        )
+
+
+def _blocks(points: Float[ArrayLike, "n d"]) -> list[slice]:
+    """Splits points into blocks whose features fit into memory."""
+    size = max(_BLOCK_BYTES // (8 * points.shape[1]), 1)
+    return [slice(start, start + size) for start in range(0, len(points), size)]
+
+
+def _features(space: Space, points: Float[ArrayLike, "b d"]) -> Float[np.ndarray, "b d"]:
+    """Features in float64."""
+    with jax.enable_x64(True):
+        return np.array(space.features(np.asarray(points, np.float64)))

@@ -1,0 +1,203 @@
+"""k-reciprocal re-ranking (Zhong et al., CVPR 2017), from lists of neighbours.
+
+Equations are those of *Re-ranking Person Re-identification with k-reciprocal Encoding*.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int
+
+from hypjax.errors import UserError
+from hypjax.geometry import Space
+from hypjax.retrieval import inputs
+from hypjax.retrieval.neighbors import search
+
+_PAIR_BYTES = 16 * 2**20  # Largest size, in float64, of the points whose distances are measured.
+_ENTRIES = 2**22  # Approximate number of encoded entries that are compared at once.
+
+
+@dataclasses.dataclass(frozen=True)
+class Reranking:
+    """The numbers of the method; the defaults are those of the paper.
+
+    Attributes:
+        k1: Size of the neighbourhoods in which items must be reciprocal (Eq. 3).
+        k2: Size of the neighbourhoods over which encodings are averaged (Eq. 11); 1 disables that.
+        weight: λ, the weight of the original distance (Eq. 12).
+        depth: Number of results that are put in a new order.
+    """
+
+    k1: int = 20
+    k2: int = 6
+    weight: float = 0.3
+    depth: int = 100
+
+    def __post_init__(self) -> None:
+        """Raises a `UserError` if a number is out of range."""
+        for name in ("k1", "k2", "depth"):
+            if inputs.check_whole_number(name, getattr(self, name)) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.k2 > self.k1 + 1:
+            raise UserError(f"k2 is {self.k2}; it must be at most k1 + 1, {self.k1 + 1}")
+        if not 0 <= self.weight <= 1:
+            raise UserError(f"weight is {self.weight}; it must be between 0 and 1")
+
+
+def rerank(
+    queries: Float[ArrayLike, "n d"],
+    gallery: Float[ArrayLike, "m d"] | None = None,
+    *,
+    space: Space,
+    own_ids: Int[np.ndarray, " n"] | None = None,
+    numbers: Reranking | None = None,
+) -> tuple[Float[np.ndarray, "n depth"], Int[np.ndarray, "n depth"]]:
+    """Puts the first results of each query in the order of their k-reciprocal distances.
+
+    The items whose neighbourhoods are compared are those of the gallery and the queries that are
+    not in it. Neighbourhoods come from the exact search, so the memory needed grows with the number
+    of items, and not with its square; only items that matter for the queries' results are searched
+    for.
+
+    As in the paper:
+
+    - R(p, k), Eq. 3: items that are among each other's k nearest;
+    - R*(p, k1), Eq. 4: R(p, k1) and each R(q, k1 // 2) of its members of which at least two thirds
+      are in R(p, k1);
+    - V_p, Eq. 7: exp(−d) for the members of R*(p, k1), 0 for others;
+    - Eq. 11: the mean of the encodings V of the k2 nearest items;
+    - Eq. 10: the Jaccard distance of these means;
+    - Eq. 12: (1 − λ) times that, plus λ times the original distance.
+
+    The distances d are used as they are, as the paper prints it; the authors' code squares them and
+    divides them by the largest one of each item. The paper leaves open whether an item is in its
+    own neighbourhoods. Here, as in that code, it is: besides its k1 nearest others, and as the
+    first of the k2.
+
+    Args:
+        queries: Points of the space, [n, d].
+        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries.
+        space: Space that measures the distances.
+        own_ids: Gallery index of each query, [n], −1 for those that are not in the gallery; None
+            if none is. A query's own item is not one of its results, but it takes part in the
+            neighbourhoods. Without a gallery, each query is its own item.
+        numbers: The method's numbers; None stands for the published ones. `k1` and `depth` may
+            exceed the number of items.
+
+    Returns:
+        The distances of Eq. 12, ascending, [n, depth], float32, and indices into the gallery,
+        [n, depth], int32. Results of equal distance keep their order. There are fewer than `depth`
+        if there are fewer items.
+
+    Raises:
+        UserError: A point is not finite or not in the space, or shapes do not match.
+    """
+    numbers = numbers or Reranking()
+    if gallery is None:
+        gallery, own_ids = queries, np.arange(len(queries))
+    queries, gallery = inputs.check_points(queries, gallery)
+    depth = min(numbers.depth, len(gallery) - (own_ids is not None))
+    distances, ids = search(queries, own_ids, gallery, k=depth, space=space)
+    nodes = np.full(len(queries), -1) if own_ids is None else np.array(own_ids)
+    outside = np.flatnonzero(nodes < 0)
+    nodes[outside] = len(gallery) + np.arange(len(outside))
+    items = np.concatenate([gallery, queries[outside]]) if len(outside) else np.asarray(gallery)
+    encodings = _Items(items, space, numbers).encodings(np.union1d(nodes, ids))
+    distances = numbers.weight * distances
+    for rows in _parts(len(queries), depth * max(encodings.nnz // len(items), 1)):
+        jaccard = _jaccard(encodings, np.repeat(nodes[rows], depth), ids[rows].reshape(-1))
+        distances[rows] += (1 - numbers.weight) * jaccard.reshape(-1, depth)
+    order = np.argsort(distances, axis=1, kind="stable")
+    return tuple(np.take_along_axis(array, order, axis=1) for array in (distances, ids))
+
+
+class _Items:
+    """Items whose neighbourhoods are compared.
+
+    Sets and encodings are the rows of sparse matrices, [items, items]; only the rows of the given
+    items are filled.
+    """
+
+    def __init__(self, points: Float[np.ndarray, "u d"], space: Space, numbers: Reranking) -> None:
+        self._points, self._space = points, space
+        self._k1 = min(numbers.k1, len(points) - 1)
+        self._k2 = min(numbers.k2, len(points))
+        self._lists = np.full((len(points), self._k1 + 1), -1, np.int32)
+
+    def encodings(self, items: Int[np.ndarray, " i"]) -> scipy.sparse.csr_array:
+        """Means of the encodings of each item's k2 nearest (Eq. 11)."""
+        nearest = self._nearest(items, self._k2)
+        return nearest @ self._weights(self._expanded(_members(nearest))) / self._k2
+
+    def _weights(self, sets: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+        """Encodings of sets by their distances (Eq. 7)."""
+        rows, columns = sets.nonzero()
+        weights = np.empty(len(rows))
+        size = max(_PAIR_BYTES // (16 * self._points.shape[1]), 1)
+        for start in range(0, len(rows), size):
+            pairs = rows[start : start + size], columns[start : start + size]
+            x, y = (inputs.pad_rows(self._points[i], size) for i in pairs)
+            with jax.enable_x64(True):
+                weights[start : start + size] = _kernel(self._space, x, y)[: len(pairs[0])]
+        return _matrix(weights, rows, columns, sets.shape[0])
+
+    def _expanded(self, items: Int[np.ndarray, " i"]) -> scipy.sparse.csr_array:
+        """R*(p, k1) of each item p (Eq. 4)."""
+        sets = self._reciprocal(items, self._k1)
+        halves = self._reciprocal(_members(sets), self._k1 // 2)
+        common = (sets @ halves.T).multiply(sets).tocoo()
+        accepted = 3 * common.data >= 2 * halves.sum(axis=1)[common.col]
+        rows, columns = common.row[accepted], common.col[accepted]
+        accepted = _matrix(np.ones(len(rows), np.int32), rows, columns, len(self._points))
+        return sets + accepted @ halves
+
+    def _reciprocal(self, items: Int[np.ndarray, " i"], k: int) -> scipy.sparse.csr_array:
+        """R(p, k) of each item p (Eq. 3)."""
+        nearest = self._nearest(items, k + 1)
+        return nearest.multiply(self._nearest(_members(nearest), k + 1).T).tocsr()
+
+    def _nearest(self, items: Int[np.ndarray, " i"], k: int) -> scipy.sparse.csr_array:
+        """The k nearest of each item, itself included."""
+        new = items[self._lists[items, 0] < 0]
+        if len(new):
+            others = self._k1
+            _, found = search(self._points[new], new, self._points, k=others, space=self._space)
+            self._lists[new] = np.concatenate([new[:, None], found], axis=1)
+        columns = self._lists[items, :k].reshape(-1)
+        ones = np.ones(len(columns), np.int32)
+        return _matrix(ones, np.repeat(items, k), columns, len(self._points))
+
+
+def _matrix(
+    values: np.ndarray, rows: np.ndarray, columns: np.ndarray, size: int
+) -> scipy.sparse.csr_array:
+    return scipy.sparse.csr_array((values, (rows, columns)), shape=(size, size))
+
+
+def _members(sets: scipy.sparse.csr_array) -> Int[np.ndarray, " i"]:
+    """Items that are in any of some sets."""
+    return np.unique(sets.indices)
+
+
+@jax.jit
+def _kernel(space: Space, x: Float[Array, "b d"], y: Float[Array, "b d"]) -> Float[Array, " b"]:
+    return jnp.exp(-space.distance(x.astype(jnp.float64), y.astype(jnp.float64)))
+
+
+def _jaccard(
+    encodings: scipy.sparse.csr_array, x: Int[np.ndarray, " p"], y: Int[np.ndarray, " p"]
+) -> Float[np.ndarray, " p"]:
+    """Jaccard distances of pairs of encodings (Eq. 10)."""
+    common = encodings[x].minimum(encodings[y]).sum(axis=1)
+    sums = encodings.sum(axis=1)
+    return 1 - common / (sums[x] + sums[y] - common)
+
+
+def _parts(n: int, entries: int) -> list[slice]:
+    """Splits queries into parts, by the entries that each of them compares."""
+    size = max(_ENTRIES // entries, 1)
+    return [slice(start, start + size) for start in range(0, n, size)]

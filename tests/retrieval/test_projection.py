@@ -1,0 +1,127 @@
+"""Principal components against closed forms and against the singular vectors of NumPy."""
+
+import jax
+import numpy as np
+import pytest
+
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.retrieval import projection
+from hypjax.retrieval.projection import Projection, fit
+
+FLAT = PoincareBall(0.0, None)  # Its points are its features.
+SPACES = [Sphere(), PoincareBall(0.1, 2.3), FLAT]
+
+
+def points(space, n=60, dim=6, seed=0):
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(n, dim)) * 0.8 ** np.arange(dim) + 0.3
+    return np.asarray(space.embed(features.astype(np.float32)))
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize("whiten", [False, True])
+def test_equals_singular_vectors_of_the_centred_features(space, whiten, monkeypatch):
+    monkeypatch.setattr(projection, "_BLOCK_BYTES", 700)
+    x = points(space)
+    with jax.enable_x64(True):
+        features = np.asarray(space.features(np.float64(x)))
+    centred = features - features.mean(axis=0)
+    _, values, vectors = np.linalg.svd(centred, full_matrices=False)
+    vectors *= np.sign(vectors[np.arange(6), np.abs(vectors).argmax(axis=1)])[:, None]
+    variances = values[:4] ** 2 / 59
+    projected = centred @ vectors[:4].T
+    if whiten:
+        projected *= np.sqrt(variances.mean() / variances)
+    found = fit(x, space=space, dim=4, whiten=whiten)
+    np.testing.assert_allclose(found.components, vectors[:4], atol=1e-8)
+    np.testing.assert_allclose(found.variances, variances, rtol=1e-8)
+    got = found.apply(x)
+    space.check(got)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, space.embed(projected.astype(np.float32)), atol=1e-6)
+
+
+def test_all_components_keep_the_distances_of_centred_features():
+    x = points(FLAT)
+    got = fit(x, space=FLAT, dim=6).apply(x)
+    with jax.enable_x64(True):
+        expected = FLAT.distance(np.float64(x)[:, None], np.float64(x))
+        np.testing.assert_allclose(FLAT.distance(got[:, None], got), expected, atol=1e-5)
+
+
+def test_whitened_features_have_equal_variances_and_their_former_length():
+    x = points(FLAT)
+    plain, whitened = (fit(x, space=FLAT, dim=3, whiten=w).apply(x) for w in (False, True))
+    covariance = np.cov(whitened.T)
+    np.testing.assert_allclose(covariance, covariance[0, 0] * np.eye(3), atol=1e-6)
+    assert np.mean(whitened**2) == pytest.approx(np.mean(plain**2), rel=1e-5)
+
+
+def test_a_line_has_one_component():
+    line = np.arange(5.0, dtype=np.float32)[:, None] * [0.3, -0.4] + [1.0, 2.0]
+    found = fit(line.astype(np.float32), space=FLAT, dim=2)
+    np.testing.assert_allclose(found.components[0], [-0.6, 0.8], atol=1e-6)
+    np.testing.assert_allclose(found.variances, [0.625, 0], atol=1e-6)
+    with pytest.raises(UserError, match="do not vary along components 2 to 2; .* 1 dimensions"):
+        fit(line.astype(np.float32), space=FLAT, dim=2, whiten=True)
+
+
+@pytest.mark.parametrize(
+    ("x", "dim", "message"),
+    [
+        (points(FLAT), 7, "PCA to 7 dimensions is not possible with 6 coordinates"),
+        (points(FLAT, n=3), 4, "PCA to 4 dimensions is not possible with 3 points"),
+        (points(FLAT), 0, "PCA to 0 dimensions"),
+        (np.ones((5, 3), np.float32), 2, "all points are equal"),
+        (np.full((5, 3), np.nan, np.float32), 2, "finite points"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(x, dim, message):
+    with pytest.raises(UserError, match=message):
+        fit(x, space=FLAT, dim=dim)
+
+
+def test_points_of_other_dimensions_are_refused():
+    with pytest.raises(UserError, match="for points with 6 coordinates, got 5"):
+        fit(points(FLAT), space=FLAT, dim=2).apply(points(FLAT, dim=5))
+
+
+def test_a_memory_mapped_file_gives_the_same(tmp_path):
+    x = points(Sphere())
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    first, second = (fit(array, space=Sphere(), dim=3) for array in (x, mapped))
+    np.testing.assert_array_equal(first.components, second.components)
+    np.testing.assert_array_equal(first.apply(x), second.apply(mapped))
+
+
+def test_files_hold_the_projection(tmp_path):
+    found = fit(points(Sphere()), space=Sphere(), dim=3, whiten=True)
+    found.save(tmp_path / "p.npz")
+    read = Projection.load(tmp_path / "p.npz", Sphere())
+    x = points(Sphere(), seed=1)
+    np.testing.assert_array_equal(read.apply(x), found.apply(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mean": np.zeros(5)}, "is damaged"),
+        ({"variances": np.ones(3, np.float32)}, "is damaged"),
+        ({"components": np.full((3, 6), np.nan)}, "is damaged"),
+        ({"components": np.ones(3)}, "is damaged"),
+        ({"whiten": np.ones(2, bool)}, "is damaged"),
+        ({"mean": None}, "is damaged"),
+        ({"format": np.array("else")}, "is not a projection that hypjax wrote"),
+    ],
+)
+def test_damaged_files_are_refused(change, message, tmp_path):
+    fit(points(Sphere()), space=Sphere(), dim=3).save(tmp_path / "p.npz")
+    arrays = dict(np.load(tmp_path / "p.npz")) | change
+    np.savez(tmp_path / "p.npz", **{n: a for n, a in arrays.items() if a is not None})
+    with pytest.raises(UserError, match=message):
+        Projection.load(tmp_path / "p.npz", Sphere())
+    (tmp_path / "p.npz").write_text("x")
+    with pytest.raises(UserError, match="damaged, or not an .npz file .*; remove it"):
+        Projection.load(tmp_path / "p.npz", Sphere())
