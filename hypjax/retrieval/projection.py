@@ -39,7 +39,7 @@ class Projection:
     variances: Float[np.ndarray, " dim"]
     whiten: bool
 
-    def apply(self, points: Float[ArrayLike, "n d"]) -> Float[np.ndarray, "n dim"]:
+    def apply(self, points: Float[ArrayLike, "n p"]) -> Float[np.ndarray, "n q"]:
         """Projects points: features, minus their mean, on the components, and back to the space.
 
         On the sphere this is PCA followed by L2 normalisation, as in IRT (El-Nouby et al., 2021).
@@ -47,27 +47,27 @@ class Projection:
         count, thus holds them as well as it holds the features that are not whitened.
 
         Args:
-            points: Points of the space, [n, d].
+            points: Points of the space, [n, p], that have d features.
 
         Returns:
-            Points of the same space, [n, dim], float32.
+            Points of the same space, [n, q], float32, that have `dim` features.
 
         Raises:
-            UserError: The points have another number of coordinates.
+            UserError: The points have another number of features.
         """
         points, _ = inputs.check_points(points, points)
-        if points.shape[1] != len(self.mean):
-            raise UserError(
-                f"the projection is for points with {len(self.mean)} coordinates, got "
-                f"{points.shape[1]}"
-            )
         scales = np.sqrt(np.mean(self.variances) / self.variances) if self.whiten else 1.0
-        found = np.empty((len(points), len(self.components)), np.float32)
+        found = []
         for rows in _blocks(points):
-            centred = _features(self.space, points[rows]) - self.mean
-            projected = (centred @ self.components.T) * scales
-            found[rows] = self.space.embed(projected.astype(np.float32))
-        return found
+            features = _features(self.space, points[rows])
+            if features.shape[1] != len(self.mean):
+                raise UserError(
+                    f"the projection is for {len(self.mean)} dimensions, but these points have "
+                    f"{features.shape[1]}"
+                )
+            projected = ((features - self.mean) @ self.components.T) * scales
+            found.append(np.asarray(self.space.embed(projected.astype(np.float32))))
+        return np.concatenate(found)
 
     def save(self, path: pathlib.Path) -> None:
         """Writes mean, components, variances and `whiten` to an .npz file, atomically.
@@ -118,7 +118,7 @@ class Projection:
 
 
 def fit(
-    points: Float[ArrayLike, "n d"], *, space: Space, dim: int, whiten: bool = False
+    points: Float[ArrayLike, "n p"], *, space: Space, dim: int, whiten: bool = False
 ) -> Projection:
     """Fits a projection on the principal components of points.
 
@@ -126,25 +126,25 @@ def fit(
     blocks, so that the points may be memory-mapped. The result is a function of the points alone.
 
     Args:
-        points: Points of the space, [n, d].
+        points: Points of the space, [n, p].
         space: Their space.
         dim: Number of components.
         whiten: Whether projected features are scaled to equal variances.
 
     Raises:
-        UserError: `dim` exceeds the number of coordinates or of points, the points do not vary, or
+        UserError: `dim` exceeds the number of features or of points, the points do not vary, or
             whitening is asked for a direction in which they do not.
     """
     points, _ = inputs.check_points(points, points)
-    n, d = points.shape
-    dim = inputs.check_whole_number("dim", dim)
-    for what, most in (("coordinates", d), ("points", n)):
+    n, dim = len(points), inputs.check_whole_number("dim", dim)
+    total = sum(_features(space, points[rows]).sum(axis=0) for rows in _blocks(points))
+    mean, d, square = total / n, len(total), 0.0
+    for what, most in (("dimensions", d), ("points", n)):
         if not 1 <= dim <= most:
             raise UserError(f"PCA to {dim} dimensions is not possible with {most} {what}")
-    total = sum(_features(space, points[rows]).sum(axis=0) for rows in _blocks(points))
-    mean, scatter, square = total / n, np.zeros((d, d)), 0.0
     if not np.isfinite(mean).all():
         raise UserError("PCA needs finite points")
+    scatter = np.zeros((d, d))
     for rows in _blocks(points):
         features = _features(space, points[rows])
         square += np.sum(features**2)
@@ -173,13 +173,13 @@ def _check_variances(
         )
 
 
-def _blocks(points: Float[ArrayLike, "n d"]) -> list[slice]:
+def _blocks(points: Float[ArrayLike, "n p"]) -> list[slice]:
     """Splits points into blocks whose features fit into memory."""
     size = max(_BLOCK_BYTES // (8 * points.shape[1]), 1)
     return [slice(start, start + size) for start in range(0, len(points), size)]
 
 
-def _features(space: Space, points: Float[ArrayLike, "b d"]) -> Float[np.ndarray, "b d"]:
+def _features(space: Space, points: Float[ArrayLike, "b p"]) -> Float[np.ndarray, "b d"]:
     """Features in float64."""
     with jax.enable_x64(True):
         return np.array(space.features(np.asarray(points, np.float64)))

@@ -36,11 +36,11 @@ def looped(space, queries, gallery, own_ids, k, alpha):
 @pytest.mark.parametrize("space", [SPHERE, BALL], ids=str)
 @pytest.mark.parametrize("alpha", [0.0, 3.0])
 def test_equals_a_loop(space, alpha, monkeypatch):
-    monkeypatch.setattr(expansion, "_BLOCK_BYTES", 8000)
-    queries, gallery = points(space, 0, 12), points(space, 1, 40)
+    monkeypatch.setattr(expansion, "_BLOCK_BYTES", 6400)
+    queries, gallery = points(space, 0, 40), points(space, 1, 40)
     gallery[3] = queries[2]
-    nowhere = np.full(12, -1)
-    own_ids = np.where(np.arange(12) == 2, 3, -1)
+    nowhere = np.full(40, -1)
+    own_ids = np.where(np.arange(40) == 2, 3, -1)
     with jax.enable_x64(True):
         cases = [
             (looped(space, queries, gallery, nowhere, 7, alpha), (queries, gallery, None)),

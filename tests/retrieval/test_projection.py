@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Sphere
+from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.retrieval import projection
 from hypjax.retrieval.projection import Projection, fit
 
 FLAT = PoincareBall(0.0, None)  # Its points are its features.
-SPACES = [Sphere(), PoincareBall(0.1, 2.3), FLAT]
+BALL = PoincareBall(0.1, 2.3)
+SPACES = [Sphere(), BALL, Fused(((BALL, 1.0), (Sphere(), 2.0)), normalized=False)]
 
 
 def points(space, n=60, dim=6, seed=0):
@@ -70,7 +71,7 @@ def test_a_line_has_one_component():
 @pytest.mark.parametrize(
     ("x", "dim", "message"),
     [
-        (points(FLAT), 7, "PCA to 7 dimensions is not possible with 6 coordinates"),
+        (points(FLAT), 7, "PCA to 7 dimensions is not possible with 6 dimensions"),
         (points(FLAT, n=3), 4, "PCA to 4 dimensions is not possible with 3 points"),
         (points(FLAT), 0, "PCA to 0 dimensions"),
         (np.ones((5, 3), np.float32), 2, "all points are equal"),
@@ -83,7 +84,7 @@ def test_what_cannot_be_fitted_is_refused(x, dim, message):
 
 
 def test_points_of_other_dimensions_are_refused():
-    with pytest.raises(UserError, match="for points with 6 coordinates, got 5"):
+    with pytest.raises(UserError, match="for 6 dimensions, but these points have 5"):
         fit(points(FLAT), space=FLAT, dim=2).apply(points(FLAT, dim=5))
 
 
