@@ -10,10 +10,11 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import validate
+from hypjax.data.dataset import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import redacted
 from hypjax.inference.datasets import evaluation_input
-from hypjax.inference.evaluator import check_depth, create_evaluator
+from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
 from hypjax.inference.weights import pretrained_encoder, restore_models
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.parallel import processes
@@ -55,10 +56,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         run.require({"images": splits.fingerprint})
     states = _from_first(config, states)
     evaluator = create_evaluator(config)
-    results = {
-        name: evaluator.scores(params, splits.test, splits.gallery)
-        for name, params in states.items()
-    }
+    results = {name: _scores(evaluator, params, splits) for name, params in states.items()}
     return _report(f"the models in {workdir}", results, splits.notes, trained)
 
 
@@ -81,8 +79,14 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
         lambda: pretrained_encoder(config, model.encoder), shapes["encoder"]
     )
     evaluator = create_evaluator(config, parts=["encoder"], source=source)
-    results = {"pretrained": evaluator.scores(params, splits.test, splits.gallery)}
+    results = {"pretrained": _scores(evaluator, params, splits)}
     return _report(config.model.weights, results, splits.notes, config)
+
+
+def _scores(evaluator: Evaluator, params: PyTree, splits: Splits) -> Recalls:
+    """Scores of a model on the test classes."""
+    fitted = evaluator.fit(params, splits.train)
+    return evaluator.scores(params, splits.test, splits.gallery, fitted)
 
 
 def _report(

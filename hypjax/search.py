@@ -27,6 +27,23 @@ _QUERY = flags.DEFINE_string(
     flag_values=FLAGS,
 )
 _K = flags.DEFINE_integer("k", 10, "Number of neighbours.", lower_bound=1, flag_values=FLAGS)
+_EXPAND = flags.DEFINE_integer(
+    "expand",
+    0,
+    "Number of nearest images of which, with the query itself, the mean is searched for.",
+    lower_bound=0,
+    flag_values=FLAGS,
+)
+_ALPHA = flags.DEFINE_float(
+    "alpha",
+    0.0,
+    "With --expand: exponent of their similarities as weights; 0 weights all alike.",
+    lower_bound=0,
+    flag_values=FLAGS,
+)
+_RERANK = flags.DEFINE_boolean(
+    "rerank", False, "Re-rank the first 100 results by their neighbours.", flag_values=FLAGS
+)
 _EMBEDDING = flags.DEFINE_enum(
     "embedding",
     "head",
@@ -48,11 +65,15 @@ def main(overrides: list[str]) -> None:
         raise UserError(f"--output is {output}; its name must end in {', '.join(_FIGURE_SUFFIXES)}")
     if output and not output.parent.is_dir():
         raise UserError(f"--output is {output}, but the folder {output.parent} does not exist")
+    if _ALPHA.value and not _EXPAND.value:
+        raise UserError("--alpha weights the images of --expand; give that flag, too")
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
     from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.inference.hits import find_hits
     from hypjax.retrieval.embeddings import Embeddings
+    from hypjax.retrieval.refinement import Refinement
+    from hypjax.retrieval.reranking import Reranking
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
@@ -60,7 +81,9 @@ def main(overrides: list[str]) -> None:
     photos = find_photos(_QUERY.value)
     keep_compiled_programs()
     embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
-    results = find_hits(embedder, photos, gallery, _K.value)
+    reranking = Reranking() if _RERANK.value else None
+    refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking)
+    results = find_hits(embedder, photos, gallery, _K.value, refinement)
     if output:
         from hypjax.reports.hit_grid import draw
 

@@ -93,7 +93,7 @@ def train_and_evaluate(
                 # Once more, in case the save in the loop failed.
                 save(checkpoints, state, measured, measured.selecting(loop.selecting))
             with stopwatch.part("evaluation"):
-                results = collect_results(checkpoints, state, measured, setup.evaluator, splits)
+                results = collect_results(checkpoints, state, measured, setup, run.path)
             monitor.write(total, {"test": results["final"]})
         print_results(results, config)
         with stopwatch.part("saving"):

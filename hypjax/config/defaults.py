@@ -7,6 +7,7 @@ whose value is the default, if the recipe differs between datasets.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from hypjax.config.choices import PARTS
 from hypjax.config.groups import GROUPS
 from hypjax.objectives import OBJECTIVES
 
@@ -201,6 +202,17 @@ def _eval() -> ConfigDict:
     # Sides of test images that the model sees, relative to data.image_size; the embeddings at
     # several scales are averaged in their space. Multi-scale evaluations use 1, 0.7071, 0.5.
     evaluation.scales = (1.0,)
+    # Dimensions to which the embeddings of each part are reduced, by PCA fitted on the training
+    # images with the model that is scored (IRT: 128); None does not reduce them.
+    evaluation.pca = ConfigDict()
+    for part in PARTS:
+        evaluation.pca[part] = placeholder(int)
+    evaluation.whiten = False  # Whether principal components get equal variances.
+    # Nearest images of which, with the query itself, the mean is searched for (0: none), and the
+    # exponent of their similarities as weights (0: average).
+    evaluation.expansion = 0
+    evaluation.expansion_alpha = 0.0
+    evaluation.rerank = False  # Whether the first 100 results are re-ranked (k-reciprocal).
     return evaluation
 
 

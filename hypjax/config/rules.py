@@ -37,6 +37,7 @@ OPTIONAL = FITTED | frozenset(
     {
         "data.path",
         "data.stored_side",
+        *(f"eval.pca.{part}" for part in PARTS),
         "model.weights",
         "objective.clip_radius",
         "optim.clip_norm",
@@ -94,13 +95,14 @@ _SCORE_SPACES = Rule(
     "one or more of objective, " + ", ".join(SPACES),
 )
 _NONE_OR_AT_LEAST_0 = Rule(lambda value: value is None or value >= 0, "at least 0, or None")
+_NONE_OR_AT_LEAST_1 = Rule(lambda value: value is None or value >= 1, "at least 1, or None")
 _NONE_OR_ABOVE_0 = Rule(lambda value: value is None or value > 0, "above 0, or None")
 
 _RULES = {
     "seed": within(0, 2**32 - 1),  # JAX's keys drop further bits.
     "data.name": one_of(*DATASETS),
     "data.decoder": one_of("exact", "fast"),
-    "data.stored_side": Rule(lambda value: value is None or value >= 1, "at least 1, or None"),
+    "data.stored_side": _NONE_OR_AT_LEAST_1,
     "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
     "data.image_size": at_least(1),
     "data.train_view": one_of(*TRAIN_VIEWS),
@@ -160,6 +162,9 @@ _RULES = {
     "eval.scales": Rule(
         lambda value: len(value) > 0 and min(value) > 0, "one or more numbers, each above 0"
     ),
+    **{f"eval.pca.{part}": _NONE_OR_AT_LEAST_1 for part in PARTS},
+    "eval.expansion": at_least(0),
+    "eval.expansion_alpha": at_least(0),
     "run.workers": at_least(0),
     "run.input_timeout": ABOVE_0,
     "run.cache": one_of("none", "host", "device"),
@@ -204,6 +209,8 @@ def validate(config: ConfigDict) -> None:
         refuse("model.load_head", True, "False if model.head is none")
     _validate_data(config)
     _validate_caches(config)
+    if config.eval.whiten and not any(config.eval.pca.values()):
+        refuse("eval.whiten", True, "False unless eval.pca.head or eval.pca.encoder is set")
     if config.model.head == "none" and "encoder" in config.optim.frozen:
         refuse("model.head", "none", "another one if optim.frozen names the encoder")
     if config.train.cached_features and "encoder" not in config.optim.frozen:

@@ -1,8 +1,6 @@
 """A trained run that embeds a user's images."""
 
 import contextlib
-import hashlib
-import json
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -16,11 +14,12 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.photos import Photo, files_of, fingerprint
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import Interrupted, UserError
-from hypjax.inference.embedding import ONE_SCALE, embed_function
+from hypjax.inference.embedding import embed_function
+from hypjax.inference.processing import model_fingerprint, saved_projection
 from hypjax.inference.scored import scored_spaces
 from hypjax.inference.unfinished import UnfinishedGallery, concatenated
 from hypjax.inference.weights import restore_best
-from hypjax.retrieval.embeddings import Embeddings, describe_space
+from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.workdir import saved_config
 from hypjax.system import console, interrupts, memory
@@ -47,31 +46,21 @@ class TrainedEmbedder:
             part: Which embedding to compute: the head's, which the loss trained, or the encoder's.
 
         Raises:
-            UserError: The folder holds no trained model.
+            UserError: The folder holds no trained model, or not the projection that the run's
+                `eval.pca` asks for.
         """
         with reading(workdir) as folder:
             self._config = config = saved_config(folder)
             model, self._params = restore_best(folder)
-        self.space = scored_spaces(config)[part]
+            self.space = scored_spaces(config)[part]
+            self.fingerprint = model_fingerprint(config, part, self.space, self._params)
+            self._projection = saved_projection(folder, config, part, self.space, self.fingerprint)
+            if self._projection is not None:
+                self.fingerprint = self._projection.fingerprint(self.fingerprint)
         self._part = part
         pixel_scaling = (config.data.mean, config.data.std)
-        scales = config.eval.scales
-        self._embed = jax.jit(embed_function(model, pixel_scaling, {part: self.space}, scales))
-        self.fingerprint = self._fingerprint()
-
-    def _fingerprint(self) -> str:
-        data, scales = self._config.data, self._config.eval.scales
-        view = [data[name] for name in ("channels", "image_size", "resize", "mean", "std")]
-        pooling = self._config.model.eval_pooling
-        facts = [self._part, describe_space(self.space), view, pooling]
-        # What older runs did not have counts only where it is not the default.
-        facts += [] if self._config.model.head == "dense" else [self._config.model.head]
-        facts += [] if data.test_view == "centre_crop" else [data.test_view]
-        facts += [] if tuple(scales) == ONE_SCALE else [list(map(float, scales))]
-        digest = hashlib.sha256(json.dumps(facts).encode())
-        for leaf in jax.tree.leaves(self._params):
-            digest.update(np.ascontiguousarray(leaf))
-        return digest.hexdigest()[:32]
+        spaces = {part: self.space}
+        self._embed = jax.jit(embed_function(model, pixel_scaling, spaces, config.eval.scales))
 
     def batches(
         self, dataset: Dataset
@@ -89,9 +78,11 @@ class TrainedEmbedder:
         batches = readable_batches(dataset, View.of(self._config.data), size, workers)
         with contextlib.closing(batches), memory.explained("run.eval_batch_size"):
             for first, batch in zip(range(0, len(dataset), size), batches, strict=True):
-                points = self._embed(self._params, batch.images)[self._part]
+                points = np.asarray(self._embed(self._params, batch.images)[self._part])
+                if self._projection is not None:
+                    points = self._projection.apply(points)
                 broken = {int(index): str(reason) for index, reason in batch.broken.items()}
-                yield np.asarray(points)[: len(dataset) - first], broken
+                yield points[: len(dataset) - first], broken
 
     def embed(self, photos: Sequence[Photo]) -> Embeddings:
         """Embeds images in one go, for example a search's queries."""

@@ -15,6 +15,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.datasets import EvaluationInput, embed_dataset, evaluation_input
 from hypjax.inference.embedding import ONE_SCALE, PixelScaling, embed_function
+from hypjax.inference.processing import Processing, Projections
 from hypjax.inference.scored import part_of, scored_spaces
 from hypjax.models import Embedder, create_embedder
 from hypjax.parallel import processes
@@ -38,6 +39,7 @@ class Evaluator:
         metrics: Sequence[str],
         source: EvaluationInput,
         pixel_scaling: PixelScaling,
+        processing: Processing,
         scales: Sequence[float] = ONE_SCALE,
     ) -> None:
         """Prepares the embedding, which is compiled at its first use.
@@ -49,9 +51,10 @@ class Evaluator:
             metrics: Full names of the scores, such as "recall@1" and "map@r".
             source: How images reach the model.
             pixel_scaling: Mean and standard deviation of pixels.
+            processing: What happens to embeddings before they are scored.
             scales: Scales of the images over which embeddings are averaged.
         """
-        self.source = source
+        self.source, self._processing = source, processing
         self._spaces, self._metrics = spaces, metrics
         self._function = embed_function(model, pixel_scaling, spaces, scales)
 
@@ -59,8 +62,29 @@ class Evaluator:
     def _embed(self) -> Callable[[PyTree, Array], dict[str, Array]]:
         return jax.jit(parallel.map_images(self._function, self.source.mesh))
 
+    def fit(self, params: PyTree, training: Dataset) -> Projections:
+        """Fits the projections that `scores` needs for a model; none without PCA.
+
+        Args:
+            params: Parameters of the model.
+            training: The training images.
+
+        Raises:
+            UserError: An image cannot be read, the device's memory does not suffice, or the
+                embeddings have fewer dimensions.
+        """
+        if not self._processing.pca:
+            return {}
+        with memory.explained("run.eval_batch_size"):
+            points = self.points(params, training)
+        return self._processing.fit(points, self._spaces)
+
     def scores(
-        self, params: PyTree, dataset: Dataset, gallery: Dataset | None = None
+        self,
+        params: PyTree,
+        dataset: Dataset,
+        gallery: Dataset | None = None,
+        projections: Projections | None = None,
     ) -> dict[str, dict[str, float]]:
         """Scores each part of the model.
 
@@ -68,6 +92,7 @@ class Evaluator:
             params: Parameters of the model.
             dataset: Queries, with their labels.
             gallery: Images to search; by default each query searches all others.
+            projections: What `fit` returned for these parameters; None without PCA.
 
         Returns:
             {"head": {"recall@1": ...}, "encoder": {...}}, the same in all processes.
@@ -76,22 +101,34 @@ class Evaluator:
             UserError: An image cannot be read, or the device's memory does not suffice.
         """
         with memory.explained("run.eval_batch_size"):
-            queries = self.points(params, dataset)
-            searched = self.points(params, gallery) if gallery else dict.fromkeys(queries)
+            queries = self._projected(params, dataset, projections)
+            searched = dict.fromkeys(queries)
+            if gallery:
+                searched = self._projected(params, gallery, projections)
         labels = gallery.labels if gallery else None
+        refinement = self._processing.refinement
         means: dict[str, dict[str, float]] = {}
         for part, space in self._spaces.items():
             points = (queries[part], dataset.labels, searched[part], labels)
-            values = query_scores(*points, metrics=self._metrics, space=space)
+            values = query_scores(
+                *points, metrics=self._metrics, space=space, refinement=refinement
+            )
             means[part] = {name: mean_score(of_queries) for name, of_queries in values.items()}
         return processes.from_first(lambda: means)  # Processes decide by them, so all alike.
 
     def scores_of_splits(self, params: PyTree, splits: Splits) -> dict[str, Recalls]:
         """Scores on the test classes and, if there are any, on the validation classes."""
-        found = {"test": self.scores(params, splits.test, splits.gallery)}
+        fitted = self.fit(params, splits.train)
+        found = {"test": self.scores(params, splits.test, splits.gallery, fitted)}
         if splits.validation:
-            found["validation"] = self.scores(params, splits.validation)
+            found["validation"] = self.scores(params, splits.validation, projections=fitted)
         return found
+
+    def _projected(
+        self, params: PyTree, dataset: Dataset, projections: Projections | None
+    ) -> dict[str, np.ndarray]:
+        points = self.points(params, dataset)
+        return points | {p: each.apply(points[p]) for p, each in (projections or {}).items()}
 
     def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
         """Embeds all images of a dataset, each part of the model in its space."""
@@ -119,6 +156,7 @@ def create_evaluator(
         metric_names(config.eval.metrics, config.eval.ks),
         source or evaluation_input(config),
         (config.data.mean, config.data.std),
+        Processing.of(config),
         config.eval.scales,
     )
 

@@ -10,16 +10,21 @@ from hypjax.errors import UserError
 from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.reports.hits import Hits
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.neighbors import search
+from hypjax.retrieval.refinement import Refinement
 
 
 def find_hits(
-    embedder: TrainedEmbedder, photos: Sequence[Photo], gallery: Embeddings, k: int
+    embedder: TrainedEmbedder,
+    photos: Sequence[Photo],
+    gallery: Embeddings,
+    k: int,
+    refinement: Refinement | None = None,
 ) -> list[Hits]:
     """Finds the nearest images of a gallery to each query, in the order of their distances.
 
-    An image is not found as its own neighbour. A query's class is known if it is given, if the
-    gallery holds the image, or if the image's folder is named like one of the gallery's classes.
+    With a refinement, queries are expanded or results are re-ranked. An image is not found as its
+    own neighbour. A query's class is known if it is given, if the gallery holds the image, or if
+    the image's folder is named like one of the gallery's classes.
 
     Raises:
         UserError: The gallery comes from another run, a query cannot be read, or k is too large.
@@ -35,7 +40,10 @@ def find_hits(
     places = {os.path.realpath(path): i for i, path in enumerate(gallery.ids.tolist())}
     own = np.array([places.get(os.path.realpath(path), -1) for path in queries.ids])
     excluded = own if (own >= 0).any() else None
-    distances, found = search(queries.vectors, excluded, gallery.vectors, k=k, space=gallery.space)
+    refinement = refinement or Refinement()
+    distances, found = refinement.search(
+        queries.vectors, excluded, gallery.vectors, k=k, space=gallery.space
+    )
     classes = set(gallery.labels.tolist()) - {""}
     return [
         Hits(

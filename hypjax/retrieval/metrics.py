@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
@@ -14,6 +14,7 @@ from hypjax.retrieval.metric_rules import Metric
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.rankings import positive_ranks
 from hypjax.retrieval.ranks import match_ranks
+from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.relevance import Relevance, by_labels
 
 _MAX_ENTRIES = 2**24  # Largest number of neighbours in memory at once.
@@ -126,6 +127,7 @@ def query_scores(
     *,
     metrics: Sequence[str],
     space: Space,
+    refinement: Refinement | None = None,
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query, from which means over all queries, classes or resamples can be taken.
 
@@ -137,6 +139,8 @@ def query_scores(
         gallery_labels: Classes of the gallery, [m]; required if there is a gallery.
         metrics: Names: recall@K and precision@K with a number for K, mrr, map, map@r, r_precision.
         space: Space that measures the distances.
+        refinement: How queries are expanded and results re-ranked before they are scored. Beyond
+            the results that are re-ranked, the order is that of the distances.
 
     Returns:
         {metric: scores [n], float64}. The score is NaN for queries without a match in the gallery,
@@ -155,15 +159,27 @@ def query_scores(
     _report_excluded(matches)
     _report_trivial(metrics, items=len(labels) - (own_ids is not None))
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
+    separate_gallery = () if own_ids is not None else (gallery, labels)
+    reordered = None  # Whether the first results are matches, in their new order.
+    if refinement is not None:
+        queries = refinement.expanded(queries, own_ids, searched[0], space)
+        separate_gallery = searched[0], labels
+        if refinement.reranking is not None:
+            found = refinement.first_results(queries, own_ids, searched[0], space)
+            reordered = labels[found] == query_labels[:, None]
     first = {
         name: metric for name, metric in selected.items() if metric.depth is metric_rules.FIRST
     }
     if first:
-        separate_gallery = () if own_ids is not None else (gallery, labels)
         ks = [metric.k for metric in first.values()]
         ranks = match_ranks(
-            queries, query_labels, *separate_gallery, space=space, ks=None if None in ks else ks
+            *(queries, query_labels, *separate_gallery),
+            space=space,
+            ks=None if None in ks else ks,
+            own_ids=own_ids,
         )
+        if reordered is not None:
+            ranks = np.where(reordered.any(axis=1), reordered.argmax(axis=1), ranks)
         for name, metric in first.items():
             scores[name][:] = metric.score(ranks[:, None], matches)
     listed = {name: metric for name, metric in selected.items() if callable(metric.depth)}
@@ -172,13 +188,16 @@ def query_scores(
         for part in _parts(len(queries), k):
             part_ids = None if own_ids is None else own_ids[part]
             found = search(queries[part], part_ids, searched[0], k=k, space=space)[1]
-            ranks = metric_rules.ranks_of_hits(labels[found] == query_labels[part, None])
+            hits = labels[found] == query_labels[part, None]
+            if reordered is not None:
+                hits[:, : reordered.shape[1]] = reordered[part, :k]
+            ranks = metric_rules.ranks_of_hits(hits)
             for name, metric in listed.items():
                 scores[name][part] = metric.score(ranks, matches[part])
     full = {name: metric for name, metric in selected.items() if metric.depth is metric_rules.ALL}
     if full:
         relevance = by_labels(query_labels, labels, own_ids)
-        scores |= _scores_of_all(queries, searched[0], relevance, full, space)
+        scores |= _scores_of_all(queries, searched[0], relevance, full, space, reordered)
     return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
 
 
@@ -243,10 +262,14 @@ def _scores_of_all(
     relevance: Relevance,
     metrics: Mapping[str, Metric],
     space: Space,
+    reordered: Bool[np.ndarray, "n k"] | None = None,
 ) -> dict[str, Float[np.ndarray, " n"]]:
-    """Scores from the ranks of all positives."""
+    """Scores from the ranks of all positives, the first of them from `reordered` if it is given."""
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
     for i, ranks in enumerate(positive_ranks(queries, gallery, relevance, space)):
+        if reordered is not None:
+            hits = np.flatnonzero(reordered[i])
+            ranks = np.concatenate([hits, ranks[len(hits) :]])
         if len(ranks):
             for name, metric in metrics.items():
                 scores[name][i] = metric.score(ranks[None], np.array([len(ranks)]))[0]

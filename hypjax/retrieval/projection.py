@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import pathlib
 
 import jax
@@ -12,7 +13,7 @@ from jaxtyping import Float
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.system.files import read_npz, replacing
+from hypjax.system.files import flush, read_npz, replacing
 
 _FORMAT = "hypjax projection 1"
 _BLOCK_BYTES = 32 * 2**20  # Largest size of the features of a block, in float64.
@@ -69,6 +70,17 @@ class Projection:
             found.append(np.asarray(self.space.embed(projected.astype(np.float32))))
         return np.concatenate(found)
 
+    def fingerprint(self, embeddings: str) -> str:
+        """Hash of what projected embeddings depend on.
+
+        Args:
+            embeddings: Fingerprint of the embeddings before the projection.
+        """
+        digest = hashlib.sha256(f"{embeddings} {self.whiten}".encode())
+        for array in (self.mean, self.components, self.variances):
+            digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()[:32]
+
     def save(self, path: pathlib.Path) -> None:
         """Writes mean, components, variances and `whiten` to an .npz file, atomically.
 
@@ -85,6 +97,7 @@ class Projection:
                     variances=self.variances,
                     whiten=np.array(self.whiten),
                 )
+                flush(file)
         except OSError as error:
             raise UserError(f"cannot write to {path} ({error.strerror or error})") from error
 
@@ -112,7 +125,8 @@ class Projection:
             dim, coordinates = fields[1].shape
             shapes = [(coordinates,), (dim, coordinates), (dim,)]
             whole = [field.shape for field in fields] == shapes and arrays["whiten"].shape == ()
-            if whole and all(x.dtype == np.float64 and np.isfinite(x).all() for x in fields):
+            whole &= all(x.dtype == np.float64 and np.isfinite(x).all() for x in fields)
+            if whole and (arrays["variances"] > 0 if arrays["whiten"] else whole).all():
                 return cls(space, *fields, bool(arrays["whiten"]))
         raise UserError(f"{path} is damaged; remove it to fit it again")
 

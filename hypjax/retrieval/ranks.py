@@ -21,6 +21,7 @@ def match_ranks(
     *,
     space: Space,
     ks: Sequence[int] | None = None,
+    own_ids: Int[np.ndarray, " n"] | None = None,
 ) -> Int[np.ndarray, " n"]:
     """Rank of each query's nearest match: the nearest gallery item of the same class.
 
@@ -37,6 +38,8 @@ def match_ranks(
         space: Space that measures the distances.
         ks: Numbers of neighbours of interest. If given, a rank may differ from the true one, but is
             below the same ones of these numbers. That takes less time.
+        own_ids: Gallery index to exclude for each query, [n], if there is a gallery that holds the
+            queries, perhaps as other points.
 
     Returns:
         Ranks from 0, [n], int32; `NO_MATCH` for queries without a match.
@@ -46,12 +49,12 @@ def match_ranks(
     """
     exclude_self = gallery is None
     if exclude_self:
-        gallery, gallery_labels = queries, query_labels
+        gallery, gallery_labels, own_ids = queries, query_labels, np.arange(len(queries))
     query_labels, gallery_labels = inputs.check_labelled(
         queries, query_labels, gallery, gallery_labels
     )
     queries, gallery = inputs.check_points(queries, gallery)
-    asked = Labelled(queries, query_labels, np.arange(len(queries)) if exclude_self else None)
+    asked = Labelled(queries, query_labels, own_ids)
     searched = Labelled(gallery, gallery_labels)
     score = Score.around(space, sample(gallery))
     bounds = bound_ranks(asked, None if exclude_self else searched, score)

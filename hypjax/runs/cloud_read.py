@@ -8,6 +8,7 @@ from hypjax.errors import UserError, redacted
 from hypjax.runs.files import (
     CHECKPOINTS,
     CONFIG,
+    PROJECTIONS,
     RESULTS,
     local_folder,
     present,
@@ -75,4 +76,4 @@ def _is_needed(name: str) -> bool:
     """Whether a file is needed to read models; optimiser states are not."""
     if name.startswith(CHECKPOINTS):
         return name.split("/")[2:3] != ["training"]
-    return name in (CONFIG, RESULTS)
+    return name in (CONFIG, RESULTS) or name.startswith(PROJECTIONS)

@@ -13,6 +13,7 @@ from hypjax.system.cloud import url_hash
 from hypjax.system.files import write_json
 
 CONFIG, RESULTS, CHECKPOINTS = "config.json", "results.json", "checkpoints/"
+PROJECTIONS = "projections/"  # Principal components of the models' embeddings.
 _STATE = ".mirror.json"
 
 

@@ -1,7 +1,6 @@
 """The loop over the steps: it trains, validates, saves, and stops when it is interrupted."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn
@@ -176,12 +175,16 @@ def create_loop(
         monitor: Watches every step.
     """
     run, validation = config.run, setup.splits.validation
-    scores = functools.partial(setup.evaluator.scores, dataset=validation)
+
+    def validate(params: PyTree) -> Recalls:
+        fitted = setup.evaluator.fit(params, setup.splits.train)
+        return setup.evaluator.scores(params, validation, projections=fitted)
+
     return Loop(
         Cadence(config.train.total_steps, run.log_every, config.eval.every, run.checkpoint_every),
         train_step,
         setup.learner.mesh,
-        scores if validation else None,
+        validate if validation else None,
         f"recall@{min(config.eval.ks)}",
         checkpoints,
         monitor,

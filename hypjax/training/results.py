@@ -6,8 +6,8 @@ from typing import Any
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax.data.dataset import Splits
-from hypjax.inference.evaluator import Evaluator
+from hypjax import parallel
+from hypjax.inference.processing import Projections, save_projections
 from hypjax.monitoring.stopwatch import TIMES, Stopwatch
 from hypjax.parallel import processes
 from hypjax.reports import published
@@ -15,6 +15,7 @@ from hypjax.reports.tables import format_results, noted, print_notes, selecting
 from hypjax.runs.shared_checkpoints import SharedCheckpoints
 from hypjax.system import console, memory
 from hypjax.system.files import write_json
+from hypjax.training.setup import Setup
 from hypjax.training.states import Measured
 from hypjax.training.step import TrainState
 from hypjax.types import Recalls
@@ -24,22 +25,40 @@ def collect_results(
     checkpoints: SharedCheckpoints,
     state: TrainState,
     measured: Measured,
-    evaluator: Evaluator,
-    splits: Splits,
+    setup: Setup,
+    folder: pathlib.Path,
 ) -> dict[str, Any]:
     """Scores the last model and the best one, and collects all scores of the run.
 
     The best model is chosen on the validation classes alone; without them there is none.
 
+    Args:
+        checkpoints: The run's checkpoints.
+        state: The state after the last step.
+        measured: Scores measured so far.
+        setup: The run.
+        folder: The run's folder, in which the projections of both models are saved.
+
     Returns:
         What results.json holds, see `train_and_evaluate`.
-    """
 
-    def scores(params: PyTree) -> Recalls:
-        return evaluator.scores(params, splits.test, splits.gallery)
+    Raises:
+        UserError: A projection cannot be saved.
+    """
+    evaluator, splits = setup.evaluator, setup.splits
+
+    def fit(params: PyTree) -> Projections:
+        projections = evaluator.fit(params, splits.train)
+        if projections:
+            whole = parallel.place(params, parallel.replicated(setup.learner.mesh))
+            processes.from_first(lambda: save_projections(folder, setup.config, whole, projections))
+        return projections
+
+    def scores(params: PyTree, projections: Projections) -> Recalls:
+        return evaluator.scores(params, splits.test, splits.gallery, projections)
 
     model = state.params["model"]
-    results = {"untrained": measured.untrained["test"], "final": scores(model)}
+    results = {"untrained": measured.untrained["test"], "final": scores(model, fit(model))}
     results |= noted(splits.notes)
     if not splits.validation:
         return results
@@ -48,8 +67,10 @@ def collect_results(
     if checkpoints.best_step == int(state.step):
         results["best"], held_out["best"] = results["final"], held_out["final"]
     elif (best := checkpoints.restore_best(model=model)) is not None:
-        results["best"] = scores(best.trees[0])
-        held_out["best"] = evaluator.scores(best.trees[0], splits.validation)
+        model = best.trees[0]
+        fitted = fit(model)
+        results["best"] = scores(model, fitted)
+        held_out["best"] = evaluator.scores(model, splits.validation, projections=fitted)
     if "best" in results:
         results["best_step"] = checkpoints.best_step
     return results | {"validation": held_out}

@@ -1,0 +1,72 @@
+"""Refined searches: of expanded queries, with re-ranked results, or both."""
+
+import dataclasses
+
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Float, Int
+
+from hypjax.geometry import Space
+from hypjax.retrieval.expansion import expand_queries
+from hypjax.retrieval.neighbors import search
+from hypjax.retrieval.reranking import Reranking, rerank
+
+
+@dataclasses.dataclass(frozen=True)
+class Refinement:
+    """How the results of a search are refined.
+
+    With both, the re-ranked results are those of the expanded queries.
+
+    Attributes:
+        expansion: Number of gallery items by which queries are expanded; 0 for none.
+        alpha: Exponent of their similarities, see `expansion.expand_queries`.
+        reranking: How results are re-ranked, see `reranking.rerank`; None for not at all.
+    """
+
+    expansion: int = 0
+    alpha: float = 0.0
+    reranking: Reranking | None = None
+
+    def expanded(
+        self,
+        queries: Float[ArrayLike, "n d"],
+        own_ids: Int[np.ndarray, " n"] | None,
+        gallery: Float[ArrayLike, "m d"],
+        space: Space,
+    ) -> Float[ArrayLike, "n d"]:
+        """The expanded queries; the arguments are those of `search`."""
+        if not self.expansion:
+            return queries
+        k, alpha = self.expansion, self.alpha
+        return expand_queries(queries, gallery, k=k, alpha=alpha, space=space, own_ids=own_ids)
+
+    def first_results(
+        self,
+        queries: Float[ArrayLike, "n d"],
+        own_ids: Int[np.ndarray, " n"] | None,
+        gallery: Float[ArrayLike, "m d"],
+        space: Space,
+    ) -> Int[np.ndarray, "n depth"]:
+        """The first results of expanded queries, re-ranked; arguments are those of `search`."""
+        return rerank(queries, gallery, space=space, own_ids=own_ids, numbers=self.reranking)[1]
+
+    def search(
+        self,
+        queries: Float[ArrayLike, "n d"],
+        own_ids: Int[np.ndarray, " n"] | None,
+        gallery: Float[ArrayLike, "m d"],
+        *,
+        k: int,
+        space: Space,
+    ) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+        """Like `neighbors.search`, but refined.
+
+        Re-ranking takes at least k results, and their distances are those by which it sorts them.
+        """
+        queries = self.expanded(queries, own_ids, gallery, space)
+        if self.reranking is None:
+            return search(queries, own_ids, gallery, k=k, space=space)
+        numbers = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
+        found = rerank(queries, gallery, space=space, own_ids=own_ids, numbers=numbers)
+        return tuple(array[:, :k] for array in found)
