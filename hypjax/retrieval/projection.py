@@ -117,7 +117,7 @@ class Projection:
         except OSError as error:
             raise UserError(f"cannot read {path} ({error.strerror or error})") from error
         except ValueError as error:
-            raise UserError(f"{path} is {error}; remove it to fit it again") from error
+            raise UserError(f"{path} is {error}; restore a backup") from error
         if str(arrays.get("format")) != _FORMAT:
             raise UserError(f"{path} is not a projection that hypjax wrote")
         with contextlib.suppress(KeyError, ValueError):
@@ -126,9 +126,9 @@ class Projection:
             shapes = [(coordinates,), (dim, coordinates), (dim,)]
             whole = [field.shape for field in fields] == shapes and arrays["whiten"].shape == ()
             whole &= all(x.dtype == np.float64 and np.isfinite(x).all() for x in fields)
-            if whole and (arrays["variances"] > 0 if arrays["whiten"] else whole).all():
+            if whole and (not arrays["whiten"] or arrays["variances"].min() > 0):
                 return cls(space, *fields, bool(arrays["whiten"]))
-        raise UserError(f"{path} is damaged; remove it to fit it again")
+        raise UserError(f"{path} is damaged; restore a backup")
 
 
 def fit(

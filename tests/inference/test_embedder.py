@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax import train
+from hypjax import evaluate, train
 from hypjax.data.photos import Photo, find_photos
 from hypjax.data.pixels import read_image
 from hypjax.data.splits import open_splits
@@ -26,19 +26,28 @@ from hypjax.inference import unfinished
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.evaluator import create_evaluator
 from hypjax.inference.hits import find_hits
+from hypjax.inference.processing import model_fingerprint
 from hypjax.inference.unfinished import UnfinishedGallery
-from hypjax.inference.weights import restore_best
+from hypjax.inference.weights import restore_best, restore_models
 from hypjax.reports.hit_grid import draw
 from hypjax.reports.hits import Hits
+from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
-from hypjax.runs.workdir import saved_config
+from hypjax.retrieval.expansion import expand_queries
+from hypjax.retrieval.projection import fit
+from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.reranking import Reranking, rerank
+from hypjax.runs.workdir import read_results, saved_config
 from tests.helpers import small_runs
+
+# Only the encoder's embeddings are projected.
+RUN = ["run.eval_batch_size=16", "eval.pca.encoder=5"]
 
 
 @pytest.fixture(scope="module")
 def run(photos_folder, tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("run")
-    train.train_and_evaluate(small_runs.load(photos_folder, "run.eval_batch_size=16"), workdir)
+    train.train_and_evaluate(small_runs.load(photos_folder, *RUN), workdir)
     return workdir
 
 
@@ -246,6 +255,89 @@ def test_another_runs_gallery_is_refused(run, embedder, photos_folder):
         find_hits(embedder, query, gallery, 60)
 
 
+def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
+    config = small_runs.load(photos_folder, *RUN)
+    results = read_results(run / "results.json")
+    assert evaluate.evaluate(config, run) == {name: results[name] for name in ("final", "best")}
+    states = restore_models(config, run)[1]
+    kept = {path.name for path in (run / "projections").iterdir()}
+    prints = {name: model_fingerprint(config, "encoder", Sphere(), p) for name, p in states.items()}
+    assert kept == {f"encoder-{value}.npz" for value in prints.values()}
+    assert len(kept) == 1 + (results["best_step"] != 12)
+
+    encoder = inference.TrainedEmbedder(run, "encoder")
+    photos = find_photos(str(photos_folder))
+    got = encoder.embed(photos).vectors
+    shutil.copytree(run, tmp_path / "plain")
+    saved = json.loads((run / "config.json").read_text())
+    saved["all"]["eval.pca.encoder"] = None
+    (tmp_path / "plain/config.json").write_text(json.dumps(saved))
+    plain = inference.TrainedEmbedder(tmp_path / "plain", "encoder")
+    assert plain.fingerprint == prints["best"] != encoder.fingerprint
+    vectors = plain.embed(photos).vectors
+    splits = open_splits(config)
+    training = create_evaluator(config, parts=["encoder"]).points(states["best"], splits.train)
+    expected = fit(training["encoder"], space=Sphere(), dim=5).apply(vectors)
+    assert got.shape == (60, 5)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_a_projection_of_another_model_is_not_used(run, photos_folder, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    (path,) = (tmp_path / "run/projections").glob(
+        f"*{model_fingerprint(*_model(run, photos_folder))}*"
+    )
+    path.rename(path.with_name("encoder-0123.npz"))
+    with pytest.raises(UserError, match="holds no projection of its encoder's embeddings"):
+        inference.TrainedEmbedder(tmp_path / "run", "encoder")
+    path.write_text("x")
+    with pytest.raises(UserError, match="damaged, or not an .npz file"):
+        inference.TrainedEmbedder(tmp_path / "run", "encoder")
+    fit(np.eye(16, dtype=np.float32), space=Sphere(), dim=4).save(path)
+    with pytest.raises(UserError, match="not fitted with the run's eval.pca"):
+        inference.TrainedEmbedder(tmp_path / "run", "encoder")
+
+
+def _model(run, photos_folder):
+    config = small_runs.load(photos_folder, *RUN)
+    return config, "encoder", Sphere(), restore_models(config, run)[1]["best"]
+
+
+def test_scores_are_those_of_refined_searches(run, photos_folder):
+    config = small_runs.load(photos_folder, *RUN, "eval.expansion=2", "eval.rerank=True")
+    params = restore_models(config, run)[1]["best"]
+    evaluator, splits = create_evaluator(config, parts=["encoder"]), open_splits(config)
+    fitted = evaluator.fit(params, splits.train)
+    x = fitted["encoder"].apply(evaluator.points(params, splits.test)["encoder"])
+    refinement = Refinement(2, 0.0, Reranking())
+    metrics = ["recall@1", "recall@2"]
+    expected = query_scores(
+        x, splits.test.labels, metrics=metrics, space=Sphere(), refinement=refinement
+    )
+    got = evaluator.scores(params, splits.test, projections=fitted)
+    assert got == {"encoder": {name: scores.mean() for name, scores in expected.items()}}
+
+
+def test_more_dimensions_than_there_are_are_refused(run, photos_folder):
+    config = small_runs.load(photos_folder, *RUN, "eval.pca.encoder=17")
+    message = "eval.pca.encoder is 17: PCA to 17 dimensions is not possible with 16 dimensions"
+    with pytest.raises(UserError, match=message):
+        evaluate.evaluate(config, run)
+
+
+def test_refined_searches_are_those_of_the_gallery(embedder, photos_folder):
+    gallery = embedder.embed(find_photos(str(photos_folder)))
+    query = find_photos(str(photos_folder / "class1/1.png"))
+    refinement = Refinement(3, 1.0, Reranking())
+    (hits,) = find_hits(embedder, query, gallery, 4, refinement)
+    own = np.array([gallery.ids.tolist().index(str(query[0].path))])
+    x, space = gallery.vectors, gallery.space
+    expanded = expand_queries(x[own], x, k=3, alpha=1.0, space=space, own_ids=own)
+    distances, ids = rerank(expanded, x, space=space, own_ids=own)
+    assert hits.paths == gallery.ids[ids[0, :4]].tolist()
+    np.testing.assert_allclose(hits.distances, distances[0, :4], atol=1e-6)
+
+
 def test_a_query_that_cannot_be_read_is_named(embedder, photos_folder, tmp_path):
     (tmp_path / "q.png").write_bytes(b"\x89PNG")
     gallery = embedder.embed(find_photos(str(photos_folder)))
@@ -361,6 +453,7 @@ def test_many_queries_are_drawn_on_several_pages(tmp_path):
         ("embed", ["--workdir=none", "--images=."], "--output is missing"),
         ("embed", ["--workdir=none", "--images=.", "--output=g.txt"], "its name must end in .npz"),
         ("search", ["--workdir=none", "--gallery=g.npz", "--query=q"], "cannot read g.npz"),
+        ("search", ["--workdir=w", "--gallery=g", "--query=q", "--alpha=3"], "give that flag, too"),
     ],
 )
 def test_mistakes_on_the_command_line_take_one_line(name, args, message, tmp_path):

@@ -124,5 +124,5 @@ def test_damaged_files_are_refused(change, message, tmp_path):
     with pytest.raises(UserError, match=message):
         Projection.load(tmp_path / "p.npz", Sphere())
     (tmp_path / "p.npz").write_text("x")
-    with pytest.raises(UserError, match="damaged, or not an .npz file .*; remove it"):
+    with pytest.raises(UserError, match="damaged, or not an .npz file .*; restore a backup"):
         Projection.load(tmp_path / "p.npz", Sphere())
