@@ -111,6 +111,9 @@ def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
         ("data.name=folder", "config.data.path is None; it must be a folder of images, or a .csv"),
         ("train.on_nonfinite=ignore", "must be one of stop, skip"),
         ("optim.warmup_steps=100000", "must be at most train.total_steps"),
+        ("eval.pca.head=0", "must be at least 1, or None"),
+        ("eval.whiten=True", "must be False unless eval.pca.head or eval.pca.encoder is set"),
+        ("eval.expansion_alpha=-1", "must be at least 0"),
     ],
 )
 def test_invalid_values_are_refused_in_one_sentence(glyphs, override, message):

@@ -14,6 +14,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from hypjax import train
+from hypjax.data.photos import find_photos
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.embedder import TrainedEmbedder
@@ -155,6 +156,7 @@ def test_an_interrupted_run_continues_on_another_machine(
     photos_folder, bucket, machine, monkeypatch, capfd
 ):
     few = ["train.total_steps=6", "run.checkpoint_every=2", "data.validation_classes=0"]
+    few += ["eval.pca.head=3"]
     config, save = small_runs.load(photos_folder, *few), loop.save
 
     def interrupted_save(*args):
@@ -182,6 +184,7 @@ def test_an_interrupted_run_continues_on_another_machine(
     bucket.requests.clear()
     trained = TrainedEmbedder(URL)
     assert not any("training" in name for _, name in bucket.requests)
+    assert trained.embed(find_photos(str(photos_folder / "class1"))).vectors.shape == (6, 3)
     other = small_runs.load(photos_folder, f"model.weights={URL}")
     kernels = pretrained_encoder(other, create_embedder(other).encoder)
     jax.tree.map(np.testing.assert_array_equal, kernels, trained._params["encoder"])
