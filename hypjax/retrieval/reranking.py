@@ -106,9 +106,10 @@ def rerank(
     outside = np.flatnonzero(nodes < 0)
     nodes[outside] = len(gallery) + np.arange(len(outside))
     items = np.concatenate([gallery, queries[outside]]) if len(outside) else np.asarray(gallery)
-    encodings = _Items(items, space, numbers).encodings(np.union1d(nodes, ids))
+    compared = np.union1d(nodes, ids)
+    encodings = _Items(items, space, numbers).encodings(compared)
     distances = numbers.weight * distances
-    for rows in _parts(len(queries), depth * max(encodings.nnz // len(items), 1)):
+    for rows in _parts(len(queries), depth * (encodings.nnz // len(compared))):
         jaccard = _jaccard(encodings, np.repeat(nodes[rows], depth), ids[rows].reshape(-1))
         distances[rows] += (1 - numbers.weight) * jaccard.reshape(-1, depth)
     order = np.argsort(distances, axis=1, kind="stable")

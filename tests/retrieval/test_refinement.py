@@ -45,11 +45,14 @@ def scores_of_lists(ids, query_labels, labels, own):
     }
 
 
-@pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize(
-    "refinement",
-    [Refinement(3, 1.0), Refinement(0, 0.0, NUMBERS), Refinement(2, 0.0, NUMBERS)],
-    ids=["expanded", "re-ranked", "both"],
+    ("refinement", "separate"),
+    [
+        (Refinement(3, 1.0), False),
+        (Refinement(2, 0.0, NUMBERS), False),
+        (Refinement(0, 0.0, NUMBERS), True),
+    ],
+    ids=["expanded", "both", "re-ranked"],
 )
 def test_scores_are_those_of_the_lists(refinement, separate):
     space = PoincareBall(0.1, 2.3)
