@@ -63,7 +63,8 @@ class Crops(NamedTuple):
 class Batch(NamedTuple):
     """Training images, as the input pipeline delivers them.
 
-    Images of one class are adjacent: image i is sample i mod d of class i // d of the batch.
+    Where batches are drawn by class, images of one class are adjacent: with d of each class, image
+    i is sample i mod d of class i // d of the batch.
     With several devices, `images` and `flips` may end in padding; `labels` and `ids` do not.
 
     Attributes:

@@ -98,6 +98,9 @@ def _model() -> ConfigDict:
     # From the encoder's embedding to the one that is trained: a name from `choices.HEADS`.
     model.head = "dense"
     model.head_dim = 128  # Dimension of the head's embedding; without a head, the encoder's counts.
+    # Stochastic depth in training: rate at which the last block's branches are dropped, for each
+    # image; it rises linearly from 0 in the first block. Only for Transformers.
+    model.drop_path = 0.0
     # Precision of the encoder's matrix products: 'float32', 'bfloat16', or 'auto', which means
     # bfloat16 on accelerators and float32 on CPUs.
     model.precision = "auto"

@@ -96,6 +96,7 @@ _SCORE_SPACES = Rule(
 )
 _NONE_OR_AT_LEAST_0 = Rule(lambda value: value is None or value >= 0, "at least 0, or None")
 _NONE_OR_AT_LEAST_1 = Rule(lambda value: value is None or value >= 1, "at least 1, or None")
+_BELOW_1 = Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
 _NONE_OR_ABOVE_0 = Rule(lambda value: value is None or value > 0, "above 0, or None")
 
 _RULES = {
@@ -122,6 +123,7 @@ _RULES = {
     "model.head": one_of(*HEADS),
     "model.head_dim": at_least(1),
     "model.weights": Rule(lambda value: value != "", "a name, a file or a folder, or None"),
+    "model.drop_path": _BELOW_1,
     "model.precision": one_of("auto", "float32", "bfloat16"),
     "objective.space": one_of(*SPACES),
     "objective.c": at_least(0),
@@ -133,8 +135,8 @@ _RULES = {
     "optim.decay_factor": Rule(lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "optim.warmup_steps": at_least(0),
     "optim.weight_decay": at_least(0),
-    "optim.b1": Rule(lambda value: 0 <= value < 1, "at least 0 and below 1"),
-    "optim.b2": Rule(lambda value: 0 <= value < 1, "at least 0 and below 1"),
+    "optim.b1": _BELOW_1,
+    "optim.b2": _BELOW_1,
     "optim.eps": ABOVE_0,
     "optim.clip_norm": _NONE_OR_ABOVE_0,
     "optim.clip_value": _NONE_OR_ABOVE_0,
@@ -239,7 +241,7 @@ def _validate_batches(config: ConfigDict) -> None:
 
 
 def _validate_architecture(config: ConfigDict) -> None:
-    """Validates the sizes of the encoder, which only the architecture 'vit' needs."""
+    """Validates the encoder's sizes, which only the architecture 'vit' needs, and its depth."""
     model = config.model
     for field in ("patch_size", "width", "depth", "num_heads"):
         if model.architecture == "vit" and model[field] == 0:
@@ -249,6 +251,11 @@ def _validate_architecture(config: ConfigDict) -> None:
             refuse(f"model.{field}", model[field], words)
     if model.architecture == "vit" and model.width % model.num_heads:
         refuse("model.width", model.width, f"a multiple of model.num_heads ({model.num_heads})")
+    if model.drop_path and model.architecture.startswith("resnet"):
+        refuse("model.drop_path", model.drop_path, "0 unless the architecture is a Transformer")
+    if model.drop_path and config.train.cached_features:
+        words = "0 if train.cached_features is set, since the encoder is not run in training"
+        refuse("model.drop_path", model.drop_path, words)
 
 
 def _validate_data(config: ConfigDict) -> None:

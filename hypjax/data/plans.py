@@ -124,6 +124,23 @@ class ClassPlans(Plans):
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
         """Returns the step's classes, all distinct."""
 
+    def __call__(self, step: int) -> Plan:
+        """Returns the plan of a step, counted from 0.
+
+        Raises:
+            RuntimeError: It is not grouped by class. Losses trust the order of a batch and cannot
+                tell, since they are compiled for any labels.
+        """
+        plan = super().__call__(step)
+        classes = plan.labels.reshape(-1, self.samples_per_class)
+        distinct = len(np.unique(classes[:, 0])) == len(classes)
+        if not distinct or np.any(classes != classes[:, :1]):
+            raise RuntimeError(
+                f"{type(self).__name__} drew a batch for step {step} that does not hold "
+                f"{self.samples_per_class} adjacent images of each of its classes"
+            )
+        return plan
+
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the positions of the step's images, class by class."""
         rng = self.rng(_IMAGES, step)

@@ -44,16 +44,22 @@ class Embedder(nn.Module):
             precision=jax.lax.Precision.HIGHEST,
         )
 
-    def __call__(self, images: Float[ArrayLike, "batch height width channels"]) -> Outputs:
+    def __call__(
+        self,
+        images: Float[ArrayLike, "batch height width channels"],
+        branch_factors: Float[ArrayLike, "batch depth 2"] | None = None,
+    ) -> Outputs:
         """Embeds images.
 
         Args:
             images: Normalised pixels, [batch, height, width, channels].
+            branch_factors: See `VisionTransformer`; a ResNet takes none.
 
         Returns:
             Embeddings [batch, encoder.dim] and head outputs [batch, head_dim], float32.
         """
-        return self.project(self.encoder(images).astype(jnp.float32))
+        extra = {} if branch_factors is None else {"branch_factors": branch_factors}
+        return self.project(self.encoder(images, **extra).astype(jnp.float32))
 
     def project(self, pooled: Float[ArrayLike, "batch encoder_dim"]) -> Outputs:
         """Applies the head to embeddings of the encoder."""

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from hypjax.models.attention import attend
 from hypjax.models.pooling import pool_tokens
@@ -63,7 +63,10 @@ class VisionTransformer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, images: Float[ArrayLike, "batch height width channels"], return_tokens: bool = False
+        self,
+        images: Float[ArrayLike, "batch height width channels"],
+        return_tokens: bool = False,
+        branch_factors: Float[ArrayLike, "batch depth 2"] | None = None,
     ) -> Float[Array, "batch dim"] | Float[Array, "batch tokens dim"]:
         """Embeds images.
 
@@ -71,6 +74,9 @@ class VisionTransformer(nn.Module):
             images: Normalised pixels, [batch, height, width, channels].
             return_tokens: Whether to return all tokens after the final LayerNorm, the class token
                 first, as timm's `forward_features` does.
+            branch_factors: Factors of the two residual branches of each block, attention and
+                perceptron, for each image: stochastic depth (`drop_path_factors`), in training
+                only. None multiplies by nothing.
 
         Returns:
             Embeddings [batch, dim], or with `return_tokens` tokens [batch, tokens, dim]; float32.
@@ -79,8 +85,9 @@ class VisionTransformer(nn.Module):
         with full_products_in(self.dtype):
             tokens = self._tokens(images)
             for i in range(self.depth):
+                factors = () if branch_factors is None else (branch_factors[:, i],)
                 tokens = block(self.num_heads, self.mlp_ratio, self.dtype, name=f"block_{i}")(
-                    tokens
+                    tokens, *factors
                 )
             tokens = _layer_norm("norm", jnp.float32)(tokens)
         if return_tokens:
@@ -100,6 +107,28 @@ class VisionTransformer(nn.Module):
         return jnp.concatenate([*prefix, patches], axis=1) + positions
 
 
+def drop_path_factors(
+    key: PRNGKeyArray, rate: float, depth: int, images: int
+) -> Float[Array, "images depth 2"]:
+    """Draws the factors of residual branches for stochastic depth (Huang et al., ECCV 2016).
+
+    As in timm, each of a block's two branches is dropped for each image independently, at a rate
+    that rises linearly from 0 in the first block to the given one in the last. What is kept is
+    divided by the probability to keep it, so that the mean of every factor is 1.
+
+    Args:
+        key: Random key.
+        rate: Rate of the last block, at least 0 and below 1.
+        depth: Number of blocks.
+        images: Number of images.
+
+    Returns:
+        float32 factors of the attention and the perceptron of each block.
+    """
+    kept = 1 - jnp.linspace(0, rate, depth, dtype=jnp.float32)[:, None]
+    return jax.random.bernoulli(key, kept, (images, depth, 2)) / kept
+
+
 class Block(nn.Module):
     """Pre-norm Transformer block: attention, then a two-layer perceptron."""
 
@@ -108,14 +137,24 @@ class Block(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
-        """Applies the block."""
+    def __call__(
+        self,
+        x: Float[Array, "batch tokens dim"],
+        branch_factors: Float[Array, "batch 2"] | None = None,
+    ) -> Float[Array, "batch tokens dim"]:
+        """Applies the block, with its branches times their factors, if there are any."""
+
+        def scaled(branch: Array, place: int) -> Array:
+            return (
+                branch if branch_factors is None else branch_factors[:, place, None, None] * branch
+            )
+
         width = x.shape[-1]
         normed = _layer_norm("norm_1", self.dtype)(x)
-        x = x + Attention(self.num_heads, self.dtype, name="attention")(normed)
+        x = x + scaled(Attention(self.num_heads, self.dtype, name="attention")(normed), 0)
         normed = _layer_norm("norm_2", self.dtype)(x)
         hidden = _dense(int(width * self.mlp_ratio), self.dtype, "fc_1")(normed)
-        return x + _dense(width, self.dtype, "fc_2")(_gelu(hidden))
+        return x + scaled(_dense(width, self.dtype, "fc_2")(_gelu(hidden)), 1)
 
 
 class Attention(nn.Module):

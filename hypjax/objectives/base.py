@@ -1,5 +1,6 @@
 """The interface between objectives and the train step."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
@@ -28,6 +29,24 @@ class Spec(NamedTuple):
     training_images: int
 
 
+class Group(NamedTuple):
+    """How a group of parameters is trained, apart from the general settings.
+
+    A parameter belongs to the group with the longest path that leads to it.
+
+    Attributes:
+        path: Path of its subtree within the parameters.
+        rate: Factor of the learning rate.
+        weight_decay: Its weight decay; None for the general one.
+        start: Step from which it changes; until then its moments accumulate.
+    """
+
+    path: tuple[str, ...]
+    rate: float = 1.0
+    weight_decay: float | None = None
+    start: int = 0
+
+
 @runtime_checkable
 class Objective(Protocol):
     """A loss with its parameters and state, as a pair of pure functions.
@@ -35,10 +54,18 @@ class Objective(Protocol):
     Attributes:
         space: Space in which the loss measures distances.
         score_space: Space in which evaluation compares the head's outputs.
+        groups: Groups of the objective's parameters that are trained in a way of their own, with
+            paths within these parameters. They are no part of the group `objective` that the fields
+            of `config.optim` set.
+        teacher_decay: Decay of the teacher, an exponential moving average of the model's
+            parameters: teacher ← decay · teacher + (1 − decay) · parameters after each update. None
+            if the loss needs no teacher, which then is not kept.
     """
 
     space: Space
     score_space: Space
+    groups: Sequence[Group]
+    teacher_decay: float | None
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[PyTree, PyTree]:
         """Initialises parameters and state.
@@ -67,10 +94,10 @@ class Objective(Protocol):
             params: Parameters of the objective.
             state: State of the objective.
             outputs: The model's outputs for the images of the batch, float32.
-            teacher: The same from a moving average of the model, for objectives that request one;
-                otherwise None.
-            batch: Labels and ids of the images.
-            key: Random key of the step.
+            teacher: The same outputs of the teacher as it was before the step, without a gradient;
+                None if `teacher_decay` is None.
+            batch: The batch, of which a loss may read labels and ids.
+            key: Random key of the step, a function of the run's seed and the step.
 
         Returns:
             (loss, (state, metrics)): a float32 scalar, the next state, and float32 scalars by name.

@@ -179,6 +179,9 @@ class PairwiseCrossEntropy:
     temperature: float
     samples_per_class: int
 
+    groups = ()
+    teacher_decay = None
+
     @property
     def score_space(self) -> Space:
         """The training space: the head is scored where it is trained."""

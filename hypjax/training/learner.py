@@ -30,6 +30,7 @@ class Learner:
         microbatch: Most images embedded at once; 0 for the whole batch.
         skip_nonfinite: Whether an update that is not finite is dropped.
         cached_features: Whether batches hold embeddings of the frozen encoder instead of pixels.
+        drop_path: Rate of stochastic depth in the encoder's last block.
         seed: Seed of the initial parameters and of the steps' random keys.
     """
 
@@ -44,6 +45,7 @@ class Learner:
     microbatch: int
     skip_nonfinite: bool
     cached_features: bool
+    drop_path: float
     seed: int
 
 
@@ -58,10 +60,11 @@ def build_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
         UserError: The model or the mesh cannot be built.
     """
     schedule = learning_rate(config.optim, config.train.total_steps)
+    objective = create_objective(config)
     return Learner(
         model=create_embedder(config),
-        objective=create_objective(config),
-        optimizer=create_optimizer(config.optim, schedule),
+        objective=objective,
+        optimizer=create_optimizer(config.optim, schedule, objective.groups),
         schedule=schedule,
         frozen=tuple(config.optim.frozen),
         pixel_scaling=(config.data.mean, config.data.std),
@@ -70,5 +73,6 @@ def build_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
         microbatch=config.run.microbatch,
         skip_nonfinite=config.train.on_nonfinite == "skip",
         cached_features=config.train.cached_features,
+        drop_path=config.model.drop_path,
         seed=config.seed,
     )

@@ -1,7 +1,7 @@
 """The optimiser: parameter groups, learning rates, and what is frozen."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config.groups import GROUPS
+from hypjax.objectives import Group
 
 _STATISTICS = "statistics"  # A BatchNorm's running statistics, which are never trained.
 
@@ -66,35 +67,6 @@ def learning_rate(optim: ConfigDict, total_steps: int) -> optax.Schedule:
     return optax.join_schedules([rise, after], [warmup])
 
 
-class Group(NamedTuple):
-    """How a group of parameters is trained; paths in it belong to it unless to a longer one.
-
-    Attributes:
-        path: Path of its subtree of the parameters {"model": ..., "objective": ...}.
-        rate: Factor of the learning rate.
-        weight_decay: Its weight decay.
-        start: Step from which it changes; until then its moments accumulate.
-    """
-
-    path: tuple[str, ...]
-    rate: float
-    weight_decay: float
-    start: int
-
-
-def groups_of(optim: ConfigDict) -> tuple[Group, ...]:
-    """The groups that the fields of `config.optim` describe."""
-
-    def decay(name: str) -> float:
-        own = optim.decays[name]
-        return optim.weight_decay if own is None else own
-
-    return tuple(
-        Group(path, optim.rates[name], decay(name), optim.starts[name])
-        for name, path in GROUPS.items()
-    )
-
-
 def create_optimizer(
     optim: ConfigDict, schedule: optax.Schedule, added: Sequence[Group] = ()
 ) -> optax.GradientTransformation:
@@ -107,10 +79,16 @@ def create_optimizer(
     Args:
         optim: The fields of `config.optim`.
         schedule: Learning rate at each step.
-        added: Groups that the objective adds.
+        added: Groups that the objective adds, see `Objective.groups`.
     """
-    groups = (*groups_of(optim), *added)
-    decays = {group.path: group.weight_decay for group in groups}
+    groups = [
+        *(Group(p, optim.rates[n], optim.decays[n], optim.starts[n]) for n, p in GROUPS.items()),
+        *(group._replace(path=GROUPS["objective"] + group.path) for group in added),
+    ]
+    decays = {
+        group.path: optim.weight_decay if group.weight_decay is None else group.weight_decay
+        for group in groups
+    }
     adam = optax.scale_by_adam(b1=optim.b1, b2=optim.b2, eps=optim.eps)
     decay = _add_decay(decays)
     steps = [

@@ -20,7 +20,7 @@ from hypjax.system import console
 from hypjax.training import optim
 from hypjax.training.learner import Learner
 from hypjax.training.setup import Setup, describe
-from hypjax.training.step import TrainState, create_state
+from hypjax.training.step import TrainState, create_state, start_teacher
 from hypjax.types import Recalls
 
 
@@ -65,7 +65,8 @@ def begin(
         console.say(f"continuing after step {int(restored[0].step)}")
         return restored
     warn_of_frozen(state, learner.frozen, pretrained=config.model.weights is not None)
-    return with_pretrained(state, pretrained or starting_parameters(config, learner)), None
+    pretrained = pretrained or starting_parameters(config, learner)
+    return with_pretrained(learner, state, pretrained), None
 
 
 def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
@@ -107,14 +108,19 @@ def starting_parameters(config: ConfigDict, learner: Learner) -> dict[str, PyTre
     return processes.arrays_from_first(read, {part: shapes[part] for part in loaded})
 
 
-def with_pretrained(state: TrainState, params: dict[str, PyTree] | None) -> TrainState:
-    """Replaces parts of the model's parameters, unless there is nothing to replace them with."""
+def with_pretrained(
+    learner: Learner, state: TrainState, params: dict[str, PyTree] | None
+) -> TrainState:
+    """Replaces parts of the model's parameters, and the teacher's, if there are pretrained ones."""
     if params is None:
         return state
     model = state.params["model"]
     old = {part: model[part] for part in params}
     new = jax.tree.map(lambda x, old: parallel.place(x, old.sharding), params, old)
-    return state._replace(params={**state.params, "model": {**model, **new}})
+    params = {**state.params, "model": {**model, **new}}
+    teacher = start_teacher(learner, params)
+    teacher = parallel.place(teacher, parallel.parameter_shardings(learner.mesh, teacher))
+    return state._replace(params=params, teacher=teacher)
 
 
 def warn_of_frozen(state: TrainState, frozen: tuple[str, ...], pretrained: bool) -> None:
@@ -165,10 +171,10 @@ def restore(checkpoints: SharedCheckpoints, like: TrainState) -> tuple[TrainStat
     if restored is None:
         return None
     checkpoints.restore_best(model=like.params["model"])  # Reports damage now, not at the end.
-    model, (objective, opt_state, objective_state, skipped) = restored.trees
+    model, (objective, opt_state, objective_state, skipped, *teacher) = restored.trees
     step = parallel.place(jnp.int32(restored.step), like.step.sharding)
     params = {"model": model, "objective": objective}
-    state = TrainState(step, params, opt_state, objective_state, skipped)
+    state = TrainState(step, params, opt_state, objective_state, skipped, *teacher)
     return state, Measured(**restored.record)
 
 
@@ -178,5 +184,6 @@ def _trees(state: TrainState) -> dict[str, PyTree]:
         state.opt_state,
         state.objective_state,
         state.skipped,
+        *(() if state.teacher is None else (state.teacher,)),
     )
     return {"model": state.params["model"], "training": training}

@@ -7,13 +7,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
 from hypjax.models import example_images
 from hypjax.models.normalize import mirror, normalize
+from hypjax.models.vit import drop_path_factors
 from hypjax.objectives import Metrics, Spec
 from hypjax.training import optim
 from hypjax.training.learner import Learner
@@ -29,6 +31,8 @@ class TrainState(NamedTuple):
         opt_state: State of the optimiser, for the trained parameters.
         objective_state: State of the objective.
         skipped: Number of updates dropped because they were not finite.
+        teacher: Moving average of the model's trained parameters, or None if the objective needs no
+            teacher. Its frozen parameters are the model's.
     """
 
     step: Int[Array, ""]
@@ -36,6 +40,7 @@ class TrainState(NamedTuple):
     opt_state: PyTree
     objective_state: PyTree
     skipped: Int[Array, ""]
+    teacher: PyTree = None
 
 
 # From a state, a batch and, with the device cache, the store that the batch is cut from.
@@ -43,14 +48,44 @@ TrainStep = Callable[..., tuple[TrainState, Metrics]]
 
 
 def create_state(learner: Learner, spec: Spec) -> TrainState:
-    """The state before the first step, a function of the seed."""
+    """The state before the first step, a function of the seed.
+
+    Raises:
+        ValueError: The objective names a group of parameters that it does not have.
+    """
     model_key, objective_key = jax.random.split(jax.random.key(learner.seed))
     model_params = learner.model.init(model_key, example_images(learner.view))["params"]
     objective_params, objective_state = learner.objective.init(objective_key, spec)
+    for group in learner.objective.groups:
+        if not any(p[: len(group.path)] == group.path for p in flatten_dict(objective_params)):
+            raise ValueError(f"the objective has a group {group.path}, but no such parameters")
     params = {"model": model_params, "objective": objective_params}
     trained, _ = optim.split_frozen(params, learner.frozen)
     opt_state = learner.optimizer.init(trained)
-    return TrainState(jnp.int32(0), params, opt_state, objective_state, skipped=jnp.int32(0))
+    return TrainState(
+        step=jnp.int32(0),
+        params=params,
+        opt_state=opt_state,
+        objective_state=objective_state,
+        skipped=jnp.int32(0),
+        teacher=start_teacher(learner, params),
+    )
+
+
+def start_teacher(learner: Learner, params: PyTree) -> PyTree:
+    """The teacher before the first step: a copy of the model's trained parameters.
+
+    Args:
+        learner: The learner.
+        params: {"model": ..., "objective": ...}.
+
+    Returns:
+        The trained subtree of the model's parameters; None if the objective needs no teacher.
+    """
+    if learner.objective.teacher_decay is None:
+        return None
+    trained, _ = optim.split_frozen(params, learner.frozen)
+    return jax.tree.map(jnp.copy, trained.get("model", {}))  # A step overwrites either of them.
 
 
 def make_train_step(learner: Learner) -> TrainStep:
@@ -60,6 +95,9 @@ def make_train_step(learner: Learner) -> TrainStep:
     microbatches. The gradient is taken with respect to the trained parameters alone, and so is its
     norm. The metrics say whether loss, gradient and update are finite; if they are not and
     `skip_nonfinite` is set, the update is dropped.
+
+    The teacher, if the objective needs one, embeds the same pixels without stochastic depth. It
+    follows the parameters after each update, and stays as it is where an update is dropped.
 
     With cached features, `batch.images` are the encoder's embeddings, which go to the head.
 
@@ -82,21 +120,31 @@ def make_train_step(learner: Learner) -> TrainStep:
         if store is not None:
             with jax.named_scope("crop"):
                 images = crop_all(store, images)
+        key, *noise = _with_noise(learner, key, batch)
+
+        def outputs_of(model: PyTree, *noise: Array) -> Outputs:
+            outputs = embed_all(model, images, batch.flips, *noise)
+            return jax.tree.map(lambda x: x[:size], outputs)  # Without the padding.
+
+        shown = None
+        if state.teacher is not None:
+            with jax.named_scope("teacher"):
+                shown = outputs_of(optim.merge({"model": state.teacher}, frozen)["model"])
 
         def loss_of(trained: PyTree) -> tuple[Array, tuple[PyTree, Metrics]]:
             params = optim.merge(trained, frozen)
-            outputs = embed_all(params["model"], images, batch.flips)
-            outputs = jax.tree.map(lambda x: x[:size], outputs)  # Without the padding.
+            outputs = outputs_of(params["model"], *noise)
             with jax.named_scope("loss"):
                 return learner.objective.loss(
-                    params["objective"], state.objective_state, outputs, None, batch, key
+                    params["objective"], state.objective_state, outputs, shown, batch, key
                 )
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained)
         objective_state, metrics = aux
         with jax.named_scope("optimizer"):
             updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
-            changed = optax.apply_updates(trained, updates), opt_state, objective_state
+            updated = optax.apply_updates(trained, updates)
+            changed = updated, opt_state, objective_state, _follow(learner, state.teacher, updated)
         norms = {
             "loss": loss,
             "gradient_norm": optax.tree.norm(gradient),
@@ -104,9 +152,9 @@ def make_train_step(learner: Learner) -> TrainStep:
         }
         finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
         if learner.skip_nonfinite:
-            before = trained, state.opt_state, state.objective_state
+            before = trained, state.opt_state, state.objective_state, state.teacher
             changed = jax.tree.map(lambda new, old: jnp.where(finite, new, old), changed, before)
-        trained, opt_state, objective_state = changed
+        trained, opt_state, objective_state, teacher = changed
         skipped = state.skipped + jnp.where(finite, 0, 1)
         params = optim.merge(trained, frozen)
         metrics |= {
@@ -116,20 +164,43 @@ def make_train_step(learner: Learner) -> TrainStep:
             "finite": finite,
             "skipped": skipped,
         }
-        return TrainState(state.step + 1, params, opt_state, objective_state, skipped), metrics
+        after = TrainState(state.step + 1, params, opt_state, objective_state, skipped, teacher)
+        return after, metrics
 
     return train_step
 
 
-def _embedding(learner: Learner) -> Callable[[PyTree, Array, Array], Outputs]:
+def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
+    """The loss's key, and with stochastic depth the branch factors of the batch's rows.
+
+    Factors are drawn for the whole batch, so that they depend on an image's place in it alone.
+    Those of padding are 0.
+    """
+    if not learner.drop_path:
+        return (key,)
+    key, own = jax.random.split(key)
+    size, depth = len(batch.labels), learner.model.encoder.depth
+    factors = drop_path_factors(own, learner.drop_path, depth, size)
+    return key, jnp.pad(factors, ((0, len(batch.flips) - size), (0, 0), (0, 0)))
+
+
+def _follow(learner: Learner, teacher: PyTree, trained: PyTree) -> PyTree:
+    """The teacher after an update to these trained parameters."""
+    if teacher is None:
+        return None
+    step_size = 1 - learner.objective.teacher_decay
+    return optax.incremental_update(trained.get("model", {}), teacher, step_size)
+
+
+def _embedding(learner: Learner) -> Callable[..., Outputs]:
     def project(params: PyTree, features: Array, flips: Array) -> Outputs:
         del flips
         return learner.model.apply({"params": params}, features, method="project")
 
-    def embed(params: PyTree, images: Array, flips: Array) -> Outputs:
+    def embed(params: PyTree, images: Array, flips: Array, *noise: Array) -> Outputs:
         with jax.named_scope("pixels"):
             images = mirror(normalize(images, *learner.pixel_scaling), flips)
-        return learner.model.apply({"params": params}, images)
+        return learner.model.apply({"params": params}, images, *noise)
 
     return project if learner.cached_features else embed
 
