@@ -1,5 +1,6 @@
 """Train steps on small batches of random images, and their lowered programs."""
 
+import dataclasses
 import re
 
 import jax
@@ -14,12 +15,14 @@ from hypjax.types import Batch
 _PRODUCT = r"stablehlo\.(dot_general|convolution)\b"
 
 
-def learner_of(config):
-    return build_learner(config, parallel.create_mesh((1, 1)))
+def learner_of(config, **changes):
+    """The learner of a configuration, with changed attributes."""
+    return dataclasses.replace(build_learner(config, parallel.create_mesh((1, 1))), **changes)
 
 
-def start(config):
-    learner = learner_of(config)
+def start(config, **changes):
+    """The first state, and the step, of a learner with changed attributes."""
+    learner = learner_of(config, **changes)
     state = create_state(learner, Spec(12, 2, config.model.width, config.model.head_dim, 100))
     state = parallel.place(state, parallel.parameter_shardings(learner.mesh, state))
     return state, jit_train_step(make_train_step(learner), learner.mesh, state)

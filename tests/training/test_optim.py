@@ -1,5 +1,9 @@
 """Groups of parameters, and the learning rate."""
 
+import dataclasses
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
@@ -7,7 +11,9 @@ from flax.traverse_util import flatten_dict
 from hypjax import train
 from hypjax.config.groups import GROUPS
 from hypjax.inference.weights import restore_models
+from hypjax.objectives import Group, PairwiseCrossEntropy, Spec
 from hypjax.training import optim
+from hypjax.training.learner import build_learner
 from hypjax.training.setup import build
 from hypjax.training.step import create_state
 from tests.helpers import small_runs
@@ -69,3 +75,37 @@ def test_a_group_does_not_change_before_its_start(photos_folder, tmp_path):
     start, kept, moved = (flatten_dict(tree)[name] for tree in (first, held, changed))
     assert np.array_equal(kept, start) and not np.array_equal(moved, start)
     assert not np.array_equal(held["head"]["kernel"], first["head"]["kernel"])
+
+
+def test_the_longest_path_decides_how_a_group_of_the_objective_is_trained(load_glyphs):
+    """Adam's first steps on a constant gradient of 1 move everything by the learning rate."""
+    config = load_glyphs(
+        *("optim.rates.objective=3", "optim.starts.objective=1", "optim.decays.objective=0"),
+        *("optim.weight_decay=0.1", "optim.clip_norm=None"),
+    )
+    groups = (Group(("proxies",), rate=50.0, start=2), Group(("proxies", "fixed"), weight_decay=0))
+    optimizer = optim.create_optimizer(config.optim, lambda step: 1e-3, groups)
+    names = {"scale": 1.0, "proxies": {"free": 1.0, "fixed": 1.0}}
+    params = {"objective": jax.tree.map(jnp.float32, names), "model": {"head": jnp.float32(1)}}
+    state = optimizer.init(params)
+    for step in range(4):
+        updates, state = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
+        expected = {
+            "scale": 3 * (step >= 1),
+            "proxies": {"free": 50 * 1.1 * (step >= 2), "fixed": 1},
+        }
+        expected = {"objective": expected, "model": {"head": 1.1}}
+        found = flatten_dict(updates)
+        for path, value in flatten_dict(expected).items():
+            np.testing.assert_allclose(found[path], -1e-3 * value, rtol=1e-4)
+
+
+def test_a_group_without_parameters_is_an_error(load_glyphs):
+    learner = build_learner(load_glyphs())
+
+    class Lost(PairwiseCrossEntropy):
+        groups = (Group(("proxies",)),)
+
+    learner = dataclasses.replace(learner, objective=Lost(learner.objective.space, 0.2, 2))
+    with pytest.raises(ValueError, match=r"has a group \('proxies',\), but no such parameters"):
+        jax.eval_shape(lambda: create_state(learner, Spec(12, 2, 32, 8, 100)))

@@ -1,0 +1,34 @@
+"""The objective that docs/extending.md shows, installed as the page says."""
+
+import re
+import sys
+import textwrap
+import types
+
+import hypjax.objectives
+from hypjax.objectives.create import OBJECTIVES, Entry
+from tests.helpers.small_runs import REPOSITORY
+
+NAME = "proxy_softmax"
+_MODULE = f"hypjax.objectives.{NAME}"
+
+
+def blocks():
+    """Returns the page's objective, its entry, and its test."""
+    page = (REPOSITORY / "docs/extending.md").read_text()
+    section = page.partition("\n## A loss\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^ *```python\n(.*?)^ *```$", section, re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(block) for block in found]
+
+
+def install(patch):
+    """Adds the objective to the package by a pytest.MonkeyPatch, and returns its module."""
+    objective, entry, _ = blocks()
+    module = types.ModuleType(_MODULE)
+    patch.setitem(sys.modules, _MODULE, module)
+    patch.setattr(hypjax.objectives, NAME, module, raising=False)
+    exec(compile(objective, f"docs/extending.md:{NAME}", "exec"), vars(module))
+    shown = {"Entry": Entry}
+    exec(entry, shown)
+    patch.setitem(OBJECTIVES, NAME, shown["OBJECTIVES"][NAME])
+    return module

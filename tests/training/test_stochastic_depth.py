@@ -1,0 +1,114 @@
+"""Stochastic depth in the encoder, and in the train step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax.errors import UserError
+from hypjax.models.vit import Block, drop_path_factors
+from hypjax.objectives import PairwiseCrossEntropy
+from hypjax.training.step import make_train_step
+from tests.helpers import small_runs
+from tests.helpers.steps import learner_of, random_batch, start
+
+RATE, DEPTH = 0.4, 3
+
+
+def test_factors_are_0_or_the_inverse_of_the_probability_to_keep():
+    factors = np.asarray(drop_path_factors(jax.random.key(0), RATE, DEPTH, 10_000))
+    kept = 1 - np.array([0, RATE / 2, RATE])
+    assert factors.shape == (10_000, DEPTH, 2) and np.all(factors[:, 0] == 1)
+    for block in range(1, DEPTH):
+        values = np.unique(factors[:, block])
+        np.testing.assert_allclose(values, [0, 1 / kept[block]], rtol=1e-6)
+        error = 5 * np.sqrt(kept[block] * (1 - kept[block]) / 10_000)
+        both = factors[:, block] > 0
+        np.testing.assert_allclose(both.mean(axis=0), kept[block], atol=error)
+        assert abs(both.all(axis=1).mean() - kept[block] ** 2) < error  # They are independent.
+
+
+def test_a_block_is_expected_to_be_the_one_without_it():
+    """A branch's two outcomes, by their probabilities, average to the branch, exactly."""
+    block, kept = Block(num_heads=2, mlp_ratio=4, dtype=jnp.float32), 0.75
+    x = jax.random.normal(jax.random.key(0), (2, 5, 8))
+    params = block.init(jax.random.key(1), x)
+    params = jax.tree.map(lambda p: p + 0.3 * jax.random.normal(jax.random.key(2), p.shape), params)
+
+    def output(attention, perceptron):
+        factors = jnp.broadcast_to(jnp.array([attention, perceptron], jnp.float32), (2, 2))
+        return block.apply(params, x, factors)
+
+    def mean(outcomes):
+        return kept * outcomes[1] + (1 - kept) * outcomes[0]
+
+    np.testing.assert_allclose(output(1, 1), block.apply(params, x), rtol=1e-6)
+    perceptron = mean([output(1, factor) for factor in (0, 1 / kept)])
+    np.testing.assert_allclose(perceptron, output(1, 1), rtol=1e-5, atol=1e-5)
+    attention = mean([output(factor, 0) for factor in (0, 1 / kept)])
+    np.testing.assert_allclose(attention, output(1, 0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(output(0, 0), x)
+
+
+class Spy(PairwiseCrossEntropy):
+    """Also reports the head's outputs."""
+
+    def loss(self, params, state, outputs, teacher, batch, key):
+        loss, (state, _) = super().loss(params, state, outputs, teacher, batch, key)
+        return loss, (state, {"seen": outputs.projected})
+
+
+def outputs(load_glyphs, *overrides, rows=24, steps=1):
+    """The head's outputs of a batch of 24 images, padded to some rows, by step."""
+    config = load_glyphs(
+        "model.drop_path=0.5", "model.depth=2", "optim.learning_rate=0", *overrides
+    )
+    state, step = start(config, objective=Spy(learner_of(config).objective.space, 0.2, 2))
+    batch = random_batch()
+    pad = [(0, rows - 24)]
+    images, flips = np.pad(batch.images, pad + [(0, 0)] * 3), np.pad(batch.flips, pad)
+    seen = []
+    for _ in range(steps):
+        state, metrics = step(state, batch._replace(images=images, flips=flips))
+        seen.append(np.asarray(metrics["seen"]))
+    return seen
+
+
+def test_noise_depends_on_seed_step_and_place_alone(load_glyphs):
+    """Not on slices, which pad 24 images to 25, nor on what is computed again."""
+    one, other = outputs(load_glyphs, steps=2)
+    (again,) = outputs(load_glyphs, "run.microbatch=5", "run.remat=True", rows=25)
+    np.testing.assert_allclose(again, one, rtol=1e-4, atol=1e-4)
+    assert 12 < np.sum(np.abs(other - one).max(axis=1) > 1e-3) <= 24
+
+
+def test_a_rate_of_0_leaves_the_step_without_random_numbers(load_glyphs):
+    texts = []
+    for rate in (0.0, 0.5):
+        config = load_glyphs(f"model.drop_path={rate}", "model.depth=2", "model.head=none")
+        state, _ = start(config)
+        step = jax.jit(make_train_step(learner_of(config)))
+        texts.append(step.lower(state, random_batch()).as_text())
+    assert ["_bernoulli" in text for text in texts] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (("model.drop_path=1",), "at least 0 and below 1"),
+        (
+            (
+                *("model.drop_path=0.1", "model.architecture=resnet50", "model.patch_size=0"),
+                *("model.width=0", "model.depth=0", "model.num_heads=0"),
+            ),
+            "0 unless the architecture is a Transformer",
+        ),
+        (
+            ("model.drop_path=0.1", "train.cached_features=True", "optim.frozen=encoder"),
+            "0 if train.cached_features is set",
+        ),
+    ],
+)
+def test_what_it_cannot_go_with_is_refused(fields, message):
+    with pytest.raises(UserError, match=message):
+        small_runs.load("photos", *fields)

@@ -1,0 +1,149 @@
+"""The teacher: a moving average of the model, for objectives that ask for one."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax.objectives import PairwiseCrossEntropy
+from hypjax.runs.checkpoints import Checkpoints
+from hypjax.runs.shared_checkpoints import SharedCheckpoints
+from hypjax.training import optim, states
+from tests.helpers.steps import learner_of, leaves, random_batch, start
+
+DECAY = 0.9
+# The same for most tests, so that they share a compiled program.
+FIELDS = (
+    *("optim.schedule=constant", "optim.warmup_steps=0", "optim.frozen=patch_projection"),
+    *("model.drop_path=0.5", "model.depth=2", "train.on_nonfinite=skip", "seed=7"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Taught(PairwiseCrossEntropy):
+    """Also draws the embeddings to the teacher's, counts steps, and reports what it is given.
+
+    Its loss is not finite where a batch holds image 99.
+    """
+
+    teacher_decay = DECAY
+
+    def init(self, key, spec):
+        return {}, {"steps": jnp.zeros(())}
+
+    def loss(self, params, state, outputs, teacher, batch, key):
+        loss, (state, _) = super().loss(params, state, outputs, teacher, batch, key)
+        loss += jnp.mean((outputs.projected - teacher.projected) ** 2)
+        loss *= jnp.where(jnp.any(batch.ids == 99), jnp.nan, 1.0)
+        given = {"student": outputs, "teacher": teacher, "key": jax.random.key_data(key)}
+        return loss, ({"steps": state["steps"] + 1}, given)
+
+
+@pytest.fixture
+def begun(load_glyphs):
+    """Returns the learner, the first state and the step of a run of `Taught`."""
+
+    def begin(*overrides):
+        config = load_glyphs(*FIELDS, *overrides)
+        taught = Taught(learner_of(config).objective.space, 0.2, 2)
+        return learner_of(config, objective=taught), *start(config, objective=taught)
+
+    return begin
+
+
+def trained(state, frozen=("patch_projection",)):
+    return leaves(optim.split_frozen(state.params, frozen)[0]["model"])
+
+
+def test_it_follows_the_model_as_a_plain_loop_over_100_steps(begun):
+    _, state, step = begun()
+    expected = {name: value.copy() for name, value in trained(state).items()}
+    assert not any("patch_embed" in name for name in expected)
+    for i in range(100):
+        state, _ = step(state, random_batch(i))
+        for name, value in trained(state).items():
+            expected[name] = DECAY * expected[name] + (1 - DECAY) * value
+    found = leaves(state.teacher)
+    assert found.keys() == expected.keys() and state.objective_state["steps"] == 100
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+        assert not np.array_equal(found[name], trained(state)[name])
+
+
+def test_it_embeds_the_same_pixels_without_stochastic_depth(begun):
+    learner, state, step = begun()
+    for i in range(2):
+        batch = random_batch(i)._replace(flips=np.arange(24) % 3 == 0)
+        teacher = jax.tree.map(np.asarray, state.teacher)
+        teacher["encoder"]["patch_embed"] = state.params["model"]["encoder"]["patch_embed"]
+        pixels = np.where(batch.flips[:, None, None, None], batch.images[:, :, ::-1], batch.images)
+        images = (pixels / np.float32(255) - 0.085) / 0.24
+        expected = jax.jit(learner.model.apply)({"params": teacher}, images)
+        state, given = step(state, batch)
+        for shown, value in zip(given["teacher"], expected, strict=True):
+            np.testing.assert_allclose(shown, value, rtol=1e-4, atol=1e-4)
+        assert np.abs(given["student"].projected - given["teacher"].projected).max() > 0.01
+
+
+def test_a_dropped_update_leaves_it_as_it_is(begun):
+    _, state, step = begun()
+    state, _ = step(state, random_batch())
+    before = leaves((state.teacher, state.params, state.objective_state))
+    state, given = step(state, random_batch()._replace(ids=np.full(24, 99, np.int32)))
+    assert not given["finite"]
+    for name, value in leaves((state.teacher, state.params, state.objective_state)).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_a_resumed_run_is_equal_bit_for_bit(begun, tmp_path):
+    _, state, step = begun()
+    checkpoints = SharedCheckpoints(lambda: Checkpoints(tmp_path))
+    for i in range(4):
+        if i == 2:
+            states.save(checkpoints, state, states.Measured(untrained={}))
+            checkpoints.close()
+        state, given = step(state, random_batch(i))
+    saved = SharedCheckpoints(lambda: Checkpoints(tmp_path))
+    _, fresh, _ = begun()
+    resumed, _ = states.restore(saved, fresh)
+    for i in range(2, 4):
+        resumed, given_again = step(resumed, random_batch(i))
+    assert jax.tree.structure(resumed) == jax.tree.structure(state)
+    pairs = zip(*map(jax.tree.leaves, ((resumed, given_again), (state, given))), strict=True)
+    assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_it_starts_from_the_pretrained_weights(begun):
+    learner, state, step = begun()
+    ones = jax.tree.map(np.ones_like, state.params["model"]["encoder"])
+    state = states.with_pretrained(learner, state, {"encoder": ones})
+    for name, value in leaves(state.teacher).items():
+        np.testing.assert_array_equal(value, trained(state)[name])
+        assert "head" in name or np.all(value == 1)
+    step(state, random_batch())  # Both may be overwritten: they are different buffers.
+
+
+def test_it_works_on_cached_features_and_frozen_models(begun):
+    cached = ("train.cached_features=True", "model.drop_path=0")
+    _, state, step = begun("optim.frozen=encoder", *cached)
+    assert state.teacher.keys() == {"head"}
+    features = np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32)
+    for i in range(2):
+        head = jax.tree.map(np.asarray, state.teacher["head"])
+        state, given = step(state, random_batch()._replace(images=features))
+        expected = features @ head["kernel"] + head["bias"]
+        np.testing.assert_allclose(given["teacher"].projected, expected, rtol=1e-4, atol=1e-4)
+        key = jax.random.fold_in(jax.random.key(7), i)  # Of seed and step alone.
+        np.testing.assert_array_equal(given["key"], jax.random.key_data(key))
+    _, state, step = begun("optim.frozen=encoder,head", *cached)
+    assert state.teacher == {}
+    state, given = step(state, random_batch()._replace(images=features))
+    np.testing.assert_array_equal(given["teacher"].projected, given["student"].projected)
+
+
+def test_nothing_is_kept_where_no_objective_asks(load_glyphs):
+    state, _ = start(load_glyphs())
+    assert state.teacher is None
+    assert len(states._trees(state)["training"]) == 4  # As checkpoints always were.
