@@ -1,24 +1,31 @@
 """Trains on synthetic batches, sharded and sliced in several ways.
 
-python -m tests.helpers.trajectories OUTPUT BATCH/SAMPLES/STEPS DEVICES/PARTS/MICROBATCH[/remat]...
+python -m tests.helpers.trajectories OUTPUT TRAINING CASE...
+
+TRAINING is BATCH/SAMPLES/STEPS[/taught], and a CASE is DEVICES/PARTS/MICROBATCH[/remat].
 
 XLA_FLAGS must provide the devices of the largest case. Writes an .npz file with the arrays
-CASE:losses, CASE:gradient (of the first step) and CASE:recall (after the last step).
+CASE:losses, CASE:gradient (of the first step) and CASE:recall (after the last step). With 'taught',
+the objective is the one of docs/extending.md on noisy outputs, with stochastic depth; CASE:state
+holds its parameters, its state and its teacher after the last step.
 """
 
+import dataclasses
 import sys
 
 import jax
 import numpy as np
 import optax
+import pytest
 
 from hypjax import parallel
-from hypjax.config import default_config
+from hypjax.config import choose_objective, default_config
 from hypjax.objectives import Spec
 from hypjax.retrieval import recall_at_k
 from hypjax.training.learner import build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step, shard_batch
 from hypjax.types import Batch
+from tests.helpers import shown_objective
 
 TINY = {
     "architecture": "vit",
@@ -30,8 +37,10 @@ TINY = {
 }
 
 
-def config_of(batch, samples, devices=1, parts=1, microbatch=0, remat=False):
+def config_of(batch, samples, devices=1, parts=1, microbatch=0, *, remat=False, taught=False):
     config = default_config()
+    if taught:
+        choose_objective(config, shown_objective.NAME)
     with config.unlocked():
         config.model.update(TINY)
         config.data.image_size = config.data.resize = 8
@@ -39,7 +48,20 @@ def config_of(batch, samples, devices=1, parts=1, microbatch=0, remat=False):
         config.optim.learning_rate = 1e-4
         config.run.mesh, config.run.microbatch = (devices // parts, parts), microbatch
         config.run.remat = remat
+        config.model.drop_path = 0.5 if taught else 0.0
     return config
+
+
+def noisy(objective):
+    """The objective on outputs with noise from its key."""
+
+    class Noisy(type(objective)):
+        def loss(self, params, state, outputs, teacher, batch, key):
+            noise = jax.random.normal(key, outputs.projected.shape)
+            outputs = outputs._replace(projected=outputs.projected + noise)
+            return super().loss(params, state, outputs, teacher, batch, key)
+
+    return Noisy(**vars(objective))
 
 
 def synthetic_batch(step, config, rows):
@@ -59,8 +81,12 @@ def synthetic_batch(step, config, rows):
 def trajectory(config, steps):
     """Trains as `hypjax.train` does, step by step."""
     learner = build_learner(config)
+    taught = learner.objective.teacher_decay is not None
+    if taught:
+        learner = dataclasses.replace(learner, objective=noisy(learner.objective))
     mesh, model, objective = learner.mesh, learner.model, learner.objective
-    spec = Spec(2, config.train.samples_per_class, config.model.width, 16, 100)
+    samples = config.train.samples_per_class
+    spec = Spec(config.train.batch_size // samples, samples, config.model.width, 16, 100)
     state = create_state(learner, spec)
     state = parallel.place(state, parallel.parameter_shardings(mesh, state))
     step = make_train_step(learner)
@@ -73,8 +99,11 @@ def trajectory(config, steps):
         found["losses"].append(float(metrics["loss"]))
         if i == 0:  # After one step, Adam's first moment is a tenth of the clipped gradient.
             moments = parallel.gather(optax.tree.get(state.opt_state, "mu"))
-            found["gradient"] = np.concatenate([np.ravel(x) for x in jax.tree.leaves(moments)])
+            found["gradient"] = flat(moments)
     assert step._cache_size() == 1
+    if taught:
+        kept = state.params["objective"], state.objective_state, state.teacher
+        found["state"] = flat(parallel.gather(kept))
     params = parallel.gather(state.params["model"])
     images, labels, *_ = synthetic_batch(99, config, config.train.batch_size)
     outputs = jax.jit(model.apply)({"params": params}, images / np.float32(127.5) - 1)
@@ -83,14 +112,20 @@ def trajectory(config, steps):
     return found
 
 
+def flat(tree):
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+
+
 def main():
     output, training, *cases = sys.argv[1:]
-    batch, samples, steps = map(int, training.split("/"))
+    *sizes, taught = training.split("/") if "taught" in training else [*training.split("/"), ""]
+    batch, samples, steps = map(int, sizes)
+    shown_objective.install(pytest.MonkeyPatch())
     found = {}
     for case in cases:
         devices, parts, microbatch, *remat = case.split("/")
         sizes = map(int, (devices, parts, microbatch))
-        config = config_of(batch, samples, *sizes, remat=bool(remat))
+        config = config_of(batch, samples, *sizes, remat=bool(remat), taught=bool(taught))
         for name, values in trajectory(config, steps).items():
             found[f"{case}:{name}"] = np.asarray(values)
     np.savez(output, **found)

@@ -16,16 +16,14 @@ from tests.helpers.process_pair import ProcessPair, environment_with_devices, fr
 
 
 def trajectories(path, training, *cases):
-    """Returns the losses, the first gradient and the final recall of each case."""
+    """Returns what `tests.helpers.trajectories` finds in each case."""
     command = [sys.executable, "-m", "tests.helpers.trajectories", path, training, *cases]
     subprocess.run(
         command, env=environment_with_devices(8), cwd=small_runs.REPOSITORY, check=True, timeout=600
     )
     found = np.load(path)
-    return [
-        {name: found[f"{case}:{name}"] for name in ("losses", "gradient", "recall")}
-        for case in cases
-    ]
+    values = [{n: v for n, v in found.items() if n.startswith(f"{case}:")} for case in cases]
+    return [{name.rpartition(":")[2]: v for name, v in named.items()} for named in values]
 
 
 CASES = [*("2/1/0", "4/1/0", "8/1/0", "1/1/12", "2/1/12", "4/1/12", "8/1/12"), "8/2/12", "8/8/12"]
@@ -46,6 +44,19 @@ def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
         error = np.linalg.norm(other["gradient"] - expected["gradient"])
         assert error < 1e-5 * np.linalg.norm(expected["gradient"])
         assert other["recall"] == expected["recall"]
+
+
+@pytest.mark.slow
+def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(tmp_path):
+    """Batches of 36 images are padded: to 40 for slices of 5 or 8 devices, to 48 for both."""
+    cases = ["1/1/5", "2/1/0", "4/2/0", "8/1/0", "8/8/12/remat"]
+    expected, *others = trajectories(tmp_path / "found.npz", "36/2/10/taught", "1/1/0", *cases)
+    assert len(others) == len(cases) and len(expected) == 4
+    for other in others:
+        np.testing.assert_allclose(other["losses"], expected["losses"], rtol=1e-5)
+        for name in ("gradient", "state"):
+            error = np.linalg.norm(other[name] - expected[name])
+            assert error < 1e-5 * np.linalg.norm(expected[name])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from flax.traverse_util import flatten_dict
 from hypjax.errors import UserError
 from hypjax.models import ResNet, VisionTransformer, create_encoder
 from hypjax.models.pretrained import convert_timm, load_timm, timm_classifier, timm_state_dict
+from hypjax.models.vit import drop_path_factors
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
@@ -272,3 +273,23 @@ def test_tensors_that_are_no_plain_numbers_are_refused(change, tmp_path):
     encoder = VisionTransformer(image_size=32, width=48, **SMALL)
     with pytest.raises(UserError, match="norm.bias"):
         load_timm(str(tmp_path / "w.pth"), encoder)
+
+
+def test_stochastic_depth_drops_as_often_and_scales_as_timm():
+    """10,000 draws of each branch of each block, from a model with timm's drop_path_rate."""
+    rate, draws = 0.3, 10_000
+    sizes = dict(img_size=16, embed_dim=16, num_classes=0, **SMALL)
+    blocks = timm.models.VisionTransformer(drop_path_rate=rate, **sizes).train().blocks
+    torch.manual_seed(0)
+    with torch.no_grad():
+        branches = [[b.drop_path1, b.drop_path2] for b in blocks]
+        peer = [[branch(torch.ones(draws, 1)).numpy()[:, 0] for branch in b] for b in branches]
+    ours = np.asarray(drop_path_factors(jax.random.key(0), rate, len(blocks), draws))
+    for block, pair in enumerate(peer):
+        for place, theirs in enumerate(pair):
+            own = ours[:, block, place]
+            np.testing.assert_allclose(np.unique(own), np.unique(theirs), rtol=1e-6)
+            # Five standard errors of a difference of two means, if the rates are equal.
+            error = 5 * np.sqrt(2 * theirs.var() / draws)
+            assert abs(own.mean() - theirs.mean()) <= error
+            assert abs(own.mean() - 1) <= error

@@ -35,6 +35,7 @@ def test_a_block_is_expected_to_be_the_one_without_it():
     params = block.init(jax.random.key(1), x)
     params = jax.tree.map(lambda p: p + 0.3 * jax.random.normal(jax.random.key(2), p.shape), params)
 
+    @jax.jit
     def output(attention, perceptron):
         factors = jnp.broadcast_to(jnp.array([attention, perceptron], jnp.float32), (2, 2))
         return block.apply(params, x, factors)
