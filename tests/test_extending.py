@@ -31,6 +31,7 @@ def test_it_is_short_and_its_own_test_passes(module):
     names["test_equals_a_plain_loop"]()
 
 
+@pytest.mark.slow
 def test_a_run_has_its_teacher_its_state_and_its_group(module, photos_folder, tmp_path):
     rate, decay = 1e-4, 0.7
     config = small_runs.load(

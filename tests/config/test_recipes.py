@@ -261,7 +261,10 @@ def leaves(tree):
     }
 
 
-@pytest.mark.parametrize(("dataset", "variant"), TRAINED)
+@pytest.mark.parametrize(
+    ("dataset", "variant"),
+    [TRAINED[0], *(pytest.param(*recipe, marks=pytest.mark.slow) for recipe in TRAINED[1:])],
+)
 def test_two_steps_change_all_parameters_that_are_not_frozen(
     load, splits, programs, dataset, variant
 ):

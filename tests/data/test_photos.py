@@ -284,6 +284,7 @@ def test_a_file_that_vanishes_is_named(tmp_path):
         splits.train.image(0, 3)
 
 
+@pytest.mark.slow
 def test_real_photos_train_resume_and_are_evaluated(tmp_path):
     pictures = small_runs.REPOSITORY.parent / "shared/data/CUB_200_2011/images"
     if not pictures.exists():

@@ -195,6 +195,7 @@ np.savez(sys.argv[6], **dict(zip(found[0]._fields, map(np.stack, fields))))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_and_a_resumed_one_see_the_same_batches(photos_folder, tmp_path, repository):
     """One process has the first rows of each batch of 8, another the rest, bit for bit."""
     runs = {"whole": (0, 0, 8, 0), "a": (0, 0, 5, 0), "b": (0, 5, 10, 0), "resumed": (4, 0, 8, 2)}

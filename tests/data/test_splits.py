@@ -47,7 +47,10 @@ def prepared(tmp_path, config_name, write=None, **options):
     return written
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n == "omniglot" else []) for n in WRITERS],
+)
 def test_a_dataset_is_prepared_and_trained_on(tmp_path, repository, capsys, name):
     written = prepared(tmp_path, name)
     config = load(repository, tmp_path, name)

@@ -121,6 +121,7 @@ def test_galleries_of_other_views_or_scales_are_told_apart_and_old_ones_stay_val
     assert found[0] == digest.hexdigest()[:32]
 
 
+@pytest.mark.slow
 def test_squashed_images_are_embedded_and_evaluated_at_all_scales(run, photos_folder, tmp_path):
     run = changed(run, tmp_path / "run", data__test_view="squash", eval__scales=[1.0, 0.5])
     config, (model, params) = saved_config(run), restore_best(run)

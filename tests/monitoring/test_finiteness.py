@@ -34,6 +34,7 @@ def test_a_run_stops_and_names_step_images_and_the_last_good_checkpoint(photos_f
     assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["1"]
 
 
+@pytest.mark.slow
 def test_skipping_has_a_limit(photos_folder, tmp_path, capsys):
     config = small_runs.load(
         photos_folder,

@@ -91,6 +91,7 @@ def test_a_collapsed_run_says_so_or_stops(tmp_path, capsys):
         train.train_and_evaluate(config, tmp_path / "stopped")
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_help_says_so(photos_folder, tmp_path, capsys):
     still = small_runs.load(photos_folder, "optim.learning_rate=0")
     results = train.train_and_evaluate(still, tmp_path)

@@ -181,6 +181,7 @@ for space, spread in ((Sphere(), 1), (PoincareBall(0.1, 2.3), 0.003), (FUSED, 1)
 """
 
 
+@pytest.mark.slow
 def test_searches_on_several_devices_are_exact(repository, tmp_path):
     environment = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",

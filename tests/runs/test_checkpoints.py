@@ -199,6 +199,7 @@ def test_a_disk_that_becomes_read_only_is_reported(tmp_path, capfd):
         assert on_disk(disk / "checkpoints") == [1, 3]
 
 
+@pytest.mark.slow
 def test_a_run_on_a_full_disk_continues_and_fails_only_if_its_last_state_is_unsaved(
     photos_folder, tmp_path, capsys
 ):

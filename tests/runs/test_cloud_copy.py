@@ -152,6 +152,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(cloud_copy, "_UPLOAD_SECONDS", 0.02)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_on_another_machine(
     photos_folder, bucket, machine, monkeypatch, capfd
 ):

@@ -109,6 +109,7 @@ os.open = stalling
 """
 
 
+@pytest.mark.slow
 def test_photos_that_stall_end_the_run_which_can_resume(photos_folder, tmp_path):
     """Opening them blocks forever, as on a lost network file system."""
     steps = [*FLAT, "train.total_steps=400", "run.checkpoint_every=400"]
@@ -144,7 +145,10 @@ def ends(group: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow)],
+)
 def test_signals_reach_the_run_and_not_its_workers(photos_folder, tmp_path, number, status):
     """A terminal sends an interrupt to all processes of a command; none may survive."""
     long = [*FLAT, "train.total_steps=30000", "run.checkpoint_every=30000", "run.workers=1"]
