@@ -44,7 +44,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         UserError: The folder holds no checkpoint, or one of another run, or the images have
             changed, so that the test classes may differ.
     """
-    states, run, trained = {}, None, config
+    states, run, trained = {}, None, config.copy_and_resolve_references()
     if processes.is_first():
         with reading(workdir) as folder:
             _, states = restore_models(config, folder)
@@ -57,6 +57,8 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     states = _from_first(config, states)
     evaluator = create_evaluator(config)
     results = {name: _scores(evaluator, params, splits) for name, params in states.items()}
+    with trained.unlocked():
+        trained.eval = config.eval  # The scores are those that were asked for now.
     return _report(f"the models in {workdir}", results, splits.notes, trained)
 
 

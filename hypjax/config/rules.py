@@ -211,12 +211,22 @@ def validate(config: ConfigDict) -> None:
         refuse("model.load_head", True, "False if model.head is none")
     _validate_data(config)
     _validate_caches(config)
-    if config.eval.whiten and not any(config.eval.pca.values()):
-        refuse("eval.whiten", True, "False unless eval.pca.head or eval.pca.encoder is set")
+    _validate_evaluation(config)
     if config.model.head == "none" and "encoder" in config.optim.frozen:
         refuse("model.head", "none", "another one if optim.frozen names the encoder")
     if config.train.cached_features and "encoder" not in config.optim.frozen:
         refuse("train.cached_features", True, "False unless optim.frozen names the encoder")
+
+
+def _validate_evaluation(config: ConfigDict) -> None:
+    """Validates what happens to embeddings before they are scored."""
+    fields, dim = config.eval, config.model.head_dim
+    if fields.whiten and not any(fields.pca.values()):
+        refuse("eval.whiten", True, "False unless eval.pca.head or eval.pca.encoder is set")
+    if config.model.head != "none" and (fields.pca.head or 0) > dim:
+        refuse("eval.pca.head", fields.pca.head, f"at most model.head_dim ({dim})")
+    if fields.expansion_alpha and not fields.expansion:
+        refuse("eval.expansion_alpha", fields.expansion_alpha, "0 unless eval.expansion is set")
 
 
 def _validate_batches(config: ConfigDict) -> None:

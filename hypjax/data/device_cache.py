@@ -184,7 +184,7 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
         total=len(dataset), desc="decoding images once", unit="image", disable=None, leave=False
     )
     with (
-        memory.explained("data.stored_side, or set run.cache=host"),
+        memory.explained("the size of stored images, or set run.cache=host"),
         bar,
         concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
     ):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
+from hypjax.errors import UserError
 from hypjax.geometry.space import InnerProductSpace
 from hypjax.geometry.spaces import Sphere
 
@@ -43,7 +44,16 @@ class Fused:
                 raise ValueError(f"a weight is {weight}; it must be a finite number of at least 0")
 
     def split(self, x: Float[ArrayLike, "*b m*d"]) -> list[Float[Array, "*b d"]]:
-        """The coordinates of points in each space."""
+        """The coordinates of points in each space.
+
+        Raises:
+            UserError: Their number is not a multiple of the number of spaces.
+        """
+        if jnp.shape(x)[-1] % len(self.parts):
+            raise UserError(
+                f"points have {jnp.shape(x)[-1]} coordinates, which {len(self.parts)} fused spaces "
+                "cannot share"
+            )
         return jnp.split(jnp.asarray(x), len(self.parts), axis=-1)
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b m*d"]:

@@ -22,12 +22,13 @@ Sources: Ganea et al., "Hyperbolic Neural Networks" (NeurIPS 2018), Section 2, f
 operations and the maps; Ermolov et al., "Hyperbolic Vision Transformers" (CVPR 2022), Eqs. 1-3.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from hypjax.geometry import products, smooth
+from hypjax.geometry import frechet, products, smooth
 from hypjax.geometry.smooth import Scalar
 
 # Largest √c‖x‖ that `project` returns: the paper's bound, and about the largest norm at which
@@ -326,8 +327,8 @@ def frechet_mean(
 
     In hyperboloid coordinates a squared distance is a concave function of the inner product.
     Minimising its tangent, which gives a normalised sum, therefore never increases the objective:
-    the iteration needs no step size and converges from any start. A final Newton step makes the
-    result differentiable in x, c and the weights, by the implicit function theorem.
+    the iteration needs no step size and converges from any start. It is differentiable in x, c and
+    the weights: by the implicit function theorem, its derivative is that of a Newton step.
 
     Args:
         x: Points of the ball, [..., n, d].
@@ -341,60 +342,36 @@ def frechet_mean(
     weights = jnp.ones(jnp.shape(x)[:-1], jnp.float32) if weights is None else weights
     x, weights = smooth.floating(x, weights)
     weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-    mean = lax.stop_gradient(_minimise(*lax.stop_gradient((x, c, weights))))
-    return _newton_step(mean, x, c, weights)
+    return _mean(x, jnp.asarray(c, x.dtype), weights)
 
 
-def _minimise(x: Array, c: Scalar, weights: Array) -> Array:
+@jax.custom_jvp
+def _mean(x: Array, c: Scalar, weights: Array) -> Array:
     """Repeats majorise-minimise steps until they are no larger than rounding errors."""
     tolerance = 4 * jnp.finfo(x.dtype).eps
 
     def step(carry):
-        mean, _, count = carry
+        mean, moving, count = carry
         w, q = _mobius_difference(mean[..., None, :], x, c)
-        move = _majorised_step(w, q, c, weights)
-        moving = jnp.any(smooth.square_norm(move) > tolerance**2 * jnp.max(q, axis=-2))
-        return mobius_add(mean, move, c), moving, count + 1
+        move = frechet.majorised_step(w, q, c, weights)
+        mean = jnp.where(moving, mobius_add(mean, move, c), mean)  # Each on its own.
+        moving &= smooth.square_norm(move) > tolerance**2 * jnp.max(q, axis=-2)
+        return mean, moving, count + 1
 
     def unfinished(carry):
-        _, moving, count = carry
-        return moving & (count < _FRECHET_STEPS)
+        return jnp.any(carry[1]) & (carry[2] < _FRECHET_STEPS)
 
-    return lax.while_loop(unfinished, step, (jnp.zeros_like(x[..., 0, :]), True, 0))[0]
-
-
-def _majorised_step(w: Array, q: Array, c: Scalar, weights: Array) -> Array:
-    """The next mean, in coordinates that have the current mean at the origin and the points at w.
-
-    With D = √c·d, the tangent of D² = arccosh² at the current mean weights a point by D/sinh D. The
-    weighted sum of hyperboloid coordinates (time T, space S) is minimal at (T, S)/√(T² − c‖S‖²).
-    """
-    a = weights[..., None] * smooth.asinh_ratio(c * q) / jnp.sqrt(1 + c * q)
-    time = jnp.sum(a * (1 + 2 * c * q), axis=-2)
-    space = jnp.sum(a * (1 + c * q) * 2 * w, axis=-2)
-    return space / (time + jnp.sqrt(time**2 - c * smooth.square_norm(space)))
+    origin = jnp.zeros_like(x[..., 0, :])
+    return lax.while_loop(unfinished, step, (origin, jnp.ones_like(origin[..., :1], bool), 0))[0]
 
 
-def _newton_step(mean: Array, x: Array, c: Scalar, weights: Array) -> Array:
-    """One Newton step on the Fréchet objective; no gradient flows through the Hessian.
+@_mean.defjvp
+def _mean_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    mean = _mean(*primals)
+    return mean, jax.jvp(lambda *args: _newton(mean, *args), primals, tangents)[1]
 
-    At the mean, half a squared distance has the Hessian uuᵀ + D·coth(D)·(I − uuᵀ), where u is the
-    direction of the point and D is √c times its distance.
-    """
-    w, q = _mobius_difference(mean[..., None, :], x, c)
-    logs = 2 * w * smooth.asinh_ratio(c * q) * jnp.sqrt(1 + c * q)  # of length d
-    gradient = -jnp.sum(weights[..., None] * logs, axis=-2)
-    hessian = lax.stop_gradient(_hessian(logs, c, weights))
-    step = -jnp.linalg.solve(hessian, gradient[..., None])[..., 0]
+
+def _newton(mean: Array, x: Array, c: Scalar, weights: Array) -> Array:
+    """The mean after a Newton step, which does not move it but carries its derivatives."""
+    step = frechet.newton_step(*_mobius_difference(mean[..., None, :], x, c), c, weights)
     return mobius_add(mean, expmap0(step / 2, c), c)
-
-
-def _hessian(logs: Array, c: Scalar, weights: Array) -> Array:
-    square = smooth.square_norm(logs)
-    across = 1 / smooth.tanh_ratio(c * square)
-    along = (1 - across) / jnp.where(square > 0, square, 1)
-    outer = jnp.einsum(
-        "...n,...ni,...nj->...ij", weights * along[..., 0], logs, logs, precision="highest"
-    )
-    identity = jnp.eye(logs.shape[-1], dtype=logs.dtype)
-    return outer + jnp.sum(weights[..., None] * across, axis=-2)[..., None] * identity

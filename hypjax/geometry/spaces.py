@@ -59,8 +59,8 @@ class Sphere:
         self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
     ) -> Float[Array, "*b d"]:
         """The weighted sum, scaled to length 1; it minimises the weighted sum of distances."""
-        weights = jnp.ones(()) if weights is None else jnp.asarray(weights)[..., None]
-        return self.embed(jnp.sum(weights * x, axis=-2))
+        weighted = x if weights is None else jnp.asarray(weights)[..., None] * x
+        return self.embed(jnp.sum(weighted, axis=-2))
 
     def separation(
         self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]

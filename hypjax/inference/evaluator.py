@@ -56,6 +56,7 @@ class Evaluator:
         """
         self.source, self._processing = source, processing
         self._spaces, self._metrics = spaces, metrics
+        self._fitted: tuple[PyTree, Projections] = None, {}
         self._function = embed_function(model, pixel_scaling, spaces, scales)
 
     @functools.cached_property
@@ -73,11 +74,13 @@ class Evaluator:
             UserError: An image cannot be read, the device's memory does not suffice, or the
                 embeddings have fewer dimensions.
         """
-        if not self._processing.pca:
+        if not any(part_of(name) in self._processing.pca for name in self._spaces):
             return {}
-        with memory.explained("run.eval_batch_size"):
-            points = self.points(params, training)
-        return self._processing.fit(points, self._spaces)
+        if self._fitted[0] is not params:  # A model may be scored on several datasets.
+            with memory.explained("run.eval_batch_size"):
+                points = self.points(params, training)
+            self._fitted = params, self._processing.fit(points, self._spaces)
+        return self._fitted[1]
 
     def scores(
         self,
@@ -162,16 +165,19 @@ def create_evaluator(
 
 
 def check_depth(config: ConfigDict, splits: Splits) -> None:
-    """Refuses a K beyond the number of images to find, if precision is asked for.
+    """Refuses more neighbours than there are images to find, in precision or query expansion.
 
     Raises:
-        UserError: `eval.ks` holds such a K.
+        UserError: `eval.ks` holds such a K, or `eval.expansion` is such a number.
     """
-    if "precision" not in config.eval.metrics:
-        return
     items = [len(splits.gallery) if splits.gallery else len(splits.test) - 1]
     items += [len(splits.validation) - 1] if splits.validation else []
-    if max(config.eval.ks) > min(items):
+    if config.eval.expansion > min(items):
+        raise UserError(
+            f"config.eval.expansion is {config.eval.expansion}, but there are only {min(items)} "
+            "images to find"
+        )
+    if "precision" in config.eval.metrics and max(config.eval.ks) > min(items):
         raise UserError(
             f"config.eval.ks holds {max(config.eval.ks)}, but for precision there are only "
             f"{min(items)} images to find"

@@ -130,8 +130,7 @@ def _spell(method: str) -> str:
 def _find(config: ConfigDict, part: str, pretrained: bool) -> tuple[str, PublishedRow] | None:
     """Returns a configuration's method as the tables name it, and its row."""
     encoder = _encoder(config)
-    spaces, recipe = config.eval.spaces, default_config().eval.spaces
-    if encoder is None or part not in recipe or spaces[part][0] != recipe[part][0]:
+    if encoder is None or not _scored_as_published(config, part):
         return None
     methods = [f"pretrained-{encoder}"] if pretrained else _trained_methods(config, encoder)
     for method in methods:
@@ -139,6 +138,14 @@ def _find(config: ConfigDict, part: str, pretrained: bool) -> tuple[str, Publish
         if row is not None:
             return method, row
     return None
+
+
+def _scored_as_published(config: ConfigDict, part: str) -> bool:
+    """Whether a part is compared in the published space, as the model embeds it."""
+    ours, recipe = config.eval, default_config().eval
+    if part not in recipe.spaces or ours.spaces[part][0] != recipe.spaces[part][0]:
+        return False
+    return all(ours[field] == recipe[field] for field in ("pca", "expansion", "rerank"))
 
 
 def _encoder(config: ConfigDict) -> str | None:

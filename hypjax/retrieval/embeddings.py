@@ -108,6 +108,8 @@ class Embeddings:
         """Raises a `ValueError` unless the fields have their types and shapes."""
         if self.vectors.ndim != 2 or self.vectors.dtype != np.float32:
             raise ValueError(f"its vectors are {self.vectors.dtype} {self.vectors.shape}")
+        if isinstance(self.space, Fused) and self.vectors.shape[1] % len(self.space.parts):
+            raise ValueError(f"its vectors have {self.vectors.shape[1]} coordinates")
         for name, values in (("ids", self.ids), ("labels", self.labels)):
             if values.shape != self.vectors.shape[:1] or values.dtype.kind != "U":
                 raise ValueError(f"its {name} are {values.dtype} {values.shape}")

@@ -12,6 +12,9 @@ from jaxtyping import Array, Float, Int, Shaped
 from hypjax.errors import UserError
 
 MULTIPLE = 64  # Factors of a matrix product have a multiple of this many rows.
+# Separations are computed for a multiple of this many items. A vector loop would leave the rest to
+# another one, which may round differently, and duplicates must be equally far.
+LANES = 16
 
 
 class Labelled(NamedTuple):

@@ -163,7 +163,8 @@ def query_scores(
     reordered = None  # Whether the first results are matches, in their new order.
     if refinement is not None:
         queries = refinement.expanded(queries, own_ids, searched[0], space)
-        separate_gallery = searched[0], labels
+        if refinement.expansion:
+            separate_gallery = searched[0], labels
         if refinement.reranking is not None:
             found = refinement.first_results(queries, own_ids, searched[0], space)
             reordered = labels[found] == query_labels[:, None]

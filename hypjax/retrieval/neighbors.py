@@ -112,9 +112,7 @@ def search(
         UserError: A point is not finite or not in the space, or k is not between 1 and the number
             of items.
     """
-    items = len(gallery) - (own_ids is not None)
-    if not 1 <= k <= items:
-        raise UserError(f"k is {k}, but there are {items} items for a query to find")
+    check_number(k, gallery, own_ids)
     task = _Search(queries, own_ids, gallery, k, space, block_size)
     task.by_products(np.arange(len(queries)), Score.around(space, task.gallery.sample()), _SPARE)
     uncertain = task.uncertain()
@@ -128,6 +126,19 @@ def search(
     task.by_subtraction(uncertain)
     scores.report("neighbours", *effort)
     return task.found.distances, task.found.ids
+
+
+def check_number(
+    k: int, gallery: Float[ArrayLike, "m d"], own_ids: Int[np.ndarray, " n"] | None
+) -> None:
+    """Checks the number of neighbours to find.
+
+    Raises:
+        UserError: It is not between 1 and the number of items.
+    """
+    items = len(gallery) - (own_ids is not None)
+    if not 1 <= k <= items:
+        raise UserError(f"k is {k}, but there are {items} items for a query to find")
 
 
 class _Block(NamedTuple):

@@ -106,7 +106,8 @@ def _separations(
 ) -> Float[np.ndarray, " m"]:
     """Separations by subtraction in float64."""
     # A power of two, so that few programs are compiled.
-    padded = inputs.pad_rows(inputs.float32(items), 1 << max(len(items) - 1, 1).bit_length())
+    size = max(1 << (len(items) - 1).bit_length(), inputs.LANES)
+    padded = inputs.pad_rows(inputs.float32(items), size)
     with jax.enable_x64(True):
         return np.asarray(_separations_of(space, query, padded))[: len(items)]
 

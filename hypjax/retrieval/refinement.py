@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval.expansion import expand_queries
-from hypjax.retrieval.neighbors import search
+from hypjax.retrieval.neighbors import check_number, search
 from hypjax.retrieval.reranking import Reranking, rerank
 
 
@@ -67,6 +67,7 @@ class Refinement:
         queries = self.expanded(queries, own_ids, gallery, space)
         if self.reranking is None:
             return search(queries, own_ids, gallery, k=k, space=space)
+        check_number(k, gallery, own_ids)
         numbers = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
         found = rerank(queries, gallery, space=space, own_ids=own_ids, numbers=numbers)
         return tuple(array[:, :k] for array in found)

@@ -161,7 +161,8 @@ def highest(
     if not isinstance(space, Fused):
         return products[0]
     distance = _fused(space, [-product for product in products])
-    return jnp.maximum((_distance_error(distance) - 1) * distance, PADDING)
+    padding = products[0] <= PADDING / 2  # Its distance may not be finite.
+    return jnp.where(padding, PADDING, (_distance_error(distance) - 1) * distance)
 
 
 def lowest(space: Space, queries: Scored, items: Scored) -> Float[Array, "n m"]:
@@ -172,7 +173,8 @@ def lowest(space: Space, queries: Scored, items: Scored) -> Float[Array, "n m"]:
     if not isinstance(space, Fused):
         return bounds[0]
     distance = _fused(space, [-bound for bound in bounds])
-    return (-_distance_error(distance) - 1) * distance
+    padding = bounds[0] <= PADDING / 2
+    return jnp.where(padding, PADDING, (-_distance_error(distance) - 1) * distance)
 
 
 def _fused(space: Fused, separations: list[Float[Array, "n m"]]) -> Float[Array, "n m"]:

@@ -64,7 +64,10 @@ def nearest_candidates(
         part = np.s_[row : row + height, column : column + width]
         points, rows = gallery.points(best.ids[part])
         with jax.enable_x64(True):
-            separations[part] = _candidate_separations(space, queries[part[0]], points, rows)
+            lanes = [(0, 0), (0, -rows.shape[1] % inputs.LANES)]
+            rows = (np if isinstance(rows, np.ndarray) else jnp).pad(rows, lanes)
+            found = _candidate_separations(space, queries[part[0]], points, rows)
+        separations[part] = np.asarray(found)[:, : separations[part].shape[1]]
     ids, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
     order = _ascending(separations, ids)[:, :k]
     separations = np.take_along_axis(separations, order, axis=1)
@@ -189,7 +192,7 @@ def _separations(
     """Yields each query's number and its separations from all items, in float64."""
     size, dim = len(gallery), queries.shape[1]
     block = int(np.clip(_SEPARATION_BYTES // (8 * size), 1, len(queries)))
-    rows = min(max(_FETCH_BYTES // (4 * dim), 1), size)
+    rows = inputs.round_up(min(max(_FETCH_BYTES // (4 * dim), 1), size), inputs.LANES)
     for start in range(0, len(queries), block):
         part = inputs.pad_rows(queries[start : start + block], block)
         separations = np.empty((block, size))

@@ -59,6 +59,10 @@ def test_table_1_tells_of_pretrained_encoders(load):
 @pytest.mark.parametrize(
     ("spec", "overrides"),
     [
+        ("cub:hyp-dino", ["eval.rerank=True"]),
+        ("cub:hyp-dino", ["eval.expansion=5"]),
+        ("cub:hyp-dino", ["eval.pca.encoder=128"]),
+        ("cub:hyp-dino", ["eval.spaces.head=sphere", "eval.spaces.encoder=poincare"]),
         ("glyphs", []),
         ("cub", ["objective.c=0.3"]),
         ("cub", ["model.head_dim=64"]),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Sphere
+from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors, recall_at_k
 
 SPACES = [Sphere(), PoincareBall(1.0, 0.8), PoincareBall(0.0, None)]
@@ -156,10 +156,24 @@ def test_half_precision_points_are_compared_in_float32(space):
     assert (np.diff(distances, axis=1) > -1e-6).all()
 
 
+def test_padding_of_fused_galleries_hides_no_item():
+    """In a ball of c > 4, the separation of padding has no finite distance in float32."""
+    space = Fused(((Sphere(), 1.0), (PoincareBall(5.0, None), 1.0)))
+    x = np.array(space.embed(np.random.default_rng(0).normal(size=(5057, 8)).astype(np.float32)))
+    x[-1] = x[0]
+    np.testing.assert_array_equal(nearest_neighbors(x[:1], x, k=2, space=space)[1], [[0, 5056]])
+
+
+def test_fused_points_of_another_width_are_an_error():
+    space = Fused(((Sphere(), 1.0), (PoincareBall(), 1.0)))
+    with pytest.raises(UserError, match="points have 5 coordinates, which 2 fused spaces cannot"):
+        nearest_neighbors(np.ones((3, 5)), np.ones((3, 5)), k=1, space=space)
+
+
 DEVICES = """
 import sys, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from hypjax.geometry import PoincareBall, Sphere
+from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors
 from tests.retrieval.test_exactness import FUSED, crowds, true_order, true_ranks
 assert jax.device_count() == 4
