@@ -42,7 +42,10 @@ _ALPHA = flags.DEFINE_float(
     flag_values=FLAGS,
 )
 _RERANK = flags.DEFINE_boolean(
-    "rerank", False, "Re-rank the first 100 results by their neighbours.", flag_values=FLAGS
+    "rerank",
+    False,
+    "Re-rank results by their neighbours: the first 100, or k if that is more.",
+    flag_values=FLAGS,
 )
 _EMBEDDING = flags.DEFINE_enum(
     "embedding",

@@ -95,10 +95,12 @@ def train_and_evaluate(
             with stopwatch.part("evaluation"):
                 results = collect_results(checkpoints, state, measured, setup, run.path)
             monitor.write(total, {"test": results["final"]})
-        print_results(results, config)
-        with stopwatch.part("saving"):
-            run.require_last_state(checkpoints, total)
-        write_times(run.path, stopwatch, steps=len(steps))
-        run.write_results(results)
+        try:
+            print_results(results, config)
+        finally:  # What reads the table may be gone.
+            with stopwatch.part("saving"):
+                run.require_last_state(checkpoints, total)
+            write_times(run.path, stopwatch, steps=len(steps))
+            run.write_results(results)
     print(f"results.json, metrics.jsonl and the models are in {run.location}")
     return results

@@ -131,6 +131,10 @@ def _objective(name: str | None) -> ConfigDict:
     objective.clip_radius = placeholder(float)  # Makes None a valid value.
     objective.clip_radius = 2.3
     for own, field in OBJECTIVES[name].fields.items() if name else ():
+        if own in objective:
+            raise ValueError(
+                f"objective {name} declares the field {own}, which all objectives have"
+            )
         objective[own] = field.default
     return objective
 

@@ -14,6 +14,7 @@ from hypjax.config.defaults import choose_objective
 from hypjax.config.identity import flatten
 from hypjax.config.rules import field_type, refuse, validate
 from hypjax.errors import UserError, nearest
+from hypjax.fields import one_of
 from hypjax.objectives import OBJECTIVES
 
 _CONFIGS = pathlib.Path("configs")
@@ -129,7 +130,9 @@ def _set(config: ConfigDict, override: str) -> None:
         refuse(field, text, rule.words)
     if isinstance(known[field], float) and value is not None:
         value = float(value)
-    if field == "objective.name" and value in OBJECTIVES:
+    if field == "objective.name":
+        if value not in OBJECTIVES:
+            refuse(field, value, one_of(*OBJECTIVES).words)
         choose_objective(config, value)
         return
     with config.ignore_type():

@@ -92,7 +92,7 @@ _CLASSES = Rule(
 )
 _SCORE_SPACES = Rule(
     lambda value: value and len(set(value)) == len(value) and set(value) <= {"objective", *SPACES},
-    "one or more of objective, " + ", ".join(SPACES),
+    "one or more of objective, " + ", ".join(SPACES) + ", each once",
 )
 _NONE_OR_AT_LEAST_0 = Rule(lambda value: value is None or value >= 0, "at least 0, or None")
 _NONE_OR_AT_LEAST_1 = Rule(lambda value: value is None or value >= 1, "at least 1, or None")
@@ -162,7 +162,8 @@ _RULES = {
     **{f"eval.spaces.{part}": _SCORE_SPACES for part in PARTS},
     "eval.every": at_least(0),
     "eval.scales": Rule(
-        lambda value: len(value) > 0 and min(value) > 0, "one or more numbers, each above 0"
+        lambda value: len(value) > 0 and 0 < min(value) and max(value) <= 4,
+        "one or more numbers, each above 0 and up to 4",
     ),
     **{f"eval.pca.{part}": _NONE_OR_AT_LEAST_1 for part in PARTS},
     "eval.expansion": at_least(0),

@@ -37,6 +37,8 @@ class Fused:
         """Raises a `ValueError` if there is no space, or if a weight is out of range."""
         if not self.parts:
             raise ValueError("there must be at least one space")
+        if not all(isinstance(part, tuple) and len(part) == 2 for part in self.parts):
+            raise ValueError("each part must be a pair of a space and a weight")
         for space, weight in self.parts:
             if isinstance(space, Fused):
                 raise ValueError("a part is fused itself; list its parts instead")

@@ -88,7 +88,9 @@ def check_points(
     queries, gallery = (x if hasattr(x, "dtype") else np.asarray(x) for x in (queries, gallery))
     for name, points in (("queries", queries), ("gallery", gallery)):
         if points.ndim != 2 or 0 in points.shape:
-            raise UserError(f"{name} must be [number, dimension], got shape {points.shape}")
+            raise UserError(
+                f"{name} must be [number, dimension] and not empty, got shape {points.shape}"
+            )
         if not jnp.issubdtype(points.dtype, jnp.floating):
             raise UserError(f"{name} must be floating-point numbers, got {points.dtype}")
     if queries.shape[1] != gallery.shape[1]:
@@ -96,6 +98,29 @@ def check_points(
             f"queries have {queries.shape[1]} coordinates, the gallery {gallery.shape[1]}"
         )
     return queries, gallery
+
+
+def check_own_ids(own_ids: Int[np.ndarray, " n"] | None, queries: int, items: int) -> None:
+    """Checks the gallery indices of queries; −1 stands for those that are not in the gallery.
+
+    Args:
+        own_ids: Indices, [queries]; None if no query is in the gallery.
+        queries: Number of queries.
+        items: Number of gallery items.
+
+    Raises:
+        UserError: They are not one index for each query, or one is out of range.
+    """
+    if own_ids is None:
+        return
+    own_ids = np.asarray(own_ids)
+    if own_ids.shape != (queries,) or own_ids.dtype.kind not in "iu":
+        raise UserError(
+            f"own_ids must be one index for each of the {queries} queries, got {own_ids.dtype} "
+            f"{own_ids.shape}"
+        )
+    if own_ids.size and not (own_ids.min() >= -1 and own_ids.max() < items):
+        raise UserError(f"own_ids has an index outside -1 to {items - 1}")
 
 
 def check_labelled(

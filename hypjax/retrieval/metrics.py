@@ -228,6 +228,8 @@ def relevance_scores(
         UserError: A point is not finite or not in the space, shapes do not match, a metric is
             unknown, or the lists are not valid.
     """
+    if not isinstance(relevance, Relevance):
+        raise UserError(f"relevance is a {type(relevance).__name__}; make a Relevance of it")
     queries, gallery = inputs.check_points(queries, gallery)
     relevance = relevance.checked(len(queries), len(gallery))
     selected = {name: metric_rules.metric(name) for name in metrics}

@@ -112,6 +112,7 @@ def search(
         UserError: A point is not finite or not in the space, or k is not between 1 and the number
             of items.
     """
+    inputs.check_own_ids(own_ids, len(queries), len(gallery))
     check_number(k, gallery, own_ids)
     task = _Search(queries, own_ids, gallery, k, space, block_size)
     task.by_products(np.arange(len(queries)), Score.around(space, task.gallery.sample()), _SPARE)

@@ -66,6 +66,8 @@ class Projection:
                     f"the projection is for {len(self.mean)} dimensions, but these points have "
                     f"{features.shape[1]}"
                 )
+            if not np.isfinite(features).all():
+                raise UserError("the projection needs finite points")
             projected = ((features - self.mean) @ self.components.T) * scales
             found.append(np.asarray(self.space.embed(projected.astype(np.float32))))
         return np.concatenate(found)

@@ -54,6 +54,7 @@ def match_ranks(
         queries, query_labels, gallery, gallery_labels
     )
     queries, gallery = inputs.check_points(queries, gallery)
+    inputs.check_own_ids(own_ids, len(queries), len(gallery))
     asked = Labelled(queries, query_labels, own_ids)
     searched = Labelled(gallery, gallery_labels)
     score = Score.around(space, sample(gallery))

@@ -113,6 +113,7 @@ def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
         ("optim.warmup_steps=100000", "must be at most train.total_steps"),
         ("eval.pca.head=0", "must be at least 1, or None"),
         ("eval.whiten=True", "must be False unless eval.pca.head or eval.pca.encoder is set"),
+        ("objective.name=proxy", "config.objective.name is 'proxy'; it must be one of pairwise"),
         ("eval.pca.head=129", "must be at most model.head_dim (128)"),
         ("eval.expansion_alpha=-1", "must be at least 0"),
         ("eval.expansion_alpha=3", "must be 0 unless eval.expansion is set"),

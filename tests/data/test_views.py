@@ -15,7 +15,7 @@ from hypjax.data.device_cache import crop_batches, fill, lay_out
 from hypjax.data.host_cache import DecodedImages
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import EpochClassPlans
-from hypjax.data.views import TEST_VIEWS, TRAIN_VIEWS, ResizeCrop
+from hypjax.data.views import TEST_VIEWS, ResizeCrop
 from hypjax.errors import UserError
 from hypjax.training.setup import build
 from hypjax.types import View, Workers
@@ -151,7 +151,6 @@ def test_views_are_built_from_the_configuration(photos_folder):
     assert setup.plans.crop == ResizeCrop(20, 16, 0.5)
     assert (setup.plans.sizes == 20).all() and (setup.layout.sizes == 20).all()
     assert setup.evaluator.source.view == View(16, 20, 3, "squash")
-    assert set(TRAIN_VIEWS) == {"area_crop", "resize_crop"}
 
 
 def test_what_a_view_does_not_use_is_refused_or_ignored(photos_folder):

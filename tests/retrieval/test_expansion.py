@@ -73,3 +73,10 @@ def test_dissimilar_items_count_only_in_averages():
 def test_numbers_out_of_range_are_refused(numbers, message):
     with pytest.raises(UserError, match=message):
         expand_queries(points(SPHERE, 0, 5), space=SPHERE, **numbers)
+
+
+@pytest.mark.parametrize("own_ids", [[99, 0], [-2, 0], [0], [0.5, 1.0]])
+def test_own_ids_that_are_not_indices_are_an_error(own_ids):
+    x = np.asarray(Sphere().embed(np.eye(4)))
+    with pytest.raises(UserError, match="own_ids"):
+        expand_queries(x[:2], x, k=1, space=Sphere(), own_ids=np.array(own_ids))

@@ -76,6 +76,12 @@ def test_queries_without_positives_are_counted():
     np.testing.assert_array_equal(found, [1, np.nan])
 
 
+def test_lists_alone_are_no_relevance():
+    x = np.asarray(Sphere().embed(np.eye(4)))
+    with pytest.raises(UserError, match="relevance is a list; make a Relevance of it"):
+        average_precision(x[:2], x, [[0], [1]], space=Sphere())
+
+
 @pytest.mark.parametrize(
     ("positives", "ignored", "message"),
     [
