@@ -213,7 +213,7 @@ def test_searches_on_several_devices_are_exact(repository, tmp_path):
         (lambda x: {"k": 40, "exclude_self": True}, "k is 40, but there are 39 items"),
         (
             lambda x: {"gallery": x[:0]},
-            r"gallery must be \[number, dimension\], got shape \(0, 4\)",
+            r"gallery must be \[number, dimension\] and not empty, got shape \(0, 4\)",
         ),
         (lambda x: {"gallery": x[:, :3]}, "queries have 4 coordinates, the gallery 3"),
         (lambda x: {"gallery": x.astype(int)}, "gallery must be floating-point numbers"),
