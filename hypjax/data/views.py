@@ -135,7 +135,7 @@ class ResizeCrop:
     flip: float
 
     def sizes(self, originals: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
-        """Returns the size of the square for every image."""
+        """Returns the square's side as the height and width of each image."""
         return np.full_like(originals, self.resize)
 
     def boxes(
