@@ -2,14 +2,17 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import Mesh
 
 from hypjax import parallel
 from hypjax.benchmarks import programs
 from hypjax.config import default_config
+from hypjax.geometry import PoincareBall
 from hypjax.retrieval import tiles
-from hypjax.retrieval.scores import Scored
+from hypjax.retrieval.inputs import Labelled
+from hypjax.retrieval.scores import Score
 
 pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu")
 
@@ -51,18 +54,16 @@ def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
 
 def test_ranks_of_60502_queries_compile_and_round_nothing(slice_of_eight):
     """The test split of Stanford Online Products, on all devices."""
-    mesh = Mesh(slice_of_eight, tiles._AXIS)
-    size = 30 * 2048
-    number = jax.ShapeDtypeStruct((size,), jnp.int32)
-    score = jax.ShapeDtypeStruct((size,), jnp.float32)
-    vector = jax.ShapeDtypeStruct((size, 132), jnp.float32)
-    slack = jax.ShapeDtypeStruct((size, 2), jnp.float32)
-    points = tiles._Points(Scored(vector, vector, slack), number, number, number)
-    indices = jax.ShapeDtypeStruct((8, 64), jnp.int32)
-    assigned = tiles._Tiles(indices, indices, jax.ShapeDtypeStruct((8,), jnp.int32))
-    thresholds = tiles._Thresholds(score, score)
-    found = tiles._thresholds(mesh, True).lower(points, points, assigned)
-    counted = tiles._count_before(mesh, True).lower(points, points, thresholds, assigned, assigned)
+    mesh, space = Mesh(slice_of_eight, tiles._AXIS), PoincareBall(0.1)
+    given = Labelled(np.zeros((60_502, 128), np.float32), np.arange(60_502) // 5)
+    points = tiles._sort_by_class(Score.around(space, given.points), given)
+    assigned = tiles._Tiles(np.zeros((8, 64)), np.zeros((8, 64)), np.zeros(8))
+    assigned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.int32), assigned)
+    points = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), points)
+    found = tiles._thresholds(mesh, True).lower(space, points, points, assigned)
+    counted = tiles._count_before(mesh, True).lower(
+        space, points, points, found.out_info, assigned, assigned
+    )
     for lowered in (found, counted):
         program = programs.describe(lowered)
         assert program.rounded == []
