@@ -55,3 +55,4 @@ def range_within(low: float, high: float) -> Rule:
 
 
 ABOVE_0 = Rule(lambda value: value > 0, "above 0")
+TRUE_OR_FALSE = Rule(lambda value: isinstance(value, bool), "True or False")

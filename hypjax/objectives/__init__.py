@@ -2,15 +2,36 @@
 
 from hypjax.objectives.base import Group, Metrics, Objective, Spec
 from hypjax.objectives.create import OBJECTIVES, create_objective
+from hypjax.objectives.of_pairs import PairObjective
+from hypjax.objectives.of_proxies import ProxyObjective
+from hypjax.objectives.pair_losses import contrastive, multi_similarity, scalable_nca, supcon
 from hypjax.objectives.pairwise import PairwiseCrossEntropy, pairwise_cross_entropy
+from hypjax.objectives.proxy_losses import (
+    normalized_softmax,
+    proxy_anchor,
+    proxy_nca,
+    soft_triple,
+)
+from hypjax.objectives.triplets import triplet
 
 __all__ = [
     "OBJECTIVES",
     "Group",
     "Metrics",
     "Objective",
+    "PairObjective",
     "PairwiseCrossEntropy",
+    "ProxyObjective",
     "Spec",
+    "contrastive",
     "create_objective",
+    "multi_similarity",
+    "normalized_softmax",
     "pairwise_cross_entropy",
+    "proxy_anchor",
+    "proxy_nca",
+    "scalable_nca",
+    "soft_triple",
+    "supcon",
+    "triplet",
 ]

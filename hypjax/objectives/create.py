@@ -1,6 +1,7 @@
 """The registry of objectives, and the choice that a configuration makes."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ from ml_collections import ConfigDict
 
 from hypjax.fields import Field
 from hypjax.geometry import SPACES, Space
-from hypjax.objectives import pairwise
+from hypjax.objectives import of_pairs, of_proxies, pairwise
 from hypjax.objectives.base import Objective
 
 
@@ -28,6 +29,14 @@ class Entry(NamedTuple):
 
 OBJECTIVES = {
     "pairwise_cross_entropy": Entry(pairwise.create, pairwise.FIELDS, by_class=True),
+    **{
+        name: Entry(functools.partial(of_pairs.create, name), loss.fields, loss.by_class)
+        for name, loss in of_pairs.PAIR_LOSSES.items()
+    },
+    **{
+        name: Entry(functools.partial(of_proxies.create, name), loss.fields, by_class=False)
+        for name, loss in of_proxies.PROXY_LOSSES.items()
+    },
 }
 
 

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from hypjax.fields import ABOVE_0, Field
 from hypjax.geometry import Space
 from hypjax.objectives.base import Metrics, Spec
+from hypjax.objectives.metrics import norms
 from hypjax.types import Batch, Outputs
 
 
@@ -238,9 +239,7 @@ def _metrics(
     n, s = features.shape[:2]
     return {
         "chance_loss": jnp.float32(s * (s - 1) * math.log(2 * n - 1)),
-        "feature_norm": jnp.mean(jnp.linalg.norm(features, axis=-1)),
-        "embedding_norm": jnp.mean(jnp.linalg.norm(points, axis=-1)),
-        "clipped_share": jnp.mean(space.clipped(features)),
+        **norms(space, features, points),
         "logit_min": jnp.minimum(least, jnp.min(same_class)),
         "logit_max": jnp.max(jnp.maximum(match, nearest)),
         "batch_recall@1": jnp.mean(match > nearest),

@@ -1,0 +1,152 @@
+"""Distances, masks and sums that the losses of pairs and of proxies share."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from hypjax.geometry import Space, Sphere
+
+SPHERE = Sphere()
+
+
+def similarity(distance: Float[Array, "*b"]) -> Float[Array, "*b"]:
+    """1 − distance / 2: the cosine on the sphere, whose distance is 2 − 2cos.
+
+    Losses that are published for the cosine use it in every space. Margins and thresholds then are
+    half as large as in terms of distances, and gradients do not vanish for distant points.
+    """
+    return 1 - distance / 2
+
+
+class Pairs(NamedTuple):
+    """All ordered pairs of images of a batch.
+
+    Attributes:
+        distances: Their distances.
+        same: Which are two images of one class.
+        other: Which are two images of different classes.
+    """
+
+    distances: Float[Array, "n n"]
+    same: Bool[Array, "n n"]
+    other: Bool[Array, "n n"]
+
+
+def compare_images(
+    space: Space,
+    points: Float[ArrayLike, "n dim"],
+    labels: Int[ArrayLike, " n"],
+    samples_per_class: int | None,
+) -> Pairs:
+    """Compares the images of a batch with each other.
+
+    Args:
+        space: Space that measures the distances.
+        points: Points of the space.
+        labels: Class of each image.
+        samples_per_class: If every so many images are of one class, distances among these are
+            computed by subtraction. In products, small distances lose digits and their gradients
+            vanish. None computes all distances by products.
+
+    Raises:
+        ValueError: There is not one label for each image, or the images are no multiple of
+            `samples_per_class`.
+    """
+    points, labels = _batch(points, labels)
+    distances = space.distance_matrix(points, points)
+    if samples_per_class is not None:
+        distances = _with_subtracted_blocks(space, points, distances, samples_per_class)
+    alike = labels[:, None] == labels
+    return Pairs(distances, alike & ~jnp.eye(len(points), dtype=bool), ~alike)
+
+
+def compare_proxies(
+    space: Space,
+    points: Float[ArrayLike, "n dim"],
+    labels: Int[ArrayLike, " n"],
+    proxies: Float[ArrayLike, "classes centres dim"],
+) -> tuple[Float[Array, "n classes centres"], Bool[Array, "n classes"]]:
+    """Compares the images of a batch with the proxies of all classes.
+
+    Distances to proxies of an image's own class are computed by subtraction, since training draws
+    these together.
+
+    Args:
+        space: Space that measures the distances.
+        points: Points of the space.
+        labels: Class of each image, from 0.
+        proxies: Points of the space, one or several for each class.
+
+    Returns:
+        Distances, and which proxies are of the image's class.
+
+    Raises:
+        ValueError: There is not one label for each image, or a label that is not traced has no
+            proxy.
+    """
+    given = labels
+    points, labels = _batch(points, labels)
+    proxies = jnp.asarray(proxies)
+    classes, centres, dim = proxies.shape
+    if not isinstance(given, jax.core.Tracer) and np.size(given):
+        least, largest = np.min(given), np.max(given)
+        if least < 0 or largest >= classes:
+            raise ValueError(f"there are {classes} classes, but labels from {least} to {largest}")
+    flat = space.distance_matrix(points, proxies.reshape(classes * centres, dim))
+    own = labels[:, None] == jnp.arange(classes)
+    exact = space.distance(points[:, None], proxies[labels])[:, None]
+    distances = jnp.where(own[..., None], exact, flat.reshape(-1, classes, centres))
+    return distances, own
+
+
+def _batch(
+    points: Float[ArrayLike, "n dim"], labels: Int[ArrayLike, " n"]
+) -> tuple[Float[Array, "n dim"], Int[Array, " n"]]:
+    """Checks that a batch has one label for each image, and converts both to arrays."""
+    points, labels = jnp.asarray(points), jnp.asarray(labels)
+    if points.ndim != 2 or labels.shape != points.shape[:1]:
+        raise ValueError(
+            "needs embeddings [images, dim] and one label for each image, got "
+            f"{points.shape} and {labels.shape}"
+        )
+    return points, labels
+
+
+def _with_subtracted_blocks(
+    space: Space, points: Float[Array, "n dim"], distances: Float[Array, "n n"], size: int
+) -> Float[Array, "n n"]:
+    """Replaces the distances among every `size` adjacent points by those from subtraction."""
+    if size < 1 or len(points) % size:
+        raise ValueError(f"samples_per_class is {size}, for {len(points)} images")
+    groups = points.reshape(-1, size, points.shape[-1])
+    within = space.distance(groups[:, :, None], groups[:, None])
+    blocks = distances.reshape(len(groups), size, len(groups), size)
+    itself = jnp.eye(len(groups), dtype=bool)[:, None, :, None]
+    return jnp.where(itself, within[:, :, None], blocks).reshape(distances.shape)
+
+
+def log1p_sum_exp(
+    x: Float[Array, "n m"], where: Bool[Array, "n m"], axis: int
+) -> Float[Array, " k"]:
+    """log(1 + Σ exp(x)) over chosen elements; 0, with gradient 0, where there are none."""
+    x = jnp.where(where, x, -jnp.inf)
+    shift = lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True, initial=0))
+    total = jnp.sum(jnp.exp(x - shift), axis=axis)
+    shift = jnp.squeeze(shift, axis)
+    return shift + jnp.log1p(total + jnp.expm1(-shift))
+
+
+def log_sum_exp(x: Float[Array, "n m"], where: Bool[Array, "n m"]) -> Float[Array, " n"]:
+    """Log-sum-exp over chosen elements of each row; over all of a row where there are none."""
+    some = jnp.any(where, axis=-1, keepdims=True)
+    return jax.nn.logsumexp(x, axis=-1, where=where | ~some)
+
+
+def mean_where(values: Float[Array, "*b"], where: Bool[Array, "*b"]) -> Float[Array, ""]:
+    """Mean of chosen elements; 0 if there are none."""
+    return jnp.sum(values, where=where) / jnp.maximum(jnp.sum(where), 1)

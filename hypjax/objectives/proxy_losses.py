@@ -1,0 +1,193 @@
+"""Losses that compare the images of a batch with proxies: points that stand for the classes.
+
+They are written in terms of the distance of a space. On the sphere they are the published losses of
+the cosine; `hypjax.objectives.comparisons.similarity` says what takes its place in other spaces.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from hypjax.geometry import Space
+from hypjax.objectives.comparisons import (
+    SPHERE,
+    compare_proxies,
+    log1p_sum_exp,
+    mean_where,
+    similarity,
+)
+
+
+def proxy_anchor(
+    embeddings: Float[ArrayLike, "n dim"],
+    labels: Int[ArrayLike, " n"],
+    proxies: Float[ArrayLike, "classes dim"],
+    *,
+    space: Space = SPHERE,
+    margin: float = 0.1,
+    alpha: float = 32.0,
+) -> Float[Array, ""]:
+    """Proxy-Anchor loss (Kim et al., CVPR 2020, Eq. 4).
+
+    The mean over the proxies of classes in the batch of log(1 + Σ_{own} exp(−α·(s − δ))), plus the
+    mean over all proxies of log(1 + Σ_{others} exp(α·(s + δ))), where the sums are over the images
+    that are, or are not, of the proxy's class. s is the cosine on the sphere and 1 − distance / 2
+    in other spaces.
+
+    Args:
+        embeddings: Points of the space.
+        labels: Class of each image, from 0.
+        proxies: Points of the space, one for each class.
+        space: Space that measures the distances.
+        margin: δ.
+        alpha: α > 0.
+
+    Returns:
+        The loss, a scalar.
+
+    Raises:
+        ValueError: There is not one label for each image, or a label that is not traced has no
+            proxy.
+    """
+    distances, own = _compare(space, embeddings, labels, proxies)
+    s = similarity(distances)
+    pull = log1p_sum_exp(-alpha * (s - margin), own, axis=0)
+    push = log1p_sum_exp(alpha * (s + margin), ~own, axis=0)
+    return mean_where(pull, jnp.any(own, axis=0)) + jnp.mean(push)
+
+
+def proxy_nca(
+    embeddings: Float[ArrayLike, "n dim"],
+    labels: Int[ArrayLike, " n"],
+    proxies: Float[ArrayLike, "classes dim"],
+    *,
+    space: Space = SPHERE,
+    temperature: float = 1.0,
+) -> Float[Array, ""]:
+    """Proxy-NCA loss (Movshovitz-Attias et al., ICCV 2017), normalised as a probability.
+
+    The mean of −log softmax(−distance / τ) at the image's class, over the proxies of all classes.
+    This is the form of ProxyNCA++ (Teh et al., ECCV 2020) and of pytorch-metric-learning. The
+    original leaves the proxy of the image's class out of the denominator, which makes the loss
+    unbounded below.
+
+    Args:
+        embeddings: Points of the space.
+        labels: Class of each image, from 0.
+        proxies: Points of the space, one for each class.
+        space: Space that measures the distances.
+        temperature: τ > 0: 1 in the original, 1/9 in ProxyNCA++.
+
+    Returns:
+        The loss, a scalar.
+
+    Raises:
+        ValueError: See `proxy_anchor`.
+    """
+    distances, own = _compare(space, embeddings, labels, proxies)
+    return _cross_entropy(-distances / temperature, own)
+
+
+def normalized_softmax(
+    embeddings: Float[ArrayLike, "n dim"],
+    labels: Int[ArrayLike, " n"],
+    proxies: Float[ArrayLike, "classes dim"],
+    *,
+    space: Space = SPHERE,
+    temperature: float = 0.05,
+) -> Float[Array, ""]:
+    """Normalised softmax loss (Zhai and Wu, BMVC 2019, Eq. 4).
+
+    The cross-entropy of the logits s/τ, where s is the cosine on the sphere, −distance / 2 in any
+    space. It equals `proxy_nca` at twice the temperature.
+
+    Args:
+        embeddings: Points of the space.
+        labels: Class of each image, from 0.
+        proxies: Points of the space, one for each class: the weights of the classifier.
+        space: Space that measures the distances.
+        temperature: τ > 0.
+
+    Returns:
+        The loss, a scalar.
+
+    Raises:
+        ValueError: See `proxy_anchor`.
+    """
+    return proxy_nca(embeddings, labels, proxies, space=space, temperature=2 * temperature)
+
+
+def soft_triple(
+    embeddings: Float[ArrayLike, "n dim"],
+    labels: Int[ArrayLike, " n"],
+    proxies: Float[ArrayLike, "classes centres dim"],
+    *,
+    space: Space = SPHERE,
+    scale: float = 20.0,
+    gamma: float = 0.1,
+    margin: float = 0.01,
+    regularization: float = 0.2,
+) -> Float[Array, ""]:
+    """SoftTriple loss, with several centres for each class (Qian et al., ICCV 2019, Eq. 10).
+
+    The similarity of an image and a class is Σ_k softmax_k(s_k/γ)·s_k over the centres of the
+    class, where s is the cosine on the sphere and 1 − distance / 2 in other spaces. The loss is
+    the cross-entropy of λ times these similarities, of which that of the image's class is lowered
+    by δ. The regularisation draws the centres of a class together: it is the mean over the classes
+    of Σ √distance, over pairs of centres, divided by K·(K − 1). On the sphere, √distance is the
+    length of the chord.
+
+    Args:
+        embeddings: Points of the space.
+        labels: Class of each image, from 0.
+        proxies: Points of the space, K centres for each class.
+        space: Space that measures the distances.
+        scale: λ > 0.
+        gamma: γ > 0.
+        margin: δ.
+        regularization: Weight of the regularisation, the paper's τ; none with 0.
+
+    Returns:
+        The loss, a scalar.
+
+    Raises:
+        ValueError: See `proxy_anchor`.
+    """
+    distances, own = compare_proxies(space, embeddings, labels, proxies)
+    s = similarity(distances)
+    classes = jnp.sum(jax.nn.softmax(s / gamma, axis=-1) * s, axis=-1)
+    loss = _cross_entropy(scale * (classes - margin * own), own)
+    if regularization == 0 or jnp.shape(proxies)[1] == 1:
+        return loss
+    return loss + regularization * _spread(space, jnp.asarray(proxies))
+
+
+def _compare(
+    space: Space,
+    embeddings: Float[ArrayLike, "n dim"],
+    labels: Int[ArrayLike, " n"],
+    proxies: Float[ArrayLike, "classes dim"],
+) -> tuple[Float[Array, "n classes"], Bool[Array, "n classes"]]:
+    """Distances to one proxy for each class, and which is the image's own."""
+    distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
+    return distances[..., 0], own
+
+
+def _cross_entropy(
+    logits: Float[Array, "n classes"], own: Bool[Array, "n classes"]
+) -> Float[Array, ""]:
+    """Mean cross-entropy, as log(1 + Σ exp(other − own)), which keeps its digits when small."""
+    target = jnp.sum(logits, axis=1, keepdims=True, where=own)
+    return jnp.mean(log1p_sum_exp(logits - target, ~own, axis=1))
+
+
+def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float[Array, ""]:
+    """Regularisation of `soft_triple`, whose gradient is 0 for centres that coincide."""
+    classes, centres, _ = proxies.shape
+    first, second = np.triu_indices(centres, k=1)
+    distances = space.distance(proxies[:, first], proxies[:, second])
+    apart = distances > 0
+    roots = jnp.sqrt(jnp.where(apart, distances, 1))
+    return jnp.sum(roots, where=apart) / (classes * centres * (centres - 1))

@@ -1,0 +1,67 @@
+"""Triplet losses: an image should be closer to its class than to others, by a margin."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int
+
+from hypjax.geometry import Space
+from hypjax.objectives.comparisons import SPHERE, Pairs, compare_images, mean_where
+
+MININGS = ("hard", "semihard")
+
+
+def triplet(
+    embeddings: Float[ArrayLike, "n dim"],
+    labels: Int[ArrayLike, " n"],
+    *,
+    space: Space = SPHERE,
+    margin: float = 0.2,
+    mining: Literal["hard", "semihard"] = "hard",
+    samples_per_class: int | None = None,
+) -> Float[Array, ""]:
+    """Triplet loss max(d_ap − d_an + margin, 0) of triplets that are chosen in the batch.
+
+    'hard' takes the farthest positive and the nearest negative of each image (Hermans et al., 2017,
+    Eq. 5); the loss is the mean over the images that have both. 'semihard' takes all pairs of
+    images of one class, and for each the nearest negative that is farther than the positive
+    (Schroff et al., CVPR 2015, Section 3.2); the loss is the mean over these pairs, of which those
+    without such a negative count as 0.
+
+    Args:
+        embeddings: Points of the space.
+        labels: Class of each image.
+        space: Space that measures the distances. On the sphere they are squared chords, as in
+            Schroff et al.; Hermans et al. use Euclidean distances without normalisation.
+        margin: Margin of the distances.
+        mining: How triplets are chosen.
+        samples_per_class: See `hypjax.objectives.contrastive`.
+
+    Returns:
+        The loss, a scalar.
+
+    Raises:
+        ValueError: There is no such mining; or see `hypjax.objectives.contrastive`.
+    """
+    if mining not in MININGS:
+        raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")
+    pairs = compare_images(space, embeddings, labels, samples_per_class)
+    return (_hard if mining == "hard" else _semihard)(pairs, margin)
+
+
+def _hard(pairs: Pairs, margin: float) -> Float[Array, ""]:
+    farthest = jnp.max(pairs.distances, axis=1, where=pairs.same, initial=-jnp.inf)
+    nearest = jnp.min(pairs.distances, axis=1, where=pairs.other, initial=jnp.inf)
+    both = jnp.any(pairs.same, axis=1) & jnp.any(pairs.other, axis=1)
+    return mean_where(jax.nn.relu(farthest - nearest + margin), both)
+
+
+def _semihard(pairs: Pairs, margin: float) -> Float[Array, ""]:
+    negatives = jnp.sort(jnp.where(pairs.other, pairs.distances, jnp.inf), axis=1)
+    # The last negative of a row is infinite: it stands for the image itself.
+    farther = jax.vmap(lambda row, d: jnp.searchsorted(row, d, side="right"))
+    place = farther(negatives, pairs.distances)
+    chosen = jnp.take_along_axis(negatives, place, axis=1)
+    return mean_where(jax.nn.relu(pairs.distances - chosen + margin), pairs.same)
