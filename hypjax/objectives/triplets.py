@@ -4,6 +4,8 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
@@ -48,7 +50,9 @@ def triplet(
     if mining not in MININGS:
         raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")
     pairs = compare_images(space, embeddings, labels, samples_per_class)
-    return (_hard if mining == "hard" else _semihard)(pairs, margin)
+    if mining == "hard":
+        return _hard(pairs, margin)
+    return _semihard(pairs, margin, samples_per_class or _largest_class(labels))
 
 
 def _hard(pairs: Pairs, margin: float) -> Float[Array, ""]:
@@ -58,10 +62,23 @@ def _hard(pairs: Pairs, margin: float) -> Float[Array, ""]:
     return mean_where(jax.nn.relu(farthest - nearest + margin), both)
 
 
-def _semihard(pairs: Pairs, margin: float) -> Float[Array, ""]:
-    negatives = jnp.sort(jnp.where(pairs.other, pairs.distances, jnp.inf), axis=1)
-    # The last negative of a row is infinite: it stands for the image itself.
-    farther = jax.vmap(lambda row, d: jnp.searchsorted(row, d, side="right"))
-    place = farther(negatives, pairs.distances)
-    chosen = jnp.take_along_axis(negatives, place, axis=1)
-    return mean_where(jax.nn.relu(pairs.distances - chosen + margin), pairs.same)
+def _semihard(pairs: Pairs, margin: float, most: int) -> Float[Array, ""]:
+    """Loss of the semi-hard triplets; no class has more than `most` images."""
+    # A pass over the distances for each of an image's positives is faster than sorting them.
+    positives, _ = lax.top_k(jnp.where(pairs.same, pairs.distances, -jnp.inf), most - 1)
+
+    @jax.checkpoint
+    def violation(positive: Float[Array, " n"]) -> Float[Array, " n"]:
+        farther = pairs.other & (pairs.distances > positive[:, None])
+        nearest = jnp.min(pairs.distances, axis=1, where=farther, initial=jnp.inf)
+        return jax.nn.relu(positive - nearest + margin)
+
+    total = jnp.sum(lax.map(violation, positives.T))
+    return total / jnp.maximum(jnp.sum(pairs.same), 1)
+
+
+def _largest_class(labels: Int[ArrayLike, " n"]) -> int:
+    """Number of images of the largest class, or of all images if the labels are traced."""
+    if isinstance(labels, jax.core.Tracer):
+        return len(labels)
+    return int(np.unique(labels, return_counts=True)[1].max())
