@@ -4,6 +4,10 @@ Variants: `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` 
 pretrained weights; the default is `hyp-dino`. `hyp-dino-patch8` uses patches of 8×8 pixels (Table 4
 of the paper). The suffix `,released` trains for as many steps as the released commands, as in
 `configs/cars.py:sph-vit,released`.
+
+`pa` (Proxy-Anchor), `nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or
+`snca` in place of `hyp` or `sph` trains another loss on the sphere, otherwise by the same recipe,
+as in `configs/cars.py:pa-dino`. No paper reports these combinations.
 """
 
 from ml_collections import ConfigDict

@@ -8,9 +8,9 @@ chosen on the validation classes.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import default_config, variant_error
+from hypjax.config import default_config, recipes, variant_error
 
-VARIANTS = ("hyp", "sph")
+VARIANTS = ("hyp", "sph", *recipes.LOSSES)
 
 
 def get_config(variant: str = "hyp") -> ConfigDict:
@@ -41,6 +41,8 @@ def get_config(variant: str = "hyp") -> ConfigDict:
 
     if variant == "sph":
         config.objective.space = "sphere"
+    elif variant in recipes.LOSSES:
+        recipes.choose_loss(config, variant, proxy_rate=10.0)
 
     config.optim.learning_rate = 2e-3  # 0.888 on validation; 1e-3: 0.83 after 450 steps.
     config.optim.schedule = "cosine"

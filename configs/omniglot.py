@@ -6,9 +6,9 @@ dataset: the recipe is that of `configs/glyphs.py` with other image statistics, 
 
 from ml_collections import ConfigDict
 
-from hypjax.config import default_config, variant_error
+from hypjax.config import default_config, recipes, variant_error
 
-VARIANTS = ("hyp", "sph")
+VARIANTS = ("hyp", "sph", *recipes.LOSSES)
 
 
 def get_config(variant: str = "hyp") -> ConfigDict:
@@ -37,6 +37,8 @@ def get_config(variant: str = "hyp") -> ConfigDict:
 
     if variant == "sph":
         config.objective.space = "sphere"
+    elif variant in recipes.LOSSES:
+        recipes.choose_loss(config, variant, proxy_rate=10.0)
 
     config.optim.learning_rate = 2e-3
     config.optim.schedule = "cosine"

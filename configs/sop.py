@@ -3,6 +3,10 @@
 Variants: `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` or `-dino` for the
 pretrained weights; the default is `hyp-dino`. The suffix `,released` trains for as many steps as
 the released commands, as in `configs/sop.py:sph-vit,released`.
+
+`pa` (Proxy-Anchor), `nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or
+`snca` in place of `hyp` or `sph` trains another loss on the sphere, otherwise by the same recipe,
+as in `configs/sop.py:pa-dino`. No paper reports these combinations.
 """
 
 from ml_collections import ConfigDict
@@ -20,5 +24,8 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     # Paper; the released commands run 200 epochs of 25 batches.
     config.train.total_steps = 5_000 if chosen.released else 25_000
     config.eval.ks = (1, 10, 100, 1000)  # Paper, as is usual for this dataset.
+    if config.objective.name == "soft_triple":
+        # Qian et al., ICCV 2019: 2 centres for small classes, where CUB and Cars have 10.
+        config.objective.centres = 2
     config.run.checkpoint_every = 500
     return config

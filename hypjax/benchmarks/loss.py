@@ -1,11 +1,15 @@
-"""The hyperbolic loss and its gradient, compared with PyTorch: as published, and as in hypjax."""
+"""Losses and their gradients, compared with PyTorch.
+
+The hyperbolic loss is compared with the published formula and with that of hypjax; others follow in
+`hypjax.benchmarks.losses`.
+"""
 
 from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
-from hypjax.benchmarks import peers
+from hypjax.benchmarks import losses, peers
 from hypjax.benchmarks.measure import Task, product_rate
 from hypjax.config import default_config
 from hypjax.geometry import PoincareBall
@@ -17,7 +21,7 @@ _INSTALL = "torch (pip install torch)"
 
 
 def tasks(quick: bool) -> Iterator[Task]:
-    """Yields the tasks: batches of 900 points, or of 90 if quick."""
+    """Yields the tasks: batches of 900 points, or of 90 if quick; then those of other losses."""
     rate = product_rate(_DIM)
     for classes, samples in _SHAPES:
         classes = classes // 10 if quick else classes
@@ -37,6 +41,7 @@ def tasks(quick: bool) -> Iterator[Task]:
                 / rate,  # One product forward, two backward.
                 memory=memory,
             )
+    yield from losses.tasks(quick)
 
 
 def gradient(

@@ -1,5 +1,7 @@
 """The recipes of Hyp-ViT and Sph-ViT (Ermolov et al., CVPR 2022), shared by all datasets.
 
+Other losses are trained by the same recipe, so that results differ by the loss alone.
+
 A file in `configs/` parses its variant, starts from `hyp_vit`, and sets what its dataset needs.
 Numbers are the paper's; comments say where the authors' released code differs.
 """
@@ -10,7 +12,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from hypjax.config.defaults import default_config
+from hypjax.config.defaults import choose_objective, default_config
 from hypjax.config.files import variant_error
 from hypjax.system.cores import usable_cores
 
@@ -70,13 +72,28 @@ ENCODERS = {
 }
 VARIANTS = tuple(f"{space}-{encoder}" for space in SPACES for encoder in ("vit", "deit", "dino"))
 
+# Losses to compare with, by the names of their variants. Fields of the losses have the published
+# values, see `hypjax.objectives`.
+LOSSES = {
+    "pa": "proxy_anchor",
+    "nca": "proxy_nca",
+    "softmax": "normalized_softmax",
+    "softtriple": "soft_triple",
+    "ms": "multi_similarity",
+    "contrastive": "contrastive",
+    "triplet": "triplet",
+    "supcon": "supcon",
+    "snca": "scalable_nca",
+}
+LOSS_VARIANTS = tuple(f"{loss}-{encoder}" for loss in LOSSES for encoder in ("vit", "deit", "dino"))
+
 
 class Variant(NamedTuple):
     """One of a dataset's experiments.
 
     Attributes:
         name: The variant's name, such as 'hyp-dino'.
-        space: A key of `SPACES`.
+        space: A key of `SPACES`, or of `LOSSES` for another loss on the sphere.
         encoder: A key of `ENCODERS`.
         released: Whether to train for as many steps as the released commands and not as the paper.
     """
@@ -92,20 +109,38 @@ def parse_variant(name: str, extra: Sequence[str] = ()) -> Variant:
 
     Args:
         name: The text after the configuration file's colon.
-        extra: Variants of this dataset in addition to `VARIANTS`.
+        extra: Variants of this dataset in addition to `VARIANTS` and `LOSS_VARIANTS`.
 
     Raises:
         UserError: There is no such variant; the message suggests the most similar one.
     """
     valid = [one + suffix for suffix in ("", _RELEASED) for one in (*VARIANTS, *extra)]
+    valid += LOSS_VARIANTS  # Of these there are no released commands.
     if name not in valid:
         raise variant_error(name, valid)
     space, _, encoder = name.removesuffix(_RELEASED).partition("-")
     return Variant(name, space, encoder, released=name.endswith(_RELEASED))
 
 
+def choose_loss(config: ConfigDict, name: str, *, proxy_rate: float) -> None:
+    """Chooses a loss to compare with, on the sphere and with its published settings.
+
+    Args:
+        config: The configuration to change.
+        name: A key of `LOSSES`.
+        proxy_rate: Factor of the proxies' learning rate, if the loss has proxies.
+    """
+    choose_objective(config, LOSSES[name])
+    config.objective.space = "sphere"
+    if "proxy_rate" in config.objective:
+        config.objective.proxy_rate = proxy_rate
+
+
 def hyp_vit(variant: Variant) -> ConfigDict:
     """Returns the recipe of a variant for any dataset.
+
+    A variant of another loss differs in the objective alone: encoder, head, views, batches,
+    optimiser and length are those of Hyp-ViT. None of these combinations is published.
 
     The dataset's file adds batch size, steps, K and, for CUB, the test view. All other fields have
     their defaults, see `hypjax.config.default_config`.
@@ -118,11 +153,16 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     config.model.weights = encoder.weights
     config.model.pooling = "cls"
     config.model.eval_pooling = encoder.eval_pooling
-    config.objective.space = SPACES[variant.space]
-    # Ball: paper and code. Sphere: the published runs divide the cosine by 0.1. With D = 2 − 2cos
-    # (Eq. 4), −D / 0.2 is cos / 0.1 minus a constant, which cancels in the softmax. (The paper's
-    # "τ = 0.1" contradicts its Eq. 4.)
-    config.objective.temperature = 0.2
+    if variant.space in LOSSES:
+        # HIER (Kim et al., CVPR 2023) fine-tunes the same encoders with Proxy-Anchor at this
+        # factor. For other losses of proxies, and for this batch and schedule, it is our choice.
+        choose_loss(config, variant.space, proxy_rate=1e4)
+    else:
+        config.objective.space = SPACES[variant.space]
+        # Ball: paper and code. Sphere: the published runs divide the cosine by 0.1. With D =
+        # 2 − 2cos (Eq. 4), −D / 0.2 is cos / 0.1 minus a constant, which cancels in the softmax.
+        # (The paper's "τ = 0.1" contradicts its Eq. 4.)
+        config.objective.temperature = 0.2
     config.optim.learning_rate = encoder.learning_rate
     # One core decodes and crops about 400 photos per second, so all cores are needed. On few cores
     # threads are faster: on two cores 690 photos per second, against 560 with two processes.

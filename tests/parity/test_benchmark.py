@@ -10,10 +10,11 @@ import jax
 import numpy as np
 import pytest
 
+from hypjax.benchmarks import losses
 from hypjax.benchmarks.loss import gradient
 from hypjax.training import optim
 
-TASKS = {"loss": 6, "retrieval": 11, "input": 7, "train": 4}
+TASKS = {"loss": 15, "retrieval": 11, "input": 7, "train": 4}
 
 
 def run(tmp_path, *arguments):
@@ -64,6 +65,20 @@ def test_peers_of_the_loss_compute_the_same(classes, samples):
         theirs = torch_peers.loss_and_gradient(peer, features, samples, ball, temperature)()
         np.testing.assert_allclose(theirs[0], loss, rtol=1e-5)
         np.testing.assert_allclose(theirs[1], slope, atol=1e-5 * np.abs(slope).max())
+
+
+@pytest.mark.parametrize("name", losses.COMPARED)
+def test_peers_of_the_other_losses_compute_the_same(name):
+    pytest.importorskip("pytorch_metric_learning", reason="needs the parity extra")
+    compared = losses.COMPARED[name]
+    features = np.random.default_rng(0).normal(size=(12, 16)).astype(np.float32)
+    labels = np.repeat(np.arange(6), 2)
+    run, _ = losses.gradient(compared, features, labels)
+    (loss, slopes), (theirs, their_slopes) = run(), losses.peer(compared, features, labels)()
+    if name != "contrastive":  # Its peer divides by another number.
+        np.testing.assert_allclose(theirs, loss, rtol=1e-5)
+        for ours, other in zip(slopes, their_slopes, strict=True):
+            np.testing.assert_allclose(other, ours, atol=1e-5 * np.abs(ours).max())
 
 
 def test_the_peer_trains_the_same_parameters():

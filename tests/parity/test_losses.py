@@ -1,6 +1,5 @@
 """Losses of pairs and proxies against pytorch-metric-learning, on the sphere in float64."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
