@@ -38,7 +38,7 @@ def get_config(variant: str = "hyp") -> ConfigDict:
     if variant == "sph":
         config.objective.space = "sphere"
     elif variant in recipes.LOSSES:
-        recipes.choose_loss(config, variant, proxy_rate=10.0)
+        recipes.choose_loss(config, variant, proxy_rate=1.0)
 
     config.optim.learning_rate = 2e-3
     config.optim.schedule = "cosine"

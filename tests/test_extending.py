@@ -22,10 +22,10 @@ def module(monkeypatch):
 
 
 def test_it_is_short_and_its_own_test_passes(module):
-    code, entry, test = shown_objective.blocks()
+    code, _, test = shown_objective.blocks()
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) < 60 and isinstance(module.ProxySoftmax(None, 0.2, 0.9), Objective)
-    assert all(name in entry for name in OBJECTIVES)
+    assert not OBJECTIVES[shown_objective.NAME].by_class
     names = {}
     exec(test, names)
     names["test_equals_a_plain_loop"]()

@@ -123,6 +123,35 @@ TRAINED = [(dataset, variant) for dataset in DATASETS for variant in VARIANTS]
 TRAINED.append(("cars", "hyp-dino-patch8"))
 ALL = [(dataset, name + end) for dataset, name in TRAINED for end in ("", ",released")]
 
+# Other losses: their fields of config.objective, as published.
+PUBLISHED_LOSSES = {
+    "pa": {"name": "proxy_anchor", "margin": 0.1, "alpha": 32.0, "proxy_rate": 1e4},
+    "nca": {"name": "proxy_nca", "temperature": 1.0, "proxy_rate": 1e4},
+    "softmax": {"name": "normalized_softmax", "temperature": 0.05, "proxy_rate": 1e4},
+    "softtriple": {
+        "name": "soft_triple",
+        "scale": 20.0,
+        "gamma": 0.1,
+        "margin": 0.01,
+        "regularization": 0.2,
+        "centres": 10,
+        "proxy_rate": 1e4,
+    },
+    "ms": {
+        "name": "multi_similarity",
+        "alpha": 2.0,
+        "beta": 50.0,
+        "base": 0.5,
+        "mining": True,
+        "epsilon": 0.1,
+    },
+    "contrastive": {"name": "contrastive", "margin": 0.5},
+    "triplet": {"name": "triplet", "margin": 0.2, "mining": "hard"},
+    "supcon": {"name": "supcon", "temperature": 0.1},
+    "snca": {"name": "scalable_nca", "temperature": 0.05},
+}
+LOSS_RUNS = [("sop", f"{loss}-dino") for loss in PUBLISHED_LOSSES]
+
 
 @pytest.fixture
 def load(repository):
@@ -137,6 +166,30 @@ def load(repository):
 def test_a_recipe_has_the_published_values(load, dataset, variant):
     fields, expected = flatten(load(dataset, variant)), published(dataset, variant)
     assert {field: fields[field] for field in expected} == expected
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_another_loss_changes_the_objective_alone(load, dataset):
+    for encoder in ("vit", "deit", "dino"):
+        recipe = identity(load(dataset, f"sph-{encoder}"))
+        for loss, own in PUBLISHED_LOSSES.items():
+            if loss == "softtriple" and dataset in ("sop", "inshop"):
+                own = own | {"centres": 2}
+            fields = identity(load(dataset, f"{loss}-{encoder}"))
+            objective = {"space": "sphere", "c": 0.1, "clip_radius": 2.3, **own}
+            expected = {f: v for f, v in recipe.items() if not f.startswith("objective.")}
+            expected |= {f"objective.{field}": value for field, value in objective.items()}
+            assert fields == expected | {"variant": f"{loss}-{encoder}"}
+
+
+def test_the_examples_have_the_same_losses(load):
+    for loss, own in PUBLISHED_LOSSES.items():
+        for dataset in ("glyphs", "omniglot"):
+            objective = dict(load(dataset, loss).objective)
+            expected = {"space": "sphere", "c": 0.1, "clip_radius": 2.3, **own}
+            if "proxy_rate" in expected:
+                expected["proxy_rate"] = 1.0
+            assert objective == expected
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
@@ -263,7 +316,10 @@ def leaves(tree):
 
 @pytest.mark.parametrize(
     ("dataset", "variant"),
-    [TRAINED[0], *(pytest.param(*recipe, marks=pytest.mark.slow) for recipe in TRAINED[1:])],
+    [
+        *(TRAINED[0], LOSS_RUNS[0]),
+        *(pytest.param(*run, marks=pytest.mark.slow) for run in (*TRAINED[1:], *LOSS_RUNS[1:])),
+    ],
 )
 def test_two_steps_change_all_parameters_that_are_not_frozen(
     load, splits, programs, dataset, variant

@@ -28,7 +28,6 @@ def install(patch):
     patch.setitem(sys.modules, _MODULE, module)
     patch.setattr(hypjax.objectives, NAME, module, raising=False)
     exec(compile(objective, f"docs/extending.md:{NAME}", "exec"), vars(module))
-    shown = {"Entry": Entry}
-    exec(entry, shown)
-    patch.setitem(OBJECTIVES, NAME, shown["OBJECTIVES"][NAME])
+    shown = eval("{" + entry + "}", {"Entry": Entry, NAME: module})
+    patch.setitem(OBJECTIVES, NAME, shown[NAME])
     return module

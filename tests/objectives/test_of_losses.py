@@ -1,0 +1,126 @@
+"""Objectives of the losses of pairs and of proxies: parameters, groups, fields and metrics."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax import objectives
+from hypjax.config import choose_objective, default_config, validate
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall
+from hypjax.objectives import Group, Objective, Spec, create_objective
+from hypjax.objectives.of_pairs import PAIR_LOSSES
+from hypjax.objectives.of_proxies import PROXY_LOSSES
+from hypjax.types import Batch, Outputs
+
+NAMES = [*PAIR_LOSSES, *PROXY_LOSSES]
+LABELS = np.repeat(np.arange(6), 2)
+
+
+def configured(name, **fields):
+    config = default_config()
+    choose_objective(config, name)
+    config.objective.clip_radius = 1.5
+    config.objective.update(fields)
+    return config
+
+
+def call(config, features):
+    objective = create_objective(config)
+    params, state = objective.init(jax.random.key(0), Spec(8, 2, 16, features.shape[1], 100))
+    batch = Batch(None, jnp.asarray(LABELS), None, None)
+    arguments = params, state, Outputs(None, features), None, batch, None
+    return params, *jax.jit(objective.loss)(*arguments)
+
+
+@pytest.fixture
+def features():
+    return np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["supcon", "proxy_anchor"])
+def test_metrics_are_those_of_the_batch(name, features):
+    _, loss, (state, told) = call(configured(name), features)
+    ball = PoincareBall(0.1, 1.5)
+    points = np.asarray(ball.embed(features))
+    distances = np.asarray(ball.distance(points[:, None], points)) + np.diag([np.inf] * 12)
+    recall = np.mean(LABELS[np.argmin(distances, axis=1)] == LABELS)
+    norms = np.linalg.norm(features, axis=1)
+    wanted = {
+        "feature_norm": norms.mean(),
+        "embedding_norm": np.linalg.norm(points, axis=1).mean(),
+        "clipped_share": np.mean(norms > 1.5),
+        "batch_recall@1": recall,
+    }
+    assert np.isfinite(loss) and state == {}
+    assert told.keys() == wanted.keys() and 0 < recall < 1 and 0 < wanted["clipped_share"] < 1
+    for metric, value in wanted.items():
+        np.testing.assert_allclose(told[metric], value, rtol=1e-5, err_msg=metric)
+
+
+def test_fields_reach_the_loss(features):
+    ball, fields = PoincareBall(0.1, 1.5), {"gamma": 0.3, "regularization": 0.5}
+    objective = create_objective(configured("soft_triple", centres=3, **fields))
+    params, _ = objective.init(jax.random.key(0), Spec(8, 2, 16, 5, 100))
+
+    @jax.jit
+    def losses(params, features):
+        batch = Batch(None, jnp.asarray(LABELS), None, None)
+        found, _ = objective.loss(params, {}, Outputs(None, features), None, batch, None)
+        points, proxies = ball.embed(features), ball.embed(params["proxies"])
+        return found, objectives.soft_triple(points, LABELS, proxies, space=ball, **fields)
+
+    found, expected = losses(params, features)
+    assert found == expected
+    for name in NAMES:
+        config = configured(name)
+        settings = create_objective(config).function.keywords
+        assert settings.items() <= dict(config.objective).items() and settings
+
+
+def test_proxies_are_drawn_as_published_and_have_a_rate_of_their_own():
+    for name, shape in (("proxy_anchor", (500, 64)), ("soft_triple", (500, 4, 64))):
+        fields = {"centres": 4} if name == "soft_triple" else {}
+        objective = create_objective(configured(name, proxy_rate=50.0, **fields))
+        params, state = objective.init(jax.random.key(0), Spec(500, 2, 16, 64, 1000))
+        assert params["proxies"].shape == shape and state == {}
+        count = np.prod(shape[:-1])
+        np.testing.assert_allclose(np.std(params["proxies"]), (2 / count) ** 0.5, rtol=0.02)
+        assert objective.groups == (Group(("proxies",), rate=50.0),)
+        assert isinstance(objective, Objective)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_of_any_classes_are_for_losses_that_need_no_pairs(name, features):
+    config = configured(name)
+    validate(config)
+    config.train.sampling = "shuffled"
+    if name in PROXY_LOSSES or name == "contrastive":
+        validate(config)
+        objective = create_objective(config)
+        assert objective.samples_per_class is None
+    else:
+        with pytest.raises(UserError, match="this objective compares images of one class"):
+            validate(config)
+
+
+def test_without_classes_in_batches_there_is_no_recall_within_them(features):
+    config = configured("proxy_nca")
+    config.train.sampling = "shuffled"
+    _, _, (_, told) = call(config, features)
+    assert told.keys() == {"feature_norm", "embedding_norm", "clipped_share"}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("proxy_anchor", {"alpha": 0.0}, "config.objective.alpha is 0.0; it must be above 0"),
+        ("soft_triple", {"centres": 0}, "config.objective.centres is 0; it must be at least 1"),
+        ("triplet", {"mining": "easy"}, "it must be one of hard, semihard"),
+        ("multi_similarity", {"epsilon": -0.1}, "it must be at least 0"),
+    ],
+)
+def test_an_invalid_field_is_refused(name, fields, message):
+    with pytest.raises(UserError, match=message):
+        validate(configured(name, **fields))
