@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from hypjax.config import choices, default_config, flatten
+from hypjax.config import choices, default_config, flatten, recipes
 from hypjax.config.groups import GROUPS
 from hypjax.geometry import SPACES
 from hypjax.objectives import OBJECTIVES
@@ -47,3 +47,19 @@ def test_defaults_are_those_of_the_code():
 def test_values_are_those_of_the_code(field):
     (values,) = [values for name, _, values in table_rows() if name == field]
     assert sorted(re.findall("`([^`]+)`", values)) == sorted(_CHOICES[field])
+
+
+def test_the_losses_and_their_fields_are_those_of_the_code():
+    page = (pathlib.Path(__file__).parents[1] / "docs/configuration.md").read_text()
+    table = page.partition("| loss | name |")[2].partition("\n\n")[0]
+    rows = [row.split(" | ") for row in table.splitlines()[2:]]
+    written = {
+        name.strip("`"): eval(f"dict({fields.replace('`', '')})") for _, name, fields, _ in rows
+    }
+    in_code = {
+        name: {field: own.default for field, own in entry.fields.items()}
+        for name, entry in OBJECTIVES.items()
+    }
+    assert written == in_code
+    variants = [re.findall("`([^`]+)`", row[3]) for row in rows]
+    assert sorted(sum(variants, [])) == sorted((*recipes.SPACES, *recipes.LOSSES))
