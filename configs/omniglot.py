@@ -1,6 +1,7 @@
 """Omniglot: retrieval of handwritten characters from unseen alphabets.
 
-Variants: `hyp` (Poincaré ball) and `sph` (sphere). None of the papers behind hypjax uses this
+Variants: `hyp` (Poincaré ball), `sph` (sphere), and other losses on the sphere (`pa`, `ms`, `supcon`
+and so on, see `hypjax.config.recipes.LOSSES`). None of the papers behind hypjax uses this
 dataset: the recipe is that of `configs/glyphs.py` with other image statistics, and was not tuned.
 """
 
