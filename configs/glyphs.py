@@ -1,10 +1,10 @@
 """Glyphs: retrieval of unseen letters, drawn from matplotlib's fonts.
 
 This is the default example: it needs no download and no accelerator. Variants: `hyp` (Poincaré
-ball), `sph` (sphere), and other losses on the sphere (`pa`, `ms`, `supcon` and so on, see
-`hypjax.config.recipes.LOSSES`). A small Vision Transformer is trained from scratch, so the published
-recipe for fine-tuning does not apply: learning rate, schedule, batch, crops and image scale were
-chosen on the validation classes.
+ball) and `sph` (sphere); `pa`, `ms`, `supcon` and the other names in `hypjax.config.recipes.LOSSES`
+train other losses on the sphere. A small Vision Transformer is trained from scratch, so the
+published recipe for fine-tuning does not apply: learning rate, schedule, batch, crops and image
+scale were chosen on the validation classes.
 """
 
 from ml_collections import ConfigDict

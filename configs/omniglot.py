@@ -1,8 +1,9 @@
 """Omniglot: retrieval of handwritten characters from unseen alphabets.
 
-Variants: `hyp` (Poincaré ball), `sph` (sphere), and other losses on the sphere (`pa`, `ms`, `supcon`
-and so on, see `hypjax.config.recipes.LOSSES`). None of the papers behind hypjax uses this
-dataset: the recipe is that of `configs/glyphs.py` with other image statistics, and was not tuned.
+Variants: `hyp` (Poincaré ball) and `sph` (sphere); `pa`, `ms`, `supcon` and the other names in
+`hypjax.config.recipes.LOSSES` train other losses on the sphere. None of the papers behind hypjax
+uses this dataset: the recipe is that of `configs/glyphs.py` with other image statistics, and was
+not tuned.
 """
 
 from ml_collections import ConfigDict
