@@ -43,9 +43,9 @@ def get_config(variant: str = "hyp") -> ConfigDict:
     if variant == "sph":
         config.objective.space = "sphere"
     elif variant in recipes.LOSSES:
-        recipes.choose_loss(
-            config, variant, proxy_rate=1.0
-        )  # 10 and 100 learn nothing in 150 steps.
+        # 0.837 on validation with Proxy-Anchor; 10: 0.816. Otherwise the recipe is that of the
+        # ball, and not tuned for these losses.
+        recipes.choose_loss(config, variant, proxy_rate=1.0)
 
     config.optim.learning_rate = 2e-3  # 0.888 on validation; 1e-3: 0.83 after 450 steps.
     config.optim.schedule = "cosine"
