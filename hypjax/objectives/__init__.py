@@ -2,6 +2,7 @@
 
 from hypjax.objectives.base import Group, Metrics, Objective, Spec
 from hypjax.objectives.create import OBJECTIVES, create_objective
+from hypjax.objectives.mix import mixed_space
 from hypjax.objectives.of_pairs import PairObjective
 from hypjax.objectives.of_proxies import ProxyObjective
 from hypjax.objectives.pair_losses import contrastive, multi_similarity, scalable_nca, supcon
@@ -25,6 +26,7 @@ __all__ = [
     "Spec",
     "contrastive",
     "create_objective",
+    "mixed_space",
     "multi_similarity",
     "normalized_softmax",
     "pairwise_cross_entropy",

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from hypjax.fields import Field
 from hypjax.geometry import SPACES, Space
-from hypjax.objectives import of_pairs, of_proxies, pairwise
+from hypjax.objectives import mix, of_pairs, of_proxies, pairwise
 from hypjax.objectives.base import Objective
 
 
@@ -29,6 +29,7 @@ class Entry(NamedTuple):
 
 OBJECTIVES = {
     "pairwise_cross_entropy": Entry(pairwise.create, pairwise.FIELDS, by_class=True),
+    "hypmix": Entry(mix.create, mix.FIELDS, by_class=True),
     **{
         name: Entry(functools.partial(of_pairs.create, name), loss.fields, loss.by_class)
         for name, loss in of_pairs.PAIR_LOSSES.items()

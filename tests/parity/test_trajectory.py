@@ -33,6 +33,7 @@ SMALL = {"patch_size": 16, "width": 384, "depth": 12, "num_heads": 6, "head_dim"
 
 # The recipe as in the paper, independent of hypjax's defaults, so that these are compared too.
 C, RADIUS, TEMPERATURE = 0.1, 2.3, 0.2
+SPHERE_TEMPERATURE, BALL_TEMPERATURE, BALL_WEIGHT = 0.05, 0.2, 3  # HypMix.
 CLIP_NORM, WEIGHT_DECAY, BETAS, EPSILON = 3.0, 0.01, (0.9, 0.999), 1e-8
 
 # More noise keeps the loss away from 0, where its relative rounding errors are large. With the
@@ -41,6 +42,7 @@ CASES = {
     "ball-12x2": dict(space="poincare", classes=12, samples=2, noise=15),
     "ball-5x9": dict(space="poincare", classes=5, samples=9, noise=30),
     "sphere-12x2": dict(space="sphere", classes=12, samples=2, noise=20),
+    "mix-12x2": dict(space="mix", classes=12, samples=2, noise=40),
 }
 
 
@@ -141,10 +143,10 @@ def enlarge(images, factor):
 
 def make_config(model_kwargs, image_size, classes, samples, steps, space, learning_rate):
     """The defaults of hypjax, except for sizes, space and learning rate."""
-    config = default_config()
+    config = default_config("hypmix") if space == "mix" else default_config()
     config.model.update(model_kwargs, architecture="vit", precision="float32")
     config.data.image_size = config.data.resize = image_size
-    config.objective.space = space
+    config.objective.space = "poincare" if space == "mix" else space
     config.optim.learning_rate = learning_rate
     config.train.update(total_steps=steps, samples_per_class=samples, batch_size=classes * samples)
     validate(config)
@@ -244,7 +246,12 @@ def prepare(images, flips=None):
 
 
 def recipe_distances(features, space):
-    """Distances of all pairs from the head's outputs (Eqs. 2 and 4)."""
+    """Distances of all pairs from the head's outputs (Eqs. 2 and 4; HypMix, Eqs. 9 and 10)."""
+    if space == "mix":
+        features = torch.nn.functional.normalize(features, dim=-1)
+        spherical, hyperbolic = (recipe_distances(features, s) for s in ("sphere", "poincare"))
+        mixed = spherical / (2 * SPHERE_TEMPERATURE) + BALL_WEIGHT * hyperbolic / BALL_TEMPERATURE
+        return TEMPERATURE * mixed
     if space == "sphere":
         points = torch.nn.functional.normalize(features, dim=-1)
         return 2 - 2 * points @ points.T
@@ -313,7 +320,7 @@ def test_training_is_long_enough_to_distinguish_recipes(comparison, request):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=("tiny", "small"), default="tiny")
-    parser.add_argument("--space", choices=("poincare", "sphere"), default="poincare")
+    parser.add_argument("--space", choices=("poincare", "sphere", "mix"), default="poincare")
     parser.add_argument("--classes", type=int, default=8)
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--steps", type=int, default=30)
