@@ -10,6 +10,9 @@ The paper's ablations (Table 5) each change one field of `hyp-vit`, at the same 
     launch/sweep.sh configs/inshop.py:hyp-vit model.head_dim 16 32 64 128
     launch/sweep.sh configs/inshop.py:hyp-vit train.batch_size 200 400 900 1600
 
+`mix` (HypMix, Yue et al., 2023) in place of `hyp` or `sph` trains in both spaces, with λ = 8, which
+is our choice.
+
 `pa` (Proxy-Anchor), `nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or
 `snca` in place of `hyp` or `sph` trains another loss on the sphere, otherwise by the same recipe,
 as in `configs/inshop.py:pa-dino`. No paper reports these combinations.
@@ -33,5 +36,7 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     if config.objective.name == "soft_triple":
         # As for SOP in Qian et al., ICCV 2019: classes are as small.
         config.objective.centres = 2
+    if config.objective.name == "hypmix":
+        config.objective.ball_weight = 8.0  # As for SOP; not published.
     config.run.checkpoint_every = 200
     return config

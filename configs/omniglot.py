@@ -1,16 +1,16 @@
 """Omniglot: retrieval of handwritten characters from unseen alphabets.
 
-Variants: `hyp` (Poincaré ball) and `sph` (sphere); `pa`, `ms`, `supcon` and the other names in
-`hypjax.config.recipes.LOSSES` train other losses on the sphere. None of the papers behind hypjax
-uses this dataset: the recipe is that of `configs/glyphs.py` with other image statistics, and was
-not tuned.
+Variants: `hyp` (Poincaré ball), `sph` (sphere) and `mix` (HypMix, with its settings for CUB);
+`pa`, `ms`, `supcon` and the other names in `hypjax.config.recipes.LOSSES` train other losses on the
+sphere. None of the papers behind hypjax uses this dataset: the recipe is that of
+`configs/glyphs.py` with other image statistics, and was not tuned.
 """
 
 from ml_collections import ConfigDict
 
 from hypjax.config import default_config, recipes, variant_error
 
-VARIANTS = ("hyp", "sph", *recipes.LOSSES)
+VARIANTS = ("hyp", "sph", "mix", *recipes.LOSSES)
 
 
 def get_config(variant: str = "hyp") -> ConfigDict:
@@ -39,6 +39,8 @@ def get_config(variant: str = "hyp") -> ConfigDict:
 
     if variant == "sph":
         config.objective.space = "sphere"
+    elif variant == "mix":
+        recipes.choose_mix(config)
     elif variant in recipes.LOSSES:
         recipes.choose_loss(config, variant, proxy_rate=1.0)
 

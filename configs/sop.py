@@ -4,6 +4,8 @@ Variants: `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` 
 pretrained weights; the default is `hyp-dino`. The suffix `,released` trains for as many steps as
 the released commands, as in `configs/sop.py:sph-vit,released`.
 
+`mix` (HypMix, Yue et al., 2023) in place of `hyp` or `sph` trains in both spaces, with λ = 8.
+
 `pa` (Proxy-Anchor), `nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or
 `snca` in place of `hyp` or `sph` trains another loss on the sphere, otherwise by the same recipe,
 as in `configs/sop.py:pa-dino`. No paper reports these combinations.
@@ -27,5 +29,7 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     if config.objective.name == "soft_triple":
         # Qian et al., ICCV 2019: 2 centres for small classes, where CUB and Cars have 10.
         config.objective.centres = 2
+    if config.objective.name == "hypmix":
+        config.objective.ball_weight = 8.0  # Yue et al., 2023.
     config.run.checkpoint_every = 500
     return config

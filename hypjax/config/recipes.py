@@ -1,6 +1,7 @@
 """The recipes of Hyp-ViT and Sph-ViT (Ermolov et al., CVPR 2022), shared by all datasets.
 
-Other losses are trained by the same recipe, so that results differ by the loss alone.
+HypMix (Yue et al., 2023) and other losses are trained by the same recipe, so that results differ by
+the loss alone.
 
 A file in `configs/` parses its variant, starts from `hyp_vit`, and sets what its dataset needs.
 Numbers are the paper's; comments say where the authors' released code differs.
@@ -85,7 +86,11 @@ LOSSES = {
     "supcon": "supcon",
     "snca": "scalable_nca",
 }
-LOSS_VARIANTS = tuple(f"{loss}-{encoder}" for loss in LOSSES for encoder in ("vit", "deit", "dino"))
+# λ of HypMix, the weight of the hyperbolic distance.
+MIX_WEIGHTS = {"cub200": 3.0, "cars196": 8.0, "sop": 8.0}
+LOSS_VARIANTS = tuple(
+    f"{loss}-{encoder}" for loss in ("mix", *LOSSES) for encoder in ("vit", "deit", "dino")
+)
 
 
 class Variant(NamedTuple):
@@ -93,7 +98,8 @@ class Variant(NamedTuple):
 
     Attributes:
         name: The variant's name, such as 'hyp-dino'.
-        space: A key of `SPACES`, or of `LOSSES` for another loss on the sphere.
+        space: A key of `SPACES`, 'mix' for HypMix, which uses both, or a key of `LOSSES` for
+            another loss on the sphere.
         encoder: A key of `ENCODERS`.
         released: Whether to train for as many steps as the released commands and not as the paper.
     """
@@ -136,11 +142,21 @@ def choose_loss(config: ConfigDict, name: str, *, proxy_rate: float) -> None:
         config.objective.proxy_rate = proxy_rate
 
 
+def choose_mix(config: ConfigDict) -> None:
+    """Chooses HypMix, with the settings of its paper for CUB.
+
+    The head is scored by cosine, as in the paper, and by the distance of the loss.
+    """
+    choose_objective(config, "hypmix")
+    config.eval.spaces.head = ("sphere", "objective")
+
+
 def hyp_vit(variant: Variant) -> ConfigDict:
     """Returns the recipe of a variant for any dataset.
 
     A variant of another loss differs in the objective alone: encoder, head, views, batches,
-    optimiser and length are those of Hyp-ViT. None of these combinations is published.
+    optimiser and length are those of Hyp-ViT. So it is in the paper of HypMix; the combinations
+    with the other losses are not published.
 
     The dataset's file adds batch size, steps, K and, for CUB, the test view. All other fields have
     their defaults, see `hypjax.config.default_config`.
@@ -153,7 +169,9 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     config.model.weights = encoder.weights
     config.model.pooling = "cls"
     config.model.eval_pooling = encoder.eval_pooling
-    if variant.space in LOSSES:
+    if variant.space == "mix":
+        choose_mix(config)
+    elif variant.space in LOSSES:
         # HIER (Kim et al., CVPR 2023) fine-tunes the same encoders with Proxy-Anchor at this
         # factor. For other losses of proxies, and for this batch and schedule, it is our choice.
         choose_loss(config, variant.space, proxy_rate=1e4)

@@ -1,14 +1,18 @@
 """Published results, to compare a run's own with.
 
-`published.csv` holds what the Hyp-ViT paper (Ermolov et al., CVPR 2022) reports for the methods in
-`hypjax.config.recipes`: Tables 1 (δ-hyperbolicity), 2 (heads), 3 (encoders), 4 (patches of 8×8
-pixels) and 5 (ablations). Heads are compared in their space, encoders by cosine. The "default" of
-Table 5 differs from Tables 2 and 3 by 0.1 and is not used.
+`published.csv` holds what papers report for the methods in `hypjax.config.recipes`.
+
+- Hyp-ViT (Ermolov et al., CVPR 2022): Tables 1 (δ-hyperbolicity), 2 (heads), 3 (encoders), 4
+  (patches of 8×8 pixels) and 5 (ablations). Heads are compared in their space, encoders by cosine.
+  The "default" of Table 5 differs from Tables 2 and 3 by 0.1 and is not used.
+- HypMix (Yue et al., 2023): Tables 1 (heads, by cosine) and 2 (encoders), with its own runs of the
+  methods of Hyp-ViT. On the sphere it divides the cosine by 0.05, so our temperature is 0.1.
 """
 
 import csv
 import functools
 import importlib.resources
+import itertools
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -16,10 +20,18 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from hypjax.config import default_config
-from hypjax.config.recipes import ENCODERS, SHORTER_SIDES, SPACES
+from hypjax.config.recipes import ENCODERS, MIX_WEIGHTS, SHORTER_SIDES, SPACES
+from hypjax.objectives import OBJECTIVES
 
-_TITLES = {"hyp-vit": "Hyp-ViT"}  # Short titles of papers.
-_SPELLED = {"hyp": "Hyp", "sph": "Sph", "vit": "ViT", "deit": "DeiT", "dino": "DINO"}
+_TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix"}  # Short titles of papers.
+_SPELLED = {
+    "hyp": "Hyp",
+    "sph": "Sph",
+    "mix": "HypMix",
+    "vit": "ViT",
+    "deit": "DeiT",
+    "dino": "DINO",
+}
 _ENCODER_DIM = 384
 
 
@@ -40,7 +52,7 @@ class PublishedRow(NamedTuple):
 def published_scores(
     config: ConfigDict, part: str, *, pretrained: bool = False
 ) -> dict[str, float] | None:
-    """Returns what the paper reports for a configuration's method on its dataset.
+    """Returns what a paper reports for a configuration's method on its dataset.
 
     A configuration matches a row if dataset, encoder and weights, views, pixel scaling, pooling,
     spaces, temperature, dimension and frozen groups are equal. Batch size, steps and optimiser may
@@ -53,16 +65,16 @@ def published_scores(
         pretrained: Whether to return the scores before training instead of after it.
 
     Returns:
-        {"recall@1": 0.809, ...} as fractions, or None if the paper has no such row.
+        {"recall@1": 0.809, ...} as fractions, from the first paper with such a row, or None.
     """
     found = _find(config, part, pretrained)
-    return None if found is None else found[1].scores
+    return found[0][1].scores if found else None
 
 
 def published_delta(config: ConfigDict) -> float | None:
     """Returns the relative δ that Table 1 reports for the encoder on its training images."""
     encoder = _encoder(config)
-    row = encoder and _rows().get((config.data.name, "encoder", encoder))
+    row = encoder and _rows().get(("hyp-vit", config.data.name, "encoder", encoder))
     return row.scores["relative_delta"] if row else None
 
 
@@ -95,15 +107,12 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
     lines = []
     for state in ("pretrained", "untrained", trained):
         for part, ours in results.get(state, {}).items():
-            found = _find(config, part, pretrained=state != trained)
-            if found is None:
-                continue
-            method, (paper, table, scores) = found
             dim = _ENCODER_DIM if part == "encoder" else config.model.head_dim
-            differences = list(_differences(scores, ours, "best" if state == "best" else "ours"))
-            if differences:
-                place = f"{_TITLES[paper]}, Table {table}, {_spell(method)}, {dim}-d"
-                lines.append(f"published ({place}): {', '.join(differences)}")
+            whose = "best" if state == "best" else "ours"
+            for method, (paper, table, scores) in _find(config, part, pretrained=state != trained):
+                if differences := list(_differences(scores, ours, whose)):
+                    place = f"{_TITLES[paper]}, Table {table}, {_spell(method)}, {dim}-d"
+                    lines.append(f"published ({place}): {', '.join(differences)}")
     return "\n".join(lines)
 
 
@@ -127,23 +136,27 @@ def _spell(method: str) -> str:
     return f"{spelled} {change}".strip().replace("pretrained-", "pretrained ")
 
 
-def _find(config: ConfigDict, part: str, pretrained: bool) -> tuple[str, PublishedRow] | None:
-    """Returns a configuration's method as the tables name it, and its row."""
+def _find(config: ConfigDict, part: str, pretrained: bool) -> list[tuple[str, PublishedRow]]:
+    """Returns a configuration's method as the tables name it, and its row, for each paper."""
     encoder = _encoder(config)
     if encoder is None or not _scored_as_published(config, part):
-        return None
+        return []
     methods = [f"pretrained-{encoder}"] if pretrained else _trained_methods(config, encoder)
-    for method in methods:
-        row = _rows().get((config.data.name, part, method))
+    found: dict[str, tuple[str, PublishedRow]] = {}
+    for paper, method in itertools.product(_TITLES, methods):
+        row = _rows().get((paper, config.data.name, part, method))
         if row is not None:
-            return method, row
-    return None
+            found.setdefault(paper, (method, row))
+    return list(found.values())
 
 
 def _scored_as_published(config: ConfigDict, part: str) -> bool:
     """Whether a part is compared in the published space, as the model embeds it."""
     ours, recipe = config.eval, default_config().eval
-    if part not in recipe.spaces or ours.spaces[part][0] != recipe.spaces[part][0]:
+    spaces = {part: of_part[0] for part, of_part in recipe.spaces.items()}
+    if config.objective.name == "hypmix":
+        spaces["head"] = "sphere"
+    if part not in spaces or ours.spaces[part][0] != spaces[part]:
         return False
     return all(ours[field] == recipe[field] for field in ("pca", "expansion", "rerank"))
 
@@ -179,34 +192,47 @@ def _named(weights: str, place: str) -> bool:
 def _trained_methods(config: ConfigDict, encoder: str) -> list[str]:
     """Returns the tables' names for a configuration's training, the most specific one first."""
     objective, recipe = config.objective, default_config()
-    prefixes = {space: prefix for prefix, space in SPACES.items()}
-    if objective.name != recipe.objective.name or objective.space not in prefixes:
-        return []
-    if objective.temperature != recipe.objective.temperature:
+    published = _published_objective(config)
+    if published is None:
         return []
     if (config.optim.frozen, config.model.head) != (recipe.optim.frozen, recipe.model.head):
         return []
-    method = f"{prefixes[objective.space]}-{encoder}"
-    changes = []
+    name, fields = published
+    method = f"{name}-{encoder}"
+    changes = [
+        f"{field}={objective[field]}" for field in fields if objective[field] != fields[field]
+    ]
     if config.model.head_dim != recipe.model.head_dim:
         changes.append(f"head_dim={config.model.head_dim}")
-    if objective.space == "poincare":  # The sphere has neither field.
-        for field in ("c", "clip_radius"):
-            if objective[field] != recipe.objective[field]:
-                changes.append(f"{field}={objective[field]}")
     if not changes:
         return [f"{method} batch_size={config.train.batch_size}", method]
     return [f"{method} {changes[0]}"] if len(changes) == 1 else []
 
 
+def _published_objective(config: ConfigDict) -> tuple[str, dict[str, float]] | None:
+    """Returns the objective's name in the tables, and its fields as published."""
+    objective, recipe = config.objective, default_config().objective
+    ball = {"c": recipe.c, "clip_radius": recipe.clip_radius}
+    if objective.name == "hypmix":
+        settings = {field: own.default for field, own in OBJECTIVES["hypmix"].fields.items()}
+        return "mix", ball | settings | {"ball_weight": MIX_WEIGHTS.get(config.data.name)}
+    prefixes = {space: prefix for prefix, space in SPACES.items()}
+    if objective.name != recipe.name or objective.space not in prefixes:
+        return None
+    fields = {"temperature": recipe.temperature}
+    if objective.space == "poincare":  # The sphere has neither field.
+        fields |= ball
+    return prefixes[objective.space], fields
+
+
 @functools.cache
-def _rows() -> dict[tuple[str, str, str], PublishedRow]:
-    """The rows of all tables by dataset, part of the model, and method."""
-    rows: dict[tuple[str, str, str], PublishedRow] = {}
+def _rows() -> dict[tuple[str, str, str, str], PublishedRow]:
+    """The rows of all tables by paper, dataset, part of the model, and method."""
+    rows: dict[tuple[str, str, str, str], PublishedRow] = {}
     with (importlib.resources.files("hypjax.reports") / "published.csv").open() as file:
         for line in csv.DictReader(file):
             part = "encoder" if line["dim"] == str(_ENCODER_DIM) else "head"
-            key = line["dataset"], part, line["method"]
+            key = line["paper"], line["dataset"], part, line["method"]
             row = rows.setdefault(key, PublishedRow(line["paper"], line["table"], {}))
             percent = line["metric"] != "relative_delta"
             row.scores[line["metric"]] = float(line["value"]) / (100 if percent else 1)

@@ -34,6 +34,9 @@ HYP_DINO = {"recall@1": 0.809, "recall@2": 0.876, "recall@4": 0.924, "recall@8":
         ("inshop:hyp-vit", "head", ["train.batch_size=400"], 0.925),
         ("inshop:hyp-vit", "head", ["train.batch_size=500", "train.total_steps=9"], 0.927),
         ("inshop:sph-vit", "head", ["objective.c=1"], 0.908),
+        ("cub:mix-vit", "head", [], 0.837),
+        ("cars:mix-dino", "head", [], 0.852),
+        ("sop:sph-vit", "encoder", ["objective.temperature=0.1"], 0.853),
         ("cub", "head", ["model.weights=timm/vit_small_patch16_224.dino"], 0.783),
         ("cub", "head", ["model.weights=/a/vit_small_patch16_224.dino.safetensors"], 0.783),
     ],
@@ -64,6 +67,11 @@ def test_table_1_tells_of_pretrained_encoders(load):
         ("cub:hyp-dino", ["eval.pca.encoder=128"]),
         ("cub:hyp-dino", ["eval.spaces.head=sphere", "eval.spaces.encoder=poincare"]),
         ("glyphs", []),
+        ("glyphs:mix", []),
+        ("inshop:mix-vit", []),
+        ("cub:mix-vit", ["objective.ball_weight=8"]),
+        ("cub:mix-vit", ["objective.sphere_temperature=0.1"]),
+        ("cub:mix-vit", ["eval.spaces.head=objective", "eval.spaces.encoder=poincare"]),
         ("cub", ["objective.c=0.3"]),
         ("cub", ["model.head_dim=64"]),
         ("cub", ["data.image_size=192"]),
@@ -97,20 +105,22 @@ def test_every_row_belongs_to_a_recipe(load):
     rows = [
         key
         for key in published._rows()
-        if not key[2].endswith(" default") and key[2] not in encoders  # Table 1
+        if not key[3].endswith(" default") and key[3] not in encoders  # Table 1
     ]
-    assert len(rows) == 4 * (6 + 6 + 3) + 2 + 2 * (5 + 3 + 3)  # Tables 2 and 3, 4, 5.
+    hyp_vit = 4 * (6 + 6 + 3) + 2 + 2 * (5 + 3 + 3)  # Tables 2 and 3, 4, 5.
+    assert len(rows) == hyp_vit + 3 * (6 + 6)  # Tables 1 and 2 of HypMix.
     fields = {"c": "objective.c", "head_dim": "model.head_dim", "batch_size": "train.batch_size"}
+    fields["temperature"] = "objective.temperature"
     names = {"cub200": "cub", "cars196": "cars", "sop": "sop", "inshop": "inshop"}
     configs = {}
-    for dataset, part, method in rows:
+    for paper, dataset, part, method in rows:
         base, _, change = method.partition(" ")
         field, _, value = change.partition("=")
         spec = f"{names[dataset]}:{base.replace('pretrained', 'hyp')}"
         if (spec, change) not in configs:
             configs[spec, change] = load(spec, *([f"{fields[field]}={value}"] if field else []))
         found = published._find(configs[spec, change], part, base.startswith("pretrained"))
-        assert found[0] == method
+        assert (paper, method) in [(row.paper, method) for method, row in found]
 
 
 def test_differences_are_told_in_percentage_points(load):
@@ -121,12 +131,16 @@ def test_differences_are_told_in_percentage_points(load):
     assert compare(results, load("cub")).splitlines() == [
         "published (Hyp-ViT, Table 3, pretrained DINO, 384-d): R@1 70.8 (ours +0.0)",
         "published (Hyp-ViT, Table 2, Hyp-DINO, 128-d): R@1 78.3 (ours +0.7)",
+        "published (HypMix, Table 1, Hyp-DINO, 128-d): R@1 78.3 (ours +0.7)",
         "published (Hyp-ViT, Table 3, Hyp-DINO, 384-d): R@1 80.9 (ours -0.4), "
         "R@2 87.6 (ours +0.0), R@4 92.4 (ours +0.0), R@8 95.6 (ours +0.0)",
+        "published (HypMix, Table 2, Hyp-DINO, 384-d): R@1 80.6 (ours -0.1), "
+        "R@2 88.1 (ours -0.5), R@4 92.8 (ours -0.4), R@8 95.4 (ours +0.2)",
     ]
     chosen = results | {"best": {"head": {"recall@1": 0.783}}, "best_step": 50}
     assert compare(chosen, load("cub")).splitlines()[1:] == [
-        "published (Hyp-ViT, Table 2, Hyp-DINO, 128-d): R@1 78.3 (best +0.0)"
+        "published (Hyp-ViT, Table 2, Hyp-DINO, 128-d): R@1 78.3 (best +0.0)",
+        "published (HypMix, Table 1, Hyp-DINO, 128-d): R@1 78.3 (best +0.0)",
     ]
 
 
