@@ -5,7 +5,7 @@ pretrained weights; the default is `hyp-dino`. `hyp-dino-patch8` uses patches of
 of the paper). The suffix `,released` trains for as many steps as the released commands, as in
 `configs/cars.py:sph-vit,released`.
 
-`mix` (HypMix, Yue et al., 2023) in place of `hyp` or `sph` trains in both spaces, with λ = 8.
+`mix` (HypMix, Yue et al., WACV 2024) in place of `hyp` or `sph` trains in both spaces, with λ = 8.
 
 `pa` (Proxy-Anchor), `nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or
 `snca` in place of `hyp` or `sph` trains another loss on the sphere, otherwise by the same recipe,
@@ -32,6 +32,6 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     config.train.total_steps = 300 if chosen.released else 600
     config.eval.ks = (1, 2, 4, 8)  # Paper, as is usual for this dataset.
     if config.objective.name == "hypmix":
-        config.objective.ball_weight = 8.0  # Yue et al., 2023.
+        config.objective.ball_weight = 8.0  # Yue et al., WACV 2024.
     config.run.checkpoint_every = 100
     return config

@@ -4,7 +4,7 @@ Variants: `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` 
 pretrained weights; the default is `hyp-dino`. The suffix `,released` trains for as many steps as
 the released commands, as in `configs/cub.py:sph-vit,released`.
 
-`mix` (HypMix, Yue et al., 2023) in place of `hyp` or `sph` trains in both spaces, with λ = 3.
+`mix` (HypMix, Yue et al., WACV 2024) in place of `hyp` or `sph` trains in both spaces, with λ = 3.
 
 `pa` (Proxy-Anchor), `nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or
 `snca` in place of `hyp` or `sph` trains another loss on the sphere, otherwise by the same recipe,

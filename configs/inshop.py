@@ -10,8 +10,8 @@ The paper's ablations (Table 5) each change one field of `hyp-vit`, at the same 
     launch/sweep.sh configs/inshop.py:hyp-vit model.head_dim 16 32 64 128
     launch/sweep.sh configs/inshop.py:hyp-vit train.batch_size 200 400 900 1600
 
-`mix` (HypMix, Yue et al., 2023) in place of `hyp` or `sph` trains in both spaces, with λ = 8, which
-is our choice.
+`mix` (HypMix, Yue et al., WACV 2024) in place of `hyp` or `sph` trains in both spaces, with λ = 8,
+which is our choice.
 
 `pa` (Proxy-Anchor), `nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or
 `snca` in place of `hyp` or `sph` trains another loss on the sphere, otherwise by the same recipe,

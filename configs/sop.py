@@ -4,7 +4,7 @@ Variants: `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` 
 pretrained weights; the default is `hyp-dino`. The suffix `,released` trains for as many steps as
 the released commands, as in `configs/sop.py:sph-vit,released`.
 
-`mix` (HypMix, Yue et al., 2023) in place of `hyp` or `sph` trains in both spaces, with λ = 8.
+`mix` (HypMix, Yue et al., WACV 2024) in place of `hyp` or `sph` trains in both spaces, with λ = 8.
 
 `pa` (Proxy-Anchor), `nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or
 `snca` in place of `hyp` or `sph` trains another loss on the sphere, otherwise by the same recipe,
@@ -30,6 +30,6 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
         # Qian et al., ICCV 2019: 2 centres for small classes, where CUB and Cars have 10.
         config.objective.centres = 2
     if config.objective.name == "hypmix":
-        config.objective.ball_weight = 8.0  # Yue et al., 2023.
+        config.objective.ball_weight = 8.0  # Yue et al., WACV 2024.
     config.run.checkpoint_every = 500
     return config

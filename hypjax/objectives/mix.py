@@ -1,4 +1,4 @@
-"""HypMix: cosine and hyperbolic distance in one pairwise cross-entropy (Yue et al., 2023)."""
+"""HypMix: cosine and hyperbolic distance in one pairwise cross-entropy (Yue et al., WACV 2024)."""
 
 from ml_collections import ConfigDict
 

@@ -5,8 +5,8 @@
 - Hyp-ViT (Ermolov et al., CVPR 2022): Tables 1 (δ-hyperbolicity), 2 (heads), 3 (encoders), 4
   (patches of 8×8 pixels) and 5 (ablations). Heads are compared in their space, encoders by cosine.
   The "default" of Table 5 differs from Tables 2 and 3 by 0.1 and is not used.
-- HypMix (Yue et al., 2023): Tables 1 (heads, by cosine) and 2 (encoders), with its own runs of the
-  methods of Hyp-ViT. On the sphere it divides the cosine by 0.05, so our temperature is 0.1.
+- HypMix (Yue et al., WACV 2024): Tables 1 (heads, by cosine) and 2 (encoders), with its own runs of
+  the methods of Hyp-ViT. On the sphere it divides the cosine by 0.05, so our temperature is 0.1.
 """
 
 import csv
