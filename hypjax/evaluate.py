@@ -2,11 +2,12 @@
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+import numpy as np
+from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import validate
@@ -15,7 +16,7 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import redacted
 from hypjax.inference.datasets import evaluation_input
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
-from hypjax.inference.weights import pretrained_encoder, restore_models
+from hypjax.inference.weights import pretrained_encoder, restore_best, restore_models
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.parallel import processes
 from hypjax.reports import published
@@ -23,6 +24,21 @@ from hypjax.reports.tables import format_results, noted, print_notes
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.types import Recalls, View
+
+
+class QueryScores(NamedTuple):
+    """Scores of the test queries.
+
+    Attributes:
+        scores: {"head": {"recall@1": scores [queries], ...}, "encoder": ...}; NaN for queries
+            without a match.
+        labels: Classes of the queries.
+        notes: Remarks on the dataset.
+    """
+
+    scores: dict[str, dict[str, Float[np.ndarray, " queries"]]]
+    labels: Int[np.ndarray, " queries"]
+    notes: tuple[str, ...]
 
 
 def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
@@ -60,6 +76,25 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     with trained.unlocked():
         trained.eval = config.eval  # The scores are those that were asked for now.
     return _report(f"the models in {workdir}", results, splits.notes, trained)
+
+
+def score_queries(workdir: pathlib.Path) -> QueryScores:
+    """Scores each test query by the best model of a run, or else its last one.
+
+    Args:
+        workdir: The run's folder.
+
+    Raises:
+        UserError: The folder holds no trained run, or the images have changed.
+    """
+    config = saved_config(workdir)
+    _, params = restore_best(workdir)
+    splits = open_splits(config)
+    Workdir(workdir, config, compared=()).require({"images": splits.fingerprint})
+    evaluator = create_evaluator(config)
+    fitted = evaluator.fit(params, splits.train)
+    scores = evaluator.query_scores(params, splits.test, splits.gallery, fitted)
+    return QueryScores(scores, splits.test.labels, splits.notes)
 
 
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
@@ -89,7 +89,7 @@ class Evaluator:
         gallery: Dataset | None = None,
         projections: Projections | None = None,
     ) -> dict[str, dict[str, float]]:
-        """Scores each part of the model.
+        """Mean scores of each part of the model.
 
         Args:
             params: Parameters of the model.
@@ -103,21 +103,36 @@ class Evaluator:
         Raises:
             UserError: An image cannot be read, or the device's memory does not suffice.
         """
+        found = self.query_scores(params, dataset, gallery, projections)
+        means = {
+            part: {name: mean_score(values) for name, values in of_part.items()}
+            for part, of_part in found.items()
+        }
+        return processes.from_first(lambda: means)  # Processes decide by them, so all alike.
+
+    def query_scores(
+        self,
+        params: PyTree,
+        dataset: Dataset,
+        gallery: Dataset | None = None,
+        projections: Projections | None = None,
+    ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
+        """Scores of each query, of which `scores` are the means; arguments and errors are alike."""
         with memory.explained("run.eval_batch_size"):
             queries = self._projected(params, dataset, projections)
             searched = dict.fromkeys(queries)
             if gallery:
                 searched = self._projected(params, gallery, projections)
         labels = gallery.labels if gallery else None
-        refinement = self._processing.refinement
-        means: dict[str, dict[str, float]] = {}
-        for part, space in self._spaces.items():
-            points = (queries[part], dataset.labels, searched[part], labels)
-            values = query_scores(
-                *points, metrics=self._metrics, space=space, refinement=refinement
+        return {
+            part: query_scores(
+                *(queries[part], dataset.labels, searched[part], labels),
+                metrics=self._metrics,
+                space=space,
+                refinement=self._processing.refinement,
             )
-            means[part] = {name: mean_score(of_queries) for name, of_queries in values.items()}
-        return processes.from_first(lambda: means)  # Processes decide by them, so all alike.
+            for part, space in self._spaces.items()
+        }
 
     def scores_of_splits(self, params: PyTree, splits: Splits) -> dict[str, Recalls]:
         """Scores on the test classes and, if there are any, on the validation classes."""

@@ -155,6 +155,8 @@ def _check_script(script: str, arguments: Sequence[str]) -> None:
         for value in rest:
             if not value.startswith("--"):
                 _check_config(config, [*others, f"{field}={value}"])
+    elif name == "compare":
+        _check_module("tune", arguments)
     elif name in _POSITIONAL and arguments[2:] != ["stop"]:
         _check_module("main", arguments[_POSITIONAL[name] :])
 

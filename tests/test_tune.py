@@ -1,0 +1,107 @@
+"""Variants compared with the settings that suit them best."""
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from hypjax.config import default_workdir, load_config, read_config
+from tests.helpers.small_runs import SHORT_GLYPHS
+from tests.test_compare import finish
+
+CONFIG = "configs/glyphs.py"
+GRIDS = (
+    "--variant=hyp objective.c=0.1,0.3 objective.temperature=0.2",
+    "--variant=sph objective.temperature=0.1,0.2",
+)
+
+
+@pytest.fixture
+def folder(repository, tmp_path):
+    (tmp_path / "configs").symlink_to(repository / "configs")
+    return tmp_path
+
+
+@pytest.fixture
+def run(repository, folder, data_dir):
+    def run(*command, timeout=60):
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(repository), "TFDS_DATA_DIR": str(data_dir)},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run
+
+
+@pytest.fixture
+def tune(run):
+    return lambda *args: run(sys.executable, "-m", "hypjax.tune", f"--config={CONFIG}", *args)
+
+
+def run_folder(folder, variant, *fields):
+    spec = f"{folder}/{CONFIG}:{variant}"
+    return folder / default_workdir(load_config(spec, fields), read_config(spec))
+
+
+def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(folder, tune):
+    """Chosen by the validation classes, though other settings are better on the test classes."""
+    finish(run_folder(folder, "hyp", "objective.c=0.1"), head=0.9, validation=0.5)
+    finish(run_folder(folder, "sph", "objective.temperature=0.1"), head=0.5, validation=0.7)
+    first = tune(*GRIDS, "--pending", "--seeds=0,4")
+    assert first.returncode == 0, first.stderr
+    assert [shlex.split(line) for line in first.stdout.splitlines()] == [
+        [
+            *("--config=configs/glyphs.py:hyp", "--config.objective.c=0.3"),
+            *("--config.objective.temperature=0.2", "--config.seed=0"),
+        ],
+        [
+            *("--config=configs/glyphs.py:sph", "--config.objective.temperature=0.2"),
+            "--config.seed=0",
+        ],
+    ]
+    refused = tune(*GRIDS)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: 2 runs are not finished, such as: python -m hypjax")
+    finish(run_folder(folder, "hyp", "objective.c=0.3"), head=0.8, validation=0.6)
+    finish(run_folder(folder, "sph"), head=0.9, validation=0.6)
+    second = tune(*GRIDS, "--pending", "--seeds=0,4").stdout.splitlines()
+    assert [shlex.split(line)[:2] + shlex.split(line)[-1:] for line in second] == [
+        ["--config=configs/glyphs.py:hyp", "--config.objective.c=0.3", "--config.seed=4"],
+        ["--config=configs/glyphs.py:sph", "--config.objective.temperature=0.1", "--config.seed=4"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([GRIDS[0], "--variant=sph"], "each variant needs as many settings to choose from: hyp"),
+        ([GRIDS[0], GRIDS[0]], "--variant names hyp twice"),
+        (["--variant=hyp objective.c="], "--variant='hyp objective.c=': 'objective.c=' is not"),
+        (["--variant=hip"], "unknown variant 'hip'; did you mean hyp?"),
+    ],
+)
+def test_an_unfair_comparison_is_refused(tune, arguments, message):
+    done = tune(*arguments, "--pending")
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {message}"), done.stderr
+
+
+@pytest.mark.slow
+def test_the_script_trains_what_is_missing_and_prints_the_table(repository, folder, run):
+    command = [
+        *(str(repository / "launch/compare.sh"), f"--config={CONFIG}", "--seeds=0,1"),
+        *("--variant=hyp objective.temperature=0.1", "--variant=ms"),
+        *(f"--config.{field}" for field in SHORT_GLYPHS),
+    ]
+    done = run(*command, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("== --config=") == 4
+    table = done.stdout.partition("recall@1 of the head on the test classes")[2].splitlines()
+    assert [line.split()[0] for line in table[1:]] == ["hyp", "ms"]
+    again = run(*command)
+    assert "== " not in again.stdout and again.stdout.endswith("\n".join(table[1:]) + "\n")
