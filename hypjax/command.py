@@ -6,6 +6,7 @@ import several commands. They join absl's global flags only when the module runs
 
 import contextlib
 import os
+import pathlib
 import signal
 import sys
 import traceback
@@ -19,6 +20,7 @@ from hypjax import errors
 from hypjax.system import exits, interrupts, watchdog
 
 _OVERRIDE = "--config."
+_FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
 
 
 def run(
@@ -89,6 +91,25 @@ def require(*required: flags.FlagHolder[Any]) -> None:
     for flag in required:
         if not flag.value:
             raise errors.UserError(f"--{flag.name} is missing (--help describes it)")
+
+
+def figure(flag: flags.FlagHolder[str | None]) -> pathlib.Path | None:
+    """Returns the file that a flag names for a figure; None if it names none.
+
+    Raises:
+        UserError: Its suffix is not that of a figure, or its folder does not exist.
+    """
+    if not flag.value:
+        return None
+    path = pathlib.Path(flag.value).expanduser()
+    if path.suffix not in _FIGURE_SUFFIXES:
+        suffixes = ", ".join(_FIGURE_SUFFIXES)
+        raise errors.UserError(f"--{flag.name} is {path}; its name must end in {suffixes}")
+    if not path.parent.is_dir():
+        raise errors.UserError(
+            f"--{flag.name} is {path}, but the folder {path.parent} does not exist"
+        )
+    return path
 
 
 def refuse_overrides(overrides: Sequence[str]) -> None:

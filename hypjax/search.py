@@ -11,8 +11,6 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
-_FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
-
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder or URL of the run that embedded the gallery.", flag_values=FLAGS
@@ -63,11 +61,7 @@ def main(overrides: list[str]) -> None:
     """Searches the gallery and prints one table per query."""
     command.require(_WORKDIR, _GALLERY, _QUERY)
     command.refuse_overrides(overrides)
-    output = _OUTPUT.value and pathlib.Path(_OUTPUT.value).expanduser()
-    if output and output.suffix not in _FIGURE_SUFFIXES:
-        raise UserError(f"--output is {output}; its name must end in {', '.join(_FIGURE_SUFFIXES)}")
-    if output and not output.parent.is_dir():
-        raise UserError(f"--output is {output}, but the folder {output.parent} does not exist")
+    output = command.figure(_OUTPUT)
     if _ALPHA.value and not _EXPAND.value:
         raise UserError("--alpha weights the images of --expand; give that flag, too")
     from hypjax.data.photos import find_photos

@@ -15,7 +15,7 @@ from hypjax.errors import UserError
 from tests.helpers import commands
 
 ALL = ("benchmark", "compare", "convert", "embed", "export", "hyperbolicity") + (
-    *("main", "prepare", "search", "tune"),
+    *("main", "negatives", "prepare", "search", "tune"),
 )
 
 

@@ -3,6 +3,7 @@
 from hypjax.objectives.base import Group, Metrics, Objective, Spec
 from hypjax.objectives.create import OBJECTIVES, create_objective
 from hypjax.objectives.mix import mixed_space
+from hypjax.objectives.negatives import negative_weights, softmax_temperature
 from hypjax.objectives.of_pairs import PairObjective
 from hypjax.objectives.of_proxies import ProxyObjective
 from hypjax.objectives.pair_losses import contrastive, multi_similarity, scalable_nca, supcon
@@ -28,12 +29,14 @@ __all__ = [
     "create_objective",
     "mixed_space",
     "multi_similarity",
+    "negative_weights",
     "normalized_softmax",
     "pairwise_cross_entropy",
     "proxy_anchor",
     "proxy_nca",
     "scalable_nca",
     "soft_triple",
+    "softmax_temperature",
     "supcon",
     "triplet",
 ]

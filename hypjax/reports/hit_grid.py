@@ -1,8 +1,9 @@
-"""Pictures of a search's hits."""
+"""Rows of pictures, such as those of a search's hits."""
 
 import pathlib
 import textwrap
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -17,7 +18,21 @@ _COLOURS = {"right": "tab:green", "wrong": "tab:red", "": "none"}
 _INCHES = 1.4  # Side of one image.
 _LINE_INCHES = 0.12  # Height of a line of a title.
 _LINE = 22  # Characters of a line.
-_ROWS = 20  # Queries of a page.
+_ROWS = 20  # Rows of a page.
+
+
+class Picture(NamedTuple):
+    """An image with its title and its frame.
+
+    Attributes:
+        image: What the image is read from, such as its path.
+        title: Title; its lines are wrapped.
+        colour: Colour of the frame, or "none".
+    """
+
+    image: Any
+    title: str
+    colour: str
 
 
 def draw(
@@ -37,54 +52,89 @@ def draw(
     Raises:
         UserError: A file cannot be written.
     """
-    pages = [found[start : start + _ROWS] for start in range(0, len(found), _ROWS)]
+    return draw_rows([_row(hits) for hits in found], output, read)
+
+
+def draw_rows(
+    rows: Sequence[Sequence[Picture]],
+    output: pathlib.Path,
+    read: Callable[[Any], Image.Image],
+    together: int = 1,
+) -> list[pathlib.Path]:
+    """Draws rows of pictures, on several pages if there are more than 20.
+
+    Args:
+        rows: Rows of equally many pictures.
+        output: File to write; its suffix selects the format. Names of further pages end in -2, -3
+            and so on.
+        read: From the `image` of a picture to its pixels.
+        together: Every so many rows belong together, on one page.
+
+    Returns:
+        The files written.
+
+    Raises:
+        UserError: A file cannot be written.
+    """
+    size = max(_ROWS // together, 1) * together
+    pages = [rows[start : start + size] for start in range(0, len(rows), size)]
     names = [f"{output.stem}-{number}" for number in range(2, len(pages) + 1)]
     files = [output, *(output.with_stem(name) for name in names)]
     for file, page in zip(files, pages, strict=True):
-        try:
-            with matplotlib.rc_context({"text.parse_math": False}):  # Paths may hold dollar signs.
-                _grid(page, read).savefig(file)
-        except OSError as error:
-            raise UserError(f"cannot write to {file} ({error.strerror or error})") from error
-        except ValueError as error:
-            raise UserError(f"cannot draw {file}: {error}") from error
+        with matplotlib.rc_context({"text.parse_math": False}):  # Paths may hold dollar signs.
+            figure = _grid(page, read)
+        save(figure, file)
     return files
 
 
-def _grid(found: Sequence[Hits], read: Callable[[str], Image.Image]) -> Figure:
-    columns = 1 + len(found[0].paths)
-    titles = [
-        [
-            _wrapped(f"query {hits.label}"),
-            *(_wrapped(f"{d:.3f} {x}") for d, x in zip(hits.distances, hits.labels, strict=True)),
-        ]
-        for hits in found
+def save(figure: Figure, file: pathlib.Path) -> None:
+    """Writes a figure to a file, whose suffix selects the format.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    try:
+        figure.savefig(file)
+    except OSError as error:
+        raise UserError(f"cannot write to {file} ({error.strerror or error})") from error
+    except ValueError as error:
+        raise UserError(f"cannot draw {file}: {error}") from error
+
+
+def _row(hits: Hits) -> list[Picture]:
+    """The query and its hits."""
+    query = Picture(hits.query, f"query {hits.label}", "black")
+    columns = zip(hits.paths, hits.labels, hits.distances, strict=True)
+    return [query] + [
+        Picture(path, f"{distance:.3f} {label}", _COLOURS[hits.mark(i)])
+        for i, (path, label, distance) in enumerate(columns)
     ]
+
+
+def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image]) -> Figure:
+    titles = [[_wrapped(picture.title) for picture in row] for row in rows]
     lines = [max(title.count("\n") + 1 for title in row) for row in titles]
     heights = [_INCHES + 0.2 + _LINE_INCHES * count for count in lines]
-    figure = Figure(figsize=(_INCHES * columns, sum(heights)), layout="tight")
+    figure = Figure(figsize=(_INCHES * len(rows[0]), sum(heights)), layout="tight")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(found), columns, squeeze=False, height_ratios=heights)
-    for row, hits, title in zip(axes, found, titles, strict=True):
-        _show(row[0], hits.query, title[0], "black", read)
-        for i, axis in enumerate(row[1:]):
-            _show(axis, hits.paths[i], title[i + 1], _COLOURS[hits.mark(i)], read)
+    axes = figure.subplots(len(rows), len(rows[0]), squeeze=False, height_ratios=heights)
+    for axes_of_row, row, wrapped in zip(axes, rows, titles, strict=True):
+        for axis, picture, title in zip(axes_of_row, row, wrapped, strict=True):
+            _show(axis, picture, title, read)
     return figure
 
 
 def _wrapped(title: str) -> str:
-    return textwrap.fill(title.strip(), _LINE)
+    return "\n".join(textwrap.fill(line, _LINE) for line in title.strip().split("\n"))
 
 
-def _show(
-    axis: Axes, path: str, title: str, colour: str, read: Callable[[str], Image.Image]
-) -> None:
+def _show(axis: Axes, picture: Picture, title: str, read: Callable[[Any], Image.Image]) -> None:
     axis.set(xticks=[], yticks=[])
     axis.set_title(title, fontsize=7)
     for side in axis.spines.values():
-        side.set(color=colour, linewidth=3)
+        side.set(color=picture.colour, linewidth=3)
     try:
-        thumbnail = read(path)
+        thumbnail = read(picture.image)
         thumbnail.thumbnail((256, 256))
         axis.imshow(thumbnail)
     except Exception:  # Moved or damaged since; the ranking is still worth showing.

@@ -26,6 +26,7 @@ from hypjax.inference import unfinished
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.evaluator import create_evaluator
 from hypjax.inference.hits import find_hits
+from hypjax.inference.negatives import open_runs
 from hypjax.inference.processing import model_fingerprint
 from hypjax.inference.unfinished import UnfinishedGallery
 from hypjax.inference.weights import restore_best, restore_models
@@ -104,6 +105,39 @@ def changed(run, folder, **fields):
         saved[part] = {name: value for name, value in values.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(saved))
     return folder
+
+
+def test_shows_the_hard_negatives_of_runs(run, tmp_path):
+    colder = changed(run, tmp_path / "colder", objective__temperature=0.05)
+    runs = [f"--workdir={folder}" for folder in (run, colder)]
+    done = command(
+        "negatives", *runs, "--k=3", "--index=4", "--index=9", "--output=n.png", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "weights of the negatives of 2 anchors:"
+    assert sum(line.startswith("anchor ") for line in lines) == 2
+    assert sorted(p.name for p in tmp_path.glob("n*")) == ["n-hardest.png", "n.json", "n.png"]
+    with Image.open(tmp_path / "n-hardest.png") as picture:
+        assert picture.width < picture.height < 2 * picture.width  # 4 rows of 4 images.
+    found = json.loads((tmp_path / "n.json").read_text(), parse_constant=pytest.fail)
+    warm, cold = found["runs"]
+    assert (warm["temperature"], cold["temperature"]) == (0.2, 0.05)
+    for a, b in zip(warm["hardest"], cold["hardest"], strict=True):
+        assert a["items"] == b["items"] and a["distances"] == b["distances"]
+        # Of two negatives, the logarithm of the ratio of weights is in proportion to 1/τ.
+        ratios = [np.log(x["weights"][0] / x["weights"][2]) for x in (a, b)]
+        np.testing.assert_allclose(4 * ratios[0], ratios[1], rtol=1e-9)
+
+
+def test_runs_whose_negatives_cannot_be_compared_are_refused(run, tmp_path):
+    triplet = {"objective__name": "triplet", "objective__temperature": None}
+    changed(run, tmp_path / "triplet", **triplet)
+    with pytest.raises(UserError, match=r"/triplet cannot be analysed: the objective triplet has"):
+        open_runs([str(run), str(tmp_path / "triplet")])
+    other = changed(run, tmp_path / "other", data__split_seed=1)
+    with pytest.raises(UserError, match=r"^the runs in .*/other have different test images; name"):
+        open_runs([str(run), str(other)])
 
 
 def test_galleries_of_other_views_or_scales_are_told_apart_and_old_ones_stay_valid(run, tmp_path):

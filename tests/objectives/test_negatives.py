@@ -1,0 +1,107 @@
+"""Weights of negatives against the gradients of the losses themselves."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax.config import default_config
+from hypjax.errors import UserError
+from hypjax.objectives import (
+    OBJECTIVES,
+    create_objective,
+    negative_weights,
+    softmax_temperature,
+)
+from hypjax.types import Batch, Outputs
+
+CLASSES, SAMPLES = 5, 2
+features = np.random.default_rng(0).normal(size=(CLASSES * SAMPLES, 4))
+
+
+class Shifted:
+    """A space whose distances of all pairs have an array added."""
+
+    def __init__(self, space, shift):
+        self.space, self.shift = space, shift
+
+    def __getattr__(self, name):
+        return getattr(self.space, name)
+
+    def distance_matrix(self, x, y):
+        return self.space.distance_matrix(x, y) + self.shift
+
+
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [
+        ("pairwise_cross_entropy", "sphere"),
+        ("pairwise_cross_entropy", "poincare"),
+        ("hypmix", "poincare"),
+        ("supcon", "sphere"),
+        ("scalable_nca", "poincare"),
+    ],
+)
+def test_weights_are_the_gradient_of_the_loss(float64, name, space):
+    """With two samples of each class, an anchor has one denominator, with all its negatives."""
+    config = default_config(name)
+    config.objective.space, config.train.samples_per_class = space, SAMPLES
+    objective, temperature = create_objective(config), softmax_temperature(config)
+    labels = np.repeat(np.arange(CLASSES), SAMPLES)
+
+    @jax.jit
+    @jax.grad
+    def by_logit(shift):
+        shifted = dataclasses.replace(
+            objective, space=Shifted(objective.space, -temperature * shift)
+        )
+        outputs = Outputs(pooled=None, projected=jnp.asarray(features))
+        return shifted.loss({}, {}, outputs, None, Batch(None, labels, None, None), None)[0]
+
+    gradient = by_logit(np.zeros((len(features), len(features))))
+    order = np.arange(len(features))
+    if name in ("pairwise_cross_entropy", "hypmix"):  # These compare images in another order.
+        order = order.reshape(CLASSES, SAMPLES).T.reshape(-1)
+    points = objective.space.embed(features[order])
+    negatives = labels[order][:, None] != labels[order]
+    gradient = np.where(negatives, gradient, 0)
+    assert (gradient[negatives] > 0).all()
+
+    distances = objective.space.distance_matrix(points, points)
+    weights = negative_weights(distances, negatives, temperature=temperature)
+    assert weights.dtype == np.float64
+    np.testing.assert_allclose(np.sum(weights, axis=1), 1, rtol=1e-14)
+    expected = gradient / np.sum(gradient, axis=1, keepdims=True)
+    np.testing.assert_allclose(weights, expected, rtol=1e-10, atol=0)
+
+
+def test_weights_of_hypmix_are_those_of_its_published_logits(float64):
+    config = default_config("hypmix")
+    ball = create_objective(default_config("pairwise_cross_entropy")).space
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    points = ball.embed(unit)
+    hyperbolic = np.asarray(ball.distance(points[:, None], points))
+    terms = np.exp(unit @ unit.T / 0.05 - 3 * hyperbolic / 0.2)
+    negatives = ~np.eye(len(unit), dtype=bool)
+    expected = np.where(negatives, terms, 0)
+    space = create_objective(config).space
+    distances = space.distance_matrix(space.embed(features), space.embed(features))
+    weights = negative_weights(distances, negatives, temperature=softmax_temperature(config))
+    expected /= expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(weights, expected, rtol=1e-10)
+
+
+def test_objectives_without_such_a_softmax_are_refused():
+    refused = []
+    for name in OBJECTIVES:
+        try:
+            assert softmax_temperature(default_config(name)) > 0
+        except UserError as error:
+            refused.append(name)
+            assert str(error) == (
+                f"the objective {name} has no softmax over the negatives of an anchor; "
+                "pairwise_cross_entropy, hypmix, supcon, scalable_nca have one"
+            )
+    assert len(refused) == len(OBJECTIVES) - 4
