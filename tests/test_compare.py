@@ -1,44 +1,74 @@
 """One table of finished runs."""
 
-import json
 import os
+import pathlib
+import re
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
+from absl.testing import flagsaver
 
-from hypjax.config import default_workdir, load_config, read_config
+from hypjax import command, errors
+from hypjax import compare as command_module
+from hypjax.config import default_config, default_workdir, load_config, read_config
+from hypjax.runs.workdir import Workdir
 
 FIELD, CONFIG = "objective.c", "configs/glyphs.py:hyp"
 
 
+class Done(NamedTuple):
+    """What a command printed, and its exit status."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 @pytest.fixture
-def compare(repository, tmp_path):
+def folder(repository, tmp_path, monkeypatch):
     (tmp_path / "configs").symlink_to(repository / "configs")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def compare(folder, capsys):
+    """Runs the command in this process, without absl around it."""
 
     def run(*args):
-        return subprocess.run(
-            [sys.executable, "-m", "hypjax.compare", *args],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(repository)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        saved = flagsaver.save_flag_values(command_module.FLAGS)
+        status = 0
+        try:
+            with errors.reported():
+                parsed = command.parse(["compare", *args], command_module.FLAGS, None)
+                command_module.main(*parsed)
+        except SystemExit as exit:
+            status = exit.code
+        finally:
+            flagsaver.restore_flag_values(saved, command_module.FLAGS)
+        return Done(status, *capsys.readouterr())
 
     return run
 
 
-def finish(folder, *, best=None, validation=None, ks=(1, 10), **final):
-    """Writes the results of a run, whose recalls are the same at every K."""
+def finish(folder, *, best=None, validation=None, ks=(1, 10), config=None, images="a", **final):
+    """Writes the files of a finished run, whose recalls are the same at every K."""
     results = {"final": {part: {f"recall@{k}": x for k in ks} for part, x in final.items()}}
     results["untrained"] = results["final"]
     if best is not None:
         results["best"] = {part: {f"recall@{k}": best for k in ks} for part in final}
     if validation is not None:
         results["validation"] = {"final": {"head": {f"recall@{k}": validation for k in ks}}}
-    folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps(results))
+    workdir = Workdir(folder, config or default_config())
+    with workdir.claimed({"images": images}):
+        workdir.write_results(results)
+
+
+def texts(svg: pathlib.Path) -> set[str]:
+    """Texts of a figure, which matplotlib draws as outlines, each after a comment."""
+    return set(re.findall(r"<!-- (.*?) -->", svg.read_text()))
 
 
 def rows(done):
@@ -49,7 +79,8 @@ def rows(done):
 def test_runs_are_compared_by_their_best_or_last_recalls(compare, tmp_path):
     finish(tmp_path / "runs/a", head=0.25, encoder=0.5)
     finish(tmp_path / "runs/b", head=0.75, encoder=0.5, best=0.875, ks=(1, 100))
-    title, *table = rows(compare("runs/a", "runs/b"))
+    dropped, title, *table = rows(compare("runs/a", "runs/b"))
+    assert " ".join(dropped) == "left out, since not all runs have them: recall@10, recall@100"
     assert " ".join(title) == "recall on the test classes:"
     assert table == [
         ["recall@1"],
@@ -84,6 +115,69 @@ def test_runs_that_differ_in_a_field_are_found_in_their_default_folders(
     ]
 
 
+def sweep_of_temperatures(folder, repository):
+    """Finishes runs/hyp-0.1, runs/hyp-0.2 and so on; returns their names."""
+    names = []
+    for variant in ("hyp", "sph"):
+        for value in ("0.1", "0.2"):
+            names.append(f"runs/{variant}-{value}")
+            spec = str(repository / f"configs/glyphs.py:{variant}")
+            config = load_config(spec, [f"objective.temperature={value}"])
+            finish(folder / names[-1], head=0.5, validation=0.5, config=config)
+    return names
+
+
+def test_named_runs_are_drawn_against_a_field(compare, tmp_path, repository):
+    names = sweep_of_temperatures(tmp_path, repository)
+    plain = compare(*names)
+    drawn = subprocess.run(
+        [
+            *(sys.executable, "-m", "hypjax.compare", *names),
+            *("--x=objective.temperature", "--output=sweep.svg"),
+        ],
+        env=os.environ | {"PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert drawn.returncode == 0 and drawn.stderr == "wrote sweep.svg\n"
+    assert drawn.stdout == plain.stdout
+    shown = texts(tmp_path / "sweep.svg")
+    assert {"objective.temperature", "recall@1 of the head"} <= shown
+    assert {"objective.space=poincare", "objective.space=sphere"} <= shown
+
+
+def test_a_sweep_is_drawn_without_its_unfinished_runs(compare, tmp_path, repository):
+    arguments = [f"--config={CONFIG}", "--field=model.head", "--output=sweep.svg"]
+    arguments += [f"--value={value}" for value in ("dense", "norm_dense", "none")]
+    spec = str(repository / CONFIG)
+    for value, message in (("dense", "nothing to draw"), ("none", "all have dense")):
+        done = compare(*arguments)
+        assert done.returncode == 1 and message in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        config = load_config(spec, [f"model.head={value}"])
+        finish(tmp_path / default_workdir(config, read_config(spec)), head=0.5, config=config)
+    assert rows(compare(*arguments))
+    shown = texts(tmp_path / "sweep.svg")
+    assert {"model.head", "dense", "none"} <= shown and "norm_dense" not in shown
+
+
+def test_runs_on_different_datasets_are_refused(compare, tmp_path, repository):
+    def photos(path):
+        return load_config(str(repository / "configs/folder.py"), [f"data.path={path}"])
+
+    finish(tmp_path / "letters", head=0.5)
+    finish(tmp_path / "photos", head=0.5, config=photos("photos"), images="b")
+    finish(tmp_path / "moved", head=0.5, config=photos("/elsewhere"), images="b")
+    finish(tmp_path / "others", head=0.5, config=photos("others"), images="c")
+    refused = compare("photos", "moved", "others")
+    assert refused.stderr == (
+        "error: moved and others have different datasets, /elsewhere and others; compare runs on "
+        "one dataset\n"
+    )
+    assert "different datasets, glyphs and photos" in compare("letters", "photos").stderr
+
+
 def test_seeds_are_summarised_by_mean_and_standard_deviation(compare, tmp_path, repository):
     spec = str(repository / CONFIG)
     for seed, recall in ((0, 0.5), (1, 0.75), (2, 0.7)):
@@ -101,6 +195,9 @@ def test_seeds_are_summarised_by_mean_and_standard_deviation(compare, tmp_path, 
         ([], "--config is missing"),
         (["runs/none"], "no finished run in runs/none"),
         (["runs/a", f"--config={CONFIG}"], "name either the folders of runs or --config"),
+        (["runs/a", "--x=seed", "--output=a.txt"], "--output is a.txt; its name must end in .png"),
+        (["runs/a", "--x=seed"], "--output is missing"),
+        ([f"--config={CONFIG}", f"--field={FIELD}", "--value=1", "--x=seed"], "--x is for the"),
         (
             [f"--config={CONFIG}", f"--field={FIELD}", "--value=x"],
             "config.objective.c is 'x'; it must be a finite number",

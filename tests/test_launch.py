@@ -252,6 +252,15 @@ def test_a_sweep_trains_every_value_between_two_tables(stubs):
     assert stubs.calls() == [table, *(train + value for value in ("0.1", "1e-3", "2")), table]
 
 
+def test_a_sweep_is_drawn_at_the_end(stubs):
+    stubs.feed("STATUSES", 0, 75)
+    done = stubs.run("sweep.sh", "a.py", "objective.c", "1", "--output=a b.png", "2")
+    assert done.returncode == 75
+    table, *_, last = stubs.calls()
+    assert table == "python -m hypjax.compare --config=a.py --field=objective.c --value=1 --value=2"
+    assert last == f"{table} --output=a b.png"
+
+
 def test_seeds_are_a_sweep_over_the_field_seed(stubs):
     stubs.feed("STATUSES", 0, 0)
     assert stubs.run("seeds.sh", "a.py:b", "0", "1", "--config.objective.c=1").returncode == 0

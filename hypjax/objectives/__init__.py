@@ -1,7 +1,7 @@
 """Objectives: losses in any space, with their parameters and state."""
 
 from hypjax.objectives.base import Group, Metrics, Objective, Spec
-from hypjax.objectives.create import OBJECTIVES, create_objective
+from hypjax.objectives.create import OBJECTIVES, create_objective, unused_fields
 from hypjax.objectives.mix import mixed_space
 from hypjax.objectives.negatives import negative_weights, softmax_temperature
 from hypjax.objectives.of_pairs import PairObjective
@@ -39,4 +39,5 @@ __all__ = [
     "softmax_temperature",
     "supcon",
     "triplet",
+    "unused_fields",
 ]

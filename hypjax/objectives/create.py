@@ -52,6 +52,16 @@ def create_space(fields: ConfigDict) -> Space:
     return space(**{name: fields[name] for name in names})
 
 
+def unused_fields(fields: ConfigDict) -> set[str]:
+    """Names of fields that only other spaces have, such as the curvature on the sphere.
+
+    Args:
+        fields: The fields of `config.objective`.
+    """
+    named = {n: {field.name for field in dataclasses.fields(s)} for n, s in SPACES.items()}
+    return set().union(*named.values()) - named[fields.space]
+
+
 def create_objective(config: ConfigDict) -> Objective:
     """Builds the objective that a run's configuration describes.
 

@@ -67,6 +67,16 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     return config
 
 
+def saved_fingerprint(workdir: pathlib.Path) -> str | None:
+    """Hash of the images of the run in a folder; None if it is not known.
+
+    Raises:
+        UserError: The configuration in the folder cannot be read.
+    """
+    circumstances = (_read(workdir / _CONFIG) or {}).get("circumstances")
+    return circumstances.get("images") if isinstance(circumstances, dict) else None
+
+
 def read_results(path: pathlib.Path) -> dict[str, Any] | None:
     """Reads a run's results.json; None if there is none.
 
