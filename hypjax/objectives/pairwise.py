@@ -118,13 +118,13 @@ def _logits(
     their gradients vanish, and it is positives that training draws together.
     """
     subsets = rearrange(points, "(k n) d -> k n d", k=samples)
-    positives = space.distance(subsets[:, None], subsets)
+    positives = space.distance(subsets[:, :, None], rearrange(subsets, "k n d -> n k d"))
     blocks = rearrange(
-        space.distance_matrix(points, points), "(i a) (j b) -> i j a b", i=samples, j=samples
+        space.distance_matrix(points, points), "(i a) (j b) -> i a j b", i=samples, j=samples
     )
-    same_class = jnp.eye(blocks.shape[-1], dtype=bool)
+    same_class = jnp.eye(blocks.shape[-1], dtype=bool)[:, None]
     distances = jnp.where(same_class, positives[..., None], blocks)
-    return -rearrange(distances, "i j a b -> (i a) (j b)") / temperature
+    return -rearrange(distances, "i a j b -> (i a) (j b)") / temperature
 
 
 def _cross_entropy(logits: Float[Array, "images images"], samples: int) -> Float[Array, ""]:
@@ -133,8 +133,9 @@ def _cross_entropy(logits: Float[Array, "images images"], samples: int) -> Float
     An anchor's loss is log(1 + Σ exp(negative − positive)). Written like this, it and its gradient
     keep their digits when it is small.
     """
-    blocks = rearrange(logits, "(i a) (j b) -> i j a b", i=samples, j=samples)
-    negatives, positives = jax.vmap(jax.vmap(_block_terms))(blocks)
+    # Blocks stay where they are in the matrix: transposed, they would take twice as long.
+    blocks = rearrange(logits, "(i a) (j b) -> i a j b", i=samples, j=samples)
+    negatives, positives = jax.vmap(jax.vmap(_block_terms, in_axes=1))(blocks)
     own_subset = jnp.diagonal(negatives).T[:, None]
     losses = jnp.mean(jax.nn.softplus(jnp.logaddexp(negatives, own_subset) - positives), axis=-1)
     return jnp.sum(losses, where=~jnp.eye(samples, dtype=bool))
