@@ -150,7 +150,7 @@ PUBLISHED_LOSSES = {
     "supcon": {"name": "supcon", "temperature": 0.1},
     "snca": {"name": "scalable_nca", "temperature": 0.05},
 }
-LOSS_RUNS = [("sop", f"{loss}-dino") for loss in PUBLISHED_LOSSES]
+LOSS_RUNS = [("sop", f"{loss}-dino") for loss in ("mix", *PUBLISHED_LOSSES)]
 
 
 @pytest.fixture
@@ -180,6 +180,19 @@ def test_another_loss_changes_the_objective_alone(load, dataset):
             expected = {f: v for f, v in recipe.items() if not f.startswith("objective.")}
             expected |= {f"objective.{field}": value for field, value in objective.items()}
             assert fields == expected | {"variant": f"{loss}-{encoder}"}
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_hypmix_changes_the_objective_and_scores_the_head_by_cosine(load, dataset):
+    """As published; In-Shop is not in the paper."""
+    own = {"name": "hypmix", "sphere_temperature": 0.05, "ball_temperature": 0.2}
+    own |= {"ball_weight": 3.0 if dataset == "cub" else 8.0, "space": "poincare"}
+    for encoder in ("vit", "deit", "dino"):
+        recipe = identity(load(dataset, f"hyp-{encoder}"))
+        recipe.pop("objective.temperature")
+        expected = recipe | {f"objective.{field}": value for field, value in own.items()}
+        expected |= {"eval.spaces.head": ["sphere", "objective"], "variant": f"mix-{encoder}"}
+        assert identity(load(dataset, f"mix-{encoder}")) == expected
 
 
 def test_the_examples_have_the_same_losses(load):
