@@ -197,12 +197,14 @@ def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
 def _folders(overrides: Sequence[str]) -> dict[str, pathlib.Path]:
     """Default folders of the runs with each value of the field."""
     from hypjax.config import default_workdir, load_config, read_config
+    from hypjax.runs.workdir import Workdir
 
     unchanged = read_config(_CONFIG.value)
     folders = {}
     for value in _VALUES.value:
         config = load_config(_CONFIG.value, [*overrides, f"{_FIELD.value}={value}"])
         folders[value] = pathlib.Path(default_workdir(config, unchanged))
+        Workdir(folders[value], config)  # Raises an error if another run is there.
     return folders
 
 

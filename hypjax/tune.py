@@ -19,7 +19,11 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
-if TYPE_CHECKING:  # It imports JAX.
+if TYPE_CHECKING:  # These import JAX, or what no help text needs.
+    import numpy as np
+    from jaxtyping import Int
+    from ml_collections import ConfigDict
+
     from hypjax.reports.intervals import Sums
 
 FLAGS = flags.FlagValues()
@@ -86,19 +90,29 @@ class Runs(NamedTuple):
         chosen = f"--config={self.config}:{candidate.variant}"
         return shlex.join([chosen, *(f"--config.{field}" for field in fields)])
 
+    def load(self, candidate: Candidate, seed: str) -> ConfigDict:
+        """The run's configuration."""
+        from hypjax.config import load_config
+
+        fields = (*self.overrides, *candidate.settings, f"seed={seed}")
+        return load_config(f"{self.config}:{candidate.variant}", fields)
+
     def folder(self, candidate: Candidate, seed: str) -> pathlib.Path:
         """The run's default folder."""
-        from hypjax.config import default_workdir, load_config, read_config
+        from hypjax.config import default_workdir, read_config
 
-        spec = f"{self.config}:{candidate.variant}"
-        fields = (*self.overrides, *candidate.settings, f"seed={seed}")
-        return pathlib.Path(default_workdir(load_config(spec, fields), read_config(spec)))
+        unchanged = read_config(f"{self.config}:{candidate.variant}")
+        return pathlib.Path(default_workdir(self.load(candidate, seed), unchanged))
 
     def results(self, candidate: Candidate, seed: str) -> dict[str, Any] | None:
-        """What the run's results.json holds; None if it is unfinished."""
-        from hypjax.runs.workdir import read_results
+        """What the run's results.json holds; None if it is unfinished.
 
-        return read_results(self.folder(candidate, seed) / "results.json")
+        Raises:
+            UserError: The folder holds a run with another configuration.
+        """
+        from hypjax.runs.workdir import Workdir
+
+        return Workdir(self.folder(candidate, seed), self.load(candidate, seed)).results
 
 
 def main(overrides: list[str]) -> None:
@@ -109,6 +123,7 @@ def main(overrides: list[str]) -> None:
     runs, seeds = Runs(_CONFIG.value, tuple(overrides)), _SEEDS.value
     grids = [_candidates(text) for text in _VARIANTS.value]
     _check(grids, seeds)
+    _check_settings(runs, [each for grid in grids for each in grid], seeds[0])
     tried = {each: runs.results(each, seeds[0]) for grid in grids for each in grid}
     pending = [runs.arguments(each, seeds[0]) for each, found in tried.items() if found is None]
     chosen: list[Candidate] = []
@@ -156,6 +171,27 @@ def _check(grids: Sequence[Sequence[Candidate]], seeds: Sequence[str]) -> None:
         raise UserError(f"each variant needs as many settings to choose from: {listed}")
 
 
+def _check_settings(runs: Runs, candidates: Sequence[Candidate], seed: str) -> None:
+    """Refuses settings that are no choice."""
+    from hypjax.objectives import unused_fields
+
+    named: dict[pathlib.Path, Candidate] = {}
+    for candidate in candidates:
+        objective = runs.load(candidate, seed).objective
+        for field in (setting.partition("=")[0] for setting in candidate.settings):
+            if field.removeprefix("objective.") in unused_fields(objective):
+                raise UserError(
+                    f"{candidate.variant} has no use for {field}, since objective.space is "
+                    f"{objective.space}"
+                )
+        other = named.setdefault(runs.folder(candidate, seed), candidate)
+        if other is not candidate:
+            raise UserError(
+                f"{candidate.variant} with {candidate} is the same run as {other.variant} with "
+                f"{other}"
+            )
+
+
 def _validation_score(results: Mapping[str, Any]) -> float:
     """The score by which settings are chosen: the head's first recall on validation classes."""
     from hypjax.reports.tables import selecting
@@ -188,14 +224,16 @@ def _print_choice(
 
 
 def _print_table(runs: Runs, chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
+    import numpy as np
+
     from hypjax.reports.intervals import bootstrap
 
-    name, sums = "", []
-    for candidate in chosen:
-        name, of_candidate = _test_scores([runs.folder(candidate, seed) for seed in seeds])
-        sums.append(of_candidate)
-    means, differences = bootstrap(sums)
-    first = chosen[0].variant
+    tested = [_test_scores([runs.folder(each, seed) for seed in seeds]) for each in chosen]
+    names, labels = [name for name, _, _ in tested], [labels for _, labels, _ in tested]
+    if len(set(names)) > 1 or not all(np.array_equal(labels[0], each) for each in labels):
+        raise UserError("the variants differ in eval.ks or in their test images")
+    name, first = names[0], chosen[0].variant
+    means, differences = bootstrap([sums for _, _, sums in tested])
     print(
         f"{name} of the head on the test classes, in percent: mean of seeds {', '.join(seeds)}, "
         "95% interval over seeds and classes, and difference from the first:"
@@ -210,8 +248,8 @@ def _print_table(runs: Runs, chosen: Sequence[Candidate], seeds: Sequence[str]) 
         print(line)
 
 
-def _test_scores(folders: Sequence[pathlib.Path]) -> tuple[str, Sums]:
-    """The first recall of the head, its name and its sums by class, of runs of one method."""
+def _test_scores(folders: Sequence[pathlib.Path]) -> tuple[str, Int[np.ndarray, " queries"], Sums]:
+    """Name of the head's first recall, labels, and its sums by class, of runs of one method."""
     import numpy as np
 
     from hypjax.evaluate import score_queries
@@ -221,7 +259,7 @@ def _test_scores(folders: Sequence[pathlib.Path]) -> tuple[str, Sums]:
     found = [score_queries(folder) for folder in folders]
     name = selecting(found[0].scores["head"])
     scores = np.stack([each.scores["head"][name] for each in found])
-    return name, Sums.of(scores, found[0].labels)
+    return name, found[0].labels, Sums.of(scores, found[0].labels)
 
 
 if __name__ == "__main__":

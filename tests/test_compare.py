@@ -98,7 +98,7 @@ def test_runs_that_differ_in_a_field_are_found_in_their_default_folders(
     for value, recall in (("0.1", 0.5), ("0.3", 0.75)):
         config = load_config(spec, ["seed=1", f"{FIELD}={value}"])
         folder = tmp_path / default_workdir(config, read_config(spec))
-        finish(folder, head=recall, validation=1 - recall)
+        finish(folder, head=recall, validation=1 - recall, config=config)
     values = [f"--value={value}" for value in ("0.1", "0.2", "0.3")]
     assert rows(compare(f"--config={CONFIG}", f"--field={FIELD}", *values)) == []  # Other seed.
     printed = compare(f"--config={CONFIG}", f"--field={FIELD}", *values, "--config.seed=1")
@@ -182,7 +182,8 @@ def test_seeds_are_summarised_by_mean_and_standard_deviation(compare, tmp_path, 
     spec = str(repository / CONFIG)
     for seed, recall in ((0, 0.5), (1, 0.75), (2, 0.7)):
         config = load_config(spec, [f"seed={seed}"])
-        finish(tmp_path / default_workdir(config, read_config(spec)), head=recall, ks=(1,))
+        folder = tmp_path / default_workdir(config, read_config(spec))
+        finish(folder, head=recall, ks=(1,), config=config)
     values = [f"--value={seed}" for seed in range(3)]
     title, _, *table = rows(compare(f"--config={CONFIG}", "--field=seed", *values))
     assert " ".join(title) == "seed, recall on the test classes:"

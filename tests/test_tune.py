@@ -44,15 +44,16 @@ def tune(run):
     return lambda *args: run(sys.executable, "-m", "hypjax.tune", f"--config={CONFIG}", *args)
 
 
-def run_folder(folder, variant, *fields):
+def finished(folder, variant, *fields, **scores):
     spec = f"{folder}/{CONFIG}:{variant}"
-    return folder / default_workdir(load_config(spec, fields), read_config(spec))
+    config = load_config(spec, fields)
+    finish(folder / default_workdir(config, read_config(spec)), config=config, **scores)
 
 
 def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(folder, tune):
     """Chosen by the validation classes, though other settings are better on the test classes."""
-    finish(run_folder(folder, "hyp", "objective.c=0.1"), head=0.9, validation=0.5)
-    finish(run_folder(folder, "sph", "objective.temperature=0.1"), head=0.5, validation=0.7)
+    finished(folder, "hyp", "objective.c=0.1", head=0.9, validation=0.5)
+    finished(folder, "sph", "objective.temperature=0.1", head=0.5, validation=0.7)
     first = tune(*GRIDS, "--pending", "--seeds=0,4")
     assert first.returncode == 0, first.stderr
     assert [shlex.split(line) for line in first.stdout.splitlines()] == [
@@ -68,8 +69,8 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(folder, tun
     refused = tune(*GRIDS)
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: 2 runs are not finished, such as: python -m hypjax")
-    finish(run_folder(folder, "hyp", "objective.c=0.3"), head=0.8, validation=0.6)
-    finish(run_folder(folder, "sph"), head=0.9, validation=0.6)
+    finished(folder, "hyp", "objective.c=0.3", head=0.8, validation=0.6)
+    finished(folder, "sph", head=0.9, validation=0.6)
     second = tune(*GRIDS, "--pending", "--seeds=0,4").stdout.splitlines()
     assert [shlex.split(line)[:2] + shlex.split(line)[-1:] for line in second] == [
         ["--config=configs/glyphs.py:hyp", "--config.objective.c=0.3", "--config.seed=4"],
@@ -83,12 +84,25 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(folder, tun
         ([GRIDS[0], "--variant=sph"], "each variant needs as many settings to choose from: hyp"),
         ([GRIDS[0], GRIDS[0]], "--variant names hyp twice"),
         (["--variant=hyp objective.c="], "--variant='hyp objective.c=': 'objective.c=' is not"),
+        (["--variant=sph objective.c=0.1,0.3"], "sph has no use for objective.c, since objective"),
+        (
+            ["--variant=ms objective.beta=50,50.0"],
+            "ms with objective.beta=50.0 is the same run as ms with objective.beta=50",
+        ),
         (["--variant=hip"], "unknown variant 'hip'; did you mean hyp?"),
     ],
 )
 def test_an_unfair_comparison_is_refused(tune, arguments, message):
     done = tune(*arguments, "--pending")
     assert done.returncode == 1 and done.stderr.startswith(f"error: {message}"), done.stderr
+
+
+def test_a_run_of_another_configuration_is_refused(folder, tune):
+    config = load_config(f"{folder}/{CONFIG}:hyp", ["objective.c=7"])
+    finish(folder / "runs/glyphs-hyp", config=config, head=0.9, validation=0.5)
+    done = tune("--variant=hyp")
+    assert done.returncode == 1
+    assert "holds a run with another configuration (objective.c: 7.0 -> 0.1)" in done.stderr
 
 
 @pytest.mark.slow

@@ -73,8 +73,8 @@ ENCODERS = {
 }
 VARIANTS = tuple(f"{space}-{encoder}" for space in SPACES for encoder in ("vit", "deit", "dino"))
 
-# Losses to compare with, by the names of their variants. Fields of the losses have the published
-# values, see `hypjax.objectives`.
+# Losses to compare with, by the names of their variants. Fields of the losses have their
+# defaults, see `hypjax.objectives`.
 LOSSES = {
     "pa": "proxy_anchor",
     "nca": "proxy_nca",
@@ -129,7 +129,7 @@ def parse_variant(name: str, extra: Sequence[str] = ()) -> Variant:
 
 
 def choose_loss(config: ConfigDict, name: str, *, proxy_rate: float) -> None:
-    """Chooses a loss to compare with, on the sphere and with its published settings.
+    """Chooses a loss to compare with, on the sphere and with its default settings.
 
     Args:
         config: The configuration to change.

@@ -27,8 +27,12 @@ def negative_weights(
 
     p(x⁻) = exp(−d(a, x⁻)/τ) / Σ exp(−d(a, x)/τ), over the negatives x of the anchor a. The
     cross-entropy's derivative by the logit of a negative is its share of the whole denominator,
-    which also holds a positive. Among the negatives, these derivatives are in proportion to p,
-    whatever the positive is.
+    which also holds the positive. Among the negatives of one denominator, these derivatives are in
+    proportion to p, whatever the positive is.
+
+    With two images of each class in a batch, an anchor of the pairwise cross-entropy has one
+    denominator. With s images it has s − 1, one for each positive: negatives of the anchor's own
+    subset are in all of them, each other one in one.
 
     Args:
         distances: Distances from each anchor to each item, in the space of the loss; for HypMix

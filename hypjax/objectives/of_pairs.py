@@ -31,8 +31,10 @@ class PairLoss(NamedTuple):
     by_class: bool = True
 
 
-# Defaults are those of the papers, see the functions; the triplets' margin is that of Schroff et
-# al., and β of the contrastive loss is not in IRT's paper but in unofficial code.
+# Defaults are those of the papers, see the functions, with these exceptions. The triplets' margin
+# is that of Schroff et al. The margin of the contrastive loss is not in IRT's paper but in
+# unofficial code. Those of multi-similarity are HIER's and pytorch-metric-learning's; the paper has
+# base 1.
 PAIR_LOSSES = {
     # IRT trains it on batches of any classes, too.
     "contrastive": PairLoss(contrastive, {"margin": Field(0.5, at_least(-1))}, by_class=False),

@@ -119,8 +119,8 @@ def supcon(
 
     The mean over each image's positives of −log softmax(s/τ), where the softmax is over all other
     images and s is the cosine on the sphere, −distance / 2 in any space. The paper sums these over
-    the images. Here the loss is their mean over the images with a positive, as in the released
-    code.
+    the images. Here the loss is their mean over the images with a positive. The released code also
+    multiplies it by τ/0.07.
 
     Args:
         embeddings: Points of the space.

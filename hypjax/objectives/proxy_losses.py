@@ -136,8 +136,8 @@ def soft_triple(
     class, where s is the cosine on the sphere and 1 − distance / 2 in other spaces. The loss is
     the cross-entropy of λ times these similarities, of which that of the image's class is lowered
     by δ. The regularisation draws the centres of a class together: it is the mean over the classes
-    of Σ √distance, over pairs of centres, divided by K·(K − 1). On the sphere, √distance is the
-    length of the chord.
+    of Σ √separation, over pairs of centres, divided by K·(K − 1). On the sphere, that is the
+    length of the chord; in the ball, sinh(√c·distance/2)/√c.
 
     Args:
         embeddings: Points of the space.
@@ -187,7 +187,7 @@ def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float
     """Regularisation of `soft_triple`, whose gradient is 0 for centres that coincide."""
     classes, centres, _ = proxies.shape
     first, second = np.triu_indices(centres, k=1)
-    distances = space.distance(proxies[:, first], proxies[:, second])
-    apart = distances > 0
-    roots = jnp.sqrt(jnp.where(apart, distances, 1))
+    separations = space.separation(proxies[:, first], proxies[:, second])
+    apart = separations > 0
+    roots = jnp.sqrt(jnp.where(apart, separations, 1))
     return jnp.sum(roots, where=apart) / (classes * centres * (centres - 1))

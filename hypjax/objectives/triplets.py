@@ -39,7 +39,8 @@ def triplet(
             Schroff et al.; Hermans et al. use Euclidean distances without normalisation.
         margin: Margin of the distances.
         mining: How triplets are chosen.
-        samples_per_class: See `hypjax.objectives.contrastive`.
+        samples_per_class: See `hypjax.objectives.contrastive`. For semi-hard triplets with traced
+            labels, as by `jit`, no class may have more images.
 
     Returns:
         The loss, a scalar.
@@ -52,7 +53,7 @@ def triplet(
     pairs = compare_images(space, embeddings, labels, samples_per_class)
     if mining == "hard":
         return _hard(pairs, margin)
-    return _semihard(pairs, margin, samples_per_class or _largest_class(labels))
+    return _semihard(pairs, margin, _largest_class(labels, samples_per_class))
 
 
 def _hard(pairs: Pairs, margin: float) -> Float[Array, ""]:
@@ -77,8 +78,8 @@ def _semihard(pairs: Pairs, margin: float, most: int) -> Float[Array, ""]:
     return total / jnp.maximum(jnp.sum(pairs.same), 1)
 
 
-def _largest_class(labels: Int[ArrayLike, " n"]) -> int:
-    """Number of images of the largest class, or of all images if the labels are traced."""
+def _largest_class(labels: Int[ArrayLike, " n"], samples_per_class: int | None) -> int:
+    """Number of images of the largest class, or a bound on it if the labels are traced."""
     if isinstance(labels, jax.core.Tracer):
-        return len(labels)
+        return samples_per_class or len(labels)
     return int(np.unique(labels, return_counts=True)[1].max())

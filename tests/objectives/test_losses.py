@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -172,13 +173,36 @@ def test_a_loss_equals_a_plain_loop(float64, name, space):
     else:
         d = np.array(space.distance(points[:, None, None], proxies))
         if name == "soft_triple":
-            between = lambda k, s, t: space.distance(proxies[k, s], proxies[k, t])  # noqa: E731
+            between = lambda k, s, t: space.separation(proxies[k, s], proxies[k, t])  # noqa: E731
             expected = loop(d, LABELS, between, **settings)
         else:
             expected = loop(d[..., :1], LABELS, **settings)
     found = all_losses(space, points, LABELS, proxies)[name]
     np.testing.assert_allclose(found, expected, rtol=1e-10)
     assert expected > 0
+
+
+@pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
+def test_slopes_stay_bounded_while_centres_of_a_class_meet(float64, space):
+    def spread(moved, weight):
+        proxies = space.embed(jnp.array([[[1.0, 0, 0], moved]]))
+        points = space.embed(jnp.array([[0.0, 1, 0]]))
+        return objectives.soft_triple(points, [0], proxies, space=space, regularization=weight)
+
+    for apart in (1e-2, 1e-4, 1e-6):
+        moved = jnp.array([1.0, apart, 0])
+        slope = jax.grad(spread)(moved, 1.0) - jax.grad(spread)(moved, 0.0)
+        assert 0.1 < np.linalg.norm(slope) < 1
+
+
+def test_semihard_triplets_count_all_images_of_a_class(float64):
+    """Twice two adjacent images of one class, and two of each other class."""
+    points, _ = batch(SPHERE)
+    labels = np.array([0, 0, 0, 0, 1, 1, 2, 2])
+    compared = {"space": SPHERE, "mining": "semihard", "margin": 1.0}
+    expected = objectives.triplet(points[:8], labels, **compared)
+    found = objectives.triplet(points[:8], labels, samples_per_class=2, **compared)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
