@@ -25,12 +25,12 @@ def folder(repository, tmp_path):
 
 
 @pytest.fixture
-def run(repository, folder, data_dir):
-    def run(*command, timeout=60):
+def run(repository, folder):
+    def run(*command, timeout=60, **env):
         return subprocess.run(
             command,
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(repository), "TFDS_DATA_DIR": str(data_dir)},
+            env=os.environ | {"PYTHONPATH": str(repository)} | env,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -106,16 +106,17 @@ def test_a_run_of_another_configuration_is_refused(folder, tune):
 
 
 @pytest.mark.slow
-def test_the_script_trains_what_is_missing_and_prints_the_table(repository, folder, run):
+def test_the_script_trains_what_is_missing_and_prints_the_table(repository, data_dir, run):
     command = [
         *(str(repository / "launch/compare.sh"), f"--config={CONFIG}", "--seeds=0,1"),
         *("--variant=hyp objective.temperature=0.1", "--variant=ms"),
         *(f"--config.{field}" for field in SHORT_GLYPHS),
     ]
-    done = run(*command, timeout=600)
+    data = {"TFDS_DATA_DIR": str(data_dir)}
+    done = run(*command, timeout=600, **data)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("== --config=") == 4
     table = done.stdout.partition("recall@1 of the head on the test classes")[2].splitlines()
     assert [line.split()[0] for line in table[1:]] == ["hyp", "ms"]
-    again = run(*command)
+    again = run(*command, **data)
     assert "== " not in again.stdout and again.stdout.endswith("\n".join(table[1:]) + "\n")

@@ -330,8 +330,8 @@ def leaves(tree):
 @pytest.mark.parametrize(
     ("dataset", "variant"),
     [
-        *(TRAINED[0], LOSS_RUNS[0]),
-        *(pytest.param(*run, marks=pytest.mark.slow) for run in (*TRAINED[1:], *LOSS_RUNS[1:])),
+        TRAINED[0],
+        *(pytest.param(*run, marks=pytest.mark.slow) for run in (*TRAINED[1:], *LOSS_RUNS)),
     ],
 )
 def test_two_steps_change_all_parameters_that_are_not_frozen(

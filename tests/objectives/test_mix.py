@@ -35,6 +35,7 @@ def test_without_the_ball_it_is_the_spherical_loss():
 def test_without_the_sphere_it_is_the_hyperbolic_loss_of_normalised_features():
     space = mixed_space(BALL, sphere_temperature=jnp.inf, ball_temperature=0.2, ball_weight=1.0)
 
+    @jax.jit
     @jax.value_and_grad
     def hyperbolic(features):
         points = BALL.embed(Sphere().embed(features))
