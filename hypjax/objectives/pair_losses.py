@@ -41,7 +41,8 @@ def contrastive(
         space: Space that measures the distances.
         margin: β, the similarity above which images of different classes repel each other.
         samples_per_class: If every so many images are of one class, their distances are computed by
-            subtraction, and so are exact however small they are. None: all from products.
+            subtraction, which keeps the digits of small ones. With None, all distances are computed
+            by products.
 
     Returns:
         The loss, a scalar.

@@ -21,7 +21,6 @@ from ml_collections import ConfigDict
 
 from hypjax.config import default_config
 from hypjax.config.recipes import ENCODERS, MIX_WEIGHTS, SHORTER_SIDES, SPACES
-from hypjax.objectives import OBJECTIVES
 
 _TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix"}  # Short titles of papers.
 _SPELLED = {
@@ -212,16 +211,16 @@ def _trained_methods(config: ConfigDict, encoder: str) -> list[str]:
 def _published_objective(config: ConfigDict) -> tuple[str, dict[str, float]] | None:
     """Returns the objective's name in the tables, and its fields as published."""
     objective, recipe = config.objective, default_config().objective
-    ball = {"c": recipe.c, "clip_radius": recipe.clip_radius}
     if objective.name == "hypmix":
-        settings = {field: own.default for field, own in OBJECTIVES["hypmix"].fields.items()}
-        return "mix", ball | settings | {"ball_weight": MIX_WEIGHTS.get(config.data.name)}
+        mixed = default_config("hypmix").objective
+        fields = {field: mixed[field] for field in mixed if field not in ("name", "space")}
+        return "mix", fields | {"ball_weight": MIX_WEIGHTS.get(config.data.name)}
     prefixes = {space: prefix for prefix, space in SPACES.items()}
     if objective.name != recipe.name or objective.space not in prefixes:
         return None
     fields = {"temperature": recipe.temperature}
     if objective.space == "poincare":  # The sphere has neither field.
-        fields |= ball
+        fields |= {"c": recipe.c, "clip_radius": recipe.clip_radius}
     return prefixes[objective.space], fields
 
 
