@@ -46,6 +46,9 @@ _OUTPUT = flags.DEFINE_string(
     "combination of other fields in which the runs differ.",
     flag_values=FLAGS,
 )
+_CHECK = flags.DEFINE_bool(
+    "check", False, "Only check --config, --field, --value and --output.", flag_values=FLAGS
+)
 _X = flags.DEFINE_string(
     "x", None, "Field on the horizontal axis of the figure of named runs.", flag_values=FLAGS
 )
@@ -61,6 +64,8 @@ def main(overrides: list[str], runs: Sequence[str]) -> None:
         if _X.value:
             raise UserError("--x is for the folders of runs; with --config, --field is drawn")
         folders, field = _folders(overrides), _FIELD.value
+    if _CHECK.value:
+        return
     results = {name: _results(folder) for name, folder in folders.items()}
     if runs and (unfinished := [run for run, found in results.items() if found is None]):
         raise UserError(f"no finished run in {unfinished[0]}: it has no results.json")
@@ -68,14 +73,14 @@ def main(overrides: list[str], runs: Sequence[str]) -> None:
     if runs:
         _require_one_dataset(folders)
     validation, test = _scored(finished)
-    if finished:
-        _print_tables(validation, test, field)
     if output and not finished:
         raise UserError(
             f"there is nothing to draw: no run with these values of {field} is finished"
         )
     if output:
         _draw({name: folders[name] for name in finished}, validation, test, output)
+    if finished:
+        _print_tables(validation, test, field)
 
 
 def _named(overrides: Sequence[str], runs: Sequence[str]) -> dict[str, pathlib.Path]:

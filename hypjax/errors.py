@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 INTERRUPTED = 130  # A shell's exit status after Ctrl-C.
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h: rerunning the same command continues.
 CLOSED_PIPE = 141  # A shell's exit status when the reader of the output has ended (SIGPIPE).
+_FEW = 15  # Number of names that a message may list.
 
 
 # The login of a URL, up to the last @ before its path. In some schemes it is no login, but the name
@@ -92,5 +93,11 @@ def reported() -> Iterator[None]:
 
 
 def nearest(name: str, valid: Collection[str]) -> str:
-    """Returns '; did you mean X?', where X is the valid name most similar to the given one."""
-    return f"; did you mean {difflib.get_close_matches(name, valid, n=1, cutoff=0)[0]}?"
+    """Returns '; did you mean X?' with the most similar of the valid names.
+
+    If none of a few names is similar, all are listed instead.
+    """
+    similar = difflib.get_close_matches(name, valid, n=1)
+    if not similar and len(valid) <= _FEW:
+        return f"; it must be one of {', '.join(valid)}"
+    return f"; did you mean {(similar or difflib.get_close_matches(name, valid, cutoff=0))[0]}?"

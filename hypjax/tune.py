@@ -124,6 +124,8 @@ def main(overrides: list[str]) -> None:
     grids = [_candidates(text) for text in _VARIANTS.value]
     _check(grids, seeds)
     _check_settings(runs, [each for grid in grids for each in grid], seeds[0])
+    for seed in seeds:
+        runs.load(grids[0][0], seed)  # Later seeds are trained last; an error is reported now.
     tried = {each: runs.results(each, seeds[0]) for grid in grids for each in grid}
     pending = [runs.arguments(each, seeds[0]) for each, found in tried.items() if found is None]
     chosen: list[Candidate] = []
@@ -192,13 +194,14 @@ def _check_settings(runs: Runs, candidates: Sequence[Candidate], seed: str) -> N
             )
 
 
-def _validation_score(results: Mapping[str, Any]) -> float:
+def _validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
     """The score by which settings are chosen: the head's first recall on validation classes."""
     from hypjax.reports.tables import selecting
 
     held_out = results["validation"]
     scores = held_out.get("best", held_out["final"])["head"]
-    return scores[selecting(scores)]
+    name = selecting(scores)
+    return name, scores[name]
 
 
 def _best(grid: Mapping[Candidate, Mapping[str, Any]]) -> Candidate:
@@ -209,18 +212,20 @@ def _best(grid: Mapping[Candidate, Mapping[str, Any]]) -> Candidate:
                 f"the run of {candidate.variant} with {candidate} has no validation classes to "
                 "choose by; set config.data.validation_classes"
             )
-    return max(grid, key=lambda candidate: _validation_score(grid[candidate]))
+    return max(grid, key=lambda candidate: _validation_score(grid[candidate])[1])
 
 
 def _print_choice(
     tried: Mapping[Candidate, Mapping[str, Any]], chosen: Sequence[Candidate]
 ) -> None:
-    print(f"head on the validation classes, seed {_SEEDS.value[0]}:")
     width = max(len(candidate.variant) for candidate in tried)
+    lines = []
     for candidate, results in tried.items():
         mark = "  chosen" if candidate in chosen else ""
-        score = _validation_score(results)
-        print(f"  {candidate.variant:<{width}}  {score:.4f}  {candidate}{mark}")
+        name, score = _validation_score(results)
+        lines.append(f"  {candidate.variant:<{width}}  {100 * score:5.1f}  {candidate}{mark}")
+    print(f"{name} of the head on the validation classes, in percent, seed {_SEEDS.value[0]}:")
+    print("\n".join(lines))
 
 
 def _print_table(runs: Runs, chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
@@ -234,9 +239,10 @@ def _print_table(runs: Runs, chosen: Sequence[Candidate], seeds: Sequence[str]) 
         raise UserError("the variants differ in eval.ks or in their test images")
     name, first = names[0], chosen[0].variant
     means, differences = bootstrap([sums for _, _, sums in tested])
+    over = "seeds and classes" if len(seeds) > 1 else "classes alone, since there is one seed"
     print(
         f"{name} of the head on the test classes, in percent: mean of seeds {', '.join(seeds)}, "
-        "95% interval over seeds and classes, and difference from the first:"
+        f"95% interval over {over}, and difference from the first:"
     )
     width = max(len(candidate.variant) for candidate in chosen)
     for candidate, mean, difference in zip(chosen, means, differences, strict=True):

@@ -151,6 +151,8 @@ def test_a_sweep_is_drawn_without_its_unfinished_runs(compare, tmp_path, reposit
     arguments = [f"--config={CONFIG}", "--field=model.head", "--output=sweep.svg"]
     arguments += [f"--value={value}" for value in ("dense", "norm_dense", "none")]
     spec = str(repository / CONFIG)
+    checked = compare(*arguments, "--check")
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
     for value, message in (("dense", "nothing to draw"), ("none", "all have dense")):
         done = compare(*arguments)
         assert done.returncode == 1 and message in done.stderr

@@ -241,7 +241,7 @@ def test_colab_keeps_runs_on_drive_and_data_on_the_local_disk(stubs, repository,
     )
 
 
-def test_a_sweep_trains_every_value_between_two_tables(stubs):
+def test_a_sweep_checks_its_values_trains_each_and_prints_a_table(stubs):
     stubs.feed("STATUSES", 0, 1, 0)
     done = stubs.run("sweep.sh", "a.py:b", "objective.c", "0.1", "1e-3", "2", "--config.seed=1")
     assert done.returncode == 1  # That of the failed run; the others are trained all the same.
@@ -249,16 +249,17 @@ def test_a_sweep_trains_every_value_between_two_tables(stubs):
     table = f"python -m hypjax.compare {flags} --field=objective.c"
     table += " --value=0.1 --value=1e-3 --value=2"
     train = f"python -m hypjax.main {flags} --config.objective.c="
-    assert stubs.calls() == [table, *(train + value for value in ("0.1", "1e-3", "2")), table]
+    trained = [train + value for value in ("0.1", "1e-3", "2")]
+    assert stubs.calls() == [f"{table} --check", *trained, table]
 
 
 def test_a_sweep_is_drawn_at_the_end(stubs):
     stubs.feed("STATUSES", 0, 75)
     done = stubs.run("sweep.sh", "a.py", "objective.c", "1", "--output=a b.png", "2")
     assert done.returncode == 75
-    table, *_, last = stubs.calls()
-    assert table == "python -m hypjax.compare --config=a.py --field=objective.c --value=1 --value=2"
-    assert last == f"{table} --output=a b.png"
+    first, *_, last = stubs.calls()
+    table = "python -m hypjax.compare --config=a.py --field=objective.c --value=1 --value=2"
+    assert (first, last) == (f"{table} --output=a b.png --check", f"{table} --output=a b.png")
 
 
 def test_seeds_are_a_sweep_over_the_field_seed(stubs):
@@ -267,7 +268,7 @@ def test_seeds_are_a_sweep_over_the_field_seed(stubs):
     flags = "--config=a.py:b --config.objective.c=1"
     table = f"python -m hypjax.compare {flags} --field=seed --value=0 --value=1"
     train = f"python -m hypjax.main {flags} --config.seed="
-    assert stubs.calls() == [table, f"{train}0", f"{train}1", table]
+    assert stubs.calls() == [f"{table} --check", f"{train}0", f"{train}1", table]
 
 
 def test_a_sweep_ends_before_training_if_a_value_is_invalid(stubs):

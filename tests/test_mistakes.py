@@ -91,7 +91,9 @@ def test_invalid_settings(mistake, photos_folder, override, line):
 
 
 def test_unknown_variant():
-    with pytest.raises(errors.UserError, match="unknown variant 'hyperbolic'; did you mean hyp?"):
+    with pytest.raises(
+        errors.UserError, match="unknown variant 'hyperbolic'; it must be one of hyp, sph"
+    ):
         load_config(small_runs.CONFIG + ":hyperbolic", ["data.path=x"])
 
 

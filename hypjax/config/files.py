@@ -120,7 +120,13 @@ def _set(config: ConfigDict, override: str) -> None:
     if members:
         raise UserError(f"config.{field} is a group of fields, such as config.{members[0]}")
     if field not in known:
-        meant = _ALIASES.get(field.rpartition(".")[2], field)
+        group, _, own = field.rpartition(".")
+        if group == "objective":
+            names = ", ".join(config.objective)
+            raise UserError(
+                f"unknown field config.{field}; those of {config.objective.name} are {names}"
+            )
+        meant = _ALIASES.get(own, field)
         raise UserError(f"unknown field config.{field}{nearest(meant, known)}")
     if not equals:
         raise UserError(f"config.{field} needs a value: --config.{field}=VALUE")

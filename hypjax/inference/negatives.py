@@ -22,7 +22,7 @@ from hypjax.objectives import create_objective, negative_weights, softmax_temper
 from hypjax.reports.negatives import CARRIED, Hardest, Weighed
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.workdir import Workdir, saved_config
-from hypjax.system import memory
+from hypjax.system import console, memory
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
 
@@ -101,6 +101,8 @@ def open_runs(workdirs: Sequence[str]) -> tuple[dict[str, ConfigDict], dict[str,
     for workdir in workdirs:
         with reading(workdir) as folder:
             configs[workdir] = saved_config(folder)
+            if Workdir(folder, configs[workdir], compared=()).results is None:
+                console.say(f"{redacted(workdir)} is not finished; its best model so far is used")
         try:
             softmax_temperature(configs[workdir])
         except UserError as error:

@@ -36,7 +36,7 @@ def contrastive(
     the cosine on the sphere and 1 − distance / 2 in other spaces. The sums grow with the batch.
 
     Args:
-        embeddings: Points of the space.
+        embeddings: Points of the space, as from `space.embed`.
         labels: Class of each image.
         space: Space that measures the distances.
         margin: β, the similarity above which images of different classes repel each other.
@@ -75,7 +75,7 @@ def multi_similarity(
     λ)))/β], over j ≠ i, where s is the cosine on the sphere and 1 − distance / 2 in other spaces.
 
     Args:
-        embeddings: Points of the space.
+        embeddings: Points of the space, as from `space.embed`.
         labels: Class of each image.
         space: Space that measures the distances.
         alpha: α > 0, the scale of positives.
@@ -124,7 +124,7 @@ def supcon(
     multiplies it by τ/0.07.
 
     Args:
-        embeddings: Points of the space.
+        embeddings: Points of the space, as from `space.embed`.
         labels: Class of each image.
         space: Space that measures the distances.
         temperature: τ > 0.
@@ -160,7 +160,7 @@ def scalable_nca(
     training images, here they are those of the batch.
 
     Args:
-        embeddings: Points of the space.
+        embeddings: Points of the space, as from `space.embed`.
         labels: Class of each image.
         space: Space that measures the distances.
         temperature: τ > 0.

@@ -38,8 +38,8 @@ def pairwise_cross_entropy(
     Distances of positives are computed by subtraction, and so are exact however small they are.
 
     Args:
-        embeddings: Points of the space, [classes, samples, dim], or [images, dim] with labels; at
-            least 2 classes and 2 samples.
+        embeddings: Points of the space, as from `space.embed`: [classes, samples, dim], or
+            [images, dim] with labels; at least 2 classes and 2 samples.
         space: Space that measures the distances.
         temperature: τ > 0; the smaller it is, the more weight the nearest negatives have.
         labels: Class of each image of a flat batch, in any order, with the same number of images in

@@ -37,7 +37,7 @@ def proxy_anchor(
     in other spaces.
 
     Args:
-        embeddings: Points of the space.
+        embeddings: Points of the space, as from `space.embed`.
         labels: Class of each image, from 0.
         proxies: Points of the space, one for each class.
         space: Space that measures the distances.
@@ -74,7 +74,7 @@ def proxy_nca(
     unbounded below.
 
     Args:
-        embeddings: Points of the space.
+        embeddings: Points of the space, as from `space.embed`.
         labels: Class of each image, from 0.
         proxies: Points of the space, one for each class.
         space: Space that measures the distances.
@@ -104,7 +104,7 @@ def normalized_softmax(
     space. It equals `proxy_nca` at twice the temperature.
 
     Args:
-        embeddings: Points of the space.
+        embeddings: Points of the space, as from `space.embed`.
         labels: Class of each image, from 0.
         proxies: Points of the space, one for each class: the weights of the classifier.
         space: Space that measures the distances.
@@ -140,7 +140,7 @@ def soft_triple(
     length of the chord; in the ball, sinh(√c·distance/2)/√c.
 
     Args:
-        embeddings: Points of the space.
+        embeddings: Points of the space, as from `space.embed`.
         labels: Class of each image, from 0.
         proxies: Points of the space, K centres for each class.
         space: Space that measures the distances.

@@ -33,7 +33,7 @@ def triplet(
     without such a negative count as 0.
 
     Args:
-        embeddings: Points of the space.
+        embeddings: Points of the space, as from `space.embed`.
         labels: Class of each image.
         space: Space that measures the distances. On the sphere they are squared chords, as in
             Schroff et al.; Hermans et al. use Euclidean distances without normalisation.
