@@ -94,7 +94,7 @@ def compare_proxies(
     proxies = jnp.asarray(proxies)
     classes, centres, dim = proxies.shape
     if not isinstance(given, jax.core.Tracer) and np.size(given):
-        least, largest = np.min(given), np.max(given)
+        least, largest = np.min(np.asarray(given)), np.max(np.asarray(given))
         if least < 0 or largest >= classes:
             raise ValueError(f"there are {classes} classes, but labels from {least} to {largest}")
     flat = space.distance_matrix(points, proxies.reshape(classes * centres, dim))

@@ -272,11 +272,15 @@ def test_gradients_of_close_images_keep_their_digits():
 
 
 def test_one_image_and_one_class_are_no_error():
+    """With labels that are a constant of the compiled function."""
+    labels = jnp.zeros(1, int)
+
     @functools.partial(jax.jit, compiler_options=FAST_COMPILATION)
     def losses(x):
-        pairs = {name: loss.function(x, [0]) for name, loss in PAIR_LOSSES.items()}
+        pairs = {name: loss.function(x, labels) for name, loss in PAIR_LOSSES.items()}
         single = {name: x[None] if loss.centres else x for name, loss in PROXY_LOSSES.items()}
-        return pairs, {n: loss.function(x, [0], single[n]) for n, loss in PROXY_LOSSES.items()}
+        of_proxies = {n: loss.function(x, labels, single[n]) for n, loss in PROXY_LOSSES.items()}
+        return pairs, of_proxies
 
     pairs, proxies = losses(np.eye(1, DIM))
     assert all(loss == 0 for loss in pairs.values())
