@@ -2,6 +2,7 @@
 
 from hypjax.objectives.base import Group, Metrics, Objective, Spec
 from hypjax.objectives.create import OBJECTIVES, create_objective, unused_fields
+from hypjax.objectives.hierarchy import Hier, hier, reciprocal_triplets
 from hypjax.objectives.mix import mixed_space
 from hypjax.objectives.negatives import negative_weights, softmax_temperature
 from hypjax.objectives.of_pairs import PairObjective
@@ -19,6 +20,7 @@ from hypjax.objectives.triplets import triplet
 __all__ = [
     "OBJECTIVES",
     "Group",
+    "Hier",
     "Metrics",
     "Objective",
     "PairObjective",
@@ -27,6 +29,7 @@ __all__ = [
     "Spec",
     "contrastive",
     "create_objective",
+    "hier",
     "mixed_space",
     "multi_similarity",
     "negative_weights",
@@ -34,6 +37,7 @@ __all__ = [
     "pairwise_cross_entropy",
     "proxy_anchor",
     "proxy_nca",
+    "reciprocal_triplets",
     "scalable_nca",
     "soft_triple",
     "softmax_temperature",

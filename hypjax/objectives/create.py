@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from hypjax.fields import Field
 from hypjax.geometry import SPACES, Space
-from hypjax.objectives import mix, of_pairs, of_proxies, pairwise
+from hypjax.objectives import hierarchy, mix, of_pairs, of_proxies, pairwise
 from hypjax.objectives.base import Objective
 
 
@@ -27,9 +27,8 @@ class Entry(NamedTuple):
     by_class: bool
 
 
-OBJECTIVES = {
+_LOSSES = {
     "pairwise_cross_entropy": Entry(pairwise.create, pairwise.FIELDS, by_class=True),
-    "hypmix": Entry(mix.create, mix.FIELDS, by_class=True),
     **{
         name: Entry(functools.partial(of_pairs.create, name), loss.fields, loss.by_class)
         for name, loss in of_pairs.PAIR_LOSSES.items()
@@ -37,6 +36,20 @@ OBJECTIVES = {
     **{
         name: Entry(functools.partial(of_proxies.create, name), loss.fields, by_class=False)
         for name, loss in of_proxies.PROXY_LOSSES.items()
+    },
+}
+
+OBJECTIVES = {
+    **_LOSSES,
+    "hypmix": Entry(mix.create, mix.FIELDS, by_class=True),
+    # HIER on top of each loss.
+    **{
+        f"hier+{name}": Entry(
+            functools.partial(hierarchy.create, base.create),
+            {**base.fields, **hierarchy.FIELDS},
+            base.by_class,
+        )
+        for name, base in _LOSSES.items()
     },
 }
 

@@ -1,0 +1,315 @@
+"""HIER: hierarchical proxies as common ancestors of images (Kim et al., CVPR 2023)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from ml_collections import ConfigDict
+
+from hypjax.errors import UserError
+from hypjax.fields import ABOVE_0, Field, at_least
+from hypjax.geometry import PoincareBall, Space, Sphere
+from hypjax.objectives.base import Group, Metrics, Objective, Spec
+from hypjax.types import Batch, Outputs
+
+FIELDS = {
+    "hier_weight": Field(0.5, at_least(0)),  # λ: weight of the loss of triplets.
+    "hier_proxies": Field(512, at_least(1)),  # Number of hierarchical proxies.
+    "hier_neighbors": Field(20, at_least(3)),  # K, the anchor itself included.
+    "hier_triplets": Field(50, at_least(1)),  # Triplets of each anchor.
+    "hier_margin": Field(0.1, at_least(0)),  # δ.
+    # τ, which divides distances before noise is added: the authors' code. The paper has none.
+    "hier_temperature": Field(0.1, ABOVE_0),
+    "hier_rate": Field(50.0, at_least(0)),  # Factor of the proxies' learning rate.
+}
+
+
+class Triplets(NamedTuple):
+    """Triplets (i, j, k) of points, of which i and j are related and k is not.
+
+    Attributes:
+        indices: Indices of i, j and k.
+        valid: Whether a row is a triplet; the others only fill the array.
+    """
+
+    indices: Int[Array, "t 3"]
+    valid: Bool[Array, " t"]
+
+
+def hier(
+    points: Float[ArrayLike, "n dim"],
+    proxies: Float[ArrayLike, "p dim"],
+    triplets: Int[ArrayLike, "t 3"],
+    noise: Float[ArrayLike, "2 t p"],
+    *,
+    space: PoincareBall,
+    margin: float = 0.1,
+    temperature: float = 0.1,
+    valid: Bool[ArrayLike, " t"] | None = None,
+) -> Float[Array, ""]:
+    """Loss of triplets and their lowest common ancestors among proxies (HIER, Section 3).
+
+    The ancestor ρ_ij of i and j is the proxy p with the largest −max(d(i, p), d(j, p)) / τ + noise;
+    that of all three, ρ_ijk, likewise. A triplet's loss is
+
+        [d(i, ρ_ij) − d(i, ρ_ijk) + δ]₊ + [d(j, ρ_ij) − d(j, ρ_ijk) + δ]₊
+        + [d(k, ρ_ijk) − d(k, ρ_ij) + δ]₊,
+
+    or 0 if both ancestors are the same proxy. Gradients pass through the choice of ancestors as
+    through a softmax (straight-through Gumbel softmax).
+
+    Args:
+        points: Points of the ball.
+        proxies: Points of the ball.
+        triplets: Indices of i, j and k among the points.
+        noise: Gumbel noise of ρ_ij, and of ρ_ijk.
+        space: The ball.
+        margin: δ.
+        temperature: τ > 0.
+        valid: Which triplets count; by default all.
+
+    Returns:
+        The mean over all triplets that count, also those whose ancestors coincide; 0 without any.
+    """
+    points, proxies, triplets = jnp.asarray(points), jnp.asarray(proxies), jnp.asarray(triplets)
+    losses, _ = triplet_losses(
+        space.distance_matrix(points, proxies), triplets, noise, margin, temperature
+    )
+    valid = jnp.ones(len(losses), bool) if valid is None else jnp.asarray(valid)
+    return jnp.sum(losses, where=valid) / jnp.maximum(jnp.sum(valid), 1)
+
+
+def triplet_losses(
+    distances: Float[Array, "n p"],
+    triplets: Int[Array, "t 3"],
+    noise: Float[ArrayLike, "2 t p"],
+    margin: float,
+    temperature: float,
+) -> tuple[Float[Array, " t"], Bool[Array, " t"]]:
+    """Loss of each triplet, from the distances of points and proxies, see `hier`.
+
+    Returns:
+        The losses, and whether the two ancestors of a triplet differ.
+    """
+    i, j, k = (distances[members] for members in triplets.T)
+    farther = jnp.maximum(i, j)
+    of_two = _choice(-farther / temperature + noise[0])
+    of_three = _choice(-jnp.maximum(farther, k) / temperature + noise[1])
+    apart = of_two.index != of_three.index
+    terms = [_at(i, of_two) - _at(i, of_three), _at(j, of_two) - _at(j, of_three)]
+    terms.append(_at(k, of_three) - _at(k, of_two))
+    losses = sum(jax.nn.relu(term + margin) for term in terms)
+    return jnp.where(apart, losses, 0), apart
+
+
+class _Choice(NamedTuple):
+    """A chosen proxy of each triplet, and a softmax that lends it its gradient and is 0."""
+
+    index: Int[Array, " t"]
+    gradient: Float[Array, "t p"]
+
+
+def _choice(logits: Float[Array, "t p"]) -> _Choice:
+    probabilities = jax.nn.softmax(logits)
+    return _Choice(jnp.argmax(logits, axis=1), probabilities - lax.stop_gradient(probabilities))
+
+
+def _at(distances: Float[Array, "t p"], choice: _Choice) -> Float[Array, " t"]:
+    """Distance to the chosen proxy, as a product with its one-hot vector."""
+    chosen = jnp.take_along_axis(distances, choice.index[:, None], axis=1)[:, 0]
+    return chosen + jnp.sum(lax.stop_gradient(distances) * choice.gradient, axis=1)
+
+
+def reciprocal_triplets(
+    similarity: Float[ArrayLike, "n n"],
+    key: PRNGKeyArray,
+    *,
+    neighbors: int = 20,
+    per_anchor: int = 50,
+) -> Triplets:
+    """Draws triplets whose first two points are among each other's nearest (HIER, Section 3).
+
+    A point's neighbours are the K points most similar to it, of which it is itself the first. For
+    each anchor i, j is drawn from those other points that are its neighbours and have it among
+    theirs; k from all other points. An anchor with fewer than two such j, or without any k, has no
+    triplets. Draws are with replacement.
+
+    Args:
+        similarity: Similarity of each pair of points.
+        key: Random key.
+        neighbors: K.
+        per_anchor: Number of triplets of each anchor.
+
+    Returns:
+        n · per_anchor triplets, some of which may not be valid.
+    """
+    similarity = jnp.asarray(similarity)
+    n = len(similarity)
+    itself = jnp.eye(n, dtype=bool)
+    nearest = lax.top_k(jnp.where(itself, jnp.inf, similarity), min(neighbors, n))[1]
+    listed = jnp.zeros((n, n), bool).at[jnp.arange(n)[:, None], nearest].set(True)
+    mutual = listed & listed.T & ~itself
+    others = ~mutual & ~itself
+    valid = (jnp.sum(mutual, axis=1) >= 2) & jnp.any(others, axis=1)
+    for_j, for_k = jax.random.split(key)
+    i = jnp.broadcast_to(jnp.arange(n)[:, None], (n, per_anchor))
+    j, k = _draw(for_j, mutual, per_anchor), _draw(for_k, others, per_anchor)
+    indices = jnp.stack([i, j, k], axis=-1).reshape(-1, 3)
+    return Triplets(indices, jnp.repeat(valid, per_anchor))
+
+
+def _draw(key: PRNGKeyArray, among: Bool[Array, "n n"], count: int) -> Int[Array, "n count"]:
+    """Draws so many true columns of each row, or any of a row without one."""
+    first = jnp.argsort(~among, axis=1, stable=True)
+    numbers = jnp.sum(among, axis=1, keepdims=True)
+    place = jax.random.randint(key, (len(among), count), 0, jnp.maximum(numbers, 1))
+    return jnp.take_along_axis(first, place, axis=1)
+
+
+def create(
+    create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
+) -> "Hier":
+    """Builds the objective that a run's configuration describes.
+
+    Args:
+        create_base: Builds the loss of the angles.
+        config: The run's whole configuration.
+        space: Space of the embeddings.
+
+    Raises:
+        UserError: The configuration names another space than the ball.
+    """
+    fields = config.objective
+    if not isinstance(space, PoincareBall):
+        raise UserError(
+            f"config.objective.space is {fields.space}; it must be poincare for {fields.name}, "
+            "whose other loss is on the sphere"
+        )
+    return Hier(
+        base=create_base(config, Sphere()),
+        score_space=space,
+        **{name.removeprefix("hier_"): fields[name] for name in FIELDS},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Hier:
+    """A loss of the angles of embeddings, and that of HIER in the ball.
+
+    The loss of `hier` is taken over triplets of images, where images of one class count as similar,
+    and over triplets of the hierarchical proxies themselves. These are parameters that the ball
+    embeds like the head's outputs. Gradients of both are scaled by the inverse metric.
+
+    Attributes:
+        base: The loss of the angles, on the sphere.
+        score_space: The ball, in which the head is compared.
+        weight: λ of the loss of triplets.
+        proxies: Number of hierarchical proxies.
+        neighbors: K of `reciprocal_triplets`.
+        triplets: Triplets of each anchor.
+        margin: δ of `hier`.
+        temperature: τ of `hier`.
+        rate: Factor of the hierarchical proxies' learning rate.
+    """
+
+    base: Objective
+    score_space: PoincareBall
+    weight: float
+    proxies: int
+    neighbors: int
+    triplets: int
+    margin: float
+    temperature: float
+    rate: float
+
+    @property
+    def space(self) -> PoincareBall:
+        """The ball, in which gradients are scaled by the inverse metric."""
+        return dataclasses.replace(self.score_space, riemannian=True)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of the other loss, and the hierarchical proxies."""
+        of_base = (group._replace(path=("base", *group.path)) for group in self.base.groups)
+        return (*of_base, Group(("hierarchy",), rate=self.rate))
+
+    @property
+    def teacher_decay(self) -> float | None:
+        """That of the other loss."""
+        return self.base.teacher_decay
+
+    def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
+        """Returns the other loss's parameters and random proxies, and the other loss's state.
+
+        Proxies are normally distributed with a length of about 0.9 of the clip radius.
+        """
+        of_base, of_proxies = jax.random.split(key)
+        params, state = self.base.init(of_base, spec)
+        length = 0.9 * (self.score_space.clip_radius or 1.0)
+        proxies = jax.random.normal(of_proxies, (self.proxies, spec.head_dim))
+        proxies = proxies * (length / spec.head_dim**0.5)
+        return {"base": params, "hierarchy": proxies}, state
+
+    def loss(
+        self,
+        params: dict,
+        state: dict,
+        outputs: Outputs,
+        teacher: Outputs | None,
+        batch: Batch,
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
+        """Loss of a batch, see `Objective.loss`."""
+        of_base, of_images, of_proxies = jax.random.split(key, 3)
+        loss, (state, metrics) = self.base.loss(
+            params["base"], state, outputs, teacher, batch, of_base
+        )
+        space = self.space
+        points, proxies = space.embed(outputs.projected), space.embed(params["hierarchy"])
+        alike = batch.labels[:, None] == batch.labels
+        images, of_anchors = self._loss(points, proxies, alike, of_images)
+        itself = jnp.eye(self.proxies, dtype=bool)
+        ancestors, of_ancestors = self._loss(proxies, proxies, itself, of_proxies)
+        metrics |= {
+            "hier_loss": images + ancestors,
+            "hier_anchors": of_anchors,
+            "hier_proxy_anchors": of_ancestors,
+            "hier_embedding_norm": jnp.mean(jnp.linalg.norm(points, axis=-1)),
+            "hier_proxy_norm": jnp.mean(jnp.linalg.norm(proxies, axis=-1)),
+        }
+        return loss + self.weight * (images + ancestors), (state, metrics)
+
+    def _loss(
+        self,
+        points: Float[Array, "n dim"],
+        proxies: Float[Array, "p dim"],
+        alike: Bool[Array, "n n"],
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Loss over random triplets of points, and the share of points that are anchors."""
+        space = self.space
+        for_triplets, for_noise = jax.random.split(key)
+        distances = lax.stop_gradient(space.distance_matrix(points, points))
+        triplets = reciprocal_triplets(
+            jnp.exp(-distances) + alike,
+            for_triplets,
+            neighbors=self.neighbors,
+            per_anchor=self.triplets,
+        )
+        noise = jax.random.gumbel(for_noise, (2, len(triplets.indices), len(proxies)))
+        loss = hier(
+            points,
+            proxies,
+            triplets.indices,
+            noise,
+            space=space,
+            margin=self.margin,
+            temperature=self.temperature,
+            valid=triplets.valid,
+        )
+        return loss, jnp.mean(triplets.valid)

@@ -1,0 +1,125 @@
+"""HIER: triplets of mutual neighbours, ancestors among proxies, and the objective of both."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax.config import default_config
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.objectives import Group, Spec, create_objective, hier, reciprocal_triplets
+from hypjax.types import Batch, Outputs
+
+BALL = PoincareBall(0.1, 2.3)
+KEY = jax.random.key(0)
+
+
+def brute_force(similarity, k):
+    """The other mutual neighbours of each point."""
+    n = len(similarity)
+    similarity = np.where(np.eye(n, dtype=bool), np.inf, similarity)
+    lists = [set(np.argsort(-row, kind="stable")[:k]) for row in similarity]
+    return [{j for j in lists[i] if i in lists[j] and j != i} for i in range(n)]
+
+
+@pytest.mark.parametrize(("n", "k"), [(30, 5), (12, 20), (3, 3)])
+def test_triplets_are_of_mutual_neighbours_and_others(n, k):
+    similarity = np.random.default_rng(n).normal(size=(n, n))
+    similarity += similarity.T
+    similarity[2] -= 100  # A point that is nobody's neighbour.
+    indices, valid = reciprocal_triplets(similarity, KEY, neighbors=k, per_anchor=40)
+    mutual = brute_force(similarity, k)
+    for anchor in range(n):
+        rows = slice(anchor * 40, (anchor + 1) * 40)
+        rest = set(range(n)) - mutual[anchor] - {anchor}
+        assert np.all(valid[rows] == (len(mutual[anchor]) >= 2 and bool(rest)))
+        if valid[rows][0]:
+            i, j, c = np.asarray(indices[rows]).T
+            assert set(i) == {anchor} and set(j) <= mutual[anchor] and set(c) <= rest
+
+
+def test_all_mutual_neighbours_are_equally_likely():
+    similarity = -np.abs(np.subtract.outer(np.arange(9.0), np.arange(9.0)))
+    indices, valid = reciprocal_triplets(similarity, KEY, neighbors=5, per_anchor=20_000)
+    _, j, k = np.asarray(indices).reshape(9, 20_000, 3)[4].T
+    assert valid.reshape(9, -1)[4].all()
+    assert np.bincount(j, minlength=9)[[2, 3, 5, 6]] == pytest.approx(5_000, rel=0.05)
+    assert np.bincount(k, minlength=9)[[0, 1, 7, 8]] == pytest.approx(5_000, rel=0.05)
+
+
+def test_without_an_anchor_the_loss_is_zero_and_gradients_are_finite():
+    points = BALL.embed(np.random.default_rng(0).normal(size=(4, 3)))
+    noise = np.zeros((2, 2, 5), np.float32)
+
+    def loss(points, proxies):
+        return hier(points, proxies, TRIPLETS[:2], noise, space=BALL, valid=np.zeros(2, bool))
+
+    value, slopes = jax.value_and_grad(loss, (0, 1))(points, jnp.zeros((5, 3)))
+    assert value == 0 and all(np.all(slope == 0) for slope in slopes)
+
+
+TRIPLETS = np.array([[0, 1, 2], [1, 0, 3]])
+
+
+def test_a_triplet_whose_ancestors_coincide_costs_nothing():
+    """With one proxy, both ancestors are that."""
+    points = BALL.embed(np.random.default_rng(0).normal(size=(4, 3)))
+    noise = np.zeros((2, 2, 1), np.float32)
+    assert hier(points, jnp.zeros((1, 3)), TRIPLETS, noise, space=BALL) == 0
+
+
+def test_noise_chooses_the_ancestors():
+    """d(i, 0) − d(i, 1) + δ + d(j, 0) − d(j, 1) + δ + d(k, 1) − d(k, 0) + δ, each at least 0."""
+    points = jnp.array([[0.1, 0], [0.2, 0], [1.0, 0]])
+    proxies = jnp.array([[0.0, 0], [1.5, 0]])
+    noise = np.array([[[99.0, 0]], [[0, 99.0]]])
+    d = np.asarray(BALL.distance_matrix(points, proxies))
+    expected = sum(
+        max(0, x + 0.1) for x in (d[0, 0] - d[0, 1], d[1, 0] - d[1, 1], d[2, 1] - d[2, 0])
+    )
+    value = hier(points, proxies, TRIPLETS[:1], noise, space=BALL)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+def objective(**fields):
+    config = default_config("hier+proxy_anchor")
+    config.objective.update(fields)
+    return create_objective(config)
+
+
+def outputs_and_batch():
+    projected = jnp.asarray(np.random.default_rng(0).normal(size=(12, 8)), jnp.float32)
+    labels = jnp.arange(12) // 2
+    return Outputs(None, projected), Batch(None, labels, labels, None)
+
+
+def test_it_adds_the_other_loss_on_the_sphere():
+    built = objective(hier_proxies=16, hier_neighbors=4, hier_weight=0.5)
+    alone = objective(hier_proxies=16, hier_neighbors=4, hier_weight=0.0)
+    assert built.base.space == Sphere() and built.score_space == BALL and built.space.riemannian
+    params, state = built.init(KEY, Spec(6, 2, 8, 8, 12))
+    outputs, batch = outputs_and_batch()
+    total, (_, metrics) = built.loss(params, state, outputs, None, batch, KEY)
+    without, _ = alone.loss(params, state, outputs, None, batch, KEY)
+    base, _ = built.base.loss(params["base"], state, outputs, None, batch, KEY)
+    assert without == pytest.approx(float(base))
+    assert total == pytest.approx(float(base + 0.5 * metrics["hier_loss"]))
+    assert metrics["hier_loss"] > 0 and 0 < metrics["hier_anchors"] <= 1
+
+
+def test_proxies_have_groups_of_their_own():
+    groups = objective(proxy_rate=1e4).groups
+    assert groups == (Group(("base", "proxies"), rate=1e4), Group(("hierarchy",), rate=50.0))
+
+
+def test_proxies_start_at_nine_tenths_of_the_clip_radius():
+    params, _ = objective().init(KEY, Spec(6, 2, 8, 128, 12))
+    lengths = np.linalg.norm(params["hierarchy"], axis=1)
+    assert params["hierarchy"].shape == (512, 128)
+    assert np.mean(lengths) == pytest.approx(0.9 * 2.3, rel=0.01)
+
+
+def test_the_space_must_be_the_ball():
+    with pytest.raises(UserError, match="it must be poincare for hier\\+proxy_anchor"):
+        objective(space="sphere")

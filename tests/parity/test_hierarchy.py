@@ -1,0 +1,117 @@
+"""HIER's loss against a transcription in PyTorch, in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax.geometry import PoincareBall
+from hypjax.objectives import hier
+
+torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
+
+C, RADIUS, MARGIN, TEMPERATURE = 0.1, 2.3, 0.1, 0.1
+POINTS, PROXIES, TRIPLETS, DIM = 9, 11, 30, 6
+RANDOM = np.random.default_rng(0)
+FEATURES = 0.1 * RANDOM.normal(size=(POINTS, DIM))  # So close that noise decides.
+HIERARCHY = 0.1 * RANDOM.normal(size=(PROXIES, DIM))
+INDICES = np.stack([RANDOM.permutation(POINTS)[:3] for _ in range(TRIPLETS)])
+NOISE = RANDOM.gumbel(size=(2, TRIPLETS, PROXIES))
+
+
+class RiemannianGradient(torch.autograd.Function):
+    """The identity, whose gradient is scaled by the inverse metric at the embedded point."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        square = torch.sum(embedded(x) ** 2, dim=-1, keepdim=True)
+        return gradient * (1 - C * square) ** 2 / 4
+
+
+def embedded(x):
+    norm = torch.linalg.norm(x, dim=-1, keepdim=True)
+    x = x * torch.clamp(RADIUS / norm, max=1.0)
+    norm = torch.linalg.norm(x, dim=-1, keepdim=True)
+    return torch.tanh(C**0.5 * norm) * x / (C**0.5 * norm)
+
+
+def distances(x, y):
+    """By Möbius addition of all pairs."""
+    x, y = -x[:, None], y[None]
+    xy, xx, yy = (torch.sum(a * b, dim=-1, keepdim=True) for a, b in ((x, y), (x, x), (y, y)))
+    added = (1 + 2 * C * xy + C * yy) * x + (1 - C * xx) * y
+    added = added / (1 + 2 * C * xy + C**2 * xx * yy)
+    return 2 / C**0.5 * torch.atanh(C**0.5 * torch.linalg.norm(added, dim=-1))
+
+
+def straight_through(logits):
+    """The one-hot vector of the largest logit, with the gradient of the softmax."""
+    soft = torch.softmax(logits, dim=-1)
+    hard = torch.nn.functional.one_hot(torch.argmax(soft, dim=-1), logits.shape[-1])
+    return hard - soft.detach() + soft
+
+
+def transcribed(features, hierarchy, indices, noise):
+    x, p = (embedded(RiemannianGradient.apply(each)) for each in (features, hierarchy))
+    d = distances(x, p)
+    total = 0.0
+    for (i, j, k), of_two, of_three in zip(indices, *noise, strict=True):
+        two = torch.maximum(d[i], d[j])
+        rho_ij = straight_through(-two / TEMPERATURE + of_two)
+        rho_ijk = straight_through(-torch.maximum(two, d[k]) / TEMPERATURE + of_three)
+        if torch.argmax(rho_ij) != torch.argmax(rho_ijk):
+            for member, near, far in (
+                (i, rho_ij, rho_ijk),
+                (j, rho_ij, rho_ijk),
+                (k, rho_ijk, rho_ij),
+            ):
+                total = total + torch.relu(d[member] @ near - d[member] @ far + MARGIN)
+    return total / len(indices)
+
+
+def ours(features, hierarchy, indices, noise):
+    ball = PoincareBall(C, RADIUS, riemannian=True)
+    x, p = ball.embed(features), ball.embed(hierarchy)
+    return hier(x, p, indices, noise, space=ball, margin=MARGIN, temperature=TEMPERATURE)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_value_and_gradients(float64, dtype):
+    leaves = [torch.tensor(each, requires_grad=True) for each in (FEATURES, HIERARCHY)]
+    expected = transcribed(*leaves, INDICES, torch.tensor(NOISE))
+    expected.backward()
+    given = (jnp.asarray(each, dtype) for each in (FEATURES, HIERARCHY))
+    program = jax.jit(jax.value_and_grad(ours, argnums=(0, 1)))
+    value, slopes = program(*given, INDICES, jnp.asarray(NOISE, dtype))
+    assert expected > 0.1
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-12 if dtype == "float64" else 1e-5)
+    for slope, leaf in zip(slopes, leaves, strict=True):
+        tolerance = 1e-9 if dtype == "float64" else 1e-4
+        largest = leaf.grad.abs().max().item()
+        np.testing.assert_allclose(slope, leaf.grad, rtol=tolerance, atol=tolerance * largest)
+
+
+def test_the_mean_over_noise_is_that_of_gumbel_softmax(float64):
+    """10,000 draws in each library, compared by their standard errors."""
+    draws = 10_000
+    x, p = (embedded(torch.tensor(each)) for each in (FEATURES, HIERARCHY))
+    i, j, k = (distances(x, p)[member] for member in INDICES[0])
+    torch.manual_seed(0)
+    chosen = [
+        torch.nn.functional.gumbel_softmax((-far / TEMPERATURE).expand(draws, -1), hard=True)
+        for far in (torch.maximum(i, j), torch.maximum(torch.maximum(i, j), k))
+    ]
+    terms = [chosen[0] @ d - chosen[1] @ d + MARGIN for d in (i, j)]
+    terms.append(chosen[1] @ k - chosen[0] @ k + MARGIN)
+    theirs = sum(torch.relu(term) for term in terms)
+    theirs = theirs * (chosen[0].argmax(1) != chosen[1].argmax(1))
+    noise = jax.random.gumbel(jax.random.key(0), (draws, 2, 1, PROXIES))
+    own = jax.jit(jax.vmap(lambda one: ours(FEATURES, HIERARCHY, INDICES[:1], one)))(noise)
+    error = ((theirs.var() + float(jnp.var(own))) / draws) ** 0.5
+    assert abs(float(jnp.mean(own)) - theirs.mean()) < 3 * error
