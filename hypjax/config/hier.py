@@ -1,0 +1,88 @@
+"""The recipe of HIER (Kim et al., CVPR 2023), shared by its datasets.
+
+It also trains Proxy-Anchor, which HIER extends, and ResNet-50. Numbers are the paper's or those of
+its released code; comments say where they are neither.
+"""
+
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from hypjax.config.defaults import choose_objective
+from hypjax.config.recipes import Variant
+
+_OBJECTIVES = {
+    "hier": "hier+proxy_anchor",
+    "pa": "proxy_anchor",
+    "hyp": "pairwise_cross_entropy",
+}
+_BATCH = 180
+
+
+class Schedule(NamedTuple):
+    """What depends on the dataset.
+
+    Attributes:
+        epoch: Steps in an epoch: training images // 180.
+        epochs: Length of training.
+        frozen: Epochs through which the encoder stays as it is.
+        weight_decay: Weight decay of all parameters.
+        head_rate: Factor of the head's learning rate.
+        resnet_rate: Learning rate of ResNet-50.
+    """
+
+    epoch: int
+    epochs: int
+    frozen: int
+    weight_decay: float
+    head_rate: float
+    resnet_rate: float
+
+
+SCHEDULES = {
+    "cub200": Schedule(32, 100, 1, 1e-2, 1.0, 1e-4),
+    "cars196": Schedule(44, 100, 1, 1e-2, 1.0, 1e-4),
+    "sop": Schedule(330, 150, 5, 1e-4, 100.0, 6e-4),
+    "inshop": Schedule(143, 150, 5, 1e-4, 100.0, 6e-4),
+}
+# Half the rates of Hyp-ViT.
+_RATES = {"vit": 1e-5, "deit": 1e-5, "dino": 5e-6}
+
+
+def follows(variant: Variant) -> bool:
+    """Whether a variant is trained by this recipe."""
+    return variant.space in ("hier", "pa") or variant.encoder == "resnet50"
+
+
+def use(config: ConfigDict, variant: Variant) -> None:
+    """Changes the recipe of Hyp-ViT to that of HIER.
+
+    Args:
+        config: The configuration to change, whose dataset is named.
+        variant: One for which `follows` holds.
+    """
+    schedule = SCHEDULES[config.data.name]
+    config.data.resize = 256
+    config.model.head = "norm_dense"
+    config.model.head_dim = 384  # Of the paper's tables.
+    choose_objective(config, _OBJECTIVES[variant.space])
+    config.objective.space = "sphere" if variant.space == "pa" else "poincare"
+    if "proxy_rate" in config.objective:
+        config.objective.proxy_rate = 1e4
+    optim, train = config.optim, config.train
+    optim.learning_rate = _RATES.get(variant.encoder, schedule.resnet_rate)
+    optim.eps = 1e-4  # As the authors trained, in half precision.
+    optim.weight_decay = schedule.weight_decay
+    optim.clip_norm, optim.clip_value = None, 10.0
+    optim.rates.head = schedule.head_rate
+    optim.starts.encoder = schedule.frozen * schedule.epoch
+    train.batch_size, train.samples_per_class = _BATCH, 2
+    train.sampling, train.repeat_images = "drawn_classes", True
+    train.total_steps = schedule.epochs * schedule.epoch
+    config.run.checkpoint_every = 10 * schedule.epoch
+    if variant.encoder == "resnet50":
+        config.data.crop_area = (0.08, 1.0)
+        config.model.head_dim = 512
+        # Neither is in the paper: those of Proxy-Anchor (Kim et al., CVPR 2020) on CUB and Cars.
+        optim.schedule, optim.decay_every, optim.decay_factor = "step", 10 * schedule.epoch, 0.5
+
