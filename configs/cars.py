@@ -14,7 +14,7 @@ as in `configs/cars.py:pa-dino`. No paper reports these combinations.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import recipes
+from hypjax.config import hier, recipes
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
@@ -34,4 +34,6 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     if config.objective.name == "hypmix":
         config.objective.ball_weight = 8.0  # Yue et al., WACV 2024.
     config.run.checkpoint_every = 100
+    if hier.follows(chosen):
+        hier.use(config, chosen)
     return config

@@ -13,7 +13,7 @@ as in `configs/cub.py:pa-dino`. No paper reports these combinations.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import recipes
+from hypjax.config import hier, recipes
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
@@ -28,4 +28,6 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     config.train.total_steps = 50 if chosen.released else 200
     config.eval.ks = (1, 2, 4, 8)  # Paper, as is usual for this dataset.
     config.run.checkpoint_every = 50
+    if hier.follows(chosen):
+        hier.use(config, chosen)
     return config

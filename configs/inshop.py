@@ -20,7 +20,7 @@ as in `configs/inshop.py:pa-dino`. No paper reports these combinations.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import recipes
+from hypjax.config import hier, recipes
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
@@ -39,4 +39,6 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     if config.objective.name == "hypmix":
         config.objective.ball_weight = 8.0  # As for SOP; not published.
     config.run.checkpoint_every = 200
+    if hier.follows(chosen):
+        hier.use(config, chosen)
     return config

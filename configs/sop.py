@@ -13,7 +13,7 @@ as in `configs/sop.py:pa-dino`. No paper reports these combinations.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import recipes
+from hypjax.config import hier, recipes
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
@@ -32,4 +32,6 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     if config.objective.name == "hypmix":
         config.objective.ball_weight = 8.0  # Yue et al., WACV 2024.
     config.run.checkpoint_every = 500
+    if hier.follows(chosen):
+        hier.use(config, chosen)
     return config

@@ -83,6 +83,6 @@ def use(config: ConfigDict, variant: Variant) -> None:
     if variant.encoder == "resnet50":
         config.data.crop_area = (0.08, 1.0)
         config.model.head_dim = 512
+        optim.frozen = ()
         # Neither is in the paper: those of Proxy-Anchor (Kim et al., CVPR 2020) on CUB and Cars.
         optim.schedule, optim.decay_every, optim.decay_factor = "step", 10 * schedule.epoch, 0.5
-

@@ -35,7 +35,8 @@ class PretrainedEncoder:
         learning_rate: Constant learning rate.
         mean: Mean of each channel that the weights expect, for pixels in [0, 1].
         std: Standard deviation of each channel, likewise.
-        eval_pooling: Pooling of the tokens in evaluation; training uses the class token.
+        eval_pooling: Pooling of the tokens in evaluation.
+        pooling: Pooling of the tokens in training.
     """
 
     architecture: str
@@ -44,6 +45,7 @@ class PretrainedEncoder:
     mean: tuple[float, ...] = _IMAGENET_MEAN
     std: tuple[float, ...] = _IMAGENET_STD
     eval_pooling: str = "cls"
+    pooling: str = "cls"
 
 
 # On learning rates the paper and the released code agree. Pixel scaling is what timm lists for the
@@ -70,6 +72,13 @@ ENCODERS = {
     "dino-patch8": PretrainedEncoder(
         "vit_small_patch8_224", "vit_small_patch8_224.dino", learning_rate=1e-5
     ),
+    "resnet50": PretrainedEncoder(  # HIER; its statistics of batches stay those of the weights.
+        "resnet50",
+        "resnet50.tv_in1k",
+        learning_rate=1e-4,
+        pooling="avg_max",
+        eval_pooling="avg_max",
+    ),
 }
 VARIANTS = tuple(f"{space}-{encoder}" for space in SPACES for encoder in ("vit", "deit", "dino"))
 
@@ -91,6 +100,11 @@ MIX_WEIGHTS = {"cub200": 3.0, "cars196": 8.0, "sop": 8.0}
 LOSS_VARIANTS = tuple(
     f"{loss}-{encoder}" for loss in ("mix", *LOSSES) for encoder in ("vit", "deit", "dino")
 )
+# Trained by the recipe of HIER, see `hypjax.config.hier`.
+HIER_VARIANTS = (
+    *(f"hier-{encoder}" for encoder in ("vit", "deit", "dino", "resnet50")),
+    *("hyp-resnet50", "pa-resnet50"),
+)
 
 
 class Variant(NamedTuple):
@@ -98,8 +112,8 @@ class Variant(NamedTuple):
 
     Attributes:
         name: The variant's name, such as 'hyp-dino'.
-        space: A key of `SPACES`, 'mix' for HypMix, which uses both, or a key of `LOSSES` for
-            another loss on the sphere.
+        space: A key of `SPACES`, 'mix' for HypMix, which uses both, 'hier', or a key of `LOSSES`
+            for another loss on the sphere.
         encoder: A key of `ENCODERS`.
         released: Whether to train for as many steps as the released commands and not as the paper.
     """
@@ -121,7 +135,7 @@ def parse_variant(name: str, extra: Sequence[str] = ()) -> Variant:
         UserError: There is no such variant; the message suggests the most similar one.
     """
     valid = [one + suffix for suffix in ("", _RELEASED) for one in (*VARIANTS, *extra)]
-    valid += LOSS_VARIANTS  # Of these there are no released commands.
+    valid += (*LOSS_VARIANTS, *HIER_VARIANTS)  # Of these there are no released commands.
     if name not in valid:
         raise variant_error(name, valid)
     space, _, encoder = name.removesuffix(_RELEASED).partition("-")
@@ -167,7 +181,7 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     config.data.mean, config.data.std = encoder.mean, encoder.std
     config.model.architecture = encoder.architecture
     config.model.weights = encoder.weights
-    config.model.pooling = "cls"
+    config.model.pooling = encoder.pooling
     config.model.eval_pooling = encoder.eval_pooling
     if variant.space == "mix":
         choose_mix(config)
@@ -175,7 +189,7 @@ def hyp_vit(variant: Variant) -> ConfigDict:
         # HIER (Kim et al., CVPR 2023) fine-tunes the same encoders with Proxy-Anchor at this
         # factor. For other losses of proxies, and for this batch and schedule, it is our choice.
         choose_loss(config, variant.space, proxy_rate=1e4)
-    else:
+    elif variant.space in SPACES:
         config.objective.space = SPACES[variant.space]
         # Ball: paper and code. Sphere: the published runs divide the cosine by 0.1. With D =
         # 2 − 2cos (Eq. 4), −D / 0.2 is cos / 0.1 minus a constant, which cancels in the softmax.
