@@ -6,9 +6,12 @@ the released commands, as in `configs/cub.py:sph-vit,released`.
 
 `mix` (HypMix, Yue et al., WACV 2024) in place of `hyp` or `sph` trains in both spaces, with λ = 3.
 
-`pa` (Proxy-Anchor), `nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or
-`snca` in place of `hyp` or `sph` trains another loss on the sphere, otherwise by the same recipe,
-as in `configs/cub.py:pa-dino`. No paper reports these combinations.
+`hier` in their place trains with HIER (Kim et al., CVPR 2023) on top of Proxy-Anchor, and `pa` with
+Proxy-Anchor alone, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
+
+`nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or `snca` trains another
+loss on the sphere, otherwise by the recipe of Hyp-ViT, as in `configs/cub.py:ms-dino`. No paper
+reports these combinations.
 """
 
 from ml_collections import ConfigDict

@@ -1,17 +1,18 @@
 """Glyphs: retrieval of unseen letters, drawn from matplotlib's fonts.
 
 This is the default example: it needs no download and no accelerator. Variants: `hyp` (Poincaré
-ball), `sph` (sphere) and `mix` (HypMix, with its settings for CUB); `pa`, `ms`, `supcon` and the
-other names in `hypjax.config.recipes.LOSSES` train other losses on the sphere. A small Vision
-Transformer is trained from scratch, so the published recipe for fine-tuning does not apply:
-learning rate, schedule, batch, crops and image scale were chosen on the validation classes.
+ball), `sph` (sphere), `mix` (HypMix, with its settings for CUB) and `hier` (HIER on top of
+Proxy-Anchor); `pa`, `ms`, `supcon` and the other names in `hypjax.config.recipes.LOSSES` train
+other losses on the sphere. A small Vision Transformer is trained from scratch, so the published
+recipe for fine-tuning does not apply: learning rate, schedule, batch, crops and image scale were
+chosen on the validation classes.
 """
 
 from ml_collections import ConfigDict
 
 from hypjax.config import default_config, recipes, variant_error
 
-VARIANTS = ("hyp", "sph", "mix", *recipes.LOSSES)
+VARIANTS = ("hyp", "sph", "mix", "hier", *recipes.LOSSES)
 
 
 def get_config(variant: str = "hyp") -> ConfigDict:
@@ -44,6 +45,8 @@ def get_config(variant: str = "hyp") -> ConfigDict:
         config.objective.space = "sphere"
     elif variant == "mix":
         recipes.choose_mix(config)
+    elif variant == "hier":
+        recipes.choose_hier(config)
     elif variant in recipes.LOSSES:
         # 0.837 on validation with Proxy-Anchor; 10: 0.816. Otherwise the recipe is that of the
         # ball, and not tuned for these losses.

@@ -1,16 +1,17 @@
 """Omniglot: retrieval of handwritten characters from unseen alphabets.
 
-Variants: `hyp` (Poincaré ball), `sph` (sphere) and `mix` (HypMix, with its settings for CUB);
-`pa`, `ms`, `supcon` and the other names in `hypjax.config.recipes.LOSSES` train other losses on the
-sphere. None of the papers behind hypjax uses this dataset: the recipe is that of
-`configs/glyphs.py` with other image statistics, and was not tuned.
+Variants: `hyp` (Poincaré ball), `sph` (sphere), `mix` (HypMix, with its settings for CUB) and
+`hier` (HIER on top of Proxy-Anchor); `pa`, `ms`, `supcon` and the other names in
+`hypjax.config.recipes.LOSSES` train other losses on the sphere. None of the papers behind hypjax
+uses this dataset: the recipe is that of `configs/glyphs.py` with other image statistics, and was
+not tuned.
 """
 
 from ml_collections import ConfigDict
 
 from hypjax.config import default_config, recipes, variant_error
 
-VARIANTS = ("hyp", "sph", "mix", *recipes.LOSSES)
+VARIANTS = ("hyp", "sph", "mix", "hier", *recipes.LOSSES)
 
 
 def get_config(variant: str = "hyp") -> ConfigDict:
@@ -41,6 +42,8 @@ def get_config(variant: str = "hyp") -> ConfigDict:
         config.objective.space = "sphere"
     elif variant == "mix":
         recipes.choose_mix(config)
+    elif variant == "hier":
+        recipes.choose_hier(config)
     elif variant in recipes.LOSSES:
         recipes.choose_loss(config, variant, proxy_rate=1.0)
 

@@ -17,6 +17,7 @@ _OBJECTIVES = {
     "hyp": "pairwise_cross_entropy",
 }
 _BATCH = 180
+SHORTER_SIDE = 256  # Of the test view.
 
 
 class Schedule(NamedTuple):
@@ -62,7 +63,7 @@ def use(config: ConfigDict, variant: Variant) -> None:
         variant: One for which `follows` holds.
     """
     schedule = SCHEDULES[config.data.name]
-    config.data.resize = 256
+    config.data.resize = SHORTER_SIDE
     config.model.head = "norm_dense"
     config.model.head_dim = 384  # Of the paper's tables.
     choose_objective(config, _OBJECTIVES[variant.space])

@@ -165,12 +165,23 @@ def choose_mix(config: ConfigDict) -> None:
     config.eval.spaces.head = ("sphere", "objective")
 
 
+def choose_hier(config: ConfigDict) -> None:
+    """Chooses HIER on top of Proxy-Anchor for an encoder that is trained from scratch.
+
+    The rates of the paper are for fine-tuning at a far smaller learning rate, and its numbers of
+    proxies and triplets would take longer than such an encoder.
+    """
+    choose_objective(config, "hier+proxy_anchor")
+    config.objective.proxy_rate = config.objective.hier_rate = 1.0
+    config.objective.hier_proxies, config.objective.hier_triplets = 128, 10
+
+
 def hyp_vit(variant: Variant) -> ConfigDict:
     """Returns the recipe of a variant for any dataset.
 
     A variant of another loss differs in the objective alone: encoder, head, views, batches,
     optimiser and length are those of Hyp-ViT. So it is in the paper of HypMix; the combinations
-    with the other losses are not published.
+    with the other losses are not published. For variants of HIER see `hypjax.config.hier`.
 
     The dataset's file adds batch size, steps, K and, for CUB, the test view. All other fields have
     their defaults, see `hypjax.config.default_config`.
@@ -187,7 +198,7 @@ def hyp_vit(variant: Variant) -> ConfigDict:
         choose_mix(config)
     elif variant.space in LOSSES:
         # HIER (Kim et al., CVPR 2023) fine-tunes the same encoders with Proxy-Anchor at this
-        # factor. For other losses of proxies, and for this batch and schedule, it is our choice.
+        # factor. For other losses of proxies, and this batch and schedule, it is our choice.
         choose_loss(config, variant.space, proxy_rate=1e4)
     elif variant.space in SPACES:
         config.objective.space = SPACES[variant.space]

@@ -7,29 +7,32 @@
   The "default" of Table 5 differs from Tables 2 and 3 by 0.1 and is not used.
 - HypMix (Yue et al., WACV 2024): Tables 1 (heads, by cosine) and 2 (encoders), with its own runs of
   the methods of Hyp-ViT. On the sphere it divides the cosine by 0.05, so our temperature is 0.1.
+- HIER (Kim et al., CVPR 2023): its table of HIER, and of its own runs of Hyp-ViT's loss, with heads
+  of 384 coordinates (ResNet-50: 512), compared in the ball.
 """
 
 import csv
 import functools
 import importlib.resources
-import itertools
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from hypjax.config import default_config
-from hypjax.config.recipes import ENCODERS, MIX_WEIGHTS, SHORTER_SIDES, SPACES
+from hypjax.config import default_config, hier
+from hypjax.config.recipes import ENCODERS, MIX_WEIGHTS, SHORTER_SIDES, SPACES, Variant, hyp_vit
 
-_TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix"}  # Short titles of papers.
+_TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # Short titles of papers.
 _SPELLED = {
     "hyp": "Hyp",
     "sph": "Sph",
     "mix": "HypMix",
+    "hier": "HIER",
     "vit": "ViT",
     "deit": "DeiT",
     "dino": "DINO",
+    "resnet50": "ResNet50",
 }
 _ENCODER_DIM = 384
 
@@ -39,7 +42,7 @@ class PublishedRow(NamedTuple):
 
     Attributes:
         paper: The paper.
-        table: Number of the table.
+        table: Number of the table, or 'main'.
         scores: {"recall@1": 0.809, ...}, in the table's order.
     """
 
@@ -110,7 +113,8 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
             whose = "best" if state == "best" else "ours"
             for method, (paper, table, scores) in _find(config, part, pretrained=state != trained):
                 if differences := list(_differences(scores, ours, whose)):
-                    place = f"{_TITLES[paper]}, Table {table}, {_spell(method)}, {dim}-d"
+                    numbered = f"Table {table}" if table.isdigit() else f"{table} table"
+                    place = f"{_TITLES[paper]}, {numbered}, {_spell(method)}, {dim}-d"
                     lines.append(f"published ({place}): {', '.join(differences)}")
     return "\n".join(lines)
 
@@ -137,16 +141,46 @@ def _spell(method: str) -> str:
 
 def _find(config: ConfigDict, part: str, pretrained: bool) -> list[tuple[str, PublishedRow]]:
     """Returns a configuration's method as the tables name it, and its row, for each paper."""
-    encoder = _encoder(config)
-    if encoder is None or not _scored_as_published(config, part):
+    if not _scored_as_published(config, part):
         return []
-    methods = [f"pretrained-{encoder}"] if pretrained else _trained_methods(config, encoder)
     found: dict[str, tuple[str, PublishedRow]] = {}
-    for paper, method in itertools.product(_TITLES, methods):
-        row = _rows().get((paper, config.data.name, part, method))
-        if row is not None:
-            found.setdefault(paper, (method, row))
+    for paper, methods in _methods(config, pretrained).items():
+        for method in methods:
+            row = _rows().get((paper, config.data.name, part, method))
+            if row is not None:
+                found.setdefault(paper, (method, row))
     return list(found.values())
+
+
+def _methods(config: ConfigDict, pretrained: bool) -> dict[str, list[str]]:
+    """Returns what a configuration's method may be called in the tables of each paper."""
+    encoder = _encoder(config)
+    if pretrained:
+        methods = [f"pretrained-{encoder}"]
+    else:
+        methods = _trained_methods(config, encoder) if encoder else []
+    found = {"hyp-vit": methods, "hypmix": methods}
+    return found if pretrained else found | {"hier": _methods_of_hier(config)}
+
+
+def _methods_of_hier(config: ConfigDict) -> list[str]:
+    """Returns the method's name in HIER's table, if the recipe differs in nothing that matters."""
+    encoder = _encoder(config, shorter_side=hier.SHORTER_SIDE)
+    if encoder is None or config.data.name not in hier.SCHEDULES:
+        return []
+    for name in ("hier", "hyp"):
+        variant = Variant(f"{name}-{encoder}", name, encoder, released=False)
+        recipe = hyp_vit(variant)
+        recipe.data.name = config.data.name
+        hier.use(recipe, variant)
+        if _method_fields(config) == _method_fields(recipe):
+            return [variant.name]
+    return []
+
+
+def _method_fields(config: ConfigDict) -> tuple[Any, ...]:
+    """The fields that make a method of HIER's table, apart from encoder and views."""
+    return config.objective, config.model.head, config.model.head_dim, config.optim.frozen
 
 
 def _scored_as_published(config: ConfigDict, part: str) -> bool:
@@ -160,20 +194,26 @@ def _scored_as_published(config: ConfigDict, part: str) -> bool:
     return all(ours[field] == recipe[field] for field in ("pca", "expansion", "rerank"))
 
 
-def _encoder(config: ConfigDict) -> str | None:
-    """Returns which of `ENCODERS` a configuration starts from, or None."""
+def _encoder(config: ConfigDict, shorter_side: int | None = None) -> str | None:
+    """Returns which of `ENCODERS` a configuration starts from, or None.
+
+    Args:
+        config: The run's configuration.
+        shorter_side: Shorter side of the published test view; by default that of Hyp-ViT.
+    """
     data, model = config.data, config.model
     recipe = default_config()
-    recipe.data.resize = SHORTER_SIDES.get(data.name, recipe.data.resize)
+    recipe.data.resize = shorter_side or SHORTER_SIDES.get(data.name, recipe.data.resize)
     fields = ("image_size", "resize", "train_view", "test_view")
     views = all(data[field] == recipe.data[field] for field in fields)
     if not views or config.eval.scales != recipe.eval.scales:
         return None
-    if not model.weights or model.pooling != "cls":
+    if not model.weights:
         return None
-    actual = model.architecture, model.eval_pooling, data.mean, data.std
+    actual = model.architecture, model.pooling, model.eval_pooling, data.mean, data.std
     for name, encoder in ENCODERS.items():
-        expected = encoder.architecture, encoder.eval_pooling, encoder.mean, encoder.std
+        pooling = encoder.pooling, encoder.eval_pooling
+        expected = encoder.architecture, *pooling, encoder.mean, encoder.std
         if actual == expected and _named(encoder.weights, model.weights):
             return name
     return None
@@ -230,7 +270,8 @@ def _rows() -> dict[tuple[str, str, str, str], PublishedRow]:
     rows: dict[tuple[str, str, str, str], PublishedRow] = {}
     with (importlib.resources.files("hypjax.reports") / "published.csv").open() as file:
         for line in csv.DictReader(file):
-            part = "encoder" if line["dim"] == str(_ENCODER_DIM) else "head"
+            of_encoder = line["dim"] == str(_ENCODER_DIM) and line["paper"] != "hier"
+            part = "encoder" if of_encoder else "head"
             key = line["paper"], line["dataset"], part, line["method"]
             row = rows.setdefault(key, PublishedRow(line["paper"], line["table"], {}))
             percent = line["metric"] != "relative_delta"

@@ -125,7 +125,6 @@ ALL = [(dataset, name + end) for dataset, name in TRAINED for end in ("", ",rele
 
 # Other losses: their fields of config.objective, as published.
 PUBLISHED_LOSSES = {
-    "pa": {"name": "proxy_anchor", "margin": 0.1, "alpha": 32.0, "proxy_rate": 1e4},
     "nca": {"name": "proxy_nca", "temperature": 1.0, "proxy_rate": 1e4},
     "softmax": {"name": "normalized_softmax", "temperature": 0.05, "proxy_rate": 1e4},
     "softtriple": {
@@ -150,7 +149,45 @@ PUBLISHED_LOSSES = {
     "supcon": {"name": "supcon", "temperature": 0.1},
     "snca": {"name": "scalable_nca", "temperature": 0.05},
 }
+PROXY_ANCHOR = {"name": "proxy_anchor", "margin": 0.1, "alpha": 32.0, "proxy_rate": 1e4}
 LOSS_RUNS = [("sop", f"{loss}-dino") for loss in ("mix", *PUBLISHED_LOSSES)]
+
+# HIER's recipe, which Proxy-Anchor and ResNet-50 share.
+HIER = {
+    "data.resize": 256,
+    "model.head": "norm_dense",
+    "model.head_dim": 384,
+    "optim.schedule": "constant",
+    "optim.weight_decay": 0.01,
+    "optim.eps": 1e-4,
+    "optim.clip_norm": None,
+    "optim.clip_value": 10.0,
+    "optim.frozen": ("patch_projection",),
+    "optim.rates.encoder": 1.0,
+    "optim.rates.head": 1.0,
+    "train.batch_size": 180,
+    "train.samples_per_class": 2,
+    "train.sampling": "drawn_classes",
+    "train.repeat_images": True,
+}
+HIER_OBJECTIVE = {
+    "space": "poincare",
+    "c": 0.1,
+    "clip_radius": 2.3,
+    "hier_weight": 0.5,
+    "hier_proxies": 512,
+    "hier_neighbors": 20,
+    "hier_triplets": 50,
+    "hier_margin": 0.1,
+    "hier_temperature": 0.1,
+    "hier_rate": 50.0,
+}
+HIER_RATES = {"vit": 1e-5, "deit": 1e-5, "dino": 5e-6}
+# Steps of the whole run, and those through which the encoder stays as it is.
+HIER_STEPS = {"cub": (3200, 32), "cars": (4400, 44), "sop": (49500, 1650), "inshop": (21450, 715)}
+RESNET = {"optim.schedule": "step", "optim.frozen": (), "optim.decay_factor": 0.5}
+RESNET |= {"model.head_dim": 512, "data.crop_area": (0.08, 1.0), **IMAGENET}
+RESNET |= {f"model.{mode}pooling": "avg_max" for mode in ("", "eval_")}
 
 
 @pytest.fixture
@@ -183,6 +220,33 @@ def test_another_loss_changes_the_objective_alone(load, dataset):
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("loss", ["hier", "pa", "hyp"])
+def test_the_recipe_of_hier_has_the_published_values(load, dataset, loss):
+    steps, start = HIER_STEPS[dataset]
+    recipe = HIER | {"train.total_steps": steps, "optim.starts.encoder": start}
+    if large := dataset in ("sop", "inshop"):
+        recipe |= {"optim.weight_decay": 1e-4, "optim.rates.head": 100.0}
+    for encoder in ("vit", "deit", "dino", "resnet50"):
+        if encoder == "resnet50":
+            expected = recipe | RESNET | {"optim.learning_rate": 6e-4 if large else 1e-4}
+            expected["optim.decay_every"] = 10 * start // (5 if large else 1)
+        elif loss == "hyp":
+            continue
+        else:
+            expected = recipe | ENCODERS[encoder] | {"optim.learning_rate": HIER_RATES[encoder]}
+        config = load(dataset, f"{loss}-{encoder}")
+        fields, objective = flatten(config), dict(config.objective)
+        assert {field: fields[field] for field in expected} == expected
+        if loss == "hier":
+            assert objective == PROXY_ANCHOR | HIER_OBJECTIVE | {"name": "hier+proxy_anchor"}
+        elif loss == "pa":
+            assert objective == PROXY_ANCHOR | {"space": "sphere", "c": 0.1, "clip_radius": 2.3}
+        else:
+            assert objective["name"] == "pairwise_cross_entropy"
+            assert objective["space"] == "poincare" and objective["temperature"] == 0.2
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
 def test_hypmix_changes_the_objective_and_scores_the_head_by_cosine(load, dataset):
     """As published; In-Shop is not in the paper."""
     own = {"name": "hypmix", "sphere_temperature": 0.05, "ball_temperature": 0.2}
@@ -196,7 +260,7 @@ def test_hypmix_changes_the_objective_and_scores_the_head_by_cosine(load, datase
 
 
 def test_the_examples_have_the_same_losses(load):
-    for loss, own in PUBLISHED_LOSSES.items():
+    for loss, own in {"pa": PROXY_ANCHOR, **PUBLISHED_LOSSES}.items():
         for dataset in ("glyphs", "omniglot"):
             objective = dict(load(dataset, loss).objective)
             expected = {"space": "sphere", "c": 0.1, "clip_radius": 2.3, **own}
@@ -353,6 +417,32 @@ def test_two_steps_change_all_parameters_that_are_not_frozen(
     assert metrics["learning_rate"] == np.float32(config.optim.learning_rate)
     for name, after in leaves(state.params).items():
         assert np.array_equal(after, before[name]) == ("patch_embed" in name), name
+
+
+@pytest.mark.slow
+def test_hier_moves_each_group_at_its_own_rate(load, splits):
+    """Adam's first step moves a parameter by its learning rate, unless its gradient is tiny."""
+    changed = ["data.image_size=32", "optim.starts.encoder=1", "optim.weight_decay=0"]
+    config = load("cub", "hier-dino", changed)
+    config.train.batch_size = CLASSES * config.train.samples_per_class
+    program = Program(config)
+    arguments = {field: flatten(config)[field] for field in ARGUMENTS}
+    plan, states = create_plans(config, splits), [program.start()]
+    for batch in training_batches(splits.train, plan, range(2), View(32, 32, 3)):
+        states.append(program.step(arguments, states[-1], batch)[0])
+    params = [state.params for state in states]
+    moved = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), params[1], params[0])
+    rate = config.optim.learning_rate
+    assert set(jax.tree.leaves(moved["model"]["encoder"])) == {0}
+    for part, factor in (
+        (moved["model"]["head"], 1),
+        (moved["objective"]["base"], 1e4),
+        (moved["objective"]["hierarchy"], 50),
+    ):
+        assert max(jax.tree.leaves(part)) == pytest.approx(factor * rate, rel=0.2)
+    for name, after in leaves(params[2]["model"]["encoder"]).items():
+        stayed = np.array_equal(after, leaves(params[1]["model"]["encoder"])[name])
+        assert stayed == ("patch_embed" in name), name
 
 
 def test_a_missing_dataset_is_reported_in_one_sentence(repository, tmp_path):

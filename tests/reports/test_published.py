@@ -37,6 +37,8 @@ HYP_DINO = {"recall@1": 0.809, "recall@2": 0.876, "recall@4": 0.924, "recall@8":
         ("cub:mix-vit", "head", [], 0.837),
         ("cars:mix-dino", "head", [], 0.852),
         ("sop:sph-vit", "encoder", ["objective.temperature=0.1"], 0.853),
+        ("cub:hier-dino", "head", ["train.total_steps=9"], 0.811),
+        ("inshop:hyp-resnet50", "head", [], 0.901),
         ("cub", "head", ["model.weights=timm/vit_small_patch16_224.dino"], 0.783),
         ("cub", "head", ["model.weights=/a/vit_small_patch16_224.dino.safetensors"], 0.783),
     ],
@@ -72,6 +74,10 @@ def test_table_1_tells_of_pretrained_encoders(load):
         ("cub:mix-vit", ["objective.ball_weight=8"]),
         ("cub:mix-vit", ["objective.sphere_temperature=0.1"]),
         ("cub:mix-vit", ["eval.spaces.head=objective", "eval.spaces.encoder=poincare"]),
+        ("cub:pa-dino", []),
+        ("cub:hier-dino", ["model.head_dim=128"]),
+        ("cub:hier-dino", ["objective.hier_weight=1"]),
+        ("cub:hier-dino", ["data.resize=224"]),
         ("cub", ["objective.c=0.3"]),
         ("cub", ["model.head_dim=64"]),
         ("cub", ["data.image_size=192"]),
@@ -108,7 +114,8 @@ def test_every_row_belongs_to_a_recipe(load):
         if not key[3].endswith(" default") and key[3] not in encoders  # Table 1
     ]
     hyp_vit = 4 * (6 + 6 + 3) + 2 + 2 * (5 + 3 + 3)  # Tables 2 and 3, 4, 5.
-    assert len(rows) == hyp_vit + 3 * (6 + 6)  # Tables 1 and 2 of HypMix.
+    hypmix = 3 * (6 + 6)  # Tables 1 and 2.
+    assert len(rows) == hyp_vit + hypmix + 4 * (3 + 2)  # HIER: Transformers and ResNet-50.
     fields = {"c": "objective.c", "head_dim": "model.head_dim", "batch_size": "train.batch_size"}
     fields["temperature"] = "objective.temperature"
     names = {"cub200": "cub", "cars196": "cars", "sop": "sop", "inshop": "inshop"}
