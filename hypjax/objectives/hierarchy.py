@@ -152,8 +152,9 @@ def reciprocal_triplets(
     n = len(similarity)
     itself = jnp.eye(n, dtype=bool)
     nearest = lax.top_k(jnp.where(itself, jnp.inf, similarity), min(neighbors, n))[1]
-    listed = jnp.zeros((n, n), bool).at[jnp.arange(n)[:, None], nearest].set(True)
-    mutual = listed & listed.T & ~itself
+    # As integers: of truth values, this product with a transpose takes XLA minutes to compile.
+    listed = jnp.any(nearest[:, 1:, None] == jnp.arange(n), axis=1).astype(jnp.int8)
+    mutual = listed * listed.T > 0
     others = ~mutual & ~itself
     valid = (jnp.sum(mutual, axis=1) >= 2) & jnp.any(others, axis=1)
     for_j, for_k = jax.random.split(key)
