@@ -1,0 +1,259 @@
+"""Trees over points, by proxies as ancestors or by average linkage, and scores of any tree.
+
+Sources: Kim et al., "HIER" (CVPR 2023), for proxies as ancestors; Heller and Ghahramani, "Bayesian
+Hierarchical Clustering" (ICML 2005), for dendrogram purity.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Float, Int
+
+# Radii that differ by less, relatively, are equal: those of clipped features differ by roundings.
+_TOLERANCE = 1e-5
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tree:
+    """A rooted tree whose inner nodes have any number of children, at least one.
+
+    Attributes:
+        parents: Parent of each node; −1 for the one root.
+        leaves: Number of leaves, which are the first nodes.
+    """
+
+    parents: Int[np.ndarray, " nodes"]
+    leaves: int
+
+    def __post_init__(self) -> None:
+        """Raises a `ValueError` if this is no such tree."""
+        nodes = len(self.parents)
+        inner = np.unique(self.parents)
+        if np.sum(self.parents < 0) != 1 or inner[1:].tolist() != [*range(self.leaves, nodes)]:
+            raise ValueError(
+                f"a tree has one root, of parent −1, and the other nodes' parents are the nodes "
+                f"from {self.leaves} on, each at least once"
+            )
+        if self.depths.max() >= nodes:
+            raise ValueError("the parents form a cycle")
+
+    @functools.cached_property
+    def depths(self) -> Int[np.ndarray, " nodes"]:
+        """Number of edges between each node and the root."""
+        depths, above = np.zeros(len(self.parents), int), self.parents
+        for _ in range(len(self.parents)):  # A node on a cycle counts them all.
+            inside = above >= 0
+            depths += inside
+            if not inside.any():
+                break
+            above = np.where(inside, self.parents[above], -1)
+        return depths
+
+    @functools.cached_property
+    def _levels(self) -> list[Int[np.ndarray, " level"]]:
+        """Nodes of each depth, the root first."""
+        order = np.argsort(self.depths, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(self.depths))[:-1])
+
+    @functools.cached_property
+    def sizes(self) -> Int[np.ndarray, " nodes"]:
+        """Number of leaves of each node: those beneath it, or itself."""
+        return self.sums(np.arange(len(self.parents)) < self.leaves).astype(int)
+
+    def sums(self, values: Float[ArrayLike, "nodes *k"]) -> Float[np.ndarray, "nodes *k"]:
+        """Sum of the values of each node and of all nodes beneath it."""
+        sums = np.array(values, np.float64)
+        for level in self._levels[:0:-1]:
+            np.add.at(sums, self.parents[level], sums[level])
+        return sums
+
+    def starts(self, places: Float[ArrayLike, " nodes"] | None = None) -> Int[np.ndarray, " nodes"]:
+        """Number of leaves in front of those of each node, with all leaves in a row.
+
+        The leaves of a node are those from its start to its start + size.
+
+        Args:
+            places: Children of a node follow each other by these numbers; by default by index.
+        """
+        parents, sizes = self.parents, self.sizes
+        places = np.zeros(len(parents)) if places is None else np.asarray(places)
+        starts = np.zeros(len(parents), int)
+        for level in self._levels[1:]:
+            level = level[np.lexsort((level, places[level], parents[level]))]
+            before = np.cumsum(sizes[level]) - sizes[level]
+            _, eldest, family = np.unique(parents[level], return_index=True, return_inverse=True)
+            starts[level] = starts[parents[level]] + before - before[eldest[family]]
+        return starts
+
+    def counts(self, labels: Int[ArrayLike, " leaves"]) -> Iterator[Int[np.ndarray, " nodes"]]:
+        """Yields, for one label after the other, how many leaves of each node have it."""
+        labels, starts = np.asarray(labels), self.starts()
+        ends = starts + self.sizes
+        for label in np.unique(labels):
+            places = np.sort(starts[: self.leaves][labels == label])
+            yield np.searchsorted(places, ends) - np.searchsorted(places, starts)
+
+    def met(self, counts: Int[np.ndarray, " nodes"]) -> Float[np.ndarray, " nodes"]:
+        """Number of pairs of counted leaves whose lowest common ancestor is each node.
+
+        Args:
+            counts: How many leaves of each node are counted.
+        """
+        pairs = counts * (counts - 1) / 2
+        child = self.parents >= 0
+        of_children = np.bincount(self.parents[child], pairs[child], len(pairs))
+        return np.where(np.arange(len(pairs)) < self.leaves, 0, pairs - of_children)
+
+
+def purity(tree: Tree, labels: Int[ArrayLike, " leaves"]) -> float:
+    """Dendrogram purity (Heller and Ghahramani, 2005).
+
+    The mean, over all pairs of leaves of one label, of the share of leaves with that label among
+    those of the pair's lowest common ancestor. It is exact, for nodes with any number of children.
+
+    Args:
+        tree: The tree.
+        labels: Label of each leaf.
+
+    Returns:
+        A number up to 1, which is reached if each label is a subtree; NaN if all labels differ.
+    """
+    pairs = shares = 0.0
+    for counts in tree.counts(labels):
+        met = tree.met(counts)
+        pairs += np.sum(met)
+        shares += np.sum(met * counts / tree.sizes)
+    return float(shares / pairs) if pairs else np.nan
+
+
+def chance_purity(tree: Tree, labels: Int[ArrayLike, " leaves"]) -> float:
+    """Mean purity of the tree over all permutations of its leaves' labels.
+
+    Then a pair of one label, of n_c leaves, is any pair of the n leaves; of the other s − 2 leaves
+    beneath its ancestor, the share (n_c − 2)/(n − 2) is expected to have that label.
+
+    Args:
+        tree: The tree.
+        labels: Label of each leaf.
+
+    Returns:
+        The exact mean; NaN if all labels differ.
+    """
+    n, sizes = tree.leaves, tree.sizes
+    _, numbers = np.unique(labels, return_counts=True)
+    weights = numbers * (numbers - 1) / 2
+    if not weights.any():
+        return np.nan
+    others = np.average((numbers - 2) / max(n - 2, 1), weights=weights)
+    met = tree.met(sizes)
+    return float(np.sum(met * (2 + (sizes - 2) * others) / sizes) / np.sum(met))
+
+
+def group_correlation(
+    tree: Tree, labels: Int[ArrayLike, " leaves"], groups: Int[ArrayLike, " leaves"]
+) -> float:
+    """Spearman's correlation of two leaves' distance in the tree and whether their groups differ.
+
+    It is taken over all pairs of leaves with different labels. Their distance is the number of
+    leaves of their lowest common ancestor. Equal distances share the mean of their ranks.
+
+    Args:
+        tree: The tree.
+        labels: Label of each leaf.
+        groups: Group of each leaf.
+
+    Returns:
+        The correlation, 0 for a tree that knows nothing of the groups; NaN if all these pairs have
+        equal distances, or all are of one group, or none is.
+    """
+    together = np.unique(np.stack([labels, groups]), axis=1, return_inverse=True)[1].reshape(-1)
+    all_pairs, of_label, of_group, of_both = (
+        sum(map(tree.met, tree.counts(each)))
+        for each in (np.zeros(tree.leaves, int), labels, groups, together)
+    )
+    distances, place = np.unique(tree.sizes, return_inverse=True)
+    near, far = (
+        np.bincount(place, pairs, len(distances))
+        for pairs in (of_group - of_both, all_pairs - of_label - of_group + of_both)
+    )
+    pairs = near + far
+    if not pairs.sum():
+        return np.nan
+    ranks = np.cumsum(pairs) - pairs / 2
+    ranks -= np.average(ranks, weights=pairs)
+    share = far.sum() / pairs.sum()
+    variance = np.average(ranks**2, weights=pairs) * share * (1 - share)
+    return float(np.sum(far * ranks) / pairs.sum() / variance**0.5) if variance else np.nan
+
+
+def ancestors(
+    distances: Float[ArrayLike, "n p"],
+    radii: Float[ArrayLike, " n"],
+    proxy_radii: Float[ArrayLike, " p"],
+) -> Int[np.ndarray, " n"]:
+    """The nearest proxy of each point among those closer to the origin than the point.
+
+    Closer means by more than a relative 1e-5. So points at one radius, such as those of clipped
+    features, are not ancestors of each other, whatever their rounding errors.
+
+    Args:
+        distances: Distance of each point and each proxy.
+        radii: Distances of the points from the origin.
+        proxy_radii: Distances of the proxies from the origin.
+
+    Returns:
+        Index of the proxy, the first of equally near ones; −1 for a point without any.
+    """
+    closer = np.asarray(proxy_radii) < (1 - _TOLERANCE) * np.asarray(radii)[:, None]
+    nearest = np.argmin(np.where(closer, distances, np.inf), axis=1)
+    return np.where(closer.any(axis=1), nearest, -1)
+
+
+def ancestor_tree(
+    of_samples: Int[np.ndarray, " n"], of_proxies: Int[np.ndarray, " p"]
+) -> tuple[Tree, Int[np.ndarray, " used"]]:
+    """The tree of samples and the proxies above them, with the origin as its root.
+
+    Args:
+        of_samples: The proxy above each sample; −1 for the origin.
+        of_proxies: The proxy above each proxy; −1 for the origin.
+
+    Returns:
+        The tree, whose nodes are the samples, the proxies with a sample beneath them, and the
+        origin; and the indices of these proxies.
+    """
+    used, found = np.zeros(len(of_proxies), bool), of_samples
+    while len(found):
+        found = np.unique(found[found >= 0])
+        found = found[~used[found]]
+        used[found] = True
+        found = of_proxies[found]
+    kept, n = np.flatnonzero(used), len(of_samples)
+    nodes = np.full(len(of_proxies) + 1, n + len(kept))  # −1 finds the last, the origin.
+    nodes[kept] = n + np.arange(len(kept))
+    return Tree(np.concatenate([nodes[of_samples], nodes[of_proxies[kept]], [-1]]), n), kept
+
+
+def average_linkage(
+    distances: Float[np.ndarray, "n n"],
+) -> tuple[Tree, Float[np.ndarray, " nodes"]]:
+    """The tree that merges the two clusters of least mean distance, again and again.
+
+    Args:
+        distances: Distances of n ≥ 2 points, symmetric.
+
+    Returns:
+        The binary tree, and the height of each node: the mean distance at which its two clusters
+        merge, 0 for a point.
+    """
+    from scipy.cluster.hierarchy import linkage
+    from scipy.spatial.distance import squareform
+
+    merges = linkage(squareform(distances, checks=False), method="average")
+    n = len(distances)
+    parents = np.full(2 * n - 1, -1)
+    parents[merges[:, :2].astype(int)] = np.arange(n, 2 * n - 1)[:, None]
+    return Tree(parents, n), np.concatenate([np.zeros(n), merges[:, 2]])
