@@ -93,6 +93,20 @@ def require(*required: flags.FlagHolder[Any]) -> None:
             raise errors.UserError(f"--{flag.name} is missing (--help describes it)")
 
 
+def run_names(workdirs: flags.FlagHolder[list[str]]) -> list[str]:
+    """Returns short names of the runs that a flag lists: those of their folders, if these differ.
+
+    Raises:
+        UserError: A run is named twice.
+    """
+    paths = workdirs.value
+    for i, path in enumerate(paths):
+        if path in paths[:i]:
+            raise errors.UserError(f"--{workdirs.name}={errors.redacted(path)} is given twice")
+    names = [os.path.basename(os.path.abspath(path)) for path in paths]
+    return names if len(set(names)) == len(names) else [errors.redacted(path) for path in paths]
+
+
 def figure(flag: flags.FlagHolder[str | None]) -> pathlib.Path | None:
     """Returns the file that a flag names for a figure; None if it names none.
 

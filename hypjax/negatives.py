@@ -5,7 +5,6 @@ python -m hypjax.negatives --workdir=runs/a --workdir=runs/b --output=negatives.
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from hypjax import command
-from hypjax.errors import UserError, redacted
+from hypjax.errors import UserError
 
 if TYPE_CHECKING:  # They import JAX or NumPy.
     from hypjax.data.dataset import Splits
@@ -58,7 +57,7 @@ def main(overrides: list[str]) -> None:
     """Prints how weights are distributed over negatives, and the hardest negatives of anchors."""
     command.require(_WORKDIRS)
     command.refuse_overrides(overrides)
-    workdirs, names = _WORKDIRS.value, _names(_WORKDIRS.value)
+    workdirs, names = _WORKDIRS.value, command.run_names(_WORKDIRS)
     output = command.figure(_OUTPUT)
     from hypjax.inference.negatives import Choice, open_runs, weigh_run
     from hypjax.reports.negatives import Anchor, anchor_table, as_json, summary_table
@@ -85,19 +84,6 @@ def main(overrides: list[str]) -> None:
     if output:
         found = {"anchors": choice.anchors.tolist(), "runs": as_json(anchors, runs), **notes}
         _write(output, images, anchors, runs, found)
-
-
-def _names(workdirs: list[str]) -> list[str]:
-    """Short names of runs: those of their folders, if these differ.
-
-    Raises:
-        UserError: A run is named twice.
-    """
-    for i, workdir in enumerate(workdirs):
-        if workdir in workdirs[:i]:
-            raise UserError(f"--workdir={redacted(workdir)} is given twice")
-    names = [os.path.basename(os.path.abspath(workdir)) for workdir in workdirs]
-    return names if len(set(names)) == len(names) else [redacted(path) for path in workdirs]
 
 
 def _write(

@@ -14,7 +14,7 @@ from hypjax import command, scripts
 from hypjax.errors import UserError
 from tests.helpers import commands
 
-ALL = ("benchmark", "compare", "convert", "embed", "export", "hyperbolicity") + (
+ALL = ("benchmark", "compare", "convert", "embed", "export", "hierarchy", "hyperbolicity") + (
     *("main", "negatives", "prepare", "search", "tune"),
 )
 

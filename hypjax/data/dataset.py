@@ -61,6 +61,8 @@ class Dataset:
         sizes: Height and width of each image, in pixels.
         names: Name of each record for messages; by position if None.
         superlabels: Group of each image's class, if classes are grouped.
+        class_names: Name of each record's class; None if classes have none.
+        group_names: Names of the groups, by number, if classes are grouped.
         upright: Whether images are rotated as EXIF says, as viewers do.
         fast: Whether JPEGs are decoded no larger than needed; pixels then differ slightly.
         decoded: Decoded pixels of all records, if they are cached.
@@ -72,6 +74,8 @@ class Dataset:
     sizes: Int[np.ndarray, "images 2"]
     names: Sequence[str] | None = None
     superlabels: Int[np.ndarray, " images"] | None = None
+    class_names: Sequence[str] | None = None
+    group_names: Sequence[str] | None = None
     upright: bool = False
     fast: bool = False
     decoded: DecodedImages | None = None
@@ -96,6 +100,12 @@ class Dataset:
         """Returns the i-th image's name for messages."""
         record = int(self.positions[i])
         return f"record {record}" if self.names is None else str(self.names[record])
+
+    def class_name(self, i: int) -> str:
+        """Returns the name of the i-th image's class."""
+        if self.class_names is None:
+            return f"class {self.labels[i]}"
+        return str(self.class_names[int(self.positions[i])])
 
     def image(self, i: int, channels: int) -> Image.Image:
         """Returns the whole i-th image.

@@ -98,5 +98,7 @@ def _dataset(part: Records, groups: Shaped[np.ndarray, " groups"], fast: bool) -
         sizes=part.sizes,
         names=part.names,
         superlabels=np.searchsorted(groups, part.superlabels) if len(groups) else None,
+        class_names=part.class_names,
+        group_names=groups if len(groups) else None,
         fast=fast,
     )

@@ -189,6 +189,11 @@ def group_correlation(
     return float(np.sum(far * ranks) / pairs.sum() / variance**0.5) if variance else np.nan
 
 
+def farther_in(radii: Float[ArrayLike, "*#b"], others: Float[ArrayLike, "*#b"]) -> np.ndarray:
+    """Whether radii are smaller than others, by more than a relative 1e-5; elementwise."""
+    return np.asarray(radii) < (1 - _TOLERANCE) * np.asarray(others)
+
+
 def ancestors(
     distances: Float[ArrayLike, "n p"],
     radii: Float[ArrayLike, " n"],
@@ -207,7 +212,7 @@ def ancestors(
     Returns:
         Index of the proxy, the first of equally near ones; −1 for a point without any.
     """
-    closer = np.asarray(proxy_radii) < (1 - _TOLERANCE) * np.asarray(radii)[:, None]
+    closer = farther_in(proxy_radii, np.asarray(radii)[:, None])
     nearest = np.argmin(np.where(closer, distances, np.inf), axis=1)
     return np.where(closer.any(axis=1), nearest, -1)
 

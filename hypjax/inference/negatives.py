@@ -1,6 +1,5 @@
 """The hard negatives of trained runs: their weights in the loss (HypMix, Figures 1 and 3)."""
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
@@ -10,19 +9,15 @@ import numpy as np
 from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
-from hypjax import parallel
-from hypjax.data.dataset import Dataset, Splits
-from hypjax.data.splits import open_splits
+from hypjax.data.dataset import Splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
-from hypjax.inference.datasets import embed_dataset, evaluation_input
-from hypjax.inference.embedding import embed_function
+from hypjax.inference.runs import head_points, open_datasets, saved_configs, searched
 from hypjax.inference.weights import restore_best
 from hypjax.objectives import create_objective, negative_weights, softmax_temperature
 from hypjax.reports.negatives import CARRIED, Hardest, Weighed
 from hypjax.runs.cloud_read import reading
-from hypjax.runs.workdir import Workdir, saved_config
-from hypjax.system import console, memory
+from hypjax.runs.workdir import Workdir
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
 
@@ -68,7 +63,7 @@ class Choice(NamedTuple):
             chosen, first = _evenly(count, number), _evenly(min(count, number), shown)
             chosen = np.concatenate([chosen[first], np.delete(chosen, first)])
             shown = len(first)
-        labels, items = splits.test.labels[chosen], _searched(splits).labels
+        labels, items = splits.test.labels[chosen], searched(splits).labels
         fewest = min(int(np.sum(items != label)) for label in np.unique(labels))
         if k > fewest:
             raise UserError(f"--k is {k}, but an anchor has only {fewest} negatives")
@@ -78,10 +73,6 @@ class Choice(NamedTuple):
 def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
     """Indices below `count`, at equal distances."""
     return np.linspace(0, count - 1, min(most, count)).round().astype(int)
-
-
-def _searched(splits: Splits) -> Dataset:
-    return splits.gallery or splits.test
 
 
 def open_runs(workdirs: Sequence[str]) -> tuple[dict[str, ConfigDict], dict[str, Splits]]:
@@ -97,33 +88,13 @@ def open_runs(workdirs: Sequence[str]) -> tuple[dict[str, ConfigDict], dict[str,
         UserError: A folder holds no run, a run's objective has no softmax over negatives, or the
             runs have different test images.
     """
-    configs = {}
-    for workdir in workdirs:
-        with reading(workdir) as folder:
-            configs[workdir] = saved_config(folder)
-            if Workdir(folder, configs[workdir], compared=()).results is None:
-                console.say(f"{redacted(workdir)} is not finished; its best model so far is used")
+    configs = saved_configs(workdirs)
+    for workdir, config in configs.items():
         try:
-            softmax_temperature(configs[workdir])
+            softmax_temperature(config)
         except UserError as error:
             raise UserError(f"the run in {redacted(workdir)} cannot be analysed: {error}") from None
-    splits = {workdir: open_splits(config) for workdir, config in configs.items()}
-    first, *others = workdirs
-    for other in others:
-        if not _same_test_images(splits[first], splits[other]):
-            raise UserError(
-                f"the runs in {redacted(first)} and {redacted(other)} have different test images; "
-                "name runs of the same dataset with the same test classes"
-            )
-    return configs, splits
-
-
-def _same_test_images(one: Splits, other: Splits) -> bool:
-    pairs = (one.test, other.test), (_searched(one), _searched(other))
-    return one.fingerprint == other.fingerprint and all(
-        np.array_equal(a.positions, b.positions) and np.array_equal(a.labels, b.labels)
-        for a, b in pairs
-    )
+    return configs, open_datasets(configs)
 
 
 def weigh_run(
@@ -148,18 +119,12 @@ def weigh_run(
     with reading(workdir) as folder:
         Workdir(folder, config, compared=()).require({"images": splits.fingerprint})
         model, params = restore_best(folder)
-    source = evaluation_input(config)
-    scaling = (config.data.mean, config.data.std)
-    embed = embed_function(model, scaling, {"head": space}, config.eval.scales)
-    params = parallel.place(params, parallel.replicated(source.mesh))
-    embed = functools.partial(jax.jit(parallel.map_images(embed, source.mesh)), params)
-    with memory.explained("run.eval_batch_size"):
-        items = embed_dataset(embed, _searched(splits), source)["head"]
+    embed = head_points(config, model, params, space)
+    items = embed(searched(splits))
+    if splits.gallery:
+        anchors = embed(splits.test.take(choice.anchors))
+    else:
         anchors = items[choice.anchors]
-        if splits.gallery:
-            anchors = embed_dataset(embed, splits.test.take(choice.anchors), source)["head"]
-    space.check(items)
-    space.check(anchors)
     return weigh(name, anchors, items, choice, space, softmax_temperature(config))
 
 

@@ -24,11 +24,12 @@ _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the d
 
 
 @contextlib.contextmanager
-def reading(workdir: str | pathlib.Path) -> Iterator[pathlib.Path]:
+def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[pathlib.Path]:
     """Opens a run for reading its models; a run in the cloud is downloaded first.
 
     Args:
         workdir: A folder or a URL.
+        training: Whether to read what only training needs, too, such as the objective's parameters.
 
     Yields:
         The local folder. A downloaded copy is locked for this process during the body.
@@ -43,18 +44,18 @@ def reading(workdir: str | pathlib.Path) -> Iterator[pathlib.Path]:
     with contextlib.ExitStack() as stack:
         with copying(workdir, folder):
             stack.enter_context(claimed(folder, f"reading {workdir}"))
-            _update(folder, workdir)
+            _update(folder, workdir, training)
         yield folder
 
 
-def _update(folder: pathlib.Path, url: str) -> None:
-    """Downloads the files that the models need and that are new or changed; removes old ones."""
+def _update(folder: pathlib.Path, url: str, training: bool) -> None:
+    """Downloads the necessary files that are new or changed; removes all others."""
     versions = read_state(folder).get("versions", {})
     with reaching(url):
         cloud = CloudFolder(url)
     for attempt in range(_ATTEMPTS):
         with reaching(url):
-            stored = {n: info for n, info in cloud.list().items() if _is_needed(n)}
+            stored = {n: info for n, info in cloud.list().items() if _is_needed(n, training)}
         if CONFIG not in stored:
             raise UserError(f"{url} holds no run; name the folder of one with --workdir")
         new = {n: info for n, info in stored.items() if versions.get(n) != info.version}
@@ -72,8 +73,8 @@ def _update(folder: pathlib.Path, url: str) -> None:
     write_state(folder, {"url": redacted(url), "versions": versions})
 
 
-def _is_needed(name: str) -> bool:
-    """Whether a file is needed to read models; optimiser states are not."""
+def _is_needed(name: str, training: bool) -> bool:
+    """Whether a file is needed to read models; what only training needs is not, unless asked."""
     if name.startswith(CHECKPOINTS):
-        return name.split("/")[2:3] != ["training"]
+        return training or name.split("/")[2:3] != ["training"]
     return name in (CONFIG, RESULTS) or name.startswith(PROJECTIONS)

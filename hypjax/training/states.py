@@ -157,7 +157,7 @@ def save(
     step = int(state.step)
     if step not in checkpoints.steps:
         record = measured._asdict()
-        checkpoints.save(step, record=record, score=score, **_trees(state))
+        checkpoints.save(step, record=record, score=score, **trees(state))
 
 
 def restore(checkpoints: SharedCheckpoints, like: TrainState) -> tuple[TrainState, Measured] | None:
@@ -167,7 +167,7 @@ def restore(checkpoints: SharedCheckpoints, like: TrainState) -> tuple[TrainStat
         checkpoints: The run's checkpoints.
         like: A state with the shapes and shardings to restore to.
     """
-    restored = checkpoints.restore_latest(**_trees(like))
+    restored = checkpoints.restore_latest(**trees(like))
     if restored is None:
         return None
     checkpoints.restore_best(model=like.params["model"])  # Reports damage now, not at the end.
@@ -178,7 +178,8 @@ def restore(checkpoints: SharedCheckpoints, like: TrainState) -> tuple[TrainStat
     return state, Measured(**restored.record)
 
 
-def _trees(state: TrainState) -> dict[str, PyTree]:
+def trees(state: TrainState) -> dict[str, PyTree]:
+    """The trees of a checkpoint: the model, and what only training needs, the objective first."""
     training = (
         state.params["objective"],
         state.opt_state,

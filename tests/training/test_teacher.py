@@ -146,4 +146,4 @@ def test_it_works_on_cached_features_and_frozen_models(begun):
 def test_nothing_is_kept_where_no_objective_asks(load_glyphs):
     state, _ = start(load_glyphs())
     assert state.teacher is None
-    assert len(states._trees(state)["training"]) == 4  # As checkpoints always were.
+    assert len(states.trees(state)["training"]) == 4  # As checkpoints always were.

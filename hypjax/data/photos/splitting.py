@@ -70,22 +70,29 @@ def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses
 
 
 def _dataset(photos: Sequence[Photo], sizes: Int[np.ndarray, "photos 2"], fast: bool) -> Dataset:
+    superlabels, group_names = _groups(photos)
     return Dataset(
         records=Files([photo.path for photo in photos]),
         positions=np.arange(len(photos)),
         labels=np.unique([photo.label for photo in photos], return_inverse=True)[1],
         sizes=sizes,
         names=[str(photo.path) for photo in photos],
-        superlabels=_superlabels(photos),
+        superlabels=superlabels,
+        class_names=[photo.label for photo in photos],
+        group_names=group_names,
         upright=True,
         fast=fast,
     )
 
 
-def _superlabels(photos: Sequence[Photo]) -> Int[np.ndarray, " photos"] | None:
+def _groups(
+    photos: Sequence[Photo],
+) -> tuple[Int[np.ndarray, " photos"] | None, Sequence[str] | None]:
+    """Number of each photo's group, and the names of the groups; None if there are none."""
     if all(photo.superlabel is None for photo in photos):
-        return None
-    return np.unique([photo.superlabel or "" for photo in photos], return_inverse=True)[1]
+        return None, None
+    names, numbers = np.unique([photo.superlabel or "" for photo in photos], return_inverse=True)
+    return numbers, names
 
 
 def _split_classes(

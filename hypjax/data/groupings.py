@@ -1,0 +1,68 @@
+"""Groups of images by which a hierarchy can be judged: classes, their groups, and more."""
+
+import unicodedata
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from hypjax.data.dataset import Dataset
+
+CLASS = "class"
+_GROUP = {"glyphs": "script", "omniglot": "alphabet"}  # What a dataset's groups are.
+
+
+class Grouping(NamedTuple):
+    """A partition of images.
+
+    Attributes:
+        labels: Number of each image's group, from 0 without gaps.
+        names: Name of each group.
+    """
+
+    labels: Int[np.ndarray, " images"]
+    names: list[str]
+
+
+def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
+    """The groupings of a dataset's images: into classes, then into what classes are grouped by.
+
+    Letters are grouped by script and by base letter, birds by genus, other datasets by their
+    super-classes, if they have any.
+
+    Args:
+        name: Name of the dataset.
+        images: Some of its images.
+
+    Returns:
+        The groupings by name; the first are the classes.
+    """
+    _, first, labels = np.unique(images.labels, return_index=True, return_inverse=True)
+    names = [images.class_name(int(i)) for i in first]
+    found = {CLASS: Grouping(labels, names)}
+    if images.superlabels is not None:
+        groups, numbers = np.unique(images.superlabels, return_inverse=True)
+        known = images.group_names
+        named = [f"group {group}" if known is None else str(known[group]) for group in groups]
+        found[_GROUP.get(name, "super-class")] = Grouping(numbers, named)
+    for grouping, group_of in _BY_NAME.get(name, {}).items():
+        groups, numbers = np.unique([group_of(each) for each in names], return_inverse=True)
+        found[grouping] = Grouping(numbers[labels], groups.tolist())
+    return found
+
+
+def base_letter(class_name: str) -> str:
+    """The letter of a class of glyphs, without accents and in lower case: 'e' for 'É'."""
+    return unicodedata.normalize("NFD", class_name[0])[0].casefold()
+
+
+def genus(class_name: str) -> str:
+    """The last word of a species of CUB: 'Albatross' for '001.Black_footed_Albatross'."""
+    return class_name.rpartition(".")[2].rpartition("_")[2]
+
+
+_BY_NAME: dict[str, dict[str, Callable[[str], str]]] = {
+    "glyphs": {"base letter": base_letter},
+    "cub200": {"genus": genus},
+}

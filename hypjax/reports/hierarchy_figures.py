@@ -1,0 +1,136 @@
+"""Figures of hierarchies: a tree in the Poincaré disk, affinities of classes, and leaf proxies."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from jaxtyping import Complex, Float, Int
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
+
+from hypjax.geometry.disk import geodesics
+from hypjax.geometry.trees import Tree
+from hypjax.reports.hit_grid import save
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+_OTHER = "#999999"
+_DPI = 160
+
+
+def draw_disk(
+    tree: Tree,
+    places: Complex[np.ndarray, " nodes"],
+    groups: Int[np.ndarray, " leaves"],
+    names: Sequence[str],
+    title: str,
+    output: pathlib.Path,
+) -> None:
+    """Draws a tree in the Poincaré disk, with geodesics as edges.
+
+    Args:
+        tree: The tree.
+        places: Place of each node, inside the unit circle.
+        groups: Group of each leaf, which colours it; the seven largest have colours of their own.
+        names: Name of each group.
+        title: What the colours stand for.
+        output: File to write; its suffix selects the format.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    figure = Figure(figsize=(5, 5.9), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set(aspect="equal", xlim=(-1.02, 1.02), ylim=(-1.02, 1.02))
+    axes.axis("off")
+    axes.add_patch(Circle((0, 0), 1, facecolor="none", edgecolor="black", linewidth=1))
+    child = np.flatnonzero(tree.parents >= 0)
+    leaf = child < tree.leaves
+    for edges, style in (
+        (child[leaf], {"color": "0.75", "linewidths": 0.3, "zorder": 1}),
+        (child[~leaf], {"color": "0.25", "linewidths": 0.8, "zorder": 3}),
+    ):
+        arcs = geodesics(places[edges], places[tree.parents[edges]])
+        lines = np.stack([arcs.real, arcs.imag], axis=-1)
+        axes.add_collection(LineCollection(list(lines), **style))
+    leaves, inner = places[: tree.leaves], places[tree.leaves : -1]
+    size = float(np.clip(8000 / tree.leaves, 2, 20))
+    order = np.argsort(-np.bincount(groups, minlength=len(names)), kind="stable")
+    for i, group in enumerate(order[: len(_COLOURS)]):
+        own = leaves[groups == group]
+        style = {"color": _COLOURS[i], "s": size, "linewidths": 0, "zorder": 2}
+        axes.scatter(own.real, own.imag, label=names[group], **style)
+    rest = leaves[np.isin(groups, order[len(_COLOURS) :])]
+    if len(rest):
+        label = f"{len(order) - len(_COLOURS)} others"
+        axes.scatter(
+            rest.real, rest.imag, color=_OTHER, s=size, linewidths=0, zorder=1.5, label=label
+        )
+    rings = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
+    axes.scatter(inner.real, inner.imag, s=22, label="proxy", **rings)
+    axes.scatter([0], [0], s=30, color="black", marker="x", zorder=5, label="origin, the root")
+    with matplotlib.rc_context({"text.parse_math": False}):
+        legend = figure.legend(
+            loc="outside lower center", ncols=3, fontsize=10, frameon=False, title=title
+        )
+    for handle in legend.legend_handles:
+        handle.set_sizes([30])
+    axes.set_title("distance from the origin: true; angle: place in the tree", fontsize=10)
+    save(figure, output)
+
+
+def draw_affinity(
+    affinity: Float[np.ndarray, "classes classes"],
+    groups: Mapping[str, Int[np.ndarray, " classes"]],
+    output: pathlib.Path,
+) -> None:
+    """Draws the affinity of classes, beside how many of their groups they share.
+
+    Classes are ordered by their groups, and within these by average linkage of their affinities.
+
+    Args:
+        affinity: Affinity of each pair of classes.
+        groups: Each class's group in each grouping, by name; may be empty.
+        output: File to write; its suffix selects the format.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    order = np.lexsort((_places(affinity), *reversed(groups.values())))
+    panels = {"affinity": affinity}
+    if groups:
+        shared = sum(group[:, None] == group for group in groups.values())
+        panels[f"same {', same '.join(groups)}"] = shared / len(groups)
+    figure = Figure(figsize=(4.6 * len(panels), 4.6), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    apart = affinity[~np.eye(len(affinity), dtype=bool)]
+    ranges = [(np.quantile(apart, 0.01), np.quantile(apart, 0.995)), (0, 1)]
+    for axes, (title, panel), (low, high) in zip(row, panels.items(), ranges, strict=False):
+        picture = axes.imshow(
+            panel[np.ix_(order, order)],
+            vmin=low,
+            vmax=high,
+            cmap="cividis",
+            interpolation="nearest",
+        )
+        axes.set(xticks=[], yticks=[], xlabel=f"{len(affinity)} classes")
+        axes.set_title(title, fontsize=11, parse_math=False)
+        if panel is affinity:
+            figure.colorbar(picture, ax=axes, shrink=0.85, extend="both")
+    save(figure, output)
+
+
+def _places(affinity: Float[np.ndarray, "classes classes"]) -> Int[np.ndarray, " classes"]:
+    """Places of classes in a row in which similar ones are neighbours."""
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    if len(affinity) < 3:
+        return np.arange(len(affinity))
+    apart = squareform(affinity.max() - affinity, checks=False)
+    return np.argsort(leaves_list(linkage(apart, method="average")))
