@@ -150,7 +150,8 @@ def _draw_leaves(images: Images, own: Hierarchy, output: pathlib.Path) -> None:
     for leaf in own.leaves[:_ROWS]:
         row = []
         for image, beneath in list(zip(leaf.nearest, leaf.beneath, strict=True))[:_COLUMNS]:
-            title = images.dataset.class_name(image)
+            head = "" if row else f"proxy {leaf.proxy}, {leaf.size} images\n"
+            title = head + images.dataset.class_name(image)
             row.append(Picture(image, title, "tab:blue" if beneath else "none"))
         rows.append(row)
     draw_rows(rows, output, lambda i: images.dataset.image(i, 3).convert("RGB"))

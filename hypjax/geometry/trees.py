@@ -7,10 +7,11 @@ Hierarchical Clustering" (ICML 2005), for dendrogram purity.
 import dataclasses
 import functools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 # Radii that differ by less, relatively, are equal: those of clipped features differ by roundings.
 _TOLERANCE = 1e-5
@@ -63,7 +64,7 @@ class Tree:
         """Number of leaves of each node: those beneath it, or itself."""
         return self.sums(np.arange(len(self.parents)) < self.leaves).astype(int)
 
-    def sums(self, values: Float[ArrayLike, "nodes *k"]) -> Float[np.ndarray, "nodes *k"]:
+    def sums(self, values: Float[ArrayLike, "nodes ..."]) -> Float[np.ndarray, "nodes ..."]:
         """Sum of the values of each node and of all nodes beneath it."""
         sums = np.array(values, np.float64)
         for level in self._levels[:0:-1]:
@@ -152,13 +153,29 @@ def chance_purity(tree: Tree, labels: Int[ArrayLike, " leaves"]) -> float:
     return float(np.sum(met * (2 + (sizes - 2) * others) / sizes) / np.sum(met))
 
 
-def group_correlation(
-    tree: Tree, labels: Int[ArrayLike, " leaves"], groups: Int[ArrayLike, " leaves"]
-) -> float:
-    """Spearman's correlation of two leaves' distance in the tree and whether their groups differ.
+class Separation(NamedTuple):
+    """How a tree separates groups of labels.
 
-    It is taken over all pairs of leaves with different labels. Their distance is the number of
-    leaves of their lowest common ancestor. Equal distances share the mean of their ranks.
+    Attributes:
+        nearer: Probability that two leaves of one group are nearer to each other than two leaves of
+            different groups; equal distances count half. 0.5 if the tree knows nothing of groups.
+        correlation: Spearman's correlation of the distance of two leaves and whether their groups
+            differ, where equal distances share the mean of their ranks. 0 if the tree knows nothing
+            of groups; its largest possible value is below 1, and small where few pairs are of one
+            group.
+    """
+
+    nearer: float
+    correlation: float
+
+
+def separation(
+    tree: Tree, labels: Int[ArrayLike, " leaves"], groups: Int[ArrayLike, " leaves"]
+) -> Separation:
+    """Compares the distances of leaves in the tree with their groups, over all pairs.
+
+    Pairs are those of leaves with different labels. Their distance is the number of leaves of their
+    lowest common ancestor, which needs no lengths of edges, and so suits trees of any kind.
 
     Args:
         tree: The tree.
@@ -166,8 +183,8 @@ def group_correlation(
         groups: Group of each leaf.
 
     Returns:
-        The correlation, 0 for a tree that knows nothing of the groups; NaN if all these pairs have
-        equal distances, or all are of one group, or none is.
+        Two numbers, each NaN if all pairs are of one group, or none is. The correlation is NaN also
+        if all distances are equal.
     """
     together = np.unique(np.stack([labels, groups]), axis=1, return_inverse=True)[1].reshape(-1)
     all_pairs, of_label, of_group, of_both = (
@@ -179,17 +196,20 @@ def group_correlation(
         np.bincount(place, pairs, len(distances))
         for pairs in (of_group - of_both, all_pairs - of_label - of_group + of_both)
     )
-    pairs = near + far
-    if not pairs.sum():
-        return np.nan
+    if not near.any() or not far.any():
+        return Separation(np.nan, np.nan)
+    pairs, share = near + far, far.sum() / (near.sum() + far.sum())
+    nearer = np.sum(far * (np.cumsum(near) - near / 2)) / (near.sum() * far.sum())
     ranks = np.cumsum(pairs) - pairs / 2
     ranks -= np.average(ranks, weights=pairs)
-    share = far.sum() / pairs.sum()
     variance = np.average(ranks**2, weights=pairs) * share * (1 - share)
-    return float(np.sum(far * ranks) / pairs.sum() / variance**0.5) if variance else np.nan
+    correlation = np.sum(far * ranks) / pairs.sum() / variance**0.5 if variance else np.nan
+    return Separation(float(nearer), float(correlation))
 
 
-def farther_in(radii: Float[ArrayLike, "*#b"], others: Float[ArrayLike, "*#b"]) -> np.ndarray:
+def farther_in(
+    radii: Float[ArrayLike, "*#b"], others: Float[ArrayLike, "*#b"]
+) -> Bool[np.ndarray, "*b"]:
     """Whether radii are smaller than others, by more than a relative 1e-5; elementwise."""
     return np.asarray(radii) < (1 - _TOLERANCE) * np.asarray(others)
 

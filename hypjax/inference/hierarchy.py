@@ -20,8 +20,8 @@ from hypjax.geometry.trees import (
     average_linkage,
     chance_purity,
     farther_in,
-    group_correlation,
     purity,
+    separation,
 )
 from hypjax.reports.hierarchy import Found, Nodes, Purity, Radii, Scores
 
@@ -45,7 +45,7 @@ class Images(NamedTuple):
 
     @classmethod
     def of(cls, name: str, test: Dataset, most: int, seed: int) -> Self:
-        """Chooses images: random classes that fit as a whole, or random images if fewer than two do.
+        """Chooses random classes that fit as a whole, or random images if fewer than two do.
 
         Args:
             name: Name of the dataset.
@@ -200,7 +200,7 @@ def _score(kind: str, tree: Tree, images: Images) -> Scores:
         len(tree.parents) - tree.leaves,
         int(tree.depths[: tree.leaves].max()),
         {n: Purity(purity(tree, each), chance_purity(tree, each)) for n, each in labels.items()},
-        {n: group_correlation(tree, labels[CLASS], labels[n]) for n in images.further},
+        {n: separation(tree, labels[CLASS], labels[n]) for n in images.further},
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from hypjax.geometry.trees import Tree
+from hypjax.geometry.trees import Separation, Tree
 
 
 class Purity(NamedTuple):
@@ -29,14 +29,14 @@ class Scores(NamedTuple):
         inner: Number of its inner nodes.
         depth: Largest number of edges from the root to an image.
         purity: By grouping.
-        correlation: By grouping other than the classes, see `hypjax.geometry.trees`.
+        separation: By grouping other than the classes.
     """
 
     kind: str
     inner: int
     depth: int
     purity: Mapping[str, Purity]
-    correlation: Mapping[str, float]
+    separation: Mapping[str, Separation]
 
 
 class Radii(NamedTuple):
@@ -92,18 +92,21 @@ class Nodes(NamedTuple):
 
 
 def scores_table(runs: Sequence[Found]) -> str:
-    """Returns one line per tree: its purity, chance in brackets, and its correlations."""
-    scores = runs[0].trees[0]
-    groupings, grouped = list(scores.purity), list(scores.correlation)
-    head = ["run", "tree", "inner nodes", "depth"]
-    head += [f"purity: {name}" for name in groupings]
-    head += [f"correlation: {name}" for name in grouped]
-    rows = [head]
+    """Returns one line per tree: for each grouping, its purity with chance, and its separation."""
+    first = runs[0].trees[0]
+    groupings, columns = [""] * 4, ["run", "tree", "inner nodes", "depth"]
+    for name in first.purity:
+        further = ["same nearer", "correlation"] * (name in first.separation)
+        columns += ["purity (chance)", *further]
+        groupings += [f"{name}:", *[""] * len(further)]
+    rows = [groupings, columns]
     for run in runs:
         for tree in run.trees:
             row = [run.run, tree.kind, str(tree.inner), str(tree.depth)]
-            row += [f"{value:.4f} ({chance:.4f})" for value, chance in tree.purity.values()]
-            rows.append(row + [f"{tree.correlation[name]:.4f}" for name in grouped])
+            for name, (value, chance) in tree.purity.items():
+                row.append(f"{value:.4f} ({chance:.4f})")
+                row += [f"{number:.4f}" for number in tree.separation.get(name, ())]
+            rows.append(row)
     return _aligned(rows)
 
 
@@ -142,11 +145,8 @@ def as_json(runs: Sequence[Found]) -> list[dict[str, Any]]:
                     "tree": tree.kind,
                     "inner_nodes": tree.inner,
                     "depth": tree.depth,
-                    "purity": {
-                        name: {key: _number(value) for key, value in each._asdict().items()}
-                        for name, each in tree.purity.items()
-                    },
-                    "correlation": {n: _number(value) for n, value in tree.correlation.items()},
+                    "purity": _by_name(tree.purity),
+                    "separation": _by_name(tree.separation),
                 }
                 for tree in run.trees
             ],
@@ -154,6 +154,13 @@ def as_json(runs: Sequence[Found]) -> list[dict[str, Any]]:
         }
         for run in runs
     ]
+
+
+def _by_name(scores: Mapping[str, Purity | Separation]) -> dict[str, dict[str, float | None]]:
+    return {
+        name: {key: _number(value) for key, value in each._asdict().items()}
+        for name, each in scores.items()
+    }
 
 
 def _radii(radii: Radii) -> dict[str, float | int | None]:

@@ -51,14 +51,14 @@ def draw_disk(
     child = np.flatnonzero(tree.parents >= 0)
     leaf = child < tree.leaves
     for edges, style in (
-        (child[leaf], {"color": "0.75", "linewidths": 0.3, "zorder": 1}),
+        (child[leaf], {"color": "0.8", "linewidths": 0.3, "zorder": 1}),
         (child[~leaf], {"color": "0.25", "linewidths": 0.8, "zorder": 3}),
     ):
         arcs = geodesics(places[edges], places[tree.parents[edges]])
         lines = np.stack([arcs.real, arcs.imag], axis=-1)
         axes.add_collection(LineCollection(list(lines), **style))
     leaves, inner = places[: tree.leaves], places[tree.leaves : -1]
-    size = float(np.clip(8000 / tree.leaves, 2, 20))
+    size = float(np.clip(8000 / tree.leaves, 4, 20))
     order = np.argsort(-np.bincount(groups, minlength=len(names)), kind="stable")
     for i, group in enumerate(order[: len(_COLOURS)]):
         own = leaves[groups == group]
@@ -104,12 +104,14 @@ def draw_affinity(
     panels = {"affinity": affinity}
     if groups:
         shared = sum(group[:, None] == group for group in groups.values())
-        panels[f"same {', same '.join(groups)}"] = shared / len(groups)
+        same = f"same {next(iter(groups))}"
+        many = f"number of equal groups: {', '.join(groups)}"
+        panels[many if len(groups) > 1 else same] = shared
     figure = Figure(figsize=(4.6 * len(panels), 4.6), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     apart = affinity[~np.eye(len(affinity), dtype=bool)]
-    ranges = [(np.quantile(apart, 0.01), np.quantile(apart, 0.995)), (0, 1)]
+    ranges = [(np.quantile(apart, 0.01), np.quantile(apart, 0.995)), (0, len(groups))]
     for axes, (title, panel), (low, high) in zip(row, panels.items(), ranges, strict=False):
         picture = axes.imshow(
             panel[np.ix_(order, order)],
@@ -122,6 +124,8 @@ def draw_affinity(
         axes.set_title(title, fontsize=11, parse_math=False)
         if panel is affinity:
             figure.colorbar(picture, ax=axes, shrink=0.85, extend="both")
+        elif len(groups) > 1:
+            figure.colorbar(picture, ax=axes, shrink=0.85, ticks=range(len(groups) + 1))
     save(figure, output)
 
 

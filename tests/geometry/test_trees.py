@@ -17,8 +17,8 @@ from hypjax.geometry.trees import (
     ancestors,
     average_linkage,
     chance_purity,
-    group_correlation,
     purity,
+    separation,
 )
 
 
@@ -88,17 +88,20 @@ def test_chance_is_the_mean_over_all_permutations(tree, labels):
 
 
 @given(trees(), LABELS, LABELS)
-def test_correlation_is_that_of_all_pairs(tree, labels, groups):
+def test_separation_is_that_of_all_pairs(tree, labels, groups):
     below = leaves_above(tree)
     pairs = [
         (len(common(tree, below, i, j)), groups[i] != groups[j])
         for i, j in itertools.combinations(range(tree.leaves), 2)
         if labels[i] != labels[j]
     ]
-    expected = np.nan
-    if len(pairs) > 1 and all(len(set(column)) > 1 for column in zip(*pairs, strict=True)):
-        expected = spearmanr(*zip(*pairs, strict=True)).statistic
-    found = group_correlation(tree, labels[: tree.leaves], groups[: tree.leaves])
+    near, far = ([size for size, apart in pairs if apart == wanted] for wanted in (False, True))
+    expected = [np.nan, np.nan]
+    if near and far:
+        expected[0] = np.mean([(a < b) + (a == b) / 2 for a in near for b in far])
+        if len({size for size, _ in pairs}) > 1:
+            expected[1] = spearmanr(*zip(*pairs, strict=True)).statistic
+    found = separation(tree, labels[: tree.leaves], groups[: tree.leaves])
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
@@ -114,8 +117,11 @@ def test_known_trees():
     assert math.isnan(purity(star, np.arange(5))) and math.isnan(chance_purity(star, np.arange(5)))
     groups = np.array([0, 0, 0, 1, 1])
     two = Tree(np.array([5, 5, 5, 6, 6, 7, 7, -1]), 5)
-    assert group_correlation(two, np.arange(5), groups) > 0.9
-    assert math.isnan(group_correlation(star, np.arange(5), groups))
+    # Three pairs of one group at distance 3, one at 2, and six pairs at 5.
+    assert separation(two, np.arange(5), groups).nearer == 1
+    assert separation(two, np.arange(5), groups).correlation > 0.9
+    nearer, correlation = separation(star, np.arange(5), groups)
+    assert nearer == 0.5 and math.isnan(correlation)
 
 
 @pytest.mark.parametrize(

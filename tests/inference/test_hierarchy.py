@@ -1,0 +1,217 @@
+"""The hierarchies of runs: by the command, and what they are made of."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypjax.config import load_config
+from hypjax.data.dataset import Dataset
+from hypjax.data.groupings import base_letter, genus, groupings
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.geometry.trees import Tree, ancestor_tree, ancestors, purity
+from hypjax.inference.hierarchy import Images, find_hierarchy
+from hypjax.runs.workdir import Workdir
+from hypjax.training import setup, states
+from hypjax.training.hierarchy import hierarchy_of_run
+from tests.helpers import small_runs
+from tests.reports.test_hierarchy import parse_newick
+
+BALL = PoincareBall(0.1, 2.3)
+
+
+def dataset(labels, **fields):
+    labels = np.array(labels)
+    sizes = np.zeros((len(labels), 2), int)
+    names = [f"image {i}" for i in range(len(labels))]
+    return Dataset((), np.arange(len(labels)), labels, sizes, names, **fields)
+
+
+def images_of(labels, most=100, **fields):
+    return Images.of("cub200", dataset(labels, **fields), most, 0)
+
+
+LABELS = [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
+NAMED = [
+    f"{i:03}.{'Red' if i % 2 else 'Blue_footed'}_{'Gull' if i < 2 else 'Wren'}" for i in LABELS
+]
+
+
+def test_whole_classes_are_chosen_while_they_fit():
+    labels = np.repeat(np.arange(20), np.arange(1, 21))
+    chosen = Images.of("glyphs", dataset(labels), 100, 0)
+    kept = labels[chosen.indices]
+    assert 80 < len(kept) <= 100
+    assert all(np.sum(kept == label) == label + 1 for label in np.unique(kept))
+    assert chosen.summary.startswith(
+        f"{len(kept)} of 210 test images, {len(np.unique(kept))} of 20"
+    )
+    again, other = (Images.of("glyphs", dataset(labels), 100, seed) for seed in (0, 1))
+    assert again.indices.tolist() == chosen.indices.tolist() != other.indices.tolist()
+    large = Images.of("glyphs", dataset(np.repeat([0, 1], 50)), 20, 0)
+    assert len(large.indices) == 20 and large.dataset.num_classes == 2
+
+
+@pytest.mark.parametrize(("labels", "most"), [([0] * 9, 5), ([0, 1, 2, 3], 9), (LABELS, 1)])
+def test_too_few_images_are_refused(labels, most):
+    with pytest.raises(UserError, match=f"^--images is {most}, too few for two classes and two"):
+        Images.of("glyphs", dataset(labels), most, 0)
+
+
+def test_what_classes_are_grouped_by():
+    groups = {"superlabels": np.array(LABELS) // 2, "group_names": ["x", "y"]}
+    found = groupings("cub200", dataset(LABELS, class_names=NAMED, **groups))
+    assert list(found) == ["class", "super-class", "genus"]
+    assert found["class"].names[1] == "001.Red_Gull"
+    assert [found["super-class"].names[i] for i in found["super-class"].labels] == [
+        "xy"[label // 2] for label in LABELS
+    ]
+    assert [found["genus"].names[i] for i in found["genus"].labels] == [
+        name.split("_")[-1] for name in NAMED
+    ]
+    assert list(groupings("sop", dataset(LABELS))) == ["class"]
+    assert genus("001.Black_footed_Albatross") == "Albatross" and genus("Ovenbird") == "Ovenbird"
+    letters = {"É": "e", "e": "e", "ß": "ss", "ς": "σ", "Ѝ": "и", "ĳ": "ĳ", "ø": "ø"}
+    assert {letter: base_letter(f"{letter} NAME") for letter in letters} == letters
+
+
+def test_numbers_are_those_of_loops():
+    rng = np.random.default_rng(0)
+    points, proxies = (
+        np.asarray(BALL.embed(rng.normal(size=(n, 3)).astype("f"))) for n in (10, 12)
+    )
+    images = images_of(LABELS, class_names=NAMED)
+    found = find_hierarchy("a", points, BALL, images, proxies)
+    near = np.array([[float(BALL.distance(x, p)) for p in proxies] for x in points])
+    among = np.array([[float(BALL.distance(x, p)) for p in proxies] for x in proxies])
+    radius, radii = (
+        np.array([float(BALL.distance(x, 0 * x)) for x in each]) for each in (points, proxies)
+    )
+    tree, used = ancestor_tree(ancestors(near, radius, radii), ancestors(among, radii, radii))
+    scores, clusters = found.found.trees
+    assert (scores.inner, scores.depth) == (len(used) + 1, tree.depths[:10].max())
+    assert scores.purity["class"].purity == pytest.approx(purity(tree, LABELS))
+    assert (clusters.kind, clusters.inner) == ("average linkage", 9)
+    of_run, nearest = found.found.radii, near.argmin(axis=1)
+    inside = [radii[p] < np.median(radius[nearest == p]) for p in set(nearest)]
+    assert of_run.images == pytest.approx(np.median(radius))
+    assert of_run.inside == pytest.approx(np.mean(inside))
+    assert (of_run.number_used, of_run.nearest) == (len(used), len(inside))
+    assert of_run.rootless == np.mean([(radii >= r).all() for r in radius])
+    np.testing.assert_allclose(
+        np.abs(found.disk.places[:10]), np.linalg.norm(points, axis=1) * 0.1**0.5
+    )
+    for leaf in found.leaves:
+        assert leaf.nearest[0] == near[:, leaf.proxy].argmin()
+        assert sum(leaf.beneath) == leaf.size
+    for a, b in itertools.product(range(4), repeat=2):
+        of_a, of_b = np.flatnonzero(np.array(LABELS) == a), np.flatnonzero(np.array(LABELS) == b)
+        pairs = [BALL.distance(points[i], points[j]) for i in of_a for j in of_b if i != j]
+        np.testing.assert_allclose(found.affinity[a, b], np.exp(-np.mean(pairs)), rtol=1e-4)
+
+
+def test_heights_are_the_lengths_of_paths_in_a_tree_of_clusters():
+    points = np.eye(3, dtype="f")[[0, 0, 1, 2]]
+    found = find_hierarchy("a", points, Sphere(), images_of([0, 0, 1, 2]))
+    assert found.disk is None and found.leaves == [] and found.found.radii is None
+    assert [node.get("height") for node in found.nodes.facts[4:]] == [0, 2, 2]
+    assert found.nodes.lengths[:2].tolist() == [0, 0] and found.nodes.lengths.max() == 1
+
+
+@pytest.fixture(scope="module")
+def runs(photos_folder, tmp_path_factory):
+    """A run of HIER and one without it, with random weights: hierarchies need no training."""
+    root = tmp_path_factory.mktemp("hierarchies")
+    classes = sorted(path.name for path in photos_folder.iterdir())
+    lines = [
+        f"{path},{label},{'odd' if i % 2 else 'even'}"
+        for i, label in enumerate(classes)
+        for path in sorted((photos_folder / label).iterdir())
+    ]
+    (root / "photos.csv").write_text("\n".join(["path,label,superlabel", *lines, ""]))
+    folders = {}
+    for name, objective in (("hier", ["hier+supcon", "hier_proxies=16"]), ("plain", ["supcon"])):
+        fields = [*small_runs.SMALL, f"data.path={root / 'photos.csv'}", "data.test_classes=6"]
+        fields += ["data.validation_classes=0", f"objective.name={objective[0]}"]
+        fields += [f"objective.{field}" for field in (*objective[1:], "space=poincare")]
+        config = load_config(small_runs.CONFIG, fields)
+        built = setup.build(config)
+        state = states.random_state(built.learner, built.spec)
+        run = Workdir(root / name, built.config)
+        with run.claimed(setup.circumstances(built.config, built.splits)):
+            checkpoints = run.checkpoints()
+            # The last state is not the best one.
+            worse = jax.tree.map(lambda x: 0 * x, states.trees(state))
+            checkpoints.save(3, record={}, score=0.5, **states.trees(state))
+            checkpoints.save(6, record={}, score=0.25, **worse)
+            checkpoints.close()
+        folders[name] = root / name, built, state
+    return folders
+
+
+def test_shows_the_hierarchies_of_runs(runs, tmp_path):
+    (hier, built, state), (plain, *_) = runs.values()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "hypjax.hierarchy", f"--workdir={hier}", f"--workdir={plain}"),
+            *("--output=found", "--images=30"),
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "trees of 30 of 36 test images, 5 of 6 classes:"
+    assert [line.split()[:2] for line in lines[3:6]] == [
+        ["hier", "proxies"],
+        ["hier", "average"],
+        ["plain", "average"],
+    ]
+    folder = tmp_path / "found"
+    assert {p.name for p in (folder / "plain").iterdir()} == {
+        *("tree.json", "tree.nwk", "affinity.png")
+    }
+    assert {p.name for p in (folder / "hier").iterdir()} == {
+        *("tree.json", "tree.nwk", "affinity.png", "disk.png", "leaves.png")
+    }
+    with Image.open(folder / "hier/disk.png") as picture:
+        assert picture.width >= 400
+    numbers = json.loads((folder / "hierarchy.json").read_text(), parse_constant=pytest.fail)
+    for name, run in zip(("hier", "plain"), numbers["runs"], strict=True):
+        nodes = json.loads((folder / name / "tree.json").read_text(), parse_constant=pytest.fail)
+        parents = np.array([-1 if node["parent"] is None else node["parent"] for node in nodes])
+        labels = np.unique([n["class"] for n in nodes[:30]], return_inverse=True)[1]
+        scores = run["trees"][0]["purity"]["class"]
+        assert purity(Tree(parents, 30), labels) == pytest.approx(scores["purity"])
+        assert set(run["trees"][0]["separation"]) == {"super-class"}
+        read = parse_newick((folder / name / "tree.nwk").read_text())
+        for node in nodes:
+            above = None if node["parent"] is None else nodes[node["parent"]]["name"]
+            assert read[node["name"]] == (above, pytest.approx(node["length"], rel=1e-4))
+    nodes = json.loads((folder / "hier/tree.json").read_text())
+    space = built.learner.objective.score_space
+    proxies = np.asarray(space.embed(state.params["objective"]["hierarchy"]))
+    for node in nodes[:-1]:
+        assert node["radius"] > nodes[node["parent"]]["radius"]
+        if node["kind"] == "proxy":
+            proxy = proxies[int(node["name"].removeprefix("proxy "))]
+            assert node["radius"] == pytest.approx(
+                float(space.distance(proxy, 0 * proxy)), rel=1e-4
+            )
+
+
+def test_a_folder_without_a_model_is_refused(runs, tmp_path):
+    _, built, _ = runs["hier"]
+    images = Images.of("folder", built.splits.test, 36, 0)
+    with pytest.raises(UserError, match=f"^{tmp_path} holds no checkpoint; train first"):
+        hierarchy_of_run("a", str(tmp_path), built.config, built.splits, images)
