@@ -230,9 +230,10 @@ class _Ball(NamedTuple):
         points: Float[np.ndarray, "n dim"],
         proxies: Float[np.ndarray, "p dim"],
     ) -> Self:
-        origin = np.zeros((1, points.shape[1]))
-        radii, proxy_radii = (_distances(space, each, origin)[:, 0] for each in (points, proxies))
-        distances, among = (_distances(space, each, proxies) for each in (points, proxies))
+        everything, targets = np.concatenate([points, proxies]), np.pad(proxies, ((0, 1), (0, 0)))
+        measured = _distances(space, everything, targets)  # The last column is the origin's.
+        distances, among = np.split(measured[:, :-1], [len(points)])
+        radii, proxy_radii = np.split(measured[:, -1], [len(points)])
         above, of_proxies = (
             ancestors(distances, radii, proxy_radii),
             ancestors(among, proxy_radii, proxy_radii),

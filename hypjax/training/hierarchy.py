@@ -1,5 +1,6 @@
 """The hierarchy of a trained run, whose proxies are restored with the model."""
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -35,6 +36,6 @@ def hierarchy_of_run(
     points = head_points(config, trained.model, trained.params, space)(images.dataset)
     proxies = None
     if has_proxies:
-        proxies = np.asarray(space.embed(trained.objective["hierarchy"]))
+        proxies = np.asarray(jax.jit(space.embed)(trained.objective["hierarchy"]))
         space.check(proxies)
     return find_hierarchy(name, points, space, images, proxies)

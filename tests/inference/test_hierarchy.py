@@ -3,8 +3,11 @@
 import itertools
 import json
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,10 +24,19 @@ from hypjax.inference.hierarchy import Images, find_hierarchy
 from hypjax.runs.workdir import Workdir
 from hypjax.training import setup, states
 from hypjax.training.hierarchy import hierarchy_of_run
+from hypjax.training.step import create_state
 from tests.helpers import small_runs
 from tests.reports.test_hierarchy import parse_newick
 
 BALL = PoincareBall(0.1, 2.3)
+
+
+def distances(x, y):
+    """Distances in the ball of curvature −0.1."""
+    x, y = x.astype(float), y.astype(float)
+    squares = np.sum((x[:, None] - y) ** 2, axis=-1)
+    scales = np.outer(1 - 0.1 * np.sum(x**2, axis=1), 1 - 0.1 * np.sum(y**2, axis=1))
+    return np.arccosh(1 + 0.2 * squares / scales) / 0.1**0.5
 
 
 def dataset(labels, **fields):
@@ -84,16 +96,11 @@ def test_what_classes_are_grouped_by():
 
 def test_numbers_are_those_of_loops():
     rng = np.random.default_rng(0)
-    points, proxies = (
-        np.asarray(BALL.embed(rng.normal(size=(n, 3)).astype("f"))) for n in (10, 12)
-    )
+    points, proxies = (rng.normal(size=(n, 3)).astype("f") for n in (10, 12))
     images = images_of(LABELS, class_names=NAMED)
     found = find_hierarchy("a", points, BALL, images, proxies)
-    near = np.array([[float(BALL.distance(x, p)) for p in proxies] for x in points])
-    among = np.array([[float(BALL.distance(x, p)) for p in proxies] for x in proxies])
-    radius, radii = (
-        np.array([float(BALL.distance(x, 0 * x)) for x in each]) for each in (points, proxies)
-    )
+    near, among = distances(points, proxies), distances(proxies, proxies)
+    radius, radii = (distances(each, np.zeros((1, 3)))[:, 0] for each in (points, proxies))
     tree, used = ancestor_tree(ancestors(near, radius, radii), ancestors(among, radii, radii))
     scores, clusters = found.found.trees
     assert (scores.inner, scores.depth) == (len(used) + 1, tree.depths[:10].max())
@@ -111,10 +118,11 @@ def test_numbers_are_those_of_loops():
     for leaf in found.leaves:
         assert leaf.nearest[0] == near[:, leaf.proxy].argmin()
         assert sum(leaf.beneath) == leaf.size
+    between = distances(points, points)
     for a, b in itertools.product(range(4), repeat=2):
         of_a, of_b = np.flatnonzero(np.array(LABELS) == a), np.flatnonzero(np.array(LABELS) == b)
-        pairs = [BALL.distance(points[i], points[j]) for i in of_a for j in of_b if i != j]
-        np.testing.assert_allclose(found.affinity[a, b], np.exp(-np.mean(pairs)), rtol=1e-4)
+        pairs = [between[i, j] for i in of_a for j in of_b if i != j]
+        np.testing.assert_allclose(found.affinity[a, b], np.exp(-np.mean(pairs)), rtol=1e-5)
 
 
 def test_heights_are_the_lengths_of_paths_in_a_tree_of_clusters():
@@ -125,9 +133,17 @@ def test_heights_are_the_lengths_of_paths_in_a_tree_of_clusters():
     assert found.nodes.lengths[:2].tolist() == [0, 0] and found.nodes.lengths.max() == 1
 
 
+class Runs(NamedTuple):
+    """A run of HIER and one without it, both with random weights: hierarchies need no training."""
+
+    hier: pathlib.Path
+    plain: pathlib.Path
+    built: setup.Setup
+    proxies: np.ndarray
+
+
 @pytest.fixture(scope="module")
 def runs(photos_folder, tmp_path_factory):
-    """A run of HIER and one without it, with random weights: hierarchies need no training."""
     root = tmp_path_factory.mktemp("hierarchies")
     classes = sorted(path.name for path in photos_folder.iterdir())
     lines = [
@@ -136,31 +152,40 @@ def runs(photos_folder, tmp_path_factory):
         for path in sorted((photos_folder / label).iterdir())
     ]
     (root / "photos.csv").write_text("\n".join(["path,label,superlabel", *lines, ""]))
-    folders = {}
-    for name, objective in (("hier", ["hier+supcon", "hier_proxies=16"]), ("plain", ["supcon"])):
-        fields = [*small_runs.SMALL, f"data.path={root / 'photos.csv'}", "data.test_classes=6"]
-        fields += ["data.validation_classes=0", f"objective.name={objective[0]}"]
-        fields += [f"objective.{field}" for field in (*objective[1:], "space=poincare")]
-        config = load_config(small_runs.CONFIG, fields)
-        built = setup.build(config)
-        state = states.random_state(built.learner, built.spec)
-        run = Workdir(root / name, built.config)
-        with run.claimed(setup.circumstances(built.config, built.splits)):
-            checkpoints = run.checkpoints()
-            # The last state is not the best one.
-            worse = jax.tree.map(lambda x: 0 * x, states.trees(state))
-            checkpoints.save(3, record={}, score=0.5, **states.trees(state))
-            checkpoints.save(6, record={}, score=0.25, **worse)
-            checkpoints.close()
-        folders[name] = root / name, built, state
-    return folders
+    fields = [*small_runs.SMALL, f"data.path={root / 'photos.csv'}", "data.test_classes=6"]
+    fields += ["data.validation_classes=0", "objective.name=hier+supcon"]
+    fields += ["objective.hier_proxies=16", "objective.space=poincare"]
+    built = setup.build(load_config(small_runs.CONFIG, fields))
+    shapes = states.trees(jax.eval_shape(lambda: create_state(built.learner, built.spec)))
+    run, rng = Workdir(root / "hier", built.config), np.random.default_rng(0)
+    best, last = (
+        jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(x.dtype), shapes)
+        for _ in range(2)
+    )
+    with run.claimed(setup.circumstances(built.config, built.splits)):
+        checkpoints = run.checkpoints()
+        checkpoints.save(3, record={}, score=0.5, **best)
+        checkpoints.save(6, record={}, score=0.25, **last)
+        checkpoints.close()
+    shutil.copytree(root / "hier", root / "plain")
+    saved = json.loads((root / "plain/config.json").read_text())
+    for part in ("all", "identity"):
+        values = {name: value for name, value in saved[part].items() if "hier_" not in name}
+        saved[part] = values | {"objective.name": "supcon"}
+    (root / "plain/config.json").write_text(json.dumps(saved))
+    return Runs(root / "hier", root / "plain", built, best["training"][0]["hierarchy"])
 
 
 def test_shows_the_hierarchies_of_runs(runs, tmp_path):
-    (hier, built, state), (plain, *_) = runs.values()
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "hypjax.hierarchy", f"--workdir={hier}", f"--workdir={plain}"),
+            *(
+                sys.executable,
+                "-m",
+                "hypjax.hierarchy",
+                f"--workdir={runs.hier}",
+                f"--workdir={runs.plain}",
+            ),
             *("--output=found", "--images=30"),
         ],
         cwd=tmp_path,
@@ -199,19 +224,17 @@ def test_shows_the_hierarchies_of_runs(runs, tmp_path):
             above = None if node["parent"] is None else nodes[node["parent"]]["name"]
             assert read[node["name"]] == (above, pytest.approx(node["length"], rel=1e-4))
     nodes = json.loads((folder / "hier/tree.json").read_text())
-    space = built.learner.objective.score_space
-    proxies = np.asarray(space.embed(state.params["objective"]["hierarchy"]))
+    proxies = np.asarray(jax.jit(BALL.embed)(runs.proxies))
+    radii = distances(proxies, np.zeros((1, 8)))[:, 0]
     for node in nodes[:-1]:
         assert node["radius"] > nodes[node["parent"]]["radius"]
         if node["kind"] == "proxy":
-            proxy = proxies[int(node["name"].removeprefix("proxy "))]
-            assert node["radius"] == pytest.approx(
-                float(space.distance(proxy, 0 * proxy)), rel=1e-4
-            )
+            proxy = int(node["name"].removeprefix("proxy "))
+            assert node["radius"] == pytest.approx(radii[proxy], rel=1e-5)
 
 
 def test_a_folder_without_a_model_is_refused(runs, tmp_path):
-    _, built, _ = runs["hier"]
-    images = Images.of("folder", built.splits.test, 36, 0)
+    config, splits = runs.built.config, runs.built.splits
+    images = Images.of("folder", splits.test, 36, 0)
     with pytest.raises(UserError, match=f"^{tmp_path} holds no checkpoint; train first"):
-        hierarchy_of_run("a", str(tmp_path), built.config, built.splits, images)
+        hierarchy_of_run("a", str(tmp_path), config, splits, images)
