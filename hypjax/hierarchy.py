@@ -130,12 +130,12 @@ def _write(folder: pathlib.Path, images: Images, own: Hierarchy) -> list[pathlib
     _write_json(tree, nodes_json(own.nodes))
     try:
         write_text(text, newick(own.nodes))
+        for old in (disk, leaves):  # Not every run has them.
+            old.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {text} ({error.strerror})") from error
     draw_affinity(own.affinity, images.groups_of_classes(), affinity)
-    if own.disk is None:
-        disk.unlink(missing_ok=True)
-    else:
+    if own.disk is not None:
         title, grouping = next(iter((images.further or images.groupings).items()))
         draw_disk(*own.disk, *grouping, title, disk)
     if own.leaves:

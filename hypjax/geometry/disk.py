@@ -12,8 +12,8 @@ def sectors(
 ) -> Float[np.ndarray, "nodes 2"]:
     """Angles between which each node's subtree lies.
 
-    A subtree has an angle in proportion to its leaves, within that of its parent, so that no edges
-    of subtrees cross.
+    A subtree has an angle in proportion to its leaves, within that of its parent. Sectors of
+    siblings are disjoint.
 
     Args:
         tree: The tree.

@@ -186,6 +186,8 @@ def test_an_interrupted_run_continues_on_another_machine(
     trained = TrainedEmbedder(URL)
     assert not any("training" in name for _, name in bucket.requests)
     assert trained.embed(find_photos(str(photos_folder / "class1"))).vectors.shape == (6, 3)
+    with reading(URL, training=True) as folder:
+        assert (folder / "checkpoints/6/training").is_dir()
     other = small_runs.load(photos_folder, f"model.weights={URL}")
     kernels = pretrained_encoder(other, create_embedder(other).encoder)
     jax.tree.map(np.testing.assert_array_equal, kernels, trained._params["encoder"])
