@@ -16,7 +16,7 @@ def hierarchy_of_run(
 ) -> Hierarchy:
     """Embeds images with a run's best model, or its last, and finds their hierarchy.
 
-    Points are those of the head in the space in which it is scored, without the projections of
+    Points are those of the head in the objective's `score_space`, without the projections of
     `eval.pca`; hierarchical proxies are those of the same state.
 
     Args:
