@@ -129,7 +129,7 @@ def parse_variant(name: str, extra: Sequence[str] = ()) -> Variant:
 
     Args:
         name: The text after the configuration file's colon.
-        extra: Variants of this dataset in addition to `VARIANTS` and `LOSS_VARIANTS`.
+        extra: Variants of this dataset in addition to those of all.
 
     Raises:
         UserError: There is no such variant; the message suggests the most similar one.
@@ -169,7 +169,7 @@ def choose_hier(config: ConfigDict) -> None:
     """Chooses HIER on top of Proxy-Anchor for an encoder that is trained from scratch.
 
     The rates of the paper are for fine-tuning at a far smaller learning rate, and its numbers of
-    proxies and triplets would take longer than such an encoder.
+    proxies and triplets would take longer to compute than such an encoder.
     """
     choose_objective(config, "hier+proxy_anchor")
     config.objective.proxy_rate = config.objective.hier_rate = 1.0
@@ -179,9 +179,10 @@ def choose_hier(config: ConfigDict) -> None:
 def hyp_vit(variant: Variant) -> ConfigDict:
     """Returns the recipe of a variant for any dataset.
 
-    A variant of another loss differs in the objective alone: encoder, head, views, batches,
-    optimiser and length are those of Hyp-ViT. So it is in the paper of HypMix; the combinations
-    with the other losses are not published. For variants of HIER see `hypjax.config.hier`.
+    A variant of another loss differs in the objective alone, unless it is trained by the recipe of
+    HIER, see `hypjax.config.hier`: encoder, head, views, batches, optimiser and length are those of
+    Hyp-ViT. So it is in the paper of HypMix; the combinations with the other losses are not
+    published.
 
     The dataset's file adds batch size, steps, K and, for CUB, the test view. All other fields have
     their defaults, see `hypjax.config.default_config`.

@@ -246,6 +246,10 @@ def _validate_batches(config: ConfigDict) -> None:
         samples = train.samples_per_class
         words = f"a multiple of train.samples_per_class ({samples}), and at least {2 * samples}"
         refuse("train.batch_size", train.batch_size, words)
+    if neighbors := config.objective.get("hier_neighbors"):  # With fewer points, all are related.
+        for field in ("objective.hier_proxies", "train.batch_size"):
+            if fields[field] <= neighbors:
+                refuse(field, fields[field], f"above objective.hier_neighbors ({neighbors})")
     if config.optim.warmup_steps > train.total_steps:
         words = f"at most train.total_steps ({train.total_steps})"
         refuse("optim.warmup_steps", config.optim.warmup_steps, words)

@@ -15,6 +15,7 @@ from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import PoincareBall, Space, Sphere
 from hypjax.objectives.base import Group, Metrics, Objective, Spec
+from hypjax.objectives.metrics import norms
 from hypjax.types import Batch, Outputs
 
 FIELDS = {
@@ -204,7 +205,9 @@ class Hier:
 
     The loss of `hier` is taken over triplets of images, where images of one class count as similar,
     and over triplets of the hierarchical proxies themselves. These are parameters that the ball
-    embeds like the head's outputs. Gradients of both are scaled by the inverse metric.
+    embeds like the head's outputs. As in the authors' code, the other loss takes the angles of the
+    ball's points, so that gradients of both losses are scaled by the inverse metric,
+    (1 − c‖x‖²)²/4, on their way to the head.
 
     Attributes:
         base: The loss of the angles, on the sphere.
@@ -247,7 +250,8 @@ class Hier:
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
         """Returns the other loss's parameters and random proxies, and the other loss's state.
 
-        Proxies are normally distributed with a length of about 0.9 of the clip radius.
+        Proxies are normally distributed with a length of about 0.9 of the clip radius, or 0.9 where
+        features are not clipped.
         """
         of_base, of_proxies = jax.random.split(key)
         params, state = self.base.init(of_base, spec)
@@ -267,20 +271,21 @@ class Hier:
     ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
         of_base, of_images, of_proxies = jax.random.split(key, 3)
-        loss, (state, metrics) = self.base.loss(
-            params["base"], state, outputs, teacher, batch, of_base
-        )
         space = self.space
         points, proxies = space.embed(outputs.projected), space.embed(params["hierarchy"])
+        # The angles of points are those of the outputs, but their gradients pass through the ball.
+        loss, (state, metrics) = self.base.loss(
+            params["base"], state, outputs._replace(projected=points), teacher, batch, of_base
+        )
         alike = batch.labels[:, None] == batch.labels
         images, of_anchors = self._loss(points, proxies, alike, of_images)
         itself = jnp.eye(self.proxies, dtype=bool)
         ancestors, of_ancestors = self._loss(proxies, proxies, itself, of_proxies)
+        metrics |= norms(self.score_space, *lax.stop_gradient((outputs.projected, points)))
         metrics |= {
             "hier_loss": images + ancestors,
             "hier_anchors": of_anchors,
             "hier_proxy_anchors": of_ancestors,
-            "hier_embedding_norm": jnp.mean(jnp.linalg.norm(points, axis=-1)),
             "hier_proxy_norm": jnp.mean(jnp.linalg.norm(proxies, axis=-1)),
         }
         return loss + self.weight * (images + ancestors), (state, metrics)

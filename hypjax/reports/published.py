@@ -59,7 +59,7 @@ def published_scores(
     A configuration matches a row if dataset, encoder and weights, views, pixel scaling, pooling,
     spaces, temperature, dimension and frozen groups are equal. Batch size, steps and optimiser may
     differ: the comparison shows their effect. If Table 5 has a row for the same batch size, that
-    row is used.
+    row is used. For HIER, all fields of the objective but its rates, and the sampling, are equal.
 
     Args:
         config: The run's configuration.
@@ -180,7 +180,10 @@ def _methods_of_hier(config: ConfigDict) -> list[str]:
 
 def _method_fields(config: ConfigDict) -> tuple[Any, ...]:
     """The fields that make a method of HIER's table, apart from encoder and views."""
-    return config.objective, config.model.head, config.model.head_dim, config.optim.frozen
+    rates = ("proxy_rate", "hier_rate")  # Like all of the optimiser's settings, they may differ.
+    objective = {field: value for field, value in config.objective.items() if field not in rates}
+    model, sampling = config.model, config.train.sampling
+    return objective, model.head, model.head_dim, config.optim.frozen, sampling
 
 
 def _scored_as_published(config: ConfigDict, part: str) -> bool:

@@ -276,6 +276,13 @@ def test_an_objective_brings_its_own_fields(glyphs, toy):
         load_config(glyphs, ["objective.name=toy", "objective.margin=x"])
 
 
+def test_hier_needs_more_points_than_neighbours(repository):
+    for override in ("objective.hier_proxies=20", "train.batch_size=20"):
+        field = override.partition("=")[0]
+        with pytest.raises(UserError, match=rf"{field} is 20; it must be above objective\.hier_ne"):
+            load_config(f"{repository}/configs/cub.py:hier-dino", [override])
+
+
 def test_a_file_may_choose_another_objective(glyphs, toy, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(

@@ -185,7 +185,9 @@ HIER_OBJECTIVE = {
 HIER_RATES = {"vit": 1e-5, "deit": 1e-5, "dino": 5e-6}
 # Steps of the whole run, and those through which the encoder stays as it is.
 HIER_STEPS = {"cub": (3200, 32), "cars": (4400, 44), "sop": (49500, 1650), "inshop": (21450, 715)}
-RESNET = {"optim.schedule": "step", "optim.frozen": (), "optim.decay_factor": 0.5}
+# Factor of the learning rate of ResNet-50, and the steps after each of which it applies.
+RESNET_DECAYS = {"cub": (0.5, 160), "cars": (0.5, 440), "sop": (0.3, 8250), "inshop": (0.3, 2860)}
+RESNET = {"optim.schedule": "step", "optim.frozen": (), "optim.rates.head": 1.0}
 RESNET |= {"model.head_dim": 512, "data.crop_area": (0.08, 1.0), **IMAGENET}
 RESNET |= {f"model.{mode}pooling": "avg_max" for mode in ("", "eval_")}
 
@@ -229,7 +231,9 @@ def test_the_recipe_of_hier_has_the_published_values(load, dataset, loss):
     for encoder in ("vit", "deit", "dino", "resnet50"):
         if encoder == "resnet50":
             expected = recipe | RESNET | {"optim.learning_rate": 6e-4 if large else 1e-4}
-            expected["optim.decay_every"] = 10 * start // (5 if large else 1)
+            expected["optim.decay_factor"], expected["optim.decay_every"] = RESNET_DECAYS[dataset]
+            if loss == "hyp":
+                expected |= {"train.batch_size": 176, "train.samples_per_class": 8}
         elif loss == "hyp":
             continue
         else:

@@ -111,7 +111,28 @@ def test_it_adds_the_other_loss_on_the_sphere():
 
     total, metrics, base = losses(params)
     assert total == pytest.approx(float(base + 0.5 * metrics["hier_loss"]))
+    told = metrics["feature_norm"], metrics["clipped_share"]
+    lengths = np.linalg.norm(outputs.projected, axis=1)
+    np.testing.assert_allclose(told, (np.mean(lengths), np.mean(lengths > 2.3)), rtol=1e-5)
     assert metrics["hier_loss"] > 0 and 0 < metrics["hier_anchors"] <= 1
+
+
+def test_gradients_of_the_other_loss_are_scaled_by_the_inverse_metric():
+    built = objective(hier_proxies=16, hier_neighbors=4, hier_weight=0.0)
+    params, state = built.init(KEY, Spec(6, 2, 8, 8, 12))
+    outputs, batch = outputs_and_batch()
+
+    @jax.jit
+    def slopes(projected):
+        def loss(of, params, projected):
+            return of.loss(params, state, Outputs(None, projected), None, batch, KEY)[0]
+
+        total = jax.grad(functools.partial(loss, built, params))(projected)
+        return total, jax.grad(functools.partial(loss, built.base, params["base"]))(projected)
+
+    scaled, alone = slopes(outputs.projected)
+    norms = np.linalg.norm(BALL.embed(outputs.projected), axis=1, keepdims=True)
+    np.testing.assert_allclose(scaled, alone * (1 - 0.1 * norms**2) ** 2 / 4, rtol=1e-3, atol=1e-6)
 
 
 def test_proxies_have_groups_of_their_own():

@@ -77,6 +77,7 @@ def test_table_1_tells_of_pretrained_encoders(load):
         ("cub:pa-dino", []),
         ("cub:hier-dino", ["model.head_dim=128"]),
         ("cub:hier-dino", ["objective.hier_weight=1"]),
+        ("cub:hier-dino", ["train.sampling=epoch_classes"]),
         ("cub:hier-dino", ["data.resize=224"]),
         ("cub", ["objective.c=0.3"]),
         ("cub", ["model.head_dim=64"]),
