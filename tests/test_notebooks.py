@@ -12,6 +12,7 @@ from tests.helpers import small_runs
 NOTEBOOKS = sorted((small_runs.REPOSITORY / "notebooks").glob("*.ipynb"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: pathlib.Path, data_dir, tmp_path, monkeypatch):
     """Notebooks name their overrides and workdir as below, so that a test can replace them."""

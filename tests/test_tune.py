@@ -50,6 +50,7 @@ def finished(folder, variant, *fields, **scores):
     finish(folder / default_workdir(config, read_config(spec)), config=config, **scores)
 
 
+@pytest.mark.slow
 def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(folder, tune):
     """Chosen by the validation classes, though other settings are better on the test classes."""
     finished(folder, "hyp", "objective.c=0.1", head=0.9, validation=0.5)

@@ -160,6 +160,7 @@ def steps(monkeypatch):
     return jitted
 
 
+@pytest.mark.slow
 def test_a_run_equals_the_hosts_and_resumes(photos_folder, tmp_path, monkeypatch, steps):
     train.train_and_evaluate(small_runs.load(photos_folder, *SMALL), tmp_path / "host")
     config = small_runs.load(photos_folder, *DEVICE)

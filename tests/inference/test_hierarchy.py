@@ -154,7 +154,7 @@ def runs(photos_folder, tmp_path_factory):
     (root / "photos.csv").write_text("\n".join(["path,label,superlabel", *lines, ""]))
     fields = [*small_runs.SMALL, f"data.path={root / 'photos.csv'}", "data.test_classes=6"]
     fields += ["data.validation_classes=0", "objective.name=hier+supcon"]
-    fields += ["objective.hier_proxies=6", "objective.space=poincare"]
+    fields += ["objective.hier_proxies=6", "objective.hier_neighbors=4", "objective.space=poincare"]
     built = setup.build(load_config(small_runs.CONFIG, fields))
     shapes = states.trees(jax.eval_shape(lambda: create_state(built.learner, built.spec)))
     run, rng = Workdir(root / "hier", built.config), np.random.default_rng(0)

@@ -29,6 +29,7 @@ def squares(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_training_is_that_of_the_same_views_on_a_frozen_encoder(squares, tmp_path):
     """A crop of the whole image without flips is the test view of a square image."""
     views = ("data.crop_area=0.999999,1", "data.crop_ratio=1,1", "data.flip=0")

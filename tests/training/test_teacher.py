@@ -57,6 +57,7 @@ def trained(state, frozen=("patch_projection",)):
     return leaves(optim.split_frozen(state.params, frozen)[0]["model"])
 
 
+@pytest.mark.slow
 def test_it_follows_the_model_as_a_plain_loop_over_100_steps(begun):
     _, state, step = begun()
     expected = {name: value.copy() for name, value in trained(state).items()}
