@@ -72,7 +72,7 @@ ENCODERS = {
     "dino-patch8": PretrainedEncoder(
         "vit_small_patch8_224", "vit_small_patch8_224.dino", learning_rate=1e-5
     ),
-    "resnet50": PretrainedEncoder(  # HIER; its statistics of batches stay those of the weights.
+    "resnet50": PretrainedEncoder(  # HIER; BatchNorm keeps the statistics of the weights.
         "resnet50",
         "resnet50.tv_in1k",
         learning_rate=1e-4,
