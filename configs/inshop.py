@@ -16,6 +16,10 @@ which is our choice.
 `hier` in their place trains with HIER (Kim et al., CVPR 2023) on top of Proxy-Anchor, and `pa` with
 Proxy-Anchor alone, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
 
+`irt-o`, `irt-l` and `irt-r` follow the recipe of IRT (El-Nouby et al., 2021): the pretrained DeiT,
+which is only evaluated, by `--mode=evaluate`; DeiT trained by the contrastive loss with a memory;
+and with differential entropy besides. `-distilled` at their end is the distilled DeiT.
+
 `nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or `snca` trains another
 loss on the sphere, otherwise by the recipe of Hyp-ViT, as in `configs/inshop.py:ms-dino`. No paper
 reports these combinations.
@@ -23,12 +27,12 @@ reports these combinations.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import hier, recipes
+from hypjax.config import hier, irt, recipes
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
     """Returns the configuration of a variant."""
-    chosen = recipes.parse_variant(variant)
+    chosen = recipes.parse_variant(variant, with_irt=True)
     config = recipes.hyp_vit(chosen)
     config.data.name = "inshop"
     config.train.batch_size = 900  # Paper: 450 of the 3,997 training classes in a batch.
@@ -44,4 +48,6 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     config.run.checkpoint_every = 200
     if hier.follows(chosen):
         hier.use(config, chosen)
+    if irt.follows(chosen):
+        irt.use(config, chosen)
     return config

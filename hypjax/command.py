@@ -126,6 +126,20 @@ def figure(flag: flags.FlagHolder[str | None]) -> pathlib.Path | None:
     return path
 
 
+def write_numbers(path: pathlib.Path, value: Any) -> None:
+    """Writes numbers as JSON.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    from hypjax.system.files import write_json
+
+    try:
+        write_json(path, value)
+    except OSError as error:
+        raise errors.UserError(f"cannot write to {path} ({error.strerror})") from error
+
+
 def refuse_overrides(overrides: Sequence[str]) -> None:
     """Raises an error if a command that takes no configuration was given fields of one."""
     if overrides:

@@ -6,7 +6,7 @@ python -m hypjax.hierarchy --workdir=runs/a --workdir=runs/b --output=hierarchy
 from __future__ import annotations
 
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -79,7 +79,7 @@ def main(overrides: list[str]) -> None:
     print_notes(notes)
     if folder:
         numbers = {"images": images.indices.tolist(), "runs": as_json(found), **notes}
-        _write_json(folder / "hierarchy.json", numbers)
+        command.write_numbers(folder / "hierarchy.json", numbers)
         console.say(f"wrote {folder / 'hierarchy.json'}")
 
 
@@ -100,20 +100,6 @@ def _made(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def _write_json(path: pathlib.Path, value: Any) -> None:
-    """Writes numbers.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
-    from hypjax.system.files import write_json
-
-    try:
-        write_json(path, value)
-    except OSError as error:
-        raise UserError(f"cannot write to {path} ({error.strerror})") from error
-
-
 def _write(folder: pathlib.Path, images: Images, own: Hierarchy) -> list[pathlib.Path]:
     """Writes the tree and the figures of a run, and returns their files.
 
@@ -127,7 +113,7 @@ def _write(folder: pathlib.Path, images: Images, own: Hierarchy) -> list[pathlib
     names = ("tree.json", "tree.nwk", "affinity.png", "disk.png", "leaves.png")
     files = [folder / name for name in names]
     tree, text, affinity, disk, leaves = files
-    _write_json(tree, nodes_json(own.nodes))
+    command.write_numbers(tree, nodes_json(own.nodes))
     try:
         write_text(text, newick(own.nodes))
         for old in (disk, leaves):  # Not every run has them.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from hypjax import command
-from hypjax.errors import UserError
 
 if TYPE_CHECKING:  # They import JAX or NumPy.
     from hypjax.data.dataset import Splits
@@ -100,7 +99,6 @@ def _write(
     """
     from hypjax.reports.negative_figures import draw_curves, draw_hardest
     from hypjax.system import console
-    from hypjax.system.files import write_json
 
     searched, files = images.gallery or images.test, [output]
     draw_curves(runs, output)
@@ -110,10 +108,7 @@ def _write(
         ]
         files += draw_hardest(anchors, runs, output.with_stem(f"{output.stem}-hardest"), *read)
     numbers = output.with_suffix(".json")
-    try:
-        write_json(numbers, found)
-    except OSError as error:
-        raise UserError(f"cannot write to {numbers} ({error.strerror})") from error
+    command.write_numbers(numbers, found)
     console.say(f"wrote {', '.join(map(str, [*files, numbers]))}")
 
 

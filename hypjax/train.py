@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from hypjax.config import validate
+from hypjax.errors import UserError
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import require_wandb
 from hypjax.monitoring.tracing import Trace
@@ -53,6 +54,11 @@ def train_and_evaluate(
     """
     stopwatch = Stopwatch(launched)
     validate(config)
+    if config.train.total_steps == 0:
+        raise UserError(
+            "config.train.total_steps is 0; add --mode=evaluate to evaluate without training, or "
+            "set a number of steps"
+        )
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     run = SharedRun(workdir, config)
     if (results := run.results) is not None:

@@ -9,6 +9,7 @@ from hypjax.config import choices, default_config, flatten, recipes
 from hypjax.config.groups import GROUPS
 from hypjax.geometry import SPACES
 from hypjax.objectives import OBJECTIVES
+from hypjax.objectives.of_pairs import PAIR_LOSSES
 
 # Without HIER, which is added to each.
 LOSSES = {name: entry for name, entry in OBJECTIVES.items() if not name.startswith("hier+")}
@@ -62,11 +63,17 @@ def test_the_losses_and_their_fields_are_those_of_the_code():
         name: {field: own.default for field, own in entry.fields.items()}
         for name, entry in LOSSES.items()
     }
-    of_hier = written.pop("hier+...")
+    of_hier, of_pairs = written.pop("hier+..."), written.pop("losses of pairs")
+    written = {
+        name: fields | of_pairs if name in PAIR_LOSSES else fields
+        for name, fields in written.items()
+    }
     assert written == in_code
     for name, entry in OBJECTIVES.items():
         if name.startswith("hier+"):
             fields = {field: own.default for field, own in entry.fields.items()}
             assert fields == in_code[name.removeprefix("hier+")] | of_hier
     variants = [re.findall("`([^`]+)`", row[3]) for row in rows]
-    assert sorted(sum(variants, [])) == sorted((*recipes.SPACES, "mix", "hier", *recipes.LOSSES))
+    assert sorted(sum(variants, [])) == sorted(
+        (*recipes.SPACES, "mix", "hier", *recipes.KOLEO_WEIGHTS, *recipes.LOSSES)
+    )

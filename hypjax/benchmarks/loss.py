@@ -1,7 +1,7 @@
 """Losses and their gradients, compared with PyTorch.
 
 The hyperbolic loss is compared with the published formula and with that of hypjax; others follow in
-`hypjax.benchmarks.losses`.
+`hypjax.benchmarks.losses` and `hypjax.benchmarks.cross_batch`.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from hypjax.benchmarks import losses, peers
+from hypjax.benchmarks import cross_batch, losses, peers
 from hypjax.benchmarks.measure import Task, product_rate
 from hypjax.config import default_config
 from hypjax.geometry import PoincareBall
@@ -42,6 +42,7 @@ def tasks(quick: bool) -> Iterator[Task]:
                 memory=memory,
             )
     yield from losses.tasks(quick)
+    yield from cross_batch.tasks(quick)
 
 
 def gradient(

@@ -16,7 +16,7 @@ _PAIRS = 100, 9, 128  # Classes, samples and coordinates: Hyp-ViT's batch.
 _PROXIES = 90, 2, 512  # 180 images, as in Proxy-Anchor and HIER.
 _CLASSES = 98  # Of Cars-196.
 _CENTRES = 10
-_PACKAGE = "pytorch_metric_learning"
+PACKAGE = "pytorch_metric_learning"
 _INSTALL = "pytorch-metric-learning (pip install pytorch-metric-learning)"
 
 
@@ -89,7 +89,7 @@ def tasks(quick: bool) -> Iterator[Task]:
             f"{name}, {shape}, {dim} coordinates",
             ours,
             peer(compared, features, labels),
-            _peer_name(),
+            peer_name(),
             limit=3 * 2 * len(features) * others * dim / rates[dim],
             memory=memory,
         )
@@ -123,8 +123,9 @@ def _proxies(compared: Compared, dim: int) -> np.ndarray | None:
     return np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
 
-def _peer_name() -> str:
-    if not peers.installed("torch", _PACKAGE):
+def peer_name() -> str:
+    """Returns the name of the peer, or what to install."""
+    if not peers.installed("torch", PACKAGE):
         return _INSTALL
     import pytorch_metric_learning
 
@@ -142,7 +143,7 @@ def peer(
 
     Its gradients are those by the features, and by the proxies in the shape of ours.
     """
-    if not peers.installed("torch", _PACKAGE):
+    if not peers.installed("torch", PACKAGE):
         return None
     import torch
     from pytorch_metric_learning import distances, losses, miners

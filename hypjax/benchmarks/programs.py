@@ -172,6 +172,7 @@ def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
         encoder_dim=learner.model.encoder.dim,
         head_dim=config.model.head_dim,
         training_images=config.train.batch_size,
+        batch_size=config.train.batch_size,
     )
     state = jax.eval_shape(lambda: create_state(learner, spec))
     state = _with_shardings(state, parallel.parameter_shardings(mesh, state))

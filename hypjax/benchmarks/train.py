@@ -135,7 +135,9 @@ class Trainer:
         learner = build_learner(config, parallel.create_mesh((1, 1)))
         self.model, mesh = learner.model, learner.mesh
         size, samples = config.train.batch_size, config.train.samples_per_class
-        spec = Spec(size // samples, samples, self.model.encoder.dim, config.model.head_dim, size)
+        spec = Spec(
+            size // samples, samples, self.model.encoder.dim, config.model.head_dim, size, size
+        )
         state = create_state(learner, spec)
         state = parallel.place(state, parallel.parameter_shardings(mesh, state))
         self._batch = shard_batch(mesh, _noise(config))

@@ -100,11 +100,15 @@ MIX_WEIGHTS = {"cub200": 3.0, "cars196": 8.0, "sop": 8.0}
 LOSS_VARIANTS = tuple(
     f"{loss}-{encoder}" for loss in ("mix", *LOSSES) for encoder in ("vit", "deit", "dino")
 )
+# λ of IRT's variants, the weight of the differential entropy.
+KOLEO_WEIGHTS = {"irt-l": 0.0, "irt-r": 0.7}
 # Trained by the recipe of HIER, see `hypjax.config.hier`.
 HIER_VARIANTS = (
     *(f"hier-{encoder}" for encoder in ("vit", "deit", "dino", "resnet50")),
     *("hyp-resnet50", "pa-resnet50"),
 )
+# Trained by the recipe of IRT, see `hypjax.config.irt`; not for every dataset.
+IRT_VARIANTS = tuple(f"irt-{kind}{d}" for kind in "olr" for d in ("", "-distilled"))
 
 
 class Variant(NamedTuple):
@@ -112,9 +116,9 @@ class Variant(NamedTuple):
 
     Attributes:
         name: The variant's name, such as 'hyp-dino'.
-        space: A key of `SPACES`, 'mix' for HypMix, which uses both, 'hier', or a key of `LOSSES`
-            for another loss on the sphere.
-        encoder: A key of `ENCODERS`.
+        space: A key of `SPACES`, 'mix' for HypMix, which uses both, 'hier', 'irt-o', 'irt-l' or
+            'irt-r', or a key of `LOSSES` for another loss on the sphere.
+        encoder: A key of `ENCODERS`; for IRT, of those of `hypjax.config.irt`.
         released: Whether to train for as many steps as the released commands and not as the paper.
     """
 
@@ -124,20 +128,24 @@ class Variant(NamedTuple):
     released: bool
 
 
-def parse_variant(name: str, extra: Sequence[str] = ()) -> Variant:
+def parse_variant(name: str, extra: Sequence[str] = (), *, with_irt: bool = False) -> Variant:
     """Parses a variant, such as 'hyp-dino' or 'hyp-dino,released'.
 
     Args:
         name: The text after the configuration file's colon.
         extra: Variants of this dataset in addition to those of all.
+        with_irt: Whether IRT has a recipe for this dataset.
 
     Raises:
         UserError: There is no such variant; the message suggests the most similar one.
     """
     valid = [one + suffix for suffix in ("", _RELEASED) for one in (*VARIANTS, *extra)]
     valid += (*LOSS_VARIANTS, *HIER_VARIANTS)  # Of these there are no released commands.
+    valid += IRT_VARIANTS if with_irt else ()
     if name not in valid:
         raise variant_error(name, valid)
+    if name in IRT_VARIANTS:
+        return Variant(name, name[:5], f"deit{name[5:]}", released=False)
     space, _, encoder = name.removesuffix(_RELEASED).partition("-")
     return Variant(name, space, encoder, released=name.endswith(_RELEASED))
 
@@ -176,6 +184,21 @@ def choose_hier(config: ConfigDict) -> None:
     config.objective.hier_proxies, config.objective.hier_triplets = 128, 10
 
 
+def choose_irt(config: ConfigDict, *, koleo_weight: float, margin: float = 0.5) -> None:
+    """Chooses the loss of IRT (El-Nouby et al., 2021), with a memory of all training images.
+
+    Args:
+        config: The configuration to change.
+        koleo_weight: λ: 0.7 for IRT_R, 0 for IRT_L.
+        margin: β.
+    """
+    choose_objective(config, "contrastive")
+    config.objective.space = "sphere"
+    config.objective.margin = margin
+    config.objective.memory = 1.0
+    config.objective.koleo_weight = koleo_weight
+
+
 def hyp_vit(variant: Variant) -> ConfigDict:
     """Returns the recipe of a variant for any dataset.
 
@@ -187,7 +210,7 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     The dataset's file adds batch size, steps, K and, for CUB, the test view. All other fields have
     their defaults, see `hypjax.config.default_config`.
     """
-    encoder = ENCODERS[variant.encoder]
+    encoder = ENCODERS[variant.encoder.removesuffix("-distilled")]
     config = default_config()
     config.variant = variant.name
     config.data.mean, config.data.std = encoder.mean, encoder.std

@@ -146,7 +146,7 @@ _RULES = {
     "optim.frozen": Rule(
         lambda value: set(value) <= set(GROUPS), "names from " + ", ".join(GROUPS)
     ),
-    "train.total_steps": at_least(1),
+    "train.total_steps": at_least(0),  # 0: only evaluated.
     "train.samples_per_class": at_least(2),
     "train.sampling": one_of(*SAMPLINGS),
     "train.on_nonfinite": one_of("stop", "skip"),

@@ -1,8 +1,9 @@
 """Objectives: losses in any space, with their parameters and state."""
 
-from hypjax.objectives.base import Group, Metrics, Objective, Spec
+from hypjax.objectives.base import Change, Group, Metrics, Objective, Spec, next_state
 from hypjax.objectives.create import OBJECTIVES, create_objective, unused_fields
 from hypjax.objectives.hierarchy import Hier, hier, reciprocal_triplets
+from hypjax.objectives.koleo import koleo
 from hypjax.objectives.mix import mixed_space
 from hypjax.objectives.negatives import negative_weights, softmax_temperature
 from hypjax.objectives.of_pairs import PairObjective
@@ -19,6 +20,7 @@ from hypjax.objectives.triplets import triplet
 
 __all__ = [
     "OBJECTIVES",
+    "Change",
     "Group",
     "Hier",
     "Metrics",
@@ -30,9 +32,11 @@ __all__ = [
     "contrastive",
     "create_objective",
     "hier",
+    "koleo",
     "mixed_space",
     "multi_similarity",
     "negative_weights",
+    "next_state",
     "normalized_softmax",
     "pairwise_cross_entropy",
     "proxy_anchor",

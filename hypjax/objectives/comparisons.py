@@ -23,8 +23,24 @@ def similarity(distance: Float[Array, "*b"]) -> Float[Array, "*b"]:
     return 1 - distance / 2
 
 
+class References(NamedTuple):
+    """Points that the images of a batch are compared with, in place of each other.
+
+    Attributes:
+        points: Points of the space.
+        labels: Class of each; −1 for points that do not count.
+        latest: Further points, those of the images themselves; None for none.
+        itself: Whether an image is compared with its own of the latest points.
+    """
+
+    points: Float[Array, "m dim"]
+    labels: Int[Array, " m"]
+    latest: Float[Array, "n dim"] | None = None
+    itself: bool = False
+
+
 class Pairs(NamedTuple):
-    """All ordered pairs of images of a batch.
+    """All pairs of an image of a batch and one it is compared with.
 
     Attributes:
         distances: Their distances.
@@ -32,9 +48,9 @@ class Pairs(NamedTuple):
         other: Which are two images of different classes.
     """
 
-    distances: Float[Array, "n n"]
-    same: Bool[Array, "n n"]
-    other: Bool[Array, "n n"]
+    distances: Float[Array, "n m"]
+    same: Bool[Array, "n m"]
+    other: Bool[Array, "n m"]
 
 
 def compare_images(
@@ -42,8 +58,9 @@ def compare_images(
     points: Float[ArrayLike, "n dim"],
     labels: Int[ArrayLike, " n"],
     samples_per_class: int | None,
+    references: References | None = None,
 ) -> Pairs:
-    """Compares the images of a batch with each other.
+    """Compares the images of a batch with each other, or with other points.
 
     Args:
         space: Space that measures the distances.
@@ -52,17 +69,38 @@ def compare_images(
         samples_per_class: If every so many images are of one class, distances among these are
             computed by subtraction. In products, small distances lose digits and their gradients
             vanish. None computes all distances by products.
+        references: What to compare the images with, by products; None for each other.
 
     Raises:
         ValueError: There is not one label for each image, or the images are no multiple of
             `samples_per_class`.
     """
     points, labels = _batch(points, labels)
+    if references is not None:
+        return _compare_with(references, space, points, labels)
     distances = space.distance_matrix(points, points)
     if samples_per_class is not None:
         distances = _with_subtracted_blocks(space, points, distances, samples_per_class)
     alike = labels[:, None] == labels
     return Pairs(distances, alike & ~jnp.eye(len(points), dtype=bool), ~alike)
+
+
+def _compare_with(
+    references: References,
+    space: Space,
+    points: Float[Array, "n dim"],
+    labels: Int[Array, " n"],
+) -> Pairs:
+    same = labels[:, None] == references.labels
+    pairs = Pairs(
+        space.distance_matrix(points, references.points), same, ~same & (references.labels >= 0)
+    )
+    if references.latest is None:
+        return pairs
+    same = labels[:, None] == labels
+    alike = same if references.itself else same & ~jnp.eye(len(labels), dtype=bool)
+    latest = Pairs(space.distance_matrix(points, references.latest), alike, ~same)
+    return jax.tree.map(lambda *blocks: jnp.concatenate(blocks, axis=1), pairs, latest)
 
 
 def compare_proxies(

@@ -5,12 +5,19 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
-from hypjax.fields import ABOVE_0, TRUE_OR_FALSE, Field, at_least, one_of, within
+from hypjax.errors import UserError
+from hypjax.fields import ABOVE_0, TRUE_OR_FALSE, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space
 from hypjax.objectives.base import Metrics, Spec
+from hypjax.objectives.comparisons import References
+from hypjax.objectives.koleo import koleo
+from hypjax.objectives.memory import Write, empty_memory, number_of_rows
 from hypjax.objectives.metrics import batch_metrics
 from hypjax.objectives.pair_losses import contrastive, multi_similarity, scalable_nca, supcon
 from hypjax.objectives.triplets import MININGS, triplet
@@ -22,15 +29,35 @@ class PairLoss(NamedTuple):
 
     Attributes:
         function: The loss of embeddings and labels.
-        fields: Its settings, by the names of its arguments.
+        settings: Its settings, by the names of its arguments.
         by_class: Whether it needs several images of each class in a batch.
     """
 
     function: Callable[..., Array]
-    fields: Mapping[str, Field]
+    settings: Mapping[str, Field]
     by_class: bool = True
 
+    @property
+    def fields(self) -> dict[str, Field]:
+        """Its fields of `config.objective`."""
+        return {**self.settings, **_COMMON}
 
+
+# Of every loss of pairs.
+_COMMON = {
+    # Images of earlier batches to compare with: their number, or, up to 1, their share of the
+    # training images. 0 for none.
+    "memory": Field(
+        0.0,
+        Rule(
+            lambda value: 0 <= value <= 1 or value == int(value) > 0,
+            "a number of images, or a share of the training images up to 1",
+        ),
+    ),
+    # Decay of the teacher that embeds the images of the memory; 0: the model that is trained.
+    "memory_decay": Field(0.0, Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")),
+    "koleo_weight": Field(0.0, at_least(0)),  # λ: weight of the differential entropy.
+}
 # Defaults are those of the papers, see the functions, with these exceptions. The triplets' margin
 # is that of Schroff et al. The margin of the contrastive loss is not in IRT's paper but in
 # unofficial code. Those of multi-similarity are HIER's and pytorch-metric-learning's; the paper has
@@ -63,57 +90,114 @@ def create(name: str, config: ConfigDict, space: Space) -> "PairObjective":
         name: Name of the loss, a key of `PAIR_LOSSES`.
         config: The run's whole configuration.
         space: Space of the embeddings.
+
+    Raises:
+        UserError: The loss cannot use a memory, or only a memory could use a field.
     """
-    function, fields, _ = PAIR_LOSSES[name]
-    settings = {field: config.objective[field] for field in fields}
+    loss, fields = PAIR_LOSSES[name], config.objective
+    if fields.memory and fields.get("mining") == "semihard":
+        raise UserError("config.objective.memory must be 0 for semi-hard triplets")
+    if fields.memory_decay and not fields.memory:
+        raise UserError("config.objective.memory_decay must be 0 unless objective.memory is set")
     adjacent = config.train.sampling != "shuffled"
     return PairObjective(
         space=space,
-        function=functools.partial(function, **settings),
+        function=functools.partial(loss.function, **{own: fields[own] for own in loss.settings}),
         samples_per_class=config.train.samples_per_class if adjacent else None,
+        **{own: fields[own] for own in _COMMON},
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class PairObjective:
-    """A loss of the embeddings and labels of a batch, without parameters and state.
+    """A loss of the images of a batch among each other, and perhaps with a memory of earlier ones.
+
+    The loss of the batch among itself, the same loss of the batch with the memory, and λ · KoLeo of
+    the batch are added, as in IRT (El-Nouby et al., 2021). The batch enters the memory first.
+
+    In the memory, an image is not compared with itself, unless a teacher has embedded it.
 
     Attributes:
         space: Space in which the head's output is embedded, trained and scored.
         function: The loss, with its settings, see `hypjax.objectives.pair_losses`.
         samples_per_class: Images of each class in a batch; None if batches hold any classes.
+        memory: Number of images in the memory, or, up to 1, their share of the training images.
+        memory_decay: Decay of the teacher that embeds these, or 0 for the trained model.
+        koleo_weight: λ.
     """
 
     space: Space
     function: Callable[..., Array]
     samples_per_class: int | None
+    memory: float = 0.0
+    memory_decay: float = 0.0
+    koleo_weight: float = 0.0
 
     groups = ()
-    teacher_decay = None
 
     @property
     def score_space(self) -> Space:
         """The training space: the head is scored where it is trained."""
         return self.space
 
+    @property
+    def teacher_decay(self) -> float | None:
+        """That of the memory."""
+        return self.memory_decay or None
+
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
-        """Returns two empty trees."""
-        del key, spec
-        return {}, {}
+        """Returns no parameters, and the empty memory if there is one.
+
+        Raises:
+            UserError: The memory is smaller than a batch.
+        """
+        del key
+        if not self.memory:
+            return {}, {}
+        rows = number_of_rows(self.memory, spec.training_images)
+        if rows < spec.batch_size:
+            raise UserError(
+                f"config.objective.memory is {self.memory:g}, which holds {rows} images; it must "
+                f"hold a batch of {spec.batch_size}"
+            )
+        one = jax.ShapeDtypeStruct((1, spec.head_dim), jnp.float32)
+        dim = jax.eval_shape(self.space.embed, one).shape[-1]
+        return {}, {"memory": empty_memory(rows, dim)}
 
     def loss(
         self,
         params: dict,
         state: dict,
         outputs: Outputs,
-        teacher: None,
+        teacher: Outputs | None,
         batch: Batch,
         key: PRNGKeyArray,
     ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
-        del params, teacher, key
-        points = self.space.embed(outputs.projected)
+        del params, key
+        points, labels = self.space.embed(outputs.projected), batch.labels
         compared = {"space": self.space, "samples_per_class": self.samples_per_class}
-        loss = self.function(points, batch.labels, **compared)
-        metrics = batch_metrics(outputs.projected, points, batch.labels, **compared)
+        loss = self.function(points, labels, **compared)
+        metrics = batch_metrics(outputs.projected, points, labels, **compared)
+        if self.memory:
+            memory, latest = state["memory"], self._latest(points, teacher)
+            kept = memory.kept_labels(len(labels))
+            others = References(memory.points, kept, latest, itself=bool(self.memory_decay))
+            of_memory = self.function(points, labels, space=self.space, references=others)
+            loss, state = loss + of_memory, {"memory": Write(memory, latest, labels)}
+            metrics |= {
+                "memory_loss": of_memory,
+                "memory_filled": (jnp.sum(kept >= 0) + len(labels)) / len(kept),
+            }
+        if self.koleo_weight:
+            metrics["koleo"] = koleo(points, space=self.space)
+            loss += self.koleo_weight * metrics["koleo"]
         return loss, (state, metrics)
+
+    def _latest(
+        self, points: Float[Array, "n dim"], teacher: Outputs | None
+    ) -> Float[Array, "n dim"]:
+        """The points of the batch for the memory."""
+        if self.memory_decay:
+            return self.space.embed(teacher.projected)
+        return lax.stop_gradient(points)

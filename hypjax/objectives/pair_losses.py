@@ -1,4 +1,4 @@
-"""Losses that compare the images of a batch with each other.
+"""Losses that compare the images of a batch with each other, or with those of a memory.
 
 They are written in terms of the distance of a space. On the sphere they are the published losses of
 the cosine; `hypjax.objectives.comparisons.similarity` says what takes its place in other spaces.
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from hypjax.geometry import Space
 from hypjax.objectives.comparisons import (
     SPHERE,
+    References,
     compare_images,
     log1p_sum_exp,
     log_sum_exp,
@@ -29,6 +30,7 @@ def contrastive(
     space: Space = SPHERE,
     margin: float = 0.5,
     samples_per_class: int | None = None,
+    references: References | None = None,
 ) -> Float[Array, ""]:
     """Contrastive loss, as in IRT (El-Nouby et al., 2021).
 
@@ -43,6 +45,8 @@ def contrastive(
         samples_per_class: If every so many images are of one class, their distances are computed by
             subtraction, which keeps the digits of small ones. With None, all distances are computed
             by products.
+        references: Points to compare the images with, such as those of a memory; None compares
+            them with each other.
 
     Returns:
         The loss, a scalar.
@@ -51,7 +55,7 @@ def contrastive(
         ValueError: There is not one label for each image, or the images are no multiple of
             `samples_per_class`.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class)
+    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
     attraction = jnp.sum(pairs.distances / 2, where=pairs.same)
     repulsion = jnp.sum(jax.nn.relu(similarity(pairs.distances) - margin), where=pairs.other)
     return (attraction + repulsion) / len(pairs.same)
@@ -68,6 +72,7 @@ def multi_similarity(
     mining: bool = True,
     epsilon: float = 0.1,
     samples_per_class: int | None = None,
+    references: References | None = None,
 ) -> Float[Array, ""]:
     """Multi-similarity loss (Wang et al., CVPR 2019, Eq. 15).
 
@@ -86,6 +91,7 @@ def multi_similarity(
             similar negative, plus ε (Eqs. 11 and 12). An image without either has the loss 0 then.
         epsilon: ε.
         samples_per_class: See `contrastive`.
+        references: See `contrastive`.
 
     Returns:
         The loss, a scalar.
@@ -93,7 +99,7 @@ def multi_similarity(
     Raises:
         ValueError: See `contrastive`.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class)
+    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
     positives, negatives = pairs.same, pairs.other
     s = similarity(pairs.distances)
     if mining:
@@ -115,6 +121,7 @@ def supcon(
     space: Space = SPHERE,
     temperature: float = 0.1,
     samples_per_class: int | None = None,
+    references: References | None = None,
 ) -> Float[Array, ""]:
     """Supervised contrastive loss L_out (Khosla et al., NeurIPS 2020, Eq. 2).
 
@@ -129,6 +136,7 @@ def supcon(
         space: Space that measures the distances.
         temperature: τ > 0.
         samples_per_class: See `contrastive`.
+        references: See `contrastive`.
 
     Returns:
         The loss, a scalar.
@@ -136,7 +144,7 @@ def supcon(
     Raises:
         ValueError: See `contrastive`.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class)
+    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
     logits = -pairs.distances / (2 * temperature)
     total = log_sum_exp(logits, pairs.same | pairs.other)
     positives = jnp.sum(pairs.same, axis=1)
@@ -151,13 +159,14 @@ def scalable_nca(
     space: Space = SPHERE,
     temperature: float = 0.05,
     samples_per_class: int | None = None,
+    references: References | None = None,
 ) -> Float[Array, ""]:
     """Scalable neighbourhood component analysis within a batch (Wu et al., ECCV 2018, Eqs. 2 to 4).
 
     −log of the probability that a neighbour, drawn with softmax(s/τ) among all other images, is of
     the image's class, where s is the cosine on the sphere, −distance / 2 in any space. The loss is
     the mean over the images with a positive. The paper draws neighbours from a memory of all
-    training images, here they are those of the batch.
+    training images, which can be the `references`; by default they are those of the batch.
 
     Args:
         embeddings: Points of the space, as from `space.embed`.
@@ -165,6 +174,7 @@ def scalable_nca(
         space: Space that measures the distances.
         temperature: τ > 0.
         samples_per_class: See `contrastive`.
+        references: See `contrastive`.
 
     Returns:
         The loss, a scalar.
@@ -172,7 +182,7 @@ def scalable_nca(
     Raises:
         ValueError: See `contrastive`.
     """
-    pairs = compare_images(space, embeddings, labels, samples_per_class)
+    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
     logits = -pairs.distances / (2 * temperature)
     positives = log_sum_exp(logits, pairs.same)
     # log((P + N)/P) as log(1 + N/P), which keeps its digits when it is small.

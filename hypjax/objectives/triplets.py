@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
-from hypjax.objectives.comparisons import SPHERE, Pairs, compare_images, mean_where
+from hypjax.objectives.comparisons import SPHERE, Pairs, References, compare_images, mean_where
 
 MININGS = ("hard", "semihard")
 
@@ -23,6 +23,7 @@ def triplet(
     margin: float = 0.2,
     mining: Literal["hard", "semihard"] = "hard",
     samples_per_class: int | None = None,
+    references: References | None = None,
 ) -> Float[Array, ""]:
     """Triplet loss max(d_ap − d_an + margin, 0) of triplets that are chosen in the batch.
 
@@ -41,16 +42,20 @@ def triplet(
         mining: How triplets are chosen.
         samples_per_class: See `hypjax.objectives.contrastive`. For semi-hard triplets with traced
             labels, as by `jit`, no class may have more images.
+        references: See `hypjax.objectives.contrastive`; only for the hardest triplets.
 
     Returns:
         The loss, a scalar.
 
     Raises:
-        ValueError: There is no such mining; or see `hypjax.objectives.contrastive`.
+        ValueError: There is no such mining, or none with references; or see
+            `hypjax.objectives.contrastive`.
     """
     if mining not in MININGS:
         raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")
-    pairs = compare_images(space, embeddings, labels, samples_per_class)
+    if mining != "hard" and references is not None:
+        raise ValueError(f"mining is {mining!r}; it must be 'hard' with references")
+    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
     if mining == "hard":
         return _hard(pairs, margin)
     return _semihard(pairs, margin, _largest_class(labels, samples_per_class))

@@ -9,6 +9,10 @@
   the methods of Hyp-ViT. On the sphere it divides the cosine by 0.05, so our temperature is 0.1.
 - HIER (Kim et al., CVPR 2023): its table of HIER, and of its own runs of Hyp-ViT's loss, with heads
   of 384 coordinates (ResNet-50: 512), compared in the ball.
+- IRT (El-Nouby et al., 2021): Tables 2 (embeddings of 384 coordinates, and of 128 by PCA) and 3
+  (without training, and without differential entropy), and as "irt-studies" Tables 6 (margin and λ)
+  and 9 (pooling). The settings of its study of objectives are not known beyond the contrastive
+  loss, which is `irt-l`.
 """
 
 import csv
@@ -20,15 +24,31 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from hypjax.config import default_config, hier
-from hypjax.config.recipes import ENCODERS, MIX_WEIGHTS, SHORTER_SIDES, SPACES, Variant, hyp_vit
+from hypjax.config import default_config, hier, irt
+from hypjax.config.recipes import (
+    ENCODERS,
+    KOLEO_WEIGHTS,
+    MIX_WEIGHTS,
+    SHORTER_SIDES,
+    SPACES,
+    Variant,
+    hyp_vit,
+)
 
-_TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # Short titles of papers.
+_TITLES = {  # Short titles of papers.
+    "hyp-vit": "Hyp-ViT",
+    "hypmix": "HypMix",
+    "hier": "HIER",
+    "irt": "IRT",
+    "irt-studies": "IRT",
+}
 _SPELLED = {
     "hyp": "Hyp",
     "sph": "Sph",
     "mix": "HypMix",
     "hier": "HIER",
+    "irt": "IRT",
+    **{kind: kind.upper() for kind in "olr"},  # Of IRT.
     "vit": "ViT",
     "deit": "DeiT",
     "dino": "DINO",
@@ -110,6 +130,7 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
     for state in ("pretrained", "untrained", trained):
         for part, ours in results.get(state, {}).items():
             dim = _ENCODER_DIM if part == "encoder" else config.model.head_dim
+            dim = config.eval.pca.get(part) or dim
             whose = "best" if state == "best" else "ours"
             for method, (paper, table, scores) in _find(config, part, pretrained=state != trained):
                 if differences := list(_differences(scores, ours, whose)):
@@ -141,10 +162,9 @@ def _spell(method: str) -> str:
 
 def _find(config: ConfigDict, part: str, pretrained: bool) -> list[tuple[str, PublishedRow]]:
     """Returns a configuration's method as the tables name it, and its row, for each paper."""
-    if not _scored_as_published(config, part):
-        return []
     found: dict[str, tuple[str, PublishedRow]] = {}
-    for paper, methods in _methods(config, pretrained).items():
+    known = _methods(config, pretrained) if _scored_as_published(config, part) else {}
+    for paper, methods in (known | _methods_of_irt(config, part, pretrained)).items():
         for method in methods:
             row = _rows().get((paper, config.data.name, part, method))
             if row is not None:
@@ -176,6 +196,66 @@ def _methods_of_hier(config: ConfigDict) -> list[str]:
         if _method_fields(config) == _method_fields(recipe):
             return [variant.name]
     return []
+
+
+def _methods_of_irt(config: ConfigDict, part: str, pretrained: bool) -> dict[str, list[str]]:
+    """Returns the method's names in IRT's tables, if the recipe differs in nothing that matters.
+
+    Margin, λ and pooling may differ, since there are tables of these.
+    """
+    if config.data.name not in irt.SCHEDULES or not _scored_as_irt(config, part):
+        return {}
+    objective, model = config.objective, config.model
+    for encoder in irt.ENCODERS:
+        recipe = hyp_vit(Variant("", "irt-r", encoder, released=False))
+        recipe.data.name = config.data.name
+        irt.use(recipe, Variant("", "irt-r", encoder, released=False))
+        recipe.objective.margin = objective.get("margin", 0)
+        recipe.objective.koleo_weight = objective.get("koleo_weight", 0)
+        recipe.model.pooling = recipe.model.eval_pooling = model.pooling
+        if _irt_fields(config) == _irt_fields(recipe) and _named(
+            recipe.model.weights, model.weights or ""
+        ):
+            return _names_in_irt(config, encoder, part, pretrained)
+    return {}
+
+
+def _names_in_irt(
+    config: ConfigDict, encoder: str, part: str, pretrained: bool
+) -> dict[str, list[str]]:
+    """Names of a run that follows IRT but for margin, λ and pooling."""
+    objective, pooling = config.objective, config.model.pooling
+    pca = f" pca={config.eval.pca[part]}" if config.eval.pca[part] else ""
+    margin, weight = objective.margin, objective.koleo_weight
+    kinds = {(0.5, weight): kind for kind, weight in KOLEO_WEIGHTS.items()}
+    kind = "irt-o" if pretrained else kinds.get((margin, weight))
+    found = {"irt": [f"{kind}-{encoder}{pca}"] if pooling == "cls" and kind else []}
+    if pretrained or pca:
+        return found
+    studies = [f"irt-l-{encoder} pooling={pooling}"] if kind == "irt-l" else []
+    if pooling == "cls":
+        studies.append(f"irt-{encoder} margin={float(margin)} lambda={float(weight)}")
+    return found | {"irt-studies": studies}
+
+
+def _scored_as_irt(config: ConfigDict, part: str) -> bool:
+    """Whether a part is compared by cosine, as it is or after PCA to 128 coordinates."""
+    ours, recipe = config.eval, default_config().eval
+    if part not in recipe.spaces:  # A further space of a part.
+        return False
+    space = ours.spaces[part][0]
+    space = config.objective.space if space == "objective" else space
+    rest = all(ours[field] == recipe[field] for field in ("expansion", "rerank", "scales"))
+    return rest and space == "sphere" and not ours.whiten and ours.pca[part] in (None, 128)
+
+
+def _irt_fields(config: ConfigDict) -> tuple[Any, ...]:
+    """The fields that make a method of IRT's tables, apart from the weights."""
+    data, model = config.data, config.model
+    names = ("image_size", "resize", "train_view", "test_view", "mean", "std")
+    views = [data[name] for name in names]
+    network = model.architecture, model.pooling, model.eval_pooling, model.head, model.drop_path
+    return config.objective, views, network, config.optim.frozen, config.train.sampling
 
 
 def _method_fields(config: ConfigDict) -> tuple[Any, ...]:
@@ -274,6 +354,7 @@ def _rows() -> dict[tuple[str, str, str, str], PublishedRow]:
     with (importlib.resources.files("hypjax.reports") / "published.csv").open() as file:
         for line in csv.DictReader(file):
             of_encoder = line["dim"] == str(_ENCODER_DIM) and line["paper"] != "hier"
+            of_encoder |= line["paper"].startswith("irt")  # Without a head.
             part = "encoder" if of_encoder else "head"
             key = line["paper"], line["dataset"], part, line["method"]
             row = rows.setdefault(key, PublishedRow(line["paper"], line["table"], {}))

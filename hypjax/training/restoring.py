@@ -58,3 +58,18 @@ def restore_trained(
             found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
     params, (objective, *_) = found.trees
     return Trained(create_embedder(config, evaluating=True), params, objective)
+
+
+def untrained_parameters(config: ConfigDict) -> PyTree:
+    """The model's parameters before the first step of a run: random or pretrained ones.
+
+    Args:
+        config: The run's configuration.
+
+    Raises:
+        UserError: The images or the pretrained weights cannot be read.
+    """
+    built = setup.build(config)
+    state = states.random_state(built.learner, built.spec)
+    pretrained = states.starting_parameters(config, built.learner)
+    return states.with_pretrained(built.learner, state, pretrained).params["model"]

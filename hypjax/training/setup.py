@@ -72,7 +72,7 @@ def build(config: ConfigDict) -> Setup:
     return Setup(
         config=config,
         learner=learner,
-        spec=create_spec(learner, splits, config.train.samples_per_class),
+        spec=create_spec(learner, splits, config.train),
         splits=splits,
         plans=plans,
         layout=layout,
@@ -88,14 +88,15 @@ def _with_pairs(train: Dataset) -> Dataset:
     return train.with_classes(paired)
 
 
-def create_spec(learner: Learner, splits: Splits, samples_per_class: int) -> Spec:
-    """What the objective may need to know of the run."""
+def create_spec(learner: Learner, splits: Splits, train: ConfigDict) -> Spec:
+    """What the objective may need to know of the run, from `config.train` among others."""
     return Spec(
         classes=splits.train.num_classes,
-        samples_per_class=samples_per_class,
+        samples_per_class=train.samples_per_class,
         encoder_dim=learner.model.encoder.dim,
         head_dim=learner.model.head_dim,
         training_images=len(splits.train),
+        batch_size=train.batch_size,
     )
 
 

@@ -16,7 +16,7 @@ from hypjax.data import device_crops
 from hypjax.models import example_images
 from hypjax.models.normalize import mirror, normalize
 from hypjax.models.vit import drop_path_factors
-from hypjax.objectives import Metrics, Spec
+from hypjax.objectives import Metrics, Spec, next_state
 from hypjax.training import optim
 from hypjax.training.learner import Learner
 from hypjax.types import Batch, Outputs
@@ -144,7 +144,7 @@ def make_train_step(learner: Learner) -> TrainStep:
         with jax.named_scope("optimizer"):
             updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
             updated = optax.apply_updates(trained, updates)
-            changed = updated, opt_state, objective_state, _follow(learner, state.teacher, updated)
+            changed = updated, opt_state, _follow(learner, state.teacher, updated)
         norms = {
             "loss": loss,
             "gradient_norm": optax.tree.norm(gradient),
@@ -152,9 +152,11 @@ def make_train_step(learner: Learner) -> TrainStep:
         }
         finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
         if learner.skip_nonfinite:
-            before = trained, state.opt_state, state.objective_state, state.teacher
+            before = trained, state.opt_state, state.teacher
             changed = jax.tree.map(lambda new, old: jnp.where(finite, new, old), changed, before)
-        trained, opt_state, objective_state, teacher = changed
+        # Also where the run stops then: a change that waits for the whole step needs no copy.
+        objective_state = next_state(finite, objective_state, state.objective_state)
+        trained, opt_state, teacher = changed
         skipped = state.skipped + jnp.where(finite, 0, 1)
         params = optim.merge(trained, frozen)
         metrics |= {

@@ -69,7 +69,7 @@ def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
         ("train=7", "config.train is a group of fields, such as config.train."),
         ("seed", "config.seed needs a value: --config.seed=VALUE"),
         ("train.total_steps=abc", "config.train.total_steps is 'abc'; it must be a whole number"),
-        ("train.total_steps=0", "config.train.total_steps is 0; it must be at least 1"),
+        ("train.total_steps=-1", "config.train.total_steps is -1; it must be at least 0"),
         ("train.total_steps=1.5", "must be a whole number"),
         ("optim.learning_rate=nan", "must be a finite number"),
         ("optim.learning_rate=None", "must be a finite number"),

@@ -20,6 +20,7 @@ from hypjax.data.pipeline import training_batches
 from hypjax.errors import UserError
 from hypjax.models import Embedder, VisionTransformer, create_embedder
 from hypjax.objectives import Spec
+from hypjax.objectives.of_pairs import PAIR_LOSSES
 from hypjax.training.learner import build_learner
 from hypjax.training.setup import create_plans
 from hypjax.training.step import create_state, make_train_step
@@ -149,8 +150,12 @@ PUBLISHED_LOSSES = {
     "supcon": {"name": "supcon", "temperature": 0.1},
     "snca": {"name": "scalable_nca", "temperature": 0.05},
 }
+ALONE = {"memory": 0.0, "memory_decay": 0.0, "koleo_weight": 0.0}  # Without IRT's parts.
+for own_fields in PUBLISHED_LOSSES.values():
+    own_fields |= ALONE if own_fields["name"] in PAIR_LOSSES else {}
 PROXY_ANCHOR = {"name": "proxy_anchor", "margin": 0.1, "alpha": 32.0, "proxy_rate": 1e4}
 LOSS_RUNS = [("sop", f"{loss}-dino") for loss in ("mix", *PUBLISHED_LOSSES)]
+IRT_RUNS = [("cub", "irt-l"), ("sop", "irt-r"), ("inshop", "irt-r-distilled")]
 
 # HIER's recipe, which Proxy-Anchor and ResNet-50 share.
 HIER = {
@@ -355,9 +360,11 @@ class Program:
     def __init__(self, config):
         distilled = "distilled" in config.model.architecture
         encoder = VisionTransformer(**TINY, distilled=distilled, pooling=config.model.pooling)
-        model = Embedder(encoder, config.model.head_dim)
+        kind = config.model.head
+        dim = encoder.dim if kind == "none" else config.model.head_dim
+        model = Embedder(encoder, dim, kind)
         mesh = parallel.create_mesh((1, 1))
-        spec = Spec(5, config.train.samples_per_class, 16, config.model.head_dim, 40)
+        spec = Spec(5, config.train.samples_per_class, 16, dim, 40, config.train.batch_size)
 
         def learner_of(config):
             return dataclasses.replace(build_learner(config, mesh), model=model)
@@ -395,11 +402,14 @@ def leaves(tree):
     }
 
 
+OTHER_RUNS = (*TRAINED[1:], *LOSS_RUNS, *IRT_RUNS)
+
+
 @pytest.mark.parametrize(
     ("dataset", "variant"),
     [
         TRAINED[0],
-        *(pytest.param(*run, marks=pytest.mark.slow) for run in (*TRAINED[1:], *LOSS_RUNS)),
+        *(pytest.param(*run, marks=pytest.mark.slow) for run in OTHER_RUNS),
     ],
 )
 def test_two_steps_change_all_parameters_that_are_not_frozen(
@@ -419,8 +429,9 @@ def test_two_steps_change_all_parameters_that_are_not_frozen(
         losses.append(float(metrics["loss"]))
     assert len(losses) == 2 and np.isfinite(losses).all() and metrics["finite"]
     assert metrics["learning_rate"] == np.float32(config.optim.learning_rate)
+    frozen = "patch_projection" in config.optim.frozen
     for name, after in leaves(state.params).items():
-        assert np.array_equal(after, before[name]) == ("patch_embed" in name), name
+        assert np.array_equal(after, before[name]) == (frozen and "patch_embed" in name), name
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def learner_of(config, **changes):
 def start(config, **changes):
     """The first state, and the step, of a learner with changed attributes."""
     learner = learner_of(config, **changes)
-    state = create_state(learner, Spec(12, 2, config.model.width, config.model.head_dim, 100))
+    state = create_state(learner, Spec(12, 2, config.model.width, config.model.head_dim, 100, 24))
     state = parallel.place(state, parallel.parameter_shardings(learner.mesh, state))
     return state, jit_train_step(make_train_step(learner), learner.mesh, state)
 

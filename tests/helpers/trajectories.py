@@ -2,12 +2,14 @@
 
 python -m tests.helpers.trajectories OUTPUT TRAINING CASE...
 
-TRAINING is BATCH/SAMPLES/STEPS[/taught], and a CASE is DEVICES/PARTS/MICROBATCH[/remat].
+TRAINING is BATCH/SAMPLES/STEPS, perhaps with /taught or /memory, and a CASE is
+DEVICES/PARTS/MICROBATCH[/remat].
 
 XLA_FLAGS must provide the devices of the largest case. Writes an .npz file with the arrays
 CASE:losses, CASE:gradient (of the first step) and CASE:recall (after the last step). With 'taught',
 the objective is the one of docs/extending.md on noisy outputs, with stochastic depth; CASE:state
-holds its parameters, its state and its teacher after the last step.
+holds its parameters, its state and its teacher after the last step. With 'memory', it is the
+contrastive loss with a memory of 50 images and with KoLeo, which has a teacher as well.
 """
 
 import dataclasses
@@ -37,10 +39,14 @@ TINY = {
 }
 
 
-def config_of(batch, samples, devices=1, parts=1, microbatch=0, *, remat=False, taught=False):
+def config_of(batch, samples, devices=1, parts=1, microbatch=0, *, remat=False, objective=None):
     config = default_config()
-    if taught:
+    if objective == "taught":
         choose_objective(config, shown_objective.NAME)
+    elif objective == "memory":
+        choose_objective(config, "contrastive")
+        memory = {"memory": 50.0, "memory_decay": 0.9, "koleo_weight": 0.7}
+        config.objective.update(memory, space="sphere")
     with config.unlocked():
         config.model.update(TINY)
         config.data.image_size = config.data.resize = 8
@@ -48,7 +54,7 @@ def config_of(batch, samples, devices=1, parts=1, microbatch=0, *, remat=False, 
         config.optim.learning_rate = 1e-4
         config.run.mesh, config.run.microbatch = (devices // parts, parts), microbatch
         config.run.remat = remat
-        config.model.drop_path = 0.5 if taught else 0.0
+        config.model.drop_path = 0.5 if objective else 0.0
     return config
 
 
@@ -86,7 +92,14 @@ def trajectory(config, steps):
         learner = dataclasses.replace(learner, objective=noisy(learner.objective))
     mesh, model, objective = learner.mesh, learner.model, learner.objective
     samples = config.train.samples_per_class
-    spec = Spec(config.train.batch_size // samples, samples, config.model.width, 16, 100)
+    spec = Spec(
+        config.train.batch_size // samples,
+        samples,
+        config.model.width,
+        16,
+        100,
+        config.train.batch_size,
+    )
     state = create_state(learner, spec)
     state = parallel.place(state, parallel.parameter_shardings(mesh, state))
     step = make_train_step(learner)
@@ -118,14 +131,14 @@ def flat(tree):
 
 def main():
     output, training, *cases = sys.argv[1:]
-    *sizes, taught = training.split("/") if "taught" in training else [*training.split("/"), ""]
+    *sizes, objective = [*training.split("/"), None][:4]
     batch, samples, steps = map(int, sizes)
     shown_objective.install(pytest.MonkeyPatch())
     found = {}
     for case in cases:
         devices, parts, microbatch, *remat = case.split("/")
         sizes = map(int, (devices, parts, microbatch))
-        config = config_of(batch, samples, *sizes, remat=bool(remat), taught=bool(taught))
+        config = config_of(batch, samples, *sizes, remat=bool(remat), objective=objective)
         for name, values in trajectory(config, steps).items():
             found[f"{case}:{name}"] = np.asarray(values)
     np.savez(output, **found)

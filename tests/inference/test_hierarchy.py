@@ -11,20 +11,25 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import optax
 import pytest
 from PIL import Image
 
-from hypjax.config import load_config
+from hypjax.config import default_config, load_config
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import base_letter, genus, groupings
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.geometry.trees import Tree, ancestor_tree, ancestors, purity
 from hypjax.inference.hierarchy import Images, find_hierarchy
+from hypjax.inference.runs import head_points
+from hypjax.inference.spectrum import find_spread
+from hypjax.objectives import Spec, create_objective
 from hypjax.runs.workdir import Workdir
 from hypjax.training import setup, states
 from hypjax.training.hierarchy import hierarchy_of_run
 from hypjax.training.step import create_state
+from hypjax.types import Batch, Outputs
 from tests.helpers import small_runs
 from tests.reports.test_hierarchy import parse_newick
 
@@ -176,6 +181,33 @@ def runs(photos_folder, tmp_path_factory):
     return Runs(root / "hier", root / "plain", built, best["training"][0]["hierarchy"])
 
 
+@pytest.mark.slow
+def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "hypjax.spectrum", f"--workdir={runs.hier}", "--output=found.png"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "embeddings of 36 of 36 test images, 6 of 6 classes:"
+    assert [line.split()[:2] for line in lines[2:4]] == [["hier", "untrained"], ["hier", "trained"]]
+    numbers = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)
+    learner = runs.built.learner
+    state = states.random_state(learner, runs.built.spec)
+    points = head_points(runs.built.config, learner.model, state.params["model"], BALL)
+    images = runs.built.splits.test
+    expected = find_spread(points(images), images.labels, BALL)
+    told = numbers["runs"][0]["untrained"]
+    np.testing.assert_allclose(told["cumulative_energy"], expected.energy, rtol=1e-4)
+    assert numbers["runs"][0]["trained"] != told
+    with Image.open(tmp_path / "found.png") as picture:
+        assert picture.width >= 800
+
+
 def test_shows_the_hierarchies_of_runs(runs, tmp_path):
     done = subprocess.run(
         [
@@ -238,3 +270,47 @@ def test_a_folder_without_a_model_is_refused(runs, tmp_path):
     images = Images.of("folder", splits.test, 36, 0)
     with pytest.raises(UserError, match=f"^{tmp_path} holds no checkpoint; train first"):
         hierarchy_of_run("a", str(tmp_path), config, splits, images)
+
+
+@pytest.mark.slow
+def test_proxies_find_a_hierarchy_that_embeddings_have():
+    """32 classes in 4 groups; embeddings are fixed, and the proxies of HIER alone are trained."""
+    rng = np.random.default_rng(0)
+    classes = np.repeat(rng.normal(size=(4, 16)), 8, axis=0) + 0.7 * rng.normal(size=(32, 16))
+    features = np.repeat(classes, 8, axis=0) + 0.7 * rng.normal(size=(256, 16))
+    labels = np.repeat(np.arange(32), 8)
+    config = default_config("hier+proxy_anchor")
+    config.objective.update(hier_proxies=32, hier_triplets=10, hier_neighbors=12)
+    objective = create_objective(config)
+    params, state = objective.init(jax.random.key(0), Spec(32, 2, 16, 16, 256, 64))
+    optimizer = optax.adam(0.05)
+
+    def loss(proxies, features, labels, key):
+        outputs, batch = Outputs(None, features), Batch(None, labels, None, None)
+        own = {**params, "hierarchy": proxies}
+        return objective.loss(own, state, outputs, None, batch, key)[0]
+
+    @jax.jit
+    def step(proxies, moments, features, labels, key):
+        slope = jax.grad(loss)(proxies, features, labels, key)
+        updates, moments = optimizer.update(slope, moments)
+        return optax.apply_updates(proxies, updates), moments
+
+    proxies = params["hierarchy"]
+    before, moments = proxies, optimizer.init(proxies)
+    for i in range(60):
+        chosen = (8 * np.arange(32)[:, None] + rng.integers(0, 8, (32, 2))).ravel()
+        drawn = features[chosen].astype("f"), labels[chosen]
+        proxies, moments = step(proxies, moments, *drawn, jax.random.key(i))
+    images = images_of(labels, most=256, superlabels=labels // 8, group_names=list("abcd"))
+    points = np.asarray(BALL.embed(features.astype("f")))
+    found = []
+    for each in (before, proxies):
+        each = np.asarray(BALL.embed(each))
+        found.append(find_hierarchy("a", points, BALL, images, each).found)
+    untrained, trained = (each.trees[0] for each in found)
+    groups = "super-class"
+    assert trained.purity[groups].purity > 2 * trained.purity[groups].chance
+    assert trained.purity[groups].purity > untrained.purity[groups].purity
+    assert trained.separation[groups].nearer > 0.65 > untrained.separation[groups].nearer
+    assert found[1].radii.inside > 0.7

@@ -57,13 +57,14 @@ class Poisoned(PairwiseCrossEntropy):
         return loss * jnp.where(jnp.any(batch.ids == 99), jnp.nan, 1.0), aux
 
 
+@pytest.mark.slow
 def test_a_skipped_step_changes_nothing_but_the_counts(photos_folder):
     config = small_runs.load(photos_folder, "train.on_nonfinite=skip", "optim.warmup_steps=0")
     learner = build_learner(config)
     healthy = learner.objective
     poisoned = Poisoned(healthy.space, healthy.temperature, healthy.samples_per_class)
     learner = dataclasses.replace(learner, objective=poisoned)
-    state = create_state(learner, Spec(4, 2, config.model.width, config.model.head_dim, 24))
+    state = create_state(learner, Spec(4, 2, config.model.width, config.model.head_dim, 24, 8))
     step = jax.jit(make_train_step(learner))
     pixels = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), dtype=np.uint8)
     labels, flips = np.repeat(np.arange(4, dtype=np.int32), 2), np.zeros(8, bool)

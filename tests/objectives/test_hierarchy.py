@@ -100,7 +100,7 @@ def outputs_and_batch():
 def test_it_adds_the_other_loss_on_the_sphere():
     built = objective(hier_proxies=16, hier_neighbors=4)
     assert built.base.space == Sphere() and built.score_space == BALL and built.space.riemannian
-    params, state = built.init(KEY, Spec(6, 2, 8, 8, 12))
+    params, state = built.init(KEY, Spec(6, 2, 8, 8, 12, 12))
     outputs, batch = outputs_and_batch()
 
     @jax.jit
@@ -119,7 +119,7 @@ def test_it_adds_the_other_loss_on_the_sphere():
 
 def test_gradients_of_the_other_loss_are_scaled_by_the_inverse_metric():
     built = objective(hier_proxies=16, hier_neighbors=4, hier_weight=0.0)
-    params, state = built.init(KEY, Spec(6, 2, 8, 8, 12))
+    params, state = built.init(KEY, Spec(6, 2, 8, 8, 12, 12))
     outputs, batch = outputs_and_batch()
 
     @jax.jit
@@ -141,7 +141,7 @@ def test_proxies_have_groups_of_their_own():
 
 
 def test_proxies_start_at_nine_tenths_of_the_clip_radius():
-    params, _ = objective().init(KEY, Spec(6, 2, 8, 128, 12))
+    params, _ = objective().init(KEY, Spec(6, 2, 8, 128, 12, 12))
     lengths = np.linalg.norm(params["hierarchy"], axis=1)
     assert params["hierarchy"].shape == (512, 128)
     assert np.mean(lengths) == pytest.approx(0.9 * 2.3, rel=0.01)

@@ -28,7 +28,7 @@ def configured(name, **fields):
 
 def call(config, features):
     objective = create_objective(config)
-    params, state = objective.init(jax.random.key(0), Spec(8, 2, 16, features.shape[1], 100))
+    params, state = objective.init(jax.random.key(0), Spec(8, 2, 16, features.shape[1], 100, 12))
     batch = Batch(None, jnp.asarray(LABELS), None, None)
     arguments = params, state, Outputs(None, features), None, batch, None
     return params, *jax.jit(objective.loss)(*arguments)
@@ -62,7 +62,7 @@ def test_metrics_are_those_of_the_batch(name, features):
 def test_fields_reach_the_loss(features):
     ball, fields = PoincareBall(0.1, 1.5), {"gamma": 0.3, "regularization": 0.5}
     objective = create_objective(configured("soft_triple", centres=3, **fields))
-    params, _ = objective.init(jax.random.key(0), Spec(8, 2, 16, 5, 100))
+    params, _ = objective.init(jax.random.key(0), Spec(8, 2, 16, 5, 100, 12))
 
     @jax.jit
     def losses(params, features):
@@ -83,7 +83,7 @@ def test_proxies_are_drawn_as_published_and_have_a_rate_of_their_own():
     for name, shape in (("proxy_anchor", (500, 64)), ("soft_triple", (500, 4, 64))):
         fields = {"centres": 4} if name == "soft_triple" else {}
         objective = create_objective(configured(name, proxy_rate=50.0, **fields))
-        params, state = objective.init(jax.random.key(0), Spec(500, 2, 16, 64, 1000))
+        params, state = objective.init(jax.random.key(0), Spec(500, 2, 16, 64, 1000, 12))
         assert params["proxies"].shape == shape and state == {}
         count = np.prod(shape[:-1])
         np.testing.assert_allclose(np.std(params["proxies"]), (2 / count) ** 0.5, rtol=0.02)

@@ -47,10 +47,12 @@ def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
 
 
 @pytest.mark.slow
-def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(tmp_path):
+@pytest.mark.parametrize("objective", ["taught", "memory"])
+def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(objective, tmp_path):
     """Batches of 36 images are padded: to 40 for slices of 5 or 8 devices, to 48 for both."""
     cases = ["1/1/5", "2/1/0", "4/2/0", "8/1/0", "8/8/12/remat"]
-    expected, *others = trajectories(tmp_path / "found.npz", "36/2/10/taught", "1/1/0", *cases)
+    training = f"36/2/10/{objective}"
+    expected, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
     assert len(others) == len(cases) and len(expected) == 4
     for other in others:
         np.testing.assert_allclose(other["losses"], expected["losses"], rtol=1e-5)

@@ -14,7 +14,7 @@ from hypjax.benchmarks import losses
 from hypjax.benchmarks.loss import gradient
 from hypjax.training import optim
 
-TASKS = {"loss": 15, "retrieval": 11, "input": 7, "train": 4}
+TASKS = {"loss": 16, "retrieval": 11, "input": 7, "train": 4}
 
 
 def run(tmp_path, *arguments):

@@ -15,8 +15,10 @@ import pytest
 from tqdm import tqdm
 
 from hypjax.config import default_config, validate
+from hypjax.config.defaults import HYP_VIT
 from hypjax.models import create_embedder
 from hypjax.models.pretrained import convert_timm
+from hypjax.objectives import Spec
 from hypjax.training import optim
 from hypjax.training.learner import build_learner
 from hypjax.training.step import TrainState, make_train_step
@@ -34,6 +36,7 @@ SMALL = {"patch_size": 16, "width": 384, "depth": 12, "num_heads": 6, "head_dim"
 # The recipe as in the paper, independent of hypjax's defaults, so that these are compared too.
 C, RADIUS, TEMPERATURE = 0.1, 2.3, 0.2
 SPHERE_TEMPERATURE, BALL_TEMPERATURE, BALL_WEIGHT = 0.05, 0.2, 3  # HypMix.
+MARGIN, KOLEO_WEIGHT, MEMORY = 0.5, 0.7, 100  # IRT, whose memory ends in the middle of a batch.
 CLIP_NORM, WEIGHT_DECAY, BETAS, EPSILON = 3.0, 0.01, (0.9, 0.999), 1e-8
 
 # More noise keeps the loss away from 0, where its relative rounding errors are large. With the
@@ -43,6 +46,7 @@ CASES = {
     "ball-5x9": dict(space="poincare", classes=5, samples=9, noise=30),
     "sphere-12x2": dict(space="sphere", classes=12, samples=2, noise=20),
     "mix-12x2": dict(space="mix", classes=12, samples=2, noise=40),
+    "irt-12x2": dict(space="irt", classes=12, samples=2, noise=10, learning_rate=3e-4),
 }
 
 
@@ -143,10 +147,12 @@ def enlarge(images, factor):
 
 def make_config(model_kwargs, image_size, classes, samples, steps, space, learning_rate):
     """The defaults of hypjax, except for sizes, space and learning rate."""
-    config = default_config("hypmix") if space == "mix" else default_config()
+    config = default_config({"mix": "hypmix", "irt": "contrastive"}.get(space, HYP_VIT))
     config.model.update(model_kwargs, architecture="vit", precision="float32")
     config.data.image_size = config.data.resize = image_size
-    config.objective.space = "poincare" if space == "mix" else space
+    config.objective.space = {"mix": "poincare", "irt": "sphere"}.get(space, space)
+    if space == "irt":
+        config.objective.memory, config.objective.koleo_weight = float(MEMORY), KOLEO_WEIGHT
     config.optim.learning_rate = learning_rate
     config.train.update(total_steps=steps, samples_per_class=samples, batch_size=classes * samples)
     validate(config)
@@ -190,7 +196,10 @@ def run_hypjax(config, params, batches, held_out):
     learner = build_learner(config)
     model = learner.model
     trained, _ = optim.split_frozen(params, learner.frozen)
-    state = TrainState(jnp.int32(0), params, learner.optimizer.init(trained), {}, jnp.int32(0))
+    size, samples = config.train.batch_size, config.train.samples_per_class
+    spec = Spec(size // samples, samples, model.encoder.dim, model.head_dim, size, size)
+    _, kept = learner.objective.init(jax.random.key(0), spec)
+    state = TrainState(jnp.int32(0), params, learner.optimizer.init(trained), kept, jnp.int32(0))
 
     def patch_projection():
         layer = state.params["model"]["encoder"]["patch_embed"]
@@ -218,10 +227,13 @@ def run_peer(encoder, head, space, samples, learning_rate, batches, held_out):
     def patch_projection():
         return projection.weight.detach().numpy().copy(), projection.bias.detach().numpy().copy()
 
-    before, rows = patch_projection(), []
+    before, rows, memory = patch_projection(), [], []
     for batch in tqdm(batches, "PyTorch", disable=None):
         features = head(encoder(prepare(batch.images, batch.flips)))
-        loss = recipe_loss(features, space, samples)
+        if space == "irt":
+            loss = irt_loss(features, torch.tensor(batch.labels), memory)
+        else:
+            loss = recipe_loss(features, space, samples)
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, CLIP_NORM)
@@ -277,6 +289,23 @@ def recipe_loss(features, space, samples):
     return total
 
 
+def irt_loss(features, labels, memory):
+    """Contrastive loss of the batch and of the latest images, this batch included, and KoLeo."""
+    points = torch.nn.functional.normalize(features, dim=-1)
+    memory.extend(zip(points.detach(), labels, strict=True))
+    del memory[:-MEMORY]
+    others, classes = (torch.stack(column) for column in zip(*memory, strict=True))
+
+    def contrastive(others, classes):
+        cosines, same = points @ others.T, labels[:, None] == classes
+        return (same * (1 - cosines) + ~same * (cosines - MARGIN).clamp(min=0)).sum() / len(points)
+
+    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = distances.masked_fill(torch.eye(len(points), dtype=torch.bool), torch.inf).amin(dim=1)
+    own = contrastive(points, labels)
+    return own + contrastive(others, classes) - KOLEO_WEIGHT * nearest.log().mean()
+
+
 @pytest.fixture(scope="module", params=CASES)
 def comparison(request):
     threads = torch.get_num_threads()
@@ -287,9 +316,9 @@ def comparison(request):
         torch.set_num_threads(threads)
 
 
-def test_losses_and_gradient_norms_agree_at_all_steps(comparison):
+def test_losses_and_gradient_norms_agree_at_all_steps(comparison, request):
     assert len(comparison.hypjax.losses) == len(comparison.peer.losses) == 30
-    assert comparison.differences["loss"] < 1e-3
+    assert comparison.differences["loss"] < (1e-4 if "irt" in request.node.callspec.id else 1e-3)
     assert comparison.differences["gradient norm"] < 1e-3
 
 
@@ -320,7 +349,8 @@ def test_training_is_long_enough_to_distinguish_recipes(comparison, request):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=("tiny", "small"), default="tiny")
-    parser.add_argument("--space", choices=("poincare", "sphere", "mix"), default="poincare")
+    spaces = ("poincare", "sphere", "mix", "irt")
+    parser.add_argument("--space", choices=spaces, default="poincare")
     parser.add_argument("--classes", type=int, default=8)
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--steps", type=int, default=30)

@@ -79,6 +79,23 @@ def test_table_1_tells_of_pretrained_encoders(load):
         ("cub:hier-dino", ["objective.hier_weight=1"]),
         ("cub:hier-dino", ["train.sampling=epoch_classes"]),
         ("cub:hier-dino", ["data.resize=224"]),
+        ("cub:irt-r", ["objective.margin=0.3"]),  # Only SOP has a table of margins.
+        ("cub:irt-r", ["objective.memory=0.5"]),
+        ("cub:irt-r", ["train.sampling=epoch_classes"]),
+        ("cub:irt-r", ["optim.frozen=patch_projection"]),
+        ("cub:irt-r", ["model.drop_path=0"]),
+        ("cub:irt-r", ["model.pooling=avg", "model.eval_pooling=avg"]),  # Table 9: without KoLeo.
+        ("cub:irt-l", ["model.eval_pooling=avg"]),
+        ("cub:irt-r", ["data.train_view=area_crop"]),
+        ("cub:irt-r", ["eval.pca.encoder=128", "eval.pca.head=128", "eval.whiten=True"]),
+        ("cub:irt-r", ["model.weights=deit_small_distilled_patch16_224.fb_in1k"]),
+        ("inshop:irt-r", ["objective.memory_decay=0"]),
+        ("sop:irt-l", ["objective.name=scalable_nca", "objective.memory=1"]),
+        ("sop:irt-l", ["objective.name=normalized_softmax"]),
+        ("sop:irt-r", ["model.head=dense"]),
+        ("sop:irt-r", ["eval.pca.encoder=64", "eval.pca.head=64"]),
+        ("sop:irt-r", ["model.weights=None"]),
+        ("sop:contrastive-deit", []),
         ("cub", ["objective.c=0.3"]),
         ("cub", ["model.head_dim=64"]),
         ("cub", ["data.image_size=192"]),
@@ -113,6 +130,7 @@ def test_every_row_belongs_to_a_recipe(load):
         key
         for key in published._rows()
         if not key[3].endswith(" default") and key[3] not in encoders  # Table 1
+        if not key[0].startswith("irt")
     ]
     hyp_vit = 4 * (6 + 6 + 3) + 2 + 2 * (5 + 3 + 3)  # Tables 2 and 3, 4, 5.
     hypmix = 3 * (6 + 6)  # Tables 1 and 2.
@@ -129,6 +147,49 @@ def test_every_row_belongs_to_a_recipe(load):
             configs[spec, change] = load(spec, *([f"{fields[field]}={value}"] if field else []))
         found = published._find(configs[spec, change], part, base.startswith("pretrained"))
         assert (paper, method) in [(row.paper, method) for method, row in found]
+
+
+def test_every_row_of_irt_belongs_to_a_recipe(load):
+    rows = [key for key in published._rows() if key[0].startswith("irt")]
+    # Tables 2 (two dimensions and the distilled encoder) and 3; 6, without its margin 0.5 and λ 0,
+    # which is in Table 9; and 9.
+    assert len(rows) == 3 * (2 + 1 + 2) + (5 * 5 - 1) + 3 * 4
+    fields = {"margin": "objective.margin", "lambda": "objective.koleo_weight"}
+    fields["pca"] = "eval.pca.encoder"
+    names = {"cub200": "cub", "sop": "sop", "inshop": "inshop"}
+    for paper, dataset, part, method in rows:
+        base, *changes = method.split(" ")
+        overrides = []
+        for change in changes:
+            field, _, value = change.partition("=")
+            if field == "pooling":
+                overrides += [f"model.{name}={value}" for name in ("pooling", "eval_pooling")]
+            else:
+                overrides.append(f"{fields[field]}={value}")
+        variant = {"irt-deit": "irt-r"}.get(base, base.replace("-deit", ""))
+        config = load(f"{names[dataset]}:{variant}", *overrides)
+        found = published._find(config, part, base.startswith("irt-o"))
+        assert (paper, method) in [(row.paper, method) for method, row in found]
+
+
+def test_further_spaces_of_a_part_have_no_rows(load):
+    for spec in ("cub", "sop:irt-r"):
+        assert compare({"final": {"head:poincare": {"recall@1": 0.5}}}, load(spec)) == ""
+
+
+def test_rows_of_irt_are_named(load):
+    results = {"final": {"encoder": {"recall@1": 0.84}, "head": {"recall@1": 0.84}}}
+    assert compare(results, load("sop:irt-r")).splitlines() == [
+        "published (IRT, Table 2, IRT-R-DeiT, 384-d): R@1 84.0 (ours +0.0)",
+        "published (IRT, Table 6, IRT-DeiT margin=0.5 lambda=0.7, 384-d): R@1 84.0 (ours +0.0)",
+    ]
+    assert compare(results, load("cub:irt-r", "eval.pca.encoder=128")) == (
+        "published (IRT, Table 2, IRT-R-DeiT pca=128, 128-d): R@1 72.6 (ours +11.4)"
+    )
+    alone = {"pretrained": {"encoder": {"recall@1": 0.313}}}
+    assert compare(alone, load("inshop:irt-o")) == (
+        "published (IRT, Table 3, IRT-O-DeiT, 384-d): R@1 31.3 (ours +0.0)"
+    )
 
 
 def test_differences_are_told_in_percentage_points(load):

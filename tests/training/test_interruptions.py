@@ -81,6 +81,7 @@ def wait_for_steps(process, run: pathlib.Path) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_an_interrupt_saves_first_and_says_how_to_resume(photos_folder, tmp_path):
     long = [*FLAT, "train.total_steps=3000", "run.checkpoint_every=3000"]
     process = small_runs.start(photos_folder, tmp_path, *long)

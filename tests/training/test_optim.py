@@ -108,4 +108,4 @@ def test_a_group_without_parameters_is_an_error(load_glyphs):
 
     learner = dataclasses.replace(learner, objective=Lost(learner.objective.space, 0.2, 2))
     with pytest.raises(ValueError, match=r"has a group \('proxies',\), but no such parameters"):
-        jax.eval_shape(lambda: create_state(learner, Spec(12, 2, 32, 8, 100)))
+        jax.eval_shape(lambda: create_state(learner, Spec(12, 2, 32, 8, 100, 24)))

@@ -1,0 +1,81 @@
+"""The recipe of IRT (El-Nouby et al., 2021) for category-level retrieval.
+
+The paper gives encoders, batches, steps, views and the size of the memory. Margin, λ, optimiser,
+stochastic depth, the sampling of CUB and the test view are those of unofficial code, and consistent
+with the paper's tables. That no parameter is frozen and no gradient clipped is our reading: neither
+mentions it.
+"""
+
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from hypjax.config.recipes import KOLEO_WEIGHTS, PretrainedEncoder, Variant, choose_irt
+
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# IRT takes the class token, in training and in tests.
+ENCODERS = {
+    "deit": PretrainedEncoder(
+        "deit_small_patch16_224", "deit_small_patch16_224.fb_in1k", 3e-5, _MEAN, _STD
+    ),
+    "deit-distilled": PretrainedEncoder(
+        "deit_small_distilled_patch16_224",
+        "deit_small_distilled_patch16_224.fb_in1k",
+        3e-5,
+        _MEAN,
+        _STD,
+    ),
+}
+
+
+class Schedule(NamedTuple):
+    """What depends on the dataset.
+
+    Attributes:
+        steps: Length of training.
+        sampling: How batches are drawn.
+        memory: Size of the memory, as a share of the training images.
+        memory_decay: Decay of the teacher that embeds the images of the memory; 0 for none.
+    """
+
+    steps: int
+    sampling: str
+    memory: float = 1.0
+    memory_decay: float = 0.0
+
+
+SCHEDULES = {
+    "cub200": Schedule(2_000, "shuffled"),
+    "sop": Schedule(35_000, "drawn_classes"),
+    "inshop": Schedule(35_000, "drawn_classes", memory=0.2, memory_decay=0.999),
+}
+
+
+def follows(variant: Variant) -> bool:
+    """Whether a variant is trained by this recipe."""
+    return variant.space.startswith("irt-")
+
+
+def use(config: ConfigDict, variant: Variant) -> None:
+    """Changes the recipe of Hyp-ViT to that of IRT.
+
+    `irt-o` is the pretrained encoder, which is only evaluated: it has no steps.
+
+    Args:
+        config: The configuration to change, whose dataset is named.
+        variant: One for which `follows` holds.
+    """
+    schedule, encoder = SCHEDULES[config.data.name], ENCODERS[variant.encoder]
+    data, model, optim, train = config.data, config.model, config.optim, config.train
+    data.mean, data.std = encoder.mean, encoder.std
+    data.train_view, data.test_view, data.resize = "resize_crop", "centre_crop", 256
+    model.architecture, model.weights = encoder.architecture, encoder.weights
+    model.pooling, model.eval_pooling = encoder.pooling, encoder.eval_pooling
+    model.head, model.drop_path = "none", 0.1
+    choose_irt(config, koleo_weight=KOLEO_WEIGHTS.get(variant.space, 0.0))
+    config.objective.memory, config.objective.memory_decay = schedule.memory, schedule.memory_decay
+    optim.learning_rate, optim.weight_decay = encoder.learning_rate, 5e-4
+    optim.clip_norm, optim.frozen = None, ()
+    train.batch_size, train.samples_per_class, train.sampling = 64, 2, schedule.sampling
+    train.total_steps = 0 if variant.space == "irt-o" else schedule.steps
+    config.run.checkpoint_every = 500

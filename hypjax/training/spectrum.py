@@ -1,0 +1,39 @@
+"""How the embeddings of a trained run spread, before and after its training."""
+
+from ml_collections import ConfigDict
+
+from hypjax.data.dataset import Dataset, Splits
+from hypjax.inference.runs import head_points
+from hypjax.inference.spectrum import find_spread
+from hypjax.objectives import create_objective
+from hypjax.reports.spectrum import Run
+from hypjax.training.restoring import restore_trained, untrained_parameters
+
+
+def spread_of_run(
+    name: str, workdir: str, config: ConfigDict, splits: Splits, images: Dataset
+) -> Run:
+    """Embeds images with a run's model before training, and with its best, or its last.
+
+    Points are those of the head in the objective's `score_space`, without the projections of
+    `eval.pca`.
+
+    Args:
+        name: Name of the run in reports.
+        workdir: Folder or URL of the run.
+        config: Its configuration.
+        splits: Its dataset.
+        images: The images.
+
+    Raises:
+        UserError: The folder holds no trained model, the weights from which it started are gone,
+            the images have changed, an image cannot be read, a point is not finite, or the device's
+            memory does not suffice.
+    """
+    space = create_objective(config).score_space
+    trained = restore_trained(workdir, config, splits.fingerprint, with_objective=False)
+    before, after = (
+        find_spread(head_points(config, trained.model, params, space)(images), images.labels, space)
+        for params in (untrained_parameters(config), trained.params)
+    )
+    return Run(name, before, after)

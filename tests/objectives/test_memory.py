@@ -1,0 +1,249 @@
+"""The cross-batch memory of losses of pairs, and KoLeo: against plain lists and loops."""
+
+import collections
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax.config import choose_objective, default_config, validate
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.objectives import Spec, contrastive, create_objective, koleo, next_state
+from hypjax.objectives.comparisons import References
+from hypjax.objectives.create import create_space
+from hypjax.objectives.memory import Write, empty_memory, number_of_rows
+from hypjax.types import Batch, Outputs
+from tests.objectives.test_losses import FAST_COMPILATION, PAIRS
+
+SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
+SPACES = pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
+LABELS = np.array([0, 0, 3, 3, 1, 1])
+REMEMBERED = np.array([3, 0, 2, 0, 1, 3, 1, 0, 3])
+
+
+def points_of(space, n, seed=0):
+    features = np.random.default_rng(seed).normal(size=(n, 4)) + 0.5
+    return np.asarray(space.embed(features))
+
+
+@pytest.mark.parametrize("size", [4, 10, 12])
+def test_a_memory_holds_the_latest_points(size):
+    """Batches of 4, through four ends of the memory or more."""
+    kept, memory = collections.deque(maxlen=size), empty_memory(size, 3)
+    write = jax.jit(lambda *written: Write(*written).applied(valid=True))
+    drop = jax.jit(lambda *written: Write(*written).applied(valid=False))
+    rng = np.random.default_rng(0)
+    for step in range(14):
+        points, labels = rng.normal(size=(4, 3)).astype("f"), rng.integers(0, 9, 4)
+        for before, after in zip(memory, drop(memory, points, labels), strict=True):
+            np.testing.assert_array_equal(after, before)
+        rows, staying = memory.rows(4), np.asarray(memory.kept_labels(4))
+        memory = write(memory, points, labels)
+        kept.extend(zip(points.tolist(), labels.tolist(), strict=True))
+        np.testing.assert_array_equal(memory.points[rows], points)
+        np.testing.assert_array_equal(rows, (4 * step + np.arange(4)) % size)
+        filled = np.asarray(memory.labels) >= 0
+        assert filled.sum() == len(kept) and (staying >= 0).sum() == len(kept) - 4
+        assert (np.where(staying >= 0, staying, memory.labels) == memory.labels).all()
+        found = sorted(zip(memory.points.tolist(), memory.labels.tolist(), strict=True))
+        assert [row for row in found if row[1] >= 0] == sorted(kept)
+        oldest = int(memory.place) if len(kept) == size else 0
+        assert memory.points[oldest].tolist() == kept[0][0]
+    with pytest.raises(ValueError, match=f"a memory of {size} rows cannot hold 13 points"):
+        memory.rows(13)
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_a_step_that_does_not_count_leaves_the_state(valid):
+    """Whatever holds the memory, as that of a loss beneath another one."""
+    memory = empty_memory(3, 2)._replace(place=jnp.int32(2))
+    points, labels = jnp.array([[1.0, 2], [3, 4]]), jnp.array([7, 8])
+    old = {"base": {"memory": memory}, "mean": jnp.float32(5)}
+    new = {"base": {"memory": Write(memory, points, labels)}, "mean": jnp.float32(6)}
+    found = jax.jit(next_state)(jnp.array(valid), new, old)
+    assert found["mean"] == (6 if valid else 5)
+    held, place = found["base"]["memory"].labels.tolist(), found["base"]["memory"].place
+    assert (held, place) == (([8, -1, 7], 1) if valid else ([-1, -1, -1], 2))
+    assert found["base"]["memory"].points[0].tolist() == ([3, 4] if valid else [0, 0])
+
+
+@SPACES
+@pytest.mark.parametrize("name", [name for name in PAIRS if "semihard" not in name])
+def test_losses_of_references_equal_plain_loops(float64, name, space):
+    function, loop, settings = PAIRS[name]
+    points, others, latest = points_of(space, 6), points_of(space, 9, 1), points_of(space, 6, 2)
+    for empty, shown, itself in ((0, None, False), (3, latest, False), (3, latest, True)):
+        labels = np.where(np.arange(9) < empty, -1, REMEMBERED)
+        references = References(jnp.asarray(others), jnp.asarray(labels), shown, itself)
+        them = others if shown is None else np.concatenate([others, latest])
+        labels = labels if shown is None else np.concatenate([labels, LABELS])
+        d = np.asarray(space.distance(points[:, None], them))
+        same = LABELS[:, None] == labels
+        other = ~same & (labels >= 0)
+        if shown is not None and not itself:
+            same[np.arange(6), 9 + np.arange(6)] = False
+        found = function(points, LABELS, space=space, references=references, **settings)
+        expected = loop(d, same, other, **settings)
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+        assert expected > 0
+
+
+@SPACES
+def test_references_that_do_not_count_leave_losses_and_gradients_at_0(space):
+    points, others = (points_of(space, n).astype("f") for n in (6, 9))
+    nothing = References(jnp.asarray(others), jnp.full(9, -1))
+    named = [name for name in PAIRS if "semihard" not in name]
+
+    def losses(points):
+        common = {"space": space, "references": nothing}
+        return jnp.stack(
+            [PAIRS[name][0](points, LABELS, **common, **PAIRS[name][2]) for name in named]
+        )
+
+    values, slopes = compiled(lambda points: (losses(points), jax.jacrev(losses)(points)))(points)
+    assert not np.any(values) and not np.any(slopes)
+
+
+def compiled(function):
+    return jax.jit(function, compiler_options=FAST_COMPILATION)
+
+
+def configured(space="sphere", name="contrastive", **fields):
+    config = default_config()
+    choose_objective(config, name)
+    config.objective.space = space
+    config.train.batch_size, config.train.samples_per_class = len(LABELS), 2
+    config.objective.update(fields)
+    validate(config)
+    return config
+
+
+BATCH = Batch(None, jnp.asarray(LABELS), None, None)
+SPEC = Spec(4, 2, 16, 4, 20, len(LABELS))  # Of 20 training images.
+
+
+def assert_steps(config, rows, expected, taught=False):
+    """Compares loss and gradient of some steps with those of a function of all that is remembered.
+
+    The function takes outputs, references with all rows, and the rows of the batch.
+    """
+    space, objective = create_space(config.objective), create_objective(config)
+    _, state = objective.init(jax.random.key(0), SPEC)
+
+    @compiled
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def step(projected, state, teacher):
+        teacher = Outputs(None, teacher) if taught else None
+        return objective.loss({}, state, Outputs(None, projected), teacher, BATCH, None)
+
+    wanted = compiled(jax.value_and_grad(expected))
+    kept = collections.deque(maxlen=rows)
+    for number in range(4):
+        outputs, shown = np.random.default_rng(number).normal(size=(2, 6, 4)) + 0.3
+        kept.extend(zip(np.asarray(space.embed(shown if taught else outputs)), LABELS, strict=True))
+        points, labels = map(np.array, zip(*kept, strict=True))
+        empty = rows - len(kept)
+        references = References(
+            np.pad(points, ((0, empty), (0, 0))), np.pad(labels, (0, empty), constant_values=-1)
+        )
+        (loss, (after, told)), slope = step(outputs, state, shown)
+        state = next_state(True, after, state)
+        value, slopes = wanted(outputs, references, np.arange(len(kept) - 6, len(kept)))
+        np.testing.assert_allclose(loss, value, rtol=1e-10)
+        np.testing.assert_allclose(slope, slopes, rtol=1e-6, atol=1e-10)
+        np.testing.assert_allclose(told["memory_filled"], len(kept) / rows)
+    assert state["memory"].points.shape == (rows, 4)
+
+
+@pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "poincare"])
+def test_the_loss_is_that_of_the_batch_of_the_memory_and_of_koleo(float64, space):
+    """The batch enters the memory first, where it has no gradient, nor itself as a positive."""
+
+    def expected(outputs, references, own):
+        points = space.embed(outputs)
+        loss = contrastive(points, LABELS, space=space, margin=0.3)
+        s = 1 - space.distance_matrix(points, references.points) / 2
+        same, filled = LABELS[:, None] == references.labels, references.labels >= 0
+        itself = own[:, None] == jnp.arange(len(references.labels))
+        loss += jnp.sum(jnp.where(same & ~itself, 1 - s, 0)) / 6
+        loss += jnp.sum(jnp.where(~same & filled, jnp.maximum(s - 0.3, 0), 0)) / 6
+        return loss + 0.7 * koleo(points, space=space)
+
+    fields = {"memory": 0.5, "koleo_weight": 0.7, "margin": 0.3}  # A share of the images.
+    name = "sphere" if space is SPHERE else "poincare"
+    assert_steps(configured(name, **fields), 10, expected)
+
+
+def test_a_teacher_embeds_the_images_of_the_memory(float64):
+    """An image's positives then are also the teacher's point of the same image."""
+
+    def expected(outputs, references, own):
+        points = SPHERE.embed(outputs)
+        return contrastive(points, LABELS) + contrastive(points, LABELS, references=references)
+
+    config = configured(memory=12.0, memory_decay=0.9)
+    assert create_objective(config).teacher_decay == 0.9
+    assert create_objective(configured(memory=12.0)).teacher_decay is None
+    assert_steps(config, 12, expected, taught=True)
+
+
+def test_without_memory_and_koleo_there_is_no_state():
+    objective = create_objective(configured())
+    assert objective.init(jax.random.key(0), SPEC) == ({}, {})
+
+
+def test_wrong_settings_are_refused():
+    assert [number_of_rows(size, 200) for size in (1.0, 0.2, 64.0)] == [200, 40, 64]
+    for fields, words in (
+        ({"memory": 2.5}, "memory is 2.5; it must be a number of images, or a share of the"),
+        ({"memory": -1.0}, "memory is -1.0; it must be"),
+        ({"memory_decay": 1.0, "memory": 1.0}, "memory_decay is 1.0; it must be at least 0 and b"),
+        ({"koleo_weight": -0.1}, "koleo_weight is -0.1; it must be at least 0"),
+    ):
+        with pytest.raises(UserError, match=words):
+            configured(**fields)
+    with pytest.raises(UserError, match="memory_decay must be 0 unless objective.memory is set"):
+        create_objective(configured(memory_decay=0.9))
+    with pytest.raises(UserError, match="memory must be 0 for semi-hard triplets"):
+        create_objective(configured(name="triplet", mining="semihard", memory=1.0))
+    small = create_objective(configured(memory=0.2))
+    with pytest.raises(UserError, match="is 0.2, which holds 4 images; it must hold a batch of 6"):
+        small.init(jax.random.key(0), SPEC)
+
+
+@SPACES
+def test_koleo_equals_a_plain_loop(float64, space):
+    points = points_of(space, 7)
+    d = np.asarray(space.distance(points[:, None], points)) + np.diag([np.inf] * 7)
+    nearest = d.min(axis=1) ** (0.5 if space is SPHERE else 1)
+    np.testing.assert_allclose(koleo(points, space=space), -np.mean(np.log(nearest)), rtol=1e-9)
+    chords = np.linalg.norm(points[:, None] - points, axis=-1) + np.diag([np.inf] * 7)
+    if space is SPHERE:
+        np.testing.assert_allclose(nearest, chords.min(axis=1), rtol=1e-9)
+
+
+@SPACES
+def test_equal_points_do_not_repel_each_other(space):
+    one, *others = points_of(space, 4).astype("f")
+    slope = compiled(jax.grad(lambda x: koleo(x, space=space)))
+    assert not np.any(slope(jnp.stack([one] * 5)))
+    some = np.asarray(slope(jnp.stack([one, one, *others])))
+    assert np.isfinite(some).all() and not some[1].any() and some[2:].any()
+
+
+@SPACES
+def test_koleo_keeps_the_digits_of_small_distances(space):
+    """In float32 a product of such points finds neither their distance nor its gradient."""
+    point = np.array([0.6, 0.8])
+    near = np.stack([point, point + 1e-5 * np.array([0.8, -0.6]), -point]).astype("f")
+    with jax.enable_x64(True):
+        expected = float(koleo(near.astype(float), space=space))
+    np.testing.assert_allclose(koleo(near, space=space), expected, rtol=1e-5)
+    slope = jax.grad(lambda x: koleo(x, space=space))(jnp.asarray(near))
+    # −(2/3) log d, whose gradient has the length 2/(3d).
+    np.testing.assert_allclose(np.linalg.norm(slope[0]) * 1.5e-5, 1, rtol=0.02)
+    with pytest.raises(ValueError, match="needs two points or more, got 1"):
+        koleo(near[:1], space=space)

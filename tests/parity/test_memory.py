@@ -1,0 +1,95 @@
+"""The cross-batch memory against pytorch-metric-learning's, and KoLeo against PyTorch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax import objectives
+from hypjax.geometry import Sphere
+from hypjax.objectives import PairObjective, Spec, next_state
+from hypjax.types import Batch, Outputs
+
+torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
+pml = pytest.importorskip(
+    "pytorch_metric_learning", reason="needs the parity extra: pytorch-metric-learning"
+)
+from pytorch_metric_learning import distances, losses, reducers  # noqa: E402
+
+BATCH, DIM, STEPS = 8, 5, 9
+SIZES = (8, 20)  # Of the memory: that of a batch, and one that ends in the middle of a batch.
+COSINE = distances.CosineSimilarity()
+
+
+class Sum(reducers.MeanReducer):
+    """The sum of all losses, divided by the number of images."""
+
+    def element_reduction(self, losses, *_):
+        return torch.sum(losses) / BATCH
+
+
+PAIRS = {
+    "contrastive": (
+        functools.partial(objectives.contrastive, margin=0.3),
+        lambda: losses.ContrastiveLoss(1, 0.3, distance=COSINE, reducer=Sum()),
+    ),
+    "multi_similarity": (
+        functools.partial(objectives.multi_similarity, mining=False),
+        lambda: losses.MultiSimilarityLoss(2, 50, 0.5),
+    ),
+    "supcon": (objectives.supcon, lambda: losses.SupConLoss(0.1)),
+}
+
+
+@pytest.fixture(autouse=True)
+def double(float64):
+    """Computes in float64 in both libraries."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_loss_with_a_memory(name, size):
+    function, loss_of = PAIRS[name]
+    objective = PairObjective(Sphere(), function, None, memory=float(size))
+    spec = Spec(3, 2, 16, DIM, 100, BATCH)
+    params, state = objective.init(jax.random.key(0), spec)
+    alone, remembering = loss_of(), losses.CrossBatchMemory(loss_of(), DIM, size)
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def step(features, state, labels):
+        batch = Batch(None, labels, None, None)
+        return objective.loss(params, state, Outputs(None, features), None, batch, None)
+
+    for seed in range(STEPS):
+        rng = np.random.default_rng(seed)
+        features, labels = rng.normal(size=(BATCH, DIM)) + 0.7, rng.integers(0, 4, BATCH)
+        (value, (after, _)), slope = step(features, state, jnp.asarray(labels))
+        state = next_state(True, after, state)
+        x, y = torch.tensor(features, requires_grad=True), torch.tensor(labels)
+        points = torch.nn.functional.normalize(x, dim=-1)
+        expected = alone(points, y) + remembering(points, y)
+        expected.backward()
+        np.testing.assert_allclose(value, expected.item(), rtol=1e-9)
+        np.testing.assert_allclose(slope, x.grad, rtol=1e-7, atol=1e-9)
+    kept = state["memory"]
+    np.testing.assert_allclose(kept.points, remembering.embedding_memory, rtol=1e-12)
+    np.testing.assert_array_equal(kept.labels, remembering.label_memory)
+
+
+def test_koleo():
+    features = np.random.default_rng(0).normal(size=(12, DIM)) + 0.7
+    x = torch.tensor(features, requires_grad=True)
+    points = torch.nn.functional.normalize(x, dim=-1)
+    apart = (points[:, None] - points + torch.eye(12)[..., None] * 10).norm(dim=-1)
+    expected = -apart.amin(dim=1).log().mean()
+    expected.backward()
+    loss = jax.jit(jax.value_and_grad(lambda x: objectives.koleo(Sphere().embed(x))))
+    value, slope = loss(features)
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-9)
+    np.testing.assert_allclose(slope, x.grad, rtol=1e-7, atol=1e-9)
