@@ -40,8 +40,7 @@ def step(
 ) -> tuple[Callable[[], tuple[jax.Array, Any]], int]:
     """Returns a function that takes one batch after the other, and its temporary memory in bytes.
 
-    The memory is full from the start. As in training, the state is overwritten by the next one, and
-    kept as it was if the loss is not finite.
+    The memory is full from the start. As in training, the state is overwritten by the next one.
     """
     objective = objectives.PairObjective(
         Sphere(), objectives.contrastive, samples_per_class=None, memory=float(rows)
@@ -62,8 +61,7 @@ def step(
             return objective.loss(params, state, outputs, None, batch, jax.random.key(0))
 
         (value, (after, _)), slope = jax.value_and_grad(loss, has_aux=True)(features)
-        valid = jnp.isfinite(value) & jnp.all(jnp.isfinite(slope))
-        return objectives.next_state(valid, after, state), (value, slope)
+        return after, (value, slope)
 
     batches = jax.device_put(list(zip(features, labels, strict=True)))
     kept = {"state": {"memory": held}, "next": 0}

@@ -1,6 +1,6 @@
 """Objectives: losses in any space, with their parameters and state."""
 
-from hypjax.objectives.base import Change, Group, Metrics, Objective, Spec, next_state
+from hypjax.objectives.base import Group, Metrics, Objective, Spec
 from hypjax.objectives.create import OBJECTIVES, create_objective, unused_fields
 from hypjax.objectives.hierarchy import Hier, hier, reciprocal_triplets
 from hypjax.objectives.koleo import koleo
@@ -20,7 +20,6 @@ from hypjax.objectives.triplets import triplet
 
 __all__ = [
     "OBJECTIVES",
-    "Change",
     "Group",
     "Hier",
     "Metrics",
@@ -36,7 +35,6 @@ __all__ = [
     "mixed_space",
     "multi_similarity",
     "negative_weights",
-    "next_state",
     "normalized_softmax",
     "pairwise_cross_entropy",
     "proxy_anchor",

@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import jax
-import jax.numpy as jnp
-from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hypjax.geometry import Space
 from hypjax.types import Batch, Outputs
@@ -50,19 +47,6 @@ class Group(NamedTuple):
     rate: float = 1.0
     weight_decay: float | None = None
     start: int = 0
-
-
-@runtime_checkable
-class Change(Protocol):
-    """A change of a part of the state that is made at the end of its step.
-
-    In the state that `Objective.loss` returns, it may take the place of a large part of which a
-    step changes a little. That part then is changed in place; what else the state holds is chosen
-    from two copies where the update of a step may be dropped.
-    """
-
-    def applied(self, valid: Bool[ArrayLike, ""]) -> PyTree:
-        """The part after the change, or before it if the step is not valid."""
 
 
 @runtime_checkable
@@ -118,21 +102,5 @@ class Objective(Protocol):
             key: Random key of the step, a function of the run's seed and the step.
 
         Returns:
-            (loss, (state, metrics)): a float32 scalar, the next state, in which a `Change` may take
-            the place of a part, and float32 scalars by name.
+            (loss, (state, metrics)): a float32 scalar, the next state, and float32 scalars by name.
         """
-
-
-def next_state(valid: Bool[ArrayLike, ""], new: PyTree, old: PyTree) -> PyTree:
-    """The state after a step: the new one, or the old one if the step is not valid.
-
-    Args:
-        valid: Whether the step counts.
-        new: The state that `Objective.loss` returned.
-        old: The state that it was given.
-    """
-
-    def choose(new: PyTree, old: PyTree) -> PyTree:
-        return new.applied(valid) if isinstance(new, Change) else jnp.where(valid, new, old)
-
-    return jax.tree.map(choose, new, old, is_leaf=lambda x: isinstance(x, Change))

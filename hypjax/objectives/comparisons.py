@@ -29,14 +29,12 @@ class References(NamedTuple):
     Attributes:
         points: Points of the space.
         labels: Class of each; −1 for points that do not count.
-        latest: Further points, those of the images themselves; None for none.
-        itself: Whether an image is compared with its own of the latest points.
+        own: Row of each image's own point, which the image is not compared with; None for none.
     """
 
     points: Float[Array, "m dim"]
     labels: Int[Array, " m"]
-    latest: Float[Array, "n dim"] | None = None
-    itself: bool = False
+    own: Int[Array, " n"] | None = None
 
 
 class Pairs(NamedTuple):
@@ -91,16 +89,12 @@ def _compare_with(
     points: Float[Array, "n dim"],
     labels: Int[Array, " n"],
 ) -> Pairs:
+    distances = space.distance_matrix(points, references.points)
     same = labels[:, None] == references.labels
-    pairs = Pairs(
-        space.distance_matrix(points, references.points), same, ~same & (references.labels >= 0)
-    )
-    if references.latest is None:
-        return pairs
-    same = labels[:, None] == labels
-    alike = same if references.itself else same & ~jnp.eye(len(labels), dtype=bool)
-    latest = Pairs(space.distance_matrix(points, references.latest), alike, ~same)
-    return jax.tree.map(lambda *blocks: jnp.concatenate(blocks, axis=1), pairs, latest)
+    other = ~same & (references.labels >= 0)
+    if references.own is not None:
+        same &= references.own[:, None] != jnp.arange(len(references.labels))
+    return Pairs(distances, same, other)
 
 
 def compare_proxies(

@@ -6,8 +6,7 @@ Source: Wang et al., "Cross-Batch Memory for Embedding Learning" (CVPR 2020).
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 _EMPTY = -1  # Label of a row that was never written.
 _ROWS = {"unique_indices": True, "mode": "promise_in_bounds"}
@@ -37,38 +36,21 @@ class Memory(NamedTuple):
             raise ValueError(f"a memory of {size} rows cannot hold {n} points")
         return (self.place + jnp.arange(n, dtype=jnp.int32)) % size
 
-    def kept_labels(self, n: int) -> Int[Array, " size"]:
-        """The labels of the rows that stay when n points are written; −1 for the others."""
-        return self.labels.at[self.rows(n)].set(_EMPTY, **_ROWS)
+    def written(self, points: Float[Array, "n dim"], labels: Int[Array, " n"]) -> "Memory":
+        """The memory with these points in place of the oldest.
 
+        A point that is not finite empties its row, so that it does not spoil later losses. Points
+        of a step whose update is dropped stay: to take them back would copy the whole memory.
 
-class Write(NamedTuple):
-    """Points that replace the oldest of a memory, see `hypjax.objectives.Change`.
-
-    The memory is written when its step is done with it, so that it need not be copied.
-
-    Attributes:
-        memory: The memory.
-        points: The points.
-        labels: Class of each.
-    """
-
-    memory: Memory
-    points: Float[Array, "n dim"]
-    labels: Int[Array, " n"]
-
-    def applied(self, valid: Bool[ArrayLike, ""]) -> Memory:
-        """The memory with these points, or as it was if the step is not valid."""
-        memory, rows = self.memory, self.memory.rows(len(self.labels))
-        kept = (x.at[rows].get(**_ROWS) for x in (memory.points, memory.labels))
-        points, labels = (
-            jnp.where(valid, new, old)
-            for new, old in zip((self.points, self.labels), kept, strict=True)
-        )
+        Raises:
+            ValueError: There are more points than rows.
+        """
+        rows = self.rows(len(labels))
+        finite = jnp.all(jnp.isfinite(points), axis=1)
         return Memory(
-            memory.points.at[rows].set(points, **_ROWS),
-            memory.labels.at[rows].set(labels.astype(memory.labels.dtype), **_ROWS),
-            jnp.where(valid, (memory.place + len(rows)) % len(memory.labels), memory.place),
+            self.points.at[rows].set(jnp.where(finite[:, None], points, 0), **_ROWS),
+            self.labels.at[rows].set(jnp.where(finite, labels, _EMPTY), **_ROWS),
+            (self.place + len(rows)) % len(self.labels),
         )
 
 

@@ -17,7 +17,7 @@ from hypjax.geometry import Space
 from hypjax.objectives.base import Metrics, Spec
 from hypjax.objectives.comparisons import References
 from hypjax.objectives.koleo import koleo
-from hypjax.objectives.memory import Write, empty_memory, number_of_rows
+from hypjax.objectives.memory import empty_memory, number_of_rows
 from hypjax.objectives.metrics import batch_metrics
 from hypjax.objectives.pair_losses import contrastive, multi_similarity, scalable_nca, supcon
 from hypjax.objectives.triplets import MININGS, triplet
@@ -149,16 +149,17 @@ class PairObjective:
         """Returns no parameters, and the empty memory if there is one.
 
         Raises:
-            UserError: The memory is smaller than a batch.
+            UserError: The memory is smaller than a batch, or larger than the training set.
         """
         del key
         if not self.memory:
             return {}, {}
         rows = number_of_rows(self.memory, spec.training_images)
-        if rows < spec.batch_size:
+        if not spec.batch_size <= rows <= spec.training_images:
             raise UserError(
                 f"config.objective.memory is {self.memory:g}, which holds {rows} images; it must "
-                f"hold a batch of {spec.batch_size}"
+                f"hold a batch of {spec.batch_size}, and at most all {spec.training_images} "
+                "training images"
             )
         one = jax.ShapeDtypeStruct((1, spec.head_dim), jnp.float32)
         dim = jax.eval_shape(self.space.embed, one).shape[-1]
@@ -180,21 +181,18 @@ class PairObjective:
         loss = self.function(points, labels, **compared)
         metrics = batch_metrics(outputs.projected, points, labels, **compared)
         if self.memory:
-            memory, latest = state["memory"], self._latest(points, teacher)
-            kept = memory.kept_labels(len(labels))
-            others = References(memory.points, kept, latest, itself=bool(self.memory_decay))
+            memory = state["memory"].written(self._remembered(points, teacher), labels)
+            own = None if self.memory_decay else state["memory"].rows(len(labels))
+            others = References(memory.points, memory.labels, own)
             of_memory = self.function(points, labels, space=self.space, references=others)
-            loss, state = loss + of_memory, {"memory": Write(memory, latest, labels)}
-            metrics |= {
-                "memory_loss": of_memory,
-                "memory_filled": (jnp.sum(kept >= 0) + len(labels)) / len(kept),
-            }
+            loss, state = loss + of_memory, {"memory": memory}
+            metrics |= {"memory_loss": of_memory, "memory_filled": jnp.mean(memory.labels >= 0)}
         if self.koleo_weight:
             metrics["koleo"] = koleo(points, space=self.space)
             loss += self.koleo_weight * metrics["koleo"]
         return loss, (state, metrics)
 
-    def _latest(
+    def _remembered(
         self, points: Float[Array, "n dim"], teacher: Outputs | None
     ) -> Float[Array, "n dim"]:
         """The points of the batch for the memory."""

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import optax
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
 from hypjax.models import example_images
 from hypjax.models.normalize import mirror, normalize
 from hypjax.models.vit import drop_path_factors
-from hypjax.objectives import Metrics, Spec, next_state
+from hypjax.objectives import Metrics, Spec
+from hypjax.objectives.memory import Memory
 from hypjax.training import optim
 from hypjax.training.learner import Learner
 from hypjax.types import Batch, Outputs
@@ -144,7 +145,7 @@ def make_train_step(learner: Learner) -> TrainStep:
         with jax.named_scope("optimizer"):
             updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
             updated = optax.apply_updates(trained, updates)
-            changed = updated, opt_state, _follow(learner, state.teacher, updated)
+            changed = updated, opt_state, objective_state, _follow(learner, state.teacher, updated)
         norms = {
             "loss": loss,
             "gradient_norm": optax.tree.norm(gradient),
@@ -152,11 +153,9 @@ def make_train_step(learner: Learner) -> TrainStep:
         }
         finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
         if learner.skip_nonfinite:
-            before = trained, state.opt_state, state.teacher
-            changed = jax.tree.map(lambda new, old: jnp.where(finite, new, old), changed, before)
-        # Also where the run stops then: a change that waits for the whole step needs no copy.
-        objective_state = next_state(finite, objective_state, state.objective_state)
-        trained, opt_state, teacher = changed
+            before = trained, state.opt_state, state.objective_state, state.teacher
+            changed = _chosen(finite, changed, before)
+        trained, opt_state, objective_state, teacher = changed
         skipped = state.skipped + jnp.where(finite, 0, 1)
         params = optim.merge(trained, frozen)
         metrics |= {
@@ -170,6 +169,15 @@ def make_train_step(learner: Learner) -> TrainStep:
         return after, metrics
 
     return train_step
+
+
+def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+    """The new tree, or the old one if the step is not valid; a memory is always the new one."""
+
+    def choose(new: PyTree, old: PyTree) -> PyTree:
+        return new if isinstance(new, Memory) else jnp.where(valid, new, old)
+
+    return jax.tree.map(choose, new, old, is_leaf=lambda x: isinstance(x, Memory))
 
 
 def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:

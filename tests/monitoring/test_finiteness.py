@@ -10,7 +10,7 @@ import pytest
 
 from hypjax import train
 from hypjax.errors import UserError
-from hypjax.objectives import PairwiseCrossEntropy, Spec
+from hypjax.objectives import Spec
 from hypjax.training.learner import build_learner
 from hypjax.training.step import create_state, make_train_step
 from hypjax.types import Batch
@@ -48,22 +48,29 @@ def test_skipping_has_a_limit(photos_folder, tmp_path, capsys):
     assert "3 of 3 so far" in printed
 
 
-@dataclasses.dataclass(frozen=True)
-class Poisoned(PairwiseCrossEntropy):
-    """Its loss is not finite where a batch holds image 99."""
+class Poisoned:
+    """An objective whose loss is not finite where a batch holds image 99."""
+
+    def __init__(self, healthy):
+        self.healthy = healthy
+
+    def __getattr__(self, name):
+        return getattr(self.healthy, name)
 
     def loss(self, params, state, outputs, teacher, batch, key):
-        loss, aux = super().loss(params, state, outputs, teacher, batch, key)
+        loss, aux = self.healthy.loss(params, state, outputs, teacher, batch, key)
         return loss * jnp.where(jnp.any(batch.ids == 99), jnp.nan, 1.0), aux
 
 
 @pytest.mark.slow
-def test_a_skipped_step_changes_nothing_but_the_counts(photos_folder):
-    config = small_runs.load(photos_folder, "train.on_nonfinite=skip", "optim.warmup_steps=0")
+@pytest.mark.parametrize("memory", [0, 20])
+def test_a_skipped_step_changes_nothing_but_the_counts_and_a_memory(photos_folder, memory):
+    chosen = ["objective.name=contrastive", f"objective.memory={memory}"] if memory else []
+    config = small_runs.load(
+        photos_folder, "train.on_nonfinite=skip", "optim.warmup_steps=0", *chosen
+    )
     learner = build_learner(config)
-    healthy = learner.objective
-    poisoned = Poisoned(healthy.space, healthy.temperature, healthy.samples_per_class)
-    learner = dataclasses.replace(learner, objective=poisoned)
+    learner = dataclasses.replace(learner, objective=Poisoned(learner.objective))
     state = create_state(learner, Spec(4, 2, config.model.width, config.model.head_dim, 24, 8))
     step = jax.jit(make_train_step(learner))
     pixels = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), dtype=np.uint8)
@@ -75,6 +82,11 @@ def test_a_skipped_step_changes_nothing_but_the_counts(photos_folder):
     after, metrics = step(trained, bad)
     assert not metrics["finite"] and metrics["skipped"] == after.skipped == 1
     assert after.step == 2
-    kept = after._replace(step=trained.step, skipped=trained.skipped)
+    if memory:
+        remembered = after.objective_state["memory"]
+        assert (int(remembered.place), int(jnp.sum(remembered.labels >= 0))) == (16, 16)
+    kept = after._replace(
+        step=trained.step, skipped=trained.skipped, objective_state=trained.objective_state
+    )
     for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(trained), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -42,7 +42,7 @@ def loop_supcon(d, same, other, temperature=0.1):
         weights = np.exp((1 - d[i] / 2) / temperature)
         total = weights[same[i] | other[i]].sum()
         losses.append(-np.mean(np.log(weights[same[i]] / total)))
-    return np.mean(losses)
+    return np.mean(losses) if losses else 0.0
 
 
 def loop_scalable_nca(d, same, other, temperature=0.05):
@@ -50,12 +50,13 @@ def loop_scalable_nca(d, same, other, temperature=0.05):
     for i in np.flatnonzero(same.any(axis=1)):
         weights = np.exp((1 - d[i] / 2) / temperature)
         losses.append(-np.log(weights[same[i]].sum() / weights[same[i] | other[i]].sum()))
-    return np.mean(losses)
+    return np.mean(losses) if losses else 0.0
 
 
 def loop_hard(d, same, other, margin=0.2):
     both = [i for i in range(len(d)) if same[i].any() and other[i].any()]
-    return np.mean([max(d[i][same[i]].max() - d[i][other[i]].min() + margin, 0) for i in both])
+    losses = [max(d[i][same[i]].max() - d[i][other[i]].min() + margin, 0) for i in both]
+    return np.mean(losses) if losses else 0.0
 
 
 def loop_semihard(d, same, other, margin):

@@ -11,10 +11,10 @@ import pytest
 from hypjax.config import choose_objective, default_config, validate
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.objectives import Spec, contrastive, create_objective, koleo, next_state
+from hypjax.objectives import Spec, contrastive, create_objective, koleo
 from hypjax.objectives.comparisons import References
 from hypjax.objectives.create import create_space
-from hypjax.objectives.memory import Write, empty_memory, number_of_rows
+from hypjax.objectives.memory import Memory, empty_memory, number_of_rows
 from hypjax.types import Batch, Outputs
 from tests.objectives.test_losses import FAST_COMPILATION, PAIRS
 
@@ -33,21 +33,13 @@ def points_of(space, n, seed=0):
 def test_a_memory_holds_the_latest_points(size):
     """Batches of 4, through four ends of the memory or more."""
     kept, memory = collections.deque(maxlen=size), empty_memory(size, 3)
-    write = jax.jit(lambda *written: Write(*written).applied(valid=True))
-    drop = jax.jit(lambda *written: Write(*written).applied(valid=False))
-    rng = np.random.default_rng(0)
+    write, rng = jax.jit(Memory.written), np.random.default_rng(0)
     for step in range(14):
         points, labels = rng.normal(size=(4, 3)).astype("f"), rng.integers(0, 9, 4)
-        for before, after in zip(memory, drop(memory, points, labels), strict=True):
-            np.testing.assert_array_equal(after, before)
-        rows, staying = memory.rows(4), np.asarray(memory.kept_labels(4))
-        memory = write(memory, points, labels)
+        rows, memory = memory.rows(4), write(memory, points, labels)
         kept.extend(zip(points.tolist(), labels.tolist(), strict=True))
         np.testing.assert_array_equal(memory.points[rows], points)
         np.testing.assert_array_equal(rows, (4 * step + np.arange(4)) % size)
-        filled = np.asarray(memory.labels) >= 0
-        assert filled.sum() == len(kept) and (staying >= 0).sum() == len(kept) - 4
-        assert (np.where(staying >= 0, staying, memory.labels) == memory.labels).all()
         found = sorted(zip(memory.points.tolist(), memory.labels.tolist(), strict=True))
         assert [row for row in found if row[1] >= 0] == sorted(kept)
         oldest = int(memory.place) if len(kept) == size else 0
@@ -56,39 +48,35 @@ def test_a_memory_holds_the_latest_points(size):
         memory.rows(13)
 
 
-@pytest.mark.parametrize("valid", [True, False])
-def test_a_step_that_does_not_count_leaves_the_state(valid):
-    """Whatever holds the memory, as that of a loss beneath another one."""
-    memory = empty_memory(3, 2)._replace(place=jnp.int32(2))
-    points, labels = jnp.array([[1.0, 2], [3, 4]]), jnp.array([7, 8])
-    old = {"base": {"memory": memory}, "mean": jnp.float32(5)}
-    new = {"base": {"memory": Write(memory, points, labels)}, "mean": jnp.float32(6)}
-    found = jax.jit(next_state)(jnp.array(valid), new, old)
-    assert found["mean"] == (6 if valid else 5)
-    held, place = found["base"]["memory"].labels.tolist(), found["base"]["memory"].place
-    assert (held, place) == (([8, -1, 7], 1) if valid else ([-1, -1, -1], 2))
-    assert found["base"]["memory"].points[0].tolist() == ([3, 4] if valid else [0, 0])
+def test_a_memory_takes_no_points_that_are_not_finite():
+    memory = empty_memory(3, 2)._replace(place=jnp.int32(2), labels=jnp.array([4, 5, 6]))
+    points = jnp.array([[1.0, 2], [jnp.nan, 4]])
+    memory = memory.written(points, jnp.array([7, 8]))
+    assert (memory.labels.tolist(), int(memory.place)) == ([-1, 5, 7], 1)
+    assert memory.points.tolist() == [[0, 0], [0, 0], [1, 2]]
 
 
 @SPACES
 @pytest.mark.parametrize("name", [name for name in PAIRS if "semihard" not in name])
 def test_losses_of_references_equal_plain_loops(float64, name, space):
     function, loop, settings = PAIRS[name]
-    points, others, latest = points_of(space, 6), points_of(space, 9, 1), points_of(space, 6, 2)
-    for empty, shown, itself in ((0, None, False), (3, latest, False), (3, latest, True)):
-        labels = np.where(np.arange(9) < empty, -1, REMEMBERED)
-        references = References(jnp.asarray(others), jnp.asarray(labels), shown, itself)
-        them = others if shown is None else np.concatenate([others, latest])
-        labels = labels if shown is None else np.concatenate([labels, LABELS])
-        d = np.asarray(space.distance(points[:, None], them))
-        same = LABELS[:, None] == labels
+    """Of references with empty rows and images' own ones, with positives alone, and with none."""
+    points, others = points_of(space, 6), points_of(space, 9, 1)
+    d = np.asarray(space.distance(points[:, None], others))
+    own = np.array([4, 5, 6, 7, 8, 0])
+    mixed, alike, different = REMEMBERED, np.full(9, 3), np.full(9, 7)
+    for batch, labels, shown in (
+        (LABELS, np.where(np.arange(9) < 3, -1, mixed), own),
+        (np.full(6, 3), alike, None),
+        (LABELS, different, None),
+    ):
+        references = References(jnp.asarray(others), jnp.asarray(labels), shown)
+        same = batch[:, None] == labels
         other = ~same & (labels >= 0)
-        if shown is not None and not itself:
-            same[np.arange(6), 9 + np.arange(6)] = False
-        found = function(points, LABELS, space=space, references=references, **settings)
-        expected = loop(d, same, other, **settings)
-        np.testing.assert_allclose(found, expected, rtol=1e-10)
-        assert expected > 0
+        if shown is not None:
+            same[np.arange(6), own] = False
+        found = function(points, batch, space=space, references=references, **settings)
+        np.testing.assert_allclose(found, loop(d, same, other, **settings), rtol=1e-10, atol=1e-12)
 
 
 @SPACES
@@ -149,8 +137,7 @@ def assert_steps(config, rows, expected, taught=False):
         references = References(
             np.pad(points, ((0, empty), (0, 0))), np.pad(labels, (0, empty), constant_values=-1)
         )
-        (loss, (after, told)), slope = step(outputs, state, shown)
-        state = next_state(True, after, state)
+        (loss, (state, told)), slope = step(outputs, state, shown)
         value, slopes = wanted(outputs, references, np.arange(len(kept) - 6, len(kept)))
         np.testing.assert_allclose(loss, value, rtol=1e-10)
         np.testing.assert_allclose(slope, slopes, rtol=1e-6, atol=1e-10)
@@ -209,9 +196,11 @@ def test_wrong_settings_are_refused():
         create_objective(configured(memory_decay=0.9))
     with pytest.raises(UserError, match="memory must be 0 for semi-hard triplets"):
         create_objective(configured(name="triplet", mining="semihard", memory=1.0))
-    small = create_objective(configured(memory=0.2))
-    with pytest.raises(UserError, match="is 0.2, which holds 4 images; it must hold a batch of 6"):
-        small.init(jax.random.key(0), SPEC)
+    for size, rows in ((0.2, 4), (21.0, 21)):
+        wrong = create_objective(configured(memory=size))
+        words = f"is {size:g}, which holds {rows} images; it must hold a batch of 6, and at most"
+        with pytest.raises(UserError, match=words):
+            wrong.init(jax.random.key(0), SPEC)
 
 
 @SPACES

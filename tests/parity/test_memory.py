@@ -9,7 +9,7 @@ import pytest
 
 from hypjax import objectives
 from hypjax.geometry import Sphere
-from hypjax.objectives import PairObjective, Spec, next_state
+from hypjax.objectives import PairObjective, Spec
 from hypjax.types import Batch, Outputs
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
@@ -69,8 +69,7 @@ def test_a_loss_with_a_memory(name, size):
     for seed in range(STEPS):
         rng = np.random.default_rng(seed)
         features, labels = rng.normal(size=(BATCH, DIM)) + 0.7, rng.integers(0, 4, BATCH)
-        (value, (after, _)), slope = step(features, state, jnp.asarray(labels))
-        state = next_state(True, after, state)
+        (value, (state, _)), slope = step(features, state, jnp.asarray(labels))
         x, y = torch.tensor(features, requires_grad=True), torch.tensor(labels)
         points = torch.nn.functional.normalize(x, dim=-1)
         expected = alone(points, y) + remembering(points, y)

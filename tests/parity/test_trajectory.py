@@ -197,7 +197,7 @@ def run_hypjax(config, params, batches, held_out):
     model = learner.model
     trained, _ = optim.split_frozen(params, learner.frozen)
     size, samples = config.train.batch_size, config.train.samples_per_class
-    spec = Spec(size // samples, samples, model.encoder.dim, model.head_dim, size, size)
+    spec = Spec(size // samples, samples, model.encoder.dim, model.head_dim, MEMORY, size)
     _, kept = learner.objective.init(jax.random.key(0), spec)
     state = TrainState(jnp.int32(0), params, learner.optimizer.init(trained), kept, jnp.int32(0))
 

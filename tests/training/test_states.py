@@ -14,22 +14,31 @@ from hypjax.training import states
 from tests.helpers.steps import random_batch, start
 
 
-def test_a_restored_state_does_not_compile_the_step_again(load_glyphs, tmp_path):
-    state, step = start(load_glyphs())
-    state, _ = step(state, random_batch())
+def test_a_restored_state_goes_on_as_the_saved_one(load_glyphs, tmp_path):
+    """With a memory that is being overwritten. The step is not compiled again."""
+    config = load_glyphs("objective.memory=40", variant="irt-r")
+    state, step = start(config)
+    for i in range(2):
+        state, _ = step(state, random_batch(i))
+    assert state.objective_state["memory"].place == 8
     checkpoints = SharedCheckpoints(lambda: Checkpoints(tmp_path))
     recalls = states.Measured(untrained={"test": {"head": {"recall@1": 0.5}}})
     states.save(checkpoints, state, recalls)
     checkpoints.close()
-    fresh, step = start(load_glyphs())
+    fresh, _ = start(config)
     saved = SharedCheckpoints(lambda: Checkpoints(tmp_path))
     restored, remembered = states.restore(saved, fresh)
     assert remembered == recalls
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(a, b)
-    for i in range(3):
-        restored, _ = step(restored, random_batch(i))
+    ends = []
+    for end in (state, restored):
+        for i in range(2, 4):
+            end, _ = step(end, random_batch(i))
+        ends.append(jax.tree.leaves(end))
+    for a, b in zip(*ends, strict=True):
+        np.testing.assert_array_equal(a, b)
     assert step._cache_size() == 1
 
 
