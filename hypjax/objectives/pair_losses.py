@@ -56,9 +56,10 @@ def contrastive(
             `samples_per_class`.
     """
     pairs = compare_images(space, embeddings, labels, samples_per_class, references)
-    attraction = jnp.sum(pairs.distances / 2, where=pairs.same)
-    repulsion = jnp.sum(jax.nn.relu(similarity(pairs.distances) - margin), where=pairs.other)
-    return (attraction + repulsion) / len(pairs.same)
+    attraction = pairs.distances / 2
+    repulsion = jax.nn.relu(similarity(pairs.distances) - margin)
+    losses = jnp.where(pairs.same, attraction, repulsion)  # One array to sum: large with a memory.
+    return jnp.sum(losses, where=pairs.same | pairs.other) / len(losses)
 
 
 def multi_similarity(
