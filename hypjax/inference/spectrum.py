@@ -1,10 +1,13 @@
 """How embeddings spread: their principal components, and similarities of images (IRT, Analysis)."""
 
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from hypjax.geometry import Space, Sphere
+from hypjax.geometry import Space
+from hypjax.objectives.comparisons import similarity
 from hypjax.reports.spectrum import Similarities, Spread
 from hypjax.retrieval import projection
 
@@ -34,16 +37,28 @@ def find_spread(
 def _similarities(
     points: Float[np.ndarray, "images dim"], labels: Int[np.ndarray, " images"], space: Space
 ) -> Similarities:
-    """Counts the pairs of images in each interval of similarity."""
-    edges = np.linspace(-1.0 if isinstance(space, Sphere) else 0.0, 1.0, BINS + 1)
-    compare = jax.jit(lambda x, y: space.similarity(space.distance_matrix(x, y)))
+    """Counts the pairs of images in equal intervals from the least similarity to the largest."""
+    least, largest = np.inf, -np.inf
+    for pairs in _pairs(points, labels, space):
+        found = np.concatenate(pairs)
+        least, largest = min(least, found.min()), max(largest, found.max())
+    edges = np.linspace(least, largest, BINS + 1)
     counts, sums = np.zeros((2, BINS), int), np.zeros(2)
-    for start in range(0, len(points), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        found = np.clip(np.asarray(compare(points[block], points), np.float64), edges[0], 1)
-        same = labels[block, None] == labels
-        later = np.arange(len(points)) > np.arange(len(points))[block, None]  # Each pair once.
-        for i, pairs in enumerate((same & later, ~same & later)):
-            counts[i] += np.histogram(found[pairs], edges)[0]
-            sums[i] += found[pairs].sum()
+    for pairs in _pairs(points, labels, space):
+        for i, found in enumerate(pairs):
+            counts[i] += np.histogram(found, edges)[0]
+            sums[i] += found.sum()
     return Similarities(edges, *counts, *(sums / counts.sum(axis=1)))
+
+
+def _pairs(
+    points: Float[np.ndarray, "images dim"], labels: Int[np.ndarray, " images"], space: Space
+) -> Iterator[tuple[Float[np.ndarray, " same"], Float[np.ndarray, " other"]]]:
+    """Yields the similarities of pairs of one class, and of different classes; each pair once."""
+    compare = jax.jit(lambda x, y: similarity(space.distance_matrix(x, y)))
+    numbers = np.arange(len(points))
+    for start in range(0, len(points) - 1, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        found = np.asarray(compare(points[block], points), np.float64)
+        same, later = labels[block, None] == labels, numbers > numbers[block, None]
+        yield found[same & later], found[~same & later]

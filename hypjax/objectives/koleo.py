@@ -18,7 +18,8 @@ def koleo(points: Float[ArrayLike, "n dim"], *, space: Space = SPHERE) -> Float[
     sphere, where d is the Euclidean distance. In the ball it is the geodesic distance.
 
     Each point's nearest is found by products. Its distance is then computed by subtraction, which
-    keeps the digits of small ones. Points within 1e-8 of each other count as that far apart, and
+    keeps the digits of small ones. In float32, of several points within about 1e-3 another one than
+    the nearest may be found. Points within 1e-8 of each other count as that far apart, and
     have no gradient.
 
     Args:

@@ -49,7 +49,9 @@ class Memory(NamedTuple):
         finite = jnp.all(jnp.isfinite(points), axis=1)
         return Memory(
             self.points.at[rows].set(jnp.where(finite[:, None], points, 0), **_ROWS),
-            self.labels.at[rows].set(jnp.where(finite, labels, _EMPTY), **_ROWS),
+            self.labels.at[rows].set(
+                jnp.where(finite, labels.astype(self.labels.dtype), _EMPTY), **_ROWS
+            ),
             (self.place + len(rows)) % len(self.labels),
         )
 

@@ -213,9 +213,8 @@ def _methods_of_irt(config: ConfigDict, part: str, pretrained: bool) -> dict[str
         recipe.objective.margin = objective.get("margin", 0)
         recipe.objective.koleo_weight = objective.get("koleo_weight", 0)
         recipe.model.pooling = recipe.model.eval_pooling = model.pooling
-        if _irt_fields(config) == _irt_fields(recipe) and _named(
-            recipe.model.weights, model.weights or ""
-        ):
+        same = _irt_fields(config, pretrained) == _irt_fields(recipe, pretrained)
+        if same and _named(recipe.model.weights, model.weights or ""):
             return _names_in_irt(config, encoder, part, pretrained)
     return {}
 
@@ -226,11 +225,13 @@ def _names_in_irt(
     """Names of a run that follows IRT but for margin, λ and pooling."""
     objective, pooling = config.objective, config.model.pooling
     pca = f" pca={config.eval.pca[part]}" if config.eval.pca[part] else ""
+    if pretrained:
+        return {"irt": [f"irt-o-{encoder}{pca}"] if pooling == "cls" else []}
     margin, weight = objective.margin, objective.koleo_weight
     kinds = {(0.5, weight): kind for kind, weight in KOLEO_WEIGHTS.items()}
-    kind = "irt-o" if pretrained else kinds.get((margin, weight))
+    kind = kinds.get((margin, weight))
     found = {"irt": [f"{kind}-{encoder}{pca}"] if pooling == "cls" and kind else []}
-    if pretrained or pca:
+    if pca:
         return found
     studies = [f"irt-l-{encoder} pooling={pooling}"] if kind == "irt-l" else []
     if pooling == "cls":
@@ -249,13 +250,17 @@ def _scored_as_irt(config: ConfigDict, part: str) -> bool:
     return rest and space == "sphere" and not ours.whiten and ours.pca[part] in (None, 128)
 
 
-def _irt_fields(config: ConfigDict) -> tuple[Any, ...]:
+def _irt_fields(config: ConfigDict, pretrained: bool) -> tuple[Any, ...]:
     """The fields that make a method of IRT's tables, apart from the weights."""
-    data, model = config.data, config.model
-    names = ("image_size", "resize", "train_view", "test_view", "mean", "std")
-    views = [data[name] for name in names]
-    network = model.architecture, model.pooling, model.eval_pooling, model.head, model.drop_path
-    return config.objective, views, network, config.optim.frozen, config.train.sampling
+    data, model, train = config.data, config.model, config.train
+    shown = [data[name] for name in ("image_size", "resize", "test_view", "mean", "std")]
+    network = model.architecture, model.pooling, model.eval_pooling, model.head
+    if pretrained:
+        return shown, network
+    views = data.train_view, data.flip
+    sampling = train.sampling, train.sampling != "shuffled" and train.samples_per_class
+    trained = model.drop_path, config.optim.frozen
+    return shown, network, config.objective, views, sampling, trained
 
 
 def _method_fields(config: ConfigDict) -> tuple[Any, ...]:

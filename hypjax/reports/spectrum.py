@@ -17,10 +17,11 @@ _SAME, _OTHER = "#0072B2", "#E69F00"  # Colour-blind readers can tell them apart
 
 
 class Similarities(NamedTuple):
-    """Similarities of all pairs of images: the cosine on the sphere, e^−distance in the ball.
+    """Similarities of all pairs of images, 1 − distance / 2, which is the cosine on the sphere.
 
     Attributes:
-        edges: Ends of the intervals in which pairs are counted.
+        edges: Ends of the intervals in which pairs are counted, from the least similarity to the
+            largest.
         same: Number of pairs of one class in each interval.
         other: Number of pairs of different classes.
         mean_same: Mean similarity of two images of one class.
@@ -163,6 +164,5 @@ def _draw_similarities(axes: Axes, run: Run) -> None:
             style = {"color": colour, "fill": trained, "alpha": 0.5 if trained else 1.0}
             label = name if trained else f"{name}, untrained"
             axes.stairs(shares, edges, label=label, linestyle="solid" if trained else ":", **style)
-    axes.set(xlabel="similarity", ylabel="share of the pairs", yticks=[])
-    axes.set_xticks(np.linspace(edges[0], edges[-1], 5))
+    axes.set(xlabel="similarity (1 − distance / 2)", ylabel="share of the pairs", yticks=[])
     axes.set_title(run.name, fontsize=10, parse_math=False)

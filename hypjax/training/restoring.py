@@ -69,6 +69,8 @@ def untrained_parameters(config: ConfigDict) -> PyTree:
     Raises:
         UserError: The images or the pretrained weights cannot be read.
     """
+    config = config.copy_and_resolve_references()
+    config.run.cache = "none"  # No step is made; the device cache might not fit this device.
     built = setup.build(config)
     state = states.random_state(built.learner, built.spec)
     pretrained = states.starting_parameters(config, built.learner)

@@ -1,12 +1,14 @@
 """How the embeddings of a trained run spread, before and after its training."""
 
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.data.dataset import Dataset, Splits
+from hypjax.errors import UserError
 from hypjax.inference.runs import head_points
 from hypjax.inference.spectrum import find_spread
 from hypjax.objectives import create_objective
-from hypjax.reports.spectrum import Run
+from hypjax.reports.spectrum import Run, Spread
 from hypjax.training.restoring import restore_trained, untrained_parameters
 
 
@@ -27,13 +29,18 @@ def spread_of_run(
 
     Raises:
         UserError: The folder holds no trained model, the weights from which it started are gone,
-            the images have changed, an image cannot be read, a point is not finite, or the device's
-            memory does not suffice.
+            the images have changed, an image cannot be read, a point is not finite, all are
+            equal, or the device's memory does not suffice.
     """
     space = create_objective(config).score_space
     trained = restore_trained(workdir, config, splits.fingerprint, with_objective=False)
-    before, after = (
-        find_spread(head_points(config, trained.model, params, space)(images), images.labels, space)
-        for params in (untrained_parameters(config), trained.params)
-    )
-    return Run(name, before, after)
+
+    def spread(state: str, params: PyTree) -> Spread:
+        points = head_points(config, trained.model, params, space)(images)
+        try:
+            return find_spread(points, images.labels, space)
+        except UserError as error:
+            raise UserError(f"{name}, {state}: {error}") from error
+
+    before = spread("untrained", untrained_parameters(config))
+    return Run(name, before, spread("trained", trained.params))

@@ -22,22 +22,29 @@ def test_numbers_are_those_of_loops(space):
     np.testing.assert_allclose(spread.energy, np.cumsum(variances) / variances.sum(), rtol=1e-5)
     similar = {True: [], False: []}
     for i, j in itertools.combinations(range(9), 2):
-        found = float(space.similarity(space.distance(points[i], points[j])))
+        found = float(1 - space.distance(points[i], points[j]) / 2)
         similar[LABELS[i] == LABELS[j]].append(found)
     told = spread.similarities
     for same, counts, mean in (
         (True, told.same, told.mean_same),
         (False, told.other, told.mean_other),
     ):
-        assert counts.tolist() == np.histogram(similar[same], told.edges)[0].tolist()
+        edges = told.edges + np.linspace(-1e-6, 1e-6, len(told.edges))  # Of other roundings.
+        assert counts.tolist() == np.histogram(similar[same], edges)[0].tolist()
         np.testing.assert_allclose(mean, np.mean(similar[same]), rtol=1e-5)
 
 
-def test_cosines_at_their_bounds_count():
-    points = np.array([[1, 0], [-1, 0], [1, 0], [-1, 0]], "f") * np.float32(1 + 1e-7)
-    found = find_spread(points, np.array([0, 1, 0, 1]), Sphere()).similarities
-    assert (found.same[-1], found.other[0], found.overlap) == (2, 4, 0)
-    assert (found.mean_same, found.mean_other) == (1, -1)
+@pytest.mark.parametrize("space", [Sphere(), PoincareBall(1.0, 3.0)], ids=["sphere", "ball"])
+@pytest.mark.parametrize("scale", [1e-2, 3.0])
+def test_the_overlap_does_not_depend_on_how_far_apart_points_are(space, scale):
+    """Classes that are apart, all near each other or all near the boundary."""
+    rng = np.random.default_rng(0)
+    centres = scale * np.eye(3)[LABELS % 3] + np.array([0.0, 0, 3])
+    points = space.embed((centres + 1e-3 * scale * rng.normal(size=(9, 3))).astype("f"))
+    found = find_spread(np.asarray(points), LABELS % 3, space).similarities
+    assert found.overlap == 0 and found.mean_same > found.mean_other
+    mixed = find_spread(np.asarray(points), np.arange(9) // 3, space).similarities
+    assert mixed.overlap > 0.3
 
 
 def test_components_are_the_fewest_that_hold_a_share():

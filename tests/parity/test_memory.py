@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hypjax import objectives
+from hypjax.benchmarks import cross_batch
 from hypjax.geometry import Sphere
 from hypjax.objectives import PairObjective, Spec
 from hypjax.types import Batch, Outputs
@@ -92,3 +93,15 @@ def test_koleo():
     value, slope = loss(features)
     np.testing.assert_allclose(value, expected.item(), rtol=1e-9)
     np.testing.assert_allclose(slope, x.grad, rtol=1e-7, atol=1e-9)
+
+
+def test_the_benchmark_compares_equal_work():
+    torch.set_default_dtype(torch.float32)
+    with jax.enable_x64(False):
+        data = cross_batch.make_data(300)
+        ours, _ = cross_batch.step(data)
+        theirs = cross_batch.peer(data)
+        for _ in range(10):  # Batches of 64: the memory is overwritten twice.
+            (value, slope), (expected, gradient) = ours(), theirs()
+            np.testing.assert_allclose(value, expected.numpy(), rtol=1e-4)
+            np.testing.assert_allclose(slope, gradient.numpy(), rtol=1e-3, atol=1e-5)
