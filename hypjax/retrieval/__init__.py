@@ -1,5 +1,6 @@
 """Exact nearest-neighbour search and evaluation of embeddings in any space."""
 
+from hypjax.retrieval.judgements import Judgements
 from hypjax.retrieval.metrics import (
     average_precision,
     bootstrap_interval,
@@ -19,6 +20,7 @@ from hypjax.retrieval.relevance import Relevance
 
 __all__ = [
     "NO_MATCH",
+    "Judgements",
     "Relevance",
     "average_precision",
     "bootstrap_interval",

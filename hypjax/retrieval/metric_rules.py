@@ -65,10 +65,27 @@ def _precision_at(k: int) -> Metric:
     return Metric(lambda positives: k, lambda ranks, _: np.sum(ranks < k, axis=1) / k)
 
 
+def _mean_precision_at(k: int) -> Metric:
+    """Precision among the K nearest items, or up to the last positive if all are among these.
+
+    The code of Revisited Oxford and Paris (Radenović et al., CVPR 2018) takes its mean as mP@K.
+    """
+
+    def score(
+        ranks: Int[np.ndarray, "b p"], positives: Int[np.ndarray, " b"]
+    ) -> Float[np.ndarray, " b"]:
+        last = np.take_along_axis(ranks, np.maximum(positives - 1, 0)[:, None], axis=1)
+        listed = np.minimum(last + 1, k)
+        return np.sum(ranks < listed, axis=1) / listed[:, 0]
+
+    return Metric(ALL, score)
+
+
 # Metrics at K, as functions of K; and metrics without a K.
 AT_K: dict[str, Callable[[int], Metric]] = {
     "recall": lambda k: Metric(FIRST, lambda ranks, _: ranks[:, 0] < k, k),
     "precision": _precision_at,
+    "mp": _mean_precision_at,
 }
 WITHOUT_K: dict[str, Metric] = {
     "mrr": Metric(FIRST, lambda ranks, _: 1 / (ranks[:, 0] + 1.0)),

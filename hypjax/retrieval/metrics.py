@@ -137,7 +137,8 @@ def query_scores(
         gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
             each query is excluded from its own results.
         gallery_labels: Classes of the gallery, [m]; required if there is a gallery.
-        metrics: Names: recall@K and precision@K with a number for K, mrr, map, map@r, r_precision.
+        metrics: Names: recall@K, precision@K and mp@K with a number for K, mrr, map, map@r and
+            r_precision.
         space: Space that measures the distances.
         refinement: How queries are expanded and results re-ranked before they are scored. Beyond
             the results that are re-ranked, the order is that of the distances.
