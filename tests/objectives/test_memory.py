@@ -51,7 +51,7 @@ def test_a_memory_holds_the_latest_points(size):
 def test_a_memory_takes_no_points_that_are_not_finite():
     memory = empty_memory(3, 2)._replace(place=jnp.int32(2), labels=jnp.array([4, 5, 6]))
     points = jnp.array([[1.0, 2], [jnp.nan, 4]])
-    memory = memory.written(points, jnp.array([7, 8]))
+    memory = jax.jit(Memory.written)(memory, points, jnp.array([7, 8]))
     assert (memory.labels.tolist(), int(memory.place)) == ([-1, 5, 7], 1)
     assert memory.points.tolist() == [[0, 0], [0, 0], [1, 2]]
 
@@ -75,7 +75,11 @@ def test_losses_of_references_equal_plain_loops(float64, name, space):
         other = ~same & (labels >= 0)
         if shown is not None:
             same[np.arange(6), own] = False
-        found = function(points, batch, space=space, references=references, **settings)
+
+        def loss(points, references, batch=batch):
+            return function(points, batch, space=space, references=references, **settings)
+
+        found = compiled(loss)(points, references)
         np.testing.assert_allclose(found, loop(d, same, other, **settings), rtol=1e-10, atol=1e-12)
 
 
@@ -208,7 +212,8 @@ def test_koleo_equals_a_plain_loop(float64, space):
     points = points_of(space, 7)
     d = np.asarray(space.distance(points[:, None], points)) + np.diag([np.inf] * 7)
     nearest = d.min(axis=1) ** (0.5 if space is SPHERE else 1)
-    np.testing.assert_allclose(koleo(points, space=space), -np.mean(np.log(nearest)), rtol=1e-9)
+    found = compiled(lambda x: koleo(x, space=space))(points)
+    np.testing.assert_allclose(found, -np.mean(np.log(nearest)), rtol=1e-9)
     chords = np.linalg.norm(points[:, None] - points, axis=-1) + np.diag([np.inf] * 7)
     if space is SPHERE:
         np.testing.assert_allclose(nearest, chords.min(axis=1), rtol=1e-9)
@@ -229,9 +234,9 @@ def test_koleo_keeps_the_digits_of_small_distances(space):
     point = np.array([0.6, 0.8])
     near = np.stack([point, point + 1e-5 * np.array([0.8, -0.6]), -point]).astype("f")
     with jax.enable_x64(True):
-        expected = float(koleo(near.astype(float), space=space))
-    np.testing.assert_allclose(koleo(near, space=space), expected, rtol=1e-5)
-    slope = jax.grad(lambda x: koleo(x, space=space))(jnp.asarray(near))
+        expected = compiled(lambda x: koleo(x, space=space))(near.astype(float))
+    value, slope = compiled(jax.value_and_grad(lambda x: koleo(x, space=space)))(near)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
     # −(2/3) log d, whose gradient has the length 2/(3d).
     np.testing.assert_allclose(np.linalg.norm(slope[0]) * 1.5e-5, 1, rtol=0.02)
     with pytest.raises(ValueError, match="needs two points or more, got 1"):
