@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -53,7 +54,8 @@ def build(config: ConfigDict) -> Setup:
     """Builds a run from its configuration; nothing is computed or written yet.
 
     Raises:
-        UserError: The model, the images, the batches or the devices do not fit together.
+        UserError: The model, the objective, the images, the batches or the devices do not fit
+            together.
     """
     create_embedder(config)  # Reports an unknown model before any image is read.
     splits = open_splits(config)
@@ -64,6 +66,9 @@ def build(config: ConfigDict) -> Setup:
     learner = build_learner(config)
     check_depth(config, splits)
     plans = create_plans(config, splits)
+    spec = create_spec(learner, splits, config.train)
+    # An objective refuses sizes that do not suit it, before the run has a folder.
+    jax.eval_shape(lambda: learner.objective.init(jax.random.key(0), spec))
     layout = None
     if config.run.cache == "device":
         scalable = config.data.train_view == "area_crop"
@@ -72,7 +77,7 @@ def build(config: ConfigDict) -> Setup:
     return Setup(
         config=config,
         learner=learner,
-        spec=create_spec(learner, splits, config.train),
+        spec=spec,
         splits=splits,
         plans=plans,
         layout=layout,
