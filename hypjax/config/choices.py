@@ -13,6 +13,7 @@ SAMPLINGS = ("epoch_classes", "drawn_classes", "shuffled")  # hypjax/data/plans.
 METRICS = (
     "recall",
     "precision",
+    "mp",
     "mrr",
     "map",
     "map@r",
