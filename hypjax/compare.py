@@ -118,20 +118,27 @@ def _scored(
     """
     validation = {n: _scores(r["validation"]) for n, r in results.items() if r.get("validation")}
     test = {name: _scores(found) for name, found in results.items()}
-    scored = [*validation.values(), *test.values()]
-    embeddings = [values for recalls in scored for values in recalls.values()]
+    dropped: dict[str, None] = {}  # In order.
+    scored = tuple(_common(runs, dropped) for runs in (validation, test))
+    if dropped:
+        print(f"left out, since not all runs have them: {', '.join(dropped)}")
+    return scored
+
+
+def _common(runs: Mapping[str, Recalls], dropped: dict[str, None]) -> dict[str, Recalls]:
+    """The scores that all runs have; names of the others are added to `dropped`.
+
+    Raises:
+        UserError: They have none in common.
+    """
+    embeddings = [values for recalls in runs.values() for values in recalls.values()]
     names = list(dict.fromkeys(name for values in embeddings for name in values))
     common = [name for name in names if all(name in values for values in embeddings)]
-    if embeddings and not any(name.startswith("recall@") for name in common):
+    if embeddings and not any("/" in name or name.startswith("recall@") for name in common):
         raise UserError("these runs have no recall in common; evaluate them with the same eval.ks")
-    if dropped := [name for name in names if name not in common]:
-        print(f"left out, since not all runs have them: {', '.join(dropped)}")
-    return _only(common, validation), _only(common, test)
-
-
-def _only(metrics: Sequence[str], runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
+    dropped |= dict.fromkeys(name for name in names if name not in common)
     return {
-        run: {part: {name: values[name] for name in metrics} for part, values in recalls.items()}
+        run: {part: {name: values[name] for name in common} for part, values in recalls.items()}
         for run, recalls in runs.items()
     }
 
@@ -176,7 +183,7 @@ def _draw(
 
     metric, drawn = selecting(_first(test)["head"]), []
     for name, folder in folders.items():
-        held_out = validation[name]["head"][metric] if name in validation else None
+        held_out = validation.get(name, {"head": {}})["head"].get(metric)
         drawn.append(Run.of(name, saved_config(folder), held_out, test[name]["head"][metric]))
     draw(drawn, _X.value or _FIELD.value, metric, output)
     console.say(f"wrote {output}")

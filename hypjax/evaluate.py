@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import validate
-from hypjax.data.dataset import Splits
+from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import redacted
 from hypjax.inference.datasets import evaluation_input
@@ -93,7 +93,7 @@ def score_queries(workdir: pathlib.Path) -> QueryScores:
     Workdir(workdir, config, compared=()).require({"images": splits.fingerprint})
     evaluator = create_evaluator(config)
     fitted = evaluator.fit(params, splits.train)
-    scores = evaluator.query_scores(params, splits.test, splits.gallery, fitted)
+    scores = evaluator.query_scores(params, splits.task, fitted)
     return QueryScores(scores, splits.test.labels, splits.notes)
 
 
@@ -123,7 +123,7 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
 def _scores(evaluator: Evaluator, params: PyTree, splits: Splits) -> Recalls:
     """Scores of a model on the test classes."""
     fitted = evaluator.fit(params, splits.train)
-    return evaluator.scores(params, splits.test, splits.gallery, fitted)
+    return evaluator.test_scores(params, splits, fitted)
 
 
 def _report(

@@ -14,7 +14,7 @@ from absl import flags
 from hypjax import command
 
 if TYPE_CHECKING:  # They import JAX or NumPy.
-    from hypjax.data.dataset import Splits
+    from hypjax.data.parts import Splits
     from hypjax.reports.negatives import Anchor, Weighed
 
 FLAGS = flags.FlagValues()

@@ -1,11 +1,26 @@
 """Tuples of arrays that the rooms exchange, so that they need not import each other."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
 Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, "encoder": ...}
+
+
+class Judgements(NamedTuple):
+    """How clearly gallery items show what each query shows (Radenović et al., CVPR 2018).
+
+    Attributes:
+        easy: Indices of the items that show it clearly, for each query.
+        hard: Indices of the items that show it under difficult conditions.
+        junk: Indices of the items that show hardly any of it, which never count.
+    """
+
+    easy: Sequence[Int[np.ndarray, " items"]]
+    hard: Sequence[Int[np.ndarray, " items"]]
+    junk: Sequence[Int[np.ndarray, " items"]]
 
 
 class View(NamedTuple):

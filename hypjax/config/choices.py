@@ -4,7 +4,21 @@ A new dataset, view or metric adds its name here and its code there. A test chec
 Objectives and spaces are in rooms below: `hypjax.objectives.OBJECTIVES`, `hypjax.geometry.SPACES`.
 """
 
-DATASETS = ("glyphs", "folder", "cub200", "cars196", "sop", "inshop", "omniglot")  # hypjax/data/
+DATASETS = (
+    "glyphs",
+    "folder",
+    "cub200",
+    "cars196",
+    "sop",
+    "inshop",
+    "omniglot",
+    "sfm120k",
+    "roxford5k",
+    "rparis6k",
+    "revisitop1m",
+)  # hypjax/data/
+BENCHMARKS = ("roxford5k", "rparis6k")  # Judged, and without training images.
+DISTRACTORS = "revisitop1m"  # Without queries.
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 PARTS = ("head", "encoder")  # Of a model; hypjax/inference/scored.py
 TRAIN_VIEWS = ("area_crop", "resize_crop")  # hypjax/data/views.py

@@ -206,6 +206,10 @@ def _eval() -> ConfigDict:
     # of their own. 'objective' is the space in which the objective scores the head.
     evaluation.spaces = ConfigDict({"head": ("objective",), "encoder": ("sphere",)})
     evaluation.every = 0  # Steps between evaluations on the validation classes; 0: at the end only.
+    # Judged datasets besides the run's own on which models are scored, see `choices.BENCHMARKS`.
+    evaluation.benchmarks = ()
+    # Whether a million distractors (revisitop1m) join the galleries of judged datasets.
+    evaluation.distractors = False
     # Sides of test images that the model sees, relative to data.image_size; the embeddings at
     # several scales are averaged in their space. Multi-scale evaluations use 1, 0.7071, 0.5.
     evaluation.scales = (1.0,)

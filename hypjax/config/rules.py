@@ -7,6 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from hypjax.config.choices import (
+    BENCHMARKS,
     DATASETS,
     HEADS,
     METRICS,
@@ -69,7 +70,7 @@ def field_type(field: str, objective: str) -> Rule:
     """
     default = flatten(default_config(objective))[field]
     if isinstance(default, tuple):
-        scalar = _SCALARS[type(default[0])]
+        scalar = _SCALARS[type(default[0]) if default else str]
         return Rule(
             lambda value: isinstance(value, tuple) and all(map(scalar.holds, value)),
             f"a list whose items are each {scalar.words}",
@@ -160,6 +161,10 @@ _RULES = {
         "recall, and optionally any of " + ", ".join(METRICS[1:]),
     ),
     **{f"eval.spaces.{part}": _SCORE_SPACES for part in PARTS},
+    "eval.benchmarks": Rule(
+        lambda value: len(set(value)) == len(value) and set(value) <= set(BENCHMARKS),
+        "any of " + ", ".join(BENCHMARKS) + ", each once",
+    ),
     "eval.every": at_least(0),
     "eval.scales": Rule(
         lambda value: len(value) > 0 and 0 < min(value) and max(value) <= 4,

@@ -14,10 +14,7 @@ from hypjax.data import fast_jpeg, pixels
 from hypjax.data.host_cache import DamagedCacheError, DecodedImages
 from hypjax.data.views import TEST_VIEWS, Frame
 from hypjax.errors import UserError
-from hypjax.system import console
 from hypjax.types import View
-
-_FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,21 +30,6 @@ class Decoding:
     channels: int
     fast: bool
     cache_dir: pathlib.Path | None
-
-
-@dataclasses.dataclass(frozen=True)
-class HeldOutClasses:
-    """Classes to hold out of a dataset's training classes; see `hold_out`.
-
-    Attributes:
-        test: Number or share of test classes, if the dataset has no test part.
-        validation: Number or share of validation classes, if it has no validation part.
-        seed: Seed of the choice.
-    """
-
-    test: float
-    validation: float
-    seed: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,6 +48,10 @@ class Dataset:
         upright: Whether images are rotated as EXIF says, as viewers do.
         fast: Whether JPEGs are decoded no larger than needed; pixels then differ slightly.
         decoded: Decoded pixels of all records, if they are cached.
+        boxes: Part of each image that crops and views see: left, top, right and bottom, in pixels;
+            the whole images if None.
+        pairs: Positions among the records of two images that show one object, for datasets that
+            list such pairs. They may name images that this part of the records lacks.
     """
 
     records: Sequence[Mapping[str, Any]]
@@ -79,6 +65,8 @@ class Dataset:
     upright: bool = False
     fast: bool = False
     decoded: DecodedImages | None = None
+    boxes: Int[np.ndarray, "images 4"] | None = None
+    pairs: Int[np.ndarray, "pairs 2"] | None = None
 
     def __len__(self) -> int:
         """Number of images."""
@@ -91,6 +79,8 @@ class Dataset:
 
     def describe(self) -> str:
         """Returns the numbers of classes and images, in words."""
+        if self.num_classes == 1:
+            return f"{len(self)} images"
         text = f"{self.num_classes} classes"
         if self.superlabels is not None:
             text += f" in {len(np.unique(self.superlabels))} groups"
@@ -108,7 +98,7 @@ class Dataset:
         return str(self.class_names[int(self.positions[i])])
 
     def image(self, i: int, channels: int) -> Image.Image:
-        """Returns the whole i-th image.
+        """Returns the whole i-th image, whatever its box.
 
         Raises:
             UserError: If the image cannot be read; the message names it.
@@ -158,6 +148,8 @@ class Dataset:
         """Returns the part of the i-th image that a function of its height and width selects."""
         with self._naming_errors(i):
             if (whole := self._cached(i)) is not None:
+                inner = self._inner(i, whole.shape[:2])
+                whole = whole[inner.top : inner.bottom, inner.left : inner.right]
                 own = whole.shape[:2]
                 size, box = frame(*own)
                 if size == own:
@@ -167,13 +159,29 @@ class Dataset:
                 return pixels.show(pixels.from_array(whole), Frame(size, box), side)
             encoded = self._encoded(i)
             if self.fast:
-                own = tuple(map(int, self.sizes[i]))
-                box = frame(*own).box_within(own)
+                inner = self._inner(i, tuple(map(int, self.sizes[i])))
+                own = inner.bottom - inner.top, inner.right - inner.left
+                top, left, height, width = frame(*own).box_within(own)
+                box = top + inner.top, left + inner.left, height, width
                 fast = fast_jpeg.view(encoded, channels, box, side, self.upright)
                 if fast is not None:
                     return fast
             image = self._decode(i, encoded, channels)
+            inner = self._inner(i, (image.height, image.width))
+            if self.boxes is not None:
+                image = image.crop((inner.left, inner.top, inner.right, inner.bottom))
             return pixels.show(image, frame(image.height, image.width), side)
+
+    def _inner(self, i: int, size: tuple[int, int]) -> "_Inner":
+        """Returns the i-th image's box within its height and width, or all of it."""
+        height, width = size
+        if self.boxes is None:
+            return _Inner(0, 0, width, height)
+        left, top, right, bottom = map(int, self.boxes[i])
+        found = _Inner(max(left, 0), max(top, 0), min(right, width), min(bottom, height))
+        if found.left >= found.right or found.top >= found.bottom:
+            raise ValueError(f"its box {[left, top, right, bottom]} is not in the image")
+        return found
 
     def _cached(self, i: int) -> UInt8[np.ndarray, "height width channels"] | None:
         """Returns the decoded pixels of the i-th image, if they are cached and undamaged."""
@@ -214,6 +222,7 @@ class Dataset:
             labels=self.labels[chosen],
             sizes=self.sizes[chosen],
             superlabels=None if self.superlabels is None else self.superlabels[chosen],
+            boxes=None if self.boxes is None else self.boxes[chosen],
         )
 
     def renumbered(self) -> "Dataset":
@@ -225,25 +234,42 @@ class Dataset:
         return self.take(np.flatnonzero(np.isin(self.labels, classes))).renumbered()
 
 
-class Splits(NamedTuple):
-    """The parts of a dataset.
+class _Inner(NamedTuple):
+    """A part of an image, in pixels."""
 
-    Attributes:
-        train: Images to learn from.
-        validation: Images of held-out training classes, for choosing a model; None if no classes
-            are held out.
-        test: Images to report on, never to choose by.
-        gallery: Images that the test images search; if None, they search each other.
-        fingerprint: Hash that differs if any image of the dataset differs.
-        notes: Remarks that accompany every result computed from the dataset.
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+class _Chained(Sequence):
+    """Two sequences as one, without copying them."""
+
+    def __init__(self, first: Sequence[Any], second: Sequence[Any]) -> None:
+        self._first, self._second = first, second
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._second)
+
+    def __getitem__(self, i: int) -> Any:
+        return self._first[i] if i < len(self._first) else self._second[i - len(self._first)]
+
+
+def joined(first: Dataset, second: Dataset) -> Dataset:
+    """Returns the images of two datasets as one, to be searched; they are not decoded before.
+
+    Classes of the second are none of the first. Images are not read from the host cache.
     """
-
-    train: Dataset
-    validation: Dataset | None
-    test: Dataset
-    gallery: Dataset | None
-    fingerprint: str
-    notes: tuple[str, ...] = ()
+    return Dataset(
+        records=_Chained(first.records, second.records),
+        positions=np.concatenate([first.positions, len(first.records) + second.positions]),
+        labels=np.concatenate([first.labels, first.labels.max() + 1 + second.labels]),
+        sizes=np.concatenate([first.sizes, second.sizes]),
+        names=_Chained(first.names, second.names),
+        class_names=_Chained(first.class_names, second.class_names),
+        fast=first.fast,
+    )
 
 
 def with_host_cache(dataset: Dataset, key: str, decoding: Decoding) -> Dataset:
@@ -272,94 +298,3 @@ def fill_cache(dataset: Dataset, channels: int) -> None:
     if dataset.decoded is not None:
         files = dataclasses.replace(dataset, decoded=None)
         dataset.decoded.fill(lambda i: pixels.array(files.image(i, channels)))
-
-
-def hold_out(
-    dataset: Dataset, amount: float, seed: int, name: str
-) -> tuple[Dataset, Dataset | None]:
-    """Holds out random classes of a dataset.
-
-    Args:
-        dataset: The dataset.
-        amount: Number of classes; below 1, their share, but at least two classes; 0 for none.
-        seed: Seed of the choice. It is not the run's seed, so that runs with different seeds are
-            compared on the same classes.
-        name: Name of the held-out part, test or validation, for messages.
-
-    Returns:
-        The remaining images and the held-out ones, None if there are none.
-
-    Raises:
-        UserError: If fewer than two classes would remain.
-    """
-    if amount == 0:
-        return dataset.renumbered(), None
-    classes = np.unique(dataset.labels)
-    count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
-    if count > len(classes) - 2:
-        most = max(len(classes) - 2, 0)
-        raise UserError(
-            f"config.data.{name}_classes is {amount:g}, {count} of {len(classes)} classes, but two "
-            f"must remain to train on; set --config.data.{name}_classes={most}"
-            + (" or less" if most else "")
-        )
-    shuffled = np.random.default_rng(seed).permutation(classes)
-    return dataset.with_classes(shuffled[count:]), dataset.with_classes(shuffled[:count])
-
-
-def hold_out_validation(
-    dataset: Dataset, held_out: HeldOutClasses
-) -> tuple[Dataset, Dataset | None]:
-    """Holds out validation classes; a share of few classes holds out none.
-
-    Args:
-        dataset: Training images.
-        held_out: Classes to hold out.
-
-    Returns:
-        The remaining images and the held-out ones, None if there are none.
-
-    Raises:
-        UserError: If a number of classes would leave fewer than two.
-    """
-    amount, classes = held_out.validation, dataset.num_classes
-    if 0 < amount < 1 and classes < _FEW_CLASSES:
-        console.say(f"no class is held out for validation: there are only {classes} to train on")
-        amount = 0
-    return hold_out(dataset, amount, held_out.seed, "validation")
-
-
-def check_classes(name: str, splits: Splits) -> None:
-    """Checks that parts can be trained on and searched, and warns of classes with one image.
-
-    Args:
-        name: Name of the dataset for messages.
-        splits: Its parts.
-
-    Raises:
-        UserError: If a part has fewer than two classes, or no query has an image to find.
-    """
-    train, validation, test, gallery, *_ = splits
-    for part, images in (("train", train), ("validation", validation), ("test", test)):
-        if images is not None and images.num_classes < 2:
-            raise UserError(
-                f"the {part} part of {name} has {images.num_classes} class; it needs two or more"
-            )
-    for part, queries, items in (("validation", validation, None), ("test", test, gallery)):
-        if queries is not None and not _any_match(queries, items):
-            raise UserError(
-                f"no image in the {part} part of {name} has another image of its class to find"
-            )
-    single = int(np.sum(np.bincount(train.labels) == 1))
-    if single:
-        console.warn(
-            f"{single} of {train.num_classes} training classes have one image, "
-            "which is compared with itself"
-        )
-
-
-def _any_match(queries: Dataset, gallery: Dataset | None) -> bool:
-    """Whether any query has an image of its class to find."""
-    if gallery is None:
-        return np.bincount(queries.labels).max() > 1
-    return bool(np.isin(queries.labels, gallery.labels).any())

@@ -8,9 +8,11 @@ from jaxtyping import Float, Int
 
 from hypjax.data import safe_pickle
 from hypjax.data.pixels import read_bytes
+from hypjax.data.safe_pickle import as_array, as_indices
 from hypjax.errors import UserError
+from hypjax.types import Judgements
 
-_JUDGED = ("easy", "hard", "junk")
+_JUDGED = Judgements._fields
 
 
 class GroundTruth(NamedTuple):
@@ -21,17 +23,13 @@ class GroundTruth(NamedTuple):
         gallery: Names of the images to search.
         boxes: Part of each query image that shows the object: left, top, right and bottom, in
             pixels.
-        easy: Indices into the gallery of the images that show the object clearly, for each query.
-        hard: The same of images that show it under difficult conditions.
-        junk: The same of images that show hardly any of it.
+        judgements: Indices into the gallery.
     """
 
     queries: tuple[str, ...]
     gallery: tuple[str, ...]
     boxes: Float[np.ndarray, "queries 4"]
-    easy: list[Int[np.ndarray, " items"]]
-    hard: list[Int[np.ndarray, " items"]]
-    junk: list[Int[np.ndarray, " items"]]
+    judgements: Judgements
 
 
 def read_ground_truth(path: str | pathlib.Path) -> GroundTruth:
@@ -63,11 +61,11 @@ def parse_ground_truth(data: bytes, place: str) -> GroundTruth:
     """
     loaded = safe_pickle.loads(data, place)
     try:
-        queries, gallery = (tuple(_array(loaded[key]).tolist()) for key in ("qimlist", "imlist"))
-        judged = _array(loaded["gnd"]).tolist()
-        boxes = np.array([_array(one["bbx"]) for one in judged], np.float64).reshape(-1, 4)
-        lists = {key: [_items(one[key]) for one in judged] for key in _JUDGED}
-    except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
+        queries, gallery = (tuple(as_array(loaded[key]).tolist()) for key in ("qimlist", "imlist"))
+        judged = as_array(loaded["gnd"]).tolist()
+        boxes = np.array([as_array(one["bbx"]) for one in judged], np.float64).reshape(-1, 4)
+        lists = {key: [as_indices(one[key]) for one in judged] for key in _JUDGED}
+    except safe_pickle.UNEXPECTED as error:
         raise UserError(
             f"{place} is not a ground truth of Revisited Oxford or Paris: it needs imlist, "
             "qimlist, and gnd with bbx, easy, hard and junk for each query"
@@ -75,27 +73,7 @@ def parse_ground_truth(data: bytes, place: str) -> GroundTruth:
     problem = _problem(queries, gallery, boxes, lists)
     if problem:
         raise UserError(f"{place} is damaged: {problem}; fetch it again")
-    return GroundTruth(queries, gallery, boxes, **lists)
-
-
-def _array(value: Any) -> np.ndarray:
-    """A list or array, whose elements may be dicts."""
-    if isinstance(value, safe_pickle.Array):
-        return value.value
-    if not isinstance(value, list | tuple):
-        raise TypeError(f"a {type(value).__name__}")
-    found = np.empty(len(value), object)
-    found[:] = [x.value if isinstance(x, safe_pickle.Array) else x for x in value]
-    return found
-
-
-def _items(value: Any) -> Int[np.ndarray, " items"]:
-    """A list of whole numbers, in whatever type they are written."""
-    given = _array(value).astype(np.float64).reshape(-1)
-    found = given.astype(np.int64)
-    if np.any(found != given):
-        raise ValueError("not whole numbers")
-    return found
+    return GroundTruth(queries, gallery, boxes, Judgements(**lists))
 
 
 def _problem(

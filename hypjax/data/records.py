@@ -9,6 +9,8 @@ every record, so that opening a dataset reads no records:
 
 TFDS's own writer keeps up to 1 GB of a split in memory and needs TensorFlow beyond that; this one
 writes each record immediately. `index-SPLIT.crc32` holds the checksum of the index.
+Relations between images, such as judgements, are further tables of the same kind, see
+`hypjax.data.relations`.
 """
 
 import itertools
@@ -122,6 +124,7 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     DESCRIPTION: str
     IMAGE_SHAPE: tuple[int | None, int | None, int] = (None, None, 3)
     FURTHER_FEATURES: Mapping[str, Any] = {}
+    TABLES: tuple[str, ...] = ()  # Names of its tables of relations.
 
     # Nothing is downloaded. By default TFDS 4.9 looks for a list of checksums, and for that imports
     # importlib_resources, which it does not declare as a dependency for this Python.
@@ -172,7 +175,14 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             self._write_split(name, (example for _, example in itertools.islice(examples, limit)))
             for name, examples in generators.items()
         )
-        return [split for split in written if split.num_examples]
+        splits = [split for split in written if split.num_examples]
+        for name, table in self.tables().items():
+            _write_table(pathlib.Path(self.data_dir) / f"{name}.parquet", table)
+        return splits
+
+    def tables(self) -> Mapping[str, pyarrow.Table]:
+        """Returns the tables of relations, by the names in `TABLES`; called after the splits."""
+        return {}
 
     def _write_split(self, name: str, examples: Iterator[Example]) -> tfds.core.SplitInfo:
         index: dict[str, list[Any]] = {column: [] for column in _SCHEMA.names}
@@ -189,10 +199,7 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         for i, path in enumerate(unfinished):
             path.rename(template.sharded_filepath(shard_index=i, num_shards=len(lengths)))
         if lengths:
-            table = pyarrow.table(index, _SCHEMA)
-            path = folder / _index_name(name)
-            pyarrow.parquet.write_table(table, path, compression="zstd")
-            _checksum_file(path).write_text(f"{zlib.crc32(path.read_bytes()):08x}\n")
+            _write_table(folder / _index_name(name), pyarrow.table(index, _SCHEMA))
         return tfds.core.SplitInfo(
             name=name, shard_lengths=lengths, num_bytes=size, filename_template=template
         )
@@ -295,18 +302,33 @@ def read_index(
     Raises:
         UserError: If the index is damaged or missing.
     """
-    path = pathlib.Path(builder.data_dir) / _index_name(split)
+    schema = pyarrow.schema([_SCHEMA.field(column) for column in columns])
+    return read_table(builder, _index_name(split), schema)
+
+
+def read_table(
+    builder: tfds.core.DatasetBuilder, file: str, schema: pyarrow.Schema
+) -> pyarrow.Table:
+    """Reads the columns of a schema from a table in the dataset's folder.
+
+    Raises:
+        UserError: If the table is damaged or missing.
+    """
+    path = pathlib.Path(builder.data_dir) / file
     try:
         content = path.read_bytes()
         written = _checksum_file(path)  # Datasets prepared by earlier versions have none.
         if written.exists() and written.read_text().strip() != f"{zlib.crc32(content):08x}":
             raise ValueError("its checksum differs")
-        table = pyarrow.parquet.read_table(pyarrow.BufferReader(content), columns=list(columns))
-        return table.select(list(columns)).cast(
-            pyarrow.schema([_SCHEMA.field(column) for column in columns])
-        )
+        table = pyarrow.parquet.read_table(pyarrow.BufferReader(content), columns=schema.names)
+        return table.select(schema.names).cast(schema)
     except (OSError, KeyError, ValueError) as error:  # pyarrow's errors are ValueErrors.
         raise damaged(builder.name, builder.data_dir, f"{path.name} cannot be read") from error
+
+
+def _write_table(path: pathlib.Path, table: pyarrow.Table) -> None:
+    pyarrow.parquet.write_table(table, path, compression="zstd")
+    _checksum_file(path).write_text(f"{zlib.crc32(path.read_bytes()):08x}\n")
 
 
 def find_other_versions(builder: tfds.core.DatasetBuilder) -> list[str]:

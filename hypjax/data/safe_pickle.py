@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 
 from hypjax.errors import UserError
 
@@ -124,3 +124,36 @@ def _from_buffer(data: Any, dtype: _Type, shape: tuple[int, ...], order: str) ->
 def _bytes(data: bytes | str) -> bytes:
     """The bytes of an array; those of Python 2 are read as a string."""
     return data.encode("latin1") if isinstance(data, str) else bytes(data)
+
+
+# What reading a pickle of another structure than expected may raise.
+UNEXPECTED = (AttributeError, TypeError, KeyError, ValueError, OverflowError)
+
+
+def as_array(value: Any) -> Shaped[np.ndarray, "..."]:
+    """A list, a tuple or an array of a pickle as an array, whose elements may be dicts.
+
+    Raises:
+        TypeError: It is none of these.
+    """
+    if isinstance(value, Array):
+        return value.value
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"a {type(value).__name__}")
+    found = np.empty(len(value), object)
+    found[:] = [x.value if isinstance(x, Array) else x for x in value]
+    return found
+
+
+def as_indices(value: Any) -> Int[np.ndarray, " items"]:
+    """A list of whole numbers of a pickle, in whatever type they are written.
+
+    Raises:
+        TypeError: It is no list.
+        ValueError: It holds anything else.
+    """
+    given = as_array(value).astype(np.float64).reshape(-1)
+    found = given.astype(np.int64)
+    if np.any(found != given):
+        raise ValueError("not whole numbers")
+    return found

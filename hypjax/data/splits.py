@@ -5,8 +5,10 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from hypjax.config.choices import DISTRACTORS
 from hypjax.data import fast_jpeg
-from hypjax.data.dataset import Decoding, HeldOutClasses, Splits
+from hypjax.data.dataset import Dataset, Decoding, joined
+from hypjax.data.parts import HeldOutClasses, Splits, Task
 from hypjax.data.photos import open_photos
 from hypjax.system.caches import cache_folder
 
@@ -35,7 +37,32 @@ def open_splits(config: ConfigDict) -> Splits:
         from hypjax.data.prepared import open_prepared  # Imports TFDS.
 
         splits = open_prepared(data.name, run.data_dir, decoding, held_out)
+    splits = _with_benchmarks(splits, config, decoding)
     return splits._replace(notes=(*splits.notes, *_pixel_notes(decoding.fast, data.stored_side)))
+
+
+def _with_benchmarks(splits: Splits, config: ConfigDict, decoding: Decoding) -> Splits:
+    """Adds the datasets of `eval.benchmarks`, and distractors to all judged galleries."""
+    names, judged = config.eval.benchmarks, splits.judgements is not None
+    if not names and not (judged and config.eval.distractors):
+        return splits
+    from hypjax.data.prepared import open_gallery, open_prepared  # Imports TFDS.
+
+    data_dir, none = config.run.data_dir, HeldOutClasses(0, 0, 0)
+    opened = {name: open_prepared(name, data_dir, decoding, none) for name in names}
+    tasks, notes = {name: one.task for name, one in opened.items()}, list(splits.notes)
+    notes += [note for one in opened.values() for note in one.notes]
+    if config.eval.distractors:
+        distractors = open_gallery(DISTRACTORS, data_dir, decoding)
+        tasks = {f"{name}+1m": _among(task, distractors) for name, task in tasks.items()}
+        if judged:
+            gallery = joined(splits.gallery, distractors)
+            splits = splits._replace(gallery=gallery, name=f"{splits.name}+1m")
+    return splits._replace(benchmarks=tasks, notes=tuple(notes))
+
+
+def _among(task: Task, distractors: Dataset) -> Task:
+    return task._replace(gallery=joined(task.gallery, distractors))
 
 
 def _pixel_notes(fast: bool, stored_side: int | None) -> Iterator[str]:

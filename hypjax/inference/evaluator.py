@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config.choices import PARTS
-from hypjax.data.dataset import Dataset, Splits
+from hypjax.data.dataset import Dataset
+from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.datasets import EvaluationInput, embed_dataset, evaluation_input
@@ -19,10 +20,10 @@ from hypjax.inference.processing import Processing, Projections
 from hypjax.inference.scored import part_of, scored_spaces
 from hypjax.models import Embedder, create_embedder
 from hypjax.parallel import processes
-from hypjax.retrieval import mean_score, query_scores
+from hypjax.retrieval import LEVELS, mean_score, query_scores, relevance_at, relevance_scores
 from hypjax.retrieval.metric_rules import metric_names
 from hypjax.system import memory
-from hypjax.types import Recalls
+from hypjax.types import Judgements, Recalls
 
 
 class Evaluator:
@@ -63,7 +64,7 @@ class Evaluator:
     def _embed(self) -> Callable[[PyTree, Array], dict[str, Array]]:
         return jax.jit(parallel.map_images(self._function, self.source.mesh))
 
-    def fit(self, params: PyTree, training: Dataset) -> Projections:
+    def fit(self, params: PyTree, training: Dataset | None) -> Projections:
         """Fits the projections that `scores` needs for a model; none without PCA.
 
         Args:
@@ -71,11 +72,16 @@ class Evaluator:
             training: The training images.
 
         Raises:
-            UserError: An image cannot be read, the device's memory does not suffice, or the
-                embeddings have fewer dimensions.
+            UserError: There are no training images, an image cannot be read, the device's memory
+                does not suffice, or the embeddings have fewer dimensions.
         """
         if not any(part_of(name) in self._processing.pca for name in self._spaces):
             return {}
+        if training is None:
+            raise UserError(
+                "config.eval.pca is fitted on training images, and this dataset has none; name one "
+                "that has in data.name, and this one in eval.benchmarks"
+            )
         if self._fitted[0] is not params:  # A model may be scored on several datasets.
             with memory.explained("run.eval_batch_size"):
                 points = self.points(params, training)
@@ -83,27 +89,23 @@ class Evaluator:
         return self._fitted[1]
 
     def scores(
-        self,
-        params: PyTree,
-        dataset: Dataset,
-        gallery: Dataset | None = None,
-        projections: Projections | None = None,
+        self, params: PyTree, task: Task, projections: Projections | None = None
     ) -> dict[str, dict[str, float]]:
         """Mean scores of each part of the model.
 
         Args:
             params: Parameters of the model.
-            dataset: Queries, with their labels.
-            gallery: Images to search; by default each query searches all others.
+            task: Queries, the images that they search, and what they should find.
             projections: What `fit` returned for these parameters; None without PCA.
 
         Returns:
-            {"head": {"recall@1": ...}, "encoder": {...}}, the same in all processes.
+            {"head": {"recall@1": ...}, "encoder": {...}}, the same in all processes; of a judged
+            task, {"head": {"easy/map": ..., "easy/mp@1": ..., ..., "hard/map": ...}, ...}.
 
         Raises:
             UserError: An image cannot be read, or the device's memory does not suffice.
         """
-        found = self.query_scores(params, dataset, gallery, projections)
+        found = self.query_scores(params, task, projections)
         means = {
             part: {name: mean_score(values) for name, values in of_part.items()}
             for part, of_part in found.items()
@@ -111,22 +113,23 @@ class Evaluator:
         return processes.from_first(lambda: means)  # Processes decide by them, so all alike.
 
     def query_scores(
-        self,
-        params: PyTree,
-        dataset: Dataset,
-        gallery: Dataset | None = None,
-        projections: Projections | None = None,
+        self, params: PyTree, task: Task, projections: Projections | None = None
     ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
         """Scores of each query, of which `scores` are the means; arguments and errors are alike."""
         with memory.explained("run.eval_batch_size"):
-            queries = self._projected(params, dataset, projections)
+            queries = self._projected(params, task.queries, projections)
             searched = dict.fromkeys(queries)
-            if gallery:
-                searched = self._projected(params, gallery, projections)
-        labels = gallery.labels if gallery else None
+            if task.gallery:
+                searched = self._projected(params, task.gallery, projections)
+        if task.judgements is not None:
+            return {
+                part: self._judged_scores(queries[part], searched[part], task.judgements, space)
+                for part, space in self._spaces.items()
+            }
+        labels = task.gallery.labels if task.gallery else None
         return {
             part: query_scores(
-                *(queries[part], dataset.labels, searched[part], labels),
+                *(queries[part], task.queries.labels, searched[part], labels),
                 metrics=self._metrics,
                 space=space,
                 refinement=self._processing.refinement,
@@ -134,12 +137,48 @@ class Evaluator:
             for part, space in self._spaces.items()
         }
 
+    def _judged_scores(
+        self,
+        queries: Float[np.ndarray, "n d"],
+        gallery: Float[np.ndarray, "m d"],
+        judgements: Judgements,
+        space: Space,
+    ) -> dict[str, Float[np.ndarray, " n"]]:
+        """Scores at each level of difficulty, by mAP if recall alone is asked for."""
+        metrics = [name for name in self._metrics if not name.startswith("recall@")] or ["map"]
+        found = {}
+        for level in LEVELS:
+            scores = relevance_scores(
+                *(queries, gallery, relevance_at(level, judgements)),
+                metrics=metrics,
+                space=space,
+                refinement=self._processing.refinement,
+            )
+            found |= {f"{level}/{name}": values for name, values in scores.items()}
+        return found
+
+    def test_scores(
+        self, params: PyTree, splits: Splits, projections: Projections | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Mean scores on the test images and on all benchmarks.
+
+        Those of judged datasets name these, too: {"head": {"roxford5k/easy/map": ...}, ...}.
+        Arguments and errors are those of `scores`.
+        """
+        found: dict[str, dict[str, float]] = {}
+        for dataset, task in splits.tasks.items():
+            prefix = f"{dataset}/" if task.judgements is not None else ""
+            for part, scores in self.scores(params, task, projections).items():
+                named = {f"{prefix}{name}": value for name, value in scores.items()}
+                found.setdefault(part, {}).update(named)
+        return found
+
     def scores_of_splits(self, params: PyTree, splits: Splits) -> dict[str, Recalls]:
-        """Scores on the test classes and, if there are any, on the validation classes."""
+        """Scores on the test images and, if there are any, on the validation classes."""
         fitted = self.fit(params, splits.train)
-        found = {"test": self.scores(params, splits.test, splits.gallery, fitted)}
+        found = {"test": self.test_scores(params, splits, fitted)}
         if splits.validation:
-            found["validation"] = self.scores(params, splits.validation, projections=fitted)
+            found["validation"] = self.scores(params, Task(splits.validation), fitted)
         return found
 
     def _projected(
@@ -185,7 +224,7 @@ def check_depth(config: ConfigDict, splits: Splits) -> None:
     Raises:
         UserError: `eval.ks` holds such a K, or `eval.expansion` is such a number.
     """
-    items = [len(splits.gallery) if splits.gallery else len(splits.test) - 1]
+    items = [task.items for task in splits.tasks.values()]
     items += [len(splits.validation) - 1] if splits.validation else []
     if config.eval.expansion > min(items):
         raise UserError(

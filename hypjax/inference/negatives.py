@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
-from hypjax.data.dataset import Splits
+from hypjax.data.parts import Splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
 from hypjax.inference.runs import head_points, open_datasets, saved_configs, searched

@@ -9,7 +9,8 @@ from jaxtyping import Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.data.dataset import Dataset, Splits
+from hypjax.data.dataset import Dataset
+from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space

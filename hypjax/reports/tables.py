@@ -24,26 +24,41 @@ def format_recalls(recalls: Recalls) -> str:
 
 
 def selecting(scores: Mapping[str, float]) -> str:
-    """Returns the name of the score that selects among models: the recall at the smallest K."""
-    return min((n for n in scores if n.startswith("recall@")), key=lambda n: int(n[7:]))
+    """Returns the name of the score that selects among models.
+
+    It is the recall at the smallest K, or, of judged datasets alone, the first at level medium.
+    """
+    recalls = [name for name in scores if name.startswith("recall@")]
+    if recalls:
+        return min(recalls, key=lambda name: int(name[7:]))
+    return next(name for name in scores if "medium/" in name)
 
 
 def format_results(results: Mapping[str, Recalls]) -> str:
     """Returns a table with one row for each state of the model and each of its embeddings.
 
+    Scores by judgements have rows of their own for each dataset and level, in a table below.
+
     Args:
         results: {"untrained": {"head": {"recall@1": ...}, "encoder": ...}, "final": ...}.
     """
-    rows = [
-        (state, part, values) for state, parts in results.items() for part, values in parts.items()
-    ]
-    names = list(rows[0][2])
-    width = max(len(state) for state, _, _ in rows)
-    part_width = max(8, *(len(part) for _, part, _ in rows))
-    lines = [" " * (width + part_width + 3) + "".join(f"{name:>13}" for name in names)]
-    for state, part, values in rows:
-        lines.append(
-            f"{state:<{width}}  {part:<{part_width}} "
-            + "".join(f"{values[n]:>13.4f}" for n in names)
-        )
+    rows: dict[bool, dict[tuple[str, ...], dict[str, float]]] = {False: {}, True: {}}
+    for state, parts in results.items():
+        for part, scores in parts.items():
+            for name, value in scores.items():
+                place, _, metric = name.rpartition("/")
+                label = state, part, *(place.split("/") if place else ())
+                rows[bool(place)].setdefault(label, {})[metric] = value
+    return "\n".join(_table(part) for part in rows.values() if part)
+
+
+def _table(rows: Mapping[tuple[str, ...], Mapping[str, float]]) -> str:
+    names = list(next(iter(rows.values())))
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    widths[1] = max(8, widths[1])
+    lines = [" " * (sum(widths) + 2 * len(widths) - 1) + "".join(f"{name:>13}" for name in names)]
+    for label, values in rows.items():
+        text = "  ".join(f"{word:<{width}}" for word, width in zip(label, widths, strict=True))
+        lines.append(f"{text} " + "".join(f"{values[name]:>13.4f}" for name in names))
     return "\n".join(lines)

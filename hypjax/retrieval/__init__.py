@@ -1,6 +1,6 @@
 """Exact nearest-neighbour search and evaluation of embeddings in any space."""
 
-from hypjax.retrieval.judgements import Judgements
+from hypjax.retrieval.judgements import LEVELS, relevance_at
 from hypjax.retrieval.metrics import (
     average_precision,
     bootstrap_interval,
@@ -17,8 +17,10 @@ from hypjax.retrieval.metrics import (
 from hypjax.retrieval.neighbors import nearest_neighbors
 from hypjax.retrieval.ranks import NO_MATCH, match_ranks
 from hypjax.retrieval.relevance import Relevance
+from hypjax.types import Judgements
 
 __all__ = [
+    "LEVELS",
     "NO_MATCH",
     "Judgements",
     "Relevance",
@@ -33,6 +35,7 @@ __all__ = [
     "query_scores",
     "r_precision",
     "recall_at_k",
+    "relevance_at",
     "relevance_scores",
     "scores_by_class",
 ]

@@ -210,6 +210,7 @@ def relevance_scores(
     *,
     metrics: Sequence[str],
     space: Space,
+    refinement: Refinement | None = None,
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query where positives and ignored items are listed.
 
@@ -220,6 +221,8 @@ def relevance_scores(
             ranking.
         metrics: Names, see `query_scores`.
         space: Space that measures the distances.
+        refinement: See `query_scores`. Ignored items may expand a query, as in a search that does
+            not know them.
 
     Returns:
         {metric: scores [n], float64}. The score is NaN for queries without a positive, and a
@@ -237,7 +240,14 @@ def relevance_scores(
     counts = np.array([len(items) for items in relevance.positives])
     if np.any(counts == 0):
         _warn_of_excluded(counts)
-    return _scores_of_all(queries, gallery, relevance, selected, space)
+    reordered = None
+    if refinement is not None:
+        queries = refinement.expanded(queries, None, gallery, space)
+        if refinement.reranking is not None:
+            found = refinement.first_results(queries, None, gallery, space)
+            listed = zip(found, relevance.positives, relevance.ignored, strict=True)
+            reordered = [np.isin(row[~np.isin(row, out)], wanted) for row, wanted, out in listed]
+    return _scores_of_all(queries, gallery, relevance, selected, space, reordered)
 
 
 def average_precision(
@@ -266,7 +276,7 @@ def _scores_of_all(
     relevance: Relevance,
     metrics: Mapping[str, Metric],
     space: Space,
-    reordered: Bool[np.ndarray, "n k"] | None = None,
+    reordered: Sequence[Bool[np.ndarray, " k"]] | None = None,
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores from the ranks of all positives, the first of them from `reordered` if it is given."""
     scores = {name: np.full(len(queries), np.nan) for name in metrics}

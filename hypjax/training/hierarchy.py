@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from hypjax.data.dataset import Splits
+from hypjax.data.parts import Splits
 from hypjax.inference.hierarchy import Hierarchy, Images, find_hierarchy
 from hypjax.inference.runs import head_points
 from hypjax.objectives import Hier, create_objective

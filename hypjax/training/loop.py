@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from hypjax.data.parts import Task
 from hypjax.errors import Interrupted
 from hypjax.monitoring.finiteness import FiniteWatch
 from hypjax.monitoring.health import HealthWatch
@@ -178,7 +179,7 @@ def create_loop(
 
     def validate(params: PyTree) -> Recalls:
         fitted = setup.evaluator.fit(params, setup.splits.train)
-        return setup.evaluator.scores(params, validation, projections=fitted)
+        return setup.evaluator.scores(params, Task(validation), fitted)
 
     return Loop(
         Cadence(config.train.total_steps, run.log_every, config.eval.every, run.checkpoint_every),

@@ -7,6 +7,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
+from hypjax.data.parts import Task
 from hypjax.inference.processing import Projections, save_projections
 from hypjax.monitoring.stopwatch import TIMES, Stopwatch
 from hypjax.parallel import processes
@@ -55,7 +56,7 @@ def collect_results(
         return projections
 
     def scores(params: PyTree, projections: Projections) -> Recalls:
-        return evaluator.scores(params, splits.test, splits.gallery, projections)
+        return evaluator.test_scores(params, splits, projections)
 
     model = state.params["model"]
     results = {"untrained": measured.untrained["test"], "final": scores(model, fit(model))}
@@ -70,7 +71,7 @@ def collect_results(
         model = best.trees[0]
         fitted = fit(model)
         results["best"] = scores(model, fitted)
-        held_out["best"] = evaluator.scores(model, splits.validation, projections=fitted)
+        held_out["best"] = evaluator.scores(model, Task(splits.validation), fitted)
     if "best" in results:
         results["best_step"] = checkpoints.best_step
     return results | {"validation": held_out}

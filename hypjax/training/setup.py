@@ -7,8 +7,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from hypjax.config import flatten, validate
-from hypjax.data.dataset import Dataset, Splits
+from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
+from hypjax.data.parts import Splits
 from hypjax.data.plans import (
     ClassPlans,
     DrawnClassPlans,

@@ -3,7 +3,8 @@
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax.data.dataset import Dataset, Splits
+from hypjax.data.dataset import Dataset
+from hypjax.data.parts import Splits
 from hypjax.errors import UserError
 from hypjax.inference.runs import head_points
 from hypjax.inference.spectrum import find_spread

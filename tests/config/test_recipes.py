@@ -15,7 +15,8 @@ from PIL import Image
 
 from hypjax import parallel
 from hypjax.config import default_workdir, flatten, identity, load_config
-from hypjax.data.dataset import Dataset, Splits
+from hypjax.data.dataset import Dataset
+from hypjax.data.parts import Splits
 from hypjax.data.pipeline import training_batches
 from hypjax.errors import UserError
 from hypjax.models import Embedder, VisionTransformer, create_embedder

@@ -27,7 +27,7 @@ def test_a_ground_truth_is_read(tmp_path, protocol):
     truth = read_ground_truth(path)
     assert (truth.queries, truth.gallery) == (("q", "r"), ("a", "b", "c", "d"))
     assert truth.boxes.tolist() == [[1.5, 2, 30, 40], [0, 0, 3, 4]]
-    lists = [[items.tolist() for items in part] for part in truth[3:]]
+    lists = [[items.tolist() for items in part] for part in truth.judgements]
     assert lists == [[[0], []], [[1], [3]], [[], [2]]]
 
 

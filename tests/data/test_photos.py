@@ -134,7 +134,7 @@ def test_queries_search_the_gallery(tmp_path, photos_folder):
 
     evaluator = create_evaluator(config, parts=["encoder"])
     evaluator.points = lambda params, dataset: {"encoder": points[id(dataset)]}
-    recalls = evaluator.scores(None, splits.test, splits.gallery)["encoder"]
+    recalls = evaluator.scores(None, splits.task)["encoder"]
     wanted = recall_at_k(
         *(points[id(splits.test)], splits.test.labels),
         *(points[id(splits.gallery)], splits.gallery.labels),

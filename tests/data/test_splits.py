@@ -175,7 +175,7 @@ def test_queries_without_a_match_are_left_out_and_counted(tmp_path, repository):
     evaluator = create_evaluator(config, parts=["encoder"])
     evaluator.points = points
     with pytest.warns(UserWarning, match="1 of 3 queries"):
-        scores = evaluator.scores(None, splits.test, splits.gallery)
+        scores = evaluator.scores(None, splits.task)
     assert scores["encoder"]["recall@1"] == 1 / 2  # but one query is at the point of another class.
 
 

@@ -349,7 +349,7 @@ def test_scores_are_those_of_refined_searches(run, photos_folder):
     expected = query_scores(
         x, splits.test.labels, metrics=metrics, space=Sphere(), refinement=refinement
     )
-    got = evaluator.scores(params, splits.test, projections=fitted)
+    got = evaluator.scores(params, splits.task, fitted)
     assert got == {"encoder": {name: scores.mean() for name, scores in expected.items()}}
 
 

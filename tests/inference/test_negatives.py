@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from hypjax.data.dataset import Dataset, Splits
+from hypjax.data.dataset import Dataset
+from hypjax.data.parts import Splits
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.inference import negatives

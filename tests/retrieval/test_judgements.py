@@ -5,8 +5,7 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.retrieval import Judgements, relevance_scores
-from hypjax.retrieval.judgements import LEVELS
+from hypjax.retrieval import LEVELS, Judgements, relevance_at, relevance_scores
 
 KS = (1, 5, 10)
 METRICS = ["map", *(f"mp@{k}" for k in KS)]
@@ -51,7 +50,7 @@ def test_scores_are_those_of_the_protocol(space, level):
     parts = [np.split(row, end)[:3] for row, end in zip(numbers, ends, strict=True)]
     judgements = Judgements(*zip(*parts, strict=True))
     found = relevance_scores(
-        queries, gallery, judgements.relevance(level), metrics=METRICS, space=space
+        queries, gallery, relevance_at(level, judgements), metrics=METRICS, space=space
     )
     distances = np.asarray(space.separation(queries[:, None].astype(float), gallery.astype(float)))
     for i, row in enumerate(np.argsort(distances, axis=1, kind="stable")):
@@ -74,11 +73,11 @@ def test_an_example_by_hand(level, expected):
     judgements = Judgements([[1, 4]], [[5, 2]], [[0]])
     query = np.array([[1, 0]], "f")
     found = relevance_scores(
-        query, gallery, judgements.relevance(level), metrics=METRICS, space=Sphere()
+        query, gallery, relevance_at(level, judgements), metrics=METRICS, space=Sphere()
     )
     np.testing.assert_allclose([found[name][0] for name in METRICS], expected, rtol=1e-12)
 
 
 def test_an_unknown_level_is_an_error():
     with pytest.raises(UserError, match="no level 'Hard'; choose among easy, medium, hard"):
-        Judgements([], [], []).relevance("Hard")
+        relevance_at("Hard", Judgements([], [], []))

@@ -7,17 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from hypjax.data.dataset import (
-    Dataset,
-    Decoding,
-    HeldOutClasses,
-    Splits,
-    check_classes,
-    fill_cache,
-    hold_out,
-    hold_out_validation,
-    with_host_cache,
-)
+from hypjax.data.dataset import Dataset, Decoding, fill_cache, with_host_cache
+from hypjax.data.parts import HeldOutClasses, Splits, check_classes, hold_out, hold_out_validation
 from hypjax.data.photos import tables
 from hypjax.data.photos.folders import list_folder
 from hypjax.data.photos.measuring import hash_facts, measure

@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import pyarrow
 import tensorflow_datasets as tfds
 
 from hypjax.data.records import Example, RecordBuilder
@@ -15,9 +16,11 @@ class Contents(Protocol):
 
     Attributes:
         classes: Names of all classes, in the order of their labels.
+        tables: Tables of relations.
     """
 
     classes: Sequence[str]
+    tables: Mapping[str, pyarrow.Table]
 
     def splits(self) -> Mapping[str, Iterable[Example]]:
         """Returns the examples of each split, to be consumed split by split."""
@@ -57,6 +60,10 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
         self.info.features["label"].names = list(self._contents.classes)
         splits = self._contents.splits()
         return {name: self._generate_examples(part) for name, part in splits.items()}
+
+    def tables(self) -> Mapping[str, pyarrow.Table]:
+        """Returns those of the published files."""
+        return self._contents.tables
 
     def _generate_examples(self, examples: Iterable[Example]) -> Iterator[tuple[int, Example]]:
         yield from enumerate(examples)

@@ -7,14 +7,14 @@ import csv
 import pathlib
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import tqdm
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.preparation.official import ListedImage
+from hypjax.data.preparation.official import Found, ListedImage
 from hypjax.data.records import Example
 from hypjax.errors import UserError
 from hypjax.system import console
@@ -47,16 +47,18 @@ class CheckedImages:
 
     Attributes:
         classes: Names of all classes, in the order of their labels.
+        tables: Tables of relations.
     """
 
-    def __init__(self, listing: Mapping[str, Sequence[ListedImage]], skip_corrupt: bool) -> None:
+    def __init__(self, found: Found, skip_corrupt: bool) -> None:
         """Starts the reading threads, which `close` ends.
 
         Args:
-            listing: Images of each split, in the order of the records. Classes are numbered in the
-                order in which they first appear.
+            found: Images of each split, in the order of the records, and tables. Classes are
+                numbered in the order in which they first appear.
             skip_corrupt: Whether to leave out images that cannot be read.
         """
+        listing, self.tables = found
         images = [image for part in listing.values() for image in part]
         self.classes = list(dict.fromkeys(image.label for image in images))
         self._listing, self._skip_corrupt, self._total = listing, skip_corrupt, len(images)

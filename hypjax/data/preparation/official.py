@@ -10,6 +10,8 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+import pyarrow
+
 from hypjax.data.preparation.builders import OfficialBuilder
 from hypjax.data.preparation.sources import FileTree, Source
 from hypjax.errors import UserError
@@ -20,11 +22,11 @@ class Count(NamedTuple):
 
     Attributes:
         images: Number of images.
-        classes: Number of classes.
+        classes: Number of classes; None if it is not known, so that it is not compared.
     """
 
     images: int
-    classes: int
+    classes: int | None
 
 
 class ListedImage(NamedTuple):
@@ -47,6 +49,23 @@ class ListedImage(NamedTuple):
 Listing = dict[str, list[ListedImage]]  # Images by split.
 
 
+class Found(NamedTuple):
+    """What a copy of a dataset holds.
+
+    Attributes:
+        images: The images of each split.
+        tables: Its tables of relations, see `hypjax.data.relations`.
+    """
+
+    images: Listing
+    tables: Mapping[str, pyarrow.Table]
+
+
+def _no_tables(tree: FileTree) -> Mapping[str, pyarrow.Table]:
+    del tree
+    return {}
+
+
 @dataclasses.dataclass(frozen=True)
 class OfficialDataset:
     """A dataset prepared from the files that its authors published.
@@ -56,12 +75,14 @@ class OfficialDataset:
         counts: Size of each split of the complete dataset.
         source: Where its files come from.
         list_images: Lists the images of each split whose files exist.
+        tables: Reads the tables of relations that its builder has.
     """
 
     builder: type[OfficialBuilder]
     counts: Mapping[str, Count]
     source: Source
     list_images: Callable[[FileTree], Listing]
+    tables: Callable[[FileTree], Mapping[str, pyarrow.Table]] = _no_tables
 
     @property
     def name(self) -> str:
@@ -69,7 +90,7 @@ class OfficialDataset:
         return self.builder.name
 
     @contextlib.contextmanager
-    def open(self, manual_dir: pathlib.Path | None, downloads: pathlib.Path) -> Iterator[Listing]:
+    def open(self, manual_dir: pathlib.Path | None, downloads: pathlib.Path) -> Iterator[Found]:
         """Finds or downloads the files, and lists the images of each split.
 
         Listed images whose files are missing are left out, so a split may be empty.
@@ -81,7 +102,8 @@ class OfficialDataset:
             downloads: Folder for downloads and temporary files.
 
         Yields:
-            The images by split, in the dataset's own order of classes; readable within the body.
+            The images by split, in the dataset's own order of classes and readable within the
+            body, and the tables of relations.
 
         Raises:
             UserError: If no images are found, or a list or an archive is damaged.
@@ -90,4 +112,4 @@ class OfficialDataset:
             listing = self.list_images(tree)
             if not any(listing.values()):
                 raise UserError(f"{tree.root} has no images of {self.name}; {self.source.advice}")
-            yield listing
+            yield Found(listing, self.tables(tree))

@@ -120,7 +120,8 @@ def summary(builder: RecordBuilder) -> str:
     for name, (images, classes) in counts.items():
         groups = read_index(builder, name, ["superlabel"])["superlabel"].unique().to_pylist()
         grouped = f" in {len(groups)} groups" if any(groups) else ""
-        lines.append(f"  {name:<8}{images:>7} images,{classes:>6} classes{grouped}")
+        named = f",{classes:>6} classes{grouped}" if classes > 1 else ""
+        lines.append(f"  {name:<8}{images:>7} images{named}")
     note = describe_partial(builder.name, counts)
     return "\n".join([*lines, f"  {note}"] if note else lines)
 
@@ -139,6 +140,7 @@ def describe_partial(name: str, found: Mapping[str, Count]) -> str | None:
     if name not in OFFICIAL_DATASETS:
         return None
     expected = OFFICIAL_DATASETS[name].counts
+    found = {split: _comparable(count, expected[split]) for split, count in found.items()}
     differing = [split for split in expected if found.get(split, _EMPTY) != expected[split]]
     if not differing:
         return None
@@ -220,10 +222,10 @@ def _prepare(
         console.say(f"preparing {name} in {folder} (once)")
         if isinstance(builder, OfficialBuilder):
             downloads = pathlib.Path(root, "downloads", name)
-            listing = stack.enter_context(OFFICIAL_DATASETS[name].open(manual_dir, downloads))
-            _check_listing(name, listing, allow_partial)
+            found = stack.enter_context(OFFICIAL_DATASETS[name].open(manual_dir, downloads))
+            _check_listing(name, found.images, allow_partial)
             stack.enter_context(large_images())
-            images = stack.enter_context(contextlib.closing(CheckedImages(listing, skip_corrupt)))
+            images = stack.enter_context(contextlib.closing(CheckedImages(found, skip_corrupt)))
             builder.set_contents(images)
         started = time.monotonic()
         with _explaining_write_errors(folder, flag), contextlib.redirect_stdout(io.StringIO()):
@@ -265,7 +267,7 @@ def _check_listing(name: str, listing: Listing, allow_partial: bool) -> None:
         raise UserError(f"{name} lists {repeated[0]} twice; use an unmodified copy")
     expected = OFFICIAL_DATASETS[name].counts
     found = {
-        split: Count(len(part), len({image.label for image in part}))
+        split: _comparable(Count(len(part), len({image.label for image in part})), expected[split])
         for split, part in listing.items()
     }
     if not names:
@@ -273,7 +275,7 @@ def _check_listing(name: str, listing: Listing, allow_partial: bool) -> None:
     too_large = [
         split
         for split, (images, classes) in found.items()
-        if images > expected[split].images or classes > expected[split].classes
+        if images > expected[split].images or (classes or 0) > (expected[split].classes or 0)
     ]
     if too_large:
         raise UserError(
@@ -291,6 +293,11 @@ def _check_listing(name: str, listing: Listing, allow_partial: bool) -> None:
         raise UserError(
             f"this is {note}; use --allow_partial to continue; every result will say so"
         )
+
+
+def _comparable(found: Count, expected: Count) -> Count:
+    """A size without the number of classes where that is not known."""
+    return found if expected.classes is not None else found._replace(classes=None)
 
 
 def _compare_counts(

@@ -1,16 +1,20 @@
 """The prepared datasets by name.
 
-To add a dataset, write a module that defines `DATASET`, add the module to `OFFICIAL_DATASETS`, and
-add its name to `hypjax/config/choices.py`.
+To add a dataset, write a module that defines `DATASET`, add it to `OFFICIAL_DATASETS`, and add its
+name to `hypjax/config/choices.py`.
 """
 
-from hypjax.data.preparation import cars196, cub200, inshop, omniglot, sop
+from hypjax.data.preparation import cars196, cub200, inshop, omniglot, revisited, sfm120k, sop
 from hypjax.data.preparation.glyphs import Glyphs
 from hypjax.data.preparation.official import OfficialDataset
 from hypjax.data.records import RecordBuilder
 
 OFFICIAL_DATASETS: dict[str, OfficialDataset] = {
-    module.DATASET.name: module.DATASET for module in (cub200, cars196, sop, inshop, omniglot)
+    dataset.name: dataset
+    for dataset in (
+        *(module.DATASET for module in (cub200, cars196, sop, inshop, omniglot, sfm120k)),
+        *(revisited.ROXFORD, revisited.RPARIS, revisited.DISTRACTORS),
+    )
 }
 
 # TFDS builders: `BUILDERS["cub200"](data_dir=...)`.

@@ -60,7 +60,7 @@ def contents(splits):
 
 
 def open_at(name, manual_dir, downloads):
-    with OFFICIAL_DATASETS[name].open(manual_dir, downloads) as splits:
+    with OFFICIAL_DATASETS[name].open(manual_dir, downloads) as (splits, _):
         return contents(splits)
 
 
@@ -148,7 +148,7 @@ def test_macos_files_in_an_archive_are_ignored(tmp_path, downloads):
 def test_threads_read_one_archive_concurrently(tmp_path, downloads):
     written = disk.write_sop(tmp_path, classes=20)
     disk.pack(tmp_path / "Stanford_Online_Products", tmp_path / "Stanford_Online_Products.zip")
-    with OFFICIAL_DATASETS["sop"].open(tmp_path, downloads) as splits:
+    with OFFICIAL_DATASETS["sop"].open(tmp_path, downloads) as (splits, _):
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             read = list(pool.map(lambda image: image.read(), splits["train"]))
     assert read == [image.content for image in written["train"]]
@@ -187,7 +187,7 @@ def test_unreadable_files_raise_an_oserror(tmp_path, downloads):
     (tmp_path / "images_evaluation/Oriya/character01/0011_01.png").unlink()
     (tmp_path / "images_evaluation/Oriya/character01/0011_01.png").symlink_to("nowhere")
     refused = []
-    with OFFICIAL_DATASETS["omniglot"].open(tmp_path, downloads) as splits:
+    with OFFICIAL_DATASETS["omniglot"].open(tmp_path, downloads) as (splits, _):
         for image in (image for part in splits.values() for image in part):
             try:
                 image.read()
@@ -471,7 +471,7 @@ def test_archives_are_downloaded_once(remote, downloads, capfd):
     with served(folder) as (address, asked):
         layout = at_address(address, folder)
         for _ in range(2):
-            with layout.open(None, downloads) as splits:
+            with layout.open(None, downloads) as (splits, _):
                 assert contents(splits) == written
     files = sorted(PACKED["omniglot"].values())
     assert asked == [f"/{file}" for file in files]
@@ -483,7 +483,7 @@ def test_archives_are_downloaded_once(remote, downloads, capfd):
 def test_unpacked_archives_are_not_downloaded(remote, downloads):
     folder, _ = remote
     written = disk.write_omniglot(downloads)
-    with at_address("http://127.0.0.1:1", folder).open(None, downloads) as splits:
+    with at_address("http://127.0.0.1:1", folder).open(None, downloads) as (splits, _):
         assert contents(splits) == written
 
 
@@ -530,7 +530,7 @@ def real(*parts):
 
 
 def test_the_real_birds_are_in_the_training_classes(downloads):
-    with OFFICIAL_DATASETS["cub200"].open(real("CUB_200_2011"), downloads) as splits:
+    with OFFICIAL_DATASETS["cub200"].open(real("CUB_200_2011"), downloads) as (splits, _):
         train = splits["train"]
         assert len(train) == 238 and not splits["test"]
         assert sorted({image.label for image in train})[::3] == [
@@ -541,7 +541,7 @@ def test_the_real_birds_are_in_the_training_classes(downloads):
 
 
 def test_the_real_letters_share_no_alphabet(downloads):
-    with OFFICIAL_DATASETS["omniglot"].open(real("omniglot"), downloads) as splits:
+    with OFFICIAL_DATASETS["omniglot"].open(real("omniglot"), downloads) as (splits, _):
         found = {
             split: Count(len(part), len({image.label for image in part}))
             for split, part in splits.items()
@@ -568,7 +568,7 @@ def test_encrypted_archives_are_rejected_before_anything_is_read(tmp_path):
 def test_listed_images_without_a_file_are_named(tmp_path, capsys):
     missing = ["images/001.Bird_1/Bird_1_0001.jpg", "images/101.Bird_101/Bird_101_0000.jpg"]
     disk.write_cub(tmp_path, missing=missing)
-    with OFFICIAL_DATASETS["cub200"].open(tmp_path, tmp_path / "downloads") as splits:
+    with OFFICIAL_DATASETS["cub200"].open(tmp_path, tmp_path / "downloads") as (splits, _):
         assert [len(part) for part in splits.values()] == [5, 5]
     warning = f"warning: listed but missing: {missing[0]}, and 1 more\n"
     assert capsys.readouterr().err == warning

@@ -1,0 +1,183 @@
+"""The parts of a dataset: training, validation and test images, and the searches to be scored."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from hypjax.data.dataset import Dataset
+from hypjax.errors import UserError
+from hypjax.system import console
+from hypjax.types import Judgements
+
+_FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOutClasses:
+    """Classes to hold out of a dataset's training classes; see `hold_out`.
+
+    Attributes:
+        test: Number or share of test classes, if the dataset has no test part.
+        validation: Number or share of validation classes, if it has no validation part.
+        seed: Seed of the choice.
+    """
+
+    test: float
+    validation: float
+    seed: int
+
+
+class Task(NamedTuple):
+    """A search to be scored.
+
+    Attributes:
+        queries: Images to search by.
+        gallery: Images to search; if None, the queries search each other.
+        judgements: What each query should find; if None, the images of its class.
+    """
+
+    queries: Dataset
+    gallery: Dataset | None = None
+    judgements: Judgements | None = None
+
+    @property
+    def items(self) -> int:
+        """Number of images that a query can find."""
+        return len(self.queries) - 1 if self.gallery is None else len(self.gallery)
+
+
+class Splits(NamedTuple):
+    """The parts of a dataset.
+
+    Attributes:
+        train: Images to learn from; None if there are none, so that models can only be scored.
+        validation: Images of held-out training classes, for choosing a model; None if no classes
+            are held out.
+        test: Images to report on, never to choose by.
+        gallery: Images that the test images search; if None, they search each other.
+        fingerprint: Hash that differs if any image of the dataset differs.
+        notes: Remarks that accompany every result computed from the dataset.
+        judgements: What each test image should find in the gallery; if None, images of its class.
+        name: Name of the dataset, under which scores by judgements are listed.
+        benchmarks: Further judged datasets to score models on, by name.
+    """
+
+    train: Dataset | None
+    validation: Dataset | None
+    test: Dataset
+    gallery: Dataset | None
+    fingerprint: str
+    notes: tuple[str, ...] = ()
+    judgements: Judgements | None = None
+    name: str = ""
+    benchmarks: Mapping[str, Task] = MappingProxyType({})
+
+    @property
+    def task(self) -> Task:
+        """The search of the test images."""
+        return Task(self.test, self.gallery, self.judgements)
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """All searches to report on, by the dataset's name."""
+        return {self.name: self.task, **self.benchmarks}
+
+
+def hold_out(
+    dataset: Dataset, amount: float, seed: int, name: str
+) -> tuple[Dataset, Dataset | None]:
+    """Holds out random classes of a dataset.
+
+    Args:
+        dataset: The dataset.
+        amount: Number of classes; below 1, their share, but at least two classes; 0 for none.
+        seed: Seed of the choice. It is not the run's seed, so that runs with different seeds are
+            compared on the same classes.
+        name: Name of the held-out part, test or validation, for messages.
+
+    Returns:
+        The remaining images and the held-out ones, None if there are none.
+
+    Raises:
+        UserError: If fewer than two classes would remain.
+    """
+    if amount == 0:
+        return dataset.renumbered(), None
+    classes = np.unique(dataset.labels)
+    count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
+    if count > len(classes) - 2:
+        most = max(len(classes) - 2, 0)
+        raise UserError(
+            f"config.data.{name}_classes is {amount:g}, {count} of {len(classes)} classes, but two "
+            f"must remain to train on; set --config.data.{name}_classes={most}"
+            + (" or less" if most else "")
+        )
+    shuffled = np.random.default_rng(seed).permutation(classes)
+    return dataset.with_classes(shuffled[count:]), dataset.with_classes(shuffled[:count])
+
+
+def hold_out_validation(
+    dataset: Dataset, held_out: HeldOutClasses
+) -> tuple[Dataset, Dataset | None]:
+    """Holds out validation classes; a share of few classes holds out none.
+
+    Args:
+        dataset: Training images.
+        held_out: Classes to hold out.
+
+    Returns:
+        The remaining images and the held-out ones, None if there are none.
+
+    Raises:
+        UserError: If a number of classes would leave fewer than two.
+    """
+    amount, classes = held_out.validation, dataset.num_classes
+    if 0 < amount < 1 and classes < _FEW_CLASSES:
+        console.say(f"no class is held out for validation: there are only {classes} to train on")
+        amount = 0
+    return hold_out(dataset, amount, held_out.seed, "validation")
+
+
+def check_classes(name: str, splits: Splits) -> None:
+    """Checks that parts can be trained on and searched, and warns of classes with one image.
+
+    Args:
+        name: Name of the dataset for messages.
+        splits: Its parts.
+
+    Raises:
+        UserError: If a part has fewer than two classes, or no query has an image to find.
+    """
+    train, validation, test, gallery, *_ = splits
+    judged = splits.judgements is not None
+    parts = {"train": train, "validation": validation, "test": None if judged else test}
+    for part, images in parts.items():
+        if images is not None and images.num_classes < 2:
+            raise UserError(
+                f"the {part} part of {name} has {images.num_classes} class; it needs two or more"
+            )
+    for part, items in (("validation", None), ("test", gallery)):
+        if parts[part] is not None and not _any_match(parts[part], items):
+            raise UserError(
+                f"no image in the {part} part of {name} has another image of its class to find"
+            )
+    if judged and not any(map(len, [*splits.judgements.easy, *splits.judgements.hard])):
+        raise UserError(f"no query of {name} has an image to find in this copy")
+    if train is None:
+        return
+    single = int(np.sum(np.bincount(train.labels) == 1))
+    if single:
+        console.warn(
+            f"{single} of {train.num_classes} training classes have one image, "
+            "which is compared with itself"
+        )
+
+
+def _any_match(queries: Dataset, gallery: Dataset | None) -> bool:
+    """Whether any query has an image of its class to find."""
+    if gallery is None:
+        return np.bincount(queries.labels).max() > 1
+    return bool(np.isin(queries.labels, gallery.labels).any())

@@ -1,0 +1,221 @@
+"""Datasets of particular objects: prepared from official files, and opened with their relations."""
+
+import os
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+
+from hypjax.config import default_config
+from hypjax.data.preparation import prepare as prepare_module
+from hypjax.data.preparation.prepare import prepare
+from hypjax.data.splits import open_splits
+from hypjax.errors import UserError
+from hypjax.types import View
+from tests.helpers import object_files
+
+
+def prepared(name, manual_dir, data_dir):
+    return prepare(name, data_dir=str(data_dir), manual_dir=str(manual_dir), allow_partial=True)
+
+
+def opened(name, data_dir, **evaluation):
+    config = default_config()
+    config.data.name, config.run.data_dir = name, str(data_dir)
+    config.eval.update(evaluation)
+    return open_splits(config)
+
+
+def plain(judgements):
+    return [[items.tolist() for items in part] for part in judgements]
+
+
+def test_revisited_is_opened_with_boxes_and_judgements(tmp_path):
+    object_files.write_roxford(tmp_path)
+    builder = prepared("roxford5k", tmp_path, tmp_path / "data")
+    splits = opened("roxford5k", tmp_path / "data")
+    assert splits.train is None and splits.validation is None and splits.name == "roxford5k"
+    assert [len(splits.test), len(splits.gallery)] == [2, 6]
+    assert splits.test.boxes.tolist() == 2 * [[2, 3, 16, 12]]
+    assert plain(splits.judgements) == [[[0], [1]], [[2, 5], []], [[4], [4]]]
+    assert "query 2 of 70 images, gallery 6 of 4993" in splits.notes[0]
+    assert "classes" not in prepare_module.summary(builder).split("\n")[1]
+    assert splits.test.describe() == "2 images"
+
+
+def test_archives_are_read(tmp_path):
+    """Those of Oxford hold files without a folder, those of Paris folders of folders."""
+    folder = object_files.write_roxford(tmp_path)
+    with tarfile.open(folder / "oxbuild_images-v1.tgz", "w:gz") as packed:
+        for path in sorted((folder / "jpg").iterdir()):
+            packed.add(path, path.name)
+            path.unlink()
+    (folder / "jpg").rmdir()
+    prepared("roxford5k", folder, tmp_path / "oxford")
+    paris = folder.rename(tmp_path / "rparis6k")
+    (paris / "gnd_roxford5k.pkl").rename(paris / "gnd_rparis6k.pkl")
+    with tarfile.open(paris / "oxbuild_images-v1.tgz") as packed:
+        packed.extractall(paris / "paris/oxford", filter="data")
+    with tarfile.open(paris / "paris_1-v1.tgz", "w:gz") as packed:
+        packed.add(paris / "paris", "paris")
+    os.rename(paris / "paris", tmp_path / "elsewhere")
+    prepared("rparis6k", paris, tmp_path / "paris")
+    oxford, paris = (
+        opened(name, tmp_path / place)
+        for name, place in (("roxford5k", "oxford"), ("rparis6k", "paris"))
+    )
+    view = View(16, 16, 3)
+    for one, other in ((oxford.test, paris.test), (oxford.gallery, paris.gallery)):
+        for i in range(len(one)):
+            np.testing.assert_array_equal(one.test_view(i, view), other.test_view(i, view))
+
+
+@pytest.mark.parametrize("cache", ["none", "host"])
+def test_a_query_is_cut_to_its_box_before_it_is_viewed(tmp_path, cache):
+    object_files.write_roxford(tmp_path)
+    prepared("roxford5k", tmp_path, tmp_path / "data")
+    config = default_config()
+    config.data.name, config.run.data_dir = "roxford5k", str(tmp_path / "data")
+    config.run.cache, config.run.cache_dir = cache, str(tmp_path / "cache")
+    queries = open_splits(config).test
+    for test in ("centre_crop", "squash"):
+        view = View(8, 8, 3, test)
+        whole = queries.image(0, 3)
+        cut = whole.crop((2.4, 3, 15.6, 12))  # Pillow rounds the box.
+        if test == "squash":
+            expected = cut.resize((8, 8), 3)
+        else:  # The shorter side, then the middle.
+            width = int(8 * cut.width / cut.height)
+            left = round((width - 8) / 2)
+            expected = cut.resize((width, 8), 3).crop((left, 0, left + 8, 8))
+        np.testing.assert_array_equal(queries.test_view(0, view), np.asarray(expected))
+
+
+def test_a_box_outside_its_image_is_reported(tmp_path):
+    folder = object_files.write_roxford(tmp_path)
+    truth = pickle.loads((folder / "gnd_roxford5k.pkl").read_bytes())
+    truth["gnd"][0]["bbx"] = [500, 500, 600, 600]
+    (folder / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(truth))
+    prepared("roxford5k", folder, tmp_path / "data")
+    queries = opened("roxford5k", tmp_path / "data").test
+    with pytest.raises(UserError, match="cannot read keble_000000 .*is not in the image"):
+        queries.test_view(0, View(8, 8, 3))
+
+
+def test_a_partial_copy_judges_what_it_has(tmp_path):
+    object_files.write_roxford(tmp_path, missing=["keble_000000", "oxford_000001"])
+    prepared("roxford5k", tmp_path, tmp_path / "data")
+    with pytest.raises(UserError, match="no query of roxford5k has an image to find"):
+        opened("roxford5k", tmp_path / "data")
+    object_files.write_roxford(tmp_path / "other", missing=["keble_000001", "oxford_000000"])
+    prepared("roxford5k", tmp_path / "other", tmp_path / "second")
+    splits = opened("roxford5k", tmp_path / "second")
+    names = [splits.gallery.name(i) for i in splits.judgements.hard[0]]
+    assert names == ["oxford_000002", "oxford_000005"]
+    assert plain(splits.judgements)[0] == [[]]
+
+
+def test_benchmarks_join_a_dataset_and_distractors_their_galleries(tmp_path):
+    object_files.write_roxford(tmp_path)
+    object_files.write_sfm(tmp_path)
+    far = tmp_path / "revisitop1m/jpg"
+    far.mkdir(parents=True)
+    for name in ("a", "b"):
+        (far / f"{name}.jpg").write_bytes(object_files.picture(name, name))
+    for name in ("roxford5k", "sfm120k", "revisitop1m"):
+        prepared(name, tmp_path, tmp_path / "data")
+    options = {"benchmarks": ("roxford5k",), "distractors": True}
+    splits = opened("sfm120k", tmp_path / "data", **options)
+    assert list(splits.tasks) == ["sfm120k", "roxford5k+1m"]
+    gallery = splits.benchmarks["roxford5k+1m"].gallery
+    assert [gallery.name(i) for i in (0, 5, 6, 7)] == [
+        *("oxford_000000", "oxford_000005", "jpg/a.jpg", "jpg/b.jpg"),
+    ]
+    assert gallery.image(7, 3).size == tuple(gallery.sizes[7][::-1].tolist())
+    assert opened("sfm120k", tmp_path / "data").fingerprint == splits.fingerprint
+
+
+def test_sfm_lists_clusters_and_pairs(tmp_path):
+    missing = object_files.sfm_names("train")[1]
+    object_files.write_sfm(tmp_path, missing=[missing])
+    prepared("sfm120k", tmp_path, tmp_path / "data")
+    splits = opened("sfm120k", tmp_path / "data")
+    train = splits.train
+    assert (len(train), len(splits.test), train.num_classes) == (11, 12, 4)
+    names = [[train.name(i) for i in pair] for pair in train.pairs]
+    every = object_files.sfm_names("train")
+    expected = [[every[3 * c + i], every[3 * c + i + 1]] for c in range(4) for i in range(2)]
+    assert names == [pair for pair in expected if missing not in pair]
+    assert train.class_name(0) == "train cluster 0"
+
+
+def test_relations_are_part_of_the_fingerprint_and_are_protected(tmp_path):
+    folder = object_files.write_roxford(tmp_path)
+    builder = prepared("roxford5k", folder, tmp_path / "data")
+    before = opened("roxford5k", tmp_path / "data").fingerprint
+    truth = pickle.loads((folder / "gnd_roxford5k.pkl").read_bytes())
+    truth["gnd"][0]["easy"] = [1]
+    (folder / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(truth))
+    prepared("roxford5k", folder, tmp_path / "second")
+    assert opened("roxford5k", tmp_path / "second").fingerprint != before
+    table = builder.data_path / "judgements.parquet"
+    table.write_bytes(table.read_bytes()[:-10])
+    with pytest.raises(UserError, match=r"is damaged \(judgements.parquet cannot be read\)"):
+        opened("roxford5k", tmp_path / "data")
+    table.unlink()
+    with pytest.raises(UserError, match="judgements.parquet cannot be read"):
+        opened("roxford5k", tmp_path / "data")
+
+
+class Runs:
+    """Makes a folder when it is loaded without care."""
+
+    def __reduce__(self):
+        return os.mkdir, ("made",)
+
+
+def damaged(change):
+    def write(folder):
+        path = folder / "retrieval-SfM-120k.pkl"
+        lists = pickle.loads(path.read_bytes())
+        change(lists)
+        path.write_bytes(pickle.dumps(lists))
+
+    return write
+
+
+DAMAGES = {
+    "is refused: it refers to": damaged(lambda lists: lists.update(more=Runs())),
+    "is not the list of Retrieval-SfM": damaged(lambda lists: lists.pop("val")),
+    "train and val, each": damaged(lambda lists: lists["val"].update(cids=3)),
+    "part train names 12 images and 11": damaged(lambda lists: lists["train"]["cluster"].pop()),
+    "part train has 8 queries and 7": damaged(lambda lists: lists["train"]["pidxs"].pop()),
+    "part test pairs an image outside": damaged(lambda lists: lists["val"]["qidxs"].append(12)),
+    "points outside": damaged(lambda lists: lists["val"]["cids"].__setitem__(0, "../../a/..")),
+    "listed twice": damaged(
+        lambda lists: lists["val"]["cids"].__setitem__(0, lists["val"]["cids"][1])
+    ),
+    "cannot be read as a pickle": lambda folder: (folder / "retrieval-SfM-120k.pkl").write_bytes(
+        (folder / "retrieval-SfM-120k.pkl").read_bytes()[:-40]
+    ),
+}
+
+
+@pytest.mark.parametrize("words", DAMAGES)
+def test_a_damaged_or_malicious_list_is_one_sentence(tmp_path, words, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = object_files.write_sfm(tmp_path)
+    DAMAGES[words](folder)
+    with pytest.raises(UserError) as caught:
+        prepared("sfm120k", folder, tmp_path / "data")
+    sentence = str(caught.value)
+    assert words in sentence and "retrieval-SfM-120k.pkl" in sentence and "\n" not in sentence
+    assert not (tmp_path / "made").exists() and not (tmp_path / "data/sfm120k/1.0.0").exists()
+
+
+def test_the_list_is_required(tmp_path):
+    folder = object_files.write_sfm(tmp_path)
+    (folder / "retrieval-SfM-120k.pkl").unlink()
+    with pytest.raises(UserError, match="lacks retrieval-SfM-120k.pkl"):
+        prepared("sfm120k", folder, tmp_path / "data")
