@@ -41,9 +41,9 @@ def open_prepared(
     train, test, gallery = parts.get("train"), parts.get("test"), None
     if {"query", "gallery"} <= parts.keys():
         test, gallery = parts["query"], parts["gallery"]
-    if train is None and test is None:
+    if train is None and opened.judgements is None:
         raise UserError(
-            f"this copy of {name} in {opened.folder} has no training images and no queries"
+            f"this copy of {name} in {opened.folder} has no training images, nor judged queries"
         )
     train, validation = train and train.renumbered(), None
     if test is None:

@@ -120,7 +120,8 @@ def summary(builder: RecordBuilder) -> str:
     for name, (images, classes) in counts.items():
         groups = read_index(builder, name, ["superlabel"])["superlabel"].unique().to_pylist()
         grouped = f" in {len(groups)} groups" if any(groups) else ""
-        named = f",{classes:>6} classes{grouped}" if classes > 1 else ""
+        without = name in (official := _expected(builder.name)) and official[name].classes == 1
+        named = "" if without else f",{classes:>6} classes{grouped}"
         lines.append(f"  {name:<8}{images:>7} images{named}")
     note = describe_partial(builder.name, counts)
     return "\n".join([*lines, f"  {note}"] if note else lines)
@@ -137,14 +138,21 @@ def describe_partial(name: str, found: Mapping[str, Count]) -> str | None:
         For example 'a partial copy of cub200: train 238 of 5864 images in 4 of 100 classes'; None
         if the copy is complete, or the dataset has no official counts.
     """
-    if name not in OFFICIAL_DATASETS:
-        return None
-    expected = OFFICIAL_DATASETS[name].counts
-    found = {split: _comparable(count, expected[split]) for split, count in found.items()}
+    expected = _expected(name)
+    found = {
+        split: _comparable(found[split], count)
+        for split, count in expected.items()
+        if split in found
+    }
     differing = [split for split in expected if found.get(split, _EMPTY) != expected[split]]
     if not differing:
         return None
     return f"a partial copy of {name}: {_compare_counts(expected, found, differing)}"
+
+
+def _expected(name: str) -> Mapping[str, Count]:
+    """Sizes of the splits of an official dataset; none of others."""
+    return OFFICIAL_DATASETS[name].counts if name in OFFICIAL_DATASETS else {}
 
 
 def _root(name: str, data_dir: str | None) -> str:

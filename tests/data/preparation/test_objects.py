@@ -191,7 +191,9 @@ DAMAGES = {
     "train and val, each": damaged(lambda lists: lists["val"].update(cids=3)),
     "part train names 12 images and 11": damaged(lambda lists: lists["train"]["cluster"].pop()),
     "part train has 8 queries and 7": damaged(lambda lists: lists["train"]["pidxs"].pop()),
-    "part test pairs an image outside": damaged(lambda lists: lists["val"]["qidxs"].append(12)),
+    "part test pairs an image outside": damaged(
+        lambda lists: lists["val"]["qidxs"].__setitem__(0, 12)
+    ),
     "points outside": damaged(lambda lists: lists["val"]["cids"].__setitem__(0, "../../a/..")),
     "listed twice": damaged(
         lambda lists: lists["val"]["cids"].__setitem__(0, lists["val"]["cids"][1])
