@@ -15,6 +15,7 @@ from hypjax.monitoring.tracing import Trace
 from hypjax.parallel import processes
 from hypjax.runs.shared_run import SharedRun
 from hypjax.system import console
+from hypjax.training.feed import Feed
 from hypjax.training.input import open_input
 from hypjax.training.loop import Timers, create_loop, create_monitor
 from hypjax.training.results import collect_results, print_results, write_times
@@ -83,16 +84,16 @@ def train_and_evaluate(
         del pretrained
         measured = measured or score_untrained(setup, state, stopwatch)
         steps = range(int(state.step), total)
-        batches, store = open_input(setup, steps, Workers.of(config.run), state.params["model"])
+        source = open_input(setup, steps, Workers.of(config.run), state.params["model"])
         monitor = create_monitor(config, setup, steps, run.path, checkpoints, timers)
         step = jit_train_step(make_train_step(learner), learner.mesh, state)
-        step = functools.partial(step, store=store)
+        step = functools.partial(step, store=source.store)
         loop = create_loop(config, setup, step, checkpoints, monitor)
-        with contextlib.closing(batches), monitor:
+        with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:
             if steps.start == 0:
                 monitor.write(0, measured.untrained)
             stopwatch.turn_to("steps")
-            state, measured = loop.run(state, measured, batches)
+            state, measured = loop.run(state, measured, feed)
             stopwatch.turn_to("other")
             with stopwatch.part("saving"):
                 checkpoints.wait()

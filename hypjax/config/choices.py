@@ -6,6 +6,7 @@ Objectives and spaces are in rooms below: `hypjax.objectives.OBJECTIVES`, `hypja
 
 DATASETS = (
     "glyphs",
+    "scenes",
     "folder",
     "cub200",
     "cars196",
@@ -23,7 +24,7 @@ HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 PARTS = ("head", "encoder")  # Of a model; hypjax/inference/scored.py
 TRAIN_VIEWS = ("area_crop", "resize_crop")  # hypjax/data/views.py
 TEST_VIEWS = ("centre_crop", "squash")  # hypjax/data/views.py
-SAMPLINGS = ("epoch_classes", "drawn_classes", "shuffled")  # hypjax/data/plans.py
+SAMPLINGS = ("epoch_classes", "drawn_classes", "shuffled", "tuples")  # hypjax/data/plans.py
 METRICS = (
     "recall",
     "precision",

@@ -181,8 +181,13 @@ def _train() -> ConfigDict:
     train.batch_size = 900  # Images per step: a multiple of samples_per_class.
     train.samples_per_class = 2  # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.
     # How batches are drawn: 'epoch_classes' (every class at most once per epoch), 'drawn_classes'
-    # (random classes for every batch; HIER, IRT), or 'shuffled' (images regardless of class).
+    # (random classes for every batch; HIER, IRT), 'shuffled' (images regardless of class), or
+    # 'tuples' (anchor, positive and mined negatives, for datasets that list pairs; IRT).
     train.sampling = "epoch_classes"
+    train.tuples = ConfigDict()
+    train.tuples.pairs = 2_000  # Pairs of anchor and positive, drawn for each epoch.
+    train.tuples.negatives = 5  # Negatives of each, no two of one class.
+    train.tuples.pool = 22_000  # Images, drawn for each epoch, of which these are the nearest.
     # Whether a class's images are drawn with replacement (HIER).
     train.repeat_images = False
     # Whether the head is trained on the encoder's embeddings of the test views, computed once,

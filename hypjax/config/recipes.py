@@ -231,8 +231,15 @@ def hyp_vit(variant: Variant) -> ConfigDict:
         # (The paper's "τ = 0.1" contradicts its Eq. 4.)
         config.objective.temperature = 0.2
     config.optim.learning_rate = encoder.learning_rate
-    # One core decodes and crops about 400 photos per second, so all cores are needed. On few cores
-    # threads are faster: on two cores 690 photos per second, against 560 with two processes.
+    spread_decoding(config)
+    return config
+
+
+def spread_decoding(config: ConfigDict) -> None:
+    """Sets the number of processes that decode photos.
+
+    One core decodes and crops about 400 photos per second, so all cores are needed. On few cores
+    threads are faster: on two cores 690 photos per second, against 560 with two processes.
+    """
     cores = usable_cores()
     config.run.workers = min(8, cores) if cores > 4 else 0
-    return config

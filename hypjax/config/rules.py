@@ -150,6 +150,7 @@ _RULES = {
     "train.total_steps": at_least(0),  # 0: only evaluated.
     "train.samples_per_class": at_least(2),
     "train.sampling": one_of(*SAMPLINGS),
+    **{f"train.tuples.{name}": at_least(1) for name in ("pairs", "negatives", "pool")},
     "train.on_nonfinite": one_of("stop", "skip"),
     "train.max_nonfinite": at_least(1),
     "train.on_collapse": one_of("warn", "stop"),
@@ -237,17 +238,23 @@ def _validate_evaluation(config: ConfigDict) -> None:
 
 def _validate_batches(config: ConfigDict) -> None:
     """Validates batches against the objective, and the schedule against the number of steps."""
-    train, fields = config.train, flatten(config)
+    train, fields, objective = config.train, flatten(config), OBJECTIVES[config.objective.name]
     for field in sorted(FITTED):
         if fields[field] is None and config.data.name != "folder":
             refuse(field, None, "a whole number, unless data.name is folder")
-    if train.sampling == "shuffled" and OBJECTIVES[config.objective.name].by_class:
+    if objective.by_tuple and train.sampling != "tuples":
+        refuse("train.sampling", train.sampling, "tuples: this objective compares their images")
+    if train.sampling in ("shuffled", "tuples") and objective.by_class:
         words = "epoch_classes or drawn_classes: this objective compares images of one class"
         refuse("train.sampling", train.sampling, words)
     if any(fields[field] is None for field in FITTED):
         return  # What fits the images is known later.
+    size = 2 + train.tuples.negatives
+    if train.sampling == "tuples" and train.batch_size % size:
+        words = f"a multiple of {size}, the images of a tuple (train.tuples.negatives and 2)"
+        refuse("train.batch_size", train.batch_size, words)
     classes, rest = divmod(train.batch_size, train.samples_per_class)
-    if train.sampling != "shuffled" and (rest or classes < 2):
+    if train.sampling not in ("shuffled", "tuples") and (rest or classes < 2):
         samples = train.samples_per_class
         words = f"a multiple of train.samples_per_class ({samples}), and at least {2 * samples}"
         refuse("train.batch_size", train.batch_size, words)

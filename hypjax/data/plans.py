@@ -1,5 +1,7 @@
 """Plans: which images make up a batch and how they are cropped, as a pure function of (seed, step).
 
+Tuples also depend on the table of the step's epoch, which is mined with the model as it is then.
+
 A plan is a few small arrays on the host. Worker processes, or the device, only carry it out, so
 pixels do not depend on the number of workers or on where a run was resumed.
 """
@@ -15,7 +17,7 @@ from jaxtyping import Bool, Int, Shaped
 from hypjax.data.views import TrainView
 
 # Independent streams of a run's random numbers.
-_CLASSES, _IMAGES, _CROPS = range(3)
+_CLASSES, _IMAGES, _CROPS, _PAIRS, _POOL = range(5)
 
 
 class Plan(NamedTuple):
@@ -185,3 +187,61 @@ class DrawnClassPlans(ClassPlans):
         """Returns a set of classes, uniformly at random."""
         rng = self.rng(_CLASSES, step)
         return rng.choice(len(self.members), self.classes_per_batch, replace=False)
+
+
+class Candidates(NamedTuple):
+    """What an epoch's tuples are mined from, as positions of images in the training set.
+
+    Attributes:
+        pairs: Anchor and positive of each tuple.
+        pool: Images among which its negatives are.
+    """
+
+    pairs: Int[np.ndarray, "tuples 2"]
+    pool: Int[np.ndarray, " pool"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TuplePlans(Plans):
+    """Tuples of an anchor, its positive and mined negatives; images of a tuple are adjacent.
+
+    An epoch is as many random pairs of the list, and for each the negatives of the epoch's table
+    (Radenović et al., TPAMI 2019).
+
+    Attributes:
+        pairs: Positions of two images that show one object.
+        tuples: Tuples of an epoch; at most as many as there are pairs.
+        negatives: Negatives of a tuple.
+        pool_size: Images among which an epoch's negatives are; at most all.
+        table: The epoch's tuples; None before they are mined.
+    """
+
+    pairs: Int[np.ndarray, "pairs 2"]
+    tuples: int
+    negatives: int
+    pool_size: int
+    table: Int[np.ndarray, "tuples size"] | None = None
+
+    @property
+    def tuple_size(self) -> int:
+        """Images of a tuple."""
+        return 2 + self.negatives
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Number of whole batches of an epoch's tuples."""
+        return self.tuples // (self.batch_size // self.tuple_size)
+
+    def candidates(self, epoch: int) -> Candidates:
+        """Draws an epoch's pairs and its pool, without replacement."""
+        pairs = self.rng(_PAIRS, epoch).permutation(len(self.pairs))[: self.tuples]
+        pool = self.rng(_POOL, epoch).permutation(len(self.labels))[: self.pool_size]
+        return Candidates(self.pairs[pairs], pool)
+
+    def choose(self, step: int) -> Int[np.ndarray, " batch"]:
+        """Returns the positions of the step's images, tuple by tuple."""
+        if self.table is None:
+            raise RuntimeError("the tuples of this epoch are not mined yet")
+        count = self.batch_size // self.tuple_size
+        first = step % self.batches_per_epoch * count
+        return self.table[first : first + count].reshape(-1)

@@ -1,6 +1,7 @@
 """Scores a model on datasets."""
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -148,12 +149,18 @@ class Evaluator:
         metrics = [name for name in self._metrics if not name.startswith("recall@")] or ["map"]
         found = {}
         for level in LEVELS:
-            scores = relevance_scores(
-                *(queries, gallery, relevance_at(level, judgements)),
-                metrics=metrics,
-                space=space,
-                refinement=self._processing.refinement,
-            )
+            relevance = relevance_at(level, judgements)
+            if not any(map(len, relevance.positives)):  # Possible in a partial copy.
+                continue
+            with warnings.catch_warnings():
+                # By the protocol, queries without a positive at a level have no part in it.
+                warnings.filterwarnings("ignore", message=".* queries have no match")
+                scores = relevance_scores(
+                    *(queries, gallery, relevance),
+                    metrics=metrics,
+                    space=space,
+                    refinement=self._processing.refinement,
+                )
             found |= {f"{level}/{name}": values for name, values in scores.items()}
         return found
 

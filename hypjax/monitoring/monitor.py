@@ -123,6 +123,16 @@ class Monitor:
         console.say(f"step {step}: validation {format_recalls(recalls)}")
         self._meter.restart_clock()
 
+    def mined(self, step: int, values: Values) -> None:
+        """Records what was mined for a step and those after it, which does not count as training.
+
+        Args:
+            step: Number of steps done when the first of these is.
+            values: Measurements.
+        """
+        self._telemetry.write(step, {"mining": values})
+        self._meter.restart_clock()
+
     def write(self, step: int, values: Values) -> None:
         """Writes other values of a step."""
         self._telemetry.write(step, values)

@@ -17,6 +17,7 @@ PARTS = (
     "compile",  # Tracing, lowering, and compiling or reading from the compilation cache.
     "input",  # Steps that wait for their batches.
     "steps",  # The rest of the loop.
+    "mining",  # Embedding images and choosing the tuples of an epoch.
     "evaluation",
     "saving",  # The time that the loop waits for; the rest overlaps with the steps.
     "other",

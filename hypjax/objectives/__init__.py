@@ -17,6 +17,7 @@ from hypjax.objectives.proxy_losses import (
     soft_triple,
 )
 from hypjax.objectives.triplets import triplet
+from hypjax.objectives.tuples import tuple_contrastive
 
 __all__ = [
     "OBJECTIVES",
@@ -45,5 +46,6 @@ __all__ = [
     "softmax_temperature",
     "supcon",
     "triplet",
+    "tuple_contrastive",
     "unused_fields",
 ]

@@ -21,6 +21,7 @@ class Spec(NamedTuple):
         head_dim: Dimension of the head's output.
         training_images: Number of images in the training set.
         batch_size: Number of images in a batch.
+        tuples: Tuples of an epoch and images of each; zeros if batches are not made of tuples.
     """
 
     classes: int
@@ -29,6 +30,7 @@ class Spec(NamedTuple):
     head_dim: int
     training_images: int
     batch_size: int
+    tuples: tuple[int, int] = (0, 0)
 
 
 class Group(NamedTuple):

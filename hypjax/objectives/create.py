@@ -20,17 +20,21 @@ class Entry(NamedTuple):
         create: Builds it from a run's whole configuration and the space that this names.
         fields: The fields that it adds to `config.objective`.
         by_class: Whether it needs several images of each class in a batch.
+        by_tuple: Whether it needs batches of tuples.
     """
 
     create: Callable[[ConfigDict, Space], Objective]
     fields: Mapping[str, Field]
     by_class: bool
+    by_tuple: bool = False
 
 
 _LOSSES = {
     "pairwise_cross_entropy": Entry(pairwise.create, pairwise.FIELDS, by_class=True),
     **{
-        name: Entry(functools.partial(of_pairs.create, name), loss.fields, loss.by_class)
+        name: Entry(
+            functools.partial(of_pairs.create, name), loss.fields, loss.by_class, loss.by_tuple
+        )
         for name, loss in of_pairs.PAIR_LOSSES.items()
     },
     **{
@@ -50,6 +54,7 @@ OBJECTIVES = {
             base.by_class,
         )
         for name, base in _LOSSES.items()
+        if not base.by_tuple
     },
 }
 

@@ -3,12 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
@@ -21,6 +21,7 @@ from hypjax.objectives.memory import empty_memory, number_of_rows
 from hypjax.objectives.metrics import batch_metrics
 from hypjax.objectives.pair_losses import contrastive, multi_similarity, scalable_nca, supcon
 from hypjax.objectives.triplets import MININGS, triplet
+from hypjax.objectives.tuples import tuple_contrastive
 from hypjax.types import Batch, Outputs
 
 
@@ -31,20 +32,23 @@ class PairLoss(NamedTuple):
         function: The loss of embeddings and labels.
         settings: Its settings, by the names of its arguments.
         by_class: Whether it needs several images of each class in a batch.
+        by_tuple: Whether it needs batches of tuples; it then has no use for a memory.
     """
 
     function: Callable[..., Array]
     settings: Mapping[str, Field]
     by_class: bool = True
+    by_tuple: bool = False
 
     @property
     def fields(self) -> dict[str, Field]:
         """Its fields of `config.objective`."""
-        return {**self.settings, **_COMMON}
+        return {**self.settings, **({} if self.by_tuple else _MEMORY), **_KOLEO}
 
 
 # Of every loss of pairs.
-_COMMON = {
+_KOLEO = {"koleo_weight": Field(0.0, at_least(0))}  # λ: weight of the differential entropy.
+_MEMORY = {
     # Images of earlier batches to compare with: their number, or, up to 1, their share of the
     # training images. 0 for none.
     "memory": Field(
@@ -56,13 +60,15 @@ _COMMON = {
     ),
     # Decay of the teacher that embeds the images of the memory; 0: the model that is trained.
     "memory_decay": Field(0.0, Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")),
-    "koleo_weight": Field(0.0, at_least(0)),  # λ: weight of the differential entropy.
 }
 # Defaults are those of the papers, see the functions, with these exceptions. The triplets' margin
 # is that of Schroff et al. The margin of the contrastive loss is not in IRT's paper but in
 # unofficial code. Those of multi-similarity are HIER's and pytorch-metric-learning's; the paper has
 # base 1.
 PAIR_LOSSES = {
+    "tuple_contrastive": PairLoss(
+        tuple_contrastive, {"margin": Field(0.85, ABOVE_0)}, by_class=False, by_tuple=True
+    ),
     # IRT trains it on batches of any classes, too.
     "contrastive": PairLoss(contrastive, {"margin": Field(0.5, at_least(-1))}, by_class=False),
     "multi_similarity": PairLoss(
@@ -95,17 +101,36 @@ def create(name: str, config: ConfigDict, space: Space) -> "PairObjective":
         UserError: The loss cannot use a memory, or only a memory could use a field.
     """
     loss, fields = PAIR_LOSSES[name], config.objective
+    settings = {own: fields[own] for own in loss.settings}
+    if loss.by_tuple:
+        size = 2 + config.train.tuples.negatives
+        function = functools.partial(loss.function, size=size, **settings)
+        function = functools.partial(_of_tuples, function)
+        return PairObjective(space, function, None, koleo_weight=fields.koleo_weight)
     if fields.memory and fields.get("mining") == "semihard":
         raise UserError("config.objective.memory must be 0 for semi-hard triplets")
     if fields.memory_decay and not fields.memory:
         raise UserError("config.objective.memory_decay must be 0 unless objective.memory is set")
-    adjacent = config.train.sampling != "shuffled"
+    adjacent = config.train.sampling not in ("shuffled", "tuples")
     return PairObjective(
         space=space,
-        function=functools.partial(loss.function, **{own: fields[own] for own in loss.settings}),
+        function=functools.partial(loss.function, **settings),
         samples_per_class=config.train.samples_per_class if adjacent else None,
-        **{own: fields[own] for own in _COMMON},
+        **{own: fields[own] for own in (*_MEMORY, *_KOLEO)},
     )
+
+
+def _of_tuples(
+    function: Callable[..., Array],
+    points: Float[Array, "n dim"],
+    labels: Int[Array, " n"],
+    *,
+    samples_per_class: None,
+    **settings: Any,
+) -> Float[Array, ""]:
+    """Calls a loss of tuples, which the order of a batch tells apart, with a batch's labels."""
+    del labels, samples_per_class
+    return function(points, **settings)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""The batches of a run's remaining steps."""
+"""The images of a run and the batches of its steps."""
 
+import dataclasses
 from collections.abc import Generator
 
 import numpy as np
@@ -16,10 +17,42 @@ from hypjax.training.setup import Setup
 from hypjax.types import Batch, Workers
 
 
-def open_input(
-    setup: Setup, steps: range, workers: Workers, params: PyTree
-) -> tuple[Generator[Batch, None, None], Store | None]:
-    """Opens the batches of some steps.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Input:
+    """The images of a run, from which batches are made.
+
+    Attributes:
+        setup: The run.
+        workers: What decodes images.
+        features: The encoder's embeddings of all training images, if they are cached.
+        store: The images in device memory, from which steps cut their crops, if there is that
+            cache.
+    """
+
+    setup: Setup
+    workers: Workers
+    features: Float[np.ndarray, "images encoder_dim"] | None = None
+    store: Store | None = None
+
+    def batches(self, steps: range, plans: Plans) -> Generator[Batch, None, None]:
+        """Opens the batches of some steps, counted from 0; close them to end the workers.
+
+        Raises:
+            UserError: An image cannot be read, when its batch is taken.
+        """
+        setup, learner = self.setup, self.setup.learner
+        slices = parallel.slices(plans.batch_size, learner.mesh, learner.microbatch)
+        rows = parallel.local_rows(learner.mesh, slices.rows)
+        if self.features is not None:
+            return _feature_batches(self.features, plans, steps, rows)
+        if self.store is not None:
+            return crop_batches(setup.layout, plans, steps, rows)
+        train = setup.splits.train
+        return training_batches(train, plans, steps, learner.view, self.workers, rows)
+
+
+def open_input(setup: Setup, steps: range, workers: Workers, params: PyTree) -> Input:
+    """Fills the caches of a run, unless no step remains.
 
     Args:
         setup: The run.
@@ -27,22 +60,18 @@ def open_input(
         workers: What decodes images.
         params: Parameters of the model, for cached features.
 
-    Returns:
-        The batches, and with the device cache the store that they are cut from, or else None.
-
     Raises:
         UserError: An image cannot be read.
     """
-    learner, train = setup.learner, setup.splits.train
-    slices = parallel.slices(setup.plans.batch_size, learner.mesh, learner.microbatch)
-    rows = parallel.local_rows(learner.mesh, slices.rows)
+    learner = setup.learner
+    if not steps:
+        return Input(setup, workers)
     if learner.cached_features:
-        features = _features(setup, params) if steps else np.empty((0, 0))
-        return _feature_batches(features, setup.plans, steps, rows), None
+        return Input(setup, workers, features=_features(setup, params))
     if setup.layout is not None:
-        store = fill(setup.layout, train, learner.mesh) if steps else None
-        return crop_batches(setup.layout, setup.plans, steps, rows), store
-    return training_batches(train, setup.plans, steps, learner.view, workers, rows), None
+        store = fill(setup.layout, setup.splits.train, learner.mesh)
+        return Input(setup, workers, store=store)
+    return Input(setup, workers)
 
 
 def _features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 import jax
@@ -21,10 +21,11 @@ from hypjax.monitoring.tracing import Trace
 from hypjax.parallel import processes
 from hypjax.runs.shared_checkpoints import SharedCheckpoints
 from hypjax.system import console, interrupts, memory
+from hypjax.training.feed import Feed
 from hypjax.training.setup import Setup
 from hypjax.training.states import Measured, save
 from hypjax.training.step import TrainState, TrainStep, shard_batch
-from hypjax.types import Batch, Recalls
+from hypjax.types import Recalls
 
 _STOPPING = "interrupted: finishing this step and saving; once more to stop at once"
 
@@ -71,15 +72,13 @@ class Loop:
     checkpoints: SharedCheckpoints
     monitor: Monitor
 
-    def run(
-        self, state: TrainState, measured: Measured, batches: Iterator[Batch]
-    ) -> tuple[TrainState, Measured]:
+    def run(self, state: TrainState, measured: Measured, feed: Feed) -> tuple[TrainState, Measured]:
         """Runs the steps that remain.
 
         Args:
             state: The state to start from; it is overwritten.
             measured: Scores measured so far.
-            batches: One batch for each remaining step.
+            feed: Batches of the remaining steps.
 
         Returns:
             The state after the last step, and the scores measured until then.
@@ -99,7 +98,7 @@ class Loop:
             for step in range(first + 1, total + 1):
                 try:
                     with self.monitor.waiting(step):
-                        batch = next(batches)
+                        state, batch = feed.next(state, step - 1)
                 except Exception:  # An image cannot be read, or an interrupt ended the workers.
                     if jax.process_count() > 1:
                         raise  # The other processes wait in this step and cannot help to save.

@@ -16,6 +16,7 @@ from hypjax.data.plans import (
     EpochClassPlans,
     Plans,
     ShuffledPlans,
+    TuplePlans,
 )
 from hypjax.data.splits import open_splits
 from hypjax.data.views import TRAIN_VIEWS
@@ -60,6 +61,11 @@ def build(config: ConfigDict) -> Setup:
     """
     create_embedder(config)  # Reports an unknown model before any image is read.
     splits = open_splits(config)
+    if splits.train is None:
+        raise UserError(
+            f"{config.data.name} has no training images; add --mode=evaluate, or train on another "
+            f"dataset and name this one in eval.benchmarks"
+        )
     if config.train.cached_features:
         splits = splits._replace(train=_with_pairs(splits.train))
     config = fit_to_images(config, splits.train)
@@ -68,6 +74,8 @@ def build(config: ConfigDict) -> Setup:
     check_depth(config, splits)
     plans = create_plans(config, splits)
     spec = create_spec(learner, splits, config.train)
+    if isinstance(plans, TuplePlans):
+        spec = spec._replace(tuples=(plans.tuples, plans.tuple_size))
     # An objective refuses sizes that do not suit it, before the run has a folder.
     jax.eval_shape(lambda: learner.objective.init(jax.random.key(0), spec))
     layout = None
@@ -122,6 +130,8 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
                 f"training images; set --config.train.batch_size={len(images)} or less"
             )
         return ShuffledPlans(*common)
+    if train.sampling == "tuples":
+        return _tuple_plans(config, images, common)
     samples = train.samples_per_class
     classes = train.batch_size // samples
     if classes > images.num_classes:
@@ -132,6 +142,34 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
         )
     kind = {"epoch_classes": EpochClassPlans, "drawn_classes": DrawnClassPlans}[train.sampling]
     return kind(*common, samples, train.repeat_images)
+
+
+def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -> TuplePlans:
+    """The batches of tuples, from the pairs of the images that are trained on."""
+    train, fields = config.train, config.train.tuples
+    if images.pairs is None:
+        raise UserError(
+            f"config.train.sampling is tuples, which need pairs of images, and {config.data.name} "
+            "lists none; choose another one, or data.name=sfm120k or scenes"
+        )
+    indices = np.full(len(images.records), -1)
+    indices[images.positions] = np.arange(len(images))
+    pairs = indices[images.pairs]
+    pairs = pairs[(pairs >= 0).all(axis=1)]
+    plans = TuplePlans(
+        *common,
+        pairs=pairs,
+        tuples=min(fields.pairs, len(pairs)),
+        negatives=fields.negatives,
+        pool_size=min(fields.pool, len(images)),
+    )
+    if not plans.batches_per_epoch:
+        raise UserError(
+            f"config.train.batch_size is {train.batch_size}, which is more than the {plans.tuples} "
+            f"tuples of {plans.tuple_size} images in an epoch; set "
+            f"--config.train.batch_size={plans.tuples * plans.tuple_size} or less"
+        )
+    return plans
 
 
 def circumstances(config: ConfigDict, splits: Splits) -> dict[str, str]:
@@ -172,6 +210,11 @@ def describe(setup: Setup, parameters: int) -> None:
         devices = f"{mesh.size} devices ({devices})"
     console.say(f"{parameters:,} parameters on {devices}; " + "; ".join(parts))
     console.say(f"batches in an epoch: {plans.batches_per_epoch}; views: {_views(setup.config)}")
+    if isinstance(plans, TuplePlans):
+        console.say(
+            f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch, each with "
+            f"{plans.negatives} negatives mined among {plans.pool_size} images"
+        )
     if isinstance(plans, ClassPlans):
         small = int(np.sum(np.bincount(plans.labels) < plans.samples_per_class))
         if small:

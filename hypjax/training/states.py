@@ -171,10 +171,12 @@ def restore(checkpoints: SharedCheckpoints, like: TrainState) -> tuple[TrainStat
     if restored is None:
         return None
     checkpoints.restore_best(model=like.params["model"])  # Reports damage now, not at the end.
-    model, (objective, opt_state, objective_state, skipped, *teacher) = restored.trees
+    model, (objective, opt_state, objective_state, skipped, *rest) = restored.trees
+    teacher = None if like.teacher is None else rest.pop(0)
+    tuples = None if like.tuples is None else rest.pop(0)
     step = parallel.place(jnp.int32(restored.step), like.step.sharding)
     params = {"model": model, "objective": objective}
-    state = TrainState(step, params, opt_state, objective_state, skipped, *teacher)
+    state = TrainState(step, params, opt_state, objective_state, skipped, teacher, tuples)
     return state, Measured(**restored.record)
 
 
@@ -185,6 +187,6 @@ def trees(state: TrainState) -> dict[str, PyTree]:
         state.opt_state,
         state.objective_state,
         state.skipped,
-        *(() if state.teacher is None else (state.teacher,)),
+        *(part for part in (state.teacher, state.tuples) if part is not None),
     )
     return {"model": state.params["model"], "training": training}

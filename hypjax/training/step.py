@@ -34,6 +34,8 @@ class TrainState(NamedTuple):
         skipped: Number of updates dropped because they were not finite.
         teacher: Moving average of the model's trained parameters, or None if the objective needs no
             teacher. Its frozen parameters are the model's.
+        tuples: Positions in the training set of the images of the epoch's tuples, which a step
+            leaves as they are; None if batches are not made of tuples.
     """
 
     step: Int[Array, ""]
@@ -42,6 +44,7 @@ class TrainState(NamedTuple):
     objective_state: PyTree
     skipped: Int[Array, ""]
     teacher: PyTree = None
+    tuples: Int[Array, "tuples size"] | None = None
 
 
 # From a state, a batch and, with the device cache, the store that the batch is cut from.
@@ -70,6 +73,7 @@ def create_state(learner: Learner, spec: Spec) -> TrainState:
         objective_state=objective_state,
         skipped=jnp.int32(0),
         teacher=start_teacher(learner, params),
+        tuples=jnp.zeros(spec.tuples, jnp.int32) if all(spec.tuples) else None,
     )
 
 
@@ -165,8 +169,8 @@ def make_train_step(learner: Learner) -> TrainStep:
             "finite": finite,
             "skipped": skipped,
         }
-        after = TrainState(state.step + 1, params, opt_state, objective_state, skipped, teacher)
-        return after, metrics
+        changed = params, opt_state, objective_state, skipped, teacher
+        return TrainState(state.step + 1, *changed, state.tuples), metrics
 
     return train_step
 

@@ -37,6 +37,7 @@ SMALL = {"patch_size": 16, "width": 384, "depth": 12, "num_heads": 6, "head_dim"
 C, RADIUS, TEMPERATURE = 0.1, 2.3, 0.2
 SPHERE_TEMPERATURE, BALL_TEMPERATURE, BALL_WEIGHT = 0.05, 0.2, 3  # HypMix.
 MARGIN, KOLEO_WEIGHT, MEMORY = 0.5, 0.7, 100  # IRT, whose memory ends in the middle of a batch.
+TUPLE_MARGIN, TUPLE_KOLEO_WEIGHT = 1.2, 0.02  # Tuples, which Adam trains.
 CLIP_NORM, WEIGHT_DECAY, BETAS, EPSILON = 3.0, 0.01, (0.9, 0.999), 1e-8
 
 # More noise keeps the loss away from 0, where its relative rounding errors are large. With the
@@ -47,6 +48,7 @@ CASES = {
     "sphere-12x2": dict(space="sphere", classes=12, samples=2, noise=20),
     "mix-12x2": dict(space="mix", classes=12, samples=2, noise=40),
     "irt-12x2": dict(space="irt", classes=12, samples=2, noise=10, learning_rate=3e-4),
+    "irt-tuples-6x5": dict(space="tuples", classes=6, samples=5, noise=20, learning_rate=3e-4),
 }
 
 
@@ -101,7 +103,8 @@ def compare(
     Parameters are not compared: attention ignores the bias of the keys, so that its gradient is
     rounding noise, which Adam scales to full steps.
     """
-    *batches, held_out = make_batches(image_size, classes, samples, steps + 1, noise)
+    tuples = space == "tuples"
+    *batches, held_out = make_batches(image_size, classes, samples, steps + 1, noise, tuples)
     config = make_config(model_kwargs, image_size, classes, samples, steps, space, learning_rate)
     encoder, head = make_peer(model_kwargs, image_size)
     params = convert_parameters(encoder, head, create_embedder(config))
@@ -123,17 +126,22 @@ def compare(
     return Comparison(got, peer, differences)
 
 
-def make_batches(image_size, classes, samples, number, noise):
+def make_batches(image_size, classes, samples, number, noise, tuples=False):
     """Noisy images of coarse patterns, one pattern per class, which a few steps can learn.
 
-    Each batch draws its classes from twice as many. Larger images are enlarged from 32 pixels,
-    because noise of single pixels would average out in large patches.
+    Each batch draws its classes from twice as many. Of tuples, the first two images are of one
+    class, the others of different ones, and `classes` is the number of tuples. Larger images are
+    enlarged from 32 pixels, because noise of single pixels would average out in large patches.
     """
     rng = np.random.default_rng(0)
     patterns = enlarge(rng.uniform(60, 196, (2 * classes, 4, 4, 3)), 8)
     batches = []
     for _ in range(number):
-        labels = rng.choice(len(patterns), classes, replace=False).repeat(samples)
+        if tuples:
+            drawn = [rng.choice(len(patterns), samples - 1, replace=False) for _ in range(classes)]
+            labels = np.concatenate([[each[0], *each] for each in drawn])
+        else:
+            labels = rng.choice(len(patterns), classes, replace=False).repeat(samples)
         pixels = patterns[labels] + rng.normal(0, noise, (len(labels), 32, 32, 3))
         pixels = enlarge(np.clip(pixels, 0, 255).astype(np.uint8), image_size // 32)
         flips = rng.random(len(labels)) < 0.5
@@ -147,12 +155,19 @@ def enlarge(images, factor):
 
 def make_config(model_kwargs, image_size, classes, samples, steps, space, learning_rate):
     """The defaults of hypjax, except for sizes, space and learning rate."""
-    config = default_config({"mix": "hypmix", "irt": "contrastive"}.get(space, HYP_VIT))
+    objectives = {"mix": "hypmix", "irt": "contrastive", "tuples": "tuple_contrastive"}
+    config = default_config(objectives.get(space, HYP_VIT))
     config.model.update(model_kwargs, architecture="vit", precision="float32")
     config.data.image_size = config.data.resize = image_size
-    config.objective.space = {"mix": "poincare", "irt": "sphere"}.get(space, space)
+    config.objective.space = {"mix": "poincare", "irt": "sphere", "tuples": "sphere"}.get(
+        space, space
+    )
     if space == "irt":
         config.objective.memory, config.objective.koleo_weight = float(MEMORY), KOLEO_WEIGHT
+    if space == "tuples":
+        config.objective.margin, config.objective.koleo_weight = TUPLE_MARGIN, TUPLE_KOLEO_WEIGHT
+        config.train.sampling, config.train.tuples.negatives = "tuples", samples - 2
+        config.optim.name = "adam"
     config.optim.learning_rate = learning_rate
     config.train.update(total_steps=steps, samples_per_class=samples, batch_size=classes * samples)
     validate(config)
@@ -220,9 +235,8 @@ def run_peer(encoder, head, space, samples, learning_rate, batches, held_out):
     projection = encoder.patch_embed.proj
     projection.requires_grad_(False)
     trained = [p for p in (*encoder.parameters(), *head.parameters()) if p.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained, lr=learning_rate, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY
-    )
+    kind = torch.optim.Adam if space == "tuples" else torch.optim.AdamW
+    optimizer = kind(trained, lr=learning_rate, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY)
 
     def patch_projection():
         return projection.weight.detach().numpy().copy(), projection.bias.detach().numpy().copy()
@@ -232,6 +246,8 @@ def run_peer(encoder, head, space, samples, learning_rate, batches, held_out):
         features = head(encoder(prepare(batch.images, batch.flips)))
         if space == "irt":
             loss = irt_loss(features, torch.tensor(batch.labels), memory)
+        elif space == "tuples":
+            loss = tuple_loss(features, samples)
         else:
             loss = recipe_loss(features, space, samples)
         optimizer.zero_grad()
@@ -300,10 +316,27 @@ def irt_loss(features, labels, memory):
         cosines, same = points @ others.T, labels[:, None] == classes
         return (same * (1 - cosines) + ~same * (cosines - MARGIN).clamp(min=0)).sum() / len(points)
 
+    own = contrastive(points, labels)
+    return own + contrastive(others, classes) + KOLEO_WEIGHT * entropy_loss(points)
+
+
+def entropy_loss(points):
+    """KoLeo."""
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     nearest = distances.masked_fill(torch.eye(len(points), dtype=torch.bool), torch.inf).amin(dim=1)
-    own = contrastive(points, labels)
-    return own + contrastive(others, classes) - KOLEO_WEIGHT * nearest.log().mean()
+    return -nearest.log().mean()
+
+
+def tuple_loss(features, size):
+    """Contrastive loss of anchors with the rest of their tuples, and KoLeo of the batch."""
+    points = torch.nn.functional.normalize(features, dim=-1)
+    total = 0
+    for anchor, positive, *negatives in points.split(size):
+        total = total + (anchor - positive).square().sum() / 2
+        for negative in negatives:
+            distance = (anchor - negative).norm()
+            total = total + (TUPLE_MARGIN - distance).clamp(min=0).square() / 2
+    return total / (len(points) // size) + TUPLE_KOLEO_WEIGHT * entropy_loss(points)
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -349,7 +382,7 @@ def test_training_is_long_enough_to_distinguish_recipes(comparison, request):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=("tiny", "small"), default="tiny")
-    spaces = ("poincare", "sphere", "mix", "irt")
+    spaces = ("poincare", "sphere", "mix", "irt", "tuples")
     parser.add_argument("--space", choices=spaces, default="poincare")
     parser.add_argument("--classes", type=int, default=8)
     parser.add_argument("--samples", type=int, default=2)

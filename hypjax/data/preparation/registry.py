@@ -7,6 +7,7 @@ name to `hypjax/config/choices.py`.
 from hypjax.data.preparation import cars196, cub200, inshop, omniglot, revisited, sfm120k, sop
 from hypjax.data.preparation.glyphs import Glyphs
 from hypjax.data.preparation.official import OfficialDataset
+from hypjax.data.preparation.scenes import Scenes
 from hypjax.data.records import RecordBuilder
 
 OFFICIAL_DATASETS: dict[str, OfficialDataset] = {
@@ -20,5 +21,6 @@ OFFICIAL_DATASETS: dict[str, OfficialDataset] = {
 # TFDS builders: `BUILDERS["cub200"](data_dir=...)`.
 BUILDERS: dict[str, type[RecordBuilder]] = {
     Glyphs.name: Glyphs,
+    Scenes.name: Scenes,
     **{name: dataset.builder for name, dataset in OFFICIAL_DATASETS.items()},
 }

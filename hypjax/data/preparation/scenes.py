@@ -1,0 +1,389 @@
+"""Scenes: a built-in dataset of particular objects, made as Revisited Oxford and Paris are.
+
+An object is a letter in one face, seen in many pictures: on clutter, tilted, blurred and covered in
+part. Each letter is there in two faces, so the letter alone does not tell an object. Queries have
+a box, and judgements of what is easy, hard or junk in the gallery. Nothing is downloaded, and every
+preparation gives the same records, as for `glyphs`.
+"""
+
+import io
+import itertools
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow
+import tensorflow_datasets as tfds
+import tqdm
+from jaxtyping import Bool, Float, Float32, UInt8
+from PIL import Image, ImageDraw, ImageFilter
+
+from hypjax.data.preparation import fonts
+from hypjax.data.records import RecordBuilder
+from hypjax.data.relations import JUDGEMENTS, JUDGEMENTS_SCHEMA, PAIRS, PAIRS_SCHEMA
+
+SIDE = 64  # Of a picture, in pixels.
+SEED = 20240301
+
+# Letters with two objects each, by what the objects are for, and the views of an object.
+LETTERS = {"train": 150, "query": 35, "distractor": 300}
+TRAIN_VIEWS = {"easy": 6, "hard": 6}
+GALLERY_VIEWS = {"easy": 5, "hard": 5, "junk": 2}
+
+FACES_COMPARED = 6  # The two faces of a letter are the least alike of so many.
+# Letters are too alike if their squared difference is at most this fraction of the larger one's
+# squared ink when both fill a square of this side, such as c and C in one face.
+ALIKE, _SHAPE = 0.2, 32
+
+HARD_EFFECTS = ("blur", "cover", "fade")
+FURTHER_EFFECT = 0.15  # Probability of each effect in a hard view that has another one.
+BLUR = (0.7, 1.2)  # Standard deviation, in pixels.
+COVERED = (0.2, 0.4)  # Fraction of the object's box under a bar.
+FADED, CONTRAST = (35, 50), (85, 130)  # Differences between the greys of ink and background.
+JUNK_SHOWN = (0.05, 0.2)  # Visible fraction of a junk object's ink, rounded down to whole pixels.
+NOISE = 4.0  # Standard deviation, on the scale of 0 to 255.
+EDGE = 0.1  # Pixels with more than this fraction of ink belong to the object.
+
+_SUPERSAMPLE = 2  # Pictures are drawn at this multiple of the side, then averaged down.
+_CANVAS = (SIDE * _SUPERSAMPLE, SIDE * _SUPERSAMPLE)
+_FRAGMENT_FACES = ("DejaVuSans", "DejaVuSerif-Italic", "STIXGeneralBol", "cmr10")
+
+Grey = Float32[np.ndarray, "side side"]
+Mask = Bool[np.ndarray, "side side"]
+Box = tuple[int, int, int, int]  # Left, top, right and bottom; the last two are excluded.
+
+
+class Limits(NamedTuple):
+    """Limits of the random changes in views of one difficulty."""
+
+    size: tuple[float, float]  # Longer side of the object, relative to the picture.
+    rotation: float  # To either side, in degrees.
+    perspective: float  # Displacement of the object's corners, relative to its sides.
+    shapes: tuple[int, int]  # Number in the background; of fragments of letters, half as many.
+    clutter: float  # Difference between their greys and the background's.
+
+
+_HARD = Limits((0.40, 0.60), rotation=25, perspective=0.15, shapes=(6, 12), clutter=55)
+DIFFICULTIES = {
+    "query": Limits((0.60, 0.75), rotation=3, perspective=0.02, shapes=(2, 4), clutter=30),
+    "easy": Limits((0.50, 0.70), rotation=10, perspective=0.06, shapes=(3, 6), clutter=40),
+    "hard": _HARD,
+    "junk": _HARD,
+}
+
+
+class Rendered(NamedTuple):
+    """A picture, the box of the object in it, and the fraction of its ink that is visible."""
+
+    pixels: UInt8[np.ndarray, "side side"]
+    box: Box
+    shown: float
+
+
+def render(glyph: fonts.Glyph, view_name: str, difficulty: str) -> Rendered:
+    """Renders a view of an object, which depends on the arguments only.
+
+    Args:
+        glyph: The object.
+        view_name: Tells views of the object apart.
+        difficulty: A key of `DIFFICULTIES`.
+    """
+    names = (zlib.crc32(name.encode()) for name in (glyph.face, view_name))
+    rng = np.random.default_rng([SEED, glyph.codepoint, *names])
+    certain = rng.choice(HARD_EFFECTS)
+    effects = {e for e in HARD_EFFECTS if rng.random() < FURTHER_EFFECT or e == certain}
+    effects = {"hard": effects, "junk": {"hide"}}.get(difficulty, set())
+
+    ground = rng.uniform(60, 195)
+    background = _background(rng, ground, DIFFICULTIES[difficulty])
+    ink = _place(rng, fonts.draw(glyph), DIFFICULTIES[difficulty])
+    whole, cover = ink.sum(), np.zeros(ink.shape, bool)
+    if "hide" in effects:
+        ink, cover = _hide(rng, ink)
+    if "cover" in effects:
+        cover = _bar(rng, _extent(ink))
+    contrast = rng.uniform(*(FADED if "fade" in effects else CONTRAST))
+    brighter = ground < 128 if abs(ground - 128) > 30 else rng.random() < 0.5
+    pixels = background + ink * (ground + (contrast if brighter else -contrast) - background)
+    pixels = np.where(cover, _smooth(rng, rng.uniform(30, 225), 20), pixels)
+    if "blur" in effects:
+        blur = ImageFilter.GaussianBlur(rng.uniform(*BLUR))
+        pixels = np.asarray(Image.fromarray(_round(pixels)).filter(blur))
+    pixels = _round(pixels + NOISE * rng.standard_normal(pixels.shape, np.float32))
+    return Rendered(pixels, _extent(ink), float(ink[~cover].sum() / whole))
+
+
+def _round(pixels: Float[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
+    return np.rint(np.clip(pixels, 0, 255)).astype(np.uint8)
+
+
+def _smooth(rng: np.random.Generator, grey: float, amplitude: float) -> Grey:
+    """Draws smooth noise about a grey."""
+    coarse = Image.fromarray(_round(grey + rng.uniform(-amplitude, amplitude, (5, 5))))
+    return np.asarray(coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC), np.float32)
+
+
+def _background(rng: np.random.Generator, ground: float, limits: Limits) -> Grey:
+    """Draws smooth noise with lines, rectangles, ellipses and fragments of letters."""
+    canvas = Image.fromarray(_round(_smooth(rng, ground, limits.clutter / 2))).resize(_CANVAS)
+    draw = ImageDraw.Draw(canvas)
+    number = int(rng.integers(*limits.shapes, endpoint=True))
+    shades = np.rint(ground + rng.uniform(-1, 1, number) * limits.clutter).astype(int).tolist()
+    for shade in shades:
+        x, y = rng.uniform(-0.1, 1, 2) * _CANVAS
+        width, height = rng.uniform(0.1, 0.5, 2) * _CANVAS
+        match rng.integers(3):
+            case 0:
+                draw.rectangle((x, y, x + width, y + height), shade)
+            case 1:
+                draw.ellipse((x, y, x + width, y + height), shade)
+            case _:
+                ends = (x, y, x + rng.choice((-2, 2)) * width, y + 2 * height)
+                draw.line(ends, shade, width=int(rng.integers(2, 7)))
+    for shade in shades[: number // 2]:
+        fragment = _fragment(rng)
+        corner = tuple(rng.integers(-8, _CANVAS[0] - 8, 2).tolist())
+        # The opposite shade, since a shape may already be there in this one.
+        canvas.paste(Image.new("L", fragment.size, round(2 * ground) - shade), corner, fragment)
+    return np.asarray(canvas.reduce(_SUPERSAMPLE), np.float32)
+
+
+def _fragment(rng: np.random.Generator) -> Image.Image:
+    """Cuts a quarter out of a random letter."""
+    face = _FRAGMENT_FACES[rng.integers(len(_FRAGMENT_FACES))]
+    drawn = fonts.draw(fonts.Glyph(face, int(rng.integers(ord("a"), ord("z"), endpoint=True))))
+    drawn = drawn.crop(drawn.getbbox())
+    half = np.array(drawn.size) // 2
+    x, y = rng.integers(0, half, endpoint=True).tolist()
+    quarter = drawn.crop((x, y, x + int(half[0]), y + int(half[1])))
+    return quarter.resize(rng.integers(12, 30, 2).tolist())
+
+
+def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> Grey:
+    """Puts a letter somewhere into the picture, turned and in perspective; returns its ink."""
+    left, top, right, bottom = drawn.getbbox()
+    corners = np.array([(left, top), (right, top), (right, bottom), (left, bottom)], float)
+    sides = np.array((right - left, bottom - top))
+    placed = corners + rng.uniform(-1, 1, (4, 2)) * limits.perspective * sides
+    angle = np.deg2rad(rng.uniform(-limits.rotation, limits.rotation))
+    turn = np.array([(np.cos(angle), np.sin(angle)), (-np.sin(angle), np.cos(angle))])
+    placed = placed @ turn * (rng.uniform(*limits.size) * _CANVAS[0] / sides.max())
+    room = np.array(_CANVAS) - np.ptp(placed, axis=0)
+    placed += rng.uniform(0.1, 0.9, 2) * room - placed.min(axis=0)
+    # Pillow's eight numbers map points of the result to points of the drawing.
+    (x, y), (u, v), one, none = placed.T, corners.T, np.ones(4), np.zeros((4, 3))
+    first = np.column_stack([x, y, one, none, -u * x, -u * y])
+    second = np.column_stack([none, x, y, one, -v * x, -v * y])
+    numbers = np.linalg.solve(np.concatenate([first, second]), np.concatenate([u, v]))
+    result = drawn.transform(
+        _CANVAS, Image.Transform.PERSPECTIVE, numbers.tolist(), Image.Resampling.BILINEAR
+    )
+    return np.asarray(result.reduce(_SUPERSAMPLE), np.float32) / 255
+
+
+def _extent(ink: Grey) -> Box:
+    """Returns the smallest box around the ink; all zeros if there is none."""
+    rows, columns = np.nonzero(ink > EDGE)
+    if not len(rows):
+        return (0, 0, 0, 0)
+    return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
+
+
+def _bar(rng: np.random.Generator, box: Box) -> Mask:
+    """Marks a bar across the picture that covers a part of the box."""
+    axis = rng.integers(2)
+    low, high = box[axis], box[axis + 2]
+    width = rng.uniform(*COVERED) * (high - low)
+    start = rng.uniform(low, high - width)
+    bar = np.zeros((SIDE, SIDE), bool)
+    bar[:, round(start) : round(start + width)] = True
+    return bar if axis == 0 else bar.T
+
+
+def _hide(rng: np.random.Generator, ink: Grey) -> tuple[Grey, Mask]:
+    """Hides most of the ink, seen from one side: beyond the border, or under a cover."""
+    turns = int(rng.integers(4))
+    ink = np.rot90(ink, turns)
+    shares = np.cumsum(ink.sum(axis=0)) / ink.sum()
+    kept = int(np.searchsorted(shares, rng.uniform(*JUNK_SHOWN)))
+    cover = np.zeros(ink.shape, bool)
+    if rng.random() < 0.5:
+        ink = np.pad(ink[:, :kept], ((0, 0), (SIDE - kept, 0)))
+    else:
+        _, top, right, bottom = _extent(ink)
+        cover[max(top - 3, 0) : bottom + 3, kept : right + 3] = True
+    return np.rot90(ink, -turns), np.rot90(cover, -turns)
+
+
+class SceneObject(NamedTuple):
+    """A letter in one face."""
+
+    letter: fonts.GlyphClass
+    glyph: fonts.Glyph
+
+    @property
+    def name(self) -> str:
+        """Unique name, such as 'A LATIN CAPITAL LETTER A in DejaVuSans'."""
+        return f"{self.letter.name} in {self.glyph.face}"
+
+    def views(self, **numbers: int) -> "list[View]":
+        """Returns so many views of each difficulty."""
+        return [View(self, level, i) for level, n in numbers.items() for i in range(n)]
+
+
+class View(NamedTuple):
+    """A picture of an object that can be rendered."""
+
+    thing: SceneObject
+    difficulty: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        """Unique name, such as 'U+0041/DejaVuSans/easy3'."""
+        glyph = self.thing.glyph
+        return f"U+{glyph.codepoint:04X}/{glyph.face}/{self.difficulty}{self.number}"
+
+    def render(self) -> Rendered:
+        """Renders the picture."""
+        return render(self.thing.glyph, f"{self.difficulty}{self.number}", self.difficulty)
+
+
+def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
+    """Chooses two faces of each letter without accents, at random with a fixed seed.
+
+    Letters that resemble an earlier one when drawn at the same size are left out.
+
+    Args:
+        classes: All letters.
+
+    Returns:
+        The objects for each key of `LETTERS`; no letter is in two of the lists.
+    """
+    rng = np.random.default_rng(SEED)
+    letters = [c for c in classes if c.base == chr(c.codepoints[0])]
+    letters = [letters[i] for i in rng.permutation(len(letters))]
+    objects = [SceneObject(c, g) for c in letters for g in _two_faces(rng, c)]
+    differences = _differences([thing.glyph for thing in objects])
+    chosen: list[int] = []
+    for i in range(0, len(objects), 2):
+        if min(differences[i, i + 1], differences[i : i + 2, chosen].min(initial=1)) > ALIKE:
+            chosen += [i, i + 1]
+    remaining = iter(chosen)
+    return {
+        part: [objects[i] for i in itertools.islice(remaining, 2 * number)]
+        for part, number in LETTERS.items()
+    }
+
+
+def _two_faces(rng: np.random.Generator, letter: fonts.GlyphClass) -> list[fonts.Glyph]:
+    """Returns the least alike of some random faces."""
+    order = rng.permutation(len(letter.glyphs))[:FACES_COMPARED]
+    differences = _differences([letter.glyphs[i] for i in order])
+    pair = np.unravel_index(differences.argmax(), differences.shape)
+    return [letter.glyphs[order[i]] for i in pair]
+
+
+def _differences(glyphs: list[fonts.Glyph]) -> Float32[np.ndarray, "glyphs glyphs"]:
+    """Returns squared differences of drawings, relative to the larger one's squared ink."""
+    canvas = np.zeros((len(glyphs), _SHAPE, _SHAPE), np.float32)
+    for i, glyph in enumerate(glyphs):
+        drawn = fonts.draw(glyph)
+        drawn = drawn.crop(drawn.getbbox())
+        width, height = (max(1, round(_SHAPE * n / max(drawn.size))) for n in drawn.size)
+        top, left = (_SHAPE - height) // 2, (_SHAPE - width) // 2
+        drawn = drawn.resize((width, height), Image.Resampling.BOX)
+        # With six bits all sums of products are exact in float32, see `fonts`.
+        canvas[i, top : top + height, left : left + width] = np.asarray(drawn) >> 2
+    flat = canvas.reshape(len(glyphs), -1)
+    products = flat @ flat.T
+    squares = np.diagonal(products)
+    difference = squares[:, None] + squares - 2 * products
+    return difference / np.maximum(squares[:, None], squares)
+
+
+def split_views(objects: Mapping[str, list[SceneObject]]) -> dict[str, list[View]]:
+    """Returns the views of each split, in the order of its records."""
+    gallery = [view for thing in objects["query"] for view in thing.views(**GALLERY_VIEWS)]
+    distractors = zip(objects["distractor"], itertools.cycle(("easy", "hard")), strict=False)
+    return {
+        "train": [view for thing in objects["train"] for view in thing.views(**TRAIN_VIEWS)],
+        "query": [View(thing, "query", 0) for thing in objects["query"]],
+        "gallery": gallery + [View(thing, level, 0) for thing, level in distractors],
+    }
+
+
+def examples(views: Iterable[View]) -> Iterator[dict[str, Any]]:
+    """Yields the examples of views, in their order."""
+    for view in views:
+        file = io.BytesIO()
+        Image.fromarray(view.render().pixels).save(file, "png")
+        image = file.getvalue()
+        yield {
+            "image": image,
+            "checksum": zlib.crc32(image),
+            "height": SIDE,
+            "width": SIDE,
+            "label": view.thing.name,
+            "name": view.name,
+            "class_name": view.thing.name,
+            "superlabel": view.thing.letter.script,
+        }
+
+
+def pairs(objects: Iterable[SceneObject]) -> pyarrow.Table:
+    """Returns all ordered pairs of an easy view and another view of a training object."""
+    rows = [
+        {"anchor": anchor.name, "positive": positive.name}
+        for thing in objects
+        for anchor, positive in itertools.permutations(thing.views(**TRAIN_VIEWS), 2)
+        if anchor.difficulty == "easy"
+    ]
+    return pyarrow.Table.from_pylist(rows, PAIRS_SCHEMA)
+
+
+def judgements(objects: Iterable[SceneObject]) -> pyarrow.Table:
+    """Returns each query with its box and the views of its object in the gallery."""
+    rows = []
+    for thing in objects:
+        query = View(thing, "query", 0)
+        rows.append({"query": query.name, "box": query.render().box})
+        for level, number in GALLERY_VIEWS.items():
+            rows[-1][level] = [view.name for view in thing.views(**{level: number})]
+    return pyarrow.Table.from_pylist(rows, JUDGEMENTS_SCHEMA)
+
+
+class Scenes(RecordBuilder):
+    """Letters as particular objects in cluttered pictures, with pairs and judgements."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    RELEASE_NOTES = {"1.0.0": "First version."}
+    DESCRIPTION = "Letters as particular objects, in cluttered pictures under changes of view."
+    IMAGE_SHAPE = (SIDE, SIDE, 1)
+    TABLES = (PAIRS, JUDGEMENTS)
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+        del dl_manager
+        # Drawing all letters is too slow for opening a prepared dataset.
+        self._objects = choose_objects(fonts.glyph_classes())
+        things = itertools.chain.from_iterable(self._objects.values())
+        self.info.features["label"].names = [thing.name for thing in things]
+        splits = split_views(self._objects)
+        total = sum(map(len, splits.values()))
+        bar = tqdm.tqdm(desc="drawing scenes", total=total, unit="image", disable=None, leave=False)
+        return {name: self._generate_examples(views, bar) for name, views in splits.items()}
+
+    def tables(self) -> Mapping[str, pyarrow.Table]:
+        """Returns the pairs of training images and the judgements of queries."""
+        return {
+            PAIRS: pairs(self._objects["train"]),
+            JUDGEMENTS: judgements(self._objects["query"]),
+        }
+
+    def _generate_examples(self, views: list[View], bar: tqdm.tqdm) -> Iterator[tuple[int, Any]]:
+        for numbered in enumerate(examples(views)):
+            bar.update()
+            yield numbered
+        if bar.n == bar.total:
+            bar.close()

@@ -1,0 +1,80 @@
+"""Hard negatives: the nearest images of the nearest other classes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from hypjax.errors import UserError
+from hypjax.geometry import Space
+from hypjax.retrieval import inputs
+
+_BLOCK = 256  # Anchors that are compared with the pool at once.
+
+
+def hardest_negatives(
+    anchors: Float[np.ndarray, "n d"],
+    anchor_labels: Int[np.ndarray, " n"],
+    pool: Float[np.ndarray, "m d"],
+    pool_labels: Int[np.ndarray, " m"],
+    *,
+    count: int,
+    space: Space,
+) -> Int[np.ndarray, "n count"]:
+    """The nearest images of other classes, at most one of each (Radenović et al., TPAMI 2019).
+
+    Distances are computed by products in float32. Of equally near images the first counts.
+
+    Args:
+        anchors: Points of the space.
+        anchor_labels: Their classes.
+        pool: Points to choose from.
+        pool_labels: Their classes.
+        count: Negatives of each anchor.
+        space: Space that measures the distances.
+
+    Returns:
+        Positions in the pool, the nearest first.
+
+    Raises:
+        UserError: The pool has too few classes besides that of an anchor.
+    """
+    present = np.unique(pool_labels)
+    others = len(present) - int(np.isin(anchor_labels, present).any())
+    if others < count:
+        raise UserError(
+            f"there are {count} negatives of other classes to mine for each tuple, but the pool "
+            f"has images of {others}; lower train.tuples.negatives or enlarge train.tuples.pool"
+        )
+    found = []
+    for first in range(0, len(anchors), _BLOCK):
+        part = slice(first, first + _BLOCK)
+        block = inputs.pad_rows(anchors[part], min(_BLOCK, len(anchors)))
+        labels = np.resize(anchor_labels[part], len(block))
+        mined = _hardest(space, block, labels, pool, pool_labels, count)
+        found.append(np.asarray(mined)[: len(anchors[part])])
+    return np.concatenate(found)
+
+
+@functools.partial(jax.jit, static_argnames="count")
+def _hardest(
+    space: Space,
+    anchors: Float[Array, "b d"],
+    anchor_labels: Int[Array, " b"],
+    pool: Float[Array, "m d"],
+    pool_labels: Int[Array, " m"],
+    count: int,
+) -> Int[Array, "b count"]:
+    distances = space.distance_matrix(anchors, pool)
+
+    def without(distances: Float[Array, "b m"], labels: Int[Array, " b"]) -> Float[Array, "b m"]:
+        return jnp.where(labels[:, None] == pool_labels, jnp.inf, distances)
+
+    def choose(distances: Float[Array, "b m"], _: None) -> tuple[Array, Array]:
+        nearest = jnp.argmin(distances, axis=1)
+        return without(distances, pool_labels[nearest]), nearest
+
+    chosen = jax.lax.scan(choose, without(distances, anchor_labels), length=count)[1]
+    return chosen.T

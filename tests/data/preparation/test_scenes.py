@@ -1,0 +1,241 @@
+"""The Scenes dataset: its objects, their pictures, pairs and judgements."""
+
+import io
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypjax.data.preparation import fonts, scenes
+from hypjax.data.records import open_records
+from hypjax.data.relations import read_judgements, read_pairs
+
+
+@pytest.fixture(scope="module")
+def objects():
+    return scenes.choose_objects(fonts.glyph_classes())
+
+
+@pytest.fixture(scope="module")
+def few(objects):
+    return {part: found[:4] for part, found in objects.items()}
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Pictures of nothing but ink on one grey."""
+    monkeypatch.setattr(scenes, "NOISE", 0)
+    monkeypatch.setattr(
+        scenes,
+        "_background",
+        lambda rng, ground, limits: np.full((scenes.SIDE, scenes.SIDE), ground, np.float32),
+    )
+
+
+def resemblance(view):
+    """Correlation of an object's box with a clean drawing, whichever is the lighter."""
+    rendered = view.render()
+    clean = fonts.draw(view.thing.glyph)
+    clean = clean.crop(clean.getbbox()).resize((32, 32))
+    seen = Image.fromarray(rendered.pixels).crop(rendered.box).resize((32, 32))
+    return abs(np.corrcoef(np.ravel(clean), np.ravel(seen))[0, 1])
+
+
+def test_sizes(objects):
+    assert {part: len(found) for part, found in objects.items()} == {
+        "train": 300,
+        "query": 70,
+        "distractor": 600,
+    }
+    splits = scenes.split_views(objects)
+    assert [len(splits[name]) for name in ("train", "query", "gallery")] == [3600, 70, 1440]
+
+
+def test_names_are_unique(objects):
+    things = list(itertools.chain.from_iterable(objects.values()))
+    views = list(itertools.chain.from_iterable(scenes.split_views(objects).values()))
+    assert len({thing.name for thing in things}) == len(things)
+    assert len({view.name for view in views}) == len(views)
+
+
+def test_no_letter_is_in_two_parts(objects):
+    letters = [{thing.letter.base for thing in part} for part in objects.values()]
+    assert len(set.union(*letters)) == sum(map(len, letters))
+
+
+@pytest.mark.parametrize("alike", ["cC", "oO", "sS", "vV", "wW", "xX", "zZ"])
+def test_letters_that_differ_in_size_only_are_not_two_objects(objects, alike):
+    things = list(itertools.chain.from_iterable(objects.values()))
+    small, large = ({t.glyph.face for t in things if t.letter.base == a} for a in alike)
+    assert small.isdisjoint(large)
+
+
+def test_a_letter_has_two_faces_that_differ(objects):
+    for part in objects.values():
+        for one, two in zip(part[::2], part[1::2], strict=True):
+            assert one.letter == two.letter
+            first, second = (fonts.draw_small(thing.glyph).astype(float) for thing in (one, two))
+            ink = max((first**2).sum(), (second**2).sum())
+            assert ((first - second) ** 2).sum() > 0.15 * ink
+
+
+def test_objects_are_chosen_alike_again(objects):
+    assert scenes.choose_objects(fonts.glyph_classes()) == objects
+
+
+@pytest.mark.parametrize("difficulty", scenes.DIFFICULTIES)
+def test_a_view_is_always_rendered_the_same(objects, difficulty):
+    glyph = objects["query"][0].glyph
+    first = scenes.render(glyph, "any", difficulty)
+    scenes.render(objects["query"][1].glyph, "any", difficulty)
+    again = scenes.render(glyph, "any", difficulty)
+    assert first.pixels.dtype == np.uint8 and first.pixels.shape == (64, 64)
+    assert np.array_equal(first.pixels, again.pixels) and first[1:] == again[1:]
+    assert not np.array_equal(first.pixels, scenes.render(glyph, "other", difficulty).pixels)
+
+
+def test_another_process_renders_the_same(objects):
+    glyph = objects["query"][0].glyph
+    program = (
+        "import sys; from hypjax.data.preparation import fonts, scenes;"
+        f"pixels = scenes.render(fonts.{glyph!r}, 'hard0', 'hard').pixels;"
+        "sys.stdout.buffer.write(pixels.tobytes())"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        cwd=pathlib.Path(__file__).parents[3],
+        capture_output=True,
+        check=True,
+    )
+    assert finished.stdout == scenes.render(glyph, "hard0", "hard").pixels.tobytes()
+
+
+@pytest.mark.parametrize("difficulty", ["query", "easy"])
+def test_the_box_is_tight_around_the_ink(objects, plain, difficulty):
+    for thing in objects["query"][:10]:
+        pixels, (left, top, right, bottom), shown = scenes.render(thing.glyph, "any", difficulty)
+        ground = np.bincount(pixels.ravel()).argmax()
+        rows, columns = np.nonzero(np.abs(pixels.astype(int) - ground) > 14)
+        assert shown == 1
+        assert 0 <= left <= columns.min() <= left + 1
+        assert 0 <= top <= rows.min() <= top + 1
+        assert right - 1 <= columns.max() + 1 <= right <= scenes.SIDE
+        assert bottom - 1 <= rows.max() + 1 <= bottom <= scenes.SIDE
+
+
+def test_boxes_lie_inside_the_picture(objects):
+    for thing in objects["query"][:10]:
+        for view in thing.views(hard=5, junk=5):
+            left, top, right, bottom = view.render().box
+            assert 0 <= left <= right <= scenes.SIDE and 0 <= top <= bottom <= scenes.SIDE
+
+
+def test_objects_are_whole_and_as_large_as_stated(objects):
+    low, high = scenes.DIFFICULTIES["query"].size
+    for thing in objects["query"][:20]:
+        _, (left, top, right, bottom), _ = scenes.render(thing.glyph, "query0", "query")
+        assert low - 0.06 < max(right - left, bottom - top) / scenes.SIDE < high + 0.08
+
+
+def test_junk_shows_little_of_the_object(objects):
+    views = [view for thing in objects["query"][:20] for view in thing.views(junk=5)]
+    assert max(view.render().shown for view in views) <= 0.2
+
+
+def test_hiding_leaves_a_little_at_the_border_or_beside_the_cover():
+    rows, columns = np.mgrid[:64, :64]
+    disc = (np.hypot(rows - 30, columns - 35) < 15).astype(np.float32)
+    cut_off = 0
+    for seed in range(40):
+        ink, cover = scenes._hide(np.random.default_rng(seed), disc)
+        assert 0 < ink[~cover].sum() <= 0.2 * disc.sum()
+        if not cover.any():
+            cut_off += 1
+            assert sum(edge.any() for edge in (ink[0], ink[-1], ink[:, 0], ink[:, -1])) == 1
+    assert 10 < cut_off < 30
+
+
+def test_a_bar_covers_20_to_40_percent_of_the_box():
+    for seed in range(40):
+        bar = scenes._bar(np.random.default_rng(seed), (10, 5, 50, 55))
+        assert 0.17 < bar[5:55, 10:50].mean() < 0.43
+
+
+def test_more_difficult_views_resemble_the_object_less(objects):
+    mean = {
+        difficulty: np.mean(
+            [
+                resemblance(view)
+                for thing in objects["query"][:20]
+                for view in thing.views(**{difficulty: 4})
+            ]
+        )
+        for difficulty in ("query", "easy", "hard")
+    }
+    assert mean["query"] > mean["easy"] + 0.1
+    assert mean["easy"] > mean["hard"] + 0.1
+
+
+def test_a_hard_view_has_at_least_one_effect(objects, plain):
+    """Without effects, ink on one grey would be sharp, whole and in contrast."""
+    for view in itertools.chain.from_iterable(t.views(hard=5) for t in objects["query"][:10]):
+        pixels, _, shown = view.render()
+        levels = pixels.astype(int)
+        sharp = max(np.abs(np.diff(levels, axis=axis)).max() for axis in (0, 1)) > 60
+        assert not sharp or shown < 1
+
+
+def test_examples(few):
+    view = few["query"][1].views(easy=2)[1]
+    (example,) = scenes.examples([view])
+    image = Image.open(io.BytesIO(example["image"]))
+    assert np.array_equal(image, view.render().pixels)
+    assert example["label"] == example["class_name"] == view.thing.name
+    assert example["name"].endswith(f"/{view.thing.glyph.face}/easy1")
+    assert example["superlabel"] == view.thing.letter.script
+
+
+def test_pairs_are_an_easy_view_and_another_of_the_same_object(few):
+    known = {view.name for view in scenes.split_views(few)["train"]}
+    rows = scenes.pairs(few["train"]).to_pylist()
+    assert len({tuple(row.values()) for row in rows}) == len(rows) == 4 * 6 * 11
+    for row in rows:
+        (anchor, view), (positive, _) = (row[key].rsplit("/", 1) for key in row)
+        assert anchor == positive and view.startswith("easy") and row["anchor"] != row["positive"]
+        assert {row["anchor"], row["positive"]} <= known
+
+
+def test_judgements_list_the_views_of_the_query(few):
+    splits = scenes.split_views(few)
+    known = {view.name: view for view in splits["gallery"]}
+    rows = scenes.judgements(few["query"]).to_pylist()
+    assert [row["query"] for row in rows] == [view.name for view in splits["query"]]
+    for query, row in zip(splits["query"], rows, strict=True):
+        assert tuple(row["box"]) == query.render().box
+        for level in scenes.GALLERY_VIEWS:
+            views = [known[name] for name in row[level]]
+            assert len(views) == scenes.GALLERY_VIEWS[level]
+            assert {(view.thing, view.difficulty) for view in views} == {(query.thing, level)}
+
+
+def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(few, tmp_path, monkeypatch):
+    monkeypatch.setattr(scenes, "choose_objects", lambda classes: few)
+    scenes.Scenes(data_dir=tmp_path).download_and_prepare()
+    monkeypatch.setattr(fonts, "draw", lambda glyph: pytest.fail("drew a glyph"))
+    builder = scenes.Scenes(data_dir=tmp_path)
+    assert len(builder.info.features["label"].names) == 3 * 4
+    train, query, gallery = (open_records(builder, s) for s in ("train", "query", "gallery"))
+    pairs = read_pairs(builder, train.names)
+    assert len(pairs) == 4 * 6 * 11
+    assert np.array_equal(*train.labels[pairs.T])
+    judged = read_judgements(builder, query.names, gallery.names)
+    for label, *items in zip(query.labels, *judged.judgements, strict=True):
+        assert [len(found) for found in items] == [5, 5, 2]
+        assert np.array_equal(np.flatnonzero(gallery.labels == label), np.concatenate(items))
+    assert (judged.boxes[:, :2] < judged.boxes[:, 2:]).all()

@@ -1,0 +1,149 @@
+"""Training on mined tuples: what an epoch shows, how a run resumes, and what is refused."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from hypjax import train
+from hypjax.config import load_config
+from hypjax.data.preparation.prepare import prepare
+from hypjax.errors import UserError
+from hypjax.evaluate import evaluate
+from hypjax.monitoring.telemetry import Telemetry
+from hypjax.training import setup, states
+from hypjax.training.mining import Miner
+from tests.helpers import object_files
+
+TINY = (
+    *("data.image_size=16", "data.resize=16", "model.weights=None", "model.architecture=vit"),
+    *("model.patch_size=8", "model.width=16", "model.depth=1", "model.num_heads=2"),
+    *("train.tuples.negatives=2", "train.tuples.pool=10", "train.batch_size=8"),
+    *("train.total_steps=11", "optim.learning_rate=1e-3", "objective.koleo_weight=0.1"),
+    *("eval.benchmarks=('roxford5k',)", "run.log_every=1", "run.checkpoint_every=3"),
+)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("objects")
+    object_files.write_sfm(folder)
+    object_files.write_roxford(folder)
+    for name in ("sfm120k", "roxford5k"):
+        where = {"data_dir": str(folder / "data"), "manual_dir": str(folder)}
+        prepare(name, **where, allow_partial=True)
+    return folder / "data"
+
+
+@pytest.fixture
+def load(data_dir, repository):
+    def load(*overrides, variant="irt-r-deit-s"):
+        fields = (*TINY, f"run.data_dir={data_dir}", *overrides)
+        return load_config(f"{repository}/configs/sfm.py:{variant}", list(fields))
+
+    return load
+
+
+def mined(config, epoch=0):
+    built = setup.build(config)
+    state = states.random_state(built.learner, built.spec)
+    return built, Miner(built).mine(state.params["model"], epoch)
+
+
+def test_tuples_are_pairs_with_negatives_of_other_classes_in_the_pool(load):
+    built, (table, metrics) = mined(load())
+    plans = built.plans
+    pairs, pool = plans.candidates(0)
+    assert (plans.batches_per_epoch, table.shape, len(pool)) == (4, (8, 4), 10)
+    np.testing.assert_array_equal(table[:, :2], pairs)
+    assert {tuple(pair) for pair in pairs} == {tuple(pair) for pair in plans.pairs}
+    assert set(table[:, 2:].ravel()) <= set(pool)
+    classes = plans.labels[table]
+    assert (classes[:, 0] == classes[:, 1]).all()
+    assert all(len({*row}) == 3 for row in classes)  # One of the pair, two of negatives.
+    assert metrics["negative_distance"] < metrics["random_distance"]
+    again, later = (Miner(built).plans.candidates(epoch) for epoch in (0, 1))
+    np.testing.assert_array_equal(again.pool, pool)
+    assert later.pool.tolist() != pool.tolist()
+
+
+def test_an_epoch_shows_each_tuple_once(load):
+    built, (table, _) = mined(load())
+    plans = dataclasses.replace(built.plans, table=table)
+    shown = [plans(step).ids.reshape(2, 4) for step in range(4, 8)]
+    np.testing.assert_array_equal(np.concatenate(shown), table)
+    np.testing.assert_array_equal(plans(5).labels, plans.labels[plans(5).ids])
+    with pytest.raises(RuntimeError, match="not mined"):
+        built.plans(0)
+
+
+def test_pairs_of_held_out_classes_are_not_trained_on(load):
+    built = setup.build(
+        load("data.validation_classes=2", "train.tuples.negatives=1", "train.batch_size=6")
+    )
+    names = {built.splits.train.name(i) for pair in built.plans.pairs for i in pair}
+    held_out = {built.splits.validation.name(i) for i in range(len(built.splits.validation))}
+    assert len(names) == 6 and not names & held_out
+
+
+@pytest.mark.parametrize("killed", [pytest.param(4, marks=pytest.mark.slow), 6])
+def test_a_run_killed_in_an_epoch_sees_the_same_tuples(load, tmp_path, monkeypatch, killed):
+    """It is killed at step 4, after which the next epoch is mined, or in the middle at 6."""
+    config = load("run.checkpoint_every=2")
+    undisturbed = train.train_and_evaluate(config, tmp_path / "whole")
+    write = Telemetry.write
+
+    def interrupted(self, step, values):
+        write(self, step, values)
+        if step == killed + 1 and "loss" in values:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Telemetry, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train.train_and_evaluate(config, tmp_path / "parts")
+    assert train.train_and_evaluate(config, tmp_path / "parts") == undisturbed
+
+    def lines(folder, name):
+        every = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").open()]
+        return [(line["step"], line[name]) for line in every if name in line]
+
+    assert lines("parts", "loss") == lines("whole", "loss")
+    assert lines("parts", "mining") == lines("whole", "mining")
+    assert [step for step, _ in lines("whole", "mining")] == [1, 5, 9]
+    assert evaluate(config, tmp_path / "parts")["final"] == undisturbed["final"]
+    scores = undisturbed["final"]["head"]
+    assert list(scores)[:3] == ["recall@1", "recall@5", "recall@10"]
+    assert {f"roxford5k/{level}/mp@10" for level in ("easy", "medium", "hard")} <= scores.keys()
+
+
+def test_a_dataset_without_training_images_is_only_scored(load):
+    config = load(
+        *("data.name=roxford5k", "eval.benchmarks=()", "train.total_steps=0"),
+        variant="irt-o-deit-s",
+    )
+    with pytest.raises(UserError, match="roxford5k has no training images; add --mode=evaluate"):
+        setup.build(config)
+
+
+REFUSED = {
+    "it must be tuples: this objective": ("train.sampling=shuffled",),
+    "a multiple of 4, the images of a tuple": ("train.batch_size=10",),
+    "more than the 8 tuples of 4 images": ("train.batch_size=36",),
+    "negatives of other classes to mine": ("train.tuples.negatives=4", "train.batch_size=12"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_wrong_settings_are_refused(load, tmp_path, words):
+    with pytest.raises(UserError, match=words):
+        train.train_and_evaluate(load(*REFUSED[words]), tmp_path / "run")
+
+
+def test_datasets_without_pairs_are_refused(load_glyphs):
+    config = load_glyphs(
+        *("train.sampling=tuples", "objective.name=contrastive", "train.batch_size=14")
+    )
+    with pytest.raises(UserError, match="lists none; choose another one, or data.name=sfm120k"):
+        setup.build(config)
