@@ -27,8 +27,8 @@ SIDE = 64  # Of a picture, in pixels.
 SEED = 20240301
 
 # Letters with two objects each, by what the objects are for, and the views of an object.
-LETTERS = {"train": 150, "query": 35, "distractor": 300}
-TRAIN_VIEWS = {"easy": 6, "hard": 6}
+LETTERS = {"train": 300, "query": 35, "distractor": 150}
+TRAIN_VIEWS = {"easy": 5, "hard": 5}
 GALLERY_VIEWS = {"easy": 5, "hard": 5, "junk": 2}
 
 FACES_COMPARED = 6  # The two faces of a letter are the least alike of so many.
@@ -64,10 +64,10 @@ class Limits(NamedTuple):
     clutter: float  # Difference between their greys and the background's.
 
 
-_HARD = Limits((0.40, 0.60), rotation=25, perspective=0.15, shapes=(6, 12), clutter=55)
+_HARD = Limits((0.55, 0.75), rotation=15, perspective=0.12, shapes=(6, 12), clutter=35)
 DIFFICULTIES = {
-    "query": Limits((0.60, 0.75), rotation=3, perspective=0.02, shapes=(2, 4), clutter=30),
-    "easy": Limits((0.50, 0.70), rotation=10, perspective=0.06, shapes=(3, 6), clutter=40),
+    "query": Limits((0.60, 0.75), rotation=3, perspective=0.02, shapes=(2, 4), clutter=20),
+    "easy": Limits((0.70, 0.85), rotation=6, perspective=0.05, shapes=(3, 6), clutter=25),
     "hard": _HARD,
     "junk": _HARD,
 }
@@ -95,7 +95,7 @@ def render(glyph: fonts.Glyph, view_name: str, difficulty: str) -> Rendered:
     effects = {e for e in HARD_EFFECTS if rng.random() < FURTHER_EFFECT or e == certain}
     effects = {"hard": effects, "junk": {"hide"}}.get(difficulty, set())
 
-    ground = rng.uniform(60, 195)
+    ground = rng.uniform(30, 100)
     background = _background(rng, ground, DIFFICULTIES[difficulty])
     ink = _place(rng, fonts.draw(glyph), DIFFICULTIES[difficulty])
     whole, cover = ink.sum(), np.zeros(ink.shape, bool)
@@ -104,8 +104,7 @@ def render(glyph: fonts.Glyph, view_name: str, difficulty: str) -> Rendered:
     if "cover" in effects:
         cover = _bar(rng, _extent(ink))
     contrast = rng.uniform(*(FADED if "fade" in effects else CONTRAST))
-    brighter = ground < 128 if abs(ground - 128) > 30 else rng.random() < 0.5
-    pixels = background + ink * (ground + (contrast if brighter else -contrast) - background)
+    pixels = background + ink * (ground + contrast - background)
     pixels = np.where(cover, _smooth(rng, rng.uniform(30, 225), 20), pixels)
     if "blur" in effects:
         blur = ImageFilter.GaussianBlur(rng.uniform(*BLUR))

@@ -38,22 +38,22 @@ def plain(monkeypatch):
 
 
 def resemblance(view):
-    """Correlation of an object's box with a clean drawing, whichever is the lighter."""
+    """Correlation of an object's box with a clean drawing."""
     rendered = view.render()
     clean = fonts.draw(view.thing.glyph)
     clean = clean.crop(clean.getbbox()).resize((32, 32))
     seen = Image.fromarray(rendered.pixels).crop(rendered.box).resize((32, 32))
-    return abs(np.corrcoef(np.ravel(clean), np.ravel(seen))[0, 1])
+    return np.corrcoef(np.ravel(clean), np.ravel(seen))[0, 1]
 
 
 def test_sizes(objects):
     assert {part: len(found) for part, found in objects.items()} == {
-        "train": 300,
+        "train": 600,
         "query": 70,
-        "distractor": 600,
+        "distractor": 300,
     }
     splits = scenes.split_views(objects)
-    assert [len(splits[name]) for name in ("train", "query", "gallery")] == [3600, 70, 1440]
+    assert [len(splits[name]) for name in ("train", "query", "gallery")] == [6000, 70, 1140]
 
 
 def test_names_are_unique(objects):
@@ -176,9 +176,8 @@ def test_more_difficult_views_resemble_the_object_less(objects):
                 for view in thing.views(**{difficulty: 4})
             ]
         )
-        for difficulty in ("query", "easy", "hard")
+        for difficulty in ("easy", "hard")
     }
-    assert mean["query"] > mean["easy"] + 0.1
     assert mean["easy"] > mean["hard"] + 0.1
 
 
@@ -204,7 +203,7 @@ def test_examples(few):
 def test_pairs_are_an_easy_view_and_another_of_the_same_object(few):
     known = {view.name for view in scenes.split_views(few)["train"]}
     rows = scenes.pairs(few["train"]).to_pylist()
-    assert len({tuple(row.values()) for row in rows}) == len(rows) == 4 * 6 * 11
+    assert len({tuple(row.values()) for row in rows}) == len(rows) == 4 * 5 * 9
     for row in rows:
         (anchor, view), (positive, _) = (row[key].rsplit("/", 1) for key in row)
         assert anchor == positive and view.startswith("easy") and row["anchor"] != row["positive"]
@@ -232,7 +231,7 @@ def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(few, tmp
     assert len(builder.info.features["label"].names) == 3 * 4
     train, query, gallery = (open_records(builder, s) for s in ("train", "query", "gallery"))
     pairs = read_pairs(builder, train.names)
-    assert len(pairs) == 4 * 6 * 11
+    assert len(pairs) == 4 * 5 * 9
     assert np.array_equal(*train.labels[pairs.T])
     judged = read_judgements(builder, query.names, gallery.names)
     for label, *items in zip(query.labels, *judged.judgements, strict=True):
