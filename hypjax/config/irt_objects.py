@@ -15,7 +15,7 @@ from hypjax.config.defaults import choose_objective, default_config
 from hypjax.config.files import variant_error
 from hypjax.config.recipes import spread_decoding
 
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BENCHMARKS = ("roxford5k", "rparis6k")
 EPOCHS = 100
 
@@ -72,7 +72,7 @@ def recipe(variant: str) -> ConfigDict:
     config.variant = variant
     data, model, optim, train = config.data, config.model, config.optim, config.train
     data.name, config.eval.benchmarks = "sfm120k", BENCHMARKS
-    data.mean, data.std = _MEAN, _STD
+    data.mean, data.std = MEAN, STD
     data.image_size = data.resize = encoder.image_size
     data.train_view, data.test_view, data.flip = "resize_crop", "squash", 0.0
     model.architecture, model.weights = encoder.architecture, encoder.weights

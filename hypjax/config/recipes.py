@@ -8,6 +8,7 @@ Numbers are the paper's; comments say where the authors' released code differs.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -243,3 +244,17 @@ def spread_decoding(config: ConfigDict) -> None:
     """
     cores = usable_cores()
     config.run.workers = min(8, cores) if cores > 4 else 0
+
+
+def names_weights(weights: str, place: str) -> bool:
+    """Whether a hub name or a file path names these weights of timm.
+
+    Args:
+        weights: timm's name.
+        place: Value of `model.weights`.
+    """
+    path = pathlib.PurePath(place)
+    if place.removeprefix("hf-hub:") in (weights, f"timm/{weights}"):
+        return True
+    cached = path.name == "model.safetensors" and f"models--timm--{weights}" in path.parts
+    return cached or path.name in {weights + ending for ending in (".safetensors", ".npz", ".pth")}

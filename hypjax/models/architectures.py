@@ -32,7 +32,8 @@ _TRANSFORMERS = (
     "deit_base_distilled_patch16_224",
     "deit_base_distilled_patch16_384",
 )
-ARCHITECTURES = (*_TRANSFORMERS, "resnet50")
+_RESNETS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}  # Bottlenecks by stage.
+ARCHITECTURES = (*_TRANSFORMERS, *_RESNETS)
 
 
 def create_encoder(
@@ -65,9 +66,10 @@ def create_encoder(
         raise UserError(
             f"unknown architecture {timm_name!r}; similar names are {', '.join(similar)}"
         )
-    if timm_name == "resnet50":
-        size = image_size or 224
-        return check_encoder(ResNet(size, pooling=pooling or "avg", dtype=dtype, remat=remat))
+    if timm_name in _RESNETS:
+        size, stages = image_size or 224, _RESNETS[timm_name]
+        options = {"pooling": pooling or "avg", "dtype": dtype, "remat": remat}
+        return check_encoder(ResNet(size, stages, **options))
     family, size, *distilled, patch_size, native_size = timm_name.split("_")
     width, num_heads = _SIZES[size]
     encoder = VisionTransformer(

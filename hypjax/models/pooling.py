@@ -1,10 +1,14 @@
 """Pooling: the tokens of an image become its embedding."""
 
+import math
+
 import jax.numpy as jnp
+from einops import rearrange
 from jaxtyping import Array, Float
 
 _GEM_EXPONENT = 3.0  # The usual value (Radenović et al., TPAMI 2019).
 _GEM_MIN = 1e-6
+_RMAC_SCALES = 3
 
 
 def _gem(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"]:
@@ -13,11 +17,30 @@ def _gem(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"
     return jnp.mean(powers, axis=1) ** (1 / _GEM_EXPONENT)
 
 
+def _rmac(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"]:
+    """Sum of the maxima of regions, each normalised to length 1 (R-MAC).
+
+    Of a square grid, scale l has l × l regions, whose side is 2/(l + 1) of the grid's, rounded
+    down, at equal distances, also rounded down (Tolias et al., ICLR 2016, Section 3.2). The maximum
+    of the whole grid counts twice, as in the released code.
+    """
+    side = math.isqrt(patches.shape[1])
+    grid = rearrange(patches, "b (h w) c -> b h w c", h=side)
+    regions = [(0, 0, side)]
+    for scale in range(1, _RMAC_SCALES + 1):
+        length = 2 * side // (scale + 1)
+        starts = [(side - length) * i // max(scale - 1, 1) for i in range(scale)]
+        regions += [(y, x, length) for y in starts for x in starts if length]
+    maxima = [jnp.max(grid[:, y : y + n, x : x + n], axis=(1, 2)) for y, x, n in regions]
+    return sum(v / (jnp.linalg.norm(v, axis=-1, keepdims=True) + _GEM_MIN) for v in maxima)
+
+
 _PATCH_POOLINGS = {
     "avg": lambda patches: jnp.mean(patches, axis=1),
     "max": lambda patches: jnp.max(patches, axis=1),
     "avg_max": lambda patches: jnp.mean(patches, axis=1) + jnp.max(patches, axis=1),
     "gem": _gem,
+    "rmac": _rmac,
 }
 _PREFIX_POOLINGS = {"cls": 1, "cls_dist_mean": 2}  # Number of leading tokens averaged.
 
@@ -26,8 +49,9 @@ def poolings(num_prefix_tokens: int) -> list[str]:
     """Names of the poolings that an encoder supports.
 
     `cls` is the class token, and `cls_dist_mean` the mean of the class and distillation tokens
-    (DeiT). The others act on the patch tokens alone: `avg`, `max`, their sum `avg_max`, and `gem`,
-    the generalised mean with exponent 3 (El-Nouby et al., IRT, 2021, compare these).
+    (DeiT). The others act on the patch tokens alone: `avg`, `max`, their sum `avg_max`, `gem`, the
+    generalised mean with exponent 3, and `rmac`, regional maxima (El-Nouby et al., IRT, 2021,
+    compare these).
 
     Args:
         num_prefix_tokens: Number of tokens that precede the patch tokens.

@@ -1,4 +1,4 @@
-"""ResNet-50 (He et al., CVPR 2016), with timm's numerics and frozen BatchNorm statistics.
+"""ResNet-50 and ResNet-101 (He et al., CVPR 2016), with timm's numerics and frozen BatchNorm statistics.
 
 The 3×3 convolution of a bottleneck has the stride, as in torchvision and timm ("v1.5").
 """
@@ -26,7 +26,7 @@ class ResNet(nn.Module):
         stage_sizes: Number of bottlenecks in each stage. Each stage has half the side and twice the
             width of the one before.
         width: Inner channels of a bottleneck in the first stage; its output has four times as many.
-        pooling: Pooling of the last stage's features: `avg`, `max`, `avg_max` or `gem`.
+        pooling: Pooling of the last stage's features: see `hypjax.models.pooling`.
         dtype: Dtype of convolutions and activations. Convolutions in float32 are true float32 on
             every device. Parameters and the result are float32.
         remat: Whether to recompute the activations of bottlenecks in the backward pass.

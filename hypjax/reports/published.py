@@ -12,13 +12,12 @@
 - IRT (El-Nouby et al., 2021): Tables 2 (embeddings of 384 coordinates, and of 128 by PCA) and 3
   (without training, and without differential entropy), and as "irt-studies" Tables 6 (margin and λ)
   and 9 (pooling). The settings of its study of objectives are not known beyond the contrastive
-  loss, which is `irt-l`.
+  loss, which is `irt-l`. Its tables of particular objects are in `published_objects`.
 """
 
 import csv
 import functools
 import importlib.resources
-import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -33,7 +32,9 @@ from hypjax.config.recipes import (
     SPACES,
     Variant,
     hyp_vit,
+    names_weights,
 )
+from hypjax.reports import published_objects
 
 _TITLES = {  # Short titles of papers.
     "hyp-vit": "Hyp-ViT",
@@ -134,10 +135,25 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
             whose = "best" if state == "best" else "ours"
             for method, (paper, table, scores) in _find(config, part, pretrained=state != trained):
                 if differences := list(_differences(scores, ours, whose)):
-                    numbered = f"Table {table}" if table.isdigit() else f"{table} table"
-                    place = f"{_TITLES[paper]}, {numbered}, {_spell(method)}, {dim}-d"
+                    place = f"{_TITLES[paper]}, {_numbered(table)}, {_spell(method)}, {dim}-d"
                     lines.append(f"published ({place}): {', '.join(differences)}")
+            lines += _compare_objects(config, part, ours, pretrained=state != trained, whose=whose)
     return "\n".join(lines)
+
+
+def _compare_objects(
+    config: ConfigDict, part: str, ours: Mapping[str, float], *, pretrained: bool, whose: str
+) -> Iterator[str]:
+    """Yields the lines of scores on judged datasets."""
+    for row in published_objects.find(config, part, pretrained=pretrained):
+        published = {f"{row.dataset}/{level}/map": value for level, value in row.scores.items()}
+        if differences := list(_differences(published, ours, whose)):
+            place = f"IRT, {_numbered(row.table)}, {_spell(row.method)}, {row.dim}-d"
+            yield f"published ({place}): {', '.join(differences)}"
+
+
+def _numbered(table: str) -> str:
+    return f"Table {table}" if table.isdigit() else f"{table} table"
 
 
 def _differences(
@@ -214,7 +230,7 @@ def _methods_of_irt(config: ConfigDict, part: str, pretrained: bool) -> dict[str
         recipe.objective.koleo_weight = objective.get("koleo_weight", 0)
         recipe.model.pooling = recipe.model.eval_pooling = model.pooling
         same = _irt_fields(config, pretrained) == _irt_fields(recipe, pretrained)
-        if same and _named(recipe.model.weights, model.weights or ""):
+        if same and names_weights(recipe.model.weights, model.weights or ""):
             return _names_in_irt(config, encoder, part, pretrained)
     return {}
 
@@ -302,18 +318,9 @@ def _encoder(config: ConfigDict, shorter_side: int | None = None) -> str | None:
     for name, encoder in ENCODERS.items():
         pooling = encoder.pooling, encoder.eval_pooling
         expected = encoder.architecture, *pooling, encoder.mean, encoder.std
-        if actual == expected and _named(encoder.weights, model.weights):
+        if actual == expected and names_weights(encoder.weights, model.weights):
             return name
     return None
-
-
-def _named(weights: str, place: str) -> bool:
-    """Whether a hub name or a file path names these weights of timm."""
-    path = pathlib.PurePath(place)
-    if place.removeprefix("hf-hub:") in (weights, f"timm/{weights}"):
-        return True
-    cached = path.name == "model.safetensors" and f"models--timm--{weights}" in path.parts
-    return cached or path.name in {weights + ending for ending in (".safetensors", ".npz", ".pth")}
 
 
 def _trained_methods(config: ConfigDict, encoder: str) -> list[str]:

@@ -40,7 +40,8 @@ HARD_EFFECTS = ("blur", "cover", "fade")
 FURTHER_EFFECT = 0.15  # Probability of each effect in a hard view that has another one.
 BLUR = (0.7, 1.2)  # Standard deviation, in pixels.
 COVERED = (0.2, 0.4)  # Fraction of the object's box under a bar.
-FADED, CONTRAST = (35, 50), (85, 130)  # Differences between the greys of ink and background.
+GROUND = (0, 40)  # Mean grey of the background.
+FADED, CONTRAST = (60, 90), (150, 210)  # Differences between the greys of ink and background.
 JUNK_SHOWN = (0.05, 0.2)  # Visible fraction of a junk object's ink, rounded down to whole pixels.
 NOISE = 4.0  # Standard deviation, on the scale of 0 to 255.
 EDGE = 0.1  # Pixels with more than this fraction of ink belong to the object.
@@ -57,24 +58,24 @@ Box = tuple[int, int, int, int]  # Left, top, right and bottom; the last two are
 class Limits(NamedTuple):
     """Limits of the random changes in views of one difficulty."""
 
-    size: tuple[float, float]  # Longer side of the object, relative to the picture.
+    size: tuple[float, float]  # Side of the letter's canvas, relative to the picture.
     rotation: float  # To either side, in degrees.
-    perspective: float  # Displacement of the object's corners, relative to its sides.
+    perspective: float  # Displacement of the canvas's corners, relative to its side.
     shapes: tuple[int, int]  # Number in the background; of fragments of letters, half as many.
     clutter: float  # Difference between their greys and the background's.
 
 
-_HARD = Limits((0.55, 0.75), rotation=15, perspective=0.12, shapes=(6, 12), clutter=35)
+_HARD = Limits((0.75, 0.95), rotation=15, perspective=0.1, shapes=(6, 12), clutter=40)
 DIFFICULTIES = {
-    "query": Limits((0.60, 0.75), rotation=3, perspective=0.02, shapes=(2, 4), clutter=20),
-    "easy": Limits((0.70, 0.85), rotation=6, perspective=0.05, shapes=(3, 6), clutter=25),
+    "query": Limits((0.70, 0.85), rotation=3, perspective=0.01, shapes=(2, 4), clutter=20),
+    "easy": Limits((0.90, 1.00), rotation=6, perspective=0.04, shapes=(3, 6), clutter=30),
     "hard": _HARD,
     "junk": _HARD,
 }
 
 
 class Rendered(NamedTuple):
-    """A picture, the box of the object in it, and the fraction of its ink that is visible."""
+    """A picture, the box of the letter's canvas in it, and the visible fraction of its ink."""
 
     pixels: UInt8[np.ndarray, "side side"]
     box: Box
@@ -95,9 +96,9 @@ def render(glyph: fonts.Glyph, view_name: str, difficulty: str) -> Rendered:
     effects = {e for e in HARD_EFFECTS if rng.random() < FURTHER_EFFECT or e == certain}
     effects = {"hard": effects, "junk": {"hide"}}.get(difficulty, set())
 
-    ground = rng.uniform(30, 100)
+    ground = rng.uniform(*GROUND)
     background = _background(rng, ground, DIFFICULTIES[difficulty])
-    ink = _place(rng, fonts.draw(glyph), DIFFICULTIES[difficulty])
+    ink, box = _place(rng, fonts.draw(glyph), DIFFICULTIES[difficulty])
     whole, cover = ink.sum(), np.zeros(ink.shape, bool)
     if "hide" in effects:
         ink, cover = _hide(rng, ink)
@@ -110,7 +111,7 @@ def render(glyph: fonts.Glyph, view_name: str, difficulty: str) -> Rendered:
         blur = ImageFilter.GaussianBlur(rng.uniform(*BLUR))
         pixels = np.asarray(Image.fromarray(_round(pixels)).filter(blur))
     pixels = _round(pixels + NOISE * rng.standard_normal(pixels.shape, np.float32))
-    return Rendered(pixels, _extent(ink), float(ink[~cover].sum() / whole))
+    return Rendered(pixels, box, float(ink[~cover].sum() / whole))
 
 
 def _round(pixels: Float[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
@@ -159,15 +160,18 @@ def _fragment(rng: np.random.Generator) -> Image.Image:
     return quarter.resize(rng.integers(12, 30, 2).tolist())
 
 
-def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> Grey:
-    """Puts a letter somewhere into the picture, turned and in perspective; returns its ink."""
-    left, top, right, bottom = drawn.getbbox()
-    corners = np.array([(left, top), (right, top), (right, bottom), (left, bottom)], float)
-    sides = np.array((right - left, bottom - top))
-    placed = corners + rng.uniform(-1, 1, (4, 2)) * limits.perspective * sides
+def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tuple[Grey, Box]:
+    """Puts a letter somewhere into the picture, turned and in perspective.
+
+    Returns:
+        Its ink, and the part of the picture that its canvas covers.
+    """
+    side = drawn.width
+    corners = np.array([(0, 0), (side, 0), (side, side), (0, side)], float)
+    placed = corners + rng.uniform(-1, 1, (4, 2)) * limits.perspective * side
     angle = np.deg2rad(rng.uniform(-limits.rotation, limits.rotation))
     turn = np.array([(np.cos(angle), np.sin(angle)), (-np.sin(angle), np.cos(angle))])
-    placed = placed @ turn * (rng.uniform(*limits.size) * _CANVAS[0] / sides.max())
+    placed = placed @ turn * (rng.uniform(*limits.size) * _CANVAS[0] / side)
     room = np.array(_CANVAS) - np.ptp(placed, axis=0)
     placed += rng.uniform(0.1, 0.9, 2) * room - placed.min(axis=0)
     # Pillow's eight numbers map points of the result to points of the drawing.
@@ -178,7 +182,9 @@ def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> Grey
     result = drawn.transform(
         _CANVAS, Image.Transform.PERSPECTIVE, numbers.tolist(), Image.Resampling.BILINEAR
     )
-    return np.asarray(result.reduce(_SUPERSAMPLE), np.float32) / 255
+    ends = np.clip(np.rint([placed.min(axis=0), placed.max(axis=0)]) / _SUPERSAMPLE, 0, SIDE)
+    box = tuple(np.rint(ends).astype(int).ravel().tolist())
+    return np.asarray(result.reduce(_SUPERSAMPLE), np.float32) / 255, box
 
 
 def _extent(ink: Grey) -> Box:
