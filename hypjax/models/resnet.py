@@ -1,4 +1,4 @@
-"""ResNet-50 and ResNet-101 (He et al., CVPR 2016), with timm's numerics and frozen BatchNorm statistics.
+"""ResNet-50 and ResNet-101 (He et al., CVPR 2016): timm's numerics, frozen BatchNorm statistics.
 
 The 3×3 convolution of a bottleneck has the stride, as in torchvision and timm ("v1.5").
 """

@@ -54,6 +54,9 @@ _SPELLED = {
     "deit": "DeiT",
     "dino": "DINO",
     "resnet50": "ResNet50",
+    **{size: size.upper() for size in ("s", "b", "r50", "r101")},
+    "gem": "GeM",
+    "rmac": "R-MAC",
 }
 _ENCODER_DIM = 384
 

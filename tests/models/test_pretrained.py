@@ -217,6 +217,18 @@ def test_poolings_equal_values_computed_by_hand():
         np.testing.assert_allclose(pool_tokens(tokens, 2, pooling)[0], expected, rtol=1e-6)
 
 
+def test_regional_maxima_equal_those_of_the_paper():
+    """Tolias et al.: at scale l, squares of 2/(l + 1) of the side, spread evenly."""
+    grid = np.random.default_rng(0).normal(size=(7, 7, 5)).astype(np.float32)
+    starts = {7: [0], 4: [0, 3], 3: [0, 2, 4]}
+    regions = [grid[y : y + n, x : x + n] for n, at in starts.items() for y in at for x in at]
+    maxima = np.array([region.max(axis=(0, 1)) for region in [grid, *regions]])
+    expected = (maxima / np.linalg.norm(maxima, axis=1, keepdims=True)).sum(axis=0)
+    found = pool_tokens(grid.reshape(1, 49, 5), 0, "rmac")[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert np.isfinite(pool_tokens(grid[:1, :1].reshape(1, 1, 5), 0, "rmac")).all()
+
+
 def test_batch_norm_statistics_are_not_trained():
     from hypjax.training import optim
 
