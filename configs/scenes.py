@@ -1,12 +1,12 @@
 """Scenes: retrieval of particular objects, rendered letters in cluttered pictures.
 
-The small example of what `configs/sfm.py` does: it needs no download and no accelerator. As there, a
-pretrained encoder is fine-tuned: that of the letters' run, which `python -m hypjax.main` with
+The small example of what `configs/sfm.py` does: it needs no download and no accelerator. As there,
+a pretrained encoder is fine-tuned: that of the letters' run, which `python -m hypjax.main` with
 `--config=configs/glyphs.py` leaves in `runs/glyphs-hyp`. Variants: `irt-l` (contrastive loss of
 mined tuples), `irt-r` (and differential entropy), `irt-o` (neither: the pretrained encoder, by
 `--mode=evaluate`), and `hyp` (`irt-r` in the Poincaré ball); the default is `irt-r`. Learning rate,
-schedule, λ and margins were chosen on the validation classes, since the published ones are for
-other encoders.
+schedule, pool and λ were chosen on the validation classes, since the published ones are for other
+encoders and images.
 """
 
 from ml_collections import ConfigDict
@@ -38,15 +38,19 @@ def get_config(variant: str = "irt-r") -> ConfigDict:
     model.head = "none"
 
     irt_objects.choose_tuples(config, variant)
+    if variant in ("irt-r", "hyp"):
+        config.objective.koleo_weight = 0.1  # 0.56 on validation; 0.3: 0.52.
     optim.name, optim.learning_rate, optim.weight_decay = "adam", 5e-4, 0.0
     optim.schedule, optim.warmup_steps = "cosine", 20
     optim.frozen = ()
 
-    train.tuples.pairs, train.tuples.pool = 2_000, 2_000
-    train.batch_size = 40 * (2 + train.tuples.negatives)
+    # The hardest of 2,000 images are too hard at first: 0.46 on validation, and then less.
+    train.tuples.pairs, train.tuples.pool = 1_000, 200
+    train.batch_size = 20 * (2 + train.tuples.negatives)
     train.total_steps = 0 if variant == "irt-o" else 400
     if variant == "irt-o":
         optim.warmup_steps = 0
     config.eval.metrics, config.eval.ks = ("recall", "map", "mp"), (1, 5, 10)
+    config.eval.every = 100
     config.run.checkpoint_every = 50
     return config

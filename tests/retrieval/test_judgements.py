@@ -6,6 +6,8 @@ import pytest
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import LEVELS, Judgements, relevance_at, relevance_scores
+from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.reranking import Reranking
 
 KS = (1, 5, 10)
 METRICS = ["map", *(f"mp@{k}" for k in KS)]
@@ -76,6 +78,31 @@ def test_an_example_by_hand(level, expected):
         query, gallery, relevance_at(level, judgements), metrics=METRICS, space=Sphere()
     )
     np.testing.assert_allclose([found[name][0] for name in METRICS], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_refined_results_are_scored_without_what_is_ignored(level):
+    """Queries are expanded, and the first results re-ranked, by a search that knows no junk."""
+    space, rng = Sphere(), np.random.default_rng(1)
+    points = np.asarray(space.embed(rng.normal(size=(70, 4)).astype("f")))
+    queries, gallery = points[:10], points[10:]
+    numbers = np.stack([rng.permutation(60) for _ in queries])
+    judgements = Judgements(numbers[:, :4], numbers[:, 4:8], numbers[:, 8:20])
+    refinement = Refinement(expansion=3, alpha=1.0, reranking=Reranking(depth=20, k1=6, k2=3))
+    found = relevance_scores(
+        *(queries, gallery, relevance_at(level, judgements)),
+        metrics=METRICS,
+        space=space,
+        refinement=refinement,
+    )
+    expanded = np.asarray(refinement.expanded(queries, None, gallery, space))
+    first = refinement.first_results(expanded, None, gallery, space)
+    rankings = np.argsort(-expanded.astype(float) @ gallery.astype(float).T, axis=1, kind="stable")
+    for i, ranking in enumerate(rankings):
+        rest = [item for item in ranking if item not in first[i]]
+        assert len(rest) == 40
+        expected = by_protocol([*first[i], *rest], *counted(judgements, level, i))
+        np.testing.assert_allclose([found[name][i] for name in METRICS], expected, rtol=1e-12)
 
 
 def test_an_unknown_level_is_an_error():
