@@ -75,6 +75,19 @@ class Splits(NamedTuple):
     name: str = ""
     benchmarks: Mapping[str, Task] = MappingProxyType({})
 
+    def training_images(self) -> Dataset:
+        """The images to learn from.
+
+        Raises:
+            UserError: There are none.
+        """
+        if self.train is None:
+            raise UserError(
+                f"{self.name} has no training images; evaluate on it with --mode=evaluate, or name "
+                "another dataset in data.name and this one in eval.benchmarks"
+            )
+        return self.train
+
     @property
     def task(self) -> Task:
         """The search of the test images."""

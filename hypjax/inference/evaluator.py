@@ -80,8 +80,8 @@ class Evaluator:
             return {}
         if training is None:
             raise UserError(
-                "config.eval.pca is fitted on training images, and this dataset has none; name one "
-                "that has in data.name, and this one in eval.benchmarks"
+                "config.eval.pca is fitted on training images, and this dataset has none; name "
+                "another dataset in data.name and this one in eval.benchmarks"
             )
         if self._fitted[0] is not params:  # A model may be scored on several datasets.
             with memory.explained("run.eval_batch_size"):

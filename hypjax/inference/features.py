@@ -45,11 +45,11 @@ def pretrained_features(
         )
     encoder = create_embedder(config, evaluating=True).encoder
     splits = open_splits(config)
-    source = evaluation_input(config)
+    train, source = splits.training_images(), evaluation_input(config)
     source = source._replace(view=source.view._replace(resize=source.view.side))
     params = pretrained_encoder(config, encoder)
     scaling = (config.data.mean, config.data.std)
-    return encoder_features(encoder, params, splits.train, source, scaling), splits.notes
+    return encoder_features(encoder, params, train, source, scaling), splits.notes
 
 
 def encoder_features(

@@ -61,13 +61,9 @@ def build(config: ConfigDict) -> Setup:
     """
     create_embedder(config)  # Reports an unknown model before any image is read.
     splits = open_splits(config)
-    if splits.train is None:
-        raise UserError(
-            f"{config.data.name} has no training images; add --mode=evaluate, or train on another "
-            f"dataset and name this one in eval.benchmarks"
-        )
+    train = splits.training_images()
     if config.train.cached_features:
-        splits = splits._replace(train=_with_pairs(splits.train))
+        splits = splits._replace(train=_with_pairs(train))
     config = fit_to_images(config, splits.train)
     validate(config)
     learner = build_learner(config)

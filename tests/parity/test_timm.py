@@ -8,7 +8,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from hypjax.errors import UserError
-from hypjax.models import ResNet, VisionTransformer, create_encoder
+from hypjax.models import VisionTransformer, create_encoder
 from hypjax.models.pretrained import convert_timm, load_timm, timm_classifier, timm_state_dict
 from hypjax.models.vit import drop_path_factors
 
@@ -94,10 +94,12 @@ def test_all_tokens_agree(name, image_size):
     np.testing.assert_allclose(encoder.apply({"params": params}, images), pooled, atol=2e-5)
 
 
-@pytest.mark.parametrize("image_size", [224, 200])
-def test_features_of_a_resnet_agree(image_size):
-    peer = randomised(timm.create_model("resnet50"), amount=0.002)
-    encoder = create_encoder("resnet50", image_size=image_size)
+@pytest.mark.parametrize(
+    ("name", "image_size"), [("resnet50", 224), ("resnet50", 200), ("resnet101", 96)]
+)
+def test_features_of_a_resnet_agree(name, image_size):
+    peer = randomised(timm.create_model(name), amount=0.002)
+    encoder = create_encoder(name, image_size=image_size)
     params = convert_timm(state_of(peer), encoder)
     images = pixels(image_size, 2)
     with torch.no_grad():
@@ -108,7 +110,7 @@ def test_features_of_a_resnet_agree(image_size):
     tokens = encoder.apply({"params": params}, images, return_tokens=True)
     scale = np.abs(expected).max()
     np.testing.assert_allclose(tokens / scale, expected / scale, atol=2e-5)
-    both_ours = ResNet(image_size, pooling="avg_max").apply({"params": params}, images)
+    both_ours = encoder.clone(pooling="avg_max").apply({"params": params}, images)
     for ours, peer in ((encoder.apply({"params": params}, images), pooled), (both_ours, both)):
         np.testing.assert_allclose(ours / scale, np.asarray(peer) / scale, atol=2e-5)
 

@@ -62,7 +62,11 @@ def true_ranks(order, labels, item_labels, exclude_self):
 
 @pytest.mark.parametrize(
     ("space", "spread"),
-    [*itertools.product(SPACES, SPREADS), *itertools.product([FUSED], (1, 0.01, 0))],
+    [
+        *itertools.product(SPACES, SPREADS),
+        pytest.param(FUSED, 1, marks=pytest.mark.slow),
+        *itertools.product([FUSED], (0.01, 0)),
+    ],
     ids=str,
 )
 def test_crowds_are_searched_and_ranked_exactly(space, spread):

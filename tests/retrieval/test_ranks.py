@@ -53,7 +53,7 @@ def test_equals_brute_force_with_a_separate_gallery(space):
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("tile", [64, 128])
+@pytest.mark.parametrize("tile", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_result_does_not_depend_on_the_tile_size(monkeypatch, tile):
     space = PoincareBall(0.1, 2.3)
     x, labels = labelled_points(space, 0, 130, 8, 20, duplicates=30)

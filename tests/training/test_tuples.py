@@ -123,7 +123,7 @@ def test_a_dataset_without_training_images_is_only_scored(load):
         *("data.name=roxford5k", "eval.benchmarks=()", "train.total_steps=0"),
         variant="irt-o-deit-s",
     )
-    with pytest.raises(UserError, match="roxford5k has no training images; add --mode=evaluate"):
+    with pytest.raises(UserError, match="roxford5k has no training images; evaluate on it with"):
         setup.build(config)
 
 
