@@ -154,6 +154,7 @@ def _print_tables(
         field: Field in which the runs differ; None for any runs. Seeds are summarised, not chosen.
     """
     from hypjax.reports.tables import format_results, selecting
+    from hypjax.reports.tables import title as test_title
 
     title, seeds = f"{field}, " if field else "", field == "seed"
     if validation:
@@ -165,7 +166,7 @@ def _print_tables(
             best = max(validation, key=lambda name: validation[name]["head"][metric])
             print(f"best: {best}, by {metric} of the head on the validation classes")
     report_only = " (to report, not to choose by)" if validation and not seeds else ""
-    print(f"{title}recall on the test classes{report_only}:")
+    print(f"{title}{test_title(test).lower()}{report_only}:")
     print(format_results({**test, **(_spread(test) if seeds else {})}))
 
 

@@ -20,7 +20,7 @@ from hypjax.inference.weights import pretrained_encoder, restore_best, restore_m
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.parallel import processes
 from hypjax.reports import published
-from hypjax.reports.tables import format_results, noted, print_notes
+from hypjax.reports.tables import format_results, noted, print_notes, title
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.types import Recalls, View
@@ -130,7 +130,7 @@ def _report(
     models: str, results: Mapping[str, Recalls], notes: tuple[str, ...], config: ConfigDict
 ) -> dict[str, Any]:
     """Prints the table, and returns the results with their notes."""
-    print(f"Recall on the test classes, by {redacted(models)}:")
+    print(f"{title(results)}, by {redacted(models)}:")
     print(format_results(results))
     noted_results = {**results, **noted(notes)}
     print_notes(noted_results)

@@ -83,7 +83,7 @@ def recipe(variant: str) -> ConfigDict:
     epoch = train.tuples.pairs // 5
     train.total_steps = EPOCHS * epoch
     optim.name, optim.learning_rate, optim.weight_decay = "adam", 5e-7, 1e-4
-    optim.schedule, optim.decay_every, optim.decay_factor = "exponential", epoch, math.exp(-0.01)
+    optim.schedule, optim.decay_every, optim.decay_factor = "step", epoch, math.exp(-0.01)
     optim.clip_norm, optim.frozen = None, ()
     config.eval.metrics, config.eval.ks = ("recall", "map", "mp"), (1, 5, 10)
     config.run.checkpoint_every = epoch

@@ -34,6 +34,13 @@ def selecting(scores: Mapping[str, float]) -> str:
     return next(name for name in scores if "medium/" in name)
 
 
+def title(results: Mapping[str, Recalls]) -> str:
+    """What a table of scores on test images shows: recall, or, of judged datasets alone, scores."""
+    names = [name for parts in results.values() for values in parts.values() for name in values]
+    judged = all("/" in name for name in names)
+    return "Scores on the test images" if judged else "Recall on the test classes"
+
+
 def format_results(results: Mapping[str, Recalls]) -> str:
     """Returns a table with one row for each state of the model and each of its embeddings.
 

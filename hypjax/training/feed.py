@@ -47,7 +47,8 @@ class Feed:
             self._end = self._stop
             if self._miner is not None:
                 state = self._with_tuples(state, step)
-                plans = dataclasses.replace(plans, table=np.asarray(state.tuples))
+                table = np.asarray(parallel.gather(state.tuples))
+                plans = dataclasses.replace(plans, table=table)
                 epoch = step // plans.batches_per_epoch
                 self._end = min((epoch + 1) * plans.batches_per_epoch, self._stop)
             self._batches = self._source.batches(range(step, self._end), plans)

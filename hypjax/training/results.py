@@ -12,7 +12,7 @@ from hypjax.inference.processing import Projections, save_projections
 from hypjax.monitoring.stopwatch import TIMES, Stopwatch
 from hypjax.parallel import processes
 from hypjax.reports import published
-from hypjax.reports.tables import format_results, noted, print_notes, selecting
+from hypjax.reports.tables import format_results, noted, print_notes, selecting, title
 from hypjax.runs.shared_checkpoints import SharedCheckpoints
 from hypjax.system import console, memory
 from hypjax.system.files import write_json
@@ -80,8 +80,9 @@ def collect_results(
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     """Prints a finished run's scores, and what was published of the same method."""
     shown = [name for name in ("untrained", "final", "best") if name in results]
-    print("Recall on the test classes:")
-    print(format_results({name: results[name] for name in shown}))
+    tested = {name: results[name] for name in shown}
+    print(f"{title(tested)}:")
+    print(format_results(tested))
     if "validation" in results:
         print("Recall on the training classes held out for validation:")
         print(format_results(results["validation"]))

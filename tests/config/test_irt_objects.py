@@ -29,7 +29,7 @@ RECIPE = {
     "objective.koleo_weight": 4.0,
     "optim.name": "adam",
     "optim.learning_rate": 5e-7,
-    "optim.schedule": "exponential",
+    "optim.schedule": "step",
     "optim.decay_every": 400,
     "optim.decay_factor": math.exp(-0.01),
     "optim.warmup_steps": 0,
