@@ -90,7 +90,10 @@ def read_results(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _scored(results: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields what must be the scores of a model: {"head": {"recall@1": ...}, "encoder": ...}."""
+    """Yields what must be the scores of a model: {"head": {"recall@1": ...}, "encoder": ...}.
+
+    Of judged datasets they are {"head": {"scenes/easy/map": ...}, ...}.
+    """
     yield from (results.get("untrained"), results.get("final"))
     validation = results.get("validation", {})
     yield from validation.values() if isinstance(validation, dict) else [None]
@@ -101,10 +104,14 @@ def _are_scores(value: Any) -> bool:
     parts = value.values() if isinstance(value, dict) and "head" in value else [None]
     return all(
         isinstance(scores, dict)
-        and any(name.startswith("recall@") and name[7:].isdecimal() for name in scores)
+        and any(_is_recall(name) or "/" in name for name in scores)
         and all(type(score) in (int, float) for score in scores.values())
         for scores in parts
     )
+
+
+def _is_recall(name: str) -> bool:
+    return name.startswith("recall@") and name[7:].isdecimal()
 
 
 def _read(path: pathlib.Path) -> dict[str, Any] | None:

@@ -1,0 +1,71 @@
+"""A run whose test images are judged: trained, shown again, evaluated in other ways, compared."""
+
+import pytest
+
+from hypjax import compare, train
+from hypjax.config import load_config
+from hypjax.data.preparation import fonts, scenes
+from hypjax.data.preparation.prepare import prepare
+from hypjax.evaluate import evaluate, evaluate_pretrained
+
+TINY = (
+    *("model.weights=None", "model.width=16", "model.depth=1", "model.num_heads=2"),
+    *("data.validation_classes=2", "train.tuples.pool=40", "train.tuples.negatives=2"),
+    *("train.batch_size=8", "train.total_steps=2", "optim.warmup_steps=0", "run.log_every=1"),
+)
+NAMES = [f"scenes/{level}/map" for level in ("easy", "medium", "hard")]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    """Scenes of a few objects."""
+    folder = tmp_path_factory.mktemp("scenes")
+    chosen = scenes.choose_objects(fonts.glyph_classes())
+    few = {part: objects[:8] for part, objects in chosen.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scenes, "choose_objects", lambda classes: few)
+        prepare("scenes", data_dir=str(folder))
+    return folder
+
+
+@pytest.fixture
+def load(data_dir, repository):
+    def load(*overrides):
+        fields = [*TINY, f"run.data_dir={data_dir}", *overrides]
+        return load_config(f"{repository}/configs/scenes.py:irt-r", fields)
+
+    return load
+
+
+def test_a_judged_run_is_trained_shown_evaluated_and_compared(load, tmp_path, capsys):
+    config = load()
+    results = train.train_and_evaluate(config, tmp_path)
+    final = results["final"]["head"]
+    assert len(final) == 3 * 4 and {*NAMES, "scenes/hard/mp@10"} <= final.keys()
+    assert results["validation"]["final"]["head"].keys() >= {"recall@1", "map", "mp@10"}
+    shown = capsys.readouterr().out
+    assert shown.startswith("Scores on the test images:\n")
+    assert "Recall on the training classes held out for validation:" in shown
+    rows = [line.split() for line in shown.splitlines() if line.startswith("final")]
+    assert ["final", "head", "scenes", "medium", f"{final[NAMES[1]]:.4f}"] in [r[:5] for r in rows]
+
+    assert train.train_and_evaluate(config, tmp_path) == results
+    assert "holds this run's results already" in capsys.readouterr().out
+    refined = load(
+        *("eval.scales=1,0.5", "eval.pca.encoder=4", "eval.whiten=True"),
+        *("eval.expansion=2", "eval.rerank=True", "eval.metrics=recall"),
+    )
+    other = evaluate(refined, tmp_path)["final"]["encoder"]
+    assert list(other) == NAMES  # By mAP, since recall alone was asked for.
+    assert other != {name: results["final"]["encoder"][name] for name in NAMES}
+
+    compare.FLAGS(["compare"])
+    capsys.readouterr()
+    compare.main([], runs=[str(tmp_path), str(tmp_path)])
+    compared = capsys.readouterr().out
+    assert "scores on the test images" in compared and "scenes  hard" in compared
+
+
+def test_a_random_encoder_is_not_called_pretrained(load):
+    with pytest.raises(Exception, match="weights"):
+        evaluate_pretrained(load())
