@@ -4,6 +4,8 @@ A new dataset, view or metric adds its name here and its code there. A test chec
 Objectives and spaces are in rooms below: `hypjax.objectives.OBJECTIVES`, `hypjax.geometry.SPACES`.
 """
 
+from hypjax.objectives.base import GROUPED
+
 DATASETS = (
     "glyphs",
     "scenes",
@@ -16,7 +18,6 @@ DATASETS = (
     "sfm120k",
     "roxford5k",
     "rparis6k",
-    "revisitop1m",
 )  # hypjax/data/
 BENCHMARKS = ("roxford5k", "rparis6k")  # Judged, and without training images.
 DISTRACTORS = "revisitop1m"  # Without queries.
@@ -24,7 +25,7 @@ HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 PARTS = ("head", "encoder")  # Of a model; hypjax/inference/scored.py
 TRAIN_VIEWS = ("area_crop", "resize_crop")  # hypjax/data/views.py
 TEST_VIEWS = ("centre_crop", "squash")  # hypjax/data/views.py
-SAMPLINGS = ("epoch_classes", "drawn_classes", "shuffled", "tuples")  # hypjax/data/plans.py
+SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
 METRICS = (
     "recall",
     "precision",

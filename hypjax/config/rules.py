@@ -23,6 +23,7 @@ from hypjax.errors import UserError, nearest
 from hypjax.fields import ABOVE_0, Rule, at_least, one_of, range_within, within
 from hypjax.geometry import SPACES
 from hypjax.objectives import OBJECTIVES
+from hypjax.objectives.base import GROUPED
 
 # Fields that may be None for the user's own images, which they then fit.
 FITTED = frozenset(
@@ -244,17 +245,17 @@ def _validate_batches(config: ConfigDict) -> None:
             refuse(field, None, "a whole number, unless data.name is folder")
     if objective.by_tuple and train.sampling != "tuples":
         refuse("train.sampling", train.sampling, "tuples: this objective compares their images")
-    if train.sampling in ("shuffled", "tuples") and objective.by_class:
+    if train.sampling not in GROUPED and objective.by_class:
         words = "epoch_classes or drawn_classes: this objective compares images of one class"
         refuse("train.sampling", train.sampling, words)
     if any(fields[field] is None for field in FITTED):
         return  # What fits the images is known later.
     size = 2 + train.tuples.negatives
     if train.sampling == "tuples" and train.batch_size % size:
-        words = f"a multiple of {size}, the images of a tuple (train.tuples.negatives and 2)"
+        words = f"a multiple of {size}, the images of a tuple (2 more than train.tuples.negatives)"
         refuse("train.batch_size", train.batch_size, words)
     classes, rest = divmod(train.batch_size, train.samples_per_class)
-    if train.sampling not in ("shuffled", "tuples") and (rest or classes < 2):
+    if train.sampling in GROUPED and (rest or classes < 2):
         samples = train.samples_per_class
         words = f"a multiple of train.samples_per_class ({samples}), and at least {2 * samples}"
         refuse("train.batch_size", train.batch_size, words)

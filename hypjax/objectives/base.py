@@ -11,6 +11,10 @@ from hypjax.types import Batch, Outputs
 Metrics = dict[str, Float[Array, ""]]
 
 
+# Samplings, among the values of `train.sampling`, whose batches are made of classes.
+GROUPED = ("epoch_classes", "drawn_classes")
+
+
 class Spec(NamedTuple):
     """Sizes that an objective may need for its parameters and state.
 

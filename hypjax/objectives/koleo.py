@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space, Sphere
 from hypjax.objectives.comparisons import SPHERE
@@ -11,7 +11,12 @@ from hypjax.objectives.comparisons import SPHERE
 _SMALLEST = 1e-8  # Points nearer to each other than this do not repel each other.
 
 
-def koleo(points: Float[ArrayLike, "n dim"], *, space: Space = SPHERE) -> Float[Array, ""]:
+def koleo(
+    points: Float[ArrayLike, "n dim"],
+    *,
+    space: Space = SPHERE,
+    ids: Int[ArrayLike, " n"] | None = None,
+) -> Float[Array, ""]:
     """KoLeo, −(1/n) Σ_i log min_{j≠i} d(i, j), a differential-entropy estimate.
 
     From Sablayrolles et al. (ICLR 2019, Eq. 2) and IRT (El-Nouby et al., 2021), who use it on the
@@ -25,6 +30,8 @@ def koleo(points: Float[ArrayLike, "n dim"], *, space: Space = SPHERE) -> Float[
     Args:
         points: Points of the space, as from `space.embed`.
         space: The space.
+        ids: Image of each point. An image may be in a batch several times, as tuples share
+            negatives, and is not pushed away from itself; None if all are different.
 
     Returns:
         The mean, a scalar.
@@ -36,7 +43,8 @@ def koleo(points: Float[ArrayLike, "n dim"], *, space: Space = SPHERE) -> Float[
     if len(points) < 2:
         raise ValueError(f"needs two points or more, got {len(points)}")
     fixed = lax.stop_gradient(points)
-    itself = jnp.eye(len(points), dtype=bool)
+    ids = jnp.arange(len(points)) if ids is None else jnp.asarray(ids)
+    itself = ids[:, None] == ids
     nearest = jnp.argmin(jnp.where(itself, jnp.inf, space.distance_matrix(fixed, fixed)), axis=1)
     distances = space.distance(points, points[nearest])
     # The sphere's distances are squares.

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, TRUE_OR_FALSE, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import Metrics, Spec
+from hypjax.objectives.base import GROUPED, Metrics, Spec
 from hypjax.objectives.comparisons import References
 from hypjax.objectives.koleo import koleo
 from hypjax.objectives.memory import empty_memory, number_of_rows
@@ -111,7 +111,7 @@ def create(name: str, config: ConfigDict, space: Space) -> "PairObjective":
         raise UserError("config.objective.memory must be 0 for semi-hard triplets")
     if fields.memory_decay and not fields.memory:
         raise UserError("config.objective.memory_decay must be 0 unless objective.memory is set")
-    adjacent = config.train.sampling not in ("shuffled", "tuples")
+    adjacent = config.train.sampling in GROUPED
     return PairObjective(
         space=space,
         function=functools.partial(loss.function, **settings),
@@ -213,7 +213,7 @@ class PairObjective:
             loss, state = loss + of_memory, {"memory": memory}
             metrics |= {"memory_loss": of_memory, "memory_filled": jnp.mean(memory.labels >= 0)}
         if self.koleo_weight:
-            metrics["koleo"] = koleo(points, space=self.space)
+            metrics["koleo"] = koleo(points, space=self.space, ids=batch.ids)
             loss += self.koleo_weight * metrics["koleo"]
         return loss, (state, metrics)
 

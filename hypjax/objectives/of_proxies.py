@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import Space
-from hypjax.objectives.base import Group, Metrics, Spec
+from hypjax.objectives.base import GROUPED, Group, Metrics, Spec
 from hypjax.objectives.metrics import batch_metrics
 from hypjax.objectives.proxy_losses import (
     normalized_softmax,
@@ -72,7 +72,7 @@ def create(name: str, config: ConfigDict, space: Space) -> "ProxyObjective":
         space: Space of the embeddings.
     """
     function, settings, centres = PROXY_LOSSES[name]
-    fields, adjacent = config.objective, config.train.sampling != "shuffled"
+    fields, adjacent = config.objective, config.train.sampling in GROUPED
     return ProxyObjective(
         space=space,
         function=functools.partial(function, **{field: fields[field] for field in settings}),

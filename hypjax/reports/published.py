@@ -34,6 +34,7 @@ from hypjax.config.recipes import (
     hyp_vit,
     names_weights,
 )
+from hypjax.objectives.base import GROUPED
 from hypjax.reports import published_objects
 
 _TITLES = {  # Short titles of papers.
@@ -277,7 +278,7 @@ def _irt_fields(config: ConfigDict, pretrained: bool) -> tuple[Any, ...]:
     if pretrained:
         return shown, network
     views = data.train_view, data.flip
-    sampling = train.sampling, train.sampling != "shuffled" and train.samples_per_class
+    sampling = train.sampling, train.sampling in GROUPED and train.samples_per_class
     trained = model.drop_path, config.optim.frozen
     return shown, network, config.objective, views, sampling, trained
 
