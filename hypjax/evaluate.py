@@ -67,7 +67,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
             run, trained = Workdir(folder, config, compared=()), saved_config(folder)
     splits = open_splits(config)
     check_depth(config, splits)
-    processes.require_same({"images": splits.fingerprint})
+    processes.require_same({"images": splits.fingerprint, **splits.further_fingerprints})
     if run is not None:
         run.require({"images": splits.fingerprint})
     states = _from_first(config, states)

@@ -75,7 +75,7 @@ def train_and_evaluate(
     trace = Trace(run.path / "profile", profile if processes.is_first() else None, total)
     timers = Timers(trace, stopwatch)
     facts = circumstances(config, splits)
-    processes.require_same({**facts, **shared_fields(config)})
+    processes.require_same({**facts, **splits.further_fingerprints, **shared_fields(config)})
     # Weights are read before the folder is claimed: a wrong name leaves nothing behind.
     pretrained = None if run.has_checkpoint else starting_parameters(config, learner)
 

@@ -63,6 +63,7 @@ class Splits(NamedTuple):
         judgements: What each test image should find in the gallery; if None, images of its class.
         name: Name of the dataset, under which scores by judgements are listed.
         benchmarks: Further judged datasets to score models on, by name.
+        further_fingerprints: Hashes of these.
     """
 
     train: Dataset | None
@@ -74,6 +75,7 @@ class Splits(NamedTuple):
     judgements: Judgements | None = None
     name: str = ""
     benchmarks: Mapping[str, Task] = MappingProxyType({})
+    further_fingerprints: Mapping[str, str] = MappingProxyType({})
 
     def training_images(self) -> Dataset:
         """The images to learn from.

@@ -45,7 +45,9 @@ def open_prepared(
         raise UserError(
             f"this copy of {name} in {opened.folder} has no training images, nor judged queries"
         )
-    train, validation = train and train.renumbered(), None
+    validation = None
+    if train is not None:
+        train = train.renumbered()
     if test is None:
         train, test = hold_out(train, held_out.test, held_out.seed, "test")
         if test is None:
@@ -69,14 +71,18 @@ def open_prepared(
     return splits
 
 
-def open_gallery(name: str, data_dir: str | None, decoding: Decoding) -> Dataset:
-    """Opens a prepared dataset that has a gallery alone.
+def open_gallery(
+    name: str, data_dir: str | None, decoding: Decoding
+) -> tuple[Dataset, tuple[str, ...]]:
+    """Opens a prepared dataset that has a gallery alone, which is not decoded into a cache.
 
     Arguments and errors are those of `open_prepared`.
+
+    Returns:
+        The images, and remarks on the copy.
     """
-    gallery = _open(name, data_dir, decoding).parts["gallery"]
-    fill_cache(gallery, decoding.channels)
-    return gallery
+    opened = _open(name, data_dir, decoding)
+    return opened.parts["gallery"], opened.notes
 
 
 class _Opened(NamedTuple):

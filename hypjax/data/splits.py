@@ -1,11 +1,13 @@
 """Opens the dataset that a configuration names: a prepared one, or the user's own images."""
 
+import dataclasses
 import pathlib
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
 from hypjax.config.choices import DISTRACTORS
+from hypjax.config.rules import refuse
 from hypjax.data import fast_jpeg
 from hypjax.data.dataset import Dataset, Decoding, joined
 from hypjax.data.parts import HeldOutClasses, Splits, Task
@@ -44,21 +46,28 @@ def open_splits(config: ConfigDict) -> Splits:
 def _with_benchmarks(splits: Splits, config: ConfigDict, decoding: Decoding) -> Splits:
     """Adds the datasets of `eval.benchmarks`, and distractors to all judged galleries."""
     names, judged = config.eval.benchmarks, splits.judgements is not None
-    if not names and not (judged and config.eval.distractors):
+    if config.eval.distractors:
+        if not names and not judged:
+            refuse("eval.distractors", True, "False unless eval.benchmarks names a judged dataset")
+        # Joined galleries are not read from the host cache, so they are not decoded into it.
+        decoding = dataclasses.replace(decoding, cache_dir=None)
+    elif not names:
         return splits
     from hypjax.data.prepared import open_gallery, open_prepared  # Imports TFDS.
 
     data_dir, none = config.run.data_dir, HeldOutClasses(0, 0, 0)
     opened = {name: open_prepared(name, data_dir, decoding, none) for name in names}
+    prints = {f"images of {name}": one.fingerprint for name, one in opened.items()}
     tasks, notes = {name: one.task for name, one in opened.items()}, list(splits.notes)
     notes += [note for one in opened.values() for note in one.notes]
     if config.eval.distractors:
-        distractors = open_gallery(DISTRACTORS, data_dir, decoding)
+        distractors, remarks = open_gallery(DISTRACTORS, data_dir, decoding)
+        notes += remarks
         tasks = {f"{name}+1m": _among(task, distractors) for name, task in tasks.items()}
         if judged:
             gallery = joined(splits.gallery, distractors)
             splits = splits._replace(gallery=gallery, name=f"{splits.name}+1m")
-    return splits._replace(benchmarks=tasks, notes=tuple(notes))
+    return splits._replace(benchmarks=tasks, further_fingerprints=prints, notes=tuple(notes))
 
 
 def _among(task: Task, distractors: Dataset) -> Task:

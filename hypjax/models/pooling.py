@@ -32,7 +32,9 @@ def _rmac(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim
         starts = [(side - length) * i // max(scale - 1, 1) for i in range(scale)]
         regions += [(y, x, length) for y in starts for x in starts if length]
     maxima = [jnp.max(grid[:, y : y + n, x : x + n], axis=(1, 2)) for y, x, n in regions]
-    return sum(v / (jnp.linalg.norm(v, axis=-1, keepdims=True) + _GEM_MIN) for v in maxima)
+    # The square of the small number keeps the gradient finite where a region is all zeros.
+    squares = [jnp.sum(v * v, axis=-1, keepdims=True) + _GEM_MIN**2 for v in maxima]
+    return sum(v / jnp.sqrt(square) for v, square in zip(maxima, squares, strict=True))
 
 
 _PATCH_POOLINGS = {

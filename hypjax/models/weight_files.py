@@ -56,9 +56,8 @@ def _download(name: str) -> pathlib.Path:
     repository = name.removeprefix("hf-hub:")
     if "/" in name and not name.startswith(("timm/", "hf-hub:")):
         raise UserError(
-            "there is no such file or folder; train the run first if it is one; for a model on the "
-            "hub that is not timm's, give "
-            "hf-hub:OWNER/NAME"
+            "there is no such file or folder; if it is a run, train it first; for a model on the "
+            "hub that is not timm's, give hf-hub:OWNER/NAME"
         )
     if "/" not in repository:
         architecture = repository.split(".")[0]

@@ -23,6 +23,14 @@ def similarity(distance: Float[Array, "*b"]) -> Float[Array, "*b"]:
     return 1 - distance / 2
 
 
+def lengths(space: Space, distances: Float[Array, "*b"]) -> Float[Array, "*b"]:
+    """Distances as lengths: those of the sphere are squares. At 0 the gradient of the root is 0."""
+    if not isinstance(space, Sphere):
+        return distances
+    positive = distances > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, distances, 1)), 0)
+
+
 class References(NamedTuple):
     """Points that the images of a batch are compared with, in place of each other.
 

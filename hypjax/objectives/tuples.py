@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from hypjax.geometry import Space, Sphere
-from hypjax.objectives.comparisons import SPHERE
+from hypjax.geometry import Space
+from hypjax.objectives.comparisons import SPHERE, lengths
 
 
 def tuple_contrastive(
@@ -21,7 +21,8 @@ def tuple_contrastive(
     The mean over the tuples of ½ d(a, p)² + Σ_n ½ max(m − d(a, n), 0)². On the sphere d is the
     Euclidean distance, so that the first term is 1 − cos, the attraction of IRT's contrastive loss.
     In the ball it is the geodesic distance. Tuples are not compared with each other. The released
-    code sums over the tuples; Adam does not notice, but a weight of another loss would.
+    code sums over the tuples, so that weight decay and the weights of other losses are relative to
+    five times as much there.
 
     Args:
         embeddings: Points of the space, as from `space.embed`. Those of a tuple are adjacent: the
@@ -41,15 +42,7 @@ def tuple_contrastive(
     if points.ndim != 2 or size < 3 or len(points) % size or not len(points):
         raise ValueError(f"needs tuples of {size} (3 or more) points, got {points.shape}")
     tuples = points.reshape(-1, size, points.shape[1])
-    distances = space.distance(tuples[:, :1], tuples[:, 1:])
-    squares, lengths = distances, _root(distances)
-    if not isinstance(space, Sphere):  # Whose distances are squares.
-        squares, lengths = distances**2, distances
-    attraction = squares[:, 0] / 2
-    repulsion = jnp.sum(jax.nn.relu(margin - lengths[:, 1:]) ** 2, axis=1) / 2
+    apart = lengths(space, space.distance(tuples[:, :1], tuples[:, 1:]))
+    attraction = apart[:, 0] ** 2 / 2
+    repulsion = jnp.sum(jax.nn.relu(margin - apart[:, 1:]) ** 2, axis=1) / 2
     return jnp.mean(attraction + repulsion)
-
-
-def _root(squares: Float[Array, "*b"]) -> Float[Array, "*b"]:
-    """Square root whose gradient at 0 is 0."""
-    return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)

@@ -152,7 +152,9 @@ def _compare_objects(
     for row in published_objects.find(config, part, pretrained=pretrained):
         published = {f"{row.dataset}/{level}/map": value for level, value in row.scores.items()}
         if differences := list(_differences(published, ours, whose)):
-            place = f"IRT, {_numbered(row.table)}, {_spell(row.method)}, {row.dim}-d"
+            whose_method = "" if row.method.startswith("irt") else " (Radenovic et al.)"
+            method = _spell(row.method) + whose_method
+            place = f"{_TITLES['irt']}, {_numbered(row.table)}, {method}, {row.dim}-d"
             yield f"published ({place}): {', '.join(differences)}"
 
 

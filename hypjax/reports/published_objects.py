@@ -46,11 +46,12 @@ def find(config: ConfigDict, part: str, *, pretrained: bool) -> list[Row]:
 
     A configuration matches a row if encoder and weights, views, pixel scaling, pooling, dimension,
     loss, tuples and frozen groups are equal. Batch size, steps and optimiser may differ: the
-    comparison shows their effect.
+    comparison shows their effect. The convolutional networks of Table 7 are those that Radenović et
+    al. trained; a row of these matches a run with the same architecture, pooling and image size.
 
     Args:
         config: The run's configuration.
-        part: Part of the model: 'head' or 'encoder'.
+        part: Part of the model; the tables are those of the encoder.
         pretrained: Whether it is scored before training.
     """
     methods = list(_methods(config, part, pretrained))
@@ -101,7 +102,7 @@ def _encoder(config: ConfigDict) -> str | None:
 def _scored_as_published(config: ConfigDict, part: str) -> bool:
     """Whether squashed images are compared by cosine, as they are or after PCA to 128."""
     ours, recipe, data, model = config.eval, default_config().eval, config.data, config.model
-    if part not in recipe.spaces:  # A further space of a part.
+    if part != "encoder":  # Without a head, which is then equal.
         return False
     space = ours.spaces[part][0]
     space = config.objective.space if space == "objective" else space

@@ -48,6 +48,7 @@ def hardest_negatives(
             f"there are {count} negatives of other classes to mine for each tuple, but the pool "
             f"has images of {others}; lower train.tuples.negatives or enlarge train.tuples.pool"
         )
+    pool, pool_labels = jnp.asarray(pool), jnp.asarray(pool_labels)  # On the device, once.
     found = []
     for first in range(0, len(anchors), _BLOCK):
         part = slice(first, first + _BLOCK)

@@ -15,6 +15,7 @@ from hypjax.geometry import Space
 from hypjax.inference.datasets import embed_dataset
 from hypjax.inference.embedding import embed_function
 from hypjax.models import create_embedder
+from hypjax.objectives.comparisons import lengths
 from hypjax.parallel import processes
 from hypjax.retrieval.mining import hardest_negatives
 from hypjax.system import memory
@@ -26,7 +27,8 @@ class Mined(NamedTuple):
 
     Attributes:
         table: Positions of each tuple's images in the training set: anchor, positive, negatives.
-        metrics: Mean distances of anchors from positives, mined negatives, and random images.
+        metrics: Mean lengths between anchors and positives, mined negatives, and random images, as
+            the loss measures them.
     """
 
     table: Int[np.ndarray, "tuples size"]
@@ -103,4 +105,4 @@ def _mean_distance(
 def _distances(
     space: Space, x: Float[Array, "*#b d"], y: Float[Array, "*#b d"]
 ) -> Float[Array, "*b"]:
-    return space.distance(x, y)
+    return lengths(space, space.distance(x, y))

@@ -152,6 +152,11 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
     indices[images.positions] = np.arange(len(images))
     pairs = indices[images.pairs]
     pairs = pairs[(pairs >= 0).all(axis=1)]
+    if not len(pairs):
+        raise UserError(
+            f"{config.data.name} lists no pair of two images that are trained on in this copy; "
+            "hold out fewer classes (data.validation_classes), or prepare a larger copy"
+        )
     plans = TuplePlans(
         *common,
         pairs=pairs,

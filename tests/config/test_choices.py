@@ -7,7 +7,8 @@ from hypjax.retrieval import metric_rules
 
 
 def test_names_and_implementations_match():
-    assert set(choices.DATASETS) == {"folder", *BUILDERS}
+    assert {*choices.DATASETS, choices.DISTRACTORS} == {"folder", *BUILDERS}
+    assert {*choices.BENCHMARKS} < {*choices.DATASETS}
     assert choices.TRAIN_VIEWS == tuple(TRAIN_VIEWS)
     assert choices.TEST_VIEWS == tuple(TEST_VIEWS)
     assert set(choices.METRICS) == {*metric_rules.AT_K, *metric_rules.WITHOUT_K}

@@ -7,7 +7,7 @@ import pytest
 
 from hypjax.config import choose_objective, default_config
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.objectives import create_objective, tuple_contrastive
+from hypjax.objectives import OBJECTIVES, create_objective, koleo, tuple_contrastive
 
 SPACES = {"sphere": Sphere(), "ball": PoincareBall(c=0.1, clip_radius=2.3)}
 SIZE, MARGINS = 4, {"sphere": 1.3, "ball": 3.0}
@@ -78,6 +78,38 @@ def test_far_negatives_and_other_tuples_do_not_count():
 def test_other_batches_are_refused(shape, size):
     with pytest.raises(ValueError, match=f"tuples of {size}"):
         tuple_contrastive(np.ones(shape, np.float32), size=size)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_entropy_does_not_push_an_image_from_its_copies(name):
+    """Tuples share negatives: with copies left out, each point's nearest is another image."""
+    space = SPACES[name]
+    points = np.asarray(space.embed(features(dim=3).astype(np.float32)))
+    ids = np.arange(len(points))
+    twice, both = np.concatenate([points, points[:5]]), np.concatenate([ids, ids[:5]])
+    whole = koleo(points, space=space, ids=ids)
+    np.testing.assert_array_equal(whole, koleo(points, space=space))
+    value, gradient = jax.value_and_grad(lambda x: koleo(x, space=space, ids=both))(twice)
+    separate = -np.log([nearest_length(space, points, i) for i in both])
+    np.testing.assert_allclose(value, separate.mean(), rtol=1e-4)
+    assert np.isfinite(gradient).all() and np.abs(gradient[:5]).max() > 0
+
+
+def nearest_length(space, points, i):
+    others = np.delete(points, i, axis=0).astype(float)
+    return min(float(distance(space, points[i].astype(float), other)) for other in others)
+
+
+_FREE = [name for name, entry in OBJECTIVES.items() if not entry.by_class and "hier" not in name]
+
+
+@pytest.mark.parametrize("name", _FREE)
+def test_other_losses_accept_batches_of_tuples(name):
+    """Their labels are not grouped: no loss may take a batch's order for classes."""
+    config = default_config()
+    choose_objective(config, name)
+    config.train.sampling, config.train.tuples.negatives, config.train.batch_size = "tuples", 5, 35
+    assert create_objective(config).samples_per_class is None
 
 
 def test_the_objective_adds_entropy_and_has_no_memory():

@@ -70,7 +70,9 @@ def test_the_ball_has_none(load):
 
 def test_differences_are_shown_for_each_dataset(load):
     scores = {"roxford5k/medium/map": 0.35, "roxford5k/hard/map": 0.1, "rparis6k/hard/map": 0.402}
-    lines = compare({"final": {"encoder": {"recall@1": 0.5, **scores}}}, load("irt-r-deit-s"))
+    both = dict.fromkeys(("head", "encoder"), {"recall@1": 0.5, **scores})
+    lines = compare({"final": both}, load("irt-r-deit-s"))
+    assert len(lines.splitlines()) == len({*lines.splitlines()}) == 6  # Tables 3 and 7, and of λ.
     first = "roxford5k/medium/map 34.0 (ours +1.0), roxford5k/hard/map 11.5 (ours -1.5)"
     assert f"published (IRT, Table 3, IRT-R-DeiT-S, 384-d): {first}" in lines.splitlines()
     assert (

@@ -134,6 +134,12 @@ def test_benchmarks_join_a_dataset_and_distractors_their_galleries(tmp_path):
     ]
     assert gallery.image(7, 3).size == tuple(gallery.sizes[7][::-1].tolist())
     assert opened("sfm120k", tmp_path / "data").fingerprint == splits.fingerprint
+    assert list(splits.further_fingerprints) == ["images of roxford5k"]
+    assert any("a partial copy of revisitop1m" in note for note in splits.notes)
+    alone = opened("roxford5k", tmp_path / "data", distractors=True)
+    assert list(alone.tasks) == ["roxford5k+1m"] and len(alone.gallery) == 8
+    with pytest.raises(UserError, match="eval.distractors is True; it must be False unless"):
+        opened("sfm120k", tmp_path / "data", distractors=True)
 
 
 def test_sfm_lists_clusters_and_pairs(tmp_path):
