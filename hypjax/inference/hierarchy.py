@@ -56,6 +56,11 @@ class Images(NamedTuple):
         Raises:
             UserError: There are fewer than two classes among them, or no two images of one class.
         """
+        if test.num_classes in (1, len(test)):
+            raise UserError(
+                f"the test images of {name} cannot be analysed by class: they are "
+                f"{test.describe()}, of which two of one class and one of another are needed"
+            )
         chosen = _choose(test.labels, most, np.random.default_rng(seed))
         images = test.take(chosen)
         if images.num_classes < 2 or images.num_classes == len(images):
