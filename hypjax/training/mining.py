@@ -62,7 +62,8 @@ class Miner:
                 has too few classes.
         """
         plans, space = self.plans, self.setup.learner.objective.space
-        (anchors, positives), pool = (part := plans.candidates(epoch)).pairs.T, part.pool
+        pairs, pool = plans.candidates(epoch)
+        anchors, positives = pairs.T
         # Each image is embedded once, in the order of the files.
         ids, rows = np.unique(np.concatenate([anchors, positives, pool]), return_inverse=True)
         points = self._points(params, ids)
