@@ -278,7 +278,8 @@ def test_one_image_and_one_class_are_no_error():
 
     @functools.partial(jax.jit, compiler_options=FAST_COMPILATION)
     def losses(x):
-        pairs = {name: loss.function(x, labels) for name, loss in PAIR_LOSSES.items()}
+        of_labels = {name: loss for name, loss in PAIR_LOSSES.items() if not loss.by_tuple}
+        pairs = {name: loss.function(x, labels) for name, loss in of_labels.items()}
         single = {name: x[None] if loss.centres else x for name, loss in PROXY_LOSSES.items()}
         of_proxies = {n: loss.function(x, labels, single[n]) for n, loss in PROXY_LOSSES.items()}
         return pairs, of_proxies
