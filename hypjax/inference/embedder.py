@@ -33,31 +33,38 @@ class TrainedEmbedder:
     """A trained run's model: the best on its validation classes if there are any, else the last.
 
     Attributes:
+        config: The run's configuration.
         space: Space of the embeddings.
         fingerprint: Hash of everything that the embeddings depend on besides the images. Embeddings
             of equal fingerprints can be compared.
     """
 
-    def __init__(self, workdir: str | pathlib.Path, part: Part = "head") -> None:
+    def __init__(
+        self,
+        workdir: str | pathlib.Path,
+        part: Part = "head",
+        batch_size: int | None = None,
+    ) -> None:
         """Restores the model.
 
         Args:
-            workdir: The run's folder, or its URL in cloud storage.
+            workdir: The run's folder, its URL in cloud storage, or hf://OWNER/NAME.
             part: Which embedding to compute: the head's, which the loss trained, or the encoder's.
+            batch_size: Images of a batch; by default `run.eval_batch_size`.
 
         Raises:
             UserError: The folder holds no trained model, or not the projection that the run's
                 `eval.pca` asks for.
         """
         with reading(workdir) as folder:
-            self._config = config = saved_config(folder)
+            self.config = config = saved_config(folder)
             model, self._params = restore_best(folder)
             self.space = scored_spaces(config)[part]
             self.fingerprint = model_fingerprint(config, part, self.space, self._params)
             self._projection = saved_projection(folder, config, part, self.space, self.fingerprint)
             if self._projection is not None:
                 self.fingerprint = self._projection.fingerprint(self.fingerprint)
-        self._part = part
+        self._part, self._batch_size = part, batch_size or config.run.eval_batch_size
         pixel_scaling = (config.data.mean, config.data.std)
         spaces = {part: self.space}
         self._embed = jax.jit(embed_function(model, pixel_scaling, spaces, config.eval.scales))
@@ -73,9 +80,8 @@ class TrainedEmbedder:
         Raises:
             UserError: The device's memory does not suffice.
         """
-        run = self._config.run
-        size, workers = run.eval_batch_size, Workers.of(run)
-        batches = readable_batches(dataset, View.of(self._config.data), size, workers)
+        size, workers = self._batch_size, Workers.of(self.config.run)
+        batches = readable_batches(dataset, View.of(self.config.data), size, workers)
         with contextlib.closing(batches), memory.explained("run.eval_batch_size"):
             for first, batch in zip(range(0, len(dataset), size), batches, strict=True):
                 points = np.asarray(self._embed(self._params, batch.images)[self._part])

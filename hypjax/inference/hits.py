@@ -1,7 +1,7 @@
 """Searching a gallery with images as queries."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def find_hits(
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
     places = {os.path.realpath(path): i for i, path in enumerate(gallery.ids.tolist())}
-    own = np.array([places.get(os.path.realpath(path), -1) for path in queries.ids])
+    own = np.array([_place(photo, places) for photo in photos])
     excluded = own if (own >= 0).any() else None
     refinement = refinement or Refinement()
     distances, found = refinement.search(
@@ -55,6 +55,11 @@ def find_hits(
         )
         for i, photo in enumerate(photos)
     ]
+
+
+def _place(photo: Photo, places: Mapping[str, int]) -> int:
+    """The index of a query among the gallery's files; -1 if it is none of them."""
+    return places.get(os.path.realpath(photo.path), -1) if photo.image is None else -1
 
 
 def _known_label(gallery: Embeddings, own: int) -> str:

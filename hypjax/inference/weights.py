@@ -9,8 +9,10 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.models.architectures import Encoder, same_architecture
-from hypjax.models.pretrained import convert_timm, load_timm, timm_state_dict
+from hypjax.models.pretrained import convert_timm, load_model, load_timm, timm_state_dict
+from hypjax.models.weight_files import read_state_dict
 from hypjax.runs.cloud_read import reading
+from hypjax.runs.files import HEAD, PUBLISHED, WEIGHTS
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
 from hypjax.system.cloud import is_url
@@ -33,6 +35,9 @@ def restore_models(
     Raises:
         UserError: The folder holds no checkpoint, or one of another run.
     """
+    if (pathlib.Path(workdir) / PUBLISHED).exists():
+        model = create_embedder(config, evaluating=True)
+        return model, {"final": _published_parameters(pathlib.Path(workdir), model, config)}
     run = Workdir(pathlib.Path(workdir), config, compared=("data.", "model.", "objective."))
     model = create_embedder(config, evaluating=True)
     shapes = model_shapes(model, View.of(config.data))
@@ -48,6 +53,17 @@ def restore_models(
     finished = run.results is not None and latest.step == run.total_steps
     states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
     return model, states if best is None else states | {"best": best.trees[0]}
+
+
+def _published_parameters(folder: pathlib.Path, model: Embedder, config: ConfigDict) -> PyTree:
+    """Reads the parameters of a published model, as `hypjax.inference.published` wrote them."""
+    try:
+        params = load_model(read_state_dict(str(folder / WEIGHTS)), model, config.data.channels)
+        if model.head_kind == "norm_dense":
+            params["head"] = read_state_dict(str(folder / HEAD))
+    except UserError as error:
+        raise UserError(f"the model in {folder} is incomplete: {error}") from error
+    return params
 
 
 def restore_best(workdir: pathlib.Path) -> tuple[Embedder, PyTree]:

@@ -7,7 +7,7 @@ code is ever loaded.
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import numpy as np
 from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PyTree
+from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.models.architectures import (
@@ -31,6 +32,8 @@ from hypjax.models.weight_files import StateDict, read_state_dict
 
 # Tensors of timm's models that have no counterpart: classifiers, and update counts of BatchNorm.
 _IGNORED = re.compile(r"(head|head_dist|fc)\.(weight|bias)|.*\.num_batches_tracked")
+_CLASSIFIER = ("weight", "bias")
+_ANY_TRANSFORMER = "vit_base_patch16_224"  # timm builds any size of ViT from it.
 _MAX_LISTED = 3  # Names of tensors in a message.
 
 
@@ -136,13 +139,17 @@ def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
         Arrays under timm's names.
     """
     weight, bias = np.ascontiguousarray(np.asarray(head["kernel"]).T), np.asarray(head["bias"])
-    names = ["fc"] if isinstance(encoder, ResNet) else ["head", "head_dist"]
-    names = names[: max(1, encoder.num_prefix_tokens)]
     return {
         f"{name}.{part}": value.copy()
-        for name in names
-        for part, value in (("weight", weight), ("bias", bias))
+        for name in _classifiers(encoder)
+        for part, value in zip(_CLASSIFIER, (weight, bias), strict=True)
     }
+
+
+def _classifiers(encoder: Encoder) -> list[str]:
+    """Names of a model's classifiers in timm."""
+    names = ["fc"] if isinstance(encoder, ResNet) else ["head", "head_dist"]
+    return names[: max(1, encoder.num_prefix_tokens)]
 
 
 def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
@@ -172,11 +179,77 @@ def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
         raise UserError(f"cannot write {path} ({error.strerror})") from error
 
 
+def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: int = 3) -> PyTree:
+    """Converts the arrays of a file that `save_timm` wrote: the inverse, bit for bit.
+
+    Args:
+        state_dict: Arrays under timm's names.
+        model: Encoder and head.
+        channels: Channels of the images.
+
+    Returns:
+        Parameters as a tree of float32 NumPy arrays, without a head that has no counterpart.
+
+    Raises:
+        UserError: A tensor is missing, unknown or of another shape.
+    """
+    params = {"encoder": convert_timm(state_dict, model.encoder, channels)}
+    if model.head_kind == "dense":
+        name = _classifiers(model.encoder)[0]
+        try:
+            weight, bias = (np.asarray(state_dict[f"{name}.{part}"]) for part in _CLASSIFIER)
+        except KeyError as error:
+            raise UserError(f"the weights lack the head, {error.args[0]}") from error
+        shapes = (weight.shape, bias.shape)
+        if shapes != ((model.head_dim, model.encoder.dim), (model.head_dim,)):
+            raise UserError(f"the head has the shapes {shapes}: it belongs to another model")
+        params["head"] = {"kernel": np.ascontiguousarray(weight.T), "bias": bias}
+    return params
+
+
 def timm_constructor(params: PyTree, model: Embedder) -> str:
     """A line of Python that builds the timm model for weights written by `save_timm`.
 
     timm's model may pool tokens differently, see `pools_as_timm`.
     """
+    name, settings = _timm_model(params, model)
+    if name is None:
+        return f"timm.models.VisionTransformer({_arguments(settings)})"
+    return f'timm.create_model("{name}", {_arguments(settings)})'
+
+
+def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, Any]:
+    """The config.json with which timm builds a model from a folder or a repository.
+
+    Args:
+        params: Parameters of the model.
+        model: Encoder and head.
+        data: The run's `config.data`.
+    """
+    name, settings = _timm_model(params, model)
+    classes, side = settings.pop("num_classes"), model.encoder.image_size
+    squashed = data.test_view == "squash"
+    return {
+        "architecture": name or _ANY_TRANSFORMER,
+        "num_classes": classes,
+        "num_features": model.encoder.dim,
+        "model_args": settings,
+        "pretrained_cfg": {
+            "num_classes": classes,
+            "input_size": [len(data.mean), side, side],
+            "crop_pct": 1.0 if squashed else side / data.resize,
+            "crop_mode": "squash" if squashed else "center",
+            "interpolation": "bicubic",
+            "mean": list(data.mean),
+            "std": list(data.std),
+            "first_conv": None,  # So that timm converts no channels.
+            "classifier": None,
+        },
+    }
+
+
+def _timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, int]]:
+    """Name of a model in timm, None if it has none, and the settings that differ from its own."""
     encoder = model.encoder
     settings = {"num_classes": model.head_dim if model.head_kind == "dense" else 0}
     channels = _channels(params["encoder"], encoder)
@@ -186,10 +259,9 @@ def timm_constructor(params: PyTree, model: Embedder) -> str:
     if name is None:
         settings |= dict(img_size=encoder.image_size, patch_size=encoder.patch_size)
         settings |= dict(embed_dim=encoder.width, depth=encoder.depth, num_heads=encoder.num_heads)
-        return f"timm.models.VisionTransformer({_arguments(settings)})"
-    if create_encoder(name).image_size != encoder.image_size and not isinstance(encoder, ResNet):
+    elif create_encoder(name).image_size != encoder.image_size and not isinstance(encoder, ResNet):
         settings["img_size"] = encoder.image_size
-    return f'timm.create_model("{name}", {_arguments(settings)})'
+    return name, settings
 
 
 def pools_as_timm(encoder: Encoder) -> bool:

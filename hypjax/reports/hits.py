@@ -27,6 +27,10 @@ class Hits(NamedTuple):
             return ""
         return "right" if self.label == self.labels[i] else "wrong"
 
+    def __str__(self) -> str:
+        """The table of the hits."""
+        return self.table()
+
     def table(self) -> str:
         """Returns one line per hit: rank, distance, whether it is right, and path."""
         known = f" ({self.label})" if self.label else ""

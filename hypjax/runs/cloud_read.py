@@ -8,8 +8,11 @@ from hypjax.errors import UserError, redacted
 from hypjax.runs.files import (
     CHECKPOINTS,
     CONFIG,
+    HEAD,
     PROJECTIONS,
+    PUBLISHED,
     RESULTS,
+    WEIGHTS,
     local_folder,
     present,
     read_state,
@@ -17,18 +20,20 @@ from hypjax.runs.files import (
     steps,
     write_state,
 )
+from hypjax.system import hub
 from hypjax.system.cloud import CloudFolder, copying, is_url, reaching
 from hypjax.system.locks import claimed
 
+_PUBLISHED = (CONFIG, PUBLISHED, RESULTS, WEIGHTS, HEAD)  # Files of a published model.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 
 
 @contextlib.contextmanager
 def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[pathlib.Path]:
-    """Opens a run for reading its models; a run in the cloud is downloaded first.
+    """Opens a run for reading its models; what lies elsewhere is downloaded first.
 
     Args:
-        workdir: A folder or a URL.
+        workdir: A folder, a URL, or a published model on the hub, hf://OWNER/NAME.
         training: Whether to read what only training needs, too, such as the objective's parameters.
 
     Yields:
@@ -37,6 +42,12 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
     Raises:
         UserError: The storage cannot be reached, or the URL holds no run.
     """
+    if hub.is_repository(workdir):
+        folder = hub.download(workdir, [*_PUBLISHED, f"{PROJECTIONS}*"])
+        if not (folder / PUBLISHED).exists():
+            raise UserError(f"{workdir} holds no model of hypjax (there is no {PUBLISHED})")
+        yield folder
+        return
     if not is_url(workdir):
         yield pathlib.Path(workdir).expanduser()
         return

@@ -21,6 +21,7 @@ from hypjax.config import (
 from hypjax.errors import UserError
 from hypjax.objectives import OBJECTIVES
 from hypjax.runs.checkpoints import Checkpoints
+from hypjax.runs.files import PUBLISHED
 from hypjax.system import console, environment
 from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
@@ -43,7 +44,7 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     Raises:
         UserError: The folder holds no run, or a run that this version cannot read.
     """
-    path = workdir / _CONFIG
+    path = _config_path(workdir)
     saved = _read(path)
     if saved is None:
         raise UserError(f"{workdir} holds no run (there is no {_CONFIG})")
@@ -67,13 +68,19 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     return config
 
 
+def _config_path(workdir: pathlib.Path) -> pathlib.Path:
+    """Path of the configuration of a run, or of a published model, whose config.json is timm's."""
+    published = workdir / PUBLISHED
+    return published if published.exists() else workdir / _CONFIG
+
+
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
     """Hash of the images of the run in a folder; None if it is not known.
 
     Raises:
         UserError: The configuration in the folder cannot be read.
     """
-    circumstances = (_read(workdir / _CONFIG) or {}).get("circumstances")
+    circumstances = (_read(_config_path(workdir)) or {}).get("circumstances")
     return circumstances.get("images") if isinstance(circumstances, dict) else None
 
 
@@ -165,7 +172,7 @@ class Workdir:
     @property
     def _saved(self) -> dict[str, Any] | None:
         """What config.json holds; None if there is none."""
-        path = self.path / _CONFIG
+        path = _config_path(self.path)
         saved = _read(path)
         if saved is not None and not all(isinstance(saved.get(part), dict) for part in _PARTS):
             raise _damaged(path, "it was not written by hypjax")

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+import hypjax
 from hypjax import train
 from hypjax.errors import UserError
 from hypjax.inference.embedder import TrainedEmbedder
@@ -45,6 +46,8 @@ def test_a_run_with_another_head_trains_and_embeds(kind, photos_folder, tmp_path
     assert ("head" in params) == (kind != "none")
     save_timm(tmp_path / "w.safetensors", params, model)
     assert "num_classes=0" in timm_constructor(params, model)
+    published = TrainedEmbedder(hypjax.push(tmp_path / "run", "me/a", folder=tmp_path / "a"))
+    assert published.fingerprint == embedder.fingerprint
     with pytest.raises(UserError, match="config.model.head is dense, but in the run in"):
         weights = (f"model.weights={tmp_path / 'run'}", "model.load_head=True")
         train.train_and_evaluate(small_runs.load(photos_folder, *weights), tmp_path / "other")

@@ -44,7 +44,7 @@ def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses
     measured = measure(photos)
     root = (path if path.is_dir() else path.parent).absolute()
     facts = (
-        (os.path.relpath(photo.path.absolute(), root), *photo[1:], *row)
+        (os.path.relpath(photo.path.absolute(), root), *photo[1:4], *row)
         for photo, row in zip(photos, measured.tolist(), strict=True)
     )
     fingerprint = hash_facts(facts)

@@ -1,0 +1,140 @@
+"""A trained model in one line of Python: `hypjax.load`."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from ml_collections import ConfigDict
+
+from hypjax.data.photos import Given, given_photos
+from hypjax.errors import UserError
+from hypjax.geometry import Space
+from hypjax.inference.embedder import Part, TrainedEmbedder
+from hypjax.inference.hits import find_hits
+from hypjax.reports.hits import Hits
+from hypjax.reports.model_card import describe
+from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.refinement import Refinement
+from hypjax.system import hub
+from hypjax.system.caches import keep_compiled_programs
+
+Images = Given | Sequence[Given]
+
+
+class Model:
+    """A trained model, which embeds images and searches among them.
+
+    Attributes:
+        source: Where it was loaded from.
+        config: The configuration of its run.
+        space: Space of its embeddings.
+        fingerprint: Hash of everything that embeddings depend on besides the images.
+    """
+
+    def __init__(
+        self, source: str | os.PathLike[str], part: Part = "head", batch_size: int | None = None
+    ) -> None:
+        """Loads a model; see `load`."""
+        source = _located(source)
+        keep_compiled_programs()
+        self._embedder = TrainedEmbedder(source, part, batch_size)
+        self.source, self.part = str(source), part
+        self.config: ConfigDict = self._embedder.config
+        self.space: Space = self._embedder.space
+        self.fingerprint: str = self._embedder.fingerprint
+
+    def embed(self, images: Images) -> Float[np.ndarray, "images d"]:
+        """Embeds images.
+
+        Args:
+            images: A path, an image of Pillow's, an array of pixels, or a sequence of these; see
+                `hypjax.data.photos.given_photos`. A folder or a pattern stands for its images.
+
+        Returns:
+            Points of the model's space, float32, one row for each image.
+
+        Raises:
+            UserError: There are no images, or one cannot be read.
+        """
+        embeddings = self.gallery(images)
+        for name, reason in embeddings.unreadable.items():
+            raise UserError(f"cannot read {name} ({reason})")
+        return embeddings.vectors
+
+    def gallery(self, images: Images) -> Embeddings:
+        """Embeds images to search among, with their paths and classes.
+
+        Args:
+            images: As for `embed`. Sub-folders of a folder are classes.
+
+        Returns:
+            The embeddings, which `hypjax.search` reads if they are saved. Images that cannot be
+            read are listed as such.
+
+        Raises:
+            UserError: There are no images.
+        """
+        return self._embedder.embed(given_photos(images))
+
+    def search(
+        self,
+        gallery: Embeddings | Images,
+        query: Images,
+        k: int = 10,
+        refinement: Refinement | None = None,
+    ) -> list[Hits]:
+        """Finds the nearest images of a gallery.
+
+        Args:
+            gallery: What `gallery` returned, the path of an .npz file that `hypjax.embed` wrote, or
+                images.
+            query: As for `embed`. A file is not found as its own neighbour.
+            k: Number of neighbours.
+            refinement: Query expansion or re-ranking.
+
+        Returns:
+            The hits of each query, nearest first. `print(hits[0])` shows those of the first.
+
+        Raises:
+            UserError: The gallery comes from another model, an image cannot be read, or k is larger
+                than the gallery.
+        """
+        if isinstance(gallery, str | os.PathLike) and os.fspath(gallery).endswith(".npz"):
+            gallery = Embeddings.load(pathlib.Path(gallery).expanduser())
+        elif not isinstance(gallery, Embeddings):
+            gallery = self.gallery(gallery)
+        return find_hits(self._embedder, given_photos(query), gallery, k, refinement)
+
+    def __repr__(self) -> str:
+        """Says in three lines what the model is."""
+        return f"{self.source}\n{describe(self.config)}\n{self.part} in {self.space}"
+
+
+def _located(source: str | os.PathLike[str]) -> str | pathlib.Path:
+    """The URL or the path of a source; a repository of the hub may be named without hf://."""
+    if not isinstance(source, str):
+        return pathlib.Path(source)
+    path = pathlib.Path(source).expanduser()
+    if "://" in source or path.exists() or path.parent.exists():
+        return source
+    return f"{hub.SCHEME}{source}" if hub.is_name(source) else source
+
+
+def load(
+    source: str | os.PathLike[str], part: Part = "head", batch_size: int | None = None
+) -> Model:
+    """Loads a trained model.
+
+    Args:
+        source: Folder of a run, its URL, a folder that `push` wrote, or a repository on the Hugging
+            Face hub, 'hf://OWNER/NAME'. Without hf://, there must be no folder OWNER here.
+        part: Which embedding to compute: the head's, which the loss trained, or the encoder's.
+        batch_size: Number of images that are embedded at once, on which roundings may depend. By
+            default it is that of the run's evaluation.
+
+    Raises:
+        UserError: There is no trained model.
+    """
+    return Model(source, part, batch_size)

@@ -1,0 +1,90 @@
+"""Repositories of models on the Hugging Face hub."""
+
+import pathlib
+import re
+from collections.abc import Sequence
+
+from hypjax.errors import UserError
+
+SCHEME = "hf://"
+_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+
+
+def is_repository(location: str | pathlib.Path) -> bool:
+    """Whether a location is a repository, hf://OWNER/NAME.
+
+    Raises:
+        UserError: It has this scheme, but names no repository.
+    """
+    if not isinstance(location, str) or not location.startswith(SCHEME):
+        return False
+    if not is_name(location.removeprefix(SCHEME)):
+        raise UserError(f"{location} names no repository; write {SCHEME}OWNER/NAME")
+    return True
+
+
+def is_name(text: str) -> bool:
+    """Whether a text has the form of a repository's name, OWNER/NAME."""
+    return bool(_NAME.fullmatch(text))
+
+
+def download(location: str, files: Sequence[str]) -> pathlib.Path:
+    """Downloads files of a repository, unless they are in the hub's cache (HF_HOME).
+
+    Args:
+        location: hf://OWNER/NAME.
+        files: Patterns of the files' names.
+
+    Returns:
+        The folder that holds them.
+
+    Raises:
+        UserError: There is no such repository, or it cannot be reached.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()  # Or it reports every attempt.
+    name = location.removeprefix(SCHEME)
+    try:
+        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=list(files)))
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(f"there is no repository {name} on the hub that you may read") from error
+    except errors.HFValidationError as error:
+        raise UserError(f"{name} is no name of a repository on the hub") from error
+    except (OSError, errors.HfHubHTTPError, errors.LocalEntryNotFoundError) as error:
+        raise UserError(
+            f"the repository {name} is not in this machine's cache, and the hub cannot be reached"
+        ) from error
+
+
+def upload(folder: pathlib.Path, name: str, *, private: bool) -> str:
+    """Uploads the files of a folder to a repository, which is created if it does not exist.
+
+    Args:
+        folder: The folder.
+        name: OWNER/NAME.
+        private: Whether a repository that is created is private.
+
+    Returns:
+        The repository's address on the web.
+
+    Raises:
+        UserError: There is no token that may write to it, or the hub cannot be reached.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    if not huggingface_hub.get_token():
+        raise UserError("there is no token for the hub (hf auth login, or HF_TOKEN)")
+    try:
+        api = huggingface_hub.HfApi()
+        address = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a hypjax model")
+    except errors.HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", "no status")
+        raise UserError(f"the hub refused to write to {name} ({status})") from error
+    except Exception as error:  # HTTP clients raise errors of many types.
+        raise UserError(f"the hub cannot be reached ({type(error).__name__})") from error
+    return str(address)

@@ -1,0 +1,245 @@
+"""One line of Python: `hypjax.load`, `hypjax.push`, and what they give."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import huggingface_hub
+import numpy as np
+import pytest
+from huggingface_hub import errors
+from PIL import Image
+
+import hypjax
+from hypjax import train
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall
+from hypjax.system import hub
+from tests.helpers import small_runs
+
+
+@pytest.fixture(scope="module")
+def run(photos_folder, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("runs") / "a"
+    fields = ("run.eval_batch_size=16", "eval.pca.encoder=5")
+    train.train_and_evaluate(small_runs.load(photos_folder, *fields), workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def model(run):
+    return hypjax.load(run)
+
+
+@pytest.fixture(scope="module")
+def published(run, tmp_path_factory):
+    return hypjax.push(run, "me/photos", folder=tmp_path_factory.mktemp("hub") / "photos")
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+
+
+def test_embeds_as_the_command_does(model, run, photos_folder, tmp_path):
+    program = [sys.executable, "-m", "hypjax.embed", f"--workdir={run}"]
+    program += [f"--images={photos_folder}", f"--output={tmp_path / 'g.npz'}"]
+    environment = os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)}
+    subprocess.run(program, env=environment, check=True, capture_output=True)
+    with np.load(tmp_path / "g.npz") as written:
+        vectors, ids = written["vectors"], written["ids"].tolist()
+    assert np.array_equal(model.embed(str(photos_folder)), vectors)
+    assert np.array_equal(model.embed(ids[:20]), vectors[:20])
+    (hits,) = model.search(str(tmp_path / "g.npz"), ids[3], k=4)
+    assert hits == model.search(photos_folder, pathlib.Path(ids[3]), k=4)[0]
+    assert ids[3] not in hits.paths and hits.label == "class0"
+    assert str(hits).startswith(str(ids[3]))
+
+
+def test_all_forms_of_one_image_give_one_embedding(model, photos_folder):
+    path = photos_folder / "class1/2.png"
+    image = Image.open(path)
+    pixels = np.asarray(image)
+    one = model.embed(path)
+    assert one.shape == (1, 8) and one.dtype == np.float32
+    forms = [str(path), image, pixels, [pixels], pixels[None], [image, path, pixels]]
+    for form in forms:
+        found = model.embed(form)
+        assert np.array_equal(found, np.repeat(one, len(found), axis=0))
+    assert len(model.embed([image] * 37)) == 37
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr", "I;16"])
+def test_images_in_memory_are_read_as_their_files(model, mode, tmp_path):
+    values = np.random.default_rng(0).integers(0, 255, (30, 20, 3)).astype(np.uint8)
+    image = Image.fromarray(values)
+    if mode == "I;16":
+        image = Image.fromarray(values[..., 0].astype(np.uint16) * 256)
+    image = image.convert(mode)
+    image.getexif()[0x0112] = 6  # To be turned by 90 degrees.
+    path = tmp_path / "image.tiff"
+    image.save(path, exif=image.getexif())
+    assert np.array_equal(model.embed(image), model.embed(path))
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ([], "there are no images; give paths"),
+        (3, "int is no image; give a path"),
+        ([None], "NoneType is no image"),
+        (np.zeros((4, 4)), r"an array of float64 with shape \[4, 4\] is no image"),
+        (np.zeros((4, 4, 2), np.uint8), "with 1, 3 or 4 channels"),
+        (np.zeros(4, np.uint8), r"shape \[4\] is no image"),
+        ("nothing.jpg", "no images at nothing.jpg"),
+        (__file__, r"cannot read .*test_model.py \(not an image\)"),
+    ],
+)
+def test_what_is_no_image_is_refused(model, images, message):
+    with pytest.raises(UserError, match=message):
+        model.embed(images)
+
+
+def test_images_in_memory_are_not_taken_for_one_another(model, photos_folder):
+    images = [Image.open(photos_folder / f"class{i}/0.png") for i in range(3)]
+    first, _, last = model.search(images, images, k=2)
+    assert first.query == first.paths[0] == "image 0" and first.distances[0] == 0
+    assert last.paths[0] == "image 2"
+
+
+def test_it_says_what_it_is(model, run):
+    lines = repr(model).splitlines()
+    assert lines[0] == str(run)
+    assert "trained on folder with pairwise_cross_entropy" in lines[1]
+    assert lines[2].startswith("head in PoincareBall(c=0.1")
+    assert isinstance(model.space, PoincareBall) and model.config.data.name == "folder"
+
+
+def test_smaller_batches_give_the_same_up_to_rounding(model, run, photos_folder):
+    small = hypjax.load(str(run), batch_size=3)
+    expected = model.embed(photos_folder)
+    np.testing.assert_allclose(small.embed(photos_folder), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["head", "encoder"])
+def test_a_published_folder_gives_the_same_embeddings(run, published, photos_folder, part):
+    own, other = hypjax.load(run, part), hypjax.load(published, part)
+    assert np.array_equal(own.embed(photos_folder), other.embed(photos_folder))
+    assert own.fingerprint == other.fingerprint
+
+
+def test_a_published_folder_says_what_it_holds_but_not_where_it_was(run, published, photos_folder):
+    assert {path.name for path in published.iterdir()} == {
+        *("README.md", "config.json", "hypjax.json", "model.safetensors"),
+        *("projections", "results.json"),
+    }
+    card = (published / "README.md").read_text()
+    assert 'hypjax.load("me/photos")' in card and '"hf-hub:me/photos"' in card
+    results = json.loads((run / "results.json").read_text())
+    assert f"{results['final']['head']['recall@1']:.4f}" in card
+    everything = card + (published / "hypjax.json").read_text()
+    assert str(photos_folder.parent) not in everything and photos_folder.name in everything
+
+
+def test_without_a_token_there_is_a_folder_and_a_sentence(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert hypjax.push(run, "me/photos") == pathlib.Path("hub/photos")
+    assert hypjax.load("hub/photos").fingerprint == hypjax.load(run).fingerprint
+    told = capsys.readouterr().err
+    assert "wrote hub/photos, but did not upload it: there is no token for the hub" in told
+    with pytest.raises(UserError, match="'photos' is no name of a repository; write OWNER/NAME"):
+        hypjax.push(run, "photos")
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(run, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write to .*file"):
+        hypjax.push(run, "me/photos", folder=tmp_path / "file")
+
+
+def test_uploads_with_a_token(run, tmp_path, capsys, monkeypatch):
+    calls = []
+
+    class Api:
+        def create_repo(self, name, **settings):
+            calls.append((name, settings))
+            return f"https://hub/{name}"
+
+        def upload_folder(self, **settings):
+            calls.append(sorted(os.listdir(settings["folder_path"])))
+
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "secret")
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    hypjax.push(run, "me/photos", folder=tmp_path / "a", private=True)
+    assert calls[0] == ("me/photos", {"private": True, "exist_ok": True})
+    assert "model.safetensors" in calls[1]
+    assert "published https://hub/me/photos" in capsys.readouterr().err
+    monkeypatch.setattr(Api, "upload_folder", lambda self, **_: 1 / 0)
+    hypjax.push(run, "me/photos", folder=tmp_path / "a")
+    assert "the hub cannot be reached (ZeroDivisionError)" in capsys.readouterr().err
+
+
+def test_loads_from_the_hub(model, published, photos_folder, monkeypatch):
+    asked = []
+
+    def download(name, allow_patterns):
+        asked.append((name, allow_patterns))
+        return str(published)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    for source in ("me/photos", "hf://me/photos"):
+        assert np.array_equal(hypjax.load(source).embed(photos_folder), model.embed(photos_folder))
+    assert asked[0] == asked[1] and asked[0][0] == "me/photos"
+    assert "model.safetensors" in asked[0][1] and "README.md" not in asked[0][1]
+
+
+def missing(*args, **kwargs):
+    raise errors.LocalEntryNotFoundError("no connection")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("me/photos", "the repository me/photos is not in this machine's cache, and the hub"),
+        ("hf://photos", "hf://photos names no repository; write hf://OWNER/NAME"),
+        ("tests/nothing", "tests/nothing holds no run"),
+    ],
+)
+def test_what_holds_no_model_is_an_error(source, message, monkeypatch, repository):
+    monkeypatch.chdir(repository)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", missing)
+    with pytest.raises(UserError, match=message):
+        hypjax.load(source)
+
+
+def test_a_repository_of_something_else_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(tmp_path))
+    with pytest.raises(UserError, match="hf://me/other holds no model of hypjax"):
+        hypjax.load("me/other")
+    assert hub.is_repository("hf://me/other") and not hub.is_repository("runs/a")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), "there is no such file"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "is damaged"),
+    ],
+)
+def test_a_damaged_folder_is_an_error(published, tmp_path, damage, message):
+    shutil.copytree(published, tmp_path / "copy")
+    damage(tmp_path / "copy")
+    with pytest.raises(UserError, match=message):
+        hypjax.load(tmp_path / "copy")
+
+
+def test_importing_the_package_does_not_import_jax():
+    program = (
+        "import sys, hypjax; assert 'jax' not in sys.modules; hypjax.load; 'jax' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        hypjax.lode  # noqa: B018
