@@ -55,13 +55,16 @@ def repository() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory) -> pathlib.Path:
-    """A data folder with the prepared glyphs dataset, shared by all processes of pytest."""
+    """A data folder with a quarter of the glyphs dataset, shared by all processes of pytest."""
+    from hypjax.data.preparation import fonts
     from hypjax.data.preparation.glyphs import Glyphs
     from hypjax.system.locks import claimed
 
     root = tmp_path_factory.getbasetemp()
     directory = (root.parent if _IS_XDIST_WORKER else root) / "datasets"
-    with claimed(directory, "preparing glyphs"):
+    quarter = fonts.glyph_classes()[::4]
+    with claimed(directory, "preparing glyphs"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fonts, "glyph_classes", lambda: quarter)
         Glyphs(data_dir=directory).download_and_prepare()
     return directory
 
