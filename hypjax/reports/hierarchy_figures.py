@@ -13,11 +13,9 @@ from matplotlib.patches import Circle
 
 from hypjax.geometry.disk import geodesics
 from hypjax.geometry.trees import Tree
+from hypjax.reports.disk import COLOURS, OTHER
 from hypjax.reports.hit_grid import save
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-_OTHER = "#999999"
 _DPI = 160
 
 
@@ -60,15 +58,15 @@ def draw_disk(
     leaves, inner = places[: tree.leaves], places[tree.leaves : -1]
     size = float(np.clip(8000 / tree.leaves, 4, 20))
     order = np.argsort(-np.bincount(groups, minlength=len(names)), kind="stable")
-    for i, group in enumerate(order[: len(_COLOURS)]):
+    for i, group in enumerate(order[: len(COLOURS)]):
         own = leaves[groups == group]
-        style = {"color": _COLOURS[i], "s": size, "linewidths": 0, "zorder": 2}
+        style = {"color": COLOURS[i], "s": size, "linewidths": 0, "zorder": 2}
         axes.scatter(own.real, own.imag, label=names[group], **style)
-    rest = leaves[np.isin(groups, order[len(_COLOURS) :])]
+    rest = leaves[np.isin(groups, order[len(COLOURS) :])]
     if len(rest):
-        label = f"{len(order) - len(_COLOURS)} others"
+        label = f"{len(order) - len(COLOURS)} others"
         axes.scatter(
-            rest.real, rest.imag, color=_OTHER, s=size, linewidths=0, zorder=1.5, label=label
+            rest.real, rest.imag, color=OTHER, s=size, linewidths=0, zorder=1.5, label=label
         )
     rings = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
     axes.scatter(inner.real, inner.imag, s=22, label="proxy", **rings)

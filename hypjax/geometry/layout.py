@@ -1,0 +1,172 @@
+"""Layouts: places in the Poincaré disk for points of any space, so that they can be drawn.
+
+`lay_out` is metric multidimensional scaling in the hyperbolic plane: it minimises the squared
+differences between distances in the disk and in the space, from the two principal components of the
+features. In high dimensions distances are all large, and no plane can hold many points that are far
+from each other. So the smallest distance is subtracted from all, which keeps their order.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Complex, Float, Float32, Int
+
+from hypjax.errors import UserError
+from hypjax.geometry.space import Space
+
+_STEPS = 400
+_BLOCK = 1024  # Points whose distances to each other are compared in one step.
+_RATE = 0.5  # Of the first step; it falls to 0.
+_LARGEST_MOVE = 1.0  # Of a point in one step, before the rate.
+_NEAREST = 0.01  # Quantile of the distances that stands for the smallest one.
+_SPREAD = 3.0  # Median distance in the disk, which fills it without crowding the border.
+_PAIRED = 1500  # Points whose pairs are ranked.
+_SMALLEST = 1e-12
+_NEIGHBOURS = 15  # Of a point in UMAP's graph.
+
+
+def lay_out(
+    points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0
+) -> Complex[np.ndarray, " n"]:
+    """Places points of a space in the Poincaré disk, so that distances resemble those in the space.
+
+    Args:
+        points: The points.
+        space: Their space.
+        seed: Of the order in which points are compared.
+
+    Returns:
+        Their places, inside the unit circle.
+    """
+    count, rng = len(points), np.random.default_rng(seed)
+    block = min(_BLOCK, count)
+    sample = points[rng.permutation(count)[:block]]
+    distances = np.asarray(space.distance_matrix(sample, sample))[~np.eye(block, dtype=bool)]
+    nearest, median = np.quantile(distances, (_NEAREST, 0.5)) if count > 1 else (0, 0)
+    nearest = min(nearest, median / 2)  # Of very few points, distances may all be equal.
+    scale = _SPREAD / max(median - nearest, _SMALLEST)
+    features = np.asarray(space.features(points))
+    start, smallest = principal_components(features), 1e-6 * np.abs(features).max() + _SMALLEST
+    start *= _SPREAD / 2 / max(np.median(np.linalg.norm(start, axis=1)), smallest)
+    blocks = np.stack([rng.permutation(count)[:block] for _ in range(_STEPS)])
+    return to_disk(np.asarray(_descend(start, points, space, blocks, nearest, scale)))
+
+
+def lay_out_by_umap(
+    points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0
+) -> Complex[np.ndarray, " n"]:
+    """Places points of a space by UMAP on the hyperboloid, as in Hyp-ViT's figures.
+
+    Its neighbours are the nearest points of the space; its distances are those of the hyperboloid,
+    which is then projected to the Poincaré disk.
+
+    Args:
+        points: The points, more than 15.
+        space: Their space.
+        seed: Of UMAP, which then runs in one thread.
+
+    Returns:
+        Their places, inside the unit circle.
+
+    Raises:
+        UserError: UMAP is not installed, or there are too few points.
+    """
+    try:
+        import umap
+    except ImportError as error:
+        raise UserError('this layout needs UMAP: pip install "hypjax[viz]"') from error
+    if len(points) <= _NEIGHBOURS:
+        raise UserError(f"UMAP needs more than {_NEIGHBOURS} images, but there are {len(points)}")
+    distances = np.asarray(space.distance_matrix(points, points))
+    reducer = umap.UMAP(
+        n_neighbors=_NEIGHBOURS,
+        metric="precomputed",
+        output_metric="hyperboloid",
+        random_state=seed,
+        init="random",
+    )
+    placed = np.asarray(reducer.fit_transform(distances), np.float64)
+    return (placed[:, 0] + 1j * placed[:, 1]) / (1 + np.sqrt(1 + (placed**2).sum(axis=1)))
+
+
+def principal_components(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarray, "n 2"]:
+    """The two principal components of features; 0 where there is but one coordinate."""
+    centred = features.astype(np.float64) - features.mean(axis=0)
+    vectors = np.linalg.eigh(centred.T @ centred)[1][:, :-3:-1]
+    found = np.zeros((len(features), 2), np.float32)
+    found[:, : vectors.shape[1]] = centred @ vectors
+    return found
+
+
+def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Complex[np.ndarray, " n"]:
+    """The exponential map at the origin: tangents whose length is the hyperbolic distance."""
+    lengths = np.linalg.norm(tangents, axis=1)
+    factors = np.tanh(lengths / 2) / np.maximum(lengths, _SMALLEST)
+    return np.ascontiguousarray(tangents * factors[:, None], np.float64).view(np.complex128)[:, 0]
+
+
+def rank_correlation(
+    points: Float[np.ndarray, "n d"],
+    places: Complex[np.ndarray, " n"],
+    space: Space,
+    *,
+    seed: int = 0,
+) -> float:
+    """Spearman's rank correlation of the distances in a space and in the Poincaré disk.
+
+    Args:
+        points: The points.
+        places: Their places in the disk.
+        space: Their space.
+        seed: Of the choice of points: of more than 1,500, so many random ones are compared.
+    """
+    from scipy.stats import spearmanr
+
+    chosen = np.random.default_rng(seed).permutation(len(points))[:_PAIRED]
+    pairs = np.triu_indices(len(chosen), 1)
+    own, placed = points[chosen], places[chosen]
+    distances = np.asarray(space.distance_matrix(own, own))[pairs]
+    one, two = placed[pairs[0]], placed[pairs[1]]
+    drawn = np.abs((one - two) / (1 - one.conj() * two))  # Increases with the distance.
+    return float(spearmanr(distances, drawn).statistic)
+
+
+@jax.jit
+def _descend(
+    start: Float[Array, "n 2"],
+    points: Float[Array, "n d"],
+    space: Space,
+    blocks: Int[Array, "steps block"],
+    nearest: Float[Array, ""],
+    scale: Float[Array, ""],
+) -> Float[Array, "n 2"]:
+    """Minimises the stress within one block of points after another, by gradient descent."""
+    apart = 1 - jnp.eye(blocks.shape[1])
+
+    def stress(tangents: Float[Array, "block 2"], wanted: Float[Array, "block block"]) -> Array:
+        return jnp.sum(apart * (_distances(tangents) - wanted) ** 2) / len(tangents) / 4
+
+    def step(
+        tangents: Float[Array, "n 2"], inputs: tuple[Int[Array, " block"], Float[Array, ""]]
+    ) -> tuple[Float[Array, "n 2"], None]:
+        block, rate = inputs
+        own = points[block]
+        wanted = scale * jnp.maximum(space.distance_matrix(own, own) - nearest, 0)
+        moves = jax.grad(stress)(tangents[block], wanted)
+        lengths = jnp.linalg.norm(moves, axis=1, keepdims=True)
+        moves *= rate / jnp.maximum(lengths / _LARGEST_MOVE, 1)
+        return tangents.at[block].add(-moves), None
+
+    rates = jnp.linspace(_RATE, 0, len(blocks))
+    return lax.scan(step, start, (blocks, rates))[0]
+
+
+def _distances(tangents: Float[Array, "n 2"]) -> Float[Array, "n n"]:
+    """Distances in the hyperbolic plane, of points given by tangents at the origin.
+
+    They are those on the hyperboloid, arcosh(−⟨x, y⟩), with finite gradients for equal points.
+    """
+    lengths = jnp.sqrt(jnp.sum(tangents**2, axis=1, keepdims=True) + _SMALLEST)
+    time, place = jnp.cosh(lengths), tangents * (jnp.sinh(lengths) / lengths)
+    return jnp.arccosh(jnp.maximum(time * time.T - place @ place.T, 1 + 1e-6))

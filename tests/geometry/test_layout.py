@@ -1,0 +1,70 @@
+"""Layouts in the Poincaré disk."""
+
+import numpy as np
+import pytest
+
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere, layout, poincare
+
+BALL = PoincareBall(c=0.1, clip_radius=2.3)
+
+
+def classes(rng, count=400, dim=32):
+    """Embeddings of 40 classes, as retrieval learns them: no plane holds their distances."""
+    centres = rng.normal(size=(40, dim))
+    features = centres[rng.integers(0, 40, count)] + 0.3 * rng.normal(size=(count, dim))
+    return features.astype(np.float32)
+
+
+@pytest.mark.parametrize("space", [BALL, Sphere()], ids=["ball", "sphere"])
+def test_distances_are_kept_better_than_by_principal_components(space):
+    points = np.asarray(space.embed(classes(np.random.default_rng(0))))
+    places = layout.lay_out(points, space)
+    assert (np.abs(places) < 1).all()
+    plain = layout.to_disk(1e-6 * layout.principal_components(np.asarray(space.features(points))))
+    found = layout.rank_correlation(points, places, space)
+    assert found > layout.rank_correlation(points, plain, space) + 0.02
+    assert found > 0.4
+    assert np.array_equal(layout.lay_out(points, space), places)
+
+
+def test_points_of_the_plane_keep_their_distances():
+    """Up to the smallest one, which is subtracted, and scale."""
+    ball = PoincareBall(c=1.0, clip_radius=None)
+    points = np.asarray(ball.embed(np.random.default_rng(1).normal(size=(80, 2))))
+    assert layout.rank_correlation(points, layout.lay_out(points, ball), ball) > 0.98
+    own = points[:, 0] + 1j * points[:, 1]
+    assert layout.rank_correlation(points, own, ball) == pytest.approx(1, abs=1e-6)
+
+
+def test_the_exponential_map_is_that_of_the_ball():
+    tangents = np.random.default_rng(2).normal(size=(20, 2))
+    tangents[0] = 0
+    places = layout.to_disk(tangents)
+    # In the ball of curvature −1, expmap0 moves by twice the length of the vector.
+    expected = np.asarray(poincare.expmap0(tangents / 2, 1.0))
+    np.testing.assert_allclose(np.stack([places.real, places.imag], 1), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_points(count):
+    points = np.asarray(BALL.embed(np.random.default_rng(3).normal(size=(count, 4))))
+    places = layout.lay_out(points, BALL)
+    assert places.shape == (count,) and (np.abs(places) < 1).all()
+    assert len(np.unique(places.round(3))) == count
+
+
+def test_equal_points_have_one_place():
+    points = np.repeat(np.asarray(BALL.embed(np.ones((1, 4)))), 5, axis=0)
+    assert np.ptp(np.abs(layout.lay_out(points, BALL))) < 1e-3
+
+
+def test_one_coordinate_is_laid_out_on_a_line():
+    features = np.linspace(-1, 1, 9, dtype=np.float32)[:, None]
+    assert not layout.principal_components(features)[:, 1].any()
+
+
+def test_umap_is_asked_for_if_it_is_missing(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "umap", None)
+    with pytest.raises(UserError, match=r'needs UMAP: pip install "hypjax\[viz\]"'):
+        layout.lay_out_by_umap(np.zeros((30, 4)), BALL)

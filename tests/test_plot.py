@@ -1,0 +1,69 @@
+"""The command that draws embeddings."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypjax import plot, train
+from hypjax.command import parse
+from hypjax.data.photos import find_photos
+from hypjax.errors import UserError
+from hypjax.inference.embedder import TrainedEmbedder
+from tests.helpers import small_runs
+
+
+@pytest.fixture(scope="module")
+def run(photos_folder, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run")
+    train.train_and_evaluate(small_runs.load(photos_folder), workdir)
+    return workdir
+
+
+def draw(*arguments):
+    plot.FLAGS.unparse_flags()
+    for flag in plot.FLAGS:
+        plot.FLAGS[flag].unparse()
+    plot.main(*parse(["plot", *arguments], plot.FLAGS, ("disk", "grid")))
+
+
+def test_draws_the_parts_of_a_run(run, tmp_path, capsys):
+    file = tmp_path / "disk.png"
+    draw("disk", f"--workdir={run}", f"--output={file}", "--parts=train,test", "--thumbnails")
+    told = capsys.readouterr()
+    assert "rank correlation of distances in the picture and in PoincareBall" in told.out
+    assert "embedding 18 test images" in told.err and f"wrote {file}" in told.err
+    assert Image.open(file).width == 1600
+
+
+def test_draws_a_gallery(run, photos_folder, tmp_path):
+    gallery = TrainedEmbedder(run).embed(find_photos(str(photos_folder)))
+    gallery.save(tmp_path / "gallery.npz")
+    where = f"--embeddings={tmp_path / 'gallery.npz'}"
+    draw("grid", where, f"--output={tmp_path / 'grid.png'}", "--images=16")
+    pixels = np.asarray(Image.open(tmp_path / "grid.png"))
+    assert pixels.shape[:2] == (256, 256) and pixels.std() > 20
+    draw("disk", where, f"--output={tmp_path / 'disk.svg'}")
+    assert "class3" in (tmp_path / "disk.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["disk", "--workdir=a"], "--output is missing"),
+        (["disk", "--output=a.png"], "give either --workdir, a trained run, or --embeddings"),
+        (["disk", "--output=a.txt", "--workdir=a"], "its name must end in .png"),
+        (["disk", "--output=a.png", "--workdir=a", "--parts=val"], "--parts=val is unknown"),
+        (["grid", "--output=a.png", "--workdir=a", "--parts=train,test"], "a grid shows one part"),
+        (["disk", "--output=a.png", "--workdir=none"], "none holds no run"),
+        (["map", "--output=a.png"], "'map' is not one of disk, grid"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        draw(*arguments)
+
+
+def test_an_unknown_grouping_is_refused(run, tmp_path):
+    with pytest.raises(UserError, match="--colour=genus is unknown; it must be one of class"):
+        draw(f"--workdir={run}", f"--output={tmp_path / 'a.png'}", "--colour=genus")
