@@ -15,7 +15,7 @@ from hypjax.errors import UserError
 from tests.helpers import commands
 
 ALL = ("benchmark", "compare", "convert", "embed", "export", "hierarchy", "hyperbolicity") + (
-    *("main", "negatives", "prepare", "search", "spectrum", "tune"),
+    *("main", "negatives", "plot", "prepare", "search", "spectrum", "tune"),
 )
 
 

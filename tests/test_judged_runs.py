@@ -37,6 +37,7 @@ def load(data_dir, repository):
     return load
 
 
+@pytest.mark.slow
 def test_a_judged_run_is_trained_shown_evaluated_and_compared(load, tmp_path, capsys):
     config = load()
     results = train.train_and_evaluate(config, tmp_path)

@@ -6,6 +6,8 @@ features. In high dimensions distances are all large, and no plane can hold many
 from each other. So the smallest distance is subtracted from all, which keeps their order.
 """
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,7 +61,8 @@ def lay_out_by_umap(
     """Places points of a space by UMAP on the hyperboloid, as in Hyp-ViT's figures.
 
     Its neighbours are the nearest points of the space; its distances are those of the hyperboloid,
-    which is then projected to the Poincaré disk.
+    which is then projected to the Poincaré disk. It starts from the places of `lay_out`, which
+    tell it how groups of neighbours lie to each other.
 
     Args:
         points: The points, more than 15.
@@ -78,15 +81,19 @@ def lay_out_by_umap(
         raise UserError('this layout needs UMAP: pip install "hypjax[viz]"') from error
     if len(points) <= _NEIGHBOURS:
         raise UserError(f"UMAP needs more than {_NEIGHBOURS} images, but there are {len(points)}")
-    distances = np.asarray(space.distance_matrix(points, points))
+    start = lay_out(points, space, seed=seed)
+    start = 2 * start / (1 - np.abs(start) ** 2)  # On the hyperboloid.
     reducer = umap.UMAP(
         n_neighbors=_NEIGHBOURS,
         metric="precomputed",
         output_metric="hyperboloid",
         random_state=seed,
-        init="random",
+        init=np.stack([start.real, start.imag], axis=1).astype(np.float32),
     )
-    placed = np.asarray(reducer.fit_transform(distances), np.float64)
+    with warnings.catch_warnings():  # Of what these settings imply.
+        warnings.simplefilter("ignore", UserWarning)
+        placed = reducer.fit_transform(np.asarray(space.distance_matrix(points, points)))
+    placed = placed.astype(np.float64)
     return (placed[:, 0] + 1j * placed[:, 1]) / (1 + np.sqrt(1 + (placed**2).sum(axis=1)))
 
 

@@ -49,7 +49,7 @@ def prepared(tmp_path, config_name, write=None, **options):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n == "omniglot" else []) for n in WRITERS],
+    [pytest.param(n, marks=[] if n == "inshop" else [pytest.mark.slow]) for n in WRITERS],
 )
 def test_a_dataset_is_prepared_and_trained_on(tmp_path, repository, capsys, name):
     written = prepared(tmp_path, name)

@@ -82,6 +82,7 @@ def parameters(model, rng):
     return jax.tree.map(draw, shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENCODERS)
 def test_points_are_the_means_over_the_scales(name):
     encoder, rng = ENCODERS[name], np.random.default_rng(0)

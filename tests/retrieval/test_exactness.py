@@ -64,8 +64,8 @@ def true_ranks(order, labels, item_labels, exclude_self):
     ("space", "spread"),
     [
         *itertools.product(SPACES, SPREADS),
-        pytest.param(FUSED, 1, marks=pytest.mark.slow),
-        *itertools.product([FUSED], (0.01, 0)),
+        *(pytest.param(FUSED, spread, marks=pytest.mark.slow) for spread in (1, 0.01)),
+        (FUSED, 0),
     ],
     ids=str,
 )
@@ -233,8 +233,9 @@ print(max(peaks) - peaks[0] - sum(array.nbytes for array in found))
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the process's memory from /proc")
 @pytest.mark.parametrize(
     ("items", "dim", "queries", "k"),
-    [(200_000, 512, 10, 10), pytest.param(10_000, 2048, 66, 4000, marks=pytest.mark.slow)],
+    [(200_000, 512, 10, 10), (10_000, 2048, 66, 4000)],
 )
+@pytest.mark.slow
 def test_a_search_takes_little_memory(items, dim, queries, k, tmp_path, repository):
     sizes = map(str, (items, dim, queries, k))
     command = [sys.executable, "-c", MEMORY, str(tmp_path / "gallery.npy"), *sizes]

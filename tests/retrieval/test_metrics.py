@@ -39,7 +39,7 @@ NAMES = ["recall@1", "recall@7", "precision@1", "precision@10"]
 NAMES += ["mrr", "map", "map@r", "r_precision"]
 
 
-@pytest.mark.parametrize("separate_gallery", [False, True])
+@pytest.mark.parametrize("separate_gallery", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_scores_equal_their_definitions(separate_gallery, monkeypatch):
     x, labels = labelled()
     gallery = labelled(200, seed=1) if separate_gallery else ()

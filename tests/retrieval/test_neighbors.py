@@ -129,7 +129,8 @@ def test_excludes_the_query_but_not_its_copies():
     np.testing.assert_array_equal(ids[1], [0, 2, 3])
 
 
-@pytest.mark.parametrize("block_bytes", [pytest.param(200_000, marks=pytest.mark.slow), 2_000_000])
+@pytest.mark.slow
+@pytest.mark.parametrize("block_bytes", [200_000, 2_000_000])
 def test_result_does_not_depend_on_the_size_of_streamed_chunks(monkeypatch, tmp_path, block_bytes):
     space = PoincareBall(0.1, 2.3)
     x, y = points(space, 0, 300, 16), points(space, 1, 5000, 16)

@@ -64,7 +64,7 @@ def test_result_does_not_depend_on_the_tile_size(monkeypatch, tile):
 
 
 @given(seed=st.integers(0, 2**32 - 1), dim=st.integers(1, 6), copies=st.integers(0, 12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_small_galleries_with_many_ties(seed, dim, copies):
     """With coordinates on a coarse grid, many distances are equal in both float64 and float32."""
     rng = np.random.default_rng(seed)

@@ -87,7 +87,8 @@ def test_pairs_of_held_out_classes_are_not_trained_on(load):
     assert len(names) == 6 and not names & held_out
 
 
-@pytest.mark.parametrize("killed", [pytest.param(4, marks=pytest.mark.slow), 6])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [4, 6])
 def test_a_run_killed_in_an_epoch_sees_the_same_tuples(load, tmp_path, monkeypatch, killed):
     """It is killed at step 4, after which the next epoch is mined, or in the middle at 6."""
     config = load("run.checkpoint_every=2")
