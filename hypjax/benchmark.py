@@ -27,6 +27,7 @@ SUITES = {  # With the optional package that each requires.
 ALL, MEMORY, GROWTH, JOB, EXACTNESS = "all", "memory", "growth", "job", "exactness"
 CHOICES = (*SUITES, ALL, MEMORY, GROWTH, JOB, EXACTNESS)
 
+EXAMPLE = "python -m hypjax.benchmark loss --quick"
 FLAGS = flags.FlagValues()
 _QUICK = flags.DEFINE_bool(
     "quick",
@@ -146,4 +147,4 @@ def _job(overrides: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, CHOICES)
+    command.run(main, FLAGS, EXAMPLE, CHOICES)

@@ -24,11 +24,20 @@ _FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
 
 
 def run(
-    main: Callable[..., None], flag_values: flags.FlagValues, choices: Sequence[str] | None = ()
+    main: Callable[..., None],
+    flag_values: flags.FlagValues,
+    example: str,
+    choices: Sequence[str] | None = (),
 ) -> None:
     """Parses the command line, calls `main` with the result of `parse`, and ends the process.
 
     A `UserError` is reported in one sentence, without a traceback.
+
+    Args:
+        main: The command.
+        flag_values: Its flags.
+        example: A command line with which --help ends; it works after those of the README.
+        choices: See `parse`.
     """
     warnings.showwarning = _show_warning
     for number in interrupts.ENDING:
@@ -38,7 +47,7 @@ def run(
         with watchdog.announced_exit(), errors.reported():
             app.run(
                 lambda arguments: main(*arguments),
-                flags_parser=lambda argv: _parse_global(argv, flag_values, choices),
+                flags_parser=lambda argv: _parse_global(argv, flag_values, example, choices),
             )
     except BaseException as error:  # Including SystemExit, by which absl ends every command.
         if exits.is_stuck():
@@ -157,12 +166,16 @@ def _join_global_flags(flag_values: flags.FlagValues) -> None:
 
 
 def _parse_global(
-    argv: Sequence[str], flag_values: flags.FlagValues, choices: Sequence[str] | None
+    argv: Sequence[str],
+    flag_values: flags.FlagValues,
+    example: str,
+    choices: Sequence[str] | None,
 ) -> list[Any]:
     try:
         arguments = parse(argv, flag_values, choices)
-    except SystemExit:
-        sys.exit(0)  # After printing help, which absl counts as a failure.
+    except SystemExit:  # After printing help, which absl counts as a failure.
+        print(f"\nexample:\n  {example}")
+        sys.exit(0)
     flags.FLAGS.mark_as_parsed()  # Checked by absl, and by Grain in its worker processes.
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # Orbax logs every file that it writes.

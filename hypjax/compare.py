@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # It imports JAX.
 
 CHOICES = None  # Any folders.
 
+EXAMPLE = "python -m hypjax.compare runs/glyphs-hyp"
 FLAGS = flags.FlagValues()
 _CONFIG = flags.DEFINE_string(
     "config",
@@ -234,4 +235,4 @@ def _scores(results: Mapping[str, Recalls]) -> Recalls:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, CHOICES)
+    command.run(main, FLAGS, EXAMPLE, CHOICES)

@@ -1,7 +1,4 @@
-"""Converts a trained model to timm's parameter names, for PyTorch.
-
-python -m hypjax.convert --workdir=runs/a --output=model.safetensors
-"""
+"""Converts a trained model to timm's parameter names, for PyTorch."""
 
 import pathlib
 
@@ -10,6 +7,7 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
+EXAMPLE = "python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors"
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of a trained run, or its URL.", flag_values=FLAGS
@@ -45,4 +43,4 @@ def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS)
+    command.run(main, FLAGS, EXAMPLE)

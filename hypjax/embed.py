@@ -1,7 +1,4 @@
-"""Embeds images with a trained run.
-
-python -m hypjax.embed --workdir=runs/a --images=photos/ --output=gallery.npz
-"""
+"""Embeds images with a trained run."""
 
 import pathlib
 
@@ -10,6 +7,7 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
+EXAMPLE = "python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test --output=test.npz"
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of a trained run, or its URL.", flag_values=FLAGS
@@ -79,4 +77,4 @@ def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS)
+    command.run(main, FLAGS, EXAMPLE)

@@ -1,4 +1,4 @@
-"""Writes a dataset's images as folders: python -m hypjax.export --output=letters."""
+"""Writes a dataset's images as folders."""
 
 import pathlib
 
@@ -7,6 +7,7 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
+EXAMPLE = "python -m hypjax.export --output=letters"
 FLAGS = flags.FlagValues()
 _DATASET = flags.DEFINE_string("dataset", "glyphs", "Name of the dataset.", flag_values=FLAGS)
 _OUTPUT = flags.DEFINE_string(
@@ -29,4 +30,4 @@ def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS)
+    command.run(main, FLAGS, EXAMPLE)

@@ -1,7 +1,4 @@
-"""Shows the hierarchy that trained runs find among test images, as trees, scores and figures.
-
-python -m hypjax.hierarchy --workdir=runs/a --workdir=runs/b --output=hierarchy
-"""
+"""Shows the hierarchy that trained runs find among test images, as trees, scores and figures."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from hypjax.errors import UserError
 if TYPE_CHECKING:  # They import JAX or NumPy.
     from hypjax.inference.hierarchy import Hierarchy, Images
 
+EXAMPLE = "python -m hypjax.hierarchy --workdir=runs/glyphs-hyp --output=hierarchy"
 FLAGS = flags.FlagValues()
 _WORKDIRS = flags.DEFINE_multi_string(
     "workdir",
@@ -144,4 +142,4 @@ def _draw_leaves(images: Images, own: Hierarchy, output: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS)
+    command.run(main, FLAGS, EXAMPLE)

@@ -1,7 +1,4 @@
-"""Measures how tree-like embeddings are and which curvature suits them (Hyp-ViT, Table 1).
-
-python -m hypjax.hyperbolicity --config=configs/cub.py:hyp-vit
-"""
+"""Measures how tree-like embeddings are and which curvature suits them (Hyp-ViT, Table 1)."""
 
 import pathlib
 
@@ -10,6 +7,7 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
+EXAMPLE = "python -m hypjax.hyperbolicity --embeddings=gallery.npz"
 FLAGS = flags.FlagValues()
 _CONFIG = flags.DEFINE_string(
     "config",
@@ -82,4 +80,4 @@ def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS)
+    command.run(main, FLAGS, EXAMPLE)

@@ -1,4 +1,4 @@
-"""Trains and evaluates: python -m hypjax.main --config=configs/glyphs.py."""
+"""Trains and evaluates."""
 
 import pathlib
 
@@ -8,6 +8,7 @@ from hypjax import command
 from hypjax.errors import UserError
 from hypjax.monitoring import stopwatch
 
+EXAMPLE = "python -m hypjax.main --config=configs/glyphs.py:sph"
 FLAGS = flags.FlagValues()
 _CONFIG = flags.DEFINE_string(
     "config",
@@ -37,6 +38,19 @@ _MODE = flags.DEFINE_enum(
     "run in the default folder or, if model.weights is set, the pretrained encoder.",
     flag_values=FLAGS,
 )
+_PRINT = flags.DEFINE_boolean(
+    "print",
+    False,
+    "Print all fields of the configuration, their values and where these come from; then stop.",
+    flag_values=FLAGS,
+)
+_DRY_RUN = flags.DEFINE_boolean(
+    "dry_run",
+    False,
+    "Open the images and weights, compile the training step, run a few steps, print memory and "
+    "expected time; then stop. Nothing is saved.",
+    flag_values=FLAGS,
+)
 _COORDINATOR = flags.DEFINE_string(
     "coordinator",
     None,
@@ -63,7 +77,8 @@ _PROFILE = flags.DEFINE_string(
 
 def main(overrides: list[str]) -> None:
     """Trains or evaluates, as the flags say."""
-    from hypjax.config import default_workdir, load_config, read_config
+    from hypjax.config import default_workdir, override, read_config, show_origins
+    from hypjax.runs.cloud_read import read_run_config
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
     from hypjax.system.cloud import is_url
@@ -75,18 +90,26 @@ def main(overrides: list[str]) -> None:
         raise UserError("give either --workdir or --name")
     if _MODE.value == "evaluate" and _PROFILE.value:
         raise UserError("--profile is for training; omit it with --mode=evaluate")
-    if not _CONFIG.value:
-        raise UserError("--config is missing; try --config=configs/glyphs.py")
-    config = load_config(_CONFIG.value, overrides)
-    default = default_workdir(config, unchanged=read_config(_CONFIG.value))
     named = _WORKDIR.value or (_NAME.value and f"runs/{_NAME.value}")
-    workdir = named or default
+    source = _CONFIG.value or named
+    if not _CONFIG.value and not (_MODE.value == "evaluate" and named):
+        raise UserError("--config is missing; try --config=configs/glyphs.py")
+    read = read_config if _CONFIG.value else read_run_config
+    unchanged, config = read(source), override(read(source), overrides)
+    if _PRINT.value:
+        print(show_origins(config, source, unchanged, overrides))
+        return
+    workdir = named or default_workdir(config, unchanged)
     if not is_url(workdir):
         workdir = pathlib.Path(workdir).expanduser()
     profile = _parse_steps(_PROFILE.value)
     _join_processes()
     keep_compiled_programs()
-    if _MODE.value == "evaluate":
+    if _DRY_RUN.value:
+        from hypjax.training.rehearsal import rehearse
+
+        rehearse(config)
+    elif _MODE.value == "evaluate":
         from hypjax.evaluate import evaluate, evaluate_pretrained
 
         if config.model.weights and not named:
@@ -124,4 +147,4 @@ def _parse_steps(text: str | None) -> tuple[int, int] | None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS)
+    command.run(main, FLAGS, EXAMPLE)

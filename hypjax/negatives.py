@@ -1,7 +1,4 @@
-"""Shows the hardest negatives of trained runs, and their weights in the loss (HypMix, Fig. 1, 3).
-
-python -m hypjax.negatives --workdir=runs/a --workdir=runs/b --output=negatives.png
-"""
+"""Shows the hardest negatives of trained runs, and their weights in the loss (HypMix)."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ if TYPE_CHECKING:  # They import JAX or NumPy.
     from hypjax.data.parts import Splits
     from hypjax.reports.negatives import Anchor, Weighed
 
+EXAMPLE = "python -m hypjax.negatives --workdir=runs/glyphs-hyp --output=negatives.png"
 FLAGS = flags.FlagValues()
 _WORKDIRS = flags.DEFINE_multi_string(
     "workdir",
@@ -113,4 +111,4 @@ def _write(
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS)
+    command.run(main, FLAGS, EXAMPLE)

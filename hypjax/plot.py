@@ -1,7 +1,4 @@
-"""Draws embeddings in the Poincaré disk, or their images on a grid.
-
-python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png
-"""
+"""Draws embeddings in the Poincaré disk, or their images on a grid."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ if TYPE_CHECKING:  # They import JAX or NumPy.
     from hypjax.inference.drawn import Drawn, Part
     from hypjax.reports.disk import Panel
 
+EXAMPLE = "python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png"
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of a trained run, or its URL.", flag_values=FLAGS
@@ -73,6 +71,7 @@ _NOTES = {
     "umap": "neighbours are those of the embeddings (UMAP on the hyperboloid)",
 }
 _DEFAULT_IMAGES = {"disk": 5000, "grid": 400}
+CHOICES = tuple(_DEFAULT_IMAGES)
 
 
 def main(overrides: list[str], kind: str | None) -> None:
@@ -172,4 +171,4 @@ def _panels(
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, ("disk", "grid"))
+    command.run(main, FLAGS, EXAMPLE, CHOICES)

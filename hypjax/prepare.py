@@ -1,14 +1,16 @@
-"""Prepares a dataset: python -m hypjax.prepare --dataset=cub200 --manual_dir=~/Downloads."""
+"""Downloads, checks and packs a dataset."""
 
 from absl import flags
 
 from hypjax import command
 
+EXAMPLE = "python -m hypjax.prepare --dataset=scenes"
 FLAGS = flags.FlagValues()
 _DATASET = flags.DEFINE_string(
     "dataset",
     None,
-    "Name of the dataset: cub200, cars196, sop, inshop, omniglot, or glyphs.",
+    "Name of the dataset: cub200, cars196, sop, inshop, omniglot, sfm120k, roxford5k, "
+    "rparis6k, revisitop1m, glyphs or scenes.",
     flag_values=FLAGS,
 )
 _MANUAL_DIR = flags.DEFINE_string(
@@ -49,4 +51,4 @@ def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS)
+    command.run(main, FLAGS, EXAMPLE)

@@ -1,7 +1,4 @@
-"""Finds the nearest neighbours of query images.
-
-python -m hypjax.search --workdir=runs/a --gallery=gallery.npz --query=bird.jpg
-"""
+"""Finds the nearest neighbours of query images."""
 
 import functools
 import pathlib
@@ -11,6 +8,10 @@ from absl import flags
 from hypjax import command
 from hypjax.errors import UserError
 
+EXAMPLE = (
+    "python -m hypjax.search --workdir=runs/glyphs-hyp --gallery=gallery.npz"
+    " --query='letters/test/D */*.png' --k=5"
+)
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder or URL of the run that embedded the gallery.", flag_values=FLAGS
@@ -92,4 +93,4 @@ def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS)
+    command.run(main, FLAGS, EXAMPLE)

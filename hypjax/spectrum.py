@@ -1,12 +1,10 @@
-"""Shows how the embeddings of trained runs spread, before and after training (IRT, Analysis).
-
-python -m hypjax.spectrum --workdir=runs/a --workdir=runs/b --output=spectrum.png
-"""
+"""Shows how the embeddings of trained runs spread, before and after training (IRT, Analysis)."""
 
 from absl import flags
 
 from hypjax import command
 
+EXAMPLE = "python -m hypjax.spectrum --workdir=runs/glyphs-hyp --output=spectrum.png"
 FLAGS = flags.FlagValues()
 _WORKDIRS = flags.DEFINE_multi_string(
     "workdir",
@@ -69,4 +67,4 @@ def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS)
+    command.run(main, FLAGS, EXAMPLE)

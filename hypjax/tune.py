@@ -26,6 +26,10 @@ if TYPE_CHECKING:  # These import JAX, or what no help text needs.
 
     from hypjax.reports.intervals import Sums
 
+EXAMPLE = (
+    "python -m hypjax.tune --config=configs/glyphs.py"
+    ' --variant="hyp train.batch_size=256" --seeds=0'
+)
 FLAGS = flags.FlagValues()
 _CONFIG = flags.DEFINE_string(
     "config",
@@ -269,4 +273,4 @@ def _test_scores(folders: Sequence[pathlib.Path]) -> tuple[str, Int[np.ndarray, 
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS)
+    command.run(main, FLAGS, EXAMPLE)

@@ -15,7 +15,7 @@ from hypjax.errors import UserError
 from tests.helpers import commands
 
 ALL = ("benchmark", "compare", "convert", "embed", "export", "hierarchy", "hyperbolicity") + (
-    *("main", "negatives", "plot", "prepare", "search", "spectrum", "tune"),
+    *("main", "negatives", "plot", "prepare", "report", "search", "spectrum", "tune"),
 )
 
 
@@ -81,6 +81,14 @@ def test_flags_overrides_and_words_are_separated():
         command.parse(["benchmark", "job"], flag_values)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_the_example_of_a_command_exists(name, repository, monkeypatch):
+    monkeypatch.chdir(repository)
+    example = importlib.import_module(f"hypjax.{name}").EXAMPLE
+    assert example.startswith(f"python -m hypjax.{name} ")
+    assert commands.problems(f"```\n{example}\n```\n") == []
+
+
 @pytest.mark.parametrize("flag", ["--help", "--helpfull"])
 def test_help_shows_the_flags_of_the_command_alone(repository, flag):
     done = subprocess.run(
@@ -91,7 +99,8 @@ def test_help_shows_the_flags_of_the_command_alone(repository, flag):
         timeout=60,
     )
     assert done.returncode == 0 and not done.stderr
-    assert "hypjax.convert --workdir=runs/a" in done.stdout
+    example = "example:\n  python -m hypjax.convert --workdir=runs/glyphs-hyp --output="
+    assert example in done.stdout and done.stdout.endswith(".safetensors\n")
     assert "--output: File to write" in done.stdout and "--config:" not in done.stdout
     assert ("--verbosity" in done.stdout) == (flag == "--helpfull")
 

@@ -52,6 +52,12 @@ def test_trains_prints_its_results_again_and_evaluates(hypjax_main, glyphs, tmp_
     assert evaluated.returncode == 0, evaluated.stderr
     names, *rows = [line.split() for line in evaluated.stdout.splitlines()[1:4]]
     assert names[-1] == "map"
+    alone = hypjax_main("--workdir=run", "--mode=evaluate", *further)
+    assert alone.stdout == evaluated.stdout, alone.stderr
+    printed = hypjax_main(*glyphs, "--print", "--config.seed=3")
+    assert printed.returncode == 0
+    (line,) = (line for line in printed.stdout.splitlines() if "config.seed " in line)
+    assert line.split()[1:] == ["3", "command", "line"]
     assert [row[:2] for row in rows] == [["final", "head"], ["final", "head:sphere"]]
     assert rows[0][2:-1] == final
 

@@ -23,7 +23,7 @@ def draw(*arguments):
     plot.FLAGS.unparse_flags()
     for flag in plot.FLAGS:
         plot.FLAGS[flag].unparse()
-    plot.main(*parse(["plot", *arguments], plot.FLAGS, ("disk", "grid")))
+    plot.main(*parse(["plot", *arguments], plot.FLAGS, plot.CHOICES))
 
 
 def test_draws_the_parts_of_a_run(run, tmp_path, capsys):

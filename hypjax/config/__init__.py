@@ -1,7 +1,7 @@
 """Configurations: fields, defaults, validation, files, and the identity of a run."""
 
 from hypjax.config.defaults import choose_objective, default_config
-from hypjax.config.files import load_config, read_config, variant_error
+from hypjax.config.files import load_config, override, read_config, variant_error
 from hypjax.config.identity import (
     default_workdir,
     differences,
@@ -10,6 +10,7 @@ from hypjax.config.identity import (
     identity,
     without_secrets,
 )
+from hypjax.config.origins import show_origins
 from hypjax.config.rules import FITTED, validate
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
     "for_files",
     "identity",
     "load_config",
+    "override",
     "read_config",
+    "show_origins",
     "validate",
     "variant_error",
     "without_secrets",

@@ -45,10 +45,22 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     Raises:
         UserError: The file or the variant does not exist, or a field is unknown or invalid.
     """
-    config = read_config(spec)
+    return override(read_config(spec), overrides)
+
+
+def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
+    """Sets fields of a configuration, validates it and returns it.
+
+    Args:
+        config: The configuration; it is changed.
+        overrides: See `load_config`.
+
+    Raises:
+        UserError: A field is unknown or invalid.
+    """
     # The objective first, since it has fields of its own.
-    for override in sorted(overrides, key=lambda text: not text.startswith("objective.name=")):
-        _set(config, override)
+    for text in sorted(overrides, key=lambda text: not text.startswith("objective.name=")):
+        _set(config, text)
     validate(config)
     return config
 

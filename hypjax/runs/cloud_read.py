@@ -4,14 +4,18 @@ import contextlib
 import pathlib
 from collections.abc import Iterator
 
+from ml_collections import ConfigDict
+
 from hypjax.errors import UserError, redacted
 from hypjax.runs.files import (
     CHECKPOINTS,
     CONFIG,
     HEAD,
+    METRICS,
     PROJECTIONS,
     PUBLISHED,
     RESULTS,
+    TIMES,
     WEIGHTS,
     local_folder,
     present,
@@ -20,6 +24,7 @@ from hypjax.runs.files import (
     steps,
     write_state,
 )
+from hypjax.runs.workdir import saved_config
 from hypjax.system import hub
 from hypjax.system.cloud import CloudFolder, copying, is_url, reaching
 from hypjax.system.locks import claimed
@@ -59,6 +64,16 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
         yield folder
 
 
+def read_run_config(workdir: str | pathlib.Path) -> ConfigDict:
+    """Reads the configuration of a run in a folder, at a URL or on the hub.
+
+    Raises:
+        UserError: There is no run.
+    """
+    with reading(workdir) as folder:
+        return saved_config(folder)
+
+
 def _update(folder: pathlib.Path, url: str, training: bool) -> None:
     """Downloads the necessary files that are new or changed; removes all others."""
     versions = read_state(folder).get("versions", {})
@@ -88,4 +103,4 @@ def _is_needed(name: str, training: bool) -> bool:
     """Whether a file is needed to read models; what only training needs is not, unless asked."""
     if name.startswith(CHECKPOINTS):
         return training or name.split("/")[2:3] != ["training"]
-    return name in (CONFIG, RESULTS) or name.startswith(PROJECTIONS)
+    return name in (CONFIG, RESULTS, METRICS, TIMES) or name.startswith(PROJECTIONS)

@@ -17,7 +17,7 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
 from hypjax import benchmark, command
-command.run(benchmark.main, benchmark.FLAGS, benchmark.CHOICES)
+command.run(benchmark.main, benchmark.FLAGS, benchmark.EXAMPLE, benchmark.CHOICES)
 """
 
 

@@ -1,0 +1,92 @@
+"""A rehearsal of a run: everything up to its first steps, without a trace on the disk."""
+
+import contextlib
+import dataclasses
+import time
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from hypjax.data.plans import TuplePlans
+from hypjax.system import console, memory
+from hypjax.training.input import open_input
+from hypjax.training.setup import Setup, build, describe
+from hypjax.training.states import random_state, starting_parameters, with_pretrained
+from hypjax.training.step import TrainState, jit_train_step, make_train_step, shard_batch
+from hypjax.types import Workers
+
+_STEPS = 6  # Steps that are run; the first is not timed.
+_GIB = 2**30
+
+
+def rehearse(config: ConfigDict) -> None:
+    """Opens the data and the weights, compiles the training step, runs a few steps and reports.
+
+    Memory and expected time are printed. No folder is created, and nothing is saved but the caches.
+
+    Raises:
+        UserError: What the run itself would raise until then.
+    """
+    setup = build(config)
+    learner, config = setup.learner, setup.config
+    state = random_state(learner, setup.spec)
+    describe(setup, parameters=sum(x.size for x in jax.tree.leaves(state.params)))
+    state = with_pretrained(learner, state, starting_parameters(config, learner))
+    with memory.explained("train.batch_size, data.image_size or the model's size"):
+        _report(setup, config, *_run(setup, state, config))
+
+
+def _run(setup: Setup, state: TrainState, config: ConfigDict) -> tuple[float, float, list[float]]:
+    """Returns bytes of the program's arguments and of its temporaries, and seconds of each step."""
+    mesh, total = setup.learner.mesh, config.train.total_steps
+    plans = setup.plans
+    if isinstance(plans, TuplePlans):  # Any tuples take the time of mined ones.
+        plans = dataclasses.replace(plans, table=np.zeros(setup.spec.tuples, np.int32))
+    steps = range(min(_STEPS, total))
+    source = open_input(setup, steps, Workers.of(config.run), state.params["model"])
+    train_step = jit_train_step(make_train_step(setup.learner), mesh, state)
+    seconds = []
+    with contextlib.closing(source.batches(steps, plans)) as batches:
+        batch = shard_batch(mesh, next(batches))
+        console.say("compiling the training step")
+        compiled = train_step.lower(state, batch, store=source.store).compile()
+        for _ in steps[1:]:
+            start = time.perf_counter()
+            state, _ = compiled(state, batch, store=source.store)
+            batch = shard_batch(mesh, next(batches))
+            jax.block_until_ready(state)
+            seconds.append(time.perf_counter() - start)
+    sizes = compiled.memory_analysis()
+    return sizes.argument_size_in_bytes, sizes.temp_size_in_bytes, seconds
+
+
+def _report(
+    setup: Setup, config: ConfigDict, arguments: float, temporary: float, seconds: list[float]
+) -> None:
+    free = memory.free(setup.learner.mesh)
+    available = "" if free is None else f"; {free / _GIB:.2f} GiB are free now"
+    print(
+        f"memory of each device: {arguments / _GIB:.2f} GiB for parameters, their moments, the "
+        f"batch and caches, and {temporary / _GIB:.2f} GiB during a step{available}"
+    )
+    total = config.train.total_steps
+    if not seconds:
+        print(f"{total} steps are too few to time")
+        return
+    step = float(np.median(seconds))
+    print(
+        f"a step takes {step:.3g} s ({config.train.batch_size / step:,.0f} images per second), so "
+        f"{total} steps take about {_duration(step * total)}; evaluations and saving come on top"
+    )
+    if isinstance(setup.plans, TuplePlans):
+        print("mining negatives, once an epoch, comes on top, too")
+
+
+def _duration(seconds: float) -> str:
+    """A duration in the two largest units."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
