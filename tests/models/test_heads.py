@@ -16,6 +16,7 @@ ENCODER = VisionTransformer(image_size=16, patch_size=8, width=24, depth=1, num_
 IMAGES = np.random.default_rng(0).normal(size=(5, 16, 16, 3)).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dense", "norm_dense", "none"])
 def test_heads_equal_their_formulas(kind, float64):
     model = Embedder(ENCODER, head_dim=7, head_kind=kind)

@@ -236,6 +236,7 @@ def test_degenerate_batches_have_finite_losses_and_gradients(space):
         assert not np.any(lonely[name][1][0]), name
 
 
+@pytest.mark.slow
 def test_gradients_of_close_images_keep_their_digits():
     """Adjacent images of a class are compared by subtraction, and images with their proxies."""
     space, rng = BALL, np.random.default_rng(0)

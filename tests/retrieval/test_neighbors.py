@@ -102,6 +102,7 @@ def test_ties_are_ranked_by_index(space):
         np.testing.assert_array_equal(row[: len(expected)], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_recall_from_neighbours_equals_recall_by_counting(space):
     x = points(space, 0, 1200, 16)

@@ -35,7 +35,11 @@ def labelled_points(space, seed, n, dim, classes, duplicates):
     return np.asarray(space.embed(features)), rng.integers(0, classes, n)
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
+@pytest.mark.parametrize(
+    "space",
+    [SPACES[1], *(pytest.param(s, marks=pytest.mark.slow) for s in (SPACES[0], *SPACES[2:]))],
+    ids=str,
+)
 def test_equals_brute_force_on_2000_points_with_duplicates(space):
     x, labels = labelled_points(space, 0, 2000, 32, 150, duplicates=500)
     expected = brute_force(x, labels, x, labels, space, exclude_self=True)
@@ -180,6 +184,7 @@ def test_small_classes_do_not_cross_tile_boundaries(sizes, tile):
             assert rows[end - size] // tile == rows[end - 1] // tile
 
 
+@pytest.mark.slow
 def test_equals_brute_force_over_many_tiles(monkeypatch):
     monkeypatch.setattr(tiles, "_TILE", 64)
     jax.clear_caches()

@@ -45,6 +45,7 @@ def scores_of_lists(ids, query_labels, labels, own):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refinement", "separate"),
     [

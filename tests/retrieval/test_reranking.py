@@ -82,6 +82,7 @@ def test_equals_the_equations_where_each_item_is_a_query(space, numbers):
     assert not (ids == np.arange(120)[:, None]).any()
 
 
+@pytest.mark.slow
 def test_items_are_the_gallery_and_the_queries_outside_it():
     space = BALL
     gallery, _ = crowds(space, 1, 90)

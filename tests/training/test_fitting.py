@@ -85,6 +85,7 @@ def test_only_the_users_own_images_are_fitted():
         validate(config)
 
 
+@pytest.mark.slow
 def test_a_run_that_fits_its_images_finishes_and_keeps_what_was_chosen(
     photos_folder, tmp_path, monkeypatch, capsys
 ):

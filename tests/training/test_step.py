@@ -13,6 +13,7 @@ from hypjax.training.step import make_train_step
 from tests.helpers.steps import float32_products, learner_of, leaves, lower, random_batch, start
 
 
+@pytest.mark.slow
 def test_frozen_groups_stay_bit_identical_and_all_else_moves(load_glyphs):
     state, step = start(
         load_glyphs(

@@ -31,6 +31,7 @@ def test_factors_are_0_or_the_inverse_of_the_probability_to_keep():
         assert abs(both.all(axis=1).mean() - kept[block] ** 2) < error  # They are independent.
 
 
+@pytest.mark.slow
 def test_a_block_is_expected_to_be_the_one_without_it():
     """A branch's two outcomes, by their probabilities, average to the branch, exactly."""
     block, kept = Block(num_heads=2, mlp_ratio=4, dtype=jnp.float32), 0.75
@@ -79,6 +80,7 @@ def outputs(load_glyphs, *overrides, rows=24, steps=(0,)):
     return [np.asarray(seen(state._replace(step=jnp.int32(step)))) for step in steps]
 
 
+@pytest.mark.slow
 def test_noise_depends_on_seed_step_and_place_alone(load_glyphs):
     """Not on slices, which pad 24 images to 25, nor on what is computed again."""
     one, other = outputs(load_glyphs, steps=(0, 1))

@@ -73,6 +73,7 @@ def test_it_follows_the_model_as_a_plain_loop_over_100_steps(begun):
         assert not np.array_equal(found[name], trained(state)[name])
 
 
+@pytest.mark.slow
 def test_it_embeds_the_same_pixels_without_stochastic_depth(begun):
     learner, state, step = begun()
     for i in range(2):
