@@ -116,8 +116,12 @@ def run_names(workdirs: flags.FlagHolder[list[str]]) -> list[str]:
     return names if len(set(names)) == len(names) else [errors.redacted(path) for path in paths]
 
 
-def figure(flag: flags.FlagHolder[str | None]) -> pathlib.Path | None:
+def figure(flag: flags.FlagHolder[str | None], *further: str) -> pathlib.Path | None:
     """Returns the file that a flag names for a figure; None if it names none.
+
+    Args:
+        flag: The flag.
+        further: Further suffixes that the file may have.
 
     Raises:
         UserError: Its suffix is not that of a figure, or its folder does not exist.
@@ -125,8 +129,8 @@ def figure(flag: flags.FlagHolder[str | None]) -> pathlib.Path | None:
     if not flag.value:
         return None
     path = pathlib.Path(flag.value).expanduser()
-    if path.suffix not in _FIGURE_SUFFIXES:
-        suffixes = ", ".join(_FIGURE_SUFFIXES)
+    if path.suffix not in (*_FIGURE_SUFFIXES, *further):
+        suffixes = ", ".join((*_FIGURE_SUFFIXES, *further))
         raise errors.UserError(f"--{flag.name} is {path}; its name must end in {suffixes}")
     if not path.parent.is_dir():
         raise errors.UserError(

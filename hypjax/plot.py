@@ -31,7 +31,10 @@ _EMBEDDINGS = flags.DEFINE_string(
     flag_values=FLAGS,
 )
 _OUTPUT = flags.DEFINE_string(
-    "output", None, "Figure to write, such as disk.png, disk.svg or disk.pdf.", flag_values=FLAGS
+    "output",
+    None,
+    "Figure to write, such as disk.png, disk.svg or disk.pdf, or an interactive page, disk.html.",
+    flag_values=FLAGS,
 )
 _PARTS = flags.DEFINE_list(
     "parts",
@@ -59,7 +62,7 @@ _IMAGES = flags.DEFINE_integer(
     "images",
     None,
     "Largest number of images of each part; of more, random ones are drawn. Default: 5000 in a "
-    "disk, 400 on a grid.",
+    "disk, 2000 on a page, 400 on a grid.",
     lower_bound=1,
     flag_values=FLAGS,
 )
@@ -70,8 +73,9 @@ _NOTES = {
     "mds": "distances resemble those of the embeddings (scaling in the hyperbolic plane)",
     "umap": "neighbours are those of the embeddings (UMAP on the hyperboloid)",
 }
-_DEFAULT_IMAGES = {"disk": 5000, "grid": 400}
-CHOICES = tuple(_DEFAULT_IMAGES)
+PAGE = ".html"
+CHOICES = ("disk", "grid")
+_DEFAULT_IMAGES = {"disk": 5000, "grid": 400, PAGE: 2000}
 
 
 def main(overrides: list[str], kind: str | None) -> None:
@@ -79,7 +83,7 @@ def main(overrides: list[str], kind: str | None) -> None:
     command.refuse_overrides(overrides)
     kind = kind or "disk"
     command.require(_OUTPUT)
-    output = command.figure(_OUTPUT)
+    output = command.figure(_OUTPUT, *([PAGE] if kind == "disk" else []))
     if bool(_WORKDIR.value) == bool(_EMBEDDINGS.value):
         raise UserError("give either --workdir, a trained run, or --embeddings, a gallery")
     for part in _PARTS.value:
@@ -92,15 +96,24 @@ def main(overrides: list[str], kind: str | None) -> None:
     from hypjax.system.caches import keep_compiled_programs
 
     keep_compiled_programs()
-    drawn = _drawn(_IMAGES.value or _DEFAULT_IMAGES[kind])
+    is_page = output.suffix == PAGE
+    if is_page and _THUMBNAILS.value:
+        raise UserError("a page shows images under the pointer; leave out --thumbnails")
+    drawn = _drawn(_IMAGES.value or _DEFAULT_IMAGES[PAGE if is_page else kind])
     grouping = _grouping(drawn.parts)
     places = _places(drawn)
     names, panels = _panels(drawn.parts, grouping, places)
     if kind == "grid":
         draw_image_grid(panels[0], output)
+    elif is_page:
+        from hypjax.reports.disk_page import write_disk_page
+
+        proxies = Proxies(places[-1], drawn.parents)
+        note = _NOTES[_LAYOUT.value]
+        write_disk_page(panels, names, grouping, output, proxies=proxies, note=note)
     else:
         note = _NOTES[_LAYOUT.value]
-        proxies = Proxies(places[-1], drawn.parents) if len(drawn.parents) else None
+        proxies = Proxies(places[-1], drawn.parents)
         options = {"proxies": proxies, "thumbnails": _THUMBNAILS.value, "note": note}
         draw_disks(panels, names, grouping, output, **options)
     console.say(f"wrote {output}")
@@ -158,6 +171,7 @@ def _panels(
     """Returns the names of all groups, and the panels, whose labels are indices of these."""
     import numpy as np
 
+    from hypjax.inference.drawn import captions
     from hypjax.reports.disk import Panel
 
     found = [part.groupings[grouping] for part in parts]
@@ -166,7 +180,7 @@ def _panels(
     panels = []
     for part, each, own in zip(parts, found, places, strict=False):
         labels = np.array([index[name] for name in each.names])[each.labels]
-        panels.append(Panel(part.title, own, labels, part.read))
+        panels.append(Panel(part.title, own, labels, captions(part), part.read))
     return names, panels
 
 

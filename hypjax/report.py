@@ -144,9 +144,8 @@ def _disk(name: str, found: Inspected) -> dict[str, Any]:
     if len(points) > 2:
         both = places, layout.to_disk(1e-6 * plain)
         ranks = [f"{layout.rank_correlation(points, each, found.space):.3f}" for each in both]
-    panel = Panel(
-        f"{name}: {len(points):,} test images", places, grouping.labels[chosen], found.query
-    )
+    shown = f"{name}: {len(points):,} test images"
+    panel = Panel(shown, places, grouping.labels[chosen], [], found.query)
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "disk.png"
         draw_disks([panel], grouping.names, title, file)

@@ -76,6 +76,13 @@ def _read(paths: Sequence[str], i: int) -> Image.Image:
     return read_image(paths[i], 3)
 
 
+def captions(part: Part) -> list[str]:
+    """Returns the class and the name of each image."""
+    classes = part.groupings[CLASS]
+    named = zip(classes.labels.tolist(), part.names, strict=True)
+    return [f"{classes.names[label]}, {name}" for label, name in named]
+
+
 def choose(count: int, most: int, seed: int) -> Int[np.ndarray, " chosen"]:
     """Indices of all images or, of more than `most`, of random ones, in their order.
 

@@ -37,12 +37,14 @@ class Panel(NamedTuple):
         title: What they are.
         places: Their places, inside the unit circle.
         labels: Group of each.
+        captions: What the images show, in words.
         read: From the index of a point to the image that it stands for.
     """
 
     title: str
     places: Complex[np.ndarray, " n"]
     labels: Int[np.ndarray, " n"]
+    captions: Sequence[str]
     read: Callable[[int], Image.Image]
 
 
@@ -84,9 +86,7 @@ def draw_disks(
     """
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    counts = sum(np.bincount(panel.labels, minlength=len(names)) for panel in panels)
-    shown = np.argsort(-counts, kind="stable")[: len(COLOURS)]
-    shown = shown[counts[shown] > 0]
+    shown = largest_groups(panels, len(names))
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
         empty_disk(axes)
@@ -102,16 +102,28 @@ def draw_disks(
     save(figure, output)
 
 
-def empty_disk(axes: Axes) -> None:
-    """Draws the unit circle and a grid: geodesics orthogonal to the axes, 1, 2, 3, ... from 0."""
-    axes.set(aspect="equal", xlim=(-1.02, 1.02), ylim=(-1.02, 1.02))
-    axes.axis("off")
-    axes.add_patch(Circle((0, 0), 1, facecolor="none", edgecolor="black", linewidth=1))
+def largest_groups(panels: Sequence[Panel], groups: int) -> Int[np.ndarray, " shown"]:
+    """The groups with most points, at most as many as there are colours."""
+    counts = sum(np.bincount(panel.labels, minlength=groups) for panel in panels)
+    shown = np.argsort(-counts, kind="stable")[: len(COLOURS)]
+    return shown[counts[shown] > 0]
+
+
+def grid_lines() -> Complex[np.ndarray, "lines points"]:
+    """Geodesics orthogonal to the axes, at distances 1, 2, 3, ... from the origin."""
     feet = np.tanh(np.arange(-_GRID_LINES, _GRID_LINES + 1)[:, None] * _GRID_STEP / 2)
     axis = 1j * np.tanh(np.linspace(-6, 6, 129))
     # The isometry that takes 0 to a foot takes the imaginary axis to the geodesic through it.
     lines = (axis + feet) / (1 + feet * axis)
-    lines = np.concatenate([lines, lines * 1j])
+    return np.concatenate([lines, lines * 1j])
+
+
+def empty_disk(axes: Axes) -> None:
+    """Draws the unit circle and a grid of geodesics."""
+    axes.set(aspect="equal", xlim=(-1.02, 1.02), ylim=(-1.02, 1.02))
+    axes.axis("off")
+    axes.add_patch(Circle((0, 0), 1, facecolor="none", edgecolor="black", linewidth=1))
+    lines = grid_lines()
     style = {"color": "0.88", "linewidths": 0.6, "zorder": 0}
     axes.add_collection(LineCollection(list(np.stack([lines.real, lines.imag], -1)), **style))
 
@@ -154,6 +166,8 @@ def place_legend(figure: Figure, axes: Axes, title: str) -> None:
 
 
 def _draw_proxies(axes: Axes, proxies: Proxies) -> None:
+    if not len(proxies.places):
+        return
     child = np.flatnonzero(proxies.parents >= 0)
     arcs = geodesics(proxies.places[child], proxies.places[proxies.parents[child]])
     lines = list(np.stack([arcs.real, arcs.imag], axis=-1))

@@ -1,5 +1,7 @@
 """Pictures of the Poincaré disk, and images on a grid."""
 
+import sys
+
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
@@ -10,6 +12,7 @@ from PIL import Image
 from hypjax.errors import UserError
 from hypjax.reports import disk
 from hypjax.reports.disk import Panel, Proxies, draw_disks, draw_image_grid, snap_to_grid
+from hypjax.reports.disk_page import write_disk_page
 
 
 def colour(i):
@@ -21,7 +24,8 @@ def panel():
     rng = np.random.default_rng(0)
     radii, angles = np.tanh(rng.uniform(0, 1.5, 200)), rng.uniform(0, 2 * np.pi, 200)
     labels = np.minimum(rng.geometric(0.3, 200) - 1, 9)
-    return Panel("test: 200 images", radii * np.exp(1j * angles), labels, colour)
+    captions = [f"<b>class {label}</b>, {i}.png" for i, label in enumerate(labels)]
+    return Panel("test: 200 images", radii * np.exp(1j * angles), labels, captions, colour)
 
 
 @pytest.fixture
@@ -99,10 +103,16 @@ def test_images_lie_near_their_places_on_the_grid(tmp_path):
     assert np.array_equal(rows, order % 5) and np.array_equal(columns, order // 5)
     rows, columns = snap_to_grid(regular[:23], 5)
     assert len(set(zip(rows.tolist(), columns.tolist(), strict=True))) == 23
-    draw_image_grid(Panel("", regular[:23], np.zeros(23, int), colour), tmp_path / "grid.png")
+    draw_image_grid(Panel("", regular[:23], np.zeros(23, int), [], colour), tmp_path / "grid.png")
     assert Image.open(tmp_path / "grid.png").size == (320, 320)
 
 
 def test_a_file_that_cannot_be_written_is_an_error(panel, tmp_path):
     with pytest.raises(UserError, match="cannot write to"):
         draw_disks([panel], NAMES, "group", tmp_path / "none/disk.png")
+
+
+def test_bokeh_is_asked_for_if_it_is_missing(panel, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bokeh.embed", None)
+    with pytest.raises(UserError, match=r'needs Bokeh: pip install "hypjax\[viz\]"'):
+        write_disk_page([panel], NAMES, "group", tmp_path / "disk.html")
