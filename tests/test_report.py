@@ -1,6 +1,7 @@
 """The report of runs."""
 
 import html.parser
+import shutil
 
 import pytest
 
@@ -8,7 +9,7 @@ from hypjax import report, train
 from hypjax.command import parse
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
-from hypjax.inference.inspected import inspect
+from hypjax.inference.inspected import inspect, read_log
 from hypjax.runs.workdir import read_results, saved_config
 from tests.helpers import small_runs
 
@@ -86,6 +87,17 @@ def test_searches_and_classes_are_those_of_the_results(runs):
     assert recalls == sorted(recalls) and 0 < found.delta < 1
     wrong = sum(each.times for each in found.classes)
     assert 0 < wrong <= found.failures or not found.failures
+
+
+def test_lines_that_a_kill_has_cut_are_left_out(runs, tmp_path):
+    shutil.copytree(runs / "sph", tmp_path / "run")
+    whole = read_log(tmp_path / "run")
+    with (tmp_path / "run/metrics.jsonl").open("a") as file:
+        file.write('{"step": 13, "lo')
+    (tmp_path / "run/times.json").write_text('{"steps":')
+    cut = read_log(tmp_path / "run")
+    assert cut.lines == whole.lines and len(whole.lines) > 5
+    assert whole.times["steps"] == 12 and cut.times == {}
 
 
 @pytest.mark.parametrize(

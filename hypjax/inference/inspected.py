@@ -1,9 +1,10 @@
 """What a report shows of a trained run: its searches, classes, confusions and geometry."""
 
+import contextlib
 import functools
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -122,13 +123,19 @@ def read_log(workdir: str | pathlib.Path) -> Log:
     """
     with reading(workdir) as folder:
         config, results = saved_config(folder), read_results(folder / RESULTS)
-        lines = [json.loads(line) for line in _text(folder / METRICS).splitlines()]
-        times = json.loads(_text(folder / TIMES) or "{}")
-    return Log(config, results, lines, times)
+        lines = _objects(folder / METRICS, lambda text: text.splitlines())
+        times = _objects(folder / TIMES, lambda text: [text])
+    return Log(config, results, lines, times[0] if times else {})
 
 
-def _text(path: pathlib.Path) -> str:
-    return path.read_text() if path.exists() else ""
+def _objects(path: pathlib.Path, split: Callable[[str], Sequence[str]]) -> list[dict[str, Any]]:
+    """Reads the JSON objects of a file, without those that an interruption has damaged."""
+    found = []
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for text in split(path.read_text()):
+            with contextlib.suppress(ValueError, RecursionError):
+                found.append(json.loads(text))
+    return [each for each in found if isinstance(each, dict)]
 
 
 def inspect(workdir: str | pathlib.Path, k: int = 8) -> Inspected:
