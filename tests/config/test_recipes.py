@@ -403,7 +403,9 @@ def leaves(tree):
     }
 
 
-OTHER_RUNS = (*TRAINED[1:], *LOSS_RUNS, *IRT_RUNS)
+# Recipes of one variant differ between datasets in numbers alone, which other tests compare.
+OTHER_RUNS = (*(run for run in TRAINED[1:] if "cub" in run or "hyp-dino" in run[1]), *LOSS_RUNS)
+OTHER_RUNS += tuple(IRT_RUNS)
 
 
 @pytest.mark.parametrize(
