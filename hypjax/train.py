@@ -13,12 +13,18 @@ from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import require_wandb
 from hypjax.monitoring.tracing import Trace
 from hypjax.parallel import processes
+from hypjax.runs.files import REPORT
 from hypjax.runs.shared_run import SharedRun
 from hypjax.system import console
 from hypjax.training.feed import Feed
 from hypjax.training.input import open_input
 from hypjax.training.loop import Timers, create_loop, create_monitor
-from hypjax.training.results import collect_results, print_results, write_times
+from hypjax.training.results import (
+    collect_results,
+    print_results,
+    write_own_report,
+    write_times,
+)
 from hypjax.training.setup import build, circumstances, shared_fields
 from hypjax.training.states import begin, save, score_untrained, starting_parameters
 from hypjax.training.step import jit_train_step, make_train_step
@@ -109,5 +115,8 @@ def train_and_evaluate(
                 run.require_last_state(checkpoints, total)
             write_times(run.path, stopwatch, steps=len(steps))
             run.write_results(results)
+        reported = config.run.report and write_own_report(run.path, str(run.location))
     print(f"results.json, metrics.jsonl and the models are in {run.location}")
+    if reported:
+        print(f"the report is {run.location}/{REPORT}")
     return results

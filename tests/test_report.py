@@ -89,6 +89,25 @@ def test_searches_and_classes_are_those_of_the_results(runs):
     assert 0 < wrong <= found.failures or not found.failures
 
 
+def test_a_finished_run_writes_its_report(runs, photos_folder, tmp_path, monkeypatch, capsys):
+    config = small_runs.load(photos_folder, "objective.space=sphere", "run.report=True")
+    for name in ("written", "failed"):
+        shutil.copytree(runs / "sph", tmp_path / name)
+        (tmp_path / name / "results.json").unlink()
+    train.train_and_evaluate(config, tmp_path / "written")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"the report is {tmp_path}/written/report.html"
+    assert "written" in (tmp_path / "written/report.html").read_text()
+
+    def full(*_, **__):
+        raise UserError("cannot write to report.html (No space left on device)")
+
+    monkeypatch.setattr("hypjax.training.results.write_report", full)
+    results = train.train_and_evaluate(config, tmp_path / "failed")
+    assert read_results(tmp_path / "failed/results.json") == results
+    assert "there is no report: cannot write" in capsys.readouterr().err
+
+
 def test_lines_that_a_kill_has_cut_are_left_out(runs, tmp_path):
     shutil.copytree(runs / "sph", tmp_path / "run")
     whole = read_log(tmp_path / "run")

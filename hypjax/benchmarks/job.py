@@ -177,6 +177,7 @@ def _run(
     command = [
         *(sys.executable, "-m", "hypjax.main", f"--config={folder / 'job.py'}:{variant}"),
         *(f"--workdir={workdir}", f"--config.data.path={folder / 'photos'}"),
+        "--config.run.report=False",
         *(f"--config.{field}" for field in fields),
     ]
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "caches")}

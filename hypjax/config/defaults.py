@@ -253,5 +253,6 @@ def _run() -> ConfigDict:
     run.eval_batch_size = 256  # Images per batch in evaluation.
     run.log_every = 10  # Steps between lines of metrics.jsonl.
     run.checkpoint_every = 100  # Steps between checkpoints.
+    run.report = True  # Whether a finished run writes report.html, see `hypjax.report`.
     run.wandb_project = placeholder(str)  # Weights & Biases project. None does not use W&B.
     return run

@@ -13,7 +13,7 @@ from hypjax.system.cloud import url_hash
 from hypjax.system.files import write_json
 
 CONFIG, RESULTS, CHECKPOINTS = "config.json", "results.json", "checkpoints/"
-METRICS, TIMES = "metrics.jsonl", "times.json"
+METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
 # A published model, whose config.json is timm's: its own configuration, its weights under timm's
 # names, and a head that timm's model has not.
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"

@@ -3,16 +3,20 @@
 import pathlib
 from typing import Any
 
+import jax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.data.parts import Task
+from hypjax.errors import UserError
 from hypjax.inference.processing import Projections, save_projections
+from hypjax.inference.reporting import write_report
 from hypjax.monitoring.stopwatch import TIMES, Stopwatch
 from hypjax.parallel import processes
 from hypjax.reports import published
 from hypjax.reports.tables import format_results, noted, print_notes, selecting, title
+from hypjax.runs.files import REPORT
 from hypjax.runs.shared_checkpoints import SharedCheckpoints
 from hypjax.system import console, memory
 from hypjax.system.files import write_json
@@ -123,3 +127,24 @@ def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:
     with console.tolerating(str(folder / TIMES)):
         write_json(folder / TIMES, times)
     console.say(stopwatch.describe())
+
+
+def write_own_report(folder: pathlib.Path, location: str) -> bool:
+    """Writes the report of a finished run; a failure is a warning, as the results are saved.
+
+    Args:
+        folder: The run's folder.
+        location: Its path or URL, which names the run.
+
+    Returns:
+        Whether there is a report. A run of several processes has none: one process cannot embed
+        images while the others wait.
+    """
+    if jax.process_count() > 1:
+        return False
+    try:
+        write_report({pathlib.Path(location).name: folder}, folder / REPORT, queries=50, k=6)
+    except UserError as error:
+        console.warn(f"there is no report: {error}")
+        return False
+    return True

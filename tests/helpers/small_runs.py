@@ -16,13 +16,13 @@ SMALL = [
     *("train.total_steps=12", "train.batch_size=8", "train.samples_per_class=2"),
     *("optim.warmup_steps=2", "data.validation_classes=3", "data.test_classes=3"),
     *("eval.every=4", "eval.ks=1,2", "run.log_every=2", "run.checkpoint_every=3"),
-    "run.eval_batch_size=32",
+    *("run.eval_batch_size=32", "run.report=False"),
 ]
 # Overrides for configs/glyphs.py.
 SHORT_GLYPHS = [
     *("model.width=32", "model.depth=1", "model.num_heads=2", "model.head_dim=8"),
     *("train.total_steps=6", "train.batch_size=24", "optim.warmup_steps=2"),
-    *("eval.every=3", "run.log_every=2"),
+    *("eval.every=3", "run.log_every=2", "run.report=False"),
 ]
 
 

@@ -22,6 +22,7 @@ TINY = (
     *("train.tuples.negatives=2", "train.tuples.pool=10", "train.batch_size=8"),
     *("train.total_steps=11", "optim.learning_rate=1e-3", "objective.koleo_weight=0.1"),
     *("eval.benchmarks=('roxford5k',)", "run.log_every=1", "run.checkpoint_every=3"),
+    "run.report=False",
 )
 
 
