@@ -103,7 +103,8 @@ def test_a_run_that_does_not_help_says_so(photos_folder, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_default_letters_run_has_no_warning(repository, tmp_path, capsys):
-    config = load_config(str(repository / "configs/glyphs.py"), ["train.total_steps=150", "run.report=False"])
+    settings = ["train.total_steps=150", "run.report=False"]
+    config = load_config(str(repository / "configs/glyphs.py"), settings)
     results = train.train_and_evaluate(config, tmp_path)
     assert "warning" not in capsys.readouterr().err
     assert results["final"]["head"]["recall@1"] > 2 * results["untrained"]["head"]["recall@1"]
