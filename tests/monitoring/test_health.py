@@ -103,7 +103,7 @@ def test_a_run_that_does_not_help_says_so(photos_folder, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_default_letters_run_has_no_warning(repository, tmp_path, capsys):
-    settings = ["train.total_steps=150", "run.report=False"]
+    settings = ["train.total_steps=100", "run.report=False"]
     config = load_config(str(repository / "configs/glyphs.py"), settings)
     results = train.train_and_evaluate(config, tmp_path)
     assert "warning" not in capsys.readouterr().err
