@@ -1,6 +1,7 @@
 """The commands, flags and fields that README.md, docs/ and the launch scripts show exist."""
 
 import pathlib
+import re
 
 import pytest
 
@@ -90,3 +91,14 @@ def test_what_exists_is_no_problem():
         ]
     )
     assert commands.problems(page) == []
+
+
+def test_every_picture_is_drawn_by_the_script():
+    script = (REPOSITORY / "launch/pictures.sh").read_text()
+    drawn = re.findall(r'--output="\$output/([\w-]+\.png)"', script)
+    drawn += [f"hierarchy-{name}.png" for name in ("disk", "affinity", "leaves")]
+    drawn += ["negatives-hardest.png"]  # Beside negatives.png.
+    pages = [REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md")]
+    shown = [name for page in pages for name in re.findall(r"!\[.*\]\((.*)\)", page.read_text())]
+    assert {pathlib.Path(name).name for name in shown} == set(drawn)
+    assert {path.name for path in REPOSITORY.glob("docs/*.png")} == set(drawn)

@@ -13,7 +13,9 @@ from hypjax.errors import UserError
 from hypjax.reports.disk import COLOURS, OTHER, Panel, Proxies, grid_lines, largest_groups
 from hypjax.system.files import write_text
 
-_PIXELS = 640  # Side of one disk.
+_PIXELS = 640  # Largest width of one disk.
+_LEAST = 340  # Least width of one disk, below which disks stand under each other.
+_LEGEND = 140  # Height of title and legend.
 _THUMBNAIL = 64  # Pixels of the longer side of an image under the pointer.
 _MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "x")
 _HOVER = """
@@ -59,7 +61,9 @@ def write_disk_page(
     shown = largest_groups(panels, len(names))
     disks = [_disk(panel, shown, names, legend, proxies) for panel in panels]
     title = f"Poincaré disk: {', '.join(panel.title for panel in panels)}"
-    page = file_html(column(Div(text=note), row(*disks)), INLINE, title)
+    beside = row(*disks, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})
+    content = column(Div(text=note), beside, sizing_mode="stretch_width")
+    page = file_html(content, INLINE, title)
     page = page.replace("<html", '<html lang="en"', 1) if "<html lang" not in page else page
     try:
         write_text(output, page)
@@ -79,8 +83,11 @@ def _disk(
 
     plot = figure(
         title=panel.title,
-        frame_width=_PIXELS,
-        frame_height=_PIXELS,
+        sizing_mode="scale_width",
+        min_width=_LEAST,
+        max_width=_PIXELS,
+        aspect_ratio=_PIXELS / (_PIXELS + _LEGEND),
+        match_aspect=True,
         x_range=(-1.03, 1.03),
         y_range=(-1.03, 1.03),
         tools="pan,wheel_zoom,box_zoom,reset,save",

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Draws every picture of README.md and docs/ again. Trains the runs of letters that are missing, 24
+# in all, about two hours on two CPU cores. Needs pip install -e ".[viz]". Further fields apply to all
+# runs:
+# RUNS=/tmp/runs OUTPUT=/tmp/pictures launch/pictures.sh --config.train.total_steps=100
+set -euo pipefail
+runs=${RUNS:-runs} output=${OUTPUT:-docs} fields=("$@")
+
+# train VARIANT NAME [FIELD...]
+train() {
+  python -m hypjax.main --config="configs/glyphs.py:$1" --workdir="$runs/$2" "${@:3}" "${fields[@]}"
+}
+plot() { python -m hypjax.plot "$@"; }
+
+train hyp glyphs-hyp
+plot disk --workdir="$runs/glyphs-hyp" --thumbnails --output="$output/disk.png"
+plot disk --workdir="$runs/glyphs-hyp" --layout=umap --images=4000 --parts=train,test \
+  --output="$output/umap.png"
+plot grid --workdir="$runs/glyphs-hyp" --layout=umap --output="$output/grid.png"
+letters=$(mktemp -d)
+trap 'rm -rf "$letters"' EXIT
+python -m hypjax.export --output="$letters"
+python -m hypjax.embed --workdir="$runs/glyphs-hyp" --images="$letters/test" \
+  --output="$letters/gallery.npz"
+python -m hypjax.search --workdir="$runs/glyphs-hyp" --gallery="$letters/gallery.npz" --k=9 \
+  --query="$letters/test/[FßŢЩ] */U+* DejaVuSans-Bold.png" --output="$output/neighbours.png"
+
+train sph glyphs-sph
+python -m hypjax.negatives --workdir="$runs/glyphs-hyp" --workdir="$runs/glyphs-sph" --show=4 \
+  --output="$output/negatives.png"
+
+train hier glyphs-hier-chosen --config.objective.alpha=16 --config.objective.hier_weight=0.1 \
+  --config.objective.hier_rate=1
+python -m hypjax.hierarchy --workdir="$runs/glyphs-hier-chosen" --images=1000 \
+  --output="$letters/hierarchy"
+for name in disk affinity leaves; do
+  cp "$letters/hierarchy/glyphs-hier-chosen/$name.png" "$output/hierarchy-$name.png"
+done
+
+train irt-l glyphs-irt-l
+train irt-r glyphs-irt-r
+python -m hypjax.spectrum --workdir="$runs/glyphs-irt-l" --workdir="$runs/glyphs-irt-r" \
+  --output="$output/spectrum.png"
+
+# sweep VARIANT c TEMPERATURE...
+sweep() {
+  for temperature in "${@:3}"; do
+    train "$1" "sweep/$1-$2-$temperature" --config.objective.c="$2" \
+      --config.objective.temperature="$temperature" --config.run.report=False
+  done
+}
+sweep sph 0.1 0.0125 0.025 0.05 0.1 0.2 0.5 1
+sweep hyp 0.1 0.025 0.05 0.1 0.2 0.5 1
+sweep hyp 0.01 0.05 0.2 1
+sweep hyp 1 0.05 0.2 1
+python -m hypjax.compare "$runs"/sweep/* --x=objective.temperature --output="$output/temperature.png"

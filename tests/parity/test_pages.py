@@ -1,0 +1,111 @@
+"""Reports and interactive disks in a browser: Chromium, with the accessibility checks of axe."""
+
+import pathlib
+import shutil
+
+import pytest
+
+from hypjax import plot, report, train
+from hypjax.command import parse
+from tests.helpers import small_runs
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
+pytest.importorskip("bokeh", reason="needs the viz extra: bokeh")
+CHROMIUM = shutil.which("chromium")
+if CHROMIUM is None:
+    pytest.skip("needs chromium", allow_module_level=True)
+
+WIDTHS = (400, 800, 1600)
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
+
+
+@pytest.fixture(scope="module")
+def pages(photos_folder, tmp_path_factory) -> dict[str, pathlib.Path]:
+    """A report of two runs, and an interactive disk."""
+    root = tmp_path_factory.mktemp("pages")
+    for space in ("poincare", "sphere"):
+        train.train_and_evaluate(
+            small_runs.load(photos_folder, f"objective.space={space}"), root / space
+        )
+    runs = [f"--workdir={root / space}" for space in ("poincare", "sphere")]
+    commands = {
+        "report": (report, [*runs, "--queries=12"]),
+        "disk": (plot, ["disk", runs[0], "--parts=train,test"]),
+    }
+    for name, (module, arguments) in commands.items():
+        for flag in module.FLAGS:
+            module.FLAGS[flag].unparse()
+        parsed = ["x", *arguments, f"--output={root / name}.html"]
+        choices = getattr(module, "CHOICES", ())
+        module.main(*parse(parsed, module.FLAGS, choices))
+    return {name: root / f"{name}.html" for name in commands}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(pages, browser):
+    """Opens a page; afterwards nothing was logged as an error, and nothing was fetched."""
+    faults, contexts = [], []
+
+    def open_page(name, width):
+        contexts.append(browser.new_context(viewport={"width": width, "height": 900}))
+        page = contexts[-1].new_page()
+        page.on("console", lambda m: m.type in ("error", "warning") and faults.append(m.text))
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("request", lambda r: r.url.startswith("http") and faults.append(r.url))
+        page.goto(pages[name].as_uri())
+        page.wait_for_load_state("networkidle")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["report", "disk"])
+def test_a_page_fits_its_window_and_is_accessible(opened, name, width):
+    page = opened(name, width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    found = axe.Axe().run(page, options=RULES).response["violations"]
+    shown = [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found]
+    assert shown == []
+
+
+def test_the_keyboard_reaches_every_query(opened):
+    page = opened("report", 800)
+    queries = page.locator("#searches li").count()
+    assert queries == 24
+    reached = set()
+    for _ in range(20 + 2 * queries):
+        page.keyboard.press("Tab")
+        reached.add(
+            page.evaluate(
+                "[...document.querySelectorAll('#searches li')].indexOf(document.activeElement)"
+            )
+        )
+    assert reached >= set(range(queries))
+
+
+def test_the_pointer_shows_an_image(opened):
+    page = opened("disk", 1600)
+    canvas = page.locator(".bk-Canvas, canvas").first.bounding_box()
+    images = page.locator(".bk-tooltip img, .bk-Tooltip img, .bk-tooltip-content img")
+    for i in range(40 * 40):
+        x, y = divmod(i, 40)
+        page.mouse.move(
+            canvas["x"] + canvas["width"] * (x + 0.5) / 40,
+            canvas["y"] + canvas["height"] * (y + 0.5) / 40,
+        )
+        if images.count():
+            break
+    assert images.first.get_attribute("src").startswith("data:image/jpeg")
