@@ -32,7 +32,7 @@ _EMBEDDING = flags.DEFINE_enum(
 _EXPORT = flags.DEFINE_multi_string(
     "export",
     [],
-    "Additional file format for other search engines: faiss or parquet.",
+    "Additional file format for other search engines, faiss or parquet; or hyperview, a viewer.",
     flag_values=FLAGS,
 )
 
@@ -47,15 +47,14 @@ def main(overrides: list[str]) -> None:
     from hypjax.data.photos import find_photos
     from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.monitoring.health import warn_if_collapsed
-    from hypjax.retrieval.embeddings import EXPORTS, require_faiss
+    from hypjax.retrieval.exports import EXPORTS
     from hypjax.system.caches import keep_compiled_programs
 
     exports = [kind for value in _EXPORT.value for kind in value.split(",")]
     for kind in exports:
         if kind not in EXPORTS:
             raise UserError(f"--export={kind} is unknown; it must be one of {', '.join(EXPORTS)}")
-    if "faiss" in exports:
-        require_faiss()
+        EXPORTS[kind].require()
     keep_compiled_programs()
     photos = find_photos(_IMAGES.value)
     embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
@@ -67,9 +66,7 @@ def main(overrides: list[str]) -> None:
     )
     print(f"wrote the embeddings of {len(embeddings)} images to {output}")
     for kind in exports:
-        path = output.with_suffix(f".{kind}")
-        EXPORTS[kind](embeddings, path)
-        print(f"exported them to {path}")
+        print(f"exported them to {EXPORTS[kind].write(embeddings, output.with_suffix(f'.{kind}'))}")
     if embeddings.unreadable:
         print(f"{len(embeddings.unreadable)} images could not be read; the file lists them too:")
         for path, reason in embeddings.unreadable.items():

@@ -19,11 +19,11 @@ plot disk --workdir="$runs/glyphs-hyp" --layout=umap --images=4000 --parts=train
 plot grid --workdir="$runs/glyphs-hyp" --layout=umap --output="$output/grid.png"
 letters=$(mktemp -d)
 trap 'rm -rf "$letters"' EXIT
-python -m hypjax.export --output="$letters"
-python -m hypjax.embed --workdir="$runs/glyphs-hyp" --images="$letters/test" \
+python -m hypjax.export --output="$letters/images"
+python -m hypjax.embed --workdir="$runs/glyphs-hyp" --images="$letters/images/test" \
   --output="$letters/gallery.npz"
 python -m hypjax.search --workdir="$runs/glyphs-hyp" --gallery="$letters/gallery.npz" --k=9 \
-  --query="$letters/test/[FßŢЩ] */U+* DejaVuSans-Bold.png" --output="$output/neighbours.png"
+  --query="$letters/images/test/[FßŢЩ] */U+* DejaVuSans-Bold.png" --output="$output/neighbours.png"
 
 train sph glyphs-sph
 python -m hypjax.negatives --workdir="$runs/glyphs-hyp" --workdir="$runs/glyphs-sph" --show=4 \

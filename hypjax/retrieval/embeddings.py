@@ -5,7 +5,7 @@ import dataclasses
 import json
 import pathlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -61,7 +61,7 @@ class Embeddings:
             UserError: The file cannot be written.
         """
         pairs = np.array(list(self.unreadable.items()), dtype=str).reshape(-1, 2)
-        with _replacing(path) as temporary, temporary.open("wb") as file:
+        with replacing_file(path) as temporary, temporary.open("wb") as file:
             np.savez(
                 file,
                 format=np.array(_FORMAT),
@@ -142,66 +142,6 @@ class Embeddings:
         """
         return np.asarray(self.space.features(self.vectors))
 
-    def export_faiss(self, path: pathlib.Path) -> None:
-        """Writes the search vectors as a faiss IndexFlatIP.
-
-        Raises:
-            UserError: faiss is not installed, or the file cannot be written.
-        """
-        faiss = require_faiss()
-        vectors = self.search_vectors()
-        index = faiss.IndexFlatIP(vectors.shape[1])
-        index.add(vectors)
-        with _replacing(path) as temporary:
-            temporary.write_bytes(faiss.serialize_index(index).tobytes())
-
-    def export_parquet(self, path: pathlib.Path) -> None:
-        """Writes a table with the columns id, label, vector and search_vector.
-
-        Raises:
-            UserError: The file cannot be written.
-        """
-        import pyarrow
-        import pyarrow.parquet
-
-        def rows(vectors: np.ndarray) -> pyarrow.Array:
-            values = pyarrow.array(np.ascontiguousarray(vectors).reshape(-1))
-            return pyarrow.FixedSizeListArray.from_arrays(values, vectors.shape[1])
-
-        table = pyarrow.table(
-            {
-                "id": self.ids.tolist(),
-                "label": [label or None for label in self.labels.tolist()],
-                "vector": rows(self.vectors),
-                "search_vector": rows(self.search_vectors()),
-            }
-        )
-        metadata = {
-            "hypjax.space": json.dumps(describe_space(self.space)),
-            "hypjax.fingerprint": self.fingerprint,
-        }
-        with _replacing(path) as temporary:
-            pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), temporary)
-
-
-def require_faiss() -> types.ModuleType:
-    """Imports and returns faiss.
-
-    Raises:
-        UserError: faiss is not installed.
-    """
-    try:
-        import faiss
-    except ImportError as error:
-        raise UserError("--export=faiss needs faiss: pip install faiss-cpu") from error
-    return faiss
-
-
-EXPORTS: dict[str, Callable[[Embeddings, pathlib.Path], None]] = {
-    "faiss": Embeddings.export_faiss,
-    "parquet": Embeddings.export_parquet,
-}
-
 
 def describe_space(space: Space) -> dict[str, object]:
     """Describes a space in values that JSON can hold; `space_of` is the inverse.
@@ -237,8 +177,12 @@ def space_of(description: dict[str, object]) -> Space:
 
 
 @contextlib.contextmanager
-def _replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a temporary path, which replaces the given one if the body succeeds."""
+def replacing_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a temporary path, which replaces the given one if the body succeeds.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
     try:
         with replacing(path) as temporary:
             yield temporary

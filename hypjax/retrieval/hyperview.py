@@ -1,0 +1,78 @@
+"""Galleries for HyperView, a viewer of hyperbolic embeddings."""
+
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Space, Sphere, layout, poincare
+from hypjax.retrieval.embeddings import Embeddings
+
+# HyperView's own default view shows no Poincaré layouts.
+_OPEN = """import hyperview as hv
+images, disk = hv.ui.Samples(id="images"), hv.ui.Scatter(id="disk", layout_key="{layout}")
+hv.launch(hv.Dataset({name}), view=hv.ui.View(hv.ui.Horizontal(images, disk)))"""
+_SPACE, _LAYOUT = "hypjax", "hypjax__poincare_precomputed__2d"
+
+
+def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
+    """Writes a dataset of HyperView's: images, classes, points, and their places in the disk.
+
+    HyperView searches by the distance of the space, in float32, and draws the layout of
+    `hypjax.geometry.layout.lay_out`.
+
+    Args:
+        embeddings: The embeddings.
+        path: Names the dataset by its stem. HyperView selects the folder.
+
+    Returns:
+        Where the gallery is, with the program that opens it.
+
+    Raises:
+        UserError: HyperView knows no such space, or has a dataset of this name.
+    """
+    import hyperview
+
+    name = path.stem
+    geometry, vectors = _vectors(embeddings)
+    dataset = hyperview.Dataset(name)
+    if len(dataset):
+        raise UserError(
+            f"HyperView has a dataset {name} already; give --output another name, or remove that"
+        )
+    files = [os.path.abspath(file) for file in embeddings.ids.tolist()]
+    # HyperView writes ids into URLs.
+    ids = [hashlib.sha256(file.encode()).hexdigest()[:16] for file in files]
+    labels = [label or None for label in embeddings.labels.tolist()]
+    described = zip(ids, files, labels, strict=True)
+    dataset.add_samples(
+        hyperview.Sample(id=i, filepath=file, label=label) for i, file, label in described
+    )
+    dataset.register_embeddings(_SPACE, "hypjax", ids, vectors, config=geometry)
+    places = layout.lay_out(embeddings.vectors, embeddings.space)
+    coordinates = np.stack([places.real, places.imag], axis=1)
+    dataset.register_layout(
+        _LAYOUT, _SPACE, ids, coordinates, method="precomputed", geometry="poincare"
+    )
+    program = _OPEN.format(layout=_LAYOUT, name=json.dumps(name))
+    return f"HyperView; to open them there, run in Python:\n{program}"
+
+
+def _vectors(embeddings: Embeddings) -> tuple[dict[str, Any], Float[np.ndarray, "n k"]]:
+    """HyperView's description of the space, and the points in its coordinates."""
+    space: Space = embeddings.space
+    if isinstance(space, Sphere):
+        return {"provider": "hypjax", "geometry": "hypersphere"}, embeddings.vectors
+    if not isinstance(space, PoincareBall) or space.c <= 0:
+        raise UserError(f"HyperView has no space for {space}; it knows balls and the sphere")
+    with jax.enable_x64(True):
+        points = np.asarray(embeddings.vectors, np.float64)
+        hyperboloid = np.asarray(poincare.to_lorentz(points, space.c)) / np.sqrt(space.c)
+    geometry = {"geometry": "hyperboloid", "params": {"curvature": float(space.c)}}
+    return {"provider": "hypjax", **geometry}, hyperboloid.astype(np.float32)
