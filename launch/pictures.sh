@@ -5,6 +5,8 @@
 # RUNS=/tmp/runs OUTPUT=/tmp/pictures launch/pictures.sh --config.train.total_steps=100
 set -euo pipefail
 runs=${RUNS:-runs} output=${OUTPUT:-docs} fields=("$@")
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
 
 # train VARIANT NAME [FIELD...]
 train() {
@@ -16,31 +18,31 @@ train hyp glyphs-hyp
 plot disk --workdir="$runs/glyphs-hyp" --thumbnails --output="$output/disk.png"
 plot disk --workdir="$runs/glyphs-hyp" --layout=umap --images=4000 --parts=train,test \
   --output="$output/umap.png"
-plot grid --workdir="$runs/glyphs-hyp" --layout=umap --output="$output/grid.png"
-letters=$(mktemp -d)
-trap 'rm -rf "$letters"' EXIT
-python -m hypjax.export --output="$letters/images"
-python -m hypjax.embed --workdir="$runs/glyphs-hyp" --images="$letters/images/test" \
-  --output="$letters/gallery.npz"
-python -m hypjax.search --workdir="$runs/glyphs-hyp" --gallery="$letters/gallery.npz" --k=9 \
-  --query="$letters/images/test/[FßŢЩ] */U+* DejaVuSans-Bold.png" --output="$output/neighbours.png"
+plot grid --workdir="$runs/glyphs-hyp" --layout=umap --output="$output/grid.jpg"
+python -m hypjax.export --output="$scratch/letters"
+python -m hypjax.embed --workdir="$runs/glyphs-hyp" --images="$scratch/letters/test" \
+  --output="$scratch/gallery.npz"
+python -m hypjax.search --workdir="$runs/glyphs-hyp" --gallery="$scratch/gallery.npz" --k=9 \
+  --query="$scratch/letters/test/[FßŢЩ] */U+* DejaVuSans-Bold.png" --output="$output/neighbours.png"
 
 train sph glyphs-sph
-python -m hypjax.negatives --workdir="$runs/glyphs-hyp" --workdir="$runs/glyphs-sph" --show=4 \
-  --output="$output/negatives.png"
+python -m hypjax.negatives --workdir="$runs/glyphs-hyp" --workdir="$runs/glyphs-sph" --show=2 \
+  --output="$scratch/negatives.png"
+cp "$scratch"/negatives{,-hardest}.png "$output"
 
 train hier glyphs-hier-chosen --config.objective.alpha=16 --config.objective.hier_weight=0.1 \
   --config.objective.hier_rate=1
 python -m hypjax.hierarchy --workdir="$runs/glyphs-hier-chosen" --images=1000 \
-  --output="$letters/hierarchy"
+  --output="$scratch/hierarchy"
 for name in disk affinity leaves; do
-  cp "$letters/hierarchy/glyphs-hier-chosen/$name.png" "$output/hierarchy-$name.png"
+  cp "$scratch/hierarchy/glyphs-hier-chosen/$name.png" "$output/hierarchy-$name.png"
 done
 
 train irt-l glyphs-irt-l
 train irt-r glyphs-irt-r
 python -m hypjax.spectrum --workdir="$runs/glyphs-irt-l" --workdir="$runs/glyphs-irt-r" \
-  --output="$output/spectrum.png"
+  --output="$scratch/spectrum.png"
+cp "$scratch/spectrum.png" "$output"
 
 # sweep VARIANT c TEMPERATURE...
 sweep() {

@@ -95,10 +95,10 @@ def test_what_exists_is_no_problem():
 
 def test_every_picture_is_drawn_by_the_script():
     script = (REPOSITORY / "launch/pictures.sh").read_text()
-    drawn = re.findall(r'--output="\$output/([\w-]+\.png)"', script)
+    drawn = re.findall(r'--output="\$(?:output|scratch)/([\w-]+\.(?:png|jpg))"', script)
     drawn += [f"hierarchy-{name}.png" for name in ("disk", "affinity", "leaves")]
     drawn += ["negatives-hardest.png"]  # Beside negatives.png.
     pages = [REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md")]
     shown = [name for page in pages for name in re.findall(r"!\[.*\]\((.*)\)", page.read_text())]
     assert {pathlib.Path(name).name for name in shown} == set(drawn)
-    assert {path.name for path in REPOSITORY.glob("docs/*.png")} == set(drawn)
+    assert {path.name for path in REPOSITORY.glob("docs/*.[pj][np]g")} == set(drawn)
