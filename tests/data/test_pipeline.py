@@ -118,7 +118,14 @@ class Deadly(list):
         return super().__getitem__(i)
 
 
-@pytest.mark.parametrize(("workers", "size", "seed"), [(1, 6, 1), (2, 6, 2), (3, 40, 3)])
+@pytest.mark.parametrize(
+    ("workers", "size", "seed"),
+    [
+        (2, 6, 2),
+        pytest.param(1, 6, 1, marks=pytest.mark.slow),
+        pytest.param(3, 40, 3, marks=pytest.mark.slow),
+    ],
+)
 def test_a_dead_worker_is_reported_with_its_images(workers, size, seed):
     """Names the piece that the worker was preparing, not one it had finished before."""
     dataset = random_dataset(n=60, classes=20)

@@ -128,6 +128,7 @@ def test_a_run_ends_when_one_of_its_processes_is_killed(photos_folder, tmp_path)
     )
 
 
+@pytest.mark.slow
 def test_a_user_error_in_one_process_ends_all_without_a_retry(photos_folder, tmp_path):
     processes = ProcessPair(photos_folder, tmp_path / "run", second_overrides=["seed=7"])
     (status, _, errors), (other_status, _, other_errors) = processes.wait_for_both()

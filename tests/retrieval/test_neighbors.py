@@ -61,7 +61,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(n, marks=[pytest.mark.slow] if n == "512d" else []) for n in CASES]
+)
 def test_equals_float64_brute_force(space, case):
     x, y = CASES[case](space)
     k = min(50, len(y))

@@ -146,10 +146,8 @@ def ends(group: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_signals_reach_the_run_and_not_its_workers(photos_folder, tmp_path, number, status):
     """A terminal sends an interrupt to all processes of a command; none may survive."""
     long = [*FLAT, "train.total_steps=30000", "run.checkpoint_every=30000", "run.workers=1"]
