@@ -8,7 +8,7 @@ import pytest
 from hypjax import report, train
 from hypjax.command import parse
 from hypjax.data.splits import open_splits
-from hypjax.errors import UserError
+from hypjax.errors import Interrupted, UserError
 from hypjax.inference.inspected import inspect, read_log
 from hypjax.runs.workdir import read_results, saved_config
 from tests.helpers import small_runs
@@ -91,7 +91,7 @@ def test_searches_and_classes_are_those_of_the_results(runs):
 
 def test_a_finished_run_writes_its_report(runs, photos_folder, tmp_path, monkeypatch, capsys):
     config = small_runs.load(photos_folder, "objective.space=sphere", "run.report=True")
-    for name in ("written", "failed"):
+    for name in ("written", "failed", "interrupted"):
         shutil.copytree(runs / "sph", tmp_path / name)
         (tmp_path / name / "results.json").unlink()
     train.train_and_evaluate(config, tmp_path / "written")
@@ -106,6 +106,14 @@ def test_a_finished_run_writes_its_report(runs, photos_folder, tmp_path, monkeyp
     results = train.train_and_evaluate(config, tmp_path / "failed")
     assert read_results(tmp_path / "failed/results.json") == results
     assert "there is no report: cannot write" in capsys.readouterr().err
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hypjax.training.results.write_report", interrupted)
+    with pytest.raises(Interrupted, match="the results are saved; python -m hypjax.report"):
+        train.train_and_evaluate(config, tmp_path / "interrupted")
+    assert read_results(tmp_path / "interrupted/results.json") == results
 
 
 def test_lines_that_a_kill_has_cut_are_left_out(runs, tmp_path):

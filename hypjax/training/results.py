@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.data.parts import Task
-from hypjax.errors import UserError
+from hypjax.errors import Interrupted, UserError
 from hypjax.inference.processing import Projections, save_projections
 from hypjax.inference.reporting import write_report
 from hypjax.monitoring.stopwatch import TIMES, Stopwatch
@@ -139,6 +139,9 @@ def write_own_report(folder: pathlib.Path, location: str) -> bool:
     Returns:
         Whether there is a report. A run of several processes has none: one process cannot embed
         images while the others wait.
+
+    Raises:
+        Interrupted: An interrupt arrived.
     """
     if jax.process_count() > 1:
         return False
@@ -147,4 +150,7 @@ def write_own_report(folder: pathlib.Path, location: str) -> bool:
     except UserError as error:
         console.warn(f"there is no report: {error}")
         return False
+    except KeyboardInterrupt as interrupt:
+        command = f"python -m hypjax.report --workdir={location}"
+        raise Interrupted(f"the results are saved; {command} writes the report") from interrupt
     return True
