@@ -12,7 +12,8 @@ from tests.helpers import small_runs
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
 pytest.importorskip("bokeh", reason="needs the viz extra: bokeh")
-CHROMIUM = shutil.which("chromium")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 if CHROMIUM is None:
     pytest.skip("needs chromium", allow_module_level=True)
 
