@@ -32,7 +32,8 @@ _EMBEDDING = flags.DEFINE_enum(
 _EXPORT = flags.DEFINE_multi_string(
     "export",
     [],
-    "Additional file format for other search engines, faiss or parquet; or hyperview, a viewer.",
+    "Additional format: usearch for an approximate search, faiss or parquet for other engines, or "
+    "hyperview, a viewer.",
     flag_values=FLAGS,
 )
 

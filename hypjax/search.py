@@ -17,7 +17,10 @@ _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder or URL of the run that embedded the gallery.", flag_values=FLAGS
 )
 _GALLERY = flags.DEFINE_string(
-    "gallery", None, "File written by python -m hypjax.embed.", flag_values=FLAGS
+    "gallery",
+    None,
+    "File written by python -m hypjax.embed: .npz, or .usearch for an approximate search.",
+    flag_values=FLAGS,
 )
 _QUERY = flags.DEFINE_string(
     "query",
@@ -69,13 +72,13 @@ def main(overrides: list[str]) -> None:
     from hypjax.data.pixels import read_image
     from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.inference.hits import find_hits
-    from hypjax.retrieval.embeddings import Embeddings
+    from hypjax.retrieval.graph import open_gallery
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
-    gallery = Embeddings.load(pathlib.Path(_GALLERY.value).expanduser())
+    gallery = open_gallery(pathlib.Path(_GALLERY.value).expanduser())
     photos = find_photos(_QUERY.value)
     keep_compiled_programs()
     embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)

@@ -10,21 +10,22 @@ from hypjax.errors import UserError
 from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.reports.hits import Hits
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.graph import GraphGallery
 from hypjax.retrieval.refinement import Refinement
 
 
 def find_hits(
     embedder: TrainedEmbedder,
     photos: Sequence[Photo],
-    gallery: Embeddings,
+    gallery: Embeddings | GraphGallery,
     k: int,
     refinement: Refinement | None = None,
 ) -> list[Hits]:
     """Finds the nearest images of a gallery to each query, in the order of their distances.
 
-    With a refinement, queries are expanded or results are re-ranked. An image is not found as its
-    own neighbour. A query's class is known if it is given, if the gallery holds the image, or if
-    the image's folder is named like one of the gallery's classes.
+    With a refinement, queries are expanded or results are re-ranked, which a graph cannot do. An
+    image is not found as its own neighbour. A query's class is known if it is given, if the gallery
+    holds the image, or if the image's folder is named like one of the gallery's classes.
 
     Raises:
         UserError: The gallery comes from another run, a query cannot be read, or k is too large.
@@ -41,9 +42,14 @@ def find_hits(
     own = np.array([_place(photo, places) for photo in photos])
     excluded = own if (own >= 0).any() else None
     refinement = refinement or Refinement()
-    distances, found = refinement.search(
-        queries.vectors, excluded, gallery.vectors, k=k, space=gallery.space
-    )
+    if isinstance(gallery, GraphGallery):
+        if refinement != Refinement():
+            raise UserError("expansion and re-ranking search all vectors; give the .npz gallery")
+        distances, found = gallery.nearest(queries.vectors, k, excluded)
+    else:
+        distances, found = refinement.search(
+            queries.vectors, excluded, gallery.vectors, k=k, space=gallery.space
+        )
     classes = set(gallery.labels.tolist()) - {""}
     return [
         Hits(
@@ -62,7 +68,7 @@ def _place(photo: Photo, places: Mapping[str, int]) -> int:
     return places.get(os.path.realpath(photo.path), -1) if photo.image is None else -1
 
 
-def _known_label(gallery: Embeddings, own: int) -> str:
+def _known_label(gallery: Embeddings | GraphGallery, own: int) -> str:
     """The class of a query at this index in the gallery; '' if it is not there (-1)."""
     return str(gallery.labels[own]) if own >= 0 else ""
 

@@ -16,11 +16,13 @@ from hypjax.inference.hits import find_hits
 from hypjax.reports.hits import Hits
 from hypjax.reports.model_card import describe
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.graph import SUFFIX, GraphGallery, open_gallery
 from hypjax.retrieval.refinement import Refinement
 from hypjax.system import hub
 from hypjax.system.caches import keep_compiled_programs
 
 Images = Given | Sequence[Given]
+_GALLERIES = (".npz", SUFFIX)
 
 
 class Model:
@@ -80,7 +82,7 @@ class Model:
 
     def search(
         self,
-        gallery: Embeddings | Images,
+        gallery: Embeddings | GraphGallery | Images,
         query: Images,
         k: int = 10,
         refinement: Refinement | None = None,
@@ -88,7 +90,7 @@ class Model:
         """Finds the nearest images of a gallery.
 
         Args:
-            gallery: What `gallery` returned, the path of an .npz file that `hypjax.embed` wrote, or
+            gallery: What `gallery` returned, a file that `hypjax.embed` wrote, .npz or .usearch, or
                 images.
             query: As for `embed`. A file is not found as its own neighbour.
             k: Number of neighbours.
@@ -101,9 +103,9 @@ class Model:
             UserError: The gallery comes from another model, an image cannot be read, or k is larger
                 than the gallery.
         """
-        if isinstance(gallery, str | os.PathLike) and os.fspath(gallery).endswith(".npz"):
-            gallery = Embeddings.load(pathlib.Path(gallery).expanduser())
-        elif not isinstance(gallery, Embeddings):
+        if isinstance(gallery, str | os.PathLike) and os.fspath(gallery).endswith(_GALLERIES):
+            gallery = open_gallery(pathlib.Path(gallery).expanduser())
+        elif not isinstance(gallery, Embeddings | GraphGallery):
             gallery = self.gallery(gallery)
         return find_hits(self._embedder, given_photos(query), gallery, k, refinement)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import Embeddings, describe_space, replacing_file
+from hypjax.retrieval.graph import export_usearch
 from hypjax.retrieval.hyperview import export_hyperview
 
 
@@ -90,4 +91,5 @@ EXPORTS = {
     "faiss": Export(export_faiss, "faiss", "faiss-cpu"),
     "hyperview": Export(export_hyperview, "hyperview", "hyperview"),
     "parquet": Export(export_parquet, "pyarrow", "pyarrow"),
+    "usearch": Export(export_usearch, "usearch", '"hypjax[ann]"'),
 }

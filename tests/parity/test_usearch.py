@@ -1,0 +1,141 @@
+"""Galleries in a graph of usearch."""
+
+import numpy as np
+import pytest
+
+from hypjax.errors import UserError
+from hypjax.geometry import Fused, PoincareBall, Sphere, poincare
+from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.graph import GraphGallery, export_usearch, open_gallery
+from hypjax.retrieval.neighbors import search
+from tests.helpers.small_runs import REPOSITORY
+
+pytest.importorskip("usearch", reason="needs the ann extra: usearch")
+pytest.importorskip("numba", reason="needs the ann extra: numba")
+SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, None), PoincareBall(0.0, None)]
+
+
+def embeddings(points, space, first=0, fingerprint="model"):
+    ids = np.array([f"{i}.png" for i in range(first, first + len(points))])
+    labels = np.array(["odd", "even"])[np.arange(len(points)) % 2]
+    return Embeddings(np.asarray(points), ids, labels, space, fingerprint, "images", {})
+
+
+def clusters(space, count, dim=32, seed=0):
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(50, dim))
+    features = centres[rng.integers(0, 50, count)] + 0.5 * rng.normal(size=(count, dim))
+    return np.asarray(space.embed((0.4 * features).astype(np.float32)))
+
+
+def tree(c, dim, levels=8):
+    """Points of a tree with three children each, whose leaves lie near the boundary."""
+    rng = np.random.default_rng(0)
+    found = [np.zeros((1, dim))]
+    for _ in range(levels - 1):
+        parents = np.repeat(found[-1], 3, axis=0)
+        steps = rng.normal(size=parents.shape)
+        steps *= np.tanh(0.7) / np.sqrt(c) / np.linalg.norm(steps, axis=1, keepdims=True)
+        found.append(np.asarray(poincare.mobius_add(parents, steps, c)))
+    return np.concatenate(found).astype(np.float32)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_it_finds_the_exact_neighbours_and_their_distances(space, tmp_path):
+    points = clusters(space, 3000)
+    path = tmp_path / "gallery.usearch"
+    said = export_usearch(embeddings(points, space), path)
+    gallery = open_gallery(path)
+    assert gallery.recall >= 0.98 and f"{gallery.recall:.1%}" in said
+    own = np.arange(1000)
+    exact_distances, exact = search(points[:1000], own, points, k=10, space=space)
+    distances, found = gallery.nearest(points[:1000], 10, own)
+    assert (exact[:, :, None] == found[:, None]).any(axis=2).mean() >= 0.98
+    assert (found != own[:, None]).all() and (np.diff(distances) >= 0).all()
+    same = found == exact
+    np.testing.assert_allclose(distances[same], exact_distances[same], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [8, 64])
+@pytest.mark.parametrize("c", [0.1, 1.0])
+def test_trees_are_searched_up_to_the_boundary(c, dim):
+    ball, points = PoincareBall(c, None), tree(c, dim)
+    assert np.sqrt(c) * np.linalg.norm(points, axis=1).max() > 0.99
+    gallery = GraphGallery.build(embeddings(points, ball))
+    assert gallery.recall >= 0.98
+    distances, found = gallery.nearest(points[-500:], 5)
+    expected = np.asarray(ball.distance(points[-500:, None], points[found]))
+    np.testing.assert_allclose(distances, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_images_are_added_found_removed_and_gone(tmp_path):
+    space = SPACES[1]
+    points = clusters(space, 400)
+    path = tmp_path / "gallery.usearch"
+    GraphGallery.build(embeddings(points[:300], space)).save(path)
+    with pytest.raises(UserError, match="open it with writable=True"):
+        GraphGallery.open(path).remove(["3.png"])
+    gallery = GraphGallery.open(path, writable=True)
+    gallery.remove(["3.png", "299.png"])
+    gallery.add(embeddings(points[300:], space, first=300))
+    gallery.save(path)
+    changed = GraphGallery.open(path)
+    assert len(changed) == 398 and "3.png" not in changed.ids
+    distances, found = changed.nearest(points, 1)
+    names = changed.ids[found[:, 0]]
+    present = np.isin(np.arange(400), [3, 299], invert=True)
+    assert np.mean(names[present] == [f"{i}.png" for i in np.flatnonzero(present)]) > 0.98
+    assert not np.isin(["3.png", "299.png"], names).any() and (distances[~present] > 0).all()
+    assert changed.labels[found[301, 0]] == "even"
+    for wrong, words in (
+        (embeddings(points[:1], space, fingerprint="other"), "embedded by another model"),
+        (embeddings(points[300:301], space, first=300), "300.png is in the gallery; remove it"),
+    ):
+        with pytest.raises(UserError, match=words):
+            gallery.add(wrong)
+    with pytest.raises(UserError, match="3.png is not in the gallery"):
+        gallery.remove(["3.png"])
+
+
+def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
+    space, path = SPACES[1], tmp_path / "gallery.usearch"
+    points = clusters(space, 100)
+    with pytest.raises(UserError, match="needs its table"):
+        open_gallery(path)
+    export_usearch(embeddings(points, space), path)
+    with pytest.raises(UserError, match="k is 101, but there are 100 items"):
+        open_gallery(path).nearest(points, 101)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="is not the graph that its table describes"):
+        open_gallery(path)
+    table = tmp_path / "gallery.usearch.parquet"
+    table.write_bytes(table.read_bytes()[:-50])
+    with pytest.raises(UserError, match="is damaged; export the gallery again"):
+        open_gallery(path)
+    fused = Fused(((Sphere(), 1.0), (space, 1.0)))
+    with pytest.raises(UserError, match="there is no graph for"):
+        GraphGallery.build(embeddings(np.tile(points, 2), fused))
+
+
+def test_a_graph_that_finds_too_little_says_so(monkeypatch, capsys):
+    monkeypatch.setattr("hypjax.retrieval.graph._BUILDS", ((2, 2),))
+    monkeypatch.setattr("hypjax.retrieval.graph._EXPANSIONS", (1,))
+    gallery = GraphGallery.build(embeddings(clusters(SPACES[1], 3000), SPACES[1]))
+    assert gallery.recall < 0.9
+    assert f"the graph finds {gallery.recall:.1%} of the 10 nearest" in capsys.readouterr().err
+
+
+def test_the_documented_lines_need_no_hypjax(tmp_path, monkeypatch, capsys):
+    space = SPACES[1]
+    points = clusters(space, 500, dim=128)
+    export_usearch(embeddings(points, space), tmp_path / "gallery.usearch")
+    page = (REPOSITORY / "docs/search.md").read_text()
+    (example,) = [part for part in page.split("```") if "index.view" in part]
+    assert "hypjax" not in example
+    monkeypatch.chdir(tmp_path)
+    exec(example.removeprefix("python"), {})
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    distances, found = search(points[:1], None, points, k=10, space=space)
+    assert [name for _, name in printed] == [f"{i}.png" for i in found[0]]
+    np.testing.assert_allclose([float(d) for d, _ in printed], distances[0], atol=1e-3)
