@@ -3,6 +3,7 @@
 python -m hypjax.benchmark [loss | retrieval | input | train | all]: one suite, or all four.
 python -m hypjax.benchmark growth: how time and memory grow with problem size.
 python -m hypjax.benchmark exactness: right answers of searches where points crowd.
+python -m hypjax.benchmark ann: recall and speed of approximate searches.
 python -m hypjax.benchmark memory: memory of the train step, which is compiled but not run.
 python -m hypjax.benchmark job: where the time of a whole run goes, from launch to results.
 """
@@ -24,8 +25,9 @@ SUITES = {  # With the optional package that each requires.
     "input": "grain",
     "train": "",
 }
-ALL, MEMORY, GROWTH, JOB, EXACTNESS = "all", "memory", "growth", "job", "exactness"
-CHOICES = (*SUITES, ALL, MEMORY, GROWTH, JOB, EXACTNESS)
+ALL, MEMORY, GROWTH, JOB = "all", "memory", "growth", "job"
+EXACTNESS, ANN = "exactness", "ann"
+CHOICES = (*SUITES, ALL, MEMORY, GROWTH, JOB, EXACTNESS, ANN)
 
 EXAMPLE = "python -m hypjax.benchmark loss --quick"
 FLAGS = flags.FlagValues()
@@ -82,6 +84,8 @@ def main(overrides: list[str], suite: str | None) -> None:
         results = _growth()
     elif suite == EXACTNESS:
         results = _exactness()
+    elif suite == ANN:
+        results = _ann()
     elif suite == JOB:
         results = _job(overrides)
     else:
@@ -136,6 +140,14 @@ def _exactness() -> dict[str, Any]:
     rows = list(exactness.rows(_QUICK.value))
     print(exactness.table(rows))
     return {EXACTNESS: rows}
+
+
+def _ann() -> dict[str, Any]:
+    from hypjax.benchmarks import ann
+
+    rows = list(ann.rows(_QUICK.value))
+    print(ann.table(rows))
+    return {ANN: rows}
 
 
 def _job(overrides: list[str]) -> dict[str, Any]:

@@ -25,10 +25,8 @@ from hypjax.system import console
 
 SUFFIX = ".usearch"
 _BUILDS = ((32, 256), (64, 512))  # Links of a point, and candidates when it is added.
-_EXPANSIONS = (32, 64, 128, 256, 512, 1024)  # Candidates of a search, of which the least is taken.
+_CANDIDATES = (32, 64, 128, 256, 512, 1024)  # Candidates of a search, of which the least is taken.
 _WANTED, _NEAREST, _SAMPLE = 0.98, 10, 500  # Recall of so many neighbours of so many points.
-_SPARE = 2  # Candidates for each neighbour, which are sorted by the exact distance.
-_BLOCK = 1024  # Queries searched for at once.
 
 
 class GraphGallery:
@@ -56,11 +54,20 @@ class GraphGallery:
         self.space: Space = table["space"]
         self.fingerprint: str = table["fingerprint"]
         self.recall: float = table["recall"]
-        index.expansion_search = table["expansion"]
+        index.expansion_search = table["candidates"]
 
     def __len__(self) -> int:
         """Number of images."""
         return len(self.ids)
+
+    @property
+    def candidates(self) -> int:
+        """Number of candidates of a search: more find more neighbours, and take longer."""
+        return self._index.expansion_search
+
+    @candidates.setter
+    def candidates(self, number: int) -> None:
+        self._index.expansion_search = number
 
     @classmethod
     def build(cls, embeddings: Embeddings) -> Self:
@@ -81,11 +88,11 @@ class GraphGallery:
             "space": embeddings.space,
             "fingerprint": embeddings.fingerprint,
             "recall": 0.0,
-            "expansion": _EXPANSIONS[0],
+            "candidates": _CANDIDATES[0],
         }
         keys = np.arange(len(embeddings))
-        for links, expansion in _BUILDS:
-            index = _index(embeddings.space, embeddings.vectors.shape[1], links, expansion)
+        for links, added in _BUILDS:
+            index = _index(embeddings.space, embeddings.vectors.shape[1], links, added)
             gallery = cls(index, keys, table)
             gallery._insert(keys, embeddings.vectors)
             if gallery._tune(embeddings.vectors):
@@ -132,7 +139,7 @@ class GraphGallery:
             "space": describe_space(self.space),
             "fingerprint": self.fingerprint,
             "recall": self.recall,
-            "expansion": self._index.expansion_search,
+            "candidates": self.candidates,
             "dim": self._index.ndim - isinstance(self.space, PoincareBall),
             "bytes": path.stat().st_size,
         }
@@ -182,7 +189,7 @@ class GraphGallery:
         k: int,
         own: Int[np.ndarray, " n"] | None = None,
     ) -> tuple[Float32[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
-        """Finds the nearest among candidates from the graph, by exact distances.
+        """Finds the nearest items that the graph reaches.
 
         Args:
             points: The queries.
@@ -198,36 +205,27 @@ class GraphGallery:
         """
         if not 1 <= k <= len(self) - (own is not None):
             raise UserError(f"k is {k}, but there are {len(self)} items in the gallery")
-        distances, places = np.zeros((len(points), k), np.float32), np.zeros((len(points), k), int)
-        for first in range(0, len(points), _BLOCK):
-            rows = slice(first, first + _BLOCK)
-            excluded = None if own is None else own[rows]
-            distances[rows], places[rows] = self._nearest(points[rows], k, excluded)
-        return distances, places
-
-    def _nearest(
-        self, points: Float32[np.ndarray, "n d"], k: int, own: Int[np.ndarray, " n"] | None
-    ) -> tuple[Float32[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
-        count = min(len(self), _SPARE * k + 1)
-        found = self._index.search(_vectors(points, self.space), count)
+        found = self._index.search(_vectors(points, self.space), k + (own is not None))
         keys = np.asarray(found.keys, np.int64).reshape(len(points), -1)
-        items = np.asarray(self._index.get(keys.ravel())).reshape(*keys.shape, -1)
-        with jax.enable_x64(True):
-            queries = np.asarray(points, np.float64)[:, None]
-            candidates = np.asarray(items[..., : points.shape[1]], np.float64)
-            exact = np.array(self.space.distance(queries, candidates))
+        separations = np.array(found.distances, np.float64).reshape(keys.shape)
+        separations[np.arange(keys.shape[1]) >= np.reshape(found.counts, (-1, 1))] = np.inf
         places = np.searchsorted(self._keys, keys)
         if own is not None:
-            exact[places == own[:, None]] = np.inf
-        order = np.argsort(exact, axis=1, kind="stable")[:, :k]
-        exact = np.take_along_axis(exact, order, axis=1)
-        if exact.shape[1] < k or not np.isfinite(exact).all():
+            separations[places == own[:, None]] = np.inf
+        order = np.argsort(separations, axis=1, kind="stable")[:, :k]
+        separations = np.take_along_axis(separations, order, axis=1)
+        if not np.isfinite(separations).all():
             raise UserError("the graph reaches too few items; lower k, or export the gallery again")
-        return exact.astype(np.float32), np.take_along_axis(places, order, axis=1)
+        with jax.enable_x64(True):
+            distances = np.asarray(self.space.distance_at(separations))
+        return distances.astype(np.float32), np.take_along_axis(places, order, axis=1)
 
     def _insert(self, keys: Int[np.ndarray, " n"], points: Float32[np.ndarray, "n d"]) -> None:
+        # From the centre outwards: a point keeps links to those nearest to it, and points near the
+        # centre are near to all. If they came last, they would displace the links among the others.
+        order = np.argsort(np.linalg.norm(points, axis=1), kind="stable")
         shown = "points added" if sys.stderr.isatty() else False
-        self._index.add(keys, _vectors(points, self.space), log=shown)
+        self._index.add(keys[order], _vectors(points[order], self.space), log=shown)
 
     def _tune(self, points: Float32[np.ndarray, "n d"]) -> bool:
         """Chooses the candidates of searches by a sample; returns whether they find enough."""
@@ -236,7 +234,7 @@ class GraphGallery:
         if not k:
             return True
         _, exact = search(points[sample], sample, points, k=k, space=self.space)
-        for self._index.expansion_search in _EXPANSIONS:
+        for self.candidates in _CANDIDATES:
             _, found = self.nearest(points[sample], k, sample)
             shared = (exact[:, :, None] == found[:, None]).any(axis=2)
             self.recall = float(shared.mean())
@@ -291,7 +289,7 @@ def _read_table(path: pathlib.Path) -> tuple[Int[np.ndarray, " n"], int, dict[st
         raise UserError(f"the table beside {path} is damaged; export the gallery again") from error
 
 
-def _index(space: Space, dim: int, links: int | None = None, expansion: int | None = None) -> Any:
+def _index(space: Space, dim: int, links: int | None = None, added: int | None = None) -> Any:
     """An empty graph for points of a space."""
     try:
         import usearch.index
@@ -304,7 +302,7 @@ def _index(space: Space, dim: int, links: int | None = None, expansion: int | No
     else:
         raise UserError(f"there is no graph for {space}; search the .npz file")
     return usearch.index.Index(
-        ndim=size, metric=metric, dtype="f32", connectivity=links, expansion_add=expansion
+        ndim=size, metric=metric, dtype="f32", connectivity=links, expansion_add=added
     )
 
 

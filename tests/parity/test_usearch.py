@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hypjax.benchmarks import ann
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere, poincare
 from hypjax.retrieval.embeddings import Embeddings
@@ -120,10 +121,32 @@ def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
 
 def test_a_graph_that_finds_too_little_says_so(monkeypatch, capsys):
     monkeypatch.setattr("hypjax.retrieval.graph._BUILDS", ((2, 2),))
-    monkeypatch.setattr("hypjax.retrieval.graph._EXPANSIONS", (1,))
+    monkeypatch.setattr("hypjax.retrieval.graph._CANDIDATES", (1,))
     gallery = GraphGallery.build(embeddings(clusters(SPACES[1], 3000), SPACES[1]))
     assert gallery.recall < 0.9
     assert f"the graph finds {gallery.recall:.1%} of the 10 nearest" in capsys.readouterr().err
+
+
+def test_points_far_out_are_reached_when_norms_differ():
+    """In a random order, the same graph finds fewer of them."""
+    ball = PoincareBall(1.0, None)
+    points = np.asarray(ball.embed(ann._features(3000, 128)))
+    _, exact = search(points[:500], None, points, k=10, space=ball)
+    gallery = GraphGallery.build(embeddings(points, ball))
+    gallery.candidates = 128
+    _, found = gallery.nearest(points[:500], 10)
+    assert ann._recall(found, exact) > 0.99
+
+
+def test_the_benchmark_measures_every_engine(monkeypatch):
+    monkeypatch.setattr(ann, "_SETTINGS", ((PoincareBall(1.0, None), 8),))
+    monkeypatch.setattr(ann, "_CANDIDATES", (64,))
+    rows = list(ann.rows(quick=True))
+    recalls = {row["engine"]: row["recall"] for row in rows}
+    ours, product = "usearch, own distance (--export=usearch)", "usearch, inner product of d + 1"
+    assert recalls[ours] > 0.98 and recalls["usearch, cosine"] > 0.98 and recalls[product] < 0.5
+    assert all(row["rate"] > 0 for row in rows)
+    assert "times the time of usearch's cosine" in ann.table(rows)
 
 
 def test_the_documented_lines_need_no_hypjax(tmp_path, monkeypatch, capsys):
