@@ -85,7 +85,7 @@ def main(overrides: list[str], suite: str | None) -> None:
     elif suite == EXACTNESS:
         results = _exactness()
     elif suite == ANN:
-        results = _ann()
+        results = _ann(output.with_suffix(".png"))
     elif suite == JOB:
         results = _job(overrides)
     else:
@@ -142,11 +142,15 @@ def _exactness() -> dict[str, Any]:
     return {EXACTNESS: rows}
 
 
-def _ann() -> dict[str, Any]:
+def _ann(figure: pathlib.Path) -> dict[str, Any]:
     from hypjax.benchmarks import ann
+    from hypjax.system import console
 
     rows = list(ann.rows(_QUICK.value))
     print(ann.table(rows))
+    with console.tolerating(str(figure)):
+        ann.draw(rows, figure)
+        print(f"drew recall against speed to {figure}")
     return {ANN: rows}
 
 

@@ -1,11 +1,15 @@
 """Recall and speed of approximate searches, compared with the exact one and with cosine."""
 
+import itertools
+import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from hypjax.benchmarks import peers
 from hypjax.errors import UserError
@@ -178,6 +182,32 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *_ratios(rows)]
     return "\n".join(lines)
+
+
+def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
+    """Draws recall against speed, one panel per ball and number of coordinates.
+
+    Args:
+        rows: What `rows` yields.
+        path: Figure to write.
+    """
+    settings = list(dict.fromkeys((row["c"], row["dim"]) for row in rows))
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    figure = Figure(figsize=(5 * len(settings), 4.8), layout="constrained")
+    axes = figure.subplots(1, len(settings), squeeze=False)[0]
+    for axis, (c, dim) in zip(axes, settings, strict=True):
+        for engine, marker in zip(engines, itertools.cycle("osD^vP*")):
+            own = [row for row in rows if (row["c"], row["dim"]) == (c, dim)]
+            own = [row for row in own if row["engine"] == engine]
+            recalls, rates = ([row[name] for row in own] for name in ("recall", "rate"))
+            axis.plot(recalls, rates, marker=marker, label=engine)
+        axis.set(xlabel="recall of the 10 nearest", ylabel="queries per second", yscale="log")
+        axis.set_title(f"c = {c:g}, {dim} coordinates")
+        axis.grid(alpha=0.3)
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=100)
 
 
 def _ratios(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

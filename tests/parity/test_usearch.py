@@ -138,7 +138,7 @@ def test_points_far_out_are_reached_when_norms_differ():
     assert ann._recall(found, exact) > 0.99
 
 
-def test_the_benchmark_measures_every_engine(monkeypatch):
+def test_the_benchmark_measures_every_engine(monkeypatch, tmp_path):
     monkeypatch.setattr(ann, "_SETTINGS", ((PoincareBall(1.0, None), 8),))
     monkeypatch.setattr(ann, "_CANDIDATES", (64,))
     rows = list(ann.rows(quick=True))
@@ -147,6 +147,8 @@ def test_the_benchmark_measures_every_engine(monkeypatch):
     assert recalls[ours] > 0.98 and recalls["usearch, cosine"] > 0.98 and recalls[product] < 0.5
     assert all(row["rate"] > 0 for row in rows)
     assert "times the time of usearch's cosine" in ann.table(rows)
+    ann.draw(rows, tmp_path / "ann.png")
+    assert (tmp_path / "ann.png").stat().st_size > 10_000
 
 
 def test_the_documented_lines_need_no_hypjax(tmp_path, monkeypatch, capsys):
