@@ -1,11 +1,17 @@
 """Embeds images with a trained run."""
 
+from __future__ import annotations
+
 import pathlib
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from hypjax import command
 from hypjax.errors import UserError
+
+if TYPE_CHECKING:  # It imports JAX.
+    from hypjax.retrieval.embeddings import Embeddings
 
 EXAMPLE = "python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test --output=test.npz"
 FLAGS = flags.FlagValues()
@@ -36,30 +42,35 @@ _EXPORT = flags.DEFINE_multi_string(
     "hyperview, a viewer.",
     flag_values=FLAGS,
 )
+_SHARD = flags.DEFINE_string(
+    "shard",
+    None,
+    "Part of the images to embed, such as 3/16, into a file of its own; then --merge.",
+    flag_values=FLAGS,
+)
+_MERGE = flags.DEFINE_boolean(
+    "merge", False, "Join the parts of --shard, which needs no --workdir.", flag_values=FLAGS
+)
 
 
 def main(overrides: list[str]) -> None:
     """Embeds the images and writes the embeddings."""
-    command.require(_WORKDIR, _IMAGES, _OUTPUT)
+    command.require(_IMAGES, _OUTPUT, *([] if _MERGE.value else [_WORKDIR]))
     command.refuse_overrides(overrides)
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if output.suffix != ".npz":
         raise UserError(f"--output is {output}; its name must end in .npz")
-    from hypjax.data.photos import find_photos
-    from hypjax.inference.embedder import TrainedEmbedder
+    if _MERGE.value and _SHARD.value:
+        raise UserError("--merge joins all parts; leave out --shard")
     from hypjax.monitoring.health import warn_if_collapsed
     from hypjax.retrieval.exports import EXPORTS
-    from hypjax.system.caches import keep_compiled_programs
 
     exports = [kind for value in _EXPORT.value for kind in value.split(",")]
     for kind in exports:
         if kind not in EXPORTS:
             raise UserError(f"--export={kind} is unknown; it must be one of {', '.join(EXPORTS)}")
         EXPORTS[kind].require()
-    keep_compiled_programs()
-    photos = find_photos(_IMAGES.value)
-    embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
-    embeddings = embedder.embed_to(output, photos)
+    output, embeddings = _embed(output)
     warn_if_collapsed(
         embeddings.vectors,
         "a search among them finds little but rounding; train again with a lower "
@@ -72,6 +83,24 @@ def main(overrides: list[str]) -> None:
         print(f"{len(embeddings.unreadable)} images could not be read; the file lists them too:")
         for path, reason in embeddings.unreadable.items():
             print(f"  {path} ({reason})")
+
+
+def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
+    """Embeds the images, or a part of them, or joins the parts; returns the file, too."""
+    from hypjax.data.photos import find_photos
+    from hypjax.inference.embedder import TrainedEmbedder
+    from hypjax.inference.shards import Shard, merge
+    from hypjax.system.caches import keep_compiled_programs
+
+    shard = Shard.parse(_SHARD.value) if _SHARD.value else None
+    photos = find_photos(_IMAGES.value)
+    if _MERGE.value:
+        return output, merge(output, photos)
+    keep_compiled_programs()
+    embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
+    if shard:
+        photos, output = shard.of(photos, embedder.batch_size), shard.path(output)
+    return output, embedder.embed_to(output, photos)
 
 
 if __name__ == "__main__":

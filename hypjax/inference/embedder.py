@@ -35,6 +35,7 @@ class TrainedEmbedder:
     Attributes:
         config: The run's configuration.
         space: Space of the embeddings.
+        batch_size: Number of images that are embedded at once.
         fingerprint: Hash of everything that the embeddings depend on besides the images. Embeddings
             of equal fingerprints can be compared.
     """
@@ -64,7 +65,7 @@ class TrainedEmbedder:
             self._projection = saved_projection(folder, config, part, self.space, self.fingerprint)
             if self._projection is not None:
                 self.fingerprint = self._projection.fingerprint(self.fingerprint)
-        self._part, self._batch_size = part, batch_size or config.run.eval_batch_size
+        self._part, self.batch_size = part, batch_size or config.run.eval_batch_size
         pixel_scaling = (config.data.mean, config.data.std)
         spaces = {part: self.space}
         self._embed = jax.jit(embed_function(model, pixel_scaling, spaces, config.eval.scales))
@@ -80,7 +81,7 @@ class TrainedEmbedder:
         Raises:
             UserError: The device's memory does not suffice.
         """
-        size, workers = self._batch_size, Workers.of(self.config.run)
+        size, workers = self.batch_size, Workers.of(self.config.run)
         batches = readable_batches(dataset, View.of(self.config.data), size, workers)
         with contextlib.closing(batches), memory.explained("run.eval_batch_size"):
             for first, batch in zip(range(0, len(dataset), size), batches, strict=True):

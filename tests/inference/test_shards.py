@@ -1,0 +1,102 @@
+"""Embedding in parts."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from hypjax import embed, train
+from hypjax.command import parse
+from hypjax.data.photos import find_photos
+from hypjax.errors import Interrupted, UserError
+from hypjax.inference import embedder as inference
+from hypjax.inference.shards import Shard
+from hypjax.retrieval.embeddings import Embeddings
+from tests.helpers import small_runs
+
+
+@pytest.fixture(scope="module")
+def run(photos_folder, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run")
+    train.train_and_evaluate(small_runs.load(photos_folder, "run.eval_batch_size=16"), workdir)
+    return workdir
+
+
+@pytest.fixture
+def execute(run, photos_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos_folder, "photos")
+    (tmp_path / "photos/class1/broken.jpg").write_text("no image")
+
+    def execute(*arguments):
+        for flag in embed.FLAGS:
+            embed.FLAGS[flag].unparse()
+        where = ["--images=photos", f"--workdir={run}", "--output=g.npz"]
+        embed.main(*parse(["embed", *where, *arguments], embed.FLAGS))
+
+    return execute
+
+
+def test_merged_parts_are_the_gallery_bit_for_bit(execute, run, tmp_path, monkeypatch):
+    """One of the parts is interrupted, and embedded again."""
+    execute("--output=whole.npz")
+    execute("--shard=2/2")
+    with monkeypatch.context() as patch:
+        patch.setattr(inference.interrupts, "deferred", Stopping)
+        with pytest.raises(Interrupted, match="16 of 32 images are saved"):
+            execute("--shard=1/2")
+    with pytest.raises(UserError, match="g-1-of-2.npz is missing; embed it with --shard=1/2"):
+        execute("--merge")
+    execute("--shard=1/2")
+    execute("--merge")
+    with np.load("g.npz") as merged, np.load("whole.npz") as whole:
+        assert merged.files == whole.files
+        assert all(np.array_equal(merged[name], whole[name]) for name in whole.files)
+    assert len(Embeddings.load(tmp_path / "g.npz").unreadable) == 1
+    with pytest.raises(UserError, match="g.npz exists already"):
+        execute("--merge")
+
+
+class Stopping:
+    """Stands for a handler that is interrupted at once."""
+
+    def __init__(self, message):
+        self.status = 130
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def __call__(self):
+        return True
+
+
+def test_parts_of_other_images_or_numbers_are_refused(execute, tmp_path):
+    with pytest.raises(UserError, match="there are no parts of g.npz"):
+        execute("--merge")
+    execute("--shard=1/2")
+    execute("--shard=2/2")
+    (tmp_path / "photos/class3").rename("photos/class_3")
+    with pytest.raises(UserError, match="holds other images than --images lists now"):
+        execute("--merge")
+    shutil.copy("g-1-of-2.npz", "g-1-of-4.npz")
+    with pytest.raises(UserError, match="there are parts of 2 and 4 of g.npz"):
+        execute("--merge")
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "3", "1/0", "a/b", "1/2/3", "-1/2"])
+def test_what_names_no_part_is_refused(text):
+    with pytest.raises(UserError, match="it must be a part and their number, such as 3/16"):
+        Shard.parse(text)
+
+
+def test_parts_are_whole_batches_and_hold_all_images(photos_folder):
+    photos = find_photos(str(photos_folder))
+    for count in range(1, 9):
+        parts = [Shard(i, count).of(photos, 8) for i in range(1, count + 1)]
+        assert [photo for part in parts for photo in part] == list(photos)
+        assert all(parts) and all(len(part) % 8 == 0 for part in parts[:-1])
+    with pytest.raises(UserError, match="60 images are 8 batches of 8, too few for 9 parts"):
+        Shard(1, 9).of(photos, 8)
