@@ -100,5 +100,5 @@ def test_an_unknown_suite_is_refused_in_one_sentence(tmp_path):
     assert done.returncode == 1
     assert done.stderr == (
         "error: 'retrival' is not one of loss, retrieval, input, train, all, memory, growth, job, "
-        "exactness\n"
+        "exactness, ann\n"
     )
