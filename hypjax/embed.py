@@ -38,8 +38,8 @@ _EMBEDDING = flags.DEFINE_enum(
 _EXPORT = flags.DEFINE_multi_string(
     "export",
     [],
-    "Additional format: usearch for an approximate search, faiss or parquet for other engines, or "
-    "hyperview, a viewer.",
+    "Additional format: usearch, qdrant, qdrant://host:6333/name or faiss:hnsw for an approximate "
+    "search, faiss or parquet for other engines, or hyperview, a viewer.",
     flag_values=FLAGS,
 )
 _SHARD = flags.DEFINE_string(
@@ -63,13 +63,10 @@ def main(overrides: list[str]) -> None:
     if _MERGE.value and _SHARD.value:
         raise UserError("--merge joins all parts; leave out --shard")
     from hypjax.monitoring.health import warn_if_collapsed
-    from hypjax.retrieval.exports import EXPORTS
+    from hypjax.retrieval.exports import find_export
 
-    exports = [kind for value in _EXPORT.value for kind in value.split(",")]
-    for kind in exports:
-        if kind not in EXPORTS:
-            raise UserError(f"--export={kind} is unknown; it must be one of {', '.join(EXPORTS)}")
-        EXPORTS[kind].require()
+    names = [name for value in _EXPORT.value for name in value.split(",")]
+    exports = {name: find_export(name) for name in names}
     output, embeddings = _embed(output)
     warn_if_collapsed(
         embeddings.vectors,
@@ -77,8 +74,9 @@ def main(overrides: list[str]) -> None:
         "optim.learning_rate",
     )
     print(f"wrote the embeddings of {len(embeddings)} images to {output}")
-    for kind in exports:
-        print(f"exported them to {EXPORTS[kind].write(embeddings, output.with_suffix(f'.{kind}'))}")
+    for name, export in exports.items():
+        path = output.with_suffix(f".{name.partition(':')[0]}")
+        print(f"exported them to {export.write(embeddings, path)}")
     if embeddings.unreadable:
         print(f"{len(embeddings.unreadable)} images could not be read; the file lists them too:")
         for path, reason in embeddings.unreadable.items():

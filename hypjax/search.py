@@ -1,7 +1,6 @@
 """Finds the nearest neighbours of query images."""
 
 import functools
-import pathlib
 
 from absl import flags
 
@@ -19,7 +18,8 @@ _WORKDIR = flags.DEFINE_string(
 _GALLERY = flags.DEFINE_string(
     "gallery",
     None,
-    "File written by python -m hypjax.embed: .npz, or .usearch for an approximate search.",
+    "What python -m hypjax.embed wrote: a .npz file, or for an approximate search a .usearch file, "
+    "a .qdrant folder or qdrant://host:6333/name.",
     flag_values=FLAGS,
 )
 _QUERY = flags.DEFINE_string(
@@ -72,13 +72,13 @@ def main(overrides: list[str]) -> None:
     from hypjax.data.pixels import read_image
     from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.inference.hits import find_hits
-    from hypjax.retrieval.graph import open_gallery
+    from hypjax.retrieval.exports import open_gallery
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
-    gallery = open_gallery(pathlib.Path(_GALLERY.value).expanduser())
+    gallery = open_gallery(_GALLERY.value)
     photos = find_photos(_QUERY.value)
     keep_compiled_programs()
     embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)

@@ -1,31 +1,35 @@
 """Searching a gallery with images as queries."""
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from jaxtyping import Float32
 
 from hypjax.data.photos import Photo
 from hypjax.errors import UserError
 from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.reports.hits import Hits
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.exports import Gallery
 from hypjax.retrieval.graph import GraphGallery
+from hypjax.retrieval.qdrant import Neighbours, QdrantGallery
 from hypjax.retrieval.refinement import Refinement
 
 
 def find_hits(
     embedder: TrainedEmbedder,
     photos: Sequence[Photo],
-    gallery: Embeddings | GraphGallery,
+    gallery: Gallery,
     k: int,
     refinement: Refinement | None = None,
 ) -> list[Hits]:
     """Finds the nearest images of a gallery to each query, in the order of their distances.
 
-    With a refinement, queries are expanded or results are re-ranked, which a graph cannot do. An
-    image is not found as its own neighbour. A query's class is known if it is given, if the gallery
-    holds the image, or if the image's folder is named like one of the gallery's classes.
+    With a refinement, queries are expanded or results are re-ranked, which approximate searches
+    cannot do. An image is not found as its own neighbour. A query's class is known if it is given,
+    if the gallery holds the image, or if the image's folder is named like one of its classes.
 
     Raises:
         UserError: The gallery comes from another run, a query cannot be read, or k is too large.
@@ -38,42 +42,63 @@ def find_hits(
     queries = embedder.embed(photos)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
-    places = {os.path.realpath(path): i for i, path in enumerate(gallery.ids.tolist())}
-    own = np.array([_place(photo, places) for photo in photos])
-    excluded = own if (own >= 0).any() else None
+    paths = ["" if photo.image is not None else os.path.realpath(photo.path) for photo in photos]
     refinement = refinement or Refinement()
-    if isinstance(gallery, GraphGallery):
-        if refinement != Refinement():
-            raise UserError("expansion and re-ranking search all vectors; give the .npz gallery")
-        distances, found = gallery.nearest(queries.vectors, k, excluded)
+    if not isinstance(gallery, Embeddings) and refinement != Refinement():
+        raise UserError("expansion and re-ranking search all vectors; give the .npz gallery")
+    if isinstance(gallery, QdrantGallery):
+        found = gallery.nearest(queries.vectors, k, paths)
     else:
-        distances, found = refinement.search(
-            queries.vectors, excluded, gallery.vectors, k=k, space=gallery.space
-        )
-    classes = set(gallery.labels.tolist()) - {""}
+        found = _search_arrays(queries.vectors, paths, gallery, k, refinement)
+    has_class = _classes_of(gallery)
     return [
         Hits(
             query=str(photo.path),
-            label=photo.label or _known_label(gallery, own[i]) or _folder_label(photo, classes),
-            paths=gallery.ids[found[i]].tolist(),
-            labels=gallery.labels[found[i]].tolist(),
-            distances=distances[i].tolist(),
+            label=photo.label or hits.own_label or _folder_label(photo, has_class),
+            paths=hits.ids,
+            labels=hits.labels,
+            distances=hits.distances,
         )
-        for i, photo in enumerate(photos)
+        for photo, hits in zip(photos, found, strict=True)
     ]
 
 
-def _place(photo: Photo, places: Mapping[str, int]) -> int:
-    """The index of a query among the gallery's files; -1 if it is none of them."""
-    return places.get(os.path.realpath(photo.path), -1) if photo.image is None else -1
+def _search_arrays(
+    points: Float32[np.ndarray, "n d"],
+    paths: Sequence[str],
+    gallery: Embeddings | GraphGallery,
+    k: int,
+    refinement: Refinement,
+) -> list[Neighbours]:
+    """Searches a gallery whose paths and classes are in memory."""
+    places = {os.path.realpath(path): i for i, path in enumerate(gallery.ids.tolist())}
+    own = np.array([places.get(path, -1) for path in paths])
+    excluded = own if (own >= 0).any() else None
+    if isinstance(gallery, GraphGallery):
+        distances, found = gallery.nearest(points, k, excluded)
+    else:
+        distances, found = refinement.search(
+            points, excluded, gallery.vectors, k=k, space=gallery.space
+        )
+    return [
+        Neighbours(
+            gallery.ids[found[i]].tolist(),
+            gallery.labels[found[i]].tolist(),
+            distances[i].tolist(),
+            str(gallery.labels[own[i]]) if own[i] >= 0 else "",
+        )
+        for i in range(len(points))
+    ]
 
 
-def _known_label(gallery: Embeddings | GraphGallery, own: int) -> str:
-    """The class of a query at this index in the gallery; '' if it is not there (-1)."""
-    return str(gallery.labels[own]) if own >= 0 else ""
+def _classes_of(gallery: Gallery) -> Callable[[str], bool]:
+    """Tells whether a name is that of a class of the gallery."""
+    if isinstance(gallery, QdrantGallery):
+        return functools.cache(gallery.has_class)
+    return (set(gallery.labels.tolist()) - {""}).__contains__
 
 
-def _folder_label(photo: Photo, classes: set[str]) -> str:
+def _folder_label(photo: Photo, has_class: Callable[[str], bool]) -> str:
     """The name of a query's folder, if it names one of the classes, or else ''."""
     folder = photo.path.absolute().parent.name
-    return folder if folder in classes else ""
+    return folder if has_class(folder) else ""

@@ -16,13 +16,12 @@ from hypjax.inference.hits import find_hits
 from hypjax.reports.hits import Hits
 from hypjax.reports.model_card import describe
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.graph import SUFFIX, GraphGallery, open_gallery
+from hypjax.retrieval.exports import Gallery, is_gallery, open_gallery
 from hypjax.retrieval.refinement import Refinement
 from hypjax.system import hub
 from hypjax.system.caches import keep_compiled_programs
 
 Images = Given | Sequence[Given]
-_GALLERIES = (".npz", SUFFIX)
 
 
 class Model:
@@ -82,7 +81,7 @@ class Model:
 
     def search(
         self,
-        gallery: Embeddings | GraphGallery | Images,
+        gallery: Gallery | Images,
         query: Images,
         k: int = 10,
         refinement: Refinement | None = None,
@@ -90,8 +89,7 @@ class Model:
         """Finds the nearest images of a gallery.
 
         Args:
-            gallery: What `gallery` returned, a file that `hypjax.embed` wrote, .npz or .usearch, or
-                images.
+            gallery: What `gallery` returned, what `hypjax.search` accepts as --gallery, or images.
             query: As for `embed`. A file is not found as its own neighbour.
             k: Number of neighbours.
             refinement: Query expansion or re-ranking.
@@ -103,9 +101,9 @@ class Model:
             UserError: The gallery comes from another model, an image cannot be read, or k is larger
                 than the gallery.
         """
-        if isinstance(gallery, str | os.PathLike) and os.fspath(gallery).endswith(_GALLERIES):
-            gallery = open_gallery(pathlib.Path(gallery).expanduser())
-        elif not isinstance(gallery, Embeddings | GraphGallery):
+        if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
+            gallery = open_gallery(gallery)
+        elif not isinstance(gallery, Gallery):
             gallery = self.gallery(gallery)
         return find_hits(self._embedder, given_photos(query), gallery, k, refinement)
 

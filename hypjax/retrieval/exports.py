@@ -1,17 +1,20 @@
-"""Galleries in the formats of other search engines and viewers."""
+"""Galleries in the formats of search engines and viewers, and those that searches read again."""
 
+import functools
 import importlib
 import json
+import os
 import pathlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from hypjax.errors import UserError
+from hypjax.retrieval import faiss_files, graph, qdrant
 from hypjax.retrieval.embeddings import Embeddings, describe_space, replacing_file
-from hypjax.retrieval.graph import export_usearch
 from hypjax.retrieval.hyperview import export_hyperview
+from hypjax.retrieval.qdrant_engines import SCHEMES
 
 
 class Export(NamedTuple):
@@ -27,34 +30,58 @@ class Export(NamedTuple):
     module: str
     package: str
 
-    def require(self) -> Any:
-        """Imports and returns the package.
 
-        Raises:
-            UserError: It is not installed.
-        """
-        try:
-            return importlib.import_module(self.module)
-        except ImportError as error:
-            raise UserError(
-                f"this export needs {self.module}: pip install {self.package}"
-            ) from error
+Gallery = Embeddings | graph.GraphGallery | qdrant.QdrantGallery
 
 
-def export_faiss(embeddings: Embeddings, path: pathlib.Path) -> str:
-    """Writes the search vectors as a faiss IndexFlatIP.
+def open_gallery(location: str | os.PathLike[str]) -> Gallery:
+    """Opens what `python -m hypjax.embed` wrote: a .npz file, or what an export made of it.
+
+    Args:
+        location: Path of a .npz or .usearch file or a .qdrant folder, or URL of a collection.
 
     Raises:
-        UserError: faiss is not installed, inner products do not rank points of the space, or the
-            file cannot be written.
+        UserError: It is missing, damaged or something else.
     """
-    faiss = EXPORTS["faiss"].require()
-    vectors = embeddings.search_vectors()
-    index = faiss.IndexFlatIP(vectors.shape[1])
-    index.add(vectors)
-    with replacing_file(path) as temporary:
-        temporary.write_bytes(faiss.serialize_index(index).tobytes())
-    return str(path)
+    location = os.fspath(location)
+    if location.startswith(SCHEMES):
+        return qdrant.QdrantGallery.open(location)
+    path = pathlib.Path(location).expanduser()
+    if path.suffix == qdrant.SUFFIX:
+        return qdrant.QdrantGallery.open(path)
+    return graph.GraphGallery.open(path) if path.suffix == graph.SUFFIX else Embeddings.load(path)
+
+
+def is_gallery(location: str | os.PathLike[str]) -> bool:
+    """Whether a location looks like one that `open_gallery` opens."""
+    location = os.fspath(location)
+    return location.startswith(SCHEMES) or location.endswith((".npz", graph.SUFFIX, qdrant.SUFFIX))
+
+
+def find_export(name: str) -> Export:
+    """The export of a name in `EXPORTS`, or to the URL of a Qdrant collection.
+
+    Raises:
+        UserError: There is no such export, or its package is not installed.
+    """
+    export = EXPORTS.get(name)
+    if name.startswith(SCHEMES):
+        write = functools.partial(_write_to, name)
+        export = Export(write, "qdrant_client", '"hypjax[qdrant]"')
+    if not export:
+        names = ", ".join(EXPORTS)
+        raise UserError(f"--export={name} is unknown; it must be one of {names}, or qdrant://…")
+    try:
+        importlib.import_module(export.module)
+    except ImportError as error:
+        raise UserError(
+            f"--export={name} needs {export.module}: pip install {export.package}"
+        ) from error
+    return export
+
+
+def _write_to(url: str, embeddings: Embeddings, _: pathlib.Path) -> str:
+    return qdrant.export_qdrant(embeddings, url)
 
 
 def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
@@ -88,8 +115,10 @@ def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
 
 
 EXPORTS = {
-    "faiss": Export(export_faiss, "faiss", "faiss-cpu"),
+    "faiss": Export(faiss_files.export_flat, "faiss", "faiss-cpu"),
+    "faiss:hnsw": Export(faiss_files.export_hnsw, "faiss", "faiss-cpu"),
     "hyperview": Export(export_hyperview, "hyperview", "hyperview"),
     "parquet": Export(export_parquet, "pyarrow", "pyarrow"),
-    "usearch": Export(export_usearch, "usearch", '"hypjax[ann]"'),
+    "qdrant": Export(qdrant.export_qdrant, "qdrant_edge", '"hypjax[qdrant]"'),
+    "usearch": Export(graph.export_usearch, "usearch", '"hypjax[ann]"'),
 }

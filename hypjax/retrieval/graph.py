@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import jax
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Float32, Float64, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space, Sphere
@@ -205,20 +205,28 @@ class GraphGallery:
         """
         if not 1 <= k <= len(self) - (own is not None):
             raise UserError(f"k is {k}, but there are {len(self)} items in the gallery")
-        found = self._index.search(_vectors(points, self.space), k + (own is not None))
-        keys = np.asarray(found.keys, np.int64).reshape(len(points), -1)
-        separations = np.array(found.distances, np.float64).reshape(keys.shape)
-        separations[np.arange(keys.shape[1]) >= np.reshape(found.counts, (-1, 1))] = np.inf
-        places = np.searchsorted(self._keys, keys)
-        if own is not None:
-            separations[places == own[:, None]] = np.inf
-        order = np.argsort(separations, axis=1, kind="stable")[:, :k]
-        separations = np.take_along_axis(separations, order, axis=1)
+        separations, places = self._search(points, k, own)
         if not np.isfinite(separations).all():
             raise UserError("the graph reaches too few items; lower k, or export the gallery again")
         with jax.enable_x64(True):
             distances = np.asarray(self.space.distance_at(separations))
-        return distances.astype(np.float32), np.take_along_axis(places, order, axis=1)
+        return distances.astype(np.float32), places
+
+    def _search(
+        self, points: Float32[np.ndarray, "n d"], k: int, own: Int[np.ndarray, " n"] | None
+    ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+        """As `nearest`, but separations, which are infinite where the graph reaches no item."""
+        found = self._index.search(_vectors(points, self.space), k + (own is not None))
+        keys = np.asarray(found.keys, np.int64).reshape(len(points), -1)
+        missing = np.arange(keys.shape[1]) >= np.reshape(found.counts, (-1, 1))
+        with np.errstate(invalid="ignore"):  # Those of missing items hold anything.
+            separations = np.array(found.distances, np.float64).reshape(keys.shape)
+        separations[missing] = np.inf
+        places = np.where(missing, -1, np.searchsorted(self._keys, keys))
+        if own is not None:
+            separations[places == own[:, None]] = np.inf
+        order = np.argsort(separations, axis=1, kind="stable")[:, :k]
+        return tuple(np.take_along_axis(values, order, axis=1) for values in (separations, places))
 
     def _insert(self, keys: Int[np.ndarray, " n"], points: Float32[np.ndarray, "n d"]) -> None:
         # From the centre outwards: a point keeps links to those nearest to it, and points near the
@@ -235,7 +243,7 @@ class GraphGallery:
             return True
         _, exact = search(points[sample], sample, points, k=k, space=self.space)
         for self.candidates in _CANDIDATES:
-            _, found = self.nearest(points[sample], k, sample)
+            _, found = self._search(points[sample], k, sample)
             shared = (exact[:, :, None] == found[:, None]).any(axis=2)
             self.recall = float(shared.mean())
             if self.recall >= _WANTED:
@@ -245,15 +253,6 @@ class GraphGallery:
     def _require_writable(self) -> None:
         if not self._writable:
             raise UserError("the gallery is memory-mapped; open it with writable=True to change it")
-
-
-def open_gallery(path: pathlib.Path) -> Embeddings | GraphGallery:
-    """Opens what `python -m hypjax.embed` wrote: embeddings, or with `--export=usearch` a graph.
-
-    Raises:
-        UserError: The file is missing, damaged or something else.
-    """
-    return GraphGallery.open(path) if path.suffix == SUFFIX else Embeddings.load(path)
 
 
 def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:

@@ -5,40 +5,16 @@ import pytest
 
 from hypjax.benchmarks import ann
 from hypjax.errors import UserError
-from hypjax.geometry import Fused, PoincareBall, Sphere, poincare
-from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.graph import GraphGallery, export_usearch, open_gallery
+from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.retrieval.exports import open_gallery
+from hypjax.retrieval.graph import GraphGallery, export_usearch
 from hypjax.retrieval.neighbors import search
+from tests.helpers.galleries import clusters, embeddings, tree
 from tests.helpers.small_runs import REPOSITORY
 
 pytest.importorskip("usearch", reason="needs the ann extra: usearch")
 pytest.importorskip("numba", reason="needs the ann extra: numba")
 SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, None), PoincareBall(0.0, None)]
-
-
-def embeddings(points, space, first=0, fingerprint="model"):
-    ids = np.array([f"{i}.png" for i in range(first, first + len(points))])
-    labels = np.array(["odd", "even"])[np.arange(len(points)) % 2]
-    return Embeddings(np.asarray(points), ids, labels, space, fingerprint, "images", {})
-
-
-def clusters(space, count, dim=32, seed=0):
-    rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(50, dim))
-    features = centres[rng.integers(0, 50, count)] + 0.5 * rng.normal(size=(count, dim))
-    return np.asarray(space.embed((0.4 * features).astype(np.float32)))
-
-
-def tree(c, dim, levels=8):
-    """Points of a tree with three children each, whose leaves lie near the boundary."""
-    rng = np.random.default_rng(0)
-    found = [np.zeros((1, dim))]
-    for _ in range(levels - 1):
-        parents = np.repeat(found[-1], 3, axis=0)
-        steps = rng.normal(size=parents.shape)
-        steps *= np.tanh(0.7) / np.sqrt(c) / np.linalg.norm(steps, axis=1, keepdims=True)
-        found.append(np.asarray(poincare.mobius_add(parents, steps, c)))
-    return np.concatenate(found).astype(np.float32)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
