@@ -34,6 +34,7 @@ def test_notebook_runs(path, data_dir, repository, tmp_path, monkeypatch):
     options = " ".join(f"--config.{field}" for field in OPTIONS[path.stem])
     parameters = {"options": options} if options else {}
     if path.stem == "paper_figures":
+        pytest.importorskip("umap", reason="needs the viz extra: umap-learn")
         parameters["temperatures"] = [0.3]
     output = tmp_path / "executed.ipynb"
     papermill.execute_notebook(path, output, parameters, cwd=tmp_path, progress_bar=False)

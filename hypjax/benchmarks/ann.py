@@ -2,6 +2,7 @@
 
 import itertools
 import pathlib
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,9 +15,10 @@ from matplotlib.figure import Figure
 from hypjax.benchmarks import peers
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.retrieval import nearest_neighbors
+from hypjax.retrieval import euclidean, nearest_neighbors, qdrant_engines
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.graph import GraphGallery
+from hypjax.retrieval.qdrant import QdrantGallery
 
 _K, _QUERIES, _REPEATS = 10, 1000, 3
 _CANDIDATES = (16, 32, 64, 128, 256, 512)  # Of a search in a graph.
@@ -91,6 +93,9 @@ def _hyperbolic(
     yield from _usearch("usearch, L2 of the ball's points", x, x[:_QUERIES], "l2sq")
     if peers.installed("faiss"):
         yield from _lists("faiss IVF, inner product of d + 1", vectors, queries)
+        yield from _twice(x, ball)
+    if peers.installed("qdrant_edge"):
+        yield from _qdrant(x, ball)
 
 
 def _cosine(
@@ -100,9 +105,7 @@ def _cosine(
     if peers.installed("faiss"):
         import faiss
 
-        index = faiss.IndexHNSWFlat(x.shape[1], _LINKS, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction = _ADDED
-        _, built = _timed(lambda: index.add(x), repeats=1)
+        index, built = _faiss_graph(x, faiss.METRIC_INNER_PRODUCT)
         for index.hnsw.efSearch in _CANDIDATES:
             setting = f"{index.hnsw.efSearch} candidates"
             yield (
@@ -112,6 +115,50 @@ def _cosine(
                 lambda q: index.search(q, _K)[1],
                 x[:_QUERIES],
             )
+
+
+def _twice(
+    x: Float32[np.ndarray, "n d"], ball: PoincareBall
+) -> Iterator[tuple[str, str, float, Search, np.ndarray]]:
+    """A graph of Euclidean distances, searched twice."""
+    import faiss
+
+    index, built = _faiss_graph(x, faiss.METRIC_L2)
+    for index.hnsw.efSearch in _CANDIDATES[2:]:
+        candidates = index.hnsw.efSearch
+
+        def search(q: np.ndarray, m: int = candidates) -> np.ndarray:
+            near = lambda points, count: index.search(points, count)[1]  # noqa: E731
+            return euclidean.nearest(near, x, q, k=_K, space=ball, candidates=m)[1]
+
+        engine = "faiss HNSW, L2, two searches (--export=faiss:hnsw)"
+        yield engine, f"{candidates} candidates", built, search, x[:_QUERIES]
+
+
+def _qdrant(
+    x: Float32[np.ndarray, "n d"], ball: PoincareBall
+) -> Iterator[tuple[str, str, float, Search, np.ndarray]]:
+    """The engine of Qdrant, embedded."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = qdrant_engines.Folder(pathlib.Path(folder) / "gallery.qdrant")
+        embeddings = _embeddings(x, ball)
+        gallery = QdrantGallery.create(engine, embeddings)
+        _, built = _timed(lambda: gallery.add(embeddings), repeats=1)
+        for gallery.candidates in _CANDIDATES[2:]:
+            search = lambda q: np.array(  # noqa: E731
+                [[int(name) for name in hits.ids] for hits in gallery.nearest(q, _K)]
+            )
+            setting = f"{gallery.candidates} candidates"
+            yield "Qdrant, embedded (--export=qdrant)", setting, built, search, x[:_QUERIES]
+
+
+def _faiss_graph(x: Float32[np.ndarray, "n d"], metric: int) -> tuple[Any, float]:
+    """A graph, and seconds of building it."""
+    import faiss
+
+    index = faiss.IndexHNSWFlat(x.shape[1], _LINKS, metric)
+    index.hnsw.efConstruction = _ADDED
+    return index, _timed(lambda: index.add(x), repeats=1)[1]
 
 
 def _usearch(

@@ -2,14 +2,15 @@
 
 import contextlib
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import jax
 import numpy as np
 import tqdm
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
+from hypjax import parallel
 from hypjax.data.dataset import Dataset
 from hypjax.data.photos import Photo, files_of, fingerprint
 from hypjax.data.pipeline import readable_batches
@@ -68,12 +69,15 @@ class TrainedEmbedder:
         self._part, self.batch_size = part, batch_size or config.run.eval_batch_size
         pixel_scaling = (config.data.mean, config.data.std)
         spaces = {part: self.space}
-        self._embed = jax.jit(embed_function(model, pixel_scaling, spaces, config.eval.scales))
+        self._function = embed_function(model, pixel_scaling, spaces, config.eval.scales)
+        self._compiled: dict[int, Callable[[PyTree], PyTree]] = {}  # By the number of devices.
 
     def batches(
         self, dataset: Dataset
     ) -> Iterator[tuple[Float[np.ndarray, "batch d"], dict[int, str]]]:
         """Yields the embeddings of a dataset's images in order, one batch at a time.
+
+        Each device of this process embeds whole batches.
 
         Each batch comes with the images that could not be read, as {index in the batch: reason}.
         The embeddings of these are meaningless.
@@ -81,15 +85,34 @@ class TrainedEmbedder:
         Raises:
             UserError: The device's memory does not suffice.
         """
-        size, workers = self.batch_size, Workers.of(self.config.run)
-        batches = readable_batches(dataset, View.of(self.config.data), size, workers)
+        size, total = self.batch_size, len(dataset)
+        devices = jax.local_devices()[: -(-total // size)]
+        rows = size * len(devices)
+        embed = self._embed_on(devices)
+        batches = readable_batches(
+            dataset, View.of(self.config.data), rows, Workers.of(self.config.run)
+        )
         with contextlib.closing(batches), memory.explained("run.eval_batch_size"):
-            for first, batch in zip(range(0, len(dataset), size), batches, strict=True):
-                points = np.asarray(self._embed(self._params, batch.images)[self._part])
-                if self._projection is not None:
-                    points = self._projection.apply(points)
+            for first, batch in zip(range(0, total, rows), batches, strict=True):
+                points = np.asarray(embed(batch.images)[self._part])[: total - first]
                 broken = {int(index): str(reason) for index, reason in batch.broken.items()}
-                yield points[: len(dataset) - first], broken
+                for start in range(0, len(points), size):
+                    part = points[start : start + size]
+                    if self._projection is not None:
+                        part = self._projection.apply(part)
+                    own = {i - start: why for i, why in broken.items() if 0 <= i - start < size}
+                    yield part, own
+
+    def _embed_on(self, devices: Sequence[jax.Device]) -> Callable[[PyTree], PyTree]:
+        """The embedding of a batch on each device, whose roundings are those of one device."""
+        if len(devices) not in self._compiled:
+            mesh = parallel.create_mesh(devices=devices)
+            params = parallel.place(self._params, parallel.replicated(mesh))
+            function = jax.jit(parallel.map_local_images(self._function, mesh))
+            self._compiled[len(devices)] = lambda images: function(
+                params, parallel.shard(mesh, images)
+            )
+        return self._compiled[len(devices)]
 
     def embed(self, photos: Sequence[Photo]) -> Embeddings:
         """Embeds images in one go, for example a search's queries."""

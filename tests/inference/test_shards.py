@@ -1,6 +1,9 @@
 """Embedding in parts."""
 
+import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -55,6 +58,22 @@ def test_merged_parts_are_the_gallery_bit_for_bit(execute, run, tmp_path, monkey
     assert len(Embeddings.load(tmp_path / "g.npz").unreadable) == 1
     with pytest.raises(UserError, match="g.npz exists already"):
         execute("--merge")
+
+
+@pytest.mark.slow
+def test_several_devices_embed_the_same_bit_for_bit(execute, run, tmp_path):
+    execute("--output=one.npz")
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=3", "JAX_PLATFORMS": "cpu"}
+    arguments = ("--images=photos", f"--workdir={run}", "--output=three.npz")
+    subprocess.run(
+        [sys.executable, "-m", "hypjax.embed", *arguments],
+        env=os.environ | flags | {"PYTHONPATH": str(small_runs.REPOSITORY)},
+        check=True,
+        timeout=300,
+    )
+    with np.load("one.npz") as one, np.load("three.npz") as three:
+        assert all(np.array_equal(one[name], three[name]) for name in one.files)
+    assert len(Embeddings.load(tmp_path / "three.npz").unreadable) == 1
 
 
 class Stopping:
