@@ -166,6 +166,46 @@ def test_the_slurm_options_are_consistent_and_come_first(repository):
     assert script.index("#SBATCH") < script.index("\nset ") > script.rindex("#SBATCH")
 
 
+@pytest.mark.parametrize(
+    ("status", "restarts", "requeued"), [(0, 0, False), (75, 0, True), (75, 100, False), (1, 0, 0)]
+)
+def test_a_part_of_a_gallery_is_requeued_if_it_was_interrupted(slurm, status, restarts, requeued):
+    slurm.add("python", f'echo "python $*" >>"$LOG"; rm "$STATUSES"; exit {status}')
+    slurm.feed("STATUSES", status)
+    env = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "16", "SLURM_ARRAY_JOB_ID": "7"}
+    env["SLURM_RESTART_COUNT"] = str(restarts)
+    done = slurm.run("embed_slurm.sh", "--workdir=a b", "--output=g.npz", **env)
+    assert done.returncode == status
+    assert slurm.calls("python") == [
+        "python -m hypjax.embed --workdir=a b --output=g.npz --shard=3/16"
+    ]
+    assert slurm.calls("scontrol") == ["scontrol requeue 7_3"] * requeued
+
+
+def test_the_pods_of_a_gallery_embed_all_parts_and_then_join_them(repository):
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML")
+    spec = yaml.safe_load((repository / "launch/embed_jobset.yaml").read_text())["spec"]
+    parts, merge = spec["replicatedJobs"]
+    (embed,) = parts["template"]["spec"]["template"]["spec"]["containers"]
+    (join,) = merge["template"]["spec"]["template"]["spec"]["containers"]
+    count = parts["template"]["spec"]["completions"]
+    assert merge["dependsOn"] == [{"name": parts["name"], "status": "Complete"}]
+    _, _, program, name, *given = embed["command"]
+    shown = [
+        subprocess.run(
+            ["bash", "-c", program.replace("exec python", "echo"), name, *given],
+            env=os.environ | {"JOB_COMPLETION_INDEX": str(index)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for index in (0, count - 1)
+    ]
+    assert [words[-1] for words in shown] == [f"--shard=1/{count}", f"--shard={count}/{count}"]
+    assert shown[0][:-1] == ["-m", "hypjax.embed", *given]
+    assert set(given) - set(join["command"]) == {"--workdir=/data/runs/sop"}
+
+
 def test_tpu_vm_installs_and_trains_on_all_hosts(tpu, repository):
     tpu.feed("STATES", "READY")
     tpu.feed("STATUSES", 0)
