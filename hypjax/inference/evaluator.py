@@ -116,35 +116,54 @@ class Evaluator:
     def query_scores(
         self, params: PyTree, task: Task, projections: Projections | None = None
     ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
-        """Scores of each query, of which `scores` are the means; arguments and errors are alike."""
+        """Scores of each query, of which `scores` are the means; arguments and errors are alike.
+
+        Processes share the queries, and each of them has all scores.
+        """
         with memory.explained("run.eval_batch_size"):
             queries = self._projected(params, task.queries, projections)
             searched = dict.fromkeys(queries)
             if task.gallery:
                 searched = self._projected(params, task.gallery, projections)
-        if task.judgements is not None:
+        count, score = len(task.queries), self._scored
+        # Re-ranking compares the neighbourhoods of all queries.
+        if jax.process_count() > 1 and not self._processing.refinement.reranking:
+            rows = processes.share(count)
+            found = {part: score(task, part, queries, searched, rows) for part in self._spaces}
             return {
-                part: self._judged_scores(queries[part], searched[part], task.judgements, space)
-                for part, space in self._spaces.items()
+                part: {name: processes.gather_rows(x, count) for name, x in scores.items()}
+                for part, scores in found.items()
             }
-        labels = task.gallery.labels if task.gallery else None
-        return {
-            part: query_scores(
-                *(queries[part], task.queries.labels, searched[part], labels),
-                metrics=self._metrics,
-                space=space,
-                refinement=self._processing.refinement,
-            )
-            for part, space in self._spaces.items()
-        }
+        return {part: score(task, part, queries, searched) for part in self._spaces}
+
+    def _scored(
+        self,
+        task: Task,
+        part: str,
+        queries: Mapping[str, np.ndarray],
+        searched: Mapping[str, np.ndarray | None],
+        rows: slice | None = None,
+    ) -> dict[str, Float[np.ndarray, " r"]]:
+        """Scores of one part of the model, for some queries or all."""
+        if task.judgements is not None:
+            return self._judged_scores(part, queries[part], searched[part], task.judgements, rows)
+        return query_scores(
+            *(queries[part], task.queries.labels, searched[part]),
+            task.gallery.labels if task.gallery else None,
+            metrics=self._metrics,
+            space=self._spaces[part],
+            refinement=self._processing.refinement,
+            rows=rows,
+        )
 
     def _judged_scores(
         self,
+        part: str,
         queries: Float[np.ndarray, "n d"],
         gallery: Float[np.ndarray, "m d"],
         judgements: Judgements,
-        space: Space,
-    ) -> dict[str, Float[np.ndarray, " n"]]:
+        rows: slice | None,
+    ) -> dict[str, Float[np.ndarray, " r"]]:
         """Scores at each level of difficulty, by mAP if recall alone is asked for."""
         metrics = [name for name in self._metrics if not name.startswith("recall@")] or ["map"]
         found = {}
@@ -158,8 +177,9 @@ class Evaluator:
                 scores = relevance_scores(
                     *(queries, gallery, relevance),
                     metrics=metrics,
-                    space=space,
+                    space=self._spaces[part],
                     refinement=self._processing.refinement,
+                    rows=rows,
                 )
             found |= {f"{level}/{name}": values for name, values in scores.items()}
         return found

@@ -128,7 +128,8 @@ def query_scores(
     metrics: Sequence[str],
     space: Space,
     refinement: Refinement | None = None,
-) -> dict[str, Float[np.ndarray, " n"]]:
+    rows: slice | None = None,
+) -> dict[str, Float[np.ndarray, " r"]]:
     """Scores of each query, from which means over all queries, classes or resamples can be taken.
 
     Args:
@@ -142,10 +143,12 @@ def query_scores(
         space: Space that measures the distances.
         refinement: How queries are expanded and results re-ranked before they are scored. Beyond
             the results that are re-ranked, the order is that of the distances.
+        rows: Queries to score, for processes that share the work; by default all. Re-ranking needs
+            all.
 
     Returns:
-        {metric: scores [n], float64}. The score is NaN for queries without a match in the gallery,
-        and a warning says how many there are.
+        {metric: scores [r], float64}. The score is NaN for queries without a match in the gallery,
+        and a warning says how many of all queries there are.
 
     Raises:
         UserError: A point is not finite or not in the space, shapes do not match, a metric is
@@ -159,8 +162,13 @@ def query_scores(
     matches -= own_ids is not None
     _report_excluded(matches)
     _report_trivial(metrics, items=len(labels) - (own_ids is not None))
-    scores = {name: np.full(len(queries), np.nan) for name in metrics}
     separate_gallery = () if own_ids is not None else (gallery, labels)
+    if rows is not None:
+        space.check(inputs.float32(queries))  # All, so that all processes raise the same error.
+        queries, query_labels, matches = queries[rows], query_labels[rows], matches[rows]
+        own_ids = None if own_ids is None else own_ids[rows]
+        separate_gallery = searched[0], labels
+    scores = {name: np.full(len(queries), np.nan) for name in metrics}
     reordered = None  # Whether the first results are matches, in their new order.
     if refinement is not None:
         queries = refinement.expanded(queries, own_ids, searched[0], space)
@@ -211,7 +219,8 @@ def relevance_scores(
     metrics: Sequence[str],
     space: Space,
     refinement: Refinement | None = None,
-) -> dict[str, Float[np.ndarray, " n"]]:
+    rows: slice | None = None,
+) -> dict[str, Float[np.ndarray, " r"]]:
     """Scores of each query where positives and ignored items are listed.
 
     Args:
@@ -223,10 +232,11 @@ def relevance_scores(
         space: Space that measures the distances.
         refinement: See `query_scores`. Ignored items may expand a query, as in a search that does
             not know them.
+        rows: See `query_scores`.
 
     Returns:
-        {metric: scores [n], float64}. The score is NaN for queries without a positive, and a
-        warning says how many there are.
+        {metric: scores [r], float64}. The score is NaN for queries without a positive, and a
+        warning says how many of all queries there are.
 
     Raises:
         UserError: A point is not finite or not in the space, shapes do not match, a metric is
@@ -240,6 +250,10 @@ def relevance_scores(
     counts = np.array([len(items) for items in relevance.positives])
     if np.any(counts == 0):
         _warn_of_excluded(counts)
+    if rows is not None:
+        space.check(inputs.float32(queries))
+        queries = queries[rows]
+        relevance = Relevance(relevance.positives[rows], relevance.ignored[rows])
     reordered = None
     if refinement is not None:
         queries = refinement.expanded(queries, None, gallery, space)

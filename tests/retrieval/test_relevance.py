@@ -69,6 +69,18 @@ def test_results_do_not_depend_on_blocks(monkeypatch):
     assert 0 < expected["map"].mean() < 0.3  # Positives were drawn at random.
 
 
+def test_processes_that_share_the_queries_find_the_same_scores():
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(50, 4)).astype(np.float32) / 5
+    relevance = Relevance([[i, 49 - i] for i in range(9)], [[20], *[[]] * 8])
+    arguments = (points[:9], points, relevance)
+    options = {"metrics": ["map", "mp@5"], "space": PoincareBall()}
+    whole = relevance_scores(*arguments, **options)
+    parts = [relevance_scores(*arguments, **options, rows=slice(*at)) for at in ((0, 4), (4, 9))]
+    for name, values in whole.items():
+        np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), values)
+
+
 def test_queries_without_positives_are_counted():
     x = np.asarray(Sphere().embed(np.eye(4)))
     with pytest.warns(UserWarning, match="1 of 2 queries have no match"):
