@@ -13,7 +13,7 @@ from hypjax.retrieval import (
     recall_at_k,
 )
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.exports import export_faiss
+from hypjax.retrieval.faiss_files import export_flat
 
 
 def labelled(space, n=1500, dim=24, classes=60):
@@ -67,7 +67,7 @@ def test_the_documented_index_finds_the_same_neighbours(space, tmp_path, monkeyp
     ids = np.array([f"{i}.png" for i in range(len(x))])
     gallery = Embeddings(x, ids, labels.astype(str), space, "0", "0", {})
     gallery.save(tmp_path / "gallery.npz")
-    export_faiss(gallery, tmp_path / "gallery.faiss")
+    export_flat(gallery, tmp_path / "gallery.faiss")
     page = (pathlib.Path(__file__).parents[2] / "docs/search.md").read_text()
     (example,) = [part for part in page.split("```") if "faiss.read_index" in part]
     monkeypatch.chdir(tmp_path)
