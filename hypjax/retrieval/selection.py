@@ -1,6 +1,7 @@
 """Selection of the items with the highest scores, block by block."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import NamedTuple
@@ -14,35 +15,33 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
+from hypjax.retrieval import host_selection
 from hypjax.retrieval.galleries import AXIS, Chunk
 from hypjax.retrieval.scores import Score, highest
 from hypjax.system.cores import usable_cores
 
-_GROUP = 32  # Items of a group; only the groups with the largest maxima are searched further.
-_QUERY_BATCH = 64  # Queries selected for at once, so that candidates fit into a CPU's cache.
+_GROUP = 64  # Items of a group; only the groups with the largest maxima are searched further.
+_QUERY_BATCH = 64  # Queries selected for at once, which limits the memory for candidates.
 _MAX_THREADS = 4
 
 
 class Best(NamedTuple):
-    """The items found so far for the queries of a block, by descending score."""
+    """The items found so far for the queries of a block; the last one has the lowest score."""
 
-    scores: Float[Array, "b k"]
-    ids: Int[Array, "b k"]
+    scores: Float[Array | np.ndarray, "b k"]
+    ids: Int[Array | np.ndarray, "b k"]
 
 
 def num_threads(mesh: Mesh) -> int:
-    """Number of threads that select on a CPU: a power of two, which divides a block."""
-    if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
-        return 1
-    cores = min(usable_cores(), _MAX_THREADS)
-    return 1 << (cores.bit_length() - 1)
+    """Number of threads that select on a CPU."""
+    return min(usable_cores(), _MAX_THREADS) if _is_host(mesh) else 1
 
 
 class Selector:
     """Searches chunks of the gallery for blocks of queries.
 
     On a CPU, a matrix product uses all cores but a selection only one. There, several threads
-    select for parts of a block.
+    select by NumPy for parts of a block.
     """
 
     def __init__(
@@ -58,7 +57,9 @@ class Selector:
             pool: Executor with `num_threads(mesh)` threads.
         """
         self._score, self._pool, self._k = score, pool, k
-        self._parts = np.split(np.arange(shape[0], dtype=np.int32), num_threads(mesh))
+        self._on_host, threads = _is_host(mesh), num_threads(mesh)
+        bounds = np.linspace(0, shape[0], threads + 1, dtype=int)
+        self._parts = [np.s_[start:end] for start, end in itertools.pairwise(bounds)]
         self._multiply, self._select = _programs(mesh, k)
         # All products reuse this buffer, because memory is expensive when it is first touched.
         size = (mesh.size * shape[0], shape[1])
@@ -73,23 +74,32 @@ class Selector:
         """Merges the best items of a chunk into those found so far."""
         with self._score.precision.enabled():
             self._buffer, maxima = self._multiply(self._buffer, self._score.space, queries, chunk)
-        found = self._select_in_threads(maxima, chunk)
+        if self._on_host:
+            return self._update_on_host(maxima, chunk, best)
+        with self._score.precision.enabled():
+            found = self._select(self._buffer, maxima, chunk)
         if best is None and chunk.first.size == 1:
             return found
         with self._score.precision.enabled():
             return _merge(best, found, chunk.first.size, self._k)
 
-    def _select_in_threads(self, maxima: Float[Array, "b groups"], chunk: Chunk) -> Best:
-        def select(rows: Int[np.ndarray, " p"]) -> Best:
-            with self._score.precision.enabled():
-                return self._select(self._buffer, maxima, chunk, rows)
+    def _update_on_host(
+        self, maxima: Float[Array, "b groups"], chunk: Chunk, best: Best | None
+    ) -> Best:
+        scores, maxima, first = np.asarray(self._buffer), np.asarray(maxima), int(chunk.first[0])
 
-        if len(self._parts) == 1:
-            return select(self._parts[0])
-        # A program runs on its thread only while the thread waits for it.
-        found = self._pool.map(lambda rows: jax.block_until_ready(select(rows)), self._parts)
-        with self._score.precision.enabled():
-            return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+        def update(part: slice) -> host_selection.Items:
+            found = host_selection.select(scores[part], maxima[part], first, self._k)
+            if best is None:
+                return found
+            return host_selection.merge((best.scores[part], best.ids[part]), found, self._k)
+
+        parts = self._pool.map(update, self._parts)
+        return Best(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _is_host(mesh: Mesh) -> bool:
+    return mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
 
 
 @functools.cache
@@ -102,7 +112,7 @@ def _programs(mesh: Mesh, k: int) -> tuple[Callable, Callable]:
     select = jax.shard_map(
         functools.partial(_select, k=k),
         mesh=mesh,
-        in_specs=(P(AXIS), P(AXIS), shared, P()),
+        in_specs=(P(AXIS), P(AXIS), shared),
         out_specs=P(AXIS),
         check_vma=False,
     )
@@ -125,11 +135,10 @@ def _select(
     scores: Float[Array, "b r"],
     maxima: Float[Array, "b groups"],
     chunk: Chunk,
-    rows: Int[Array, " p"],
     *,
     k: int,
 ) -> Best:
-    """The k best items of a chunk, or all if it has fewer, for some queries of the block.
+    """The k best items of a chunk by descending score, or all if it has fewer.
 
     They are in the k groups with the largest maxima: any other item comes after at least one item
     of each of these groups.
@@ -149,7 +158,7 @@ def _select(
         items = groups[places // _GROUP] * _GROUP + places % _GROUP
         return Best(found if scores.dtype == found.dtype else highest + found, chunk.first + items)
 
-    return lax.map(select_row, (rows, maxima[rows]), batch_size=_QUERY_BATCH)
+    return lax.map(select_row, (jnp.arange(len(maxima)), maxima), batch_size=_QUERY_BATCH)
 
 
 def _below(highest: Float[Array, ""], scores: Float[Array, "..."]) -> Float[Array, "..."]:

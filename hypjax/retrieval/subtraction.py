@@ -50,8 +50,7 @@ def nearest_candidates(
         gallery: Points that were searched.
         k: Number of neighbours, at most c.
         queries: Points of the space, [b, d].
-        best: Candidates by descending score, [b, c]. No other item has a higher score than the last
-            one.
+        best: Candidates, [b, c]. No other item has a higher score than the last one.
 
     Returns:
         The k nearest candidates. They are certain if all others surely come after the k-th.

@@ -1,7 +1,5 @@
 """The device cache: pixels of its crops, and runs that use it."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -253,6 +251,7 @@ def test_devices_that_do_not_divide_the_batch_and_processes_change_nothing(
 ):
     alone = tmp_path / "alone"
     fields = [*GENTLE, "run.cache=device", "data.stored_side=18"]
+    fields += ["eval.metrics=recall,mrr,map@r,map", "eval.expansion=2"]
     for run, count, extra in ((alone, 1, ()), (tmp_path / "three", 3, ["run.microbatch=4"])):
         monkeypatch.setenv("XLA_FLAGS", environment_with_devices(count)["XLA_FLAGS"])
         ended = small_runs.run(photos_folder, run, *fields, *extra)
@@ -261,9 +260,11 @@ def test_devices_that_do_not_divide_the_batch_and_processes_change_nothing(
     processes = ProcessPair(photos_folder, together, *fields, "run.microbatch=3")
     assert [status for status, *_ in processes.wait_for_both()] == [0, 0]
     expected = np.array([*small_runs.step_metrics(alone).values()])
+    results = (alone / "results.json").read_text()
+    assert "map@r" in results and "notes" in results
     for run in (tmp_path / "three", together):
         np.testing.assert_allclose([*small_runs.step_metrics(run).values()], expected, rtol=1e-4)
-        assert json.loads((run / "results.json").read_text())["notes"]
+        assert (run / "results.json").read_text() == results
     mixed = ProcessPair(
         photos_folder, tmp_path / "mixed", *GENTLE, second_overrides=["run.cache=device"]
     )

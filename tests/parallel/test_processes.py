@@ -113,18 +113,6 @@ def test_two_processes_stop_and_resume_together_and_one_device_finishes(photos_f
 
 
 @pytest.mark.slow
-def test_two_processes_share_an_evaluation_and_find_the_same_scores(photos_folder, tmp_path):
-    short = ["train.total_steps=2", "eval.every=0", "eval.metrics=recall,mrr,map@r,map"]
-    processes = ProcessPair(photos_folder, tmp_path / "two", *short, "eval.expansion=2")
-    for status, _, errors in processes.wait_for_both():
-        assert status == 0, errors
-    alone = small_runs.run(photos_folder, tmp_path / "one", *short, "eval.expansion=2")
-    assert alone.returncode == 0, alone.stderr_text
-    two, one = ((tmp_path / run / "results.json").read_text() for run in ("two", "one"))
-    assert "map@r" in one and two == one
-
-
-@pytest.mark.slow
 def test_a_run_ends_when_one_of_its_processes_is_killed(photos_folder, tmp_path):
     long = ["train.total_steps=100000", "eval.every=0", "run.log_every=1"]
     processes = ProcessPair(photos_folder, tmp_path / "run", *long)

@@ -11,7 +11,7 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors, recall_at_k
+from hypjax.retrieval import host_selection, match_ranks, nearest_neighbors, neighbors, recall_at_k
 
 SPACES = [Sphere(), PoincareBall(1.0, 0.8), PoincareBall(0.0, None)]
 
@@ -178,7 +178,7 @@ DEVICES = """
 import sys, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors
+from hypjax.retrieval import host_selection, match_ranks, nearest_neighbors, neighbors
 from tests.retrieval.test_exactness import FUSED, crowds, true_order, true_ranks
 assert jax.device_count() == 4
 labels = np.random.default_rng(0).integers(0, 100, 1200)
@@ -238,6 +238,25 @@ def test_invalid_arguments_are_an_error(change, message):
     arguments = {"queries": x, "gallery": x, "k": 3, "space": Sphere()} | change(x)
     with pytest.raises(UserError, match=message):
         nearest_neighbors(arguments.pop("queries"), arguments.pop("gallery"), **arguments)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("k", [1, 5, 8, 20, 512])
+def test_selection_on_the_host_equals_sorting(dtype, k):
+    """Scores of 70 queries with ties, in 8 groups of 32; then merged with others."""
+    scores = np.random.default_rng(0).integers(0, 50, (2, 70, 256)).astype(dtype)
+    scores[:, 3] = 7
+    parts = [host_selection.select(x, x.reshape(70, 8, 32).max(axis=2), 256, k) for x in scores]
+    merged = host_selection.merge(*parts, k)
+    both = np.concatenate(scores, axis=1)
+    for (found, ids), given in zip([*parts, merged], [*scores, both], strict=True):
+        expected = -np.sort(-given, axis=1)[:, :k]
+        np.testing.assert_array_equal(-np.sort(-found, axis=1), expected)
+        np.testing.assert_array_equal(found[:, -1], expected[:, -1])
+    for (found, ids), given in zip(parts, scores, strict=True):
+        assert found.dtype == dtype and ids.dtype == np.int32
+        np.testing.assert_array_equal(np.take_along_axis(given, ids - 256, axis=1), found)
+        assert all(len(set(row)) == min(k, 256) for row in ids.tolist())
 
 
 def test_error_names_an_invalid_row_in_a_later_chunk(monkeypatch):
