@@ -178,7 +178,7 @@ DEVICES = """
 import sys, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval import host_selection, match_ranks, nearest_neighbors, neighbors
+from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors
 from tests.retrieval.test_exactness import FUSED, crowds, true_order, true_ranks
 assert jax.device_count() == 4
 labels = np.random.default_rng(0).integers(0, 100, 1200)
@@ -249,7 +249,7 @@ def test_selection_on_the_host_equals_sorting(dtype, k):
     parts = [host_selection.select(x, x.reshape(70, 8, 32).max(axis=2), 256, k) for x in scores]
     merged = host_selection.merge(*parts, k)
     both = np.concatenate(scores, axis=1)
-    for (found, ids), given in zip([*parts, merged], [*scores, both], strict=True):
+    for (found, _), given in zip([*parts, merged], [*scores, both], strict=True):
         expected = -np.sort(-given, axis=1)[:, :k]
         np.testing.assert_array_equal(-np.sort(-found, axis=1), expected)
         np.testing.assert_array_equal(found[:, -1], expected[:, -1])
