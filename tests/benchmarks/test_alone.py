@@ -7,7 +7,16 @@ import sys
 
 import pytest
 
-ABSENT = ("orbax", "grain", "tensorflow_datasets", "faiss", "torch", "torchvision", "timm")
+ABSENT = (
+    "orbax",
+    "grain",
+    "tensorflow_datasets",
+    "faiss",
+    "usearch",
+    "torch",
+    "torchvision",
+    "timm",
+)
 PROGRAM = """
 import sys
 class Absent:
