@@ -7,16 +7,7 @@ import sys
 
 import pytest
 
-ABSENT = (
-    "orbax",
-    "grain",
-    "tensorflow_datasets",
-    "faiss",
-    "usearch",
-    "torch",
-    "torchvision",
-    "timm",
-)
+ABSENT = ("orbax", "grain", "tensorflow_datasets", "faiss", "usearch", "torch", "timm")
 PROGRAM = """
 import sys
 class Absent:
