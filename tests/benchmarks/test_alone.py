@@ -28,7 +28,7 @@ def run(tmp_path, repository, *arguments):
         env=os.environ | {"PYTHONPATH": str(repository)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
 
 
