@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-ABSENT = ("orbax", "grain", "tensorflow_datasets", "faiss", "usearch", "torch", "timm")
+ABSENT = ("orbax", "grain", "tensorflow_datasets", "faiss", "usearch")
+ABSENT += ("torch", "torchvision", "timm")
 PROGRAM = """
 import sys
 class Absent:
