@@ -63,6 +63,15 @@ _CACHE = flags.DEFINE_enum(
     "job: value of config.run.cache.",
     flag_values=FLAGS,
 )
+_POINTS = flags.DEFINE_integer(
+    "points", None, "ann: number of points. Default: 100,000.", lower_bound=1000, flag_values=FLAGS
+)
+_EXPORTED = flags.DEFINE_bool(
+    "exported",
+    False,
+    "ann: only --export=usearch and its peer, which takes a tenth of the time.",
+    flag_values=FLAGS,
+)
 _OUTPUT = flags.DEFINE_string(
     "output", "benchmark.json", "File for the measurements.", flag_values=FLAGS
 )
@@ -146,7 +155,7 @@ def _ann(figure: pathlib.Path) -> dict[str, Any]:
     from hypjax.benchmarks import ann
     from hypjax.system import console
 
-    rows = list(ann.rows(_QUICK.value))
+    rows = list(ann.rows(_QUICK.value, _REPEATS.value, _POINTS.value, _EXPORTED.value))
     print(ann.table(rows))
     with console.tolerating(str(figure)):
         ann.draw(rows, figure)

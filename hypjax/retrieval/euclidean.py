@@ -13,32 +13,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space, Sphere
+from hypjax.retrieval.candidates import rank, separation_factors
 
 # From points and a number m to the indices of the m items nearest to each point in Euclidean
 # distance, [n, m]; −1 where there is none.
 Search = Callable[[Float32[np.ndarray, "n d"], int], Int[np.ndarray, "n m"]]
-
-
-def factors(points: Float[np.ndarray, "n d"], space: Space) -> Float[np.ndarray, " n"]:
-    """Factors by which ‖x − y‖² is multiplied, one of each point, for their separation.
-
-    Args:
-        points: Points of a ball or of the sphere, [n, d].
-        space: Their space.
-
-    Returns:
-        1 / (1 − c‖x‖²) in a ball and 1 on the sphere, [n], float64.
-
-    Raises:
-        UserError: The space is another one.
-    """
-    if isinstance(space, Sphere):
-        return np.ones(len(points))
-    if not isinstance(space, PoincareBall):
-        raise UserError(f"there is no approximate search in {space}; search the .npz file")
-    return 1 / (1 - float(space.c) * np.sum(np.square(points, dtype=np.float64), axis=1))
 
 
 def centres(
@@ -57,7 +37,7 @@ def centres(
         Centres, [n, d].
     """
     c = float(space.c) if isinstance(space, PoincareBall) else 0.0
-    shrunk = points / (1 + c * separations / factors(points, space))[:, None]
+    shrunk = points / (1 + c * separations / separation_factors(points, space))[:, None]
     return shrunk.astype(np.float32)
 
 
@@ -85,16 +65,11 @@ def nearest(
         Separations, float64, and indices of the items, nearest first. Where the index returns
         fewer than k items, the separation is infinite.
     """
-    own = factors(queries, space)
 
     def best(points: Any) -> tuple[np.ndarray, np.ndarray]:
         found = search(points, candidates)
-        items = gallery[found].astype(np.float64)
-        squares = np.sum((queries[:, None] - items) ** 2, axis=-1)
-        scales = factors(items.reshape(-1, items.shape[-1]), space).reshape(found.shape)
-        separations = np.where(found < 0, np.inf, squares * scales * own[:, None])
-        order = np.argsort(separations, axis=1, kind="stable")[:, :k]
-        return tuple(np.take_along_axis(values, order, 1) for values in (separations, found))
+        rows, places = np.nonzero(found >= 0)
+        return rank(queries, gallery, rows, found[rows, places], k=k, space=space)
 
     first = best(queries)
     if isinstance(space, Sphere):

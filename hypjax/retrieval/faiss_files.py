@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from hypjax.retrieval import euclidean
+from hypjax.retrieval.candidates import separation_factors
 from hypjax.retrieval.embeddings import Embeddings, replacing_file
 from hypjax.retrieval.neighbors import search
 from hypjax.system import console
@@ -48,7 +49,7 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     import faiss
 
     points, space = embeddings.vectors, embeddings.space
-    euclidean.factors(points[:1], space)  # Checks the space.
+    separation_factors(points[:1], space)  # Checks the space.
     index = faiss.IndexHNSWFlat(points.shape[1], _LINKS)
     index.hnsw.efConstruction = _ADDED
     index.add(points)

@@ -1,80 +1,92 @@
-"""Approximate search in a space's own distance: an HNSW graph of usearch with a compiled metric.
+"""Approximate search in a space's own distance: galleries in an HNSW graph of usearch.
 
-Graphs and lists for inner products assume vectors of similar length, which those of hyperbolic
-points are not. So the graph compares points by the separation ‖x − y‖² / ((1 − c‖x‖²)(1 − c‖y‖²)),
-of which the distance 2/√c·asinh(√(c·separation)) is an increasing function. A vector of the graph
-holds the coordinates of a point and, last, 1 / (1 − c‖x‖²).
+The graph returns candidates. In a ball, the points near its centre may be scanned, too: they are
+near to all points. The candidates are ranked by the exact distances of the points themselves.
 """
 
 import functools
-import json
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
-from jaxtyping import Float32, Float64, Int
+from jaxtyping import Array, Float32, Float64, Int
 
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.retrieval.embeddings import Embeddings, describe_space, replacing_file, space_of
+from hypjax.geometry import PoincareBall, Space
+from hypjax.retrieval import graph_files, graph_index
+from hypjax.retrieval.candidates import Centre, rank
+from hypjax.retrieval.embeddings import Embeddings, replacing_file
+from hypjax.retrieval.graph_files import Facts, Table
 from hypjax.retrieval.neighbors import search
 from hypjax.system import console
 
 SUFFIX = ".usearch"
-_BUILDS = ((32, 256), (64, 512))  # Links of a point, and candidates when it is added.
-_CANDIDATES = (32, 64, 128, 256, 512, 1024)  # Candidates of a search, of which the least is taken.
-_WANTED, _NEAREST, _SAMPLE = 0.98, 10, 500  # Recall of so many neighbours of so many points.
+_WANTED, _NEAREST, _SAMPLE = 0.98, 10, 1000  # Recall of so many neighbours of so many points.
+# Settings of searches, of which the cheapest is taken: candidates, and scanned shares of a ball.
+_CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 112, 128, 160, 192, 224, 256)
+_CANDIDATES += (320, 384, 448, 512, 768, 1024)
+_SCANNED = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
+# Cost of a scan, in distances that are computed in the graph: that of a point, and of the ranking.
+_SCAN_COST, _RANK_COST = 0.07, 300
+_SPARE = 1.3  # Candidates that are ranked, per neighbour, if vectors are rounded.
+_WITHIN = 1.05  # Separations to scan for, in times of that of the last neighbour.
+
+
+class _Setting(NamedTuple):
+    """A setting of searches, with its recall, and its cost in distances that are computed."""
+
+    candidates: int
+    scanned: int
+    recall: float
+    cost: float
 
 
 class GraphGallery:
     """A gallery in a graph, with the paths and classes of its images.
 
-    Two files hold it: the graph, such as gallery.usearch, and beside it gallery.usearch.parquet, a
-    table with the `key`, `id` and `label` of each image.
+    Three files hold it: the graph, such as gallery.usearch, and beside it gallery.usearch.parquet,
+    a table with the `key`, `id` and `label` of each image, and gallery.usearch.npy, their points.
 
     Attributes:
-        ids: Paths of the images, [n] strings.
-        labels: Names of their classes, [n] strings; empty if unknown.
         space: Space of the points, a ball or the sphere.
         fingerprint: Fingerprint of the model.
-        recall: Share of the 10 nearest neighbours that the graph found, of a sample, when it was
+        candidates: Number of candidates of a search for 10 neighbours: more find more of them, and
+            take longer. Searches for more neighbours take proportionally more candidates.
+        recall: Share of the 10 nearest neighbours that searches found, of a sample, when it was
             built.
     """
 
-    def __init__(
-        self, index: Any, keys: Int[np.ndarray, " n"], table: dict[str, Any], writable: bool = True
-    ) -> None:
+    def __init__(self, index: Any, table: Table, facts: Facts, writable: bool = True) -> None:
         """Keeps a graph with its table; see `build` and `open`."""
-        self._index, self._keys, self._writable = index, keys, writable
-        self.ids: np.ndarray = table["ids"]
-        self.labels: np.ndarray = table["labels"]
-        self.space: Space = table["space"]
-        self.fingerprint: str = table["fingerprint"]
-        self.recall: float = table["recall"]
-        index.expansion_search = table["candidates"]
+        self._index, self._table, self._writable = index, table, writable
+        self.space, self.fingerprint = facts.space, facts.fingerprint
+        self.candidates, self.recall = facts.candidates, facts.recall
+        self._rounded = facts.rounded
 
     def __len__(self) -> int:
         """Number of images."""
-        return len(self.ids)
+        return len(self._table.keys)
 
     @property
-    def candidates(self) -> int:
-        """Number of candidates of a search: more find more neighbours, and take longer."""
-        return self._index.expansion_search
+    def ids(self) -> np.ndarray:
+        """Paths of the images, [n] strings."""
+        return self._table.ids
 
-    @candidates.setter
-    def candidates(self, number: int) -> None:
-        self._index.expansion_search = number
+    @property
+    def labels(self) -> np.ndarray:
+        """Names of their classes, [n] strings; empty if unknown."""
+        return self._table.labels
 
     @classmethod
     def build(cls, embeddings: Embeddings) -> Self:
-        """Builds a graph, and measures how many of the nearest neighbours it finds.
+        """Builds a graph, and measures how many of the nearest neighbours searches find.
 
-        The candidates of a search, and then the links of the points, are increased until 98% of the
-        10 nearest of a sample are found. If they never are, a warning says how many are.
+        The candidates of a search, and how many points near the centre are compared with every
+        query, are chosen so that 98% of the 10 nearest of a sample are found at the least cost. If
+        no setting finds as many, a warning says how many are found.
 
         Args:
             embeddings: Points of a ball or of the sphere.
@@ -82,25 +94,22 @@ class GraphGallery:
         Raises:
             UserError: usearch or numba is not installed, or the space is another one.
         """
-        table = {
-            "ids": embeddings.ids,
-            "labels": embeddings.labels,
-            "space": embeddings.space,
-            "fingerprint": embeddings.fingerprint,
-            "recall": 0.0,
-            "candidates": _CANDIDATES[0],
-        }
-        keys = np.arange(len(embeddings))
-        for links, added in _BUILDS:
-            index = _index(embeddings.space, embeddings.vectors.shape[1], links, added)
-            gallery = cls(index, keys, table)
-            gallery._insert(keys, embeddings.vectors)
-            if gallery._tune(embeddings.vectors):
-                return gallery
-        console.warn(
-            f"the graph finds {gallery.recall:.1%} of the {_NEAREST} nearest neighbours; a search "
-            "of the .npz file finds all"
-        )
+        points, space = embeddings.vectors, embeddings.space
+        graph_index.create(space, points.shape[1], rounded=False)  # Checks the space.
+        sample, exact = _sample(points, space)
+        rounded = graph_index.can_round(points[sample], points[exact[:, -1]])
+        index = graph_index.create(space, points.shape[1], rounded=rounded)
+        keys, scanned = np.arange(len(points)), np.zeros(len(points), bool)
+        table = Table(keys, embeddings.ids, embeddings.labels, scanned, points)
+        facts = Facts(space, embeddings.fingerprint, rounded, _CANDIDATES[0], recall=1.0)
+        gallery = cls(index, table, facts)
+        gallery._insert(keys, points)
+        gallery._tune(sample, exact)
+        if gallery.recall < _WANTED:
+            console.warn(
+                f"searches of the graph find {gallery.recall:.1%} of the {_NEAREST} nearest "
+                "neighbours; a search of the .npz file finds all"
+            )
         return gallery
 
     @classmethod
@@ -115,38 +124,23 @@ class GraphGallery:
         Raises:
             UserError: A file is missing or damaged, or usearch or numba is not installed.
         """
-        keys, size, table = _read_table(path)
-        if not path.exists() or path.stat().st_size != size:
-            raise UserError(f"{path} is not the graph that its table describes; export it again")
-        index = _index(table["space"], table.pop("dim"))
+        table, facts = graph_files.read(path)
+        index = graph_index.create(facts.space, table.points.shape[1], rounded=facts.rounded)
         metric = index.metric
         (index.load if writable else index.view)(str(path))
         index.metric = metric  # The file holds none.
-        return cls(index, keys, table, writable)
+        return cls(index, table, facts, writable)
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes both files.
+        """Writes the files.
 
         Raises:
             UserError: A file cannot be written.
         """
-        import pyarrow
-        import pyarrow.parquet
-
         with replacing_file(path) as temporary:
             self._index.save(str(temporary))
-        facts = {
-            "space": describe_space(self.space),
-            "fingerprint": self.fingerprint,
-            "recall": self.recall,
-            "candidates": self.candidates,
-            "dim": self._index.ndim - isinstance(self.space, PoincareBall),
-            "bytes": path.stat().st_size,
-        }
-        columns = {"key": self._keys, "id": self.ids.tolist(), "label": self.labels.tolist()}
-        table = pyarrow.table(columns).replace_schema_metadata({"hypjax": json.dumps(facts)})
-        with replacing_file(_table_path(path)) as temporary:
-            pyarrow.parquet.write_table(table, temporary)
+        facts = Facts(self.space, self.fingerprint, self._rounded, self.candidates, self.recall)
+        graph_files.write(path, self._table, facts)
 
     def add(self, embeddings: Embeddings) -> None:
         """Adds images.
@@ -161,12 +155,14 @@ class GraphGallery:
         known = np.isin(embeddings.ids, self.ids)
         if known.any():
             raise UserError(f"{embeddings.ids[known][0]} is in the gallery; remove it first")
-        first = self._keys[-1] + 1 if len(self) else 0
+        table, points = self._table, embeddings.vectors
+        first = table.keys[-1] + 1 if len(self) else 0
         keys = np.arange(first, first + len(embeddings))
-        self._insert(keys, embeddings.vectors)
-        self._keys = np.concatenate([self._keys, keys])
-        self.ids = np.concatenate([self.ids, embeddings.ids])
-        self.labels = np.concatenate([self.labels, embeddings.labels])
+        self._insert(keys, points)
+        farthest = np.linalg.norm(table.points[table.scanned], axis=1).max(initial=-1)
+        scanned = np.linalg.norm(points, axis=1) <= farthest
+        added = Table(keys, embeddings.ids, embeddings.labels, scanned, points)
+        self._replace(Table(*map(np.concatenate, zip(table, added, strict=True))))
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes images.
@@ -179,9 +175,8 @@ class GraphGallery:
         if len(missing):
             raise UserError(f"{missing[0]} is not in the gallery")
         removed = np.isin(self.ids, ids)
-        self._index.remove(self._keys[removed])
-        kept = ~removed
-        self._keys, self.ids, self.labels = self._keys[kept], self.ids[kept], self.labels[kept]
+        self._index.remove(self._table.keys[removed])
+        self._replace(Table(*(column[~removed] for column in self._table)))
 
     def nearest(
         self,
@@ -189,7 +184,7 @@ class GraphGallery:
         k: int,
         own: Int[np.ndarray, " n"] | None = None,
     ) -> tuple[Float32[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
-        """Finds the nearest items that the graph reaches.
+        """Finds the nearest items among the candidates that the graph returns.
 
         Args:
             points: The queries.
@@ -205,50 +200,101 @@ class GraphGallery:
         """
         if not 1 <= k <= len(self) - (own is not None):
             raise UserError(f"k is {k}, but there are {len(self)} items in the gallery")
-        separations, places = self._search(points, k, own)
+        separations, items, _ = self._search(points, k, own)
+        if self._rounded or self._table.scanned.any():
+            separations, items = self._rank(points, separations, items, k, own)
+        separations, items = separations[:, :k], items[:, :k]
         if not np.isfinite(separations).all():
             raise UserError("the graph reaches too few items; lower k, or export the gallery again")
         with jax.enable_x64(True):
-            distances = np.asarray(self.space.distance_at(separations))
-        return distances.astype(np.float32), places
+            distances = np.asarray(_distances(self.space, separations))
+        return distances.astype(np.float32), items
 
     def _search(
         self, points: Float32[np.ndarray, "n d"], k: int, own: Int[np.ndarray, " n"] | None
-    ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
-        """As `nearest`, but separations, which are infinite where the graph reaches no item."""
-        found = self._index.search(_vectors(points, self.space), k + (own is not None))
+    ) -> tuple[Float64[np.ndarray, "n m"], Int[np.ndarray, "n m"], int]:
+        """Searches the graph for k items and, if vectors are rounded, some more.
+
+        Returns:
+            Separations, and indices of the items, nearest first, infinite and −1 where the graph
+            reaches none; and the number of distances that were computed.
+        """
+        wanted = k + (own is not None)
+        listed = min(int(_SPARE * wanted) if self._rounded else wanted, len(self))
+        self._index.expansion_search = max(self.candidates * k // _NEAREST, self.candidates, listed)
+        found = self._index.search(graph_index.vectors(points, self.space), listed)
         keys = np.asarray(found.keys, np.int64).reshape(len(points), -1)
+        items = np.searchsorted(self._table.keys, keys)
         missing = np.arange(keys.shape[1]) >= np.reshape(found.counts, (-1, 1))
+        if own is not None:
+            missing |= items == own[:, None]
         with np.errstate(invalid="ignore"):  # Those of missing items hold anything.
             separations = np.array(found.distances, np.float64).reshape(keys.shape)
-        separations[missing] = np.inf
-        places = np.where(missing, -1, np.searchsorted(self._keys, keys))
-        if own is not None:
-            separations[places == own[:, None]] = np.inf
-        order = np.argsort(separations, axis=1, kind="stable")[:, :k]
-        return tuple(np.take_along_axis(values, order, axis=1) for values in (separations, places))
+        separations[missing], items[missing] = np.inf, -1
+        if missing.any():
+            order = np.argsort(separations, axis=1, kind="stable")
+            separations = np.take_along_axis(separations, order, axis=1)
+            items = np.take_along_axis(items, order, axis=1)
+        return separations, items, found.computed_distances
+
+    def _rank(
+        self,
+        points: Float32[np.ndarray, "n d"],
+        separations: Float64[np.ndarray, "n m"],
+        items: Int[np.ndarray, "n m"],
+        k: int,
+        own: Int[np.ndarray, " n"] | None,
+    ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+        """Ranks what `_search` returned, and points near the centre, by the exact distances."""
+        rows, places = np.nonzero(items >= 0)
+        items = items[rows, places]
+        if self._table.scanned.any():
+            near_rows, near = self._centre.within(points, _WITHIN * separations[:, k - 1])
+            if own is not None:
+                kept = near != own[near_rows]
+                near_rows, near = near_rows[kept], near[kept]
+            rows, items = np.concatenate([rows, near_rows]), np.concatenate([items, near])
+        return rank(points, self._table.points, rows, items, k=k, space=self.space)
+
+    @functools.cached_property
+    def _centre(self) -> Centre:
+        return Centre(self._table.points, np.flatnonzero(self._table.scanned), self.space)
+
+    def _replace(self, table: Table) -> None:
+        self._table = table
+        self.__dict__.pop("_centre", None)
 
     def _insert(self, keys: Int[np.ndarray, " n"], points: Float32[np.ndarray, "n d"]) -> None:
         # From the centre outwards: a point keeps links to those nearest to it, and points near the
         # centre are near to all. If they came last, they would displace the links among the others.
         order = np.argsort(np.linalg.norm(points, axis=1), kind="stable")
         shown = "points added" if sys.stderr.isatty() else False
-        self._index.add(keys[order], _vectors(points[order], self.space), log=shown)
+        self._index.add(keys[order], graph_index.vectors(points[order], self.space), log=shown)
 
-    def _tune(self, points: Float32[np.ndarray, "n d"]) -> bool:
-        """Chooses the candidates of searches by a sample; returns whether they find enough."""
-        sample = np.random.default_rng(0).permutation(len(points))[:_SAMPLE]
-        k = min(_NEAREST, len(points) - 1)
-        if not k:
-            return True
-        _, exact = search(points[sample], sample, points, k=k, space=self.space)
+    def _tune(self, sample: Int[np.ndarray, " s"], exact: Int[np.ndarray, "s k"]) -> None:
+        """Chooses a setting of searches by the exact neighbours of a sample."""
+        settings: list[_Setting] = []
+        points, k = self._table.points[sample], exact.shape[1]
+        norms = np.linalg.norm(self._table.points, axis=1)
+        order = np.argsort(norms, kind="stable")
+        places = np.argsort(order)[exact]
+        shares = _SCANNED if isinstance(self.space, PoincareBall) else _SCANNED[:1]
         for self.candidates in _CANDIDATES:
-            _, found = self._search(points[sample], k, sample)
-            shared = (exact[:, :, None] == found[:, None]).any(axis=2)
-            self.recall = float(shared.mean())
-            if self.recall >= _WANTED:
-                return True
-        return False
+            *found, computed = self._search(points, k, None)
+            _, found = self._rank(points, *found, k, None)
+            cost = computed / max(len(sample), 1)
+            hits = (exact[:, :, None] == found[:, None]).any(axis=2)
+            for scanned in {int(share * len(self)) for share in shares}:
+                recall = float((hits | (places < scanned)).mean())
+                scan_cost = _SCAN_COST * scanned + _RANK_COST if scanned else 0
+                settings.append(_Setting(self.candidates, scanned, recall, cost + scan_cost))
+            enough = [setting for setting in settings if setting.recall >= _WANTED]
+            best = min(enough, key=lambda setting: setting.cost, default=None)
+            if self.candidates >= len(self) or (best and best.cost <= cost):
+                break
+        best = best or max(settings, key=lambda setting: setting.recall)
+        self.candidates, self.recall = best.candidates, best.recall
+        self._table.scanned[order[: best.scanned]] = True
 
     def _require_writable(self) -> None:
         if not self._writable:
@@ -266,75 +312,15 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
     return f"{path}; it finds {gallery.recall:.1%} of the {_NEAREST} nearest neighbours"
 
 
-def _table_path(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f"{path.name}.parquet")
+@jax.jit
+def _distances(space: Space, separations: Float64[Array, "n k"]) -> Float64[Array, "n k"]:
+    return space.distance_at(separations)
 
 
-def _read_table(path: pathlib.Path) -> tuple[Int[np.ndarray, " n"], int, dict[str, Any]]:
-    """Reads the table of a graph: keys, size of the graph's file in bytes, and the rest."""
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(_table_path(path))
-        facts = json.loads(table.schema.metadata[b"hypjax"])
-        facts["space"] = space_of(facts["space"])
-        size = facts.pop("bytes")
-        for name in ("id", "label"):
-            facts[f"{name}s"] = np.array(table[name].to_pylist(), dtype=str)
-        return table["key"].to_numpy(), size, facts
-    except FileNotFoundError as error:
-        raise UserError(f"{path} needs its table, {_table_path(path)}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"the table beside {path} is damaged; export the gallery again") from error
-
-
-def _index(space: Space, dim: int, links: int | None = None, added: int | None = None) -> Any:
-    """An empty graph for points of a space."""
-    try:
-        import usearch.index
-    except ImportError as error:
-        raise UserError('a .usearch gallery needs usearch: pip install "hypjax[ann]"') from error
-    if isinstance(space, Sphere):
-        metric, size = usearch.index.MetricKind.L2sq, dim
-    elif isinstance(space, PoincareBall):
-        metric, size = _separation(dim)[0], dim + 1
-    else:
-        raise UserError(f"there is no graph for {space}; search the .npz file")
-    return usearch.index.Index(
-        ndim=size, metric=metric, dtype="f32", connectivity=links, expansion_add=added
-    )
-
-
-@functools.cache
-def _separation(dim: int) -> tuple[Any, Any]:
-    """The separation of two vectors of the graph as a metric of usearch, and its function.
-
-    usearch keeps the address of the function alone, so that the cache has to keep the function.
-    """
-    try:
-        import numba
-    except ImportError as error:
-        raise UserError('a .usearch gallery needs numba: pip install "hypjax[ann]"') from error
-    from usearch.index import CompiledMetric, MetricKind, MetricSignature
-
-    vector = numba.types.CPointer(numba.types.float32)
-
-    @numba.cfunc(numba.types.float32(vector, vector), fastmath={"reassoc", "contract", "nsz"})
-    def separation(x: Any, y: Any) -> Any:
-        total = numba.types.float32(0)
-        for i in range(dim):
-            difference = x[i] - y[i]
-            total += difference * difference
-        return total * x[dim] * y[dim]
-
-    metric = CompiledMetric(separation.address, MetricKind.Unknown, MetricSignature.ArrayArray)
-    return metric, separation
-
-
-def _vectors(points: Float32[np.ndarray, "n d"], space: Space) -> Float32[np.ndarray, "n e"]:
-    """Points as vectors of the graph."""
-    if not isinstance(space, PoincareBall):
-        return points
-    points = np.asarray(points, np.float64)
-    factors = 1 / (1 - float(space.c) * np.sum(points**2, axis=1, keepdims=True))
-    return np.concatenate([points, factors], axis=1).astype(np.float32)
+def _sample(
+    points: Float32[np.ndarray, "n d"], space: Space
+) -> tuple[Int[np.ndarray, " s"], Int[np.ndarray, "s k"]]:
+    """Some points, and their nearest neighbours by an exact search, themselves included."""
+    sample = np.random.default_rng(0).permutation(len(points))[:_SAMPLE]
+    k = min(_NEAREST, len(points))
+    return sample, search(points[sample], None, points, k=k, space=space)[1]

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space
 from hypjax.retrieval import euclidean
+from hypjax.retrieval.candidates import separation_factors
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.qdrant_engines import Ask, Engine, Item, open_engine
 from hypjax.system import console
@@ -94,7 +95,7 @@ class QdrantGallery:
         """
         facts = engine.facts()
         if facts is None:
-            euclidean.factors(embeddings.vectors[:1], embeddings.space)  # Checks the space.
+            separation_factors(embeddings.vectors[:1], embeddings.space)  # Checks the space.
             facts = {
                 "space": describe_space(embeddings.space),
                 "fingerprint": embeddings.fingerprint,
@@ -201,7 +202,7 @@ class QdrantGallery:
         k: int,
         exact: bool,
     ) -> list[list[tuple[dict[str, Any], float]]]:
-        factors = euclidean.factors(points, self.space)
+        factors = separation_factors(points, self.space)
         asks = (
             Ask(centre.tolist(), point.tolist(), _score(float(factor), self.space))
             for centre, point, factor in zip(centres, points, factors, strict=True)
@@ -235,7 +236,7 @@ def export_qdrant(embeddings: Embeddings, location: str | os.PathLike[str]) -> s
 
 
 def _items(embeddings: Embeddings) -> Iterator[Item]:
-    factors = euclidean.factors(embeddings.vectors, embeddings.space)
+    factors = separation_factors(embeddings.vectors, embeddings.space)
     rows = (embeddings.ids.tolist(), embeddings.labels.tolist(), embeddings.vectors, factors)
     for path, label, vector, factor in zip(*rows, strict=True):
         payload = {"id": path, "label": label, "factor": float(factor)}

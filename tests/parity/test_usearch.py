@@ -86,6 +86,16 @@ def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match="is not the graph that its table describes"):
         open_gallery(path)
+    path.write_bytes(whole)
+    beside = tmp_path / "gallery.usearch.npy"
+    rows = beside.read_bytes()
+    for cut in (rows[:-50], rows[:100], b""):
+        beside.write_bytes(cut)
+        with pytest.raises(UserError, match="are damaged; export the gallery again"):
+            open_gallery(path)
+    beside.unlink()
+    with pytest.raises(UserError, match="needs its points"):
+        open_gallery(path)
     table = tmp_path / "gallery.usearch.parquet"
     table.write_bytes(table.read_bytes()[:-50])
     with pytest.raises(UserError, match="is damaged; export the gallery again"):
@@ -96,11 +106,55 @@ def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
 
 
 def test_a_graph_that_finds_too_little_says_so(monkeypatch, capsys):
-    monkeypatch.setattr("hypjax.retrieval.graph._BUILDS", ((2, 2),))
+    monkeypatch.setattr("hypjax.retrieval.graph_index._DENSE", (2, 2))
     monkeypatch.setattr("hypjax.retrieval.graph._CANDIDATES", (1,))
+    monkeypatch.setattr("hypjax.retrieval.graph._SCANNED", (0.0,))
     gallery = GraphGallery.build(embeddings(clusters(SPACES[1], 3000), SPACES[1]))
     assert gallery.recall < 0.9
-    assert f"the graph finds {gallery.recall:.1%} of the 10 nearest" in capsys.readouterr().err
+    assert (
+        f"searches of the graph find {gallery.recall:.1%} of the 10 nearest"
+        in capsys.readouterr().err
+    )
+
+
+def test_points_near_the_centre_are_scanned(monkeypatch, tmp_path):
+    """They are found although the graph takes too few candidates; also those that are added."""
+    monkeypatch.setattr("hypjax.retrieval.graph._SCANNED", (0.2,))
+    ball, path = PoincareBall(1.0, None), tmp_path / "gallery.usearch"
+    points = np.asarray(ball.embed(ann._features(4000, 128)))
+    norms = np.linalg.norm(points, axis=1)
+    central = norms <= np.quantile(norms[:3000], 0.19)
+    GraphGallery.build(embeddings(points[:3000], ball)).save(path)
+    gallery = GraphGallery.open(path, writable=True)
+    gallery.add(embeddings(points[3000:], ball, first=3000))
+    gallery.remove(["5.png"])
+    gallery.save(path)
+    gallery = open_gallery(path)
+    names = np.array([int(name.removesuffix(".png")) for name in gallery.ids])
+    own = np.arange(300)  # Rows of the images 0 to 4 and 6 to 300.
+    queries = points[names[own]]
+    exact_distances, exact = search(queries, own, points[names], k=10, space=ball)
+
+    def found():
+        gallery.candidates = 1
+        distances, items = gallery.nearest(queries, 10, own)
+        assert (np.diff(distances) >= 0).all() and (items != own[:, None]).all()
+        same = items == exact
+        np.testing.assert_allclose(distances[same], exact_distances[same], rtol=1e-5)
+        return (exact[:, :, None] == items[:, None]).any(axis=2)[central[names[exact]]]
+
+    assert found().all()
+    gallery._table.scanned[:] = False
+    assert not found().all()
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_rounding_is_left_out_where_it_is_too_coarse(rounded):
+    ball = PoincareBall(1.0, None)
+    points = clusters(ball, 300, dim=64) if rounded else tree(1.0, 64)
+    gallery = GraphGallery.build(embeddings(points, ball))
+    assert gallery._index.dtype.name == ("BF16" if rounded else "F32")
+    assert gallery.recall >= 0.98
 
 
 def test_points_far_out_are_reached_when_norms_differ():
@@ -133,7 +187,7 @@ def test_the_documented_lines_need_no_hypjax(tmp_path, monkeypatch, capsys):
     export_usearch(embeddings(points, space), tmp_path / "gallery.usearch")
     page = (REPOSITORY / "docs/search.md").read_text()
     (example,) = [part for part in page.split("```") if "index.view" in part]
-    assert "hypjax" not in example
+    assert "import hypjax" not in example and "from hypjax" not in example
     monkeypatch.chdir(tmp_path)
     exec(example.removeprefix("python"), {})
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypjax.errors import UserError
-from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import euclidean
 
 
@@ -78,5 +77,3 @@ def test_flat_spaces_and_missing_items(space):
 
     found, places = euclidean.nearest(two, x, x[:5], k=3, space=space, candidates=10)
     assert np.isinf(found[:, 2]).all() and (places[:, 2] == -1).all()
-    with pytest.raises(UserError, match="there is no approximate search in"):
-        euclidean.factors(x, Fused(((space, 1.0),)))
