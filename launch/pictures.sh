@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Draws every picture of README.md and docs/ again. Trains the runs of letters that are missing, 24
-# in all, about two hours on two CPU cores. Needs pip install -e ".[viz]". Further fields apply to all
-# runs:
+# in all, about two and a half hours on two CPU cores. Needs pip install -e ".[viz,ann,qdrant]" and
+# faiss-cpu. Further fields apply to all runs:
 # RUNS=/tmp/runs OUTPUT=/tmp/pictures launch/pictures.sh --config.train.total_steps=100
 set -euo pipefail
 runs=${RUNS:-runs} output=${OUTPUT:-docs} fields=("$@")
@@ -56,3 +56,6 @@ sweep hyp 0.1 0.025 0.05 0.1 0.2 0.5 1
 sweep hyp 0.01 0.05 0.2 1
 sweep hyp 1 0.05 0.2 1
 python -m hypjax.compare "$runs"/sweep/* --x=objective.temperature --output="$output/temperature.png"
+
+python -m hypjax.benchmark ann --output="$scratch/recall-speed.json"
+cp "$scratch/recall-speed.png" "$output"

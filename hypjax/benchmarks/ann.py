@@ -61,7 +61,7 @@ def rows(
 
     Each has the share of the 10 nearest neighbours that were found, queries per second and the
     seconds of building the index. Cosine is measured on the same features, against its own exact
-    neighbours. Times are medians of rounds that run all searches one after another, so that a
+    neighbours. Times are medians of rounds that run all searches, in a random order, so that a
     change in the speed of the machine affects all alike.
 
     Args:
@@ -108,10 +108,12 @@ def _measure(
         found, first = _timed(lambda engine=engine: engine.search(engine.queries))
         seconds.append([first])
         recalls.append(_recall(found, true))
+    rng = np.random.default_rng(0)
     for _ in range(repeats):
-        for taken, (_, _, engine) in zip(seconds, engines, strict=True):
-            if taken[0] < _SLOW:
-                taken.append(_timed(lambda engine=engine: engine.search(engine.queries))[1])
+        for i in rng.permutation(len(engines)):
+            engine = engines[i][-1]
+            if seconds[i][0] < _SLOW:
+                seconds[i].append(_timed(lambda engine=engine: engine.search(engine.queries))[1])
     return [float(np.median(taken[1:] or taken)) for taken in seconds], recalls
 
 
@@ -162,6 +164,7 @@ def _cosine(
     x: Float32[np.ndarray, "n d"], stack: contextlib.ExitStack, exported: bool
 ) -> Iterator[_Engine]:
     yield from _usearch(_PEER, x, x[:_QUERIES], "cos")
+    yield from _usearch(f"{_PEER} in bfloat16", x, x[:_QUERIES], "cos", dtype="bf16")
     if peers.installed("faiss") and not exported:
         import faiss
 
@@ -226,14 +229,14 @@ def _faiss_graph(x: Float32[np.ndarray, "n d"], metric: int) -> tuple[Any, float
 
 
 def _usearch(
-    engine: str, vectors: np.ndarray, queries: np.ndarray, metric: str
+    engine: str, vectors: np.ndarray, queries: np.ndarray, metric: str, dtype: str = "f32"
 ) -> Iterator[_Engine]:
     from usearch.index import Index
 
     index = Index(
         ndim=vectors.shape[1],
         metric=metric,
-        dtype="f32",
+        dtype=dtype,
         connectivity=_LINKS,
         expansion_add=_ADDED,
     )
@@ -316,10 +319,12 @@ def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
     """
     settings = list(dict.fromkeys((row["c"], row["dim"]) for row in rows))
     engines = list(dict.fromkeys(row["engine"] for row in rows))
-    figure = Figure(figsize=(5 * len(settings), 4.8), layout="constrained")
-    axes = figure.subplots(1, len(settings), squeeze=False)[0]
-    for axis, (c, dim) in zip(axes, settings, strict=True):
-        for engine, marker in zip(engines, itertools.cycle("osD^vP*")):
+    columns = min(len(settings), 2)
+    lines = -(-len(settings) // columns)
+    figure = Figure(figsize=(6 * columns, 4 * lines + 1), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False).reshape(-1)
+    for axis, (c, dim) in zip(axes, settings, strict=False):
+        for engine, marker in zip(engines, itertools.cycle("osD^vP*X")):
             own = [row for row in rows if (row["c"], row["dim"]) == (c, dim)]
             own = [row for row in own if row["engine"] == engine]
             own = sorted(own, key=lambda row: row["rate"])
@@ -332,7 +337,7 @@ def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
         axis.set_title(f"c = {c:g}, {dim} coordinates")
         axis.grid(alpha=0.3)
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=100)
 

@@ -74,14 +74,14 @@ def rank(
     blocks = [slice(start, start + _MEASURED) for start in range(0, len(rows), _MEASURED)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         separations = np.concatenate([np.empty(0), *pool.map(measure, blocks)])
-    counts = np.bincount(rows, minlength=len(queries))
-    columns = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    shape = len(queries), max(k, counts.max(initial=0))
-    listed = np.full(shape, np.inf), np.full(shape, -1)
+    order = np.lexsort((separations, rows))
+    rows, items, separations = rows[order], items[order], separations[order]
+    places = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    kept = places < k
+    listed = np.full((len(queries), k), np.inf), np.full((len(queries), k), -1)
     for array, values in zip(listed, (separations, items), strict=True):
-        array[rows, columns] = values
-    order = np.argsort(listed[0], axis=1, kind="stable")[:, :k]
-    return tuple(np.take_along_axis(array, order, axis=1) for array in listed)
+        array[rows[kept], places[kept]] = values[kept]
+    return listed
 
 
 class Centre:
@@ -106,7 +106,9 @@ class Centre:
         squares = np.sum(points**2, axis=1, keepdims=True)
         vectors = scales * np.concatenate([points, np.ones_like(squares), squares], axis=1)
         # A product of NumPy would keep a core busy for a while after its end.
-        self._vectors = jax.device_put(vectors.astype(np.float32), jax.devices("cpu")[0])
+        self._vectors = jax.device_put(
+            vectors.astype(np.float32), jax.local_devices(backend="cpu")[0]
+        )
         self._items = items
         self._largest = (squares.max(initial=0), scales.max(initial=1))
         self._space = space
@@ -137,10 +139,9 @@ class Centre:
         slack = _SLACK * scale * (squares[:, 0] + square)
         limits = separations / separation_factors(queries, self._space) + slack
         vectors, limits = vectors.astype(np.float32), limits.astype(np.float32)
-        for start in range(0, len(queries), _SCANNED):
-            block = [
-                inputs.pad_rows(x[start : start + _SCANNED], _SCANNED) for x in (vectors, limits)
-            ]
+        size = min(_SCANNED, 1 << (len(queries) - 1).bit_length())  # Few sizes to compile for.
+        for start in range(0, len(queries), size):
+            block = [inputs.pad_rows(x[start : start + size], size) for x in (vectors, limits)]
             near = np.asarray(_near(*block, self._vectors))[: len(queries) - start]
             rows, places = np.divmod(np.flatnonzero(near), max(len(self._items), 1))
             yield rows + start, places

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float32, Float64, Int
+from jaxtyping import Bool, Float32, Float64, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space
@@ -31,8 +31,8 @@ _CANDIDATES += (320, 384, 448, 512, 768, 1024)
 _SCANNED = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 # Cost of a scan, in distances that are computed in the graph: that of a point, and of the ranking.
 _SCAN_COST, _RANK_COST = 0.07, 300
-_SPARE = 1.3  # Candidates that are ranked, per neighbour, if vectors are rounded.
-_WITHIN = 1.05  # Separations to scan for, in times of that of the last neighbour.
+_CHECKED = 8  # Points that are compared with the vectors of a graph when it is opened.
+_SPARE = 4  # Candidates beyond k that are ranked, at least, if vectors are rounded.
 
 
 class _Setting(NamedTuple):
@@ -126,9 +126,13 @@ class GraphGallery:
         """
         table, facts = graph_files.read(path)
         index = graph_index.create(facts.space, table.points.shape[1], rounded=facts.rounded)
-        metric = index.metric
-        (index.load if writable else index.view)(str(path))
-        index.metric = metric  # The file holds none.
+        graph_index.read(index, path, writable=writable)
+        sample = np.linspace(0, len(table.keys) - 1, _CHECKED).astype(int)
+        vectors = graph_index.vectors(table.points[sample], facts.space)
+        if len(index) != len(table.keys) or not graph_index.holds(
+            index, table.keys[sample], vectors
+        ):
+            raise UserError(f"{path} is not the graph that its table describes; export it again")
         return cls(index, table, facts, writable)
 
     def save(self, path: pathlib.Path) -> None:
@@ -200,61 +204,71 @@ class GraphGallery:
         """
         if not 1 <= k <= len(self) - (own is not None):
             raise UserError(f"k is {k}, but there are {len(self)} items in the gallery")
-        separations, items, _ = self._search(points, k, own)
-        if self._rounded or self._table.scanned.any():
-            separations, items = self._rank(points, separations, items, k, own)
-        separations, items = separations[:, :k], items[:, :k]
+        separations, items = self._nearest(points, k, own)
         if not np.isfinite(separations).all():
             raise UserError("the graph reaches too few items; lower k, or export the gallery again")
         with jax.enable_x64(True):
-            distances = np.asarray(_distances(self.space, separations))
+            distances = np.asarray(self.space.distance_at(separations))
         return distances.astype(np.float32), items
+
+    def _nearest(
+        self, points: Float32[np.ndarray, "n d"], k: int, own: Int[np.ndarray, " n"] | None
+    ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+        """As `nearest`, but separations, infinite and with index −1 where the graph reaches none."""
+        separations, items, _ = self._search(points, k, own)
+        if not self._table.scanned.any():
+            return separations, items
+        rows, near = self._centre.within(points, separations[:, -1])
+        if own is not None:
+            kept = near != own[rows]
+            rows, near = rows[kept], near[kept]
+        return self._rank(points, items, k, rows, near)
 
     def _search(
         self, points: Float32[np.ndarray, "n d"], k: int, own: Int[np.ndarray, " n"] | None
-    ) -> tuple[Float64[np.ndarray, "n m"], Int[np.ndarray, "n m"], int]:
-        """Searches the graph for k items and, if vectors are rounded, some more.
+    ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"], int]:
+        """Searches the graph.
 
         Returns:
             Separations, and indices of the items, nearest first, infinite and −1 where the graph
             reaches none; and the number of distances that were computed.
         """
         wanted = k + (own is not None)
-        listed = min(int(_SPARE * wanted) if self._rounded else wanted, len(self))
+        spare = max(_SPARE, wanted // 3) if self._rounded else 0
+        listed = min(wanted + spare, len(self))
         self._index.expansion_search = max(self.candidates * k // _NEAREST, self.candidates, listed)
         found = self._index.search(graph_index.vectors(points, self.space), listed)
-        keys = np.asarray(found.keys, np.int64).reshape(len(points), -1)
+        # For one query, usearch returns arrays of one axis, without those that are missing.
+        shape = len(points), -1 if len(points) else listed
+        keys = np.asarray(found.keys, np.int64).reshape(shape)
         items = np.searchsorted(self._table.keys, keys)
-        missing = np.arange(keys.shape[1]) >= np.reshape(found.counts, (-1, 1))
+        counts = np.reshape(getattr(found, "counts", keys.shape[1]), (-1, 1))
+        missing = np.arange(keys.shape[1]) >= counts
         if own is not None:
             missing |= items == own[:, None]
+        items[missing] = -1
+        if self._rounded:
+            return *self._rank(points, items, k), found.computed_distances
         with np.errstate(invalid="ignore"):  # Those of missing items hold anything.
-            separations = np.array(found.distances, np.float64).reshape(keys.shape)
-        separations[missing], items[missing] = np.inf, -1
-        if missing.any():
-            order = np.argsort(separations, axis=1, kind="stable")
-            separations = np.take_along_axis(separations, order, axis=1)
-            items = np.take_along_axis(items, order, axis=1)
-        return separations, items, found.computed_distances
+            separations = np.array(found.distances, np.float64).reshape(shape)
+        separations[missing] = np.inf
+        order = np.argsort(separations, axis=1, kind="stable")[:, :k]
+        nearest = (np.take_along_axis(values, order, axis=1) for values in (separations, items))
+        return *nearest, found.computed_distances
 
     def _rank(
         self,
         points: Float32[np.ndarray, "n d"],
-        separations: Float64[np.ndarray, "n m"],
         items: Int[np.ndarray, "n m"],
         k: int,
-        own: Int[np.ndarray, " n"] | None,
+        *more: Int[np.ndarray, " p"],
     ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
-        """Ranks what `_search` returned, and points near the centre, by the exact distances."""
+        """Ranks items, and more of them as pairs of row and item, by their exact distances."""
         rows, places = np.nonzero(items >= 0)
-        items = items[rows, places]
-        if self._table.scanned.any():
-            near_rows, near = self._centre.within(points, _WITHIN * separations[:, k - 1])
-            if own is not None:
-                kept = near != own[near_rows]
-                near_rows, near = near_rows[kept], near[kept]
-            rows, items = np.concatenate([rows, near_rows]), np.concatenate([items, near])
-        return rank(points, self._table.points, rows, items, k=k, space=self.space)
+        pairs = rows, items[rows, places]
+        if more:
+            pairs = (np.concatenate(both) for both in zip(pairs, more, strict=True))
+        return rank(points, self._table.points, *pairs, k=k, space=self.space)
 
     @functools.cached_property
     def _centre(self) -> Centre:
@@ -275,26 +289,27 @@ class GraphGallery:
         """Chooses a setting of searches by the exact neighbours of a sample."""
         settings: list[_Setting] = []
         points, k = self._table.points[sample], exact.shape[1]
-        norms = np.linalg.norm(self._table.points, axis=1)
-        order = np.argsort(norms, kind="stable")
-        places = np.argsort(order)[exact]
+        order = np.argsort(np.linalg.norm(self._table.points, axis=1), kind="stable")
+        places = np.argsort(order)[exact]  # Of the neighbours, in the order from the centre.
         shares = _SCANNED if isinstance(self.space, PoincareBall) else _SCANNED[:1]
-        for self.candidates in _CANDIDATES:
-            *found, computed = self._search(points, k, None)
-            _, found = self._rank(points, *found, k, None)
-            cost = computed / max(len(sample), 1)
+        for candidates in _CANDIDATES:
+            self.candidates = candidates
+            _, found, computed = self._search(points, k, None)
+            cost = computed / len(sample)
             hits = (exact[:, :, None] == found[:, None]).any(axis=2)
             for scanned in {int(share * len(self)) for share in shares}:
-                recall = float((hits | (places < scanned)).mean())
+                recall = _recall(hits | (places < scanned), sample, exact)
                 scan_cost = _SCAN_COST * scanned + _RANK_COST if scanned else 0
-                settings.append(_Setting(self.candidates, scanned, recall, cost + scan_cost))
+                settings.append(_Setting(candidates, scanned, recall, cost + scan_cost))
             enough = [setting for setting in settings if setting.recall >= _WANTED]
             best = min(enough, key=lambda setting: setting.cost, default=None)
-            if self.candidates >= len(self) or (best and best.cost <= cost):
+            if candidates >= len(self) or (best and best.cost <= cost):
                 break
         best = best or max(settings, key=lambda setting: setting.recall)
-        self.candidates, self.recall = best.candidates, best.recall
+        self.candidates = best.candidates
         self._table.scanned[order[: best.scanned]] = True
+        _, found = self._nearest(points, k, None)
+        self.recall = _recall((exact[:, :, None] == found[:, None]).any(axis=2), sample, exact)
 
     def _require_writable(self) -> None:
         if not self._writable:
@@ -312,9 +327,12 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
     return f"{path}; it finds {gallery.recall:.1%} of the {_NEAREST} nearest neighbours"
 
 
-@jax.jit
-def _distances(space: Space, separations: Float64[Array, "n k"]) -> Float64[Array, "n k"]:
-    return space.distance_at(separations)
+def _recall(
+    hits: Bool[np.ndarray, "s k"], sample: Int[np.ndarray, " s"], exact: Int[np.ndarray, "s k"]
+) -> float:
+    """Share of the neighbours that were found: with the queries themselves or without, the less."""
+    others = exact != sample[:, None]
+    return float(min(hits.mean(), hits[others].mean() if others.any() else 1.0))
 
 
 def _sample(
@@ -322,5 +340,5 @@ def _sample(
 ) -> tuple[Int[np.ndarray, " s"], Int[np.ndarray, "s k"]]:
     """Some points, and their nearest neighbours by an exact search, themselves included."""
     sample = np.random.default_rng(0).permutation(len(points))[:_SAMPLE]
-    k = min(_NEAREST, len(points))
+    k = min(_NEAREST + 1, len(points))
     return sample, search(points[sample], None, points, k=k, space=space)[1]

@@ -121,7 +121,7 @@ def _read_points(path: pathlib.Path, count: int) -> Float32[np.ndarray, "n d"]:
         return points
     except FileNotFoundError as error:
         raise UserError(f"{path} needs its points, {beside}") from error
-    except (EOFError, OSError, ValueError) as error:
+    except Exception as error:  # NumPy raises almost anything for damaged headers.
         raise UserError(
             f"the points beside {path} are damaged; export the gallery again"
         ) from error

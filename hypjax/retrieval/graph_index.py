@@ -11,10 +11,11 @@ upper half of a float32, where that is fine enough to find the candidates of a s
 """
 
 import functools
+import pathlib
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space, Sphere
@@ -22,7 +23,7 @@ from hypjax.retrieval.candidates import separation_factors
 
 _SPARSE, _DENSE = (32, 256), (64, 512)  # Links of a point, and candidates when it is added.
 _SHORT = 32  # Vectors of fewer coordinates fill few cache lines, so that rounding gains nothing.
-_ROUNDING = 2**-9  # Relative error of a coordinate in bfloat16.
+_ROUNDING = 2**-9  # Typical relative error of a point in bfloat16.
 _TOLERATED = 0.05  # Error of points, as a share of the distances between neighbours.
 _MOST = 0.01  # Share of the points whose error may be larger.
 
@@ -40,7 +41,7 @@ def can_round(points: Float32[np.ndarray, "n d"], neighbours: Float32[np.ndarray
 
     Args:
         points: Some points of the gallery.
-        neighbours: For each, one of its neighbours that a search should find.
+        neighbours: For each, its tenth neighbour, or another one that a search should find.
 
     Returns:
         Whether vectors are long, and the rounding errors of nearly all points are small beside the
@@ -80,6 +81,36 @@ def create(space: Space, dim: int, *, rounded: bool) -> Any:
         dtype="bf16" if rounded else "f32",
         connectivity=links,
         expansion_add=added,
+    )
+
+
+def read(index: Any, path: pathlib.Path, *, writable: bool) -> None:
+    """Reads the file of a graph.
+
+    Args:
+        index: What `create` returned.
+        path: The file.
+        writable: Whether to read it into memory. Otherwise it is memory-mapped.
+
+    Raises:
+        UserError: The file is damaged, or a graph of other vectors.
+    """
+    metric, kind = index.metric, (index.ndim, index.dtype)
+    try:
+        (index.load if writable else index.view)(str(path))
+    except Exception as error:  # usearch raises almost anything.
+        raise UserError(f"{path} is damaged; export the gallery again") from error
+    if (index.ndim, index.dtype) != kind:
+        raise UserError(f"{path} is not the graph that its table describes; export it again")
+    index.metric = metric  # The file holds none.
+
+
+def holds(index: Any, keys: Int[np.ndarray, " n"], expected: Float32[np.ndarray, "n e"]) -> bool:
+    """Whether a graph holds vectors under given keys, but for rounding."""
+    found = index.get(keys, dtype="f32")
+    return all(
+        vector is not None and np.allclose(vector, row, rtol=2**-7, atol=1e-6)
+        for vector, row in zip(found, expected, strict=True)
     )
 
 

@@ -45,6 +45,24 @@ def test_trees_are_searched_up_to_the_boundary(c, dim):
     np.testing.assert_allclose(distances, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dim", [8, 64])
+@pytest.mark.parametrize("count", [1, 2, 15])
+def test_few_images_and_few_queries_are_searched(count, dim, tmp_path):
+    ball, path = SPACES[1], tmp_path / "gallery.usearch"
+    points = clusters(ball, count, dim=dim)
+    export_usearch(embeddings(points, ball), path)
+    gallery = open_gallery(path)
+    assert gallery.recall == 1
+    for queries in (points[:0], points[:1], points):
+        distances, found = gallery.nearest(queries, count)
+        exact_distances, exact = search(points, None, points, k=count, space=ball)
+        np.testing.assert_array_equal(found, exact[: len(queries)])
+        np.testing.assert_allclose(distances, exact_distances[: len(queries)], atol=1e-5)
+        if count > 1:
+            own = np.arange(len(queries))
+            assert (gallery.nearest(queries, 1, own)[1] == exact[: len(queries), 1:2]).all()
+
+
 def test_images_are_added_found_removed_and_gone(tmp_path):
     space = SPACES[1]
     points = clusters(space, 400)
@@ -85,6 +103,14 @@ def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match="is not the graph that its table describes"):
+        open_gallery(path)
+    other = tmp_path / "other.usearch"
+    export_usearch(embeddings(points[::-1], space), other)
+    path.write_bytes(other.read_bytes())  # As long as the other one.
+    with pytest.raises(UserError, match="is not the graph that its table describes"):
+        open_gallery(path)
+    path.write_bytes(bytes(len(whole)))
+    with pytest.raises(UserError, match="is damaged|is not the graph"):
         open_gallery(path)
     path.write_bytes(whole)
     beside = tmp_path / "gallery.usearch.npy"
