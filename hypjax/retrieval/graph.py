@@ -127,7 +127,7 @@ class GraphGallery:
         table, facts = graph_files.read(path)
         index = graph_index.create(facts.space, table.points.shape[1], rounded=facts.rounded)
         graph_index.read(index, path, writable=writable)
-        sample = np.linspace(0, len(table.keys) - 1, _CHECKED).astype(int)
+        sample = np.linspace(0, len(table.keys) - 1, _CHECKED).astype(int)[: len(table.keys)]
         vectors = graph_index.vectors(table.points[sample], facts.space)
         if len(index) != len(table.keys) or not graph_index.holds(
             index, table.keys[sample], vectors
@@ -214,7 +214,7 @@ class GraphGallery:
     def _nearest(
         self, points: Float32[np.ndarray, "n d"], k: int, own: Int[np.ndarray, " n"] | None
     ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
-        """As `nearest`, but separations, infinite and with index −1 where the graph reaches none."""
+        """As `nearest`, but separations: infinite, with index −1, where the graph reaches none."""
         separations, items, _ = self._search(points, k, own)
         if not self._table.scanned.any():
             return separations, items
