@@ -487,6 +487,11 @@ def test_many_queries_are_drawn_on_several_pages(tmp_path):
     [
         ("embed", ["--workdir=none", "--images=."], "--output is missing"),
         ("embed", ["--workdir=none", "--images=.", "--output=g.txt"], "its name must end in .npz"),
+        (
+            "embed",
+            ["--workdir=none", "--images=.", "--output=g.npz", "--export=faiss,faiss:hnsw"],
+            "--export=faiss and faiss:hnsw write the same file; give one of them",
+        ),
         ("search", ["--workdir=none", "--gallery=g.npz", "--query=q"], "cannot read g.npz"),
         ("search", ["--workdir=w", "--gallery=g", "--query=q", "--alpha=3"], "give that flag, too"),
     ],
