@@ -86,9 +86,10 @@ def read(path: pathlib.Path) -> tuple[Table, Facts]:
     Raises:
         UserError: A file is missing or damaged, or does not belong to the graph.
     """
+    if not path.exists():
+        raise UserError(f"there is no gallery at {path}")
     rows, described = _read_rows(path)
-    size = described.pop("bytes")
-    if not path.exists() or path.stat().st_size != size:
+    if path.stat().st_size != described.pop("bytes"):
         raise UserError(f"{path} is not the graph that its table describes; export it again")
     points = _read_points(path, len(rows["keys"]))
     return Table(**rows, points=points), Facts(**described)
@@ -107,7 +108,7 @@ def _read_rows(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any
         scanned = np.array(table["scanned"].to_pylist(), bool)
         return {"keys": table["key"].to_numpy(), "scanned": scanned} | strings, facts
     except FileNotFoundError as error:
-        raise UserError(f"{path} needs its table, {beside}") from error
+        raise UserError(f"{path} needs its table, {beside}; export it again") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"the table beside {path} is damaged; export the gallery again") from error
 
@@ -120,7 +121,7 @@ def _read_points(path: pathlib.Path, count: int) -> Float32[np.ndarray, "n d"]:
             raise ValueError(f"they are {points.dtype} {points.shape}")
         return points
     except FileNotFoundError as error:
-        raise UserError(f"{path} needs its points, {beside}") from error
+        raise UserError(f"{path} needs its points, {beside}; export it again") from error
     except Exception as error:  # NumPy raises almost anything for damaged headers.
         raise UserError(
             f"the points beside {path} are damaged; export the gallery again"

@@ -95,7 +95,7 @@ def test_images_are_added_found_removed_and_gone(tmp_path):
 def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
     space, path = SPACES[1], tmp_path / "gallery.usearch"
     points = clusters(space, 100)
-    with pytest.raises(UserError, match="needs its table"):
+    with pytest.raises(UserError, match="there is no gallery at"):
         open_gallery(path)
     export_usearch(embeddings(points, space), path)
     with pytest.raises(UserError, match="k is 101, but there are 100 items"):
@@ -125,6 +125,9 @@ def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
     table = tmp_path / "gallery.usearch.parquet"
     table.write_bytes(table.read_bytes()[:-50])
     with pytest.raises(UserError, match="is damaged; export the gallery again"):
+        open_gallery(path)
+    table.unlink()
+    with pytest.raises(UserError, match="needs its table"):
         open_gallery(path)
     fused = Fused(((Sphere(), 1.0), (space, 1.0)))
     with pytest.raises(UserError, match="there is no graph for"):
