@@ -124,19 +124,33 @@ def figure(flag: flags.FlagHolder[str | None], *further: str) -> pathlib.Path | 
         further: Further suffixes that the file may have.
 
     Raises:
-        UserError: Its suffix is not that of a figure, or its folder does not exist.
+        UserError: Its suffix is not that of a figure, or it cannot be written.
     """
-    if not flag.value:
-        return None
+    return output_file(flag, *_FIGURE_SUFFIXES, *further) if flag.value else None
+
+
+def output_file(flag: flags.FlagHolder[str | None], *suffixes: str) -> pathlib.Path:
+    """Returns the file that a flag names, to be written with one of some suffixes.
+
+    Raises:
+        UserError: It has another suffix, or it cannot be written.
+    """
     path = pathlib.Path(flag.value).expanduser()
-    if path.suffix not in (*_FIGURE_SUFFIXES, *further):
-        suffixes = ", ".join((*_FIGURE_SUFFIXES, *further))
-        raise errors.UserError(f"--{flag.name} is {path}; its name must end in {suffixes}")
+    given = f"--{flag.name} is {path}"
+    if path.suffix not in suffixes:
+        raise errors.UserError(f"{given}; its name must end in {', '.join(suffixes)}")
     if not path.parent.is_dir():
-        raise errors.UserError(
-            f"--{flag.name} is {path}, but the folder {path.parent} does not exist"
-        )
+        raise errors.UserError(f"{given}, but the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise errors.UserError(f"{given}, which is a folder; name a file")
+    require_writable(path.parent)
     return path
+
+
+def require_writable(folder: pathlib.Path) -> None:
+    """Raises an error if files of a folder cannot be written."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise errors.UserError(f"files in {folder} cannot be written; choose another folder")
 
 
 def write_numbers(path: pathlib.Path, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import importlib.util
 import os
 import re
 import sys
@@ -45,6 +46,18 @@ class UserError(Exception):
         """
         line = "".join(c if c.isprintable() else " " for c in redacted(message).strip())
         super().__init__(line)
+
+
+def require_package(module: str, use: str, install: str) -> None:
+    """Raises an error if an optional package is missing; call it before what takes time.
+
+    Args:
+        module: Its module.
+        use: What needs it.
+        install: What pip installs.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f'{use} needs {module}: pip install "{install}"')
 
 
 class TryAgainError(UserError):

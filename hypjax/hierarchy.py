@@ -95,6 +95,7 @@ def _made(folder: pathlib.Path) -> pathlib.Path:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot create the folder {folder} ({error.strerror})") from error
+    command.require_writable(folder)
     return folder
 
 

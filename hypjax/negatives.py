@@ -71,7 +71,7 @@ def main(overrides: list[str]) -> None:
         console.say(f"embedding the test images with {name}")
         runs.append(weigh_run(name, workdir, configs[workdir], splits[workdir], choice))
     shown = choice.anchors[: choice.shown].tolist()
-    anchors = [Anchor(i, images.test.name(i), int(images.test.labels[i])) for i in shown]
+    anchors = [Anchor(i, images.test.name(i), images.test.class_name(i)) for i in shown]
     print(f"weights of the negatives of {len(choice.anchors)} anchors:")
     print(summary_table(runs))
     for place, anchor in enumerate(anchors):

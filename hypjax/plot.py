@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from hypjax import command
-from hypjax.errors import UserError
+from hypjax.errors import UserError, require_package
 
 if TYPE_CHECKING:  # They import JAX or NumPy.
     from collections.abc import Sequence
@@ -91,14 +91,18 @@ def main(overrides: list[str], kind: str | None) -> None:
             raise UserError(f"--parts={part} is unknown; it must be train, test or train,test")
     if kind == "grid" and len(_PARTS.value) > 1:
         raise UserError("a grid shows one part; give --parts=train or --parts=test")
+    is_page = output.suffix == PAGE
+    if is_page and _THUMBNAILS.value:
+        raise UserError("a page shows images under the pointer; leave out --thumbnails")
+    if is_page:
+        require_package("bokeh", "an interactive page", "hypjax[viz]")
+    if _LAYOUT.value == "umap":
+        require_package("umap", "a layout by UMAP", "hypjax[viz]")
     from hypjax.reports.disk import Proxies, draw_disks, draw_image_grid
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
     keep_compiled_programs()
-    is_page = output.suffix == PAGE
-    if is_page and _THUMBNAILS.value:
-        raise UserError("a page shows images under the pointer; leave out --thumbnails")
     drawn = _drawn(_IMAGES.value or _DEFAULT_IMAGES[PAGE if is_page else kind])
     grouping = _grouping(drawn.parts)
     places = _places(drawn)
@@ -116,6 +120,8 @@ def main(overrides: list[str], kind: str | None) -> None:
         proxies = Proxies(places[-1], drawn.parents)
         options = {"proxies": proxies, "thumbnails": _THUMBNAILS.value, "note": note}
         draw_disks(panels, names, grouping, output, **options)
+    for panel in panels:
+        panel.read.warn()
     console.say(f"wrote {output}")
 
 
@@ -173,6 +179,7 @@ def _panels(
 
     from hypjax.inference.drawn import captions
     from hypjax.reports.disk import Panel
+    from hypjax.reports.hit_grid import Images
 
     found = [part.groupings[grouping] for part in parts]
     names = list(dict.fromkeys(name for each in found for name in each.names))
@@ -180,7 +187,7 @@ def _panels(
     panels = []
     for part, each, own in zip(parts, found, places, strict=False):
         labels = np.array([index[name] for name in each.names])[each.labels]
-        panels.append(Panel(part.title, own, labels, captions(part), part.read))
+        panels.append(Panel(part.title, own, labels, captions(part), Images(part.read)))
     return names, panels
 
 

@@ -1,11 +1,8 @@
 """Writes a report of trained runs: one HTML page that opens from the disk."""
 
-import pathlib
-
 from absl import flags
 
 from hypjax import command
-from hypjax.errors import UserError
 
 EXAMPLE = "python -m hypjax.report --workdir=runs/glyphs-hyp --output=report.html"
 FLAGS = flags.FlagValues()
@@ -32,11 +29,7 @@ def main(overrides: list[str]) -> None:
     """Embeds the test images of each run, and writes the page."""
     command.require(_WORKDIRS)
     command.refuse_overrides(overrides)
-    names, output = command.run_names(_WORKDIRS), pathlib.Path(_OUTPUT.value).expanduser()
-    if output.suffix != ".html":
-        raise UserError(f"--output is {output}; its name must end in .html")
-    if not output.parent.is_dir():
-        raise UserError(f"--output is {output}, but the folder {output.parent} does not exist")
+    names, output = command.run_names(_WORKDIRS), command.output_file(_OUTPUT, ".html")
     from hypjax.inference.reporting import write_report
     from hypjax.system.caches import keep_compiled_programs
 

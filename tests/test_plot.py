@@ -1,5 +1,9 @@
 """The command that draws embeddings."""
 
+import pathlib
+import shutil
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -46,6 +50,25 @@ def test_draws_a_gallery(run, photos_folder, tmp_path):
     assert "class3" in (tmp_path / "disk.svg").read_text()
 
 
+def test_images_that_were_moved_are_grey_and_counted(run, photos_folder, tmp_path, capsys):
+    shutil.copytree(photos_folder, tmp_path / "photos")
+    photos = find_photos(str(tmp_path / "photos"))
+    TrainedEmbedder(run).embed(photos).save(tmp_path / "gallery.npz")
+    shutil.rmtree(tmp_path / "photos")
+    where = f"--embeddings={tmp_path / 'gallery.npz'}"
+    for kind, options in (("grid", []), ("disk", ["--thumbnails"])):
+        draw(kind, where, f"--output={tmp_path / 'picture.png'}", *options)
+        assert (tmp_path / "picture.png").stat().st_size > 3000
+        assert "images that cannot be read; were they moved?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("module", "options"), [("bokeh", []), ("umap", ["--layout=umap"])])
+def test_missing_packages_are_named_before_anything_is_read(module, options, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf'needs {module}: pip install "hypjax\[viz\]"'):
+        draw("disk", "--workdir=none", f"--output={tmp_path / 'disk.html'}", *options)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -54,12 +77,14 @@ def test_draws_a_gallery(run, photos_folder, tmp_path):
         (["disk", "--output=a.txt", "--workdir=a"], "its name must end in .png"),
         (["disk", "--output=a.png", "--workdir=a", "--parts=val"], "--parts=val is unknown"),
         (["grid", "--output=a.png", "--workdir=a", "--parts=train,test"], "a grid shows one part"),
+        (["disk", "--output=a.svg", "--workdir=a"], "a.svg, which is a folder; name a file"),
         (["disk", "--output=a.png", "--workdir=none"], "none holds no run"),
         (["map", "--output=a.png"], "'map' is not one of disk, grid"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    pathlib.Path("a.svg").mkdir()
     with pytest.raises(UserError, match=message):
         draw(*arguments)
 

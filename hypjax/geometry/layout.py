@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Complex, Float, Float32, Int
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, require_package
 from hypjax.geometry.space import Space
 
 _STEPS = 400
@@ -75,10 +75,9 @@ def lay_out_by_umap(
     Raises:
         UserError: UMAP is not installed, or there are too few points.
     """
-    try:
-        import umap
-    except ImportError as error:
-        raise UserError('this layout needs UMAP: pip install "hypjax[viz]"') from error
+    require_package("umap", "a layout by UMAP", "hypjax[viz]")
+    import umap
+
     if len(points) <= _NEIGHBOURS:
         raise UserError(f"UMAP needs more than {_NEIGHBOURS} images, but there are {len(points)}")
     start = lay_out(points, space, seed=seed)

@@ -1,6 +1,6 @@
 """The hard negatives of trained runs: their weights in the loss (HypMix, Figures 1 and 3)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 import jax
@@ -31,6 +31,7 @@ class Choice(NamedTuple):
         labels: Classes of the anchors.
         items: Classes of all images that are searched.
         k: Number of negatives to list.
+        class_name: From the index of an image that is searched to the name of its class.
     """
 
     anchors: Int[np.ndarray, " anchors"]
@@ -38,6 +39,7 @@ class Choice(NamedTuple):
     labels: Int[np.ndarray, " anchors"]
     items: Int[np.ndarray, " items"]
     k: int
+    class_name: Callable[[int], str]
 
     @classmethod
     def of(cls, splits: Splits, named: Sequence[int], number: int, shown: int, k: int) -> Self:
@@ -63,11 +65,12 @@ class Choice(NamedTuple):
             chosen, first = _evenly(count, number), _evenly(min(count, number), shown)
             chosen = np.concatenate([chosen[first], np.delete(chosen, first)])
             shown = len(first)
-        labels, items = splits.test.labels[chosen], searched(splits).labels
+        images = searched(splits)
+        labels, items = splits.test.labels[chosen], images.labels
         fewest = min(int(np.sum(items != label)) for label in np.unique(labels))
         if k > fewest:
             raise UserError(f"--k is {k}, but an anchor has only {fewest} negatives")
-        return cls(chosen, shown, labels, items, k)
+        return cls(chosen, shown, labels, items, k, images.class_name)
 
 
 def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
@@ -155,8 +158,8 @@ def weigh(
         carriers.append(1 + np.argmax(np.cumsum(falling, axis=1) >= CARRIED, axis=1))
         for row in range(min(len(distances), choice.shown - len(hardest))):
             found = np.argsort(distances[row], stable=True)[: choice.k]
-            columns = choice.items, distances[row], weights[row]
-            hardest.append(Hardest(found.tolist(), *(column[found].tolist() for column in columns)))
+            columns = (column[row][found].tolist() for column in (distances, weights))
+            hardest.append(Hardest(found.tolist(), [*map(choice.class_name, found)], *columns))
     negatives = max(int(np.sum(choice.items != label)) for label in np.unique(choice.labels))
     curve = curve[:negatives] / len(anchors)
     return Weighed(name, temperature, np.concatenate(carriers), curve, hardest)

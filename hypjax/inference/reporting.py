@@ -12,6 +12,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import layout
 from hypjax.inference.inspected import Inspected, Log, Search, inspect, read_log
 from hypjax.reports.disk import Panel, draw_disks
+from hypjax.reports.hit_grid import Images
 from hypjax.reports.model_card import describe
 from hypjax.reports.published import compare
 from hypjax.reports.report_page import Shown, ShownSearch, data_url, number, render, thumbnail
@@ -112,7 +113,7 @@ def _disk(name: str, found: Inspected) -> dict[str, Any]:
         both = places, layout.to_disk(1e-6 * plain)
         ranks = [f"{layout.rank_correlation(points, each, found.space):.3f}" for each in both]
     shown = f"{name}: {len(points):,} test images"
-    panel = Panel(shown, places, grouping.labels[chosen], [], found.query)
+    panel = Panel(shown, places, grouping.labels[chosen], [], Images(found.query))
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "disk.png"
         draw_disks([panel], grouping.names, title, file)

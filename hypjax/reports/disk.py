@@ -2,7 +2,7 @@
 
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import matplotlib
@@ -17,7 +17,7 @@ from matplotlib.patches import Circle
 from PIL import Image, ImageOps
 
 from hypjax.geometry.disk import geodesics
-from hypjax.reports.hit_grid import save
+from hypjax.reports.hit_grid import Images, save
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
@@ -38,14 +38,14 @@ class Panel(NamedTuple):
         places: Their places, inside the unit circle.
         labels: Group of each.
         captions: What the images show, in words.
-        read: From the index of a point to the image that it stands for.
+        read: Reads the image that a point stands for, by its index.
     """
 
     title: str
     places: Complex[np.ndarray, " n"]
     labels: Int[np.ndarray, " n"]
     captions: Sequence[str]
-    read: Callable[[int], Image.Image]
+    read: Images
 
 
 class Proxies(NamedTuple):

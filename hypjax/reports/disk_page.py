@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, require_package
 from hypjax.reports.disk import COLOURS, OTHER, Panel, Proxies, grid_lines, largest_groups
 from hypjax.system.files import write_text
 
@@ -51,13 +51,12 @@ def write_disk_page(
     Raises:
         UserError: Bokeh is not installed, an image cannot be read, or the file cannot be written.
     """
-    try:
-        from bokeh.embed import file_html
-        from bokeh.layouts import column, row
-        from bokeh.models import Div
-        from bokeh.resources import INLINE
-    except ImportError as error:
-        raise UserError('an interactive page needs Bokeh: pip install "hypjax[viz]"') from error
+    require_package("bokeh", "an interactive page", "hypjax[viz]")
+    from bokeh.embed import file_html
+    from bokeh.layouts import column, row
+    from bokeh.models import Div
+    from bokeh.resources import INLINE
+
     shown = largest_groups(panels, len(names))
     disks = [_disk(panel, shown, names, legend, proxies) for panel in panels]
     title = f"Poincaré disk: {', '.join(panel.title for panel in panels)}"

@@ -9,10 +9,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from hypjax.errors import UserError
 from hypjax.reports.hits import Hits
+from hypjax.system import console
 
 _COLOURS = {"right": "tab:green", "wrong": "tab:red", "": "none"}
 _INCHES = 1.4  # Side of one image.
@@ -33,6 +34,36 @@ class Picture(NamedTuple):
     image: Any
     title: str
     colour: str
+
+
+class Images:
+    """Reads images; a grey one stands for each that cannot be read, and these are counted.
+
+    Attributes:
+        missing: What could not be read.
+    """
+
+    def __init__(self, read: Callable[[Any], Image.Image]) -> None:
+        """Takes the function that reads an image."""
+        self._read, self.missing = read, {}
+
+    def __call__(self, image: Any) -> Image.Image:
+        """Returns an image's pixels, or a grey square."""
+        try:
+            return self._read(image)
+        except Exception as error:  # Moved or damaged since; the rest is still worth showing.
+            self.missing[image] = error
+            grey = Image.new("RGB", (64, 64), "#ccc")
+            ImageDraw.Draw(grey).text((32, 32), "missing", fill="#333", anchor="mm")
+            return grey
+
+    def warn(self) -> None:
+        """Says how many images are missing."""
+        if self.missing:
+            console.warn(
+                f"grey squares stand for {len(self.missing)} images that cannot be read; were they "
+                f"moved? ({next(iter(self.missing.values()))})"
+            )
 
 
 def draw(
@@ -80,10 +111,12 @@ def draw_rows(
     pages = [rows[start : start + size] for start in range(0, len(rows), size)]
     names = [f"{output.stem}-{number}" for number in range(2, len(pages) + 1)]
     files = [output, *(output.with_stem(name) for name in names)]
+    read = Images(read)
     for file, page in zip(files, pages, strict=True):
         with matplotlib.rc_context({"text.parse_math": False}):  # Paths may hold dollar signs.
             figure = _grid(page, read)
         save(figure, file)
+    read.warn()
     return files
 
 
@@ -133,9 +166,6 @@ def _show(axis: Axes, picture: Picture, title: str, read: Callable[[Any], Image.
     axis.set_title(title, fontsize=7)
     for side in axis.spines.values():
         side.set(color=picture.colour, linewidth=3)
-    try:
-        thumbnail = read(picture.image)
-        thumbnail.thumbnail((256, 256))
-        axis.imshow(thumbnail)
-    except Exception:  # Moved or damaged since; the ranking is still worth showing.
-        axis.text(0.5, 0.5, "not found", ha="center", va="center", transform=axis.transAxes)
+    thumbnail = read(picture.image)
+    thumbnail.thumbnail((256, 256))
+    axis.imshow(thumbnail)

@@ -74,11 +74,12 @@ def draw_hardest(
     rows = []
     for place, anchor in enumerate(anchors):
         for i, run in enumerate(runs):
-            title = run.run if i else f"anchor {anchor.index}\n{run.run}"
+            title = run.run if i else f"{anchor.label}\n{run.run}"
             row = [Picture((read_anchor, anchor.index), title, "black")]
             found, only = run.hardest[place], only_here(runs, i, place)
-            for item, weight, alone in zip(found.items, found.weights, only, strict=True):
+            columns = zip(found.items, found.classes, found.weights, only, strict=True)
+            for item, name, weight, alone in columns:
                 colour = "tab:orange" if alone else "none"
-                row.append(Picture((read_item, item), f"p {weight:#.3g}", colour))
+                row.append(Picture((read_item, item), f"{name}\np {weight:#.3g}", colour))
             rows.append(row)
     return draw_rows(rows, output, lambda image: image[0](image[1]), together=len(runs))

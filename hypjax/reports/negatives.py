@@ -1,5 +1,6 @@
 """The negatives of anchors and their weights, as text and as JSON."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ HARDEST = (1, 10, 100)  # Numbers of negatives whose share of the weight is repo
 _QUANTILES = (0.1, 0.5, 0.9)
 _POINTS = 200  # Ranks of a curve in a file.
 _ABREAST = 3  # Runs side by side in a table.
+_NAME = 24  # Characters of a class in a table.
 
 
 class Hardest(NamedTuple):
@@ -18,13 +20,13 @@ class Hardest(NamedTuple):
 
     Attributes:
         items: Their indices among the images that are searched.
-        classes: Their classes.
+        classes: Names of their classes.
         distances: Their distances from the anchor.
         weights: Their weights, which over all negatives sum to 1.
     """
 
     items: list[int]
-    classes: list[int]
+    classes: list[str]
     distances: list[float]
     weights: list[float]
 
@@ -67,12 +69,12 @@ class Anchor(NamedTuple):
     Attributes:
         index: Its index among the test images.
         name: Its name in the dataset.
-        label: Its class.
+        label: Name of its class.
     """
 
     index: int
     name: str
-    label: int
+    label: str
 
 
 def only_here(runs: Sequence[Weighed], run: int, anchor: int) -> list[bool]:
@@ -111,7 +113,7 @@ def anchor_table(anchor: Anchor, runs: Sequence[Weighed], place: int) -> str:
     """
     columns = [_column(runs, i, place) for i in range(len(runs))]
     ranks = ["", "rank", *map(str, range(1, len(columns[0]) - 1))]
-    lines = [f"anchor {anchor.index} ({anchor.name}), class {anchor.label}"]
+    lines = [f"anchor {anchor.index} ({anchor.name}), {anchor.label}"]
     for first in range(0, len(runs), _ABREAST):
         rows = zip(ranks, *columns[first : first + _ABREAST], strict=True)
         lines += [" | ".join([f"{rank:>4}", *cells]).rstrip() for rank, *cells in rows]
@@ -120,13 +122,16 @@ def anchor_table(anchor: Anchor, runs: Sequence[Weighed], place: int) -> str:
 
 def _column(runs: Sequence[Weighed], run: int, place: int) -> list[str]:
     """The lines of a run in an anchor's table, equally long."""
-    head = f"{'image':>8}{'class':>7}{'distance':>10}{'weight':>9} "
+    found = runs[run].hardest[place]
+    classes = [textwrap.shorten(name, _NAME, placeholder="…") for name in found.classes]
+    width = max(map(len, ["class", *classes]))
+    head = f"{'image':>8}  {'class':<{width}}{'distance':>10}{'weight':>9} "
     lines = [f"{runs[run].run[-len(head) :]:<{len(head)}}", head]
     only = only_here(runs, run, place)
-    for *values, alone in zip(*runs[run].hardest[place], only, strict=True):
-        item, label, distance, weight = values
+    rows = zip(found.items, classes, found.distances, found.weights, only, strict=True)
+    for item, label, distance, weight, alone in rows:
         mark = "*" if alone else " "
-        lines.append(f"{item:>8}{label:>7}{distance:>10.4f}{weight:>9.5f}{mark}")
+        lines.append(f"{item:>8}  {label:<{width}}{distance:>10.4f}{weight:>9.5f}{mark}")
     return lines
 
 

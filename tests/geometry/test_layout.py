@@ -66,5 +66,5 @@ def test_one_coordinate_is_laid_out_on_a_line():
 
 def test_umap_is_asked_for_if_it_is_missing(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "umap", None)
-    with pytest.raises(UserError, match=r'needs UMAP: pip install "hypjax\[viz\]"'):
+    with pytest.raises(UserError, match=r'needs umap: pip install "hypjax\[viz\]"'):
         layout.lay_out_by_umap(np.zeros((30, 4)), BALL)

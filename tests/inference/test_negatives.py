@@ -51,7 +51,7 @@ def test_weights_are_those_of_a_loop(monkeypatch):
         if place < choice.shown:
             items, classes, shown, shares = found.hardest[place]
             assert items == nearest[:4]
-            assert classes == TEST.test.labels[items].tolist()
+            assert classes == [f"class {label}" for label in TEST.test.labels[items]]
             np.testing.assert_allclose(shown, [distances[i] for i in items], rtol=1e-5)
             np.testing.assert_allclose(shares, weights[:4], rtol=1e-4)
     np.testing.assert_allclose(found.curve, curve, rtol=1e-4)
@@ -91,7 +91,9 @@ def test_impossible_choices_are_refused(named, k, message):
 
 
 def weighed(name, items):
-    hardest = negatives.Hardest(items, [7] * 3, [0.1, 0.2, 0.3], [0.5, 0.3, 0.1])
+    hardest = negatives.Hardest(
+        items, ["Ö U+00D6", "b" * 99, "c"], [0.1, 0.2, 0.3], [0.5, 0.3, 0.1]
+    )
     return Weighed(name, 0.2, np.array([3, 1]), np.array([0.5, 0.3, 0.1, 0.1]), [hardest])
 
 
@@ -100,13 +102,14 @@ def test_negatives_of_one_run_only_are_marked():
     assert only_here(runs, 0, 0) == [False, True, False]
     assert only_here(runs, 1, 0) == [False, True, False]
     assert only_here(runs[:1], 0, 0) == [False] * 3
-    lines = anchor_table(Anchor(5, "x.png", 2), runs, 0).splitlines()
-    assert lines[0] == "anchor 5 (x.png), class 2" and len(lines) == 6
+    lines = anchor_table(Anchor(5, "x.png", "Ŏ"), runs, 0).splitlines()
+    assert lines[0] == "anchor 5 (x.png), Ŏ" and len(lines) == 6
+    assert lines[3].count(" Ö U+00D6 ") == 2 and len({line.rfind(" | ") for line in lines[1:]}) == 1
     assert [line.count("*") for line in lines[3:]] == [0, 2, 0]
 
 
 def test_numbers_over_all_anchors():
-    (found,) = as_json([Anchor(5, "x.png", 2)], [weighed("a", [1, 2, 3])])
+    (found,) = as_json([Anchor(5, "x.png", "Ŏ")], [weighed("a", [1, 2, 3])])
     assert found["carriers"]["mean"] == found["carriers"]["50%"] == 2
     assert found["shares"] == pytest.approx({1: 0.5, 10: 1, 100: 1})
     assert found["curve"]["rank"] == [1, 2, 3, 4]

@@ -1,7 +1,5 @@
 """Pictures of the Poincaré disk, and images on a grid."""
 
-import sys
-
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
@@ -12,7 +10,6 @@ from PIL import Image
 from hypjax.errors import UserError
 from hypjax.reports import disk
 from hypjax.reports.disk import Panel, Proxies, draw_disks, draw_image_grid, snap_to_grid
-from hypjax.reports.disk_page import write_disk_page
 
 
 def colour(i):
@@ -110,9 +107,3 @@ def test_images_lie_near_their_places_on_the_grid(tmp_path):
 def test_a_file_that_cannot_be_written_is_an_error(panel, tmp_path):
     with pytest.raises(UserError, match="cannot write to"):
         draw_disks([panel], NAMES, "group", tmp_path / "none/disk.png")
-
-
-def test_bokeh_is_asked_for_if_it_is_missing(panel, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "bokeh.embed", None)
-    with pytest.raises(UserError, match=r'needs Bokeh: pip install "hypjax\[viz\]"'):
-        write_disk_page([panel], NAMES, "group", tmp_path / "disk.html")
