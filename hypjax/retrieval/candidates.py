@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Float64, Int
+from jaxtyping import Array, Bool, Float, Float32, Float64, Int, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space, Sphere, products
@@ -15,6 +15,7 @@ from hypjax.retrieval import inputs
 _MEASURED = 512  # Candidates whose distances are computed at once, in the cache of a core.
 _SCANNED = 256  # Queries whose products with the centre are computed at once.
 _SLACK = 1e-5  # Relative error of those products, in float32, that is allowed for.
+_TIED = 1e-5  # Relative difference of distances up to which they are equal.
 
 
 def separation_factors(points: Float[np.ndarray, "n d"], space: Space) -> Float64[np.ndarray, " n"]:
@@ -82,6 +83,29 @@ def rank(
     for array, values in zip(listed, (separations, items), strict=True):
         array[rows[kept], places[kept]] = values[kept]
     return listed
+
+
+def found_neighbours(
+    exact: tuple[Float[np.ndarray, "n k"], Shaped[np.ndarray, "n k"]],
+    found: tuple[Float[np.ndarray, "n m"], Shaped[np.ndarray, "n m"]],
+) -> Bool[np.ndarray, "n k"]:
+    """Marks the nearest neighbours that a search found.
+
+    Where more than k items qualify, since several are as far as the k-th, any of these count.
+
+    Args:
+        exact: Distances or separations of the nearest neighbours, ascending, and the items.
+        found: The same of the items that the search found, in any order, each listed once.
+
+    Returns:
+        Whether each neighbour, or an item as far as the last that takes its place, was found.
+    """
+    hits = (exact[1][:, :, None] == found[1][:, None]).any(axis=2)
+    known = (found[1][:, :, None] == exact[1][:, None]).any(axis=2)
+    last = exact[0][:, -1:]
+    places = ~hits & (exact[0] >= last * (1 - _TIED))
+    others = ~known & (found[0] <= last * (1 + _TIED))
+    return hits | (places & (np.cumsum(places, axis=1) <= others.sum(axis=1, keepdims=True)))
 
 
 class Centre:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from hypjax.retrieval import euclidean
-from hypjax.retrieval.candidates import separation_factors
+from hypjax.retrieval.candidates import found_neighbours, separation_factors
 from hypjax.retrieval.embeddings import Embeddings, replacing_file
 from hypjax.retrieval.neighbors import search
 from hypjax.system import console
@@ -67,18 +67,19 @@ def _tune(index: Any, embeddings: Embeddings) -> float:
     points, space = embeddings.vectors, embeddings.space
     sample = points[np.random.default_rng(0).permutation(len(points))[:_SAMPLE]]
     k = min(_NEAREST, len(points))
-    _, exact = search(sample, None, points, k=k, space=space)
+    distances, exact = search(sample, None, points, k=k, space=space)
     recall = 0.0
     for candidates in _CANDIDATES:
         index.hnsw.efSearch = candidates
-        _, found = euclidean.nearest(
+        separations, found = euclidean.nearest(
             lambda queries, m: index.search(queries, m)[1],
             *(points, sample),
             k=k,
             space=space,
             candidates=min(candidates, len(points)),
         )
-        recall = float((exact[:, :, None] == found[:, None]).any(axis=2).mean())
+        reached = np.asarray(space.distance_at(separations))
+        recall = float(found_neighbours((distances, exact), (reached, found)).mean())
         if recall >= _WANTED:
             return recall
     console.warn(f"searches of the graph find {recall:.1%} of the {_NEAREST} nearest neighbours")

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float32, Float64, Int
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space
 from hypjax.retrieval import graph_files, graph_index
-from hypjax.retrieval.candidates import Centre, rank
+from hypjax.retrieval.candidates import Centre, found_neighbours, rank
 from hypjax.retrieval.embeddings import Embeddings, replacing_file
 from hypjax.retrieval.graph_files import Facts, Table
 from hypjax.retrieval.neighbors import search
@@ -33,6 +33,8 @@ _SCANNED = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 _SCAN_COST, _RANK_COST = 0.07, 300
 _CHECKED = 8  # Points that are compared with the vectors of a graph when it is opened.
 _SPARE = 4  # Candidates beyond k that are ranked, at least, if vectors are rounded.
+
+_Ranked = tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]  # Separations and items.
 
 
 class _Setting(NamedTuple):
@@ -97,7 +99,7 @@ class GraphGallery:
         points, space = embeddings.vectors, embeddings.space
         graph_index.create(space, points.shape[1], rounded=False)  # Checks the space.
         sample, exact = _sample(points, space)
-        rounded = graph_index.can_round(points[sample], points[exact[:, -1]])
+        rounded = graph_index.can_round(points[sample], points[exact[1][:, -1]])
         index = graph_index.create(space, points.shape[1], rounded=rounded)
         keys, scanned = np.arange(len(points)), np.zeros(len(points), bool)
         table = Table(keys, embeddings.ids, embeddings.labels, scanned, points)
@@ -285,20 +287,20 @@ class GraphGallery:
         shown = "points added" if sys.stderr.isatty() else False
         self._index.add(keys[order], graph_index.vectors(points[order], self.space), log=shown)
 
-    def _tune(self, sample: Int[np.ndarray, " s"], exact: Int[np.ndarray, "s k"]) -> None:
+    def _tune(self, sample: Int[np.ndarray, " s"], exact: _Ranked) -> None:
         """Chooses a setting of searches by the exact neighbours of a sample."""
         settings: list[_Setting] = []
-        points, k = self._table.points[sample], exact.shape[1]
+        points, k = self._table.points[sample], exact[1].shape[1]
         order = np.argsort(np.linalg.norm(self._table.points, axis=1), kind="stable")
-        places = np.argsort(order)[exact]  # Of the neighbours, in the order from the centre.
+        places = np.argsort(order)[exact[1]]  # Of the neighbours, in the order from the centre.
         shares = _SCANNED if isinstance(self.space, PoincareBall) else _SCANNED[:1]
         for candidates in _CANDIDATES:
             self.candidates = candidates
-            _, found, computed = self._search(points, k, None)
+            *found, computed = self._search(points, k, None)
             cost = computed / len(sample)
-            hits = (exact[:, :, None] == found[:, None]).any(axis=2)
+            hits = found_neighbours(exact, found)
             for scanned in {int(share * len(self)) for share in shares}:
-                recall = _recall(hits | (places < scanned), sample, exact)
+                recall = _recall(hits | (places < scanned), sample, exact[1])
                 scan_cost = _SCAN_COST * scanned + _RANK_COST if scanned else 0
                 settings.append(_Setting(candidates, scanned, recall, cost + scan_cost))
             enough = [setting for setting in settings if setting.recall >= _WANTED]
@@ -308,8 +310,8 @@ class GraphGallery:
         best = best or max(settings, key=lambda setting: setting.recall)
         self.candidates = best.candidates
         self._table.scanned[order[: best.scanned]] = True
-        _, found = self._nearest(points, k, None)
-        self.recall = _recall((exact[:, :, None] == found[:, None]).any(axis=2), sample, exact)
+        found = self._nearest(points, k, None)
+        self.recall = _recall(found_neighbours(exact, found), sample, exact[1])
 
     def _require_writable(self) -> None:
         if not self._writable:
@@ -337,8 +339,10 @@ def _recall(
 
 def _sample(
     points: Float32[np.ndarray, "n d"], space: Space
-) -> tuple[Int[np.ndarray, " s"], Int[np.ndarray, "s k"]]:
+) -> tuple[Int[np.ndarray, " s"], _Ranked]:
     """Some points, and their nearest neighbours by an exact search, themselves included."""
     sample = np.random.default_rng(0).permutation(len(points))[:_SAMPLE]
     k = min(_NEAREST + 1, len(points))
-    return sample, search(points[sample], None, points, k=k, space=space)[1]
+    items = search(points[sample], None, points, k=k, space=space)[1]
+    rows = np.repeat(np.arange(len(sample)), k)
+    return sample, rank(points[sample], points, rows, items.ravel(), k=k, space=space)

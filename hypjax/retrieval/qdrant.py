@@ -19,7 +19,7 @@ from tqdm import tqdm
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space
 from hypjax.retrieval import euclidean
-from hypjax.retrieval.candidates import separation_factors
+from hypjax.retrieval.candidates import found_neighbours, separation_factors
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.qdrant_engines import Ask, Engine, Item, open_engine
 from hypjax.system import console
@@ -180,11 +180,10 @@ class QdrantGallery:
         sample = points[np.random.default_rng(0).permutation(len(points))[:_SAMPLE]]
         k = min(_NEAREST, len(self))
         self.candidates = _CANDIDATES[-1]
-        true = [set(found.ids) for found in self.nearest(sample, k, exact=True)]
+        exact = _ranked(self.nearest(sample, k, exact=True))
         for self.candidates in _CANDIDATES:
-            found = self.nearest(sample, k)
-            pairs = zip(true, found, strict=True)
-            self.recall = float(np.mean([len(ids & set(hits.ids)) / k for ids, hits in pairs]))
+            found = _ranked(self.nearest(sample, k))
+            self.recall = float(found_neighbours(exact, found).mean())
             if self.recall >= _WANTED:
                 break
         else:
@@ -278,6 +277,11 @@ def _neighbours(hits: list[tuple[dict[str, Any], float]], path: str, k: int) -> 
         [max(-score, 0.0) for _, score in others],
         own[0]["label"] if own else "",
     )
+
+
+def _ranked(found: Sequence[Neighbours]) -> tuple[np.ndarray, np.ndarray]:
+    """Distances and paths of neighbours, [n, k] each."""
+    return np.array([hits.distances for hits in found]), np.array([hits.ids for hits in found])
 
 
 def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

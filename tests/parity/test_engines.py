@@ -5,7 +5,7 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval.exports import find_export
+from hypjax.retrieval.exports import EXPORTS, find_export
 from hypjax.retrieval.neighbors import search
 from tests.helpers.galleries import clusters, embeddings, tree
 from tests.helpers.small_runs import REPOSITORY
@@ -24,6 +24,12 @@ def run(*words):
         program.append(block)
     exec("\n".join(program), {"print": lambda *values: printed.extend(values)})
     return printed
+
+
+def export(name):
+    """An export, if its package is installed."""
+    pytest.importorskip(EXPORTS[name].module, reason=f"needs {EXPORTS[name].package}")
+    return find_export(name)
 
 
 @pytest.fixture
@@ -78,6 +84,13 @@ def test_a_graph_of_faiss_finds_trees_up_to_the_boundary(c, tmp_path):
     fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
     with pytest.raises(UserError, match="there is no approximate search in"):
         export(embeddings(tree(c, 8), fused), tmp_path / "fused.faiss")
+
+
+@pytest.mark.parametrize("name", ["faiss:hnsw", "qdrant", "usearch"])
+def test_duplicates_of_neighbours_count_as_found(name, tmp_path):
+    points = np.repeat(clusters(BALL, 10), 30, axis=0)
+    said = export(name).write(embeddings(points, BALL), tmp_path / "gallery")
+    assert "100.0% of the 10 nearest" in said
 
 
 def test_unknown_exports_are_refused():

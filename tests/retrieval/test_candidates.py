@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval.candidates import Centre, rank, separation_factors
+from hypjax.retrieval.candidates import Centre, found_neighbours, rank, separation_factors
 
 
 def points_of(space, rng, n, dim=4):
@@ -47,6 +47,19 @@ def test_candidates_are_ranked_once_each_by_their_separations(space):
         np.testing.assert_array_equal(listed[row, : len(order)], order)
         np.testing.assert_allclose(found[row, : len(order)], exact[row, order], rtol=1e-12)
         assert (listed[row, len(order) :] == -1).all() and np.isinf(found[row, len(order) :]).all()
+
+
+def test_items_as_far_as_the_last_neighbour_count_as_found():
+    exact = np.array([[0.0, 1.0, 2.0, 2.0]]), np.array([[5, 3, 1, 2]])
+    for items, distances, found in (
+        ([5, 3, 1, 2], [0, 1, 2, 2], [True, True, True, True]),
+        ([5, 3, 9, 8], [0, 1, 2, 2], [True, True, True, True]),  # Others, as far as these.
+        ([5, 9, 8, 7], [0, 2, 2, 2], [True, False, True, True]),
+        ([5, 3, 2, 9], [0, 1, 2, 2.1], [True, True, False, True]),
+        ([5, 3, -1, -1], [0, 1, np.inf, np.inf], [True, True, False, False]),
+    ):
+        hits = found_neighbours(exact, (np.array([distances]), np.array([items])))
+        assert hits.tolist() == [found], items
 
 
 @given(
