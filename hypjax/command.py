@@ -73,6 +73,7 @@ def parse(
     Raises:
         UserError: A flag is unknown or has an invalid value, or an argument is unexpected.
     """
+    own = [f"--{name}" for name in flag_values]
     for flag in (flags.FLAGS[name] for name in flags.FLAGS):
         if flag.name not in flag_values:
             flag_values[flag.name] = flag
@@ -80,9 +81,9 @@ def parse(
     try:
         rest = flag_values([arg for arg in argv if not arg.startswith(_OVERRIDE)])
     except flags.UnrecognizedFlagError as error:
-        raise errors.UserError(
-            f"unknown flag --{error.flagname} (--help lists the flags)"
-        ) from error
+        raise _unknown_flag(error.flagname, own) from error
+    except flags.IllegalFlagValueError as error:
+        raise _invalid_value(error, flag_values) from error
     except flags.Error as error:
         raise errors.UserError(f"{error} (--help lists the flags)") from error
     words = rest[1:]
@@ -173,6 +174,30 @@ def refuse_overrides(overrides: Sequence[str]) -> None:
         raise errors.UserError(
             f"this command takes no configuration, but got --config.{overrides[0]}"
         )
+
+
+def _unknown_flag(name: str, valid: Sequence[str]) -> errors.UserError:
+    """Returns the error about a flag that a command lacks."""
+    if "." in name and "--config" in valid:
+        return errors.UserError(f"unknown flag --{name}; fields are set by {_OVERRIDE}FIELD=VALUE")
+    meant = errors.nearest(f"--{name}", valid)
+    return errors.UserError(f"unknown flag --{name}{meant} (--help describes the flags)")
+
+
+def _invalid_value(
+    error: flags.IllegalFlagValueError, flag_values: flags.FlagValues
+) -> errors.UserError:
+    """Returns absl's error about a flag's value in our words."""
+    text = str(error).removeprefix("flag --").removesuffix(f": {error.__context__}")
+    name, _, value = text.partition("=")
+    parser = flag_values[name].parser
+    if isinstance(parser, flags.EnumParser):
+        return errors.UserError(f"--{name} is {value!r}{errors.nearest(value, parser.enum_values)}")
+    kinds = {flags.IntegerParser: "a whole number", flags.FloatParser: "a number"}
+    words = kinds.get(type(parser), "true or false")
+    least = getattr(parser, "lower_bound", None)
+    limit = "" if least is None else f", {least} or more"
+    return errors.UserError(f"--{name} is {value!r}; it must be {words}{limit}")
 
 
 def _join_global_flags(flag_values: flags.FlagValues) -> None:

@@ -5,6 +5,7 @@ import copy
 import functools
 import importlib
 import os
+import re
 import subprocess
 import sys
 
@@ -64,8 +65,27 @@ def test_one_process_imports_all_commands_without_touching_global_flags(reposito
 @pytest.mark.parametrize("name", ALL)
 def test_an_unknown_flag_is_refused(name):
     module = importlib.import_module(f"hypjax.{name}")
-    with pytest.raises(UserError, match=r"^unknown flag --outputs \(--help lists the flags\)$"):
+    others = "did you mean --output[?]|it must be one of --[a-z_, -]+"
+    with pytest.raises(UserError, match=f"^unknown flag --outputs; ({others}) [(]--help describes"):
         command.parse([name, "--outputs=x"], copy.deepcopy(module.FLAGS))
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "message"),
+    [
+        ("main", "--confg=x", "unknown flag --confg; did you mean --config? (--help describes the"),
+        ("main", "--optim.wd=1", "unknown flag --optim.wd; fields are set by --config.FIELD=VALUE"),
+        ("main", "--mode=eval", "--mode is 'eval'; did you mean evaluate?"),
+        ("main", "--dry_run=a: b", "--dry_run is 'a: b'; it must be true or false"),
+        ("search", "--k=ten", "--k is 'ten'; it must be a whole number, 1 or more"),
+        ("search", "--k=0", "--k is '0'; it must be a whole number, 1 or more"),
+        ("search", "--alpha=x", "--alpha is 'x'; it must be a number, 0 or more"),
+    ],
+)
+def test_mistakes_in_flags(name, argument, message):
+    module = importlib.import_module(f"hypjax.{name}")
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        command.parse([name, argument], copy.deepcopy(module.FLAGS))
 
 
 def test_flags_overrides_and_words_are_separated():

@@ -5,7 +5,7 @@ import importlib.util
 import pathlib
 import traceback
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -173,8 +173,3 @@ def _parse(text: str, current: Any) -> Any:
     if isinstance(current, int) and isinstance(value, float) and value.is_integer():
         value = int(value)
     return value
-
-
-def variant_error(variant: str, valid: Collection[str]) -> UserError:
-    """Returns the error that a configuration file raises for an unknown variant."""
-    return UserError(f"unknown variant {variant!r}{nearest(variant, valid)}")

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from hypjax.config.defaults import choose_objective, default_config
-from hypjax.config.files import variant_error
-from hypjax.config.recipes import spread_decoding
+from hypjax.config.recipes import spread_decoding, variant_error
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BENCHMARKS = ("roxford5k", "rparis6k")

@@ -9,13 +9,13 @@ Numbers are the paper's; comments say where the authors' released code differs.
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
 from hypjax.config.defaults import choose_objective, default_config
-from hypjax.config.files import variant_error
+from hypjax.errors import UserError, nearest
 from hypjax.system.cores import usable_cores
 
 SHORTER_SIDES = {"cub200": 256}  # Of the test view, if not the crop's side.
@@ -149,6 +149,23 @@ def parse_variant(name: str, extra: Sequence[str] = (), *, with_irt: bool = Fals
         return Variant(name, name[:5], f"deit{name[5:]}", released=False)
     space, _, encoder = name.removesuffix(_RELEASED).partition("-")
     return Variant(name, space, encoder, released=name.endswith(_RELEASED))
+
+
+def variant_error(variant: str, valid: Collection[str]) -> UserError:
+    """Returns the error that a configuration file raises for an unknown variant.
+
+    Args:
+        variant: The unknown variant.
+        valid: The variants of the file.
+    """
+    losses = LOSSES | {"mix": "hypmix", "hier": "hier+proxy_anchor"}
+    loss = variant.partition("-")[0]
+    if loss not in losses or any(name.partition("-")[0] == loss for name in valid):
+        return UserError(f"unknown variant {variant!r}{nearest(variant, valid)}")
+    return UserError(
+        f"unknown variant {variant!r}; choose one of {', '.join(valid)}, and set this loss by "
+        f"--config.objective.name={losses[loss]}"
+    )
 
 
 def choose_loss(config: ConfigDict, name: str, *, proxy_rate: float) -> None:

@@ -101,6 +101,8 @@ _NONE_OR_AT_LEAST_1 = Rule(lambda value: value is None or value >= 1, "at least 
 _BELOW_1 = Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
 _NONE_OR_ABOVE_0 = Rule(lambda value: value is None or value > 0, "above 0, or None")
 
+_SIZES = ("patch_size", "width", "depth", "num_heads")  # Of an encoder.
+
 _RULES = {
     "seed": within(0, 2**32 - 1),  # JAX's keys drop further bits.
     "data.name": one_of(*DATASETS),
@@ -271,11 +273,12 @@ def _validate_batches(config: ConfigDict) -> None:
 def _validate_architecture(config: ConfigDict) -> None:
     """Validates the encoder's sizes, which only the architecture 'vit' needs, and its depth."""
     model = config.model
-    for field in ("patch_size", "width", "depth", "num_heads"):
+    for field in _SIZES:
         if model.architecture == "vit" and model[field] == 0:
             refuse(f"model.{field}", 0, "at least 1 if model.architecture is vit")
         if model.architecture != "vit" and model[field] != 0:
-            words = "0, like patch_size, width, depth and num_heads, if an architecture is named"
+            sizes = " ".join(f"--config.model.{size}=0" for size in _SIZES if model[size])
+            words = f"0 if an architecture with sizes of its own is named; add {sizes}"
             refuse(f"model.{field}", model[field], words)
     if model.architecture == "vit" and model.width % model.num_heads:
         refuse("model.width", model.width, f"a multiple of model.num_heads ({model.num_heads})")

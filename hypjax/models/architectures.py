@@ -62,9 +62,9 @@ def create_encoder(
         UserError: The name is unknown, or the encoder does not support the image size or pooling.
     """
     if timm_name not in ARCHITECTURES:
-        similar = difflib.get_close_matches(timm_name, ARCHITECTURES, n=3, cutoff=0)
         raise UserError(
-            f"unknown architecture {timm_name!r}; similar names are {', '.join(similar)}"
+            f"unknown architecture {timm_name!r}; it must be {supported(timm_name)}, or, in a "
+            "configuration, vit with model.patch_size, width, depth and num_heads of your own"
         )
     if timm_name in _RESNETS:
         size, stages = image_size or 224, _RESNETS[timm_name]
@@ -84,6 +84,12 @@ def create_encoder(
         remat=remat,
     )
     return check_encoder(encoder)
+
+
+def supported(name: str) -> str:
+    """Lists the supported architectures for a message, those most similar to a name first."""
+    *others, last = difflib.get_close_matches(name, ARCHITECTURES, len(ARCHITECTURES), cutoff=0)
+    return f"{', '.join(others)} or {last}"
 
 
 def check_encoder(encoder: Encoder) -> Encoder:

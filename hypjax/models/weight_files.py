@@ -1,6 +1,5 @@
 """Pretrained weights from the Hugging Face hub, or from files in three formats."""
 
-import difflib
 import pathlib
 import pickle
 import re
@@ -11,7 +10,7 @@ import numpy as np
 from einops import EinopsError, rearrange
 
 from hypjax.errors import UserError
-from hypjax.models.architectures import ARCHITECTURES
+from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.system.files import read_npz
 
 StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
@@ -62,9 +61,9 @@ def _download(name: str) -> pathlib.Path:
     if "/" not in repository:
         architecture = repository.split(".")[0]
         if architecture not in ARCHITECTURES:
-            similar = difflib.get_close_matches(architecture, ARCHITECTURES, n=3, cutoff=0)
             raise UserError(
-                f"neither a file nor a name in timm; similar names begin with {', '.join(similar)}"
+                "neither a file nor timm's name of weights that can be used, which begins with "
+                f"{supported(architecture)}; set --config.model.weights to one of these or a file"
             )
         repository = f"timm/{repository}"
     try:
@@ -82,7 +81,8 @@ def _download(name: str) -> pathlib.Path:
 def _unreachable(repository: str, cache: str) -> UserError:
     return UserError(
         f"they are not in {cache}, and the hub cannot be reached; download "
-        f"https://huggingface.co/{repository}/resolve/main/{_HUB_FILE} and give its path instead"
+        f"https://huggingface.co/{repository}/resolve/main/{_HUB_FILE} elsewhere, "
+        "and give its path: --config.model.weights=PATH"
     )
 
 

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from hypjax.errors import UserError
+from hypjax.geometry import Space
 
 MULTIPLE = 64  # Factors of a matrix product have a multiple of this many rows.
 # Separations are computed for a multiple of this many items. A vector loop would leave the rest to
@@ -72,6 +73,19 @@ def check_whole_number(name: str, value: object) -> int:
         return operator.index(value)
     except TypeError as error:
         raise UserError(f"{name} is {value!r}; it must be a whole number") from error
+
+
+def check_space(space: object) -> None:
+    """Checks that an argument is a space.
+
+    Raises:
+        UserError: It is something else, such as the name or the class of a space.
+    """
+    if isinstance(space, type) or not isinstance(space, Space):
+        raise UserError(
+            f"space is {space!r}; it must be a space, such as PoincareBall(c=0.1) or Sphere() of "
+            "hypjax.geometry"
+        )
 
 
 def check_points(

@@ -155,6 +155,7 @@ def query_scores(
         UserError: A point is not finite or not in the space, shapes do not match, a metric is
             unknown, K of a precision exceeds the number of items, or no query has a match.
     """
+    inputs.check_space(space)
     selected = {name: metric_rules.metric(name) for name in metrics}
     own_ids = np.arange(len(queries)) if gallery is None else None
     searched = (queries, query_labels) if gallery is None else (gallery, gallery_labels)
@@ -243,6 +244,7 @@ def relevance_scores(
         UserError: A point is not finite or not in the space, shapes do not match, a metric is
             unknown, or the lists are not valid.
     """
+    inputs.check_space(space)
     if not isinstance(relevance, Relevance):
         raise UserError(f"relevance is a {type(relevance).__name__}; make a Relevance of it")
     queries, gallery = inputs.check_points(queries, gallery)

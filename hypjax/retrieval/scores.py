@@ -35,6 +35,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.geometry import Fused, InnerProductSpace, SearchTerms, Space
 from hypjax.geometry.products import inner_products
+from hypjax.retrieval import inputs
 
 _LOG = logging.getLogger(__name__)
 
@@ -127,7 +128,12 @@ class Score:
         points: Float[np.ndarray, "n d"],
         precision: Precision = Precision.SINGLE,
     ) -> "Score":
-        """A score that is most accurate near the given points."""
+        """A score that is most accurate near the given points.
+
+        Raises:
+            UserError: The space is none.
+        """
+        inputs.check_space(space)
         return cls(space, np.mean(points, axis=0, dtype=np.float64), precision)
 
     def of(self, x: Float[ArrayLike, "n d"], valid: Bool[ArrayLike, " n"] | None = None) -> Scored:

@@ -88,7 +88,10 @@ def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
         ("train.batch_size=2", "must be a multiple of train.samples_per_class (2), and at least 4"),
         ("model.weights=", "must be a name, a file or a folder, or None"),
         ("model.depth=0", "must be at least 1 if model.architecture is vit"),
-        ("model.architecture=resnet50", "must be 0, like patch_size, width, depth and num_heads"),
+        (
+            "model.architecture=resnet50",
+            "must be 0 if an architecture with sizes of its own is named",
+        ),
         ("data.resize=24", "must be at least data.image_size (32)"),
         ("data.train_view=squash", "must be one of area_crop, resize_crop"),
         ("data.test_view=area_crop", "must be one of centre_crop, squash"),
@@ -129,6 +132,20 @@ def test_invalid_values_are_refused_in_one_sentence(glyphs, override, message):
 def test_an_unknown_variant_is_refused_with_a_suggestion(glyphs):
     with pytest.raises(UserError, match="unknown variant 'hup'; did you mean hyp?"):
         load_config(glyphs + ":hup")
+    folder = glyphs.replace("glyphs", "folder")
+    with pytest.raises(UserError) as error:
+        load_config(folder + ":pa-dino")
+    assert str(error.value).startswith("unknown variant 'pa-dino'; choose one of hyp, sph, hyp-vit")
+    added = str(error.value).rpartition(" --config.")[2]
+    assert load_config(folder, [added, "data.path=photos"]).objective.name == "proxy_anchor"
+
+
+def test_an_architecture_with_sizes_of_its_own_is_refused_beside_others(glyphs):
+    override = "model.architecture=vit_tiny_patch16_224"
+    with pytest.raises(UserError) as error:
+        load_config(glyphs, [override])
+    added = str(error.value).split(" --config.")[1:]
+    assert load_config(glyphs, [override, *added]).model.width == 0
 
 
 def test_a_missing_file_is_refused_with_a_suggestion(repository):

@@ -116,8 +116,8 @@ def test_error_names_mismatched_tensors(change, message, tmp_path):
         ("w.safetensors", b"\x10\x00\x00", "is damaged, or not a .safetensors file"),
         ("w.npz", b"PK\x03\x04", "is damaged, or contains more than arrays"),
         ("absent.safetensors", None, "there is no such file"),
-        ("vit_smal_patch16_224.dino", None, "similar names begin with vit_small_patch16_224"),
-        ("no name", None, "similar names begin with"),
+        ("vit_smal_patch16_224.dino", None, "which begins with vit_small_patch16_224, "),
+        ("no name", None, "set --config.model.weights to one of these or a file"),
         ("runs/cub-hyp-dno", None, "there is no such file or folder; .* hf-hub:OWNER/NAME"),
         ("hf-hub:a/b/c", None, "neither a file nor a name on the hub"),
     ],
@@ -159,7 +159,7 @@ def test_error_without_network_and_cache_says_what_to_download(tmp_path):
     )
     assert (
         "download https://huggingface.co/timm/vit_small_patch16_224.dino/resolve/main/"
-        "model.safetensors and give its path instead" in done.stderr
+        "model.safetensors elsewhere, and give its path: --config.model.weights=PATH" in done.stderr
     )
     assert str(tmp_path) in done.stderr
 
@@ -190,7 +190,7 @@ def test_cached_weights_are_read_without_network(tmp_path):
 
 
 def test_unknown_architectures_and_unsupported_options_are_an_error(repository):
-    with pytest.raises(UserError, match="similar names are deit_small_patch16_224"):
+    with pytest.raises(UserError, match="it must be deit_small_patch16_224, .* or, in a"):
         create_encoder("deit_smal_patch16_224")
     with pytest.raises(UserError, match="250 pixels cannot be cut into patches of 16"):
         create_encoder("vit_small_patch16_224", image_size=250)

@@ -121,6 +121,21 @@ def test_unknown_metrics_are_an_error(name):
         query_scores(x, labels, metrics=[name], space=BALL)
 
 
+@pytest.mark.parametrize("space", ["poincare", PoincareBall, None])
+def test_what_is_no_space_is_an_error(space):
+    x, labels = labelled(20, classes=2)
+    relevance = retrieval.Relevance([[1]] * 20)
+    for search in (
+        lambda: retrieval.recall_at_k(x, labels, ks=(1,), space=space),
+        lambda: query_scores(x, labels, metrics=["mrr"], space=space, rows=slice(9)),
+        lambda: retrieval.average_precision(x, x, relevance, space=space),
+        lambda: retrieval.match_ranks(x, labels, space=space),
+        lambda: retrieval.nearest_neighbors(x, x, k=1, space=space),
+    ):
+        with pytest.raises(UserError, match=r"^space is .*; it must be a space, such as Poinc"):
+            search()
+
+
 def test_invalid_arguments_are_an_error():
     x, labels = labelled(20, classes=2)
     with pytest.raises(UserError, match="k is 20, but there are 19 items"):
