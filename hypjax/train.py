@@ -115,7 +115,7 @@ def train_and_evaluate(
                 run.require_last_state(checkpoints, total)
             write_times(run.path, stopwatch, steps=len(steps))
             run.write_results(results)
-        reported = config.run.report and write_own_report(run.path, str(run.location))
+        reported = config.run.report and write_own_report(run.path, str(run.location), setup)
     print(f"results.json, metrics.jsonl and the models are in {run.location}")
     if reported:
         print(f"the report is {run.location}/{REPORT}")

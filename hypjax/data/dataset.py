@@ -256,6 +256,20 @@ class _Chained(Sequence):
         return self._first[i] if i < len(self._first) else self._second[i - len(self._first)]
 
 
+def union(datasets: Sequence[Dataset]) -> Dataset:
+    """Returns all images of datasets with the same records, each once and without its class."""
+    positions = np.concatenate([images.positions for images in datasets])
+    positions, first = np.unique(positions, return_index=True)
+    return dataclasses.replace(
+        datasets[0],
+        positions=positions,
+        labels=np.zeros_like(positions),
+        sizes=np.concatenate([images.sizes for images in datasets])[first],
+        superlabels=None,
+        boxes=None,
+    )
+
+
 def joined(first: Dataset, second: Dataset) -> Dataset:
     """Returns the images of two datasets as one, to be searched; they are not decoded before.
 

@@ -35,19 +35,44 @@ def embed_function(
         scales: Sides of the images that the model sees, relative to the given ones; see
             `hypjax.models.scales`.
     """
+    encode, place = encode_function(model, pixel_scaling, scales), place_function(model, spaces)
+    return lambda params, images: place(params, encode(params, images))
 
-    def embed_at(scale: float, params: PyTree, images: Float[Array, "..."]) -> dict[str, Array]:
+
+def encode_function(
+    model: Embedder, pixel_scaling: PixelScaling, scales: Sequence[float] = ONE_SCALE
+) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], list[Array]]:
+    """Returns the first half of `embed_function`: the encoder's embeddings, one array per scale."""
+
+    def encode_at(
+        scale: float, params: PyTree, images: Float[Array, "..."]
+    ) -> Float[Array, "batch encoder_dim"]:
         side, scaled = scaled_side(model.encoder, scale), model
         if side != model.encoder.image_size:
             scaled, params = at_side(model, params, side)
             images = resize_images(images, side)
-        outputs: Outputs = scaled.apply({"params": params}, images)
+        found = scaled.encoder.apply({"params": params["encoder"]}, images)
+        return found.astype(jnp.float32)
+
+    def encode(params: PyTree, images: Array) -> list[Array]:
+        images = normalize(images, *pixel_scaling)
+        return [encode_at(scale, params, images) for scale in scales]
+
+    return encode
+
+
+def place_function(
+    model: Embedder, spaces: Mapping[str, Space]
+) -> Callable[[PyTree, Sequence[Float[Array, "batch encoder_dim"]]], dict[str, Array]]:
+    """Returns the second half of `embed_function`, which needs no parameters of the encoder."""
+
+    def place_one(params: PyTree, pooled: Float[Array, "batch encoder_dim"]) -> dict[str, Array]:
+        outputs: Outputs = model.apply({"params": params}, pooled, method="project")
         features = {"head": outputs.projected, "encoder": outputs.pooled}
         return {name: space.embed(features[part_of(name)]) for name, space in spaces.items()}
 
-    def embed(params: PyTree, images: Array) -> dict[str, Array]:
-        images = normalize(images, *pixel_scaling)
-        points = [embed_at(scale, params, images) for scale in scales]
+    def place(params: PyTree, pooled: Sequence[Array]) -> dict[str, Array]:
+        points = [place_one(params, each) for each in pooled]
         if len(points) == 1:
             return points[0]
         return {
@@ -55,4 +80,4 @@ def embed_function(
             for name, space in spaces.items()
         }
 
-    return embed
+    return place

@@ -1,29 +1,25 @@
 """Scores a model on datasets."""
 
-import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float, PyTree
 from ml_collections import ConfigDict
 
-from hypjax import parallel
 from hypjax.config.choices import PARTS
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
-from hypjax.geometry import Space
-from hypjax.inference.datasets import EvaluationInput, embed_dataset, evaluation_input
-from hypjax.inference.embedding import ONE_SCALE, PixelScaling, embed_function
+from hypjax.inference.datasets import EvaluationInput, evaluation_input
+from hypjax.inference.features import DatasetEmbedder, frozen_encodings
 from hypjax.inference.processing import Processing, Projections
 from hypjax.inference.scored import part_of, scored_spaces
-from hypjax.models import Embedder, create_embedder
+from hypjax.models import create_embedder
 from hypjax.parallel import processes
 from hypjax.retrieval import LEVELS, mean_score, query_scores, relevance_at, relevance_scores
 from hypjax.retrieval.metric_rules import metric_names
-from hypjax.system import memory
 from hypjax.types import Judgements, Recalls
 
 
@@ -31,39 +27,22 @@ class Evaluator:
     """Scores a model on datasets; compiled once, whatever their sizes.
 
     Attributes:
-        source: How images reach the model.
+        images: Embeds datasets with the model.
     """
 
     def __init__(
-        self,
-        model: Embedder,
-        spaces: Mapping[str, Space],
-        metrics: Sequence[str],
-        source: EvaluationInput,
-        pixel_scaling: PixelScaling,
-        processing: Processing,
-        scales: Sequence[float] = ONE_SCALE,
+        self, images: DatasetEmbedder, metrics: Sequence[str], processing: Processing
     ) -> None:
         """Prepares the embedding, which is compiled at its first use.
 
         Args:
-            model: Encoder and head, as they are evaluated.
-            spaces: Spaces in which parts of the model are compared, by the names of
-                `hypjax.inference.scored`.
+            images: Embeds datasets with the model, in the spaces in which its parts are compared.
             metrics: Full names of the scores, such as "recall@1" and "map@r".
-            source: How images reach the model.
-            pixel_scaling: Mean and standard deviation of pixels.
             processing: What happens to embeddings before they are scored.
-            scales: Scales of the images over which embeddings are averaged.
         """
-        self.source, self._processing = source, processing
-        self._spaces, self._metrics = spaces, metrics
+        self.images, self._metrics, self._processing = images, metrics, processing
+        self._spaces = images.spaces
         self._fitted: tuple[PyTree, Projections] = None, {}
-        self._function = embed_function(model, pixel_scaling, spaces, scales)
-
-    @functools.cached_property
-    def _embed(self) -> Callable[[PyTree, Array], dict[str, Array]]:
-        return jax.jit(parallel.map_images(self._function, self.source.mesh))
 
     def fit(self, params: PyTree, training: Dataset | None) -> Projections:
         """Fits the projections that `scores` needs for a model; none without PCA.
@@ -84,8 +63,7 @@ class Evaluator:
                 "another dataset in data.name and this one in eval.benchmarks"
             )
         if self._fitted[0] is not params:  # A model may be scored on several datasets.
-            with memory.explained("run.eval_batch_size"):
-                points = self.points(params, training)
+            points = self.points(params, training)
             self._fitted = params, self._processing.fit(points, self._spaces)
         return self._fitted[1]
 
@@ -120,11 +98,10 @@ class Evaluator:
 
         Processes share the queries, and each of them has all scores.
         """
-        with memory.explained("run.eval_batch_size"):
-            queries = self._projected(params, task.queries, projections)
-            searched = dict.fromkeys(queries)
-            if task.gallery:
-                searched = self._projected(params, task.gallery, projections)
+        queries = self._projected(params, task.queries, projections)
+        searched = dict.fromkeys(queries)
+        if task.gallery:
+            searched = self._projected(params, task.gallery, projections)
         count, score = len(task.queries), self._scored
         # Re-ranking compares the neighbourhoods of all queries.
         if jax.process_count() > 1 and not self._processing.refinement.reranking:
@@ -216,8 +193,7 @@ class Evaluator:
 
     def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
         """Embeds all images of a dataset, each part of the model in its space."""
-        params = parallel.place(params, parallel.replicated(self.source.mesh))
-        return embed_dataset(functools.partial(self._embed, params), dataset, self.source)
+        return self.images.points(params, dataset)
 
 
 def create_evaluator(
@@ -225,6 +201,7 @@ def create_evaluator(
     *,
     parts: Sequence[str] = PARTS,
     source: EvaluationInput | None = None,
+    splits: Splits | None = None,
 ) -> Evaluator:
     """Builds the evaluator that a configuration describes.
 
@@ -232,16 +209,21 @@ def create_evaluator(
         config: The run's configuration.
         parts: Parts of the model to score.
         source: How images reach the model; by default as the configuration says.
+        splits: The images of a run, each of which a frozen encoder then embeds once; all models
+            that are scored must have that encoder.
     """
-    spaces = scored_spaces(config)
-    return Evaluator(
-        create_embedder(config, evaluating=True),
+    spaces, model = scored_spaces(config), create_embedder(config, evaluating=True)
+    source = source or evaluation_input(config)
+    images = DatasetEmbedder(
+        model,
         {name: space for name, space in spaces.items() if part_of(name) in parts},
-        metric_names(config.eval.metrics, config.eval.ks),
-        source or evaluation_input(config),
         (config.data.mean, config.data.std),
-        Processing.of(config),
+        source,
         config.eval.scales,
+        splits and frozen_encodings(config, model, source, splits),
+    )
+    return Evaluator(
+        images, metric_names(config.eval.metrics, config.eval.ks), Processing.of(config)
     )
 
 

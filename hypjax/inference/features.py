@@ -1,25 +1,32 @@
-"""Features: the encoder's embeddings of images under the test view, before any normalisation."""
+"""Embeddings of datasets under the test view: the encoder's features, and points of spaces."""
 
+import dataclasses
 import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config import validate
-from hypjax.data.dataset import Dataset
+from hypjax.data.dataset import Dataset, union
+from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
+from hypjax.geometry import Space
 from hypjax.inference.datasets import EvaluationInput, embed_dataset, evaluation_input
-from hypjax.inference.embedding import ONE_SCALE, PixelScaling
+from hypjax.inference.embedding import (
+    ONE_SCALE,
+    PixelScaling,
+    embed_function,
+    encode_function,
+    place_function,
+)
 from hypjax.inference.weights import pretrained_encoder
-from hypjax.models import create_embedder
-from hypjax.models.architectures import Encoder
-from hypjax.models.normalize import normalize
-from hypjax.system import memory
+from hypjax.models import Embedder, create_embedder
+from hypjax.system import console, memory
 
 
 def pretrained_features(
@@ -43,40 +50,188 @@ def pretrained_features(
             f"config.eval.scales is {config.eval.scales}, but the encoder's features are measured "
             "at one scale; set --config.eval.scales=1, or measure a gallery with --embeddings"
         )
-    encoder = create_embedder(config, evaluating=True).encoder
+    model = create_embedder(config, evaluating=True)
     splits = open_splits(config)
     train, source = splits.training_images(), evaluation_input(config)
     source = source._replace(view=source.view._replace(resize=source.view.side))
-    params = pretrained_encoder(config, encoder)
-    scaling = (config.data.mean, config.data.std)
-    return encoder_features(encoder, params, train, source, scaling), splits.notes
+    params = {"encoder": pretrained_encoder(config, model.encoder)}
+    encodings = Encodings(model, (config.data.mean, config.data.std), source)
+    return encodings.encode(params, train)[0], splits.notes
 
 
-def encoder_features(
-    encoder: Encoder,
-    params: PyTree,
-    dataset: Dataset,
-    source: EvaluationInput,
-    pixel_scaling: PixelScaling,
-) -> Float[np.ndarray, "images dim"]:
-    """Embeds all images of a dataset with an encoder.
+class Encodings:
+    """The encoder's embeddings of images under the test view, at each of some scales.
 
-    Args:
-        encoder: The encoder.
-        params: Its parameters.
-        dataset: The images.
-        source: View, workers, batch size and devices.
-        pixel_scaling: Mean and standard deviation of pixels.
-
-    Raises:
-        UserError: An image cannot be read, or the device's memory does not suffice.
+    Those of `datasets` are computed once, all together, and kept in memory: an encoder that is not
+    trained embeds an image in the same way whenever it is scored.
     """
 
-    def embed(params: PyTree, images: Array) -> Array:
-        images = normalize(images, *pixel_scaling)
-        return encoder.apply({"params": params}, images).astype(jnp.float32)
+    def __init__(
+        self,
+        model: Embedder,
+        pixel_scaling: PixelScaling,
+        source: EvaluationInput,
+        scales: Sequence[float] = ONE_SCALE,
+        datasets: Sequence[Dataset] = (),
+    ) -> None:
+        """Computes nothing yet.
 
-    params = parallel.place(params, parallel.replicated(source.mesh))
-    embed_batch = functools.partial(jax.jit(parallel.map_images(embed, source.mesh)), params)
-    with memory.explained("run.eval_batch_size"):
-        return embed_dataset(embed_batch, dataset, source)
+        Args:
+            model: Encoder and head, as they are evaluated.
+            pixel_scaling: Mean and standard deviation of pixels.
+            source: View, workers, batch size and devices.
+            scales: Sides of the images that the model sees, relative to the given ones.
+            datasets: Images whose embeddings are kept.
+        """
+        self.model, self.source, self.scales = model, source, tuple(scales)
+        whole = [images for images in datasets if images.boxes is None]
+        by_records = {id(images.records): images.records for images in whole}
+        # By the identity of the records: the images, and their embeddings at each scale.
+        self._images = {
+            key: union([images for images in whole if images.records is records])
+            for key, records in by_records.items()
+        }
+        self._function = encode_function(model, pixel_scaling, scales)
+        self._kept: dict[int, list[np.ndarray]] = {}
+
+    def __len__(self) -> int:
+        """Number of images whose embeddings are kept."""
+        return sum(map(len, self._images.values()))
+
+    def keeps(self, dataset: Dataset) -> bool:
+        """Whether the embeddings of a dataset's images are kept."""
+        images = self._images.get(id(dataset.records))
+        if images is None or dataset.boxes is not None:
+            return False
+        return bool(np.isin(dataset.positions, images.positions).all())
+
+    def of(
+        self, params: PyTree, dataset: Dataset
+    ) -> dict[float, Float[np.ndarray, "images dim"]] | None:
+        """The embeddings of images that are kept, by scale; None if they are not.
+
+        The first call for one of several datasets with the same records embeds all of them.
+
+        Args:
+            params: Parameters of the model; those of the encoder must be the same in all calls.
+            dataset: The images.
+
+        Raises:
+            UserError: An image cannot be read, or the device's memory does not suffice.
+        """
+        if not self.keeps(dataset):
+            return None
+        if (key := id(dataset.records)) not in self._kept:
+            images = self._images[key]
+            console.say(f"embedding {len(images)} images with the frozen encoder, once")
+            self._kept[key] = self.encode(params, images, fitting=True)
+        rows = np.searchsorted(self._images[key].positions, dataset.positions)
+        kept = zip(self.scales, self._kept[key], strict=True)
+        return {scale: each[rows] for scale, each in kept}
+
+    def encode(
+        self, params: PyTree, dataset: Dataset, *, fitting: bool = False
+    ) -> list[Float[np.ndarray, "images dim"]]:
+        """Embeds all images of a dataset; returns one array for each scale.
+
+        Args:
+            params: Parameters of the model.
+            dataset: The images.
+            fitting: Whether to choose a batch size that leaves little padding.
+
+        Raises:
+            UserError: An image cannot be read, or the device's memory does not suffice.
+        """
+        source = self.source
+        if fitting:
+            batches = -(-len(dataset) // source.batch_size)
+            source = source._replace(batch_size=-(-len(dataset) // batches))
+        params = {"encoder": params["encoder"]}
+        params = parallel.place(params, parallel.replicated(source.mesh))
+        with memory.explained("run.eval_batch_size"):
+            return embed_dataset(functools.partial(self._encode, params), dataset, source)
+
+    @functools.cached_property
+    def _encode(self) -> Callable[[PyTree, Array], list[Array]]:
+        return jax.jit(parallel.map_images(self._function, self.source.mesh))
+
+
+def frozen_encodings(
+    config: ConfigDict, model: Embedder, source: EvaluationInput, splits: Splits
+) -> Encodings | None:
+    """What a run keeps of its encoder's embeddings; None if the encoder is trained.
+
+    Args:
+        config: The run's configuration.
+        model: Encoder and head, as they are evaluated.
+        source: View, workers, batch size and devices.
+        splits: The images of the run.
+    """
+    if "encoder" not in config.optim.frozen:
+        return None
+    train, embeds = config.train, any(config.eval.pca.values())
+    embeds |= train.cached_features or train.sampling == "tuples"
+    parts = (splits.test, splits.gallery, splits.validation, splits.train if embeds else None)
+    scaling = (config.data.mean, config.data.std)
+    return Encodings(model, scaling, source, config.eval.scales, list(filter(None, parts)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DatasetEmbedder:
+    """Embeds datasets with a model; compiled once, whatever their sizes.
+
+    Attributes:
+        model: Encoder and head, as they are evaluated.
+        spaces: The spaces in which parts of the model are embedded, by the names of
+            `hypjax.inference.scored`.
+        pixel_scaling: Mean and standard deviation of pixels.
+        source: How images reach the model.
+        scales: Scales of the images over which embeddings are averaged.
+        encodings: The frozen encoder's embeddings, if they are kept.
+    """
+
+    model: Embedder
+    spaces: Mapping[str, Space]
+    pixel_scaling: PixelScaling
+    source: EvaluationInput
+    scales: Sequence[float] = ONE_SCALE
+    encodings: Encodings | None = None
+
+    def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
+        """Embeds all images of a dataset, each part of the model in its space.
+
+        Raises:
+            UserError: An image cannot be read, or the device's memory does not suffice.
+        """
+        if self.encodings is not None and set(self.scales) <= set(self.encodings.scales):
+            if (kept := self.encodings.of(params, dataset)) is not None:
+                return self._placed(params, [kept[scale] for scale in self.scales])
+        params = parallel.place(params, parallel.replicated(self.source.mesh))
+        with memory.explained("run.eval_batch_size"):
+            return embed_dataset(functools.partial(self._embed, params), dataset, self.source)
+
+    def _placed(
+        self, params: PyTree, encoded: Sequence[Float[np.ndarray, "images dim"]]
+    ) -> dict[str, np.ndarray]:
+        """From the encoder's embeddings at each scale to points."""
+        mesh = self.source.mesh
+        params = {name: own for name, own in params.items() if name != "encoder"}
+        params = parallel.place(params, parallel.replicated(mesh))
+        count, size = len(encoded[0]), parallel.slices(self.source.batch_size, mesh).rows
+        local, parts = list(parallel.local_rows(mesh, size)), []
+        for start in range(0, count, size):
+            rows = [each[start : start + size] for each in encoded]
+            padded = [np.resize(each, (size, each.shape[1]))[local] for each in rows]
+            batch = parallel.shard(mesh, padded)
+            parts.append(parallel.gather(self._place(params, batch)))
+        return jax.tree.map(lambda *rows: np.concatenate(rows)[:count], *parts)
+
+    @functools.cached_property
+    def _embed(self) -> Callable[[PyTree, Array], dict[str, Array]]:
+        function = embed_function(self.model, self.pixel_scaling, self.spaces, self.scales)
+        return jax.jit(parallel.map_images(function, self.source.mesh))
+
+    @functools.cached_property
+    def _place(self) -> Callable[[PyTree, Sequence[Array]], dict[str, Array]]:
+        function = place_function(self.model, self.spaces)
+        return jax.jit(parallel.map_images(function, self.source.mesh))

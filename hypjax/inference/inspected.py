@@ -15,10 +15,12 @@ from PIL import Image
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import Grouping, groupings
+from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
+from hypjax.inference.features import Encodings
 from hypjax.inference.runs import head_points, searched
 from hypjax.inference.weights import restore_best
 from hypjax.objectives import create_objective
@@ -138,7 +140,19 @@ def _objects(path: pathlib.Path, split: Callable[[str], Sequence[str]]) -> list[
     return [each for each in found if isinstance(each, dict)]
 
 
-def inspect(workdir: str | pathlib.Path, k: int = 8) -> Inspected:
+class Opened(NamedTuple):
+    """What a run that has just ended still holds.
+
+    Attributes:
+        splits: Its images.
+        encodings: What it has kept of its frozen encoder's embeddings.
+    """
+
+    splits: Splits
+    encodings: Encodings | None
+
+
+def inspect(workdir: str | pathlib.Path, k: int = 8, opened: Opened | None = None) -> Inspected:
     """Embeds the test images with a run's best model, or its last, and searches with each.
 
     Points are those of the head in the objective's `score_space`, without the projections of
@@ -147,6 +161,7 @@ def inspect(workdir: str | pathlib.Path, k: int = 8) -> Inspected:
     Args:
         workdir: Folder or URL of the run.
         k: Number of neighbours of each query.
+        opened: What the run still holds, if it has just ended.
 
     Raises:
         UserError: The folder holds no trained model, the images have changed, or an image cannot be
@@ -156,10 +171,10 @@ def inspect(workdir: str | pathlib.Path, k: int = 8) -> Inspected:
         config = saved_config(folder)
         model, params = restore_best(folder)
         run = Workdir(folder, config, compared=())
-    splits = open_splits(config)
+    splits, encodings = opened or (open_splits(config), None)
     run.require({"images": splits.fingerprint})
     space = create_objective(config).score_space
-    embed = head_points(config, model, params, space)
+    embed = head_points(config, model, params, space, encodings)
     test, items = splits.test, searched(splits)
     points = embed(test)
     gallery = points if splits.gallery is None else embed(items)

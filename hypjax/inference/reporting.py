@@ -10,7 +10,7 @@ import numpy as np
 from hypjax.config import default_config, identity
 from hypjax.errors import UserError
 from hypjax.geometry import layout
-from hypjax.inference.inspected import Inspected, Log, Search, inspect, read_log
+from hypjax.inference.inspected import Inspected, Log, Opened, Search, inspect, read_log
 from hypjax.reports.disk import Panel, draw_disks
 from hypjax.reports.hit_grid import Images
 from hypjax.reports.model_card import describe
@@ -25,7 +25,12 @@ _POINTS = 5000  # Images in the disk.
 
 
 def write_report(
-    workdirs: Mapping[str, str | pathlib.Path], output: pathlib.Path, *, queries: int, k: int
+    workdirs: Mapping[str, str | pathlib.Path],
+    output: pathlib.Path,
+    *,
+    queries: int,
+    k: int,
+    opened: Opened | None = None,
 ) -> None:
     """Embeds the test images of runs, and writes a page about these.
 
@@ -34,6 +39,7 @@ def write_report(
         output: File to write.
         queries: Queries of each run to show; up to half of them are successes.
         k: Nearest images to show of each query.
+        opened: What the runs still hold, if they have just ended.
 
     Raises:
         UserError: A folder holds no trained model, the images have changed, an image cannot be
@@ -43,7 +49,7 @@ def write_report(
     runs = []
     for name, log in logs.items():
         console.say(f"embedding the test images with {name}")
-        runs.append(_run(name, log, inspect(workdirs[name], k), queries))
+        runs.append(_run(name, log, inspect(workdirs[name], k, opened), queries))
     page = render(
         runs,
         {name: identity(log.config) for name, log in logs.items()},

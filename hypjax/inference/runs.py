@@ -1,25 +1,22 @@
 """Trained runs whose embeddings of the same test images are compared."""
 
-import functools
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 from ml_collections import ConfigDict
 
-from hypjax import parallel
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
-from hypjax.inference.datasets import embed_dataset, evaluation_input
-from hypjax.inference.embedding import embed_function
+from hypjax.inference.datasets import evaluation_input
+from hypjax.inference.features import DatasetEmbedder, Encodings
 from hypjax.models import Embedder
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.workdir import Workdir, saved_config
-from hypjax.system import console, memory
+from hypjax.system import console
 
 
 def saved_configs(workdirs: Sequence[str]) -> dict[str, ConfigDict]:
@@ -74,7 +71,11 @@ def _same_test_images(one: Splits, other: Splits) -> bool:
 
 
 def head_points(
-    config: ConfigDict, model: Embedder, params: PyTree, space: Space
+    config: ConfigDict,
+    model: Embedder,
+    params: PyTree,
+    space: Space,
+    encodings: Encodings | None = None,
 ) -> Callable[[Dataset], Float[np.ndarray, "images dim"]]:
     """Returns the function that embeds a dataset with the head, without the run's `eval.pca`.
 
@@ -86,16 +87,13 @@ def head_points(
         model: The run's model, as it is evaluated.
         params: Its parameters.
         space: Space of the points.
+        encodings: What the run has kept of its frozen encoder's embeddings.
     """
-    source = evaluation_input(config)
-    scaling = (config.data.mean, config.data.std)
-    embed = embed_function(model, scaling, {"head": space}, config.eval.scales)
-    params = parallel.place(params, parallel.replicated(source.mesh))
-    embed = functools.partial(jax.jit(parallel.map_images(embed, source.mesh)), params)
+    source, scaling = evaluation_input(config), (config.data.mean, config.data.std)
+    images = DatasetEmbedder(model, {"head": space}, scaling, source, config.eval.scales, encodings)
 
     def points(dataset: Dataset) -> Float[np.ndarray, "images dim"]:
-        with memory.explained("run.eval_batch_size"):
-            found = embed_dataset(embed, dataset, source)["head"]
+        found = images.points(params, dataset)["head"]
         space.check(found)
         return found
 

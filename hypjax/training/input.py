@@ -11,7 +11,7 @@ from hypjax.data.device_cache import crop_batches, fill
 from hypjax.data.device_crops import Store
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans
-from hypjax.inference.features import encoder_features
+from hypjax.inference.features import Encodings
 from hypjax.system import console
 from hypjax.training.setup import Setup
 from hypjax.types import Batch, Workers
@@ -76,15 +76,12 @@ def open_input(setup: Setup, steps: range, workers: Workers, params: PyTree) -> 
 
 def _features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:
     """Embeds all training images with the encoder, as it is trained."""
-    learner, train = setup.learner, setup.splits.train
+    learner, train, images = setup.learner, setup.splits.train, setup.evaluator.images
+    if learner.model.encoder == images.model.encoder and 1.0 in images.scales:
+        return images.encodings.of(params, train)[1.0]
     console.say(f"embedding {len(train)} training images with the frozen encoder")
-    return encoder_features(
-        learner.model.encoder,
-        params["encoder"],
-        train,
-        setup.evaluator.source,
-        learner.pixel_scaling,
-    )
+    encodings = Encodings(learner.model, learner.pixel_scaling, images.source)
+    return encodings.encode(params, train)[0]
 
 
 def _feature_batches(

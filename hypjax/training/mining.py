@@ -2,23 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from hypjax import parallel
 from hypjax.data.plans import TuplePlans
 from hypjax.geometry import Space
-from hypjax.inference.datasets import embed_dataset
-from hypjax.inference.embedding import embed_function
-from hypjax.models import create_embedder
+from hypjax.inference.embedding import ONE_SCALE
+from hypjax.inference.features import DatasetEmbedder
 from hypjax.objectives.comparisons import lengths
 from hypjax.parallel import processes
 from hypjax.retrieval.mining import hardest_negatives
-from hypjax.system import memory
 from hypjax.training.setup import Setup
 
 
@@ -82,18 +78,12 @@ class Miner:
         return Mined(table, distances)
 
     @functools.cached_property
-    def _embed(self) -> Callable[[PyTree, Array], dict[str, Array]]:
-        learner, source = self.setup.learner, self.setup.evaluator.source
-        model = create_embedder(self.setup.config, evaluating=True)
-        function = embed_function(model, learner.pixel_scaling, {"head": learner.objective.space})
-        return jax.jit(parallel.map_images(function, source.mesh))
+    def _images(self) -> DatasetEmbedder:
+        spaces = {"head": self.setup.learner.objective.space}
+        return dataclasses.replace(self.setup.evaluator.images, spaces=spaces, scales=ONE_SCALE)
 
     def _points(self, params: PyTree, ids: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n d"]:
-        source, train = self.setup.evaluator.source, self.setup.splits.train
-        params = parallel.place(params, parallel.replicated(source.mesh))
-        with memory.explained("run.eval_batch_size"):
-            found = embed_dataset(functools.partial(self._embed, params), train.take(ids), source)
-        return found["head"]
+        return self._images.points(params, self.setup.splits.train.take(ids))["head"]
 
 
 def _mean_distance(

@@ -6,11 +6,14 @@ import time
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from hypjax.data.dataset import Dataset
 from hypjax.data.plans import TuplePlans
+from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.system import console, memory
-from hypjax.training.input import open_input
+from hypjax.training.input import Input, open_input
 from hypjax.training.setup import Setup, build, describe
 from hypjax.training.states import random_state, starting_parameters, with_pretrained
 from hypjax.training.step import TrainState, jit_train_step, make_train_step, shard_batch
@@ -21,9 +24,10 @@ _GIB = 2**30
 
 
 def rehearse(config: ConfigDict) -> None:
-    """Opens the data and the weights, compiles the training step, runs a few steps and reports.
+    """Opens the data and the weights, embeds a batch, runs a few steps and reports.
 
-    Memory and expected time are printed. No folder is created, and nothing is saved but the caches.
+    Memory and expected time, evaluations included, are printed. No folder is created, and nothing
+    is saved but the caches.
 
     Raises:
         UserError: What the run itself would raise until then.
@@ -33,8 +37,54 @@ def rehearse(config: ConfigDict) -> None:
     state = random_state(learner, setup.spec)
     describe(setup, parameters=sum(x.size for x in jax.tree.leaves(state.params)))
     state = with_pretrained(learner, state, starting_parameters(config, learner))
+    embedding = _seconds_of_embedding(setup, state.params["model"]) * _embedded(setup)
     with memory.explained("train.batch_size, data.image_size or the model's size"):
-        _report(setup, config, *_run(setup, state, config))
+        _report(setup, config, embedding, *_run(setup, state, config))
+
+
+def _seconds_of_embedding(setup: Setup, params: PyTree) -> float:
+    """Seconds that evaluation spends on an image, measured with one batch."""
+    images, stopwatch = setup.evaluator.images, Stopwatch()
+    size, test = images.source.batch_size, setup.splits.test
+    sample = test.take(np.arange(min(size, len(test))))
+    console.say("compiling the evaluation")
+    with stopwatch.part("evaluation"):
+        if images.encodings is not None:
+            images.encodings.encode(params, sample, fitting=True)
+            size = len(sample)
+        else:
+            images.points(params, sample)
+    return stopwatch.seconds()["evaluation"] / size
+
+
+def _embedded(setup: Setup) -> int:
+    """Number of images, padding included, that evaluations and the report embed."""
+    config, splits, kept = setup.config, setup.splits, setup.evaluator.images.encodings
+    size, total, every = config.run.eval_batch_size, config.train.total_steps, config.eval.every
+
+    def rows(*datasets: Dataset | None) -> int:
+        anew = [images for images in filter(None, datasets) if not (kept and kept.keeps(images))]
+        return sum(-(-len(images) // size) * size for images in anew)
+
+    scored = rows(*(images for task in splits.tasks.values() for images in task[:2]))
+    fitted = rows(splits.train) if any(config.eval.pca.values()) else 0
+    validation = rows(splits.validation) + fitted
+    states = 2 + (splits.validation is not None)  # Untrained, final and best.
+    count = states * (scored + fitted)
+    if splits.validation is not None:
+        count += (2 + (-(-total // every) if every else 1)) * validation
+    if config.run.report and jax.process_count() == 1:
+        count += rows(splits.test, splits.gallery)
+    return count + (len(kept) if kept else 0)
+
+
+def _open(setup: Setup, steps: range, state: TrainState) -> Input:
+    """The input of the steps, with features that take as long as those of the images."""
+    workers = Workers.of(setup.config.run)
+    if setup.learner.cached_features:
+        features = np.zeros((len(setup.splits.train), setup.spec.encoder_dim), np.float32)
+        return Input(setup, workers, features=features)
+    return open_input(setup, steps, workers, state.params["model"])
 
 
 def _run(setup: Setup, state: TrainState, config: ConfigDict) -> tuple[float, float, list[float]]:
@@ -44,7 +94,7 @@ def _run(setup: Setup, state: TrainState, config: ConfigDict) -> tuple[float, fl
     if isinstance(plans, TuplePlans):  # Any tuples take the time of mined ones.
         plans = dataclasses.replace(plans, table=np.zeros(setup.spec.tuples, np.int32))
     steps = range(min(_STEPS, total))
-    source = open_input(setup, steps, Workers.of(config.run), state.params["model"])
+    source = _open(setup, steps, state)
     train_step = jit_train_step(make_train_step(setup.learner), mesh, state)
     seconds = []
     with contextlib.closing(source.batches(steps, plans)) as batches:
@@ -62,7 +112,12 @@ def _run(setup: Setup, state: TrainState, config: ConfigDict) -> tuple[float, fl
 
 
 def _report(
-    setup: Setup, config: ConfigDict, arguments: float, temporary: float, seconds: list[float]
+    setup: Setup,
+    config: ConfigDict,
+    embedding: float,
+    arguments: float,
+    temporary: float,
+    seconds: list[float],
 ) -> None:
     free = memory.free(setup.learner.mesh)
     available = "" if free is None else f"; {free / _GIB:.2f} GiB are free now"
@@ -71,13 +126,16 @@ def _report(
         f"batch and caches, and {temporary / _GIB:.2f} GiB during a step{available}"
     )
     total = config.train.total_steps
+    aim = "evaluations and the report" if config.run.report else "evaluations"
+    print(f"embedding images for {aim} takes about {_duration(embedding)}")
     if not seconds:
         print(f"{total} steps are too few to time")
         return
     step = float(np.median(seconds))
     print(
         f"a step takes {step:.3g} s ({config.train.batch_size / step:,.0f} images per second), so "
-        f"{total} steps take about {_duration(step * total)}; evaluations and saving come on top"
+        f"{total} steps take about {_duration(step * total)}, and with these embeddings "
+        f"{_duration(step * total + embedding)}; compiling, scoring and saving come on top"
     )
     if isinstance(setup.plans, TuplePlans):
         print("mining negatives, once an epoch, comes on top, too")

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from hypjax import parallel
 from hypjax.data.parts import Task
 from hypjax.errors import Interrupted, UserError
+from hypjax.inference.inspected import Opened
 from hypjax.inference.processing import Projections, save_projections
 from hypjax.inference.reporting import write_report
 from hypjax.monitoring.stopwatch import TIMES, Stopwatch
@@ -129,12 +130,13 @@ def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:
     console.say(stopwatch.describe())
 
 
-def write_own_report(folder: pathlib.Path, location: str) -> bool:
+def write_own_report(folder: pathlib.Path, location: str, setup: Setup) -> bool:
     """Writes the report of a finished run; a failure is a warning, as the results are saved.
 
     Args:
         folder: The run's folder.
         location: Its path or URL, which names the run.
+        setup: The run.
 
     Returns:
         Whether there is a report. A run of several processes has none: one process cannot embed
@@ -146,7 +148,9 @@ def write_own_report(folder: pathlib.Path, location: str) -> bool:
     if jax.process_count() > 1:
         return False
     try:
-        write_report({pathlib.Path(location).name: folder}, folder / REPORT, queries=50, k=6)
+        name, output = pathlib.Path(location).name, folder / REPORT
+        opened = Opened(setup.splits, setup.evaluator.images.encodings)
+        write_report({name: folder}, output, queries=50, k=6, opened=opened)
     except UserError as error:
         console.warn(f"there is no report: {error}")
         return False

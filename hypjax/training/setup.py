@@ -86,7 +86,9 @@ def build(config: ConfigDict) -> Setup:
         splits=splits,
         plans=plans,
         layout=layout,
-        evaluator=create_evaluator(config, source=evaluation_input(config, learner.mesh)),
+        evaluator=create_evaluator(
+            config, source=evaluation_input(config, learner.mesh), splits=splits
+        ),
     )
 
 

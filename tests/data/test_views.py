@@ -150,7 +150,7 @@ def test_views_are_built_from_the_configuration(photos_folder):
     setup = build(small_runs.load(photos_folder, *fields, "run.cache=device"))
     assert setup.plans.crop == ResizeCrop(20, 16, 0.5)
     assert (setup.plans.sizes == 20).all() and (setup.layout.sizes == 20).all()
-    assert setup.evaluator.source.view == View(16, 20, 3, "squash")
+    assert setup.evaluator.images.source.view == View(16, 20, 3, "squash")
 
 
 def test_what_a_view_does_not_use_is_refused_or_ignored(photos_folder):

@@ -1,5 +1,6 @@
 """Training the head on the frozen encoder's embeddings, which are computed once."""
 
+import collections
 import shutil
 
 import flax.traverse_util
@@ -8,7 +9,9 @@ import pytest
 from PIL import Image
 
 from hypjax import train
+from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
+from hypjax.evaluate import evaluate
 from hypjax.inference.weights import restore_best
 from hypjax.monitoring.telemetry import Telemetry
 from tests.helpers import small_runs
@@ -77,6 +80,24 @@ def test_it_resumes_and_does_not_depend_on_devices_or_slices(squares, tmp_path, 
             train.train_and_evaluate(config, tmp_path / "parts")
     train.train_and_evaluate(config, tmp_path / "parts")
     assert small_runs.step_metrics(tmp_path / "parts") == one
+
+
+def test_each_image_is_embedded_once_in_a_run(squares, tmp_path, monkeypatch):
+    """Evaluations before, within and after training, the best model's, and the report share it."""
+    seen = collections.Counter()
+    view = Dataset.test_view
+
+    def counted(self, i, *args):
+        seen[self.name(i)] += 1
+        return view(self, i, *args)
+
+    monkeypatch.setattr(Dataset, "test_view", counted)
+    fields = ("eval.pca.head=4", "run.report=True", "eval.every=4")
+    config = small_runs.load(squares, *CACHED, *fields)
+    results = train.train_and_evaluate(config, tmp_path)
+    assert len(seen) == 48 and set(seen.values()) == {1} and (tmp_path / "report.html").exists()
+    again = evaluate(config, tmp_path)  # Embeds them anew, by another program.
+    assert again == {name: results[name] for name in again} and again.keys() == {"final", "best"}
 
 
 @pytest.mark.slow

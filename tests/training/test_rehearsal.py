@@ -5,7 +5,9 @@ import re
 import pytest
 
 from hypjax.errors import UserError
+from hypjax.training import rehearsal
 from hypjax.training.rehearsal import rehearse
+from hypjax.training.setup import build
 from tests.helpers import small_runs
 
 
@@ -16,8 +18,19 @@ def test_tells_memory_and_time_and_leaves_nothing(photos_folder, tmp_path, monke
     assert re.search(r"memory of each device: 0\.\d\d GiB for parameters", told.out)
     seconds = re.search(r"a step takes (\S+) s \(([\d,]+) images per second\)", told.out)
     assert 0 < float(seconds[1]) < 10
-    assert "so 12 steps take about" in told.out and "compiling the training step" in told.err
+    assert "so 12 steps take about" in told.out
+    assert re.search(r"embedding images for evaluations takes about \d+ s", told.out)
+    assert "compiling the training step" in told.err
     assert not list(tmp_path.iterdir())
+
+
+def test_counts_the_images_that_evaluations_embed(photos_folder):
+    """Batches of 32 hold the 18 images of the test, and those of the validation."""
+    evaluations = dict(untrained=2, validation_at_4_8_and_12=3, final=1, best=2)
+    config = small_runs.load(photos_folder)
+    assert rehearsal._embedded(build(config)) == 32 * sum(evaluations.values())
+    config = small_runs.load(photos_folder, "optim.frozen=encoder", "run.report=True")
+    assert rehearsal._embedded(build(config)) == 36  # Each once.
 
 
 @pytest.mark.slow
