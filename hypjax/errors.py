@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 INTERRUPTED = 130  # A shell's exit status after Ctrl-C.
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h: rerunning the same command continues.
 CLOSED_PIPE = 141  # A shell's exit status when the reader of the output has ended (SIGPIPE).
+_LONGEST = 4000  # Characters of a message, which may quote a file by anyone.
 _FEW = 15  # Number of names that a message may list.
 
 
@@ -44,7 +45,8 @@ class UserError(Exception):
 
         File names and other people's messages may hold line breaks, and codes that terminals obey.
         """
-        line = "".join(c if c.isprintable() else " " for c in redacted(message).strip())
+        message = redacted(message[:_LONGEST]).strip()
+        line = "".join(c if c.isprintable() else " " for c in message)
         super().__init__(line)
 
 

@@ -1,7 +1,7 @@
 """Validation: the type and range of each field, and rules between fields."""
 
 import functools
-import math
+import sys
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -55,7 +55,8 @@ OPTIONAL = FITTED | frozenset(
 _SCALARS = {
     int: Rule(lambda value: type(value) is int, "a whole number"),
     float: Rule(
-        lambda value: type(value) in (int, float) and math.isfinite(value), "a finite number"
+        lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max,
+        "a finite number",
     ),
     str: Rule(lambda value: isinstance(value, str), "a string"),
     bool: Rule(lambda value: type(value) is bool, "True or False"),
@@ -97,7 +98,19 @@ _SCORE_SPACES = Rule(
     "one or more of objective, " + ", ".join(SPACES) + ", each once",
 )
 _NONE_OR_AT_LEAST_0 = Rule(lambda value: value is None or value >= 0, "at least 0, or None")
-_NONE_OR_AT_LEAST_1 = Rule(lambda value: value is None or value >= 1, "at least 1, or None")
+# Largest sizes: far beyond what runs use, and small enough that a configuration by anyone else is
+# refused, or its model fails, before it takes the machine's memory or days.
+_STEPS = 2**31 - 1
+_IMAGES = 10**9
+_BATCH = 10**6
+_SIDE = 2**13
+_DIM = 2**14
+_NONE_OR_SIDE = Rule(
+    lambda value: value is None or 1 <= value <= _SIDE, f"between 1 and {_SIDE}, or None"
+)
+_NONE_OR_DIM = Rule(
+    lambda value: value is None or 1 <= value <= _DIM, f"between 1 and {_DIM}, or None"
+)
 _BELOW_1 = Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
 _NONE_OR_ABOVE_0 = Rule(lambda value: value is None or value > 0, "above 0, or None")
 
@@ -107,12 +120,12 @@ _RULES = {
     "seed": within(0, 2**32 - 1),  # JAX's keys drop further bits.
     "data.name": one_of(*DATASETS),
     "data.decoder": one_of("exact", "fast"),
-    "data.stored_side": _NONE_OR_AT_LEAST_1,
+    "data.stored_side": _NONE_OR_SIDE,
     "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
-    "data.image_size": at_least(1),
+    "data.image_size": within(1, _SIDE),
     "data.train_view": one_of(*TRAIN_VIEWS),
     "data.test_view": one_of(*TEST_VIEWS),
-    "data.resize": at_least(1),
+    "data.resize": within(1, _SIDE),
     "data.std": Rule(lambda value: all(v > 0 for v in value), "above 0 in every channel"),
     "data.crop_area": range_within(0, 1),
     "data.crop_ratio": range_within(0, float("inf")),
@@ -120,12 +133,12 @@ _RULES = {
     "data.validation_classes": _CLASSES,
     "data.test_classes": _CLASSES,
     "data.split_seed": at_least(0),
-    "model.patch_size": at_least(0),
-    "model.width": at_least(0),
-    "model.depth": at_least(0),
-    "model.num_heads": at_least(0),
+    "model.patch_size": within(0, _SIDE),
+    "model.width": within(0, _DIM),
+    "model.depth": within(0, 100),
+    "model.num_heads": within(0, _DIM),
     "model.head": one_of(*HEADS),
-    "model.head_dim": at_least(1),
+    "model.head_dim": within(1, _DIM),
     "model.weights": Rule(lambda value: value != "", "a name, a file or a folder, or None"),
     "model.drop_path": _BELOW_1,
     "model.precision": one_of("auto", "float32", "bfloat16"),
@@ -135,9 +148,9 @@ _RULES = {
     "optim.learning_rate": at_least(0),
     "optim.name": one_of("adamw", "adam"),
     "optim.schedule": one_of("constant", "cosine", "step", "exponential"),
-    "optim.decay_every": at_least(1),
+    "optim.decay_every": within(1, _STEPS),
     "optim.decay_factor": Rule(lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    "optim.warmup_steps": at_least(0),
+    "optim.warmup_steps": within(0, _STEPS),
     "optim.weight_decay": at_least(0),
     "optim.b1": _BELOW_1,
     "optim.b2": _BELOW_1,
@@ -145,20 +158,22 @@ _RULES = {
     "optim.clip_norm": _NONE_OR_ABOVE_0,
     "optim.clip_value": _NONE_OR_ABOVE_0,
     **{f"optim.rates.{group}": at_least(0) for group in GROUPS},
-    **{f"optim.starts.{group}": at_least(0) for group in GROUPS},
+    **{f"optim.starts.{group}": within(0, _STEPS) for group in GROUPS},
     **{f"optim.decays.{group}": _NONE_OR_AT_LEAST_0 for group in GROUPS},
     "optim.frozen": Rule(
         lambda value: set(value) <= set(GROUPS), "names from " + ", ".join(GROUPS)
     ),
-    "train.total_steps": at_least(0),  # 0: only evaluated.
-    "train.samples_per_class": at_least(2),
+    "train.total_steps": within(0, _STEPS),  # 0: only evaluated.
+    "train.batch_size": within(1, _BATCH),
+    "train.samples_per_class": within(2, _BATCH),
     "train.sampling": one_of(*SAMPLINGS),
-    **{f"train.tuples.{name}": at_least(1) for name in ("pairs", "negatives", "pool")},
+    **{f"train.tuples.{name}": within(1, _IMAGES) for name in ("pairs", "negatives", "pool")},
     "train.on_nonfinite": one_of("stop", "skip"),
-    "train.max_nonfinite": at_least(1),
+    "train.max_nonfinite": within(1, _STEPS),
     "train.on_collapse": one_of("warn", "stop"),
     "eval.ks": Rule(
-        lambda value: len(value) > 0 and min(value) >= 1, "one or more numbers, each at least 1"
+        lambda value: 0 < len(value) <= 100 and min(value) >= 1 and max(value) <= _IMAGES,
+        f"one or more numbers, each at least 1 and up to {_IMAGES}",
     ),
     "eval.metrics": Rule(
         lambda value: "recall" in value and set(value) <= set(METRICS),
@@ -169,25 +184,30 @@ _RULES = {
         lambda value: len(set(value)) == len(value) and set(value) <= set(BENCHMARKS),
         "any of " + ", ".join(BENCHMARKS) + ", each once",
     ),
-    "eval.every": at_least(0),
+    "eval.every": within(0, _STEPS),
     "eval.scales": Rule(
-        lambda value: len(value) > 0 and 0 < min(value) and max(value) <= 4,
-        "one or more numbers, each above 0 and up to 4",
+        lambda value: 0 < len(value) <= 10 and 0 < min(value) and max(value) <= 4,
+        "one to ten numbers, each above 0 and up to 4",
     ),
-    **{f"eval.pca.{part}": _NONE_OR_AT_LEAST_1 for part in PARTS},
-    "eval.expansion": at_least(0),
+    **{f"eval.pca.{part}": _NONE_OR_DIM for part in PARTS},
+    "eval.expansion": within(0, _IMAGES),
     "eval.expansion_alpha": at_least(0),
-    "run.workers": at_least(0),
-    "run.input_timeout": ABOVE_0,
+    "run.workers": within(0, 1000),
+    "run.input_timeout": Rule(lambda value: 0 < value <= 10**6, "above 0 and up to 1000000"),
     "run.cache": one_of("none", "host", "device"),
     "run.mesh": Rule(
-        lambda value: len(value) == 2 and (value[0] == -1 or value[0] >= 1) and value[1] >= 1,
+        lambda value: (
+            len(value) == 2
+            and (value[0] == -1 or value[0] >= 1)
+            and value[1] >= 1
+            and max(value) <= _BATCH
+        ),
         "two numbers: copies of the parameters (−1: as many as possible) and shards of each copy",
     ),
-    "run.microbatch": at_least(0),
-    "run.eval_batch_size": at_least(1),
-    "run.log_every": at_least(1),
-    "run.checkpoint_every": at_least(1),
+    "run.microbatch": within(0, _BATCH),
+    "run.eval_batch_size": within(1, _BATCH),
+    "run.log_every": within(1, _STEPS),
+    "run.checkpoint_every": within(1, _STEPS),
 }
 
 

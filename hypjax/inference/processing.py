@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.embedding import ONE_SCALE
-from hypjax.inference.scored import part_of
+from hypjax.inference.scored import part_of, scored_spaces
 from hypjax.retrieval.embeddings import describe_space
 from hypjax.retrieval.projection import Projection, fit
 from hypjax.retrieval.refinement import Refinement
@@ -144,6 +144,28 @@ def saved_projection(
             f"{path} was not fitted with the run's eval.pca and eval.whiten; restore a backup"
         )
     return projection
+
+
+def copy_projections(
+    source: pathlib.Path, target: pathlib.Path, config: ConfigDict, params: PyTree
+) -> None:
+    """Copies the projections of a model's parts; those of a run that is not finished are absent.
+
+    Args:
+        source: The run's folder.
+        target: Another folder.
+        config: The run's configuration.
+        params: Parameters of the model.
+
+    Raises:
+        UserError: A projection is damaged, or cannot be written.
+    """
+    for part in Processing.of(config).pca:
+        space = scored_spaces(config)[part]
+        fingerprint = model_fingerprint(config, part, space, params)
+        if _path(source, part, fingerprint).exists():
+            found = saved_projection(source, config, part, space, fingerprint)
+            save_projections(target, config, params, {part: found})
 
 
 def _path(folder: pathlib.Path, part: str, embeddings: str) -> pathlib.Path:

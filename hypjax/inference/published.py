@@ -2,23 +2,37 @@
 
 import os
 import pathlib
-import shutil
+import re
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
-from hypjax.config import for_files, identity
+from hypjax.config import flatten, identity
 from hypjax.errors import UserError
+from hypjax.inference.processing import copy_projections
 from hypjax.inference.weights import restore_best
 from hypjax.models.pretrained import pools_as_timm, save_timm, timm_config
+from hypjax.models.weight_files import is_hub_name
 from hypjax.reports.model_card import model_card
 from hypjax.runs.cloud_read import reading
-from hypjax.runs.files import CONFIG, HEAD, PROJECTIONS, PUBLISHED, RESULTS, WEIGHTS
+from hypjax.runs.files import (
+    CONFIG,
+    HEAD,
+    PROJECTIONS,
+    PUBLISHED,
+    RESULTS,
+    WEIGHTS,
+    hashed_files,
+    is_hashed,
+    remove,
+)
 from hypjax.runs.workdir import read_results, saved_config, saved_fingerprint
 from hypjax.system import console, hub
-from hypjax.system.files import write_json, write_text
+from hypjax.system.files import sha256, sync, write_json, write_text
+
+_CARD = "README.md"
 
 
 def push(
@@ -31,14 +45,16 @@ def push(
     """Publishes a run's best model or, without validation, its last, on the Hugging Face hub.
 
     Its weights are written under timm's names, with the head as classifier, beside the
-    configuration for hypjax and one for timm, results and a model card. Local paths are left out of
-    the configuration. Without a token, or if the hub cannot be reached, the folder remains, and one
-    sentence says why.
+    configuration for hypjax and one for timm, results and a model card. Of paths in the
+    configuration only the last name remains, and nothing of `config.run`. These files alone are
+    uploaded, in one commit, which removes those of an earlier model. Without a token, or if the hub
+    cannot be reached, the folder remains, and one sentence says why.
 
     Args:
         workdir: Folder of a run, or its URL.
         name: Name of the repository, 'OWNER/NAME'.
-        folder: Folder to write, by default hub/NAME. Files of the same names are replaced.
+        folder: Folder to write, by default hub/NAME. Its files of an earlier model are
+            replaced; others remain, and are not uploaded.
         private: Whether a repository that is created is private.
 
     Returns:
@@ -53,45 +69,82 @@ def push(
     workdir = workdir if isinstance(workdir, str) else pathlib.Path(workdir)
     folder = pathlib.Path(folder or pathlib.Path("hub", name.rpartition("/")[2])).expanduser()
     try:
-        _write(workdir, folder, name)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = _write(workdir, folder, name)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror or error})") from error
     try:
-        address = hub.upload(folder, name, private=private)
+        address = hub.upload(folder, files, name, private=private, owned=is_hashed)
         console.say(f"published {address}")
     except UserError as error:
         console.say(f"wrote {folder}, but did not upload it: {error}")
     return folder
 
 
-def _write(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:
+def _write(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> list[str]:
+    """Replaces the model in a folder, and returns the names of its files.
+
+    All of them are written beside the old ones first. hypjax.json is then replaced before the
+    files whose hashes it holds, so what an interruption leaves is refused where it is loaded.
+    """
+    if (folder / PROJECTIONS).is_symlink():
+        raise UserError(f"{folder / PROJECTIONS} is a link; remove it, or name another folder")
+    staged = folder / ".unfinished"
+    remove(staged)  # An interrupted push may have left it.
+    (staged / PROJECTIONS).mkdir(parents=True)
+    try:
+        _stage(workdir, staged, name)
+        hashed = hashed_files(staged)
+        files = [PUBLISHED, *hashed, CONFIG, _CARD]
+        for file in files:
+            (folder / file).parent.mkdir(exist_ok=True)
+            (staged / file).replace(folder / file)
+        for old in set(hashed_files(folder)).difference(hashed):
+            remove(folder / old)
+    finally:
+        remove(staged)
+    sync(folder)
+    return files
+
+
+def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:
+    """Writes all files of a model into an empty folder."""
     with reading(workdir) as run:
-        config = _without_paths(saved_config(run))
+        config = without_paths(saved_config(run))
         model, params = restore_best(run)
         results = read_results(run / RESULTS)
         circumstances = {"images": saved_fingerprint(run)}
-        folder.mkdir(parents=True, exist_ok=True)
-        if results is not None:
-            write_json(folder / RESULTS, results)
-        if (run / PROJECTIONS).is_dir():
-            shutil.copytree(run / PROJECTIONS, folder / PROJECTIONS, dirs_exist_ok=True)
+        copy_projections(run, folder, config, params)
+    if results is not None:
+        write_json(folder / RESULTS, results)
     save_timm(folder / WEIGHTS, params, model)
     if model.head_kind == "norm_dense":  # timm has no such head.
         save_file(jax.tree.map(np.asarray, params["head"]), folder / HEAD)
     write_json(folder / CONFIG, timm_config(params, model, config.data))
-    parts = {"identity": identity(config), "circumstances": circumstances, "all": for_files(config)}
-    write_json(folder / PUBLISHED, parts)
     card = model_card(
         name, config, results, pools_as_timm(model.encoder), model.head_kind == "dense"
     )
-    write_text(folder / "README.md", card)
+    write_text(folder / _CARD, card)
+    fields = identity(config)  # How the run was executed is left out.
+    hashes = {file: sha256(folder / file) for file in hashed_files(folder)}
+    parts = {"identity": fields, "circumstances": circumstances, "all": fields, "files": hashes}
+    write_json(folder / PUBLISHED, parts)
 
 
-def _without_paths(config: ConfigDict) -> ConfigDict:
-    """Leaves out the paths of this machine; of the images and weights, the last name remains."""
-    config.run.data_dir = config.run.cache_dir = config.run.wandb_project = None
-    if config.data.path:
-        config.data.path = pathlib.Path(config.data.path).name
-    if config.model.weights and pathlib.Path(config.model.weights).expanduser().exists():
-        config.model.weights = pathlib.Path(config.model.weights).name
+def without_paths(config: ConfigDict) -> ConfigDict:
+    """Leaves the last name of each path and URL in a configuration, which it returns.
+
+    Names of weights on the hub stay. What lies on this machine does not matter.
+    """
+    for field, value in flatten(config).items():
+        if isinstance(value, str) and not (field == "model.weights" and is_hub_name(value)):
+            config.update_from_flattened_dict({field: _last_name(value)})
     return config
+
+
+def _last_name(location: str) -> str:
+    """Last name of any system's path, or of a URL below its host or bucket; 'unnamed' if none."""
+    scheme, _, rest = location.rpartition("://")
+    rest = re.split(r"[?#]", rest)[0].partition("/")[2] if scheme else rest
+    names = [name for name in re.split(r"[/\\:]", rest) if name.strip(". ")]
+    return names[-1] if names and names[-1][0] != "~" else "unnamed" if location else ""

@@ -9,11 +9,17 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.models.architectures import Encoder, same_architecture
-from hypjax.models.pretrained import convert_timm, load_model, load_timm, timm_state_dict
+from hypjax.models.pretrained import (
+    check_head,
+    convert_timm,
+    load_model,
+    load_timm,
+    timm_state_dict,
+)
 from hypjax.models.weight_files import read_state_dict
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.files import HEAD, PUBLISHED, WEIGHTS
-from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.runs.workdir import Workdir, require_published, saved_config
 from hypjax.system import console
 from hypjax.system.cloud import is_url
 from hypjax.types import View
@@ -57,10 +63,11 @@ def restore_models(
 
 def _published_parameters(folder: pathlib.Path, model: Embedder, config: ConfigDict) -> PyTree:
     """Reads the parameters of a published model, as `hypjax.inference.published` wrote them."""
+    require_published(folder)
     try:
         params = load_model(read_state_dict(str(folder / WEIGHTS)), model, config.data.channels)
         if model.head_kind == "norm_dense":
-            params["head"] = read_state_dict(str(folder / HEAD))
+            params["head"] = check_head(read_state_dict(str(folder / HEAD)), model)
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
     return params

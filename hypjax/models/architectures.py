@@ -33,6 +33,7 @@ _TRANSFORMERS = (
     "deit_base_distilled_patch16_384",
 )
 _RESNETS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}  # Bottlenecks by stage.
+_MOST_PATCHES = 256  # Along a side.
 ARCHITECTURES = (*_TRANSFORMERS, *_RESNETS)
 
 
@@ -108,6 +109,13 @@ def check_encoder(encoder: Encoder) -> Encoder:
         raise UserError(
             f"images of {encoder.image_size} pixels cannot be cut into patches of {patch_size}; "
             f"choose a multiple of {patch_size} as data.image_size"
+        )
+    side = encoder.image_size // patch_size
+    if patch_size > 1 and side > _MOST_PATCHES:
+        raise UserError(
+            f"images of {encoder.image_size} pixels have {side} × {side} patches of {patch_size}, "
+            f"and the encoder takes at most {_MOST_PATCHES} × {_MOST_PATCHES}; choose a smaller "
+            "data.image_size, or larger patches"
         )
     return encoder
 

@@ -77,7 +77,10 @@ def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
 
 
 def convert_timm(
-    state_dict: Mapping[str, np.ndarray], encoder: Encoder, channels: int = 3
+    state_dict: Mapping[str, np.ndarray],
+    encoder: Encoder,
+    channels: int = 3,
+    interpolate: bool = True,
 ) -> PyTree:
     """Converts arrays under timm's names to an encoder's parameters.
 
@@ -88,6 +91,7 @@ def convert_timm(
         state_dict: Arrays under timm's names.
         encoder: Encoder that the weights are for.
         channels: Channels of the images.
+        interpolate: Whether position embeddings may be for another image size.
 
     Returns:
         Parameters as a tree of float32 NumPy arrays.
@@ -104,7 +108,8 @@ def convert_timm(
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise UserError(f"{name} holds {value.dtype}, but weights are floating-point numbers")
     state = {name: np.asarray(value, np.float32) for name, value in state.items()}
-    if "pos_embed" in state and state["pos_embed"].ndim == 3:  # Others are refused below.
+    # Others are refused below.
+    if interpolate and "pos_embed" in state and state["pos_embed"].ndim == 3:
         tokens, prefix = expected["pos_embed"][1], encoder.num_prefix_tokens
         state["pos_embed"] = np.asarray(resize_positions(state["pos_embed"], tokens, prefix))
     for name, shape in expected.items():
@@ -193,18 +198,33 @@ def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: 
     Raises:
         UserError: A tensor is missing, unknown or of another shape.
     """
-    params = {"encoder": convert_timm(state_dict, model.encoder, channels)}
+    params = {"encoder": convert_timm(state_dict, model.encoder, channels, interpolate=False)}
     if model.head_kind == "dense":
         name = _classifiers(model.encoder)[0]
         try:
             weight, bias = (np.asarray(state_dict[f"{name}.{part}"]) for part in _CLASSIFIER)
         except KeyError as error:
             raise UserError(f"the weights lack the head, {error.args[0]}") from error
-        shapes = (weight.shape, bias.shape)
-        if shapes != ((model.head_dim, model.encoder.dim), (model.head_dim,)):
-            raise UserError(f"the head has the shapes {shapes}: it belongs to another model")
-        params["head"] = {"kernel": np.ascontiguousarray(weight.T), "bias": bias}
+        params["head"] = check_head({"kernel": np.transpose(weight), "bias": bias}, model)
     return params
+
+
+def check_head(head: Mapping[str, np.ndarray], model: Embedder) -> PyTree:
+    """Returns a head's parameters, contiguous and in float32.
+
+    Args:
+        head: `kernel` [dim, outputs] and `bias` [outputs].
+        model: Encoder and head.
+
+    Raises:
+        UserError: They are not those of the model's head.
+    """
+    shapes = {"kernel": (model.encoder.dim, model.head_dim), "bias": (model.head_dim,)}
+    if {name: value.shape for name, value in head.items()} != shapes or not all(
+        jnp.issubdtype(value.dtype, jnp.floating) for value in head.values()
+    ):
+        raise UserError("the head has other parameters: it belongs to another model")
+    return {name: np.ascontiguousarray(value, np.float32) for name, value in head.items()}
 
 
 def timm_constructor(params: PyTree, model: Embedder) -> str:

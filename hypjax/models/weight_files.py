@@ -11,6 +11,7 @@ from einops import EinopsError, rearrange
 
 from hypjax.errors import UserError
 from hypjax.models.architectures import ARCHITECTURES, supported
+from hypjax.system import hub
 from hypjax.system.files import read_npz
 
 StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
@@ -31,18 +32,23 @@ def read_state_dict(name_or_path: str) -> StateDict:
         UserError: The weights do not exist, cannot be downloaded, or are damaged.
     """
     path = pathlib.Path(name_or_path).expanduser()
-    readers = {
-        ".safetensors": _read_safetensors,
-        ".npz": _read_npz,
-        ".pth": _read_torch,
-        ".pt": _read_torch,
-        ".bin": _read_torch,
-    }
-    if path.suffix not in readers:
+    if path.suffix not in _READERS:
         return _read_safetensors(_download(name_or_path))
     if not path.is_file():
         raise UserError("there is no such file")
-    return readers[path.suffix](path)
+    return _READERS[path.suffix](path)
+
+
+def is_hub_name(weights: str) -> bool:
+    """Whether `model.weights` has the form of a name on the hub, and not that of a path or a URL.
+
+    What lies on this machine does not matter.
+    """
+    prefix, name = re.fullmatch(r"(hf-hub:|hf://|timm/)?(.*)", weights, re.DOTALL).groups()
+    owned = name if prefix in ("hf-hub:", "hf://") else f"timm/{name}"
+    return hub.is_name(owned) and (
+        prefix == hub.SCHEME or pathlib.Path(name).suffix not in _READERS
+    )
 
 
 def _download(name: str) -> pathlib.Path:
@@ -212,3 +218,12 @@ def _fuse_attention(state: StateDict) -> StateDict:
                 raise UserError(f"{name} and its key and value have unexpected shapes") from error
             state[name.replace("query", "qkv")] = fused
     return state
+
+
+_READERS = {
+    ".safetensors": _read_safetensors,
+    ".npz": _read_npz,
+    ".pth": _read_torch,
+    ".pt": _read_torch,
+    ".bin": _read_torch,
+}

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
-from hypjax.fields import ABOVE_0, Field, at_least
+from hypjax.fields import ABOVE_0, Field, at_least, within
 from hypjax.geometry import PoincareBall, Space, Sphere
 from hypjax.objectives.base import Group, Metrics, Objective, Spec
 from hypjax.objectives.metrics import norms
@@ -20,9 +20,9 @@ from hypjax.types import Batch, Outputs
 
 FIELDS = {
     "hier_weight": Field(0.5, at_least(0)),  # λ: weight of the loss of triplets.
-    "hier_proxies": Field(512, at_least(1)),  # Number of hierarchical proxies.
-    "hier_neighbors": Field(20, at_least(3)),  # K, the anchor itself included.
-    "hier_triplets": Field(50, at_least(1)),  # Triplets of each anchor.
+    "hier_proxies": Field(512, within(1, 10**6)),  # Number of hierarchical proxies.
+    "hier_neighbors": Field(20, within(3, 10**6)),  # K, the anchor itself included.
+    "hier_triplets": Field(50, within(1, 10**6)),  # Triplets of each anchor.
     "hier_margin": Field(0.1, at_least(0)),  # δ.
     # τ, which divides distances before noise is added: the authors' code. The paper has none.
     "hier_temperature": Field(0.1, ABOVE_0),

@@ -54,7 +54,7 @@ _MEMORY = {
     "memory": Field(
         0.0,
         Rule(
-            lambda value: 0 <= value <= 1 or value == int(value) > 0,
+            lambda value: 0 <= value <= 1 or value == int(value) <= 10**9 and value > 0,
             "a number of images, or a share of the training images up to 1",
         ),
     ),

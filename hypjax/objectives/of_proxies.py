@@ -9,7 +9,7 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
-from hypjax.fields import ABOVE_0, Field, at_least
+from hypjax.fields import ABOVE_0, Field, at_least, within
 from hypjax.geometry import Space
 from hypjax.objectives.base import GROUPED, Group, Metrics, Spec
 from hypjax.objectives.metrics import batch_metrics
@@ -58,7 +58,7 @@ PROXY_LOSSES = {
             "margin": Field(0.01, at_least(0)),
             "regularization": Field(0.2, at_least(0)),  # Draws the centres of a class together.
         },
-        centres=Field(10, at_least(1)),
+        centres=Field(10, within(1, 10**4)),
     ),
 }
 

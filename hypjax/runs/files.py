@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,6 +19,11 @@ METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
 # names, and a head that timm's model has not.
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"
 PROJECTIONS = "projections/"  # Principal components of the models' embeddings.
+# Files of a published model whose hashes its configuration holds.
+_HASHED = re.compile(
+    rf"(?:{re.escape(RESULTS)}|{re.escape(WEIGHTS)}|{re.escape(HEAD)}"
+    rf"|{PROJECTIONS}(?:head|encoder)-[0-9a-f]{{32}}\.npz)"
+)
 _STATE = ".mirror.json"
 
 
@@ -73,6 +79,17 @@ def _paths(folder: pathlib.Path) -> Iterator[pathlib.Path]:
             folders[:], names = [name for name in folders if name.isdigit()], []
         paths = [parent / name for name in names if not name.endswith(".unfinished")]
         yield from (path for path in paths if not path.is_symlink())
+
+
+def is_hashed(name: str) -> bool:
+    """Whether a relative path is one of the files whose hashes a published model holds."""
+    return bool(_HASHED.fullmatch(name))
+
+
+def hashed_files(folder: pathlib.Path) -> list[str]:
+    """Returns the relative paths of the files in a folder for which `is_hashed` holds."""
+    found = [*folder.iterdir(), *(folder / PROJECTIONS).glob("*")]
+    return sorted(filter(is_hashed, (path.relative_to(folder).as_posix() for path in found)))
 
 
 def link(source: pathlib.Path, target: pathlib.Path) -> None:

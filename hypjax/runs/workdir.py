@@ -21,9 +21,9 @@ from hypjax.config import (
 from hypjax.errors import UserError
 from hypjax.objectives import OBJECTIVES
 from hypjax.runs.checkpoints import Checkpoints
-from hypjax.runs.files import PUBLISHED
+from hypjax.runs.files import PUBLISHED, hashed_files, is_hashed
 from hypjax.system import console, environment
-from hypjax.system.files import write_json
+from hypjax.system.files import sha256, write_json
 from hypjax.system.locks import claimed_or_refused
 
 _CONFIG = "config.json"
@@ -31,6 +31,7 @@ _PARTS = ("identity", "circumstances", "all")  # What it holds.
 _RESULTS = "results.json"
 _PROVENANCE = "run.json"
 _CHECKPOINTS = "checkpoints"
+_MOST_CHARACTERS = 2**24
 _LONGER = (
     ", where --config.model.weights={} --config.model.load_head=True starts from this run's model"
 )
@@ -39,7 +40,8 @@ _LONGER = (
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
     """Reads the configuration of the run in a folder.
 
-    Fields that were added since get their defaults.
+    Fields that were added since get their defaults. So do those of `config.run` in a published
+    model: how it is executed is this machine's choice.
 
     Raises:
         UserError: The folder holds no run, or a run that this version cannot read.
@@ -51,6 +53,8 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     fields = saved.get("all")
     if not isinstance(fields, dict):
         raise _damaged(path, "it was not written by hypjax")
+    if path.name == PUBLISHED:
+        fields = {name: v for name, v in fields.items() if not name.startswith("run.")}
     fields.setdefault("model.architecture", "vit")  # Older runs lack the field.
     objective = fields.get("objective.name")
     if objective not in list(OBJECTIVES):
@@ -81,7 +85,30 @@ def saved_fingerprint(workdir: pathlib.Path) -> str | None:
         UserError: The configuration in the folder cannot be read.
     """
     circumstances = (_read(_config_path(workdir)) or {}).get("circumstances")
-    return circumstances.get("images") if isinstance(circumstances, dict) else None
+    images = circumstances.get("images") if isinstance(circumstances, dict) else None
+    return images if isinstance(images, str) else None
+
+
+def require_published(folder: pathlib.Path) -> None:
+    """Checks a published model's files against their hashes, which older ones do not have.
+
+    Raises:
+        UserError: A file is missing, or is not the one with which hypjax.json was written.
+    """
+    hashes = (_read(folder / PUBLISHED) or {}).get("files", {})
+    if not isinstance(hashes, dict):
+        raise _damaged(folder / PUBLISHED, "files is no object")
+    for name in hashes and sorted({*hashes, *hashed_files(folder)}):
+        path = folder / name
+        try:
+            whole = is_hashed(name) and path.is_file() and sha256(path) == hashes.get(name)
+        except OSError as error:
+            raise UserError(f"cannot read {path} ({error.strerror})") from error
+        if not whole:
+            raise UserError(
+                f"{path} is not the file with which {PUBLISHED} was written; push the model again, "
+                "or download all of it again"
+            )
 
 
 def read_results(path: pathlib.Path) -> dict[str, Any] | None:
@@ -91,6 +118,8 @@ def read_results(path: pathlib.Path) -> dict[str, Any] | None:
         UserError: It cannot be read, or does not hold results.
     """
     results = _read(path)
+    if (path.parent / PUBLISHED).exists():
+        require_published(path.parent)
     if results is not None and not all(map(_are_scores, _scored(results))):
         raise _damaged(path, "it holds no results")
     return results
@@ -128,7 +157,13 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
         UserError: The file cannot be read, or holds something else.
     """
     try:
-        value = json.loads(path.read_text())
+        if path.exists() and not path.is_file():
+            raise UserError(f"cannot read {path} (it is no file)")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
+        if len(text) > _MOST_CHARACTERS:
+            raise _damaged(path, f"it has more than {_MOST_CHARACTERS} characters")
+        value = json.loads(text, object_pairs_hook=_unique)
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
@@ -139,6 +174,18 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
         raise _damaged(path, str(error)) from error
     if not isinstance(value, dict):
         raise _damaged(path, "it holds no object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object of some JSON text.
+
+    Raises:
+        ValueError: A name occurs twice, so that readers may differ in what they read.
+    """
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a name occurs twice in one object")
     return value
 
 

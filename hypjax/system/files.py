@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import glob
+import hashlib
 import json
 import os
 import pathlib
@@ -48,6 +49,12 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sha256(path: pathlib.Path) -> str:
+    """Returns the SHA-256 hash of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def flush(file: IO[Any]) -> None:

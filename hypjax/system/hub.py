@@ -1,13 +1,11 @@
 """Repositories of models on the Hugging Face hub."""
 
 import pathlib
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hypjax.errors import UserError
 
 SCHEME = "hf://"
-_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
 def is_repository(location: str | pathlib.Path) -> bool:
@@ -24,8 +22,15 @@ def is_repository(location: str | pathlib.Path) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text has the form of a repository's name, OWNER/NAME."""
-    return bool(_NAME.fullmatch(text))
+    """Whether a text has the form of a repository's name, OWNER/NAME, as the hub allows it."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return text.count("/") == 1 and text.isascii()
 
 
 def download(location: str, files: Sequence[str]) -> pathlib.Path:
@@ -59,13 +64,22 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
         ) from error
 
 
-def upload(folder: pathlib.Path, name: str, *, private: bool) -> str:
-    """Uploads the files of a folder to a repository, which is created if it does not exist.
+def upload(
+    folder: pathlib.Path,
+    files: Sequence[str],
+    name: str,
+    *,
+    private: bool,
+    owned: Callable[[str], bool],
+) -> str:
+    """Uploads files to a repository in one commit; the repository is created if it does not exist.
 
     Args:
-        folder: The folder.
+        folder: Folder of the files.
+        files: Relative paths of the files to upload.
         name: OWNER/NAME.
         private: Whether a repository that is created is private.
+        owned: Whether another file of the repository, by its path, is removed in the same commit.
 
     Returns:
         The repository's address on the web.
@@ -74,14 +88,19 @@ def upload(folder: pathlib.Path, name: str, *, private: bool) -> str:
         UserError: There is no token that may write to it, or the hub cannot be reached.
     """
     import huggingface_hub
-    from huggingface_hub import errors
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, errors
 
     if not huggingface_hub.get_token():
         raise UserError("there is no token for the hub (hf auth login, or HF_TOKEN)")
     try:
         api = huggingface_hub.HfApi()
         address = api.create_repo(name, private=private, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a hypjax model")
+        stale = [file for file in api.list_repo_files(name) if owned(file) and file not in files]
+        operations = [
+            *(CommitOperationDelete(file) for file in stale),
+            *(CommitOperationAdd(file, str(folder / file)) for file in files),
+        ]
+        api.create_commit(name, operations, commit_message="Upload a hypjax model")
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "no status")
         raise UserError(f"the hub refused to write to {name} ({status})") from error

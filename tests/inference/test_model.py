@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 from huggingface_hub import errors
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 
 import hypjax
 from hypjax import train
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
+from hypjax.inference.published import without_paths
 from hypjax.system import hub
 from tests.helpers import small_runs
 
@@ -126,7 +129,7 @@ def test_smaller_batches_give_the_same_up_to_rounding(model, run, photos_folder)
 
 @pytest.mark.parametrize("part", ["head", "encoder"])
 def test_a_published_folder_gives_the_same_embeddings(run, published, photos_folder, part):
-    own, other = hypjax.load(run, part), hypjax.load(published, part)
+    own, other = hypjax.load(run, part), hypjax.load(published, part, batch_size=16)
     assert np.array_equal(own.embed(photos_folder), other.embed(photos_folder))
     assert own.fingerprint == other.fingerprint
 
@@ -142,6 +145,30 @@ def test_a_published_folder_says_what_it_holds_but_not_where_it_was(run, publish
     assert f"{results['final']['head']['recall@1']:.4f}" in card
     everything = card + (published / "hypjax.json").read_text()
     assert str(photos_folder.parent) not in everything and photos_folder.name in everything
+    assert '"run.' not in everything
+
+
+@pytest.mark.parametrize(
+    ("weights", "kept"),
+    [
+        ("vit_small_patch16_224.dino", "vit_small_patch16_224.dino"),
+        ("timm/vit_small_patch16_224.dino", "timm/vit_small_patch16_224.dino"),
+        ("hf-hub:owner/name", "hf-hub:owner/name"),
+        ("hf://owner/name", "hf://owner/name"),
+        ("/home/me/w.safetensors", "w.safetensors"),
+        ("~me/runs/a/", "a"),
+        ("runs/a", "a"),
+        ("timm/../home/me", "me"),
+        ("timm/w.npz", "w.npz"),
+        ("gs://bucket/runs/a", "a"),
+        ("s3://bucket", "unnamed"),
+        ("https://host/me/w.npz?token=x/y", "w.npz"),
+        (r"C:\Users\me\w.pth", "w.pth"),
+    ],
+)
+def test_of_paths_the_last_name_is_published(photos_folder, weights, kept):
+    fields = without_paths(small_runs.load("gs://bucket/me/birds", f"model.weights={weights}"))
+    assert (fields.model.weights, fields.data.path) == (kept, "birds")
 
 
 def test_without_a_token_there_is_a_folder_and_a_sentence(run, tmp_path, capsys, monkeypatch):
@@ -150,8 +177,12 @@ def test_without_a_token_there_is_a_folder_and_a_sentence(run, tmp_path, capsys,
     assert hypjax.load("hub/photos").fingerprint == hypjax.load(run).fingerprint
     told = capsys.readouterr().err
     assert "wrote hub/photos, but did not upload it: there is no token for the hub" in told
-    with pytest.raises(UserError, match="'photos' is no name of a repository; write OWNER/NAME"):
-        hypjax.push(run, "photos")
+
+
+@pytest.mark.parametrize("name", ["photos", "a/..", "../a", "a/b/c", "a/b--c", "a/" + 97 * "b"])
+def test_what_the_hub_would_not_take_as_a_name_is_refused(name):
+    with pytest.raises(UserError, match=f"'{name}' is no name of a repository; write OWNER/NAME"):
+        hypjax.push("runs/a", name)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(run, tmp_path):
@@ -160,7 +191,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(run, tmp_path):
         hypjax.push(run, "me/photos", folder=tmp_path / "file")
 
 
-def test_uploads_with_a_token(run, tmp_path, capsys, monkeypatch):
+def test_uploads_what_it_wrote_and_nothing_else(run, tmp_path, capsys, monkeypatch):
     calls = []
 
     class Api:
@@ -168,21 +199,69 @@ def test_uploads_with_a_token(run, tmp_path, capsys, monkeypatch):
             calls.append((name, settings))
             return f"https://hub/{name}"
 
-        def upload_folder(self, **settings):
-            calls.append(sorted(os.listdir(settings["folder_path"])))
+        def list_repo_files(self, name):
+            return ["model.safetensors", "head.safetensors", "LICENSE", "projections/mine.npz"]
+
+        def create_commit(self, name, operations, commit_message):
+            calls.append([type(each).__name__[15:] + each.path_in_repo for each in operations])
 
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "secret")
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    hypjax.push(run, "me/photos", folder=tmp_path / "a", private=True)
-    assert calls[0] == ("me/photos", {"private": True, "exist_ok": True})
-    assert "model.safetensors" in calls[1]
+    folder, outside = tmp_path / "a", tmp_path / "secret"
+    (folder / "notes").mkdir(parents=True)
+    outside.write_text("x")
+    private = [folder / ".env", folder / "notes/private.txt", folder / "config.yaml"]
+    for path in private:
+        path.write_text("x")
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "projections/head-x.npz").symlink_to(outside)
+    hypjax.push(copy, "me/photos", folder=folder, private=True)
+    (projection,) = (folder / "projections").iterdir()
+    added = ["hypjax.json", "model.safetensors", f"projections/{projection.name}", "results.json"]
+    assert calls == [
+        ("me/photos", {"private": True, "exist_ok": True}),
+        [
+            "Deletehead.safetensors",
+            *(f"Add{file}" for file in [*added, "config.json", "README.md"]),
+        ],
+    ]
+    assert all(path.exists() for path in private)
     assert "published https://hub/me/photos" in capsys.readouterr().err
-    monkeypatch.setattr(Api, "upload_folder", lambda self, **_: 1 / 0)
-    hypjax.push(run, "me/photos", folder=tmp_path / "a")
+    monkeypatch.setattr(Api, "create_commit", lambda self, *_, **__: 1 / 0)
+    hypjax.push(run, "me/photos", folder=folder)
     assert "the hub cannot be reached (ZeroDivisionError)" in capsys.readouterr().err
 
 
-def test_loads_from_the_hub(model, published, photos_folder, monkeypatch):
+def test_a_push_that_is_interrupted_leaves_no_mixture(published, tmp_path, monkeypatch):
+    """The other model has another curvature, and was published before there were hashes."""
+    folder, other = (shutil.copytree(published, tmp_path / name) for name in ("folder", "other"))
+    saved = json.loads((other / "hypjax.json").read_text())
+    saved["all"]["objective.c"] = saved["identity"]["objective.c"] = 1.0
+    del saved["files"]
+    (other / "hypjax.json").write_text(json.dumps(saved))
+    weights = load_file(other / "model.safetensors")
+    save_file({name: 2 * value for name, value in weights.items()}, other / "model.safetensors")
+    models = {hypjax.load(each).fingerprint: each.name for each in (folder, other)}
+    states, replace = [], pathlib.Path.replace
+
+    def state():
+        try:
+            return models[hypjax.load(folder).fingerprint]
+        except UserError as error:
+            return re.sub(".* is not the file with which hypjax.json was written.*", "", str(error))
+
+    def replaced(self, target):
+        if pathlib.Path(target).parent == folder:
+            states.append(state())
+        return replace(self, target)
+
+    monkeypatch.setattr(pathlib.Path, "replace", replaced)
+    hypjax.push(other, "me/photos", folder=folder)
+    assert states == ["folder", *[""] * 4]  # Of the configuration, weights, results and two more.
+    assert state() == "other"
+
+
+def test_loads_from_the_hub(model, published, monkeypatch):
     asked = []
 
     def download(name, allow_patterns):
@@ -191,7 +270,7 @@ def test_loads_from_the_hub(model, published, photos_folder, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     for source in ("me/photos", "hf://me/photos"):
-        assert np.array_equal(hypjax.load(source).embed(photos_folder), model.embed(photos_folder))
+        assert hypjax.load(source).fingerprint == model.fingerprint
     assert asked[0] == asked[1] and asked[0][0] == "me/photos"
     assert "model.safetensors" in asked[0][1] and "README.md" not in asked[0][1]
 
@@ -225,8 +304,11 @@ def test_a_repository_of_something_else_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "model.safetensors").unlink(), "there is no such file"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "is damaged"),
+        (
+            lambda folder: (folder / "model.safetensors").unlink(),
+            "model.safetensors is not the file",
+        ),
+        (lambda folder: (folder / "results.json").write_text("{}"), "results.json is not the file"),
     ],
 )
 def test_a_damaged_folder_is_an_error(published, tmp_path, damage, message):
