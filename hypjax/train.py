@@ -66,6 +66,7 @@ def train_and_evaluate(
             "config.train.total_steps is 0; add --mode=evaluate to evaluate without training, or "
             "set a number of steps"
         )
+    warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     run = SharedRun(workdir, config)
     if (results := run.results) is not None:
@@ -114,6 +115,7 @@ def train_and_evaluate(
             with stopwatch.part("saving"):
                 run.require_last_state(checkpoints, total)
             write_times(run.path, stopwatch, steps=len(steps))
+            run.write_warnings(warnings)
             run.write_results(results)
         reported = config.run.report and write_own_report(run.path, str(run.location), setup)
     print(f"results.json, metrics.jsonl and the models are in {run.location}")

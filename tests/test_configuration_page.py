@@ -15,6 +15,7 @@ from hypjax.objectives.of_pairs import PAIR_LOSSES
 LOSSES = {name: entry for name, entry in OBJECTIVES.items() if not name.startswith("hier+")}
 _CHOICES = {
     "data.name": choices.DATASETS,
+    "data.split": choices.SPLITS_BY,
     "data.test_view": choices.TEST_VIEWS,
     "data.train_view": choices.TRAIN_VIEWS,
     "model.head": choices.HEADS,

@@ -72,7 +72,8 @@ CLASSES = [f"{label}/{i}.png" for label in "abcdefgh" for i in "12"]
         ),
         (
             "data.test_classes=0",
-            "error: PHOTOS has no splits; set --config.data.test_classes=0.25",
+            "error: PHOTOS has no splits; set --config.data.test_classes=0.25, or "
+            "--config.data.split=images to test on other images of the same classes",
         ),
         (
             "data.path=/nowhere",

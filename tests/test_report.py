@@ -10,7 +10,8 @@ from hypjax.command import parse
 from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
 from hypjax.inference.inspected import inspect, read_log
-from hypjax.runs.workdir import read_results, saved_config
+from hypjax.runs.workdir import read_results, read_warnings, saved_config
+from hypjax.system import console
 from tests.helpers import small_runs
 
 
@@ -94,10 +95,14 @@ def test_a_finished_run_writes_its_report(runs, photos_folder, tmp_path, monkeyp
     for name in ("written", "failed", "interrupted"):
         shutil.copytree(runs / "sph", tmp_path / name)
         (tmp_path / name / "results.json").unlink()
-    train.train_and_evaluate(config, tmp_path / "written")
+    with monkeypatch.context() as patch:
+        patch.setattr("hypjax.train.print_results", lambda *_: console.warn("<few> classes"))
+        train.train_and_evaluate(config, tmp_path / "written")
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"the report is {tmp_path}/written/report.html"
-    assert "written" in (tmp_path / "written/report.html").read_text()
+    page = (tmp_path / "written/report.html").read_text()
+    assert "written" in page and "&lt;few&gt; classes" in page
+    assert "<few> classes" in read_warnings(tmp_path / "written")
 
     def full(*_, **__):
         raise UserError("cannot write to report.html (No space left on device)")

@@ -26,6 +26,7 @@ PARTS = ("head", "encoder")  # Of a model; hypjax/inference/scored.py
 TRAIN_VIEWS = ("area_crop", "resize_crop")  # hypjax/data/views.py
 TEST_VIEWS = ("centre_crop", "squash")  # hypjax/data/views.py
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
+SPLITS_BY = ("classes", "images")  # hypjax/data/photos/splitting.py
 METRICS = (
     "recall",
     "precision",

@@ -66,8 +66,12 @@ def _data() -> ConfigDict:
     data.crop_area = (0.2, 1.0)
     data.crop_ratio = (3 / 4, 4 / 3)
     data.flip = 0.5  # Training view: probability of a horizontal flip.
+    # What is held out of your own images without splits: 'classes', so that the test shows others
+    # than training did, or 'images', a quarter of those of each class. Few classes need the latter.
+    data.split = "classes"
     # Training classes held out to choose the best checkpoint: their number, or, below 1, their
-    # share of the training classes; a share of fewer than 8 holds out none.
+    # share of the training classes; a share of fewer than 8 holds out none. None if data.split is
+    # 'images'.
     data.validation_classes = 0.0
     # Test classes, if the data has no test split (your own images, or a partial copy): their
     # number, or, below 1, their share of all classes.

@@ -13,6 +13,7 @@ from hypjax.config.choices import (
     METRICS,
     PARTS,
     SAMPLINGS,
+    SPLITS_BY,
     TEST_VIEWS,
     TRAIN_VIEWS,
 )
@@ -119,6 +120,7 @@ _SIZES = ("patch_size", "width", "depth", "num_heads")  # Of an encoder.
 _RULES = {
     "seed": within(0, 2**32 - 1),  # JAX's keys drop further bits.
     "data.name": one_of(*DATASETS),
+    "data.split": one_of(*SPLITS_BY),
     "data.decoder": one_of("exact", "fast"),
     "data.stored_side": _NONE_OR_SIDE,
     "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
@@ -316,6 +318,10 @@ def _validate_data(config: ConfigDict) -> None:
         refuse("data.path", data.path, "a folder of images, or a .csv or .parquet table")
     if data.name != "folder" and data.path:
         refuse("data.path", data.path, f"None if data.name is {data.name}")
+    if data.split == "images" and data.name != "folder":
+        refuse("data.split", data.split, "classes unless data.name is folder")
+    if data.split == "images" and data.validation_classes >= 1:
+        refuse("data.validation_classes", data.validation_classes, "0 if data.split is images")
     crops = data.train_view == "resize_crop" or data.test_view == "centre_crop"
     if crops and data.resize < data.image_size:
         refuse("data.resize", data.resize, f"at least data.image_size ({data.image_size})")

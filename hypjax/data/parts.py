@@ -13,6 +13,8 @@ from hypjax.system import console
 from hypjax.types import Judgements
 
 _FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
+_LEAST = 4  # Images of a class that are split: two to train on, and two that can find each other.
+_HELD_OUT = 0.25  # Share of a class's images to test on.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +25,13 @@ class HeldOutClasses:
         test: Number or share of test classes, if the dataset has no test part.
         validation: Number or share of validation classes, if it has no validation part.
         seed: Seed of the choice.
+        images: Whether to hold out images of all classes instead, see `hold_out_images`.
     """
 
     test: float
     validation: float
     seed: int
+    images: bool = False
 
 
 class Task(NamedTuple):
@@ -124,14 +128,50 @@ def hold_out(
     classes = np.unique(dataset.labels)
     count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
     if count > len(classes) - 2:
-        most = max(len(classes) - 2, 0)
+        most = len(classes) - 2
+        advice = f"set --config.data.{name}_classes={most} or less"
+        if most < 2:  # Fewer cannot be searched.
+            none = "set --config.data.validation_classes=0"
+            advice = none if name == "validation" else "that takes four classes or more"
         raise UserError(
             f"config.data.{name}_classes is {amount:g}, {count} of {len(classes)} classes, but two "
-            f"must remain to train on; set --config.data.{name}_classes={most}"
-            + (" or less" if most else "")
+            f"must remain to train on; {advice}"
         )
     shuffled = np.random.default_rng(seed).permutation(classes)
     return dataset.with_classes(shuffled[count:]), dataset.with_classes(shuffled[:count])
+
+
+def hold_out_images(dataset: Dataset, seed: int) -> tuple[Dataset, Dataset]:
+    """Holds out a quarter of the images of each class, at random, but at least two.
+
+    Classes with fewer than four images are only trained on.
+
+    Args:
+        dataset: The dataset.
+        seed: Seed of the choice.
+
+    Returns:
+        The remaining images and the held-out ones.
+
+    Raises:
+        UserError: If fewer than two classes have four images.
+    """
+    draw, chosen = np.random.default_rng(seed), []
+    for label in np.unique(dataset.labels):
+        own = draw.permutation(np.flatnonzero(dataset.labels == label))
+        count = max(2, round(_HELD_OUT * len(own)))
+        chosen.append(own[: count if len(own) >= _LEAST else 0])
+    small = sum(len(own) == 0 for own in chosen)
+    if len(chosen) - small < 2:
+        raise UserError(
+            f"config.data.split is images, which holds out images of classes with {_LEAST} or "
+            f"more, but there are {len(chosen) - small} such classes; add images"
+        )
+    if small:
+        console.say(f"{small} classes with fewer than {_LEAST} images are only trained on")
+    held_out = np.sort(np.concatenate(chosen))
+    rest = np.setdiff1d(np.arange(len(dataset)), held_out)
+    return dataset.take(rest).renumbered(), dataset.take(held_out)
 
 
 def hold_out_validation(

@@ -30,7 +30,9 @@ def open_splits(config: ConfigDict) -> Splits:
     if run.cache == "host":
         cache_dir = pathlib.Path(run.cache_dir or cache_folder() / "decoded").expanduser()
     decoding = Decoding(data.channels, fast=data.decoder == "fast", cache_dir=cache_dir)
-    held_out = HeldOutClasses(data.test_classes, data.validation_classes, data.split_seed)
+    held_out = HeldOutClasses(
+        *(data.test_classes, data.validation_classes, data.split_seed), data.split == "images"
+    )
     if decoding.fast:
         fast_jpeg.require()
     if data.name == "folder":

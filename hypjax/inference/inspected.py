@@ -27,7 +27,7 @@ from hypjax.objectives import create_objective
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.files import METRICS, RESULTS, TIMES
-from hypjax.runs.workdir import Workdir, read_results, saved_config
+from hypjax.runs.workdir import Workdir, read_results, read_warnings, saved_config
 
 _SAMPLES, _TRIALS = 500, 20  # Points and draws for δ.
 
@@ -40,12 +40,14 @@ class Log(NamedTuple):
         results: Its results; None until it is finished.
         lines: Lines of metrics.jsonl.
         times: times.json; empty if there is none.
+        warnings: Warnings that it gave.
     """
 
     config: ConfigDict
     results: dict[str, Any] | None
     lines: list[dict[str, Any]]
     times: dict[str, Any]
+    warnings: list[str]
 
 
 class Search(NamedTuple):
@@ -127,7 +129,8 @@ def read_log(workdir: str | pathlib.Path) -> Log:
         config, results = saved_config(folder), read_results(folder / RESULTS)
         lines = _objects(folder / METRICS, lambda text: text.splitlines())
         times = _objects(folder / TIMES, lambda text: [text])
-    return Log(config, results, lines, times[0] if times else {})
+        warnings = read_warnings(folder)
+    return Log(config, results, lines, times[0] if times else {}, warnings)
 
 
 def _objects(path: pathlib.Path, split: Callable[[str], Sequence[str]]) -> list[dict[str, Any]]:

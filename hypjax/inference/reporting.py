@@ -77,6 +77,7 @@ def _run(name: str, log: Log, found: Inspected, queries: int) -> dict[str, Any]:
         "description": describe(log.config),
         "fields": fields,
         "notes": notes,
+        "warnings": log.warnings,
         "results": "\n".join(filter(None, text)),
         "interval": found.interval and "{:.3f} ({:.3f} to {:.3f})".format(*found.interval),
         **_disk(name, found),

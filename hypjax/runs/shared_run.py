@@ -2,7 +2,7 @@
 
 import contextlib
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -99,6 +99,11 @@ class SharedRun:
                 f"the last state of this run could not be saved in {self.path}, so the run is not "
                 f"finished; make room, and the same command resumes it {saved}"
             )
+
+    def write_warnings(self, warnings: Sequence[str]) -> None:
+        """Keeps the warnings of this start in the folder."""
+        if self._first:
+            self._folder.write_warnings(warnings)
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Writes the results, which marks the run as finished.

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -109,6 +109,16 @@ def require_published(folder: pathlib.Path) -> None:
                 f"{path} is not the file with which {PUBLISHED} was written; push the model again, "
                 "or download all of it again"
             )
+
+
+def read_warnings(workdir: pathlib.Path) -> list[str]:
+    """Reads the warnings of all starts of a run, each once; none if they are not known."""
+    with contextlib.suppress(UserError, AttributeError, TypeError):
+        last = _read(workdir / _PROVENANCE) or {}
+        starts = [*last.get("earlier_starts", []), last]
+        warnings = [text for start in starts for text in start.get("warnings", [])]
+        return list(dict.fromkeys(text for text in warnings if isinstance(text, str)))
+    return []
 
 
 def read_results(path: pathlib.Path) -> dict[str, Any] | None:
@@ -322,6 +332,14 @@ class Workdir:
         starts = earlier.pop("earlier_starts", []) + ([earlier] if earlier else [])
         now = environment.describe(self._config.seed)
         write_json(self.path / _PROVENANCE, {**now, "earlier_starts": starts})
+
+    def write_warnings(self, warnings: Sequence[str]) -> None:
+        """Adds the warnings of this start to run.json; a failure is a warning, too."""
+        with contextlib.suppress(UserError), console.tolerating(_PROVENANCE):
+            start = _read(self.path / _PROVENANCE) or {}
+            write_json(
+                self.path / _PROVENANCE, {**start, "warnings": list(dict.fromkeys(warnings))}
+            )
 
     @property
     def total_steps(self) -> int | None:

@@ -14,6 +14,7 @@ from hypjax.errors import redacted
 _LINE_INTERVAL = 10  # Seconds between progress lines if stderr is no terminal.
 
 _muted = False
+_warnings: list[str] = []
 
 
 def say(text: str) -> None:
@@ -36,7 +37,15 @@ def mute() -> None:
 
 def warn(text: str) -> None:
     """Prints a warning; the run continues."""
+    _warnings.append(redacted(text))
     say(f"warning: {text}")
+
+
+def collect_warnings() -> list[str]:
+    """Returns a list to which all further warnings are added, until the next call."""
+    global _warnings
+    _warnings = []
+    return _warnings
 
 
 @contextlib.contextmanager

@@ -82,6 +82,53 @@ def test_a_share_of_few_classes_holds_out_none_for_validation(photos_folder, cap
     assert "no class is held out for validation: there are only 7" in capsys.readouterr().err
 
 
+def several(root, *sizes):
+    """Writes classes a, b, ... with so many images."""
+    return write_pictures(
+        root,
+        [f"{name}/{i}.png" for name, n in zip("abcdef", sizes, strict=False) for i in range(n)],
+    )
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4, 5])
+def test_few_classes_are_told_of_a_split_by_images_before_training(classes, tmp_path, capsys):
+    """Its advice can be followed."""
+    root, advice = several(tmp_path, *[8] * classes), "--config.data.split=images"
+    if classes < 4:
+        for amount in (0, 0.25):
+            with pytest.raises(UserError, match=f"{classes} classes, too few .*{advice}"):
+                open_at(root, test_classes=amount)
+    else:
+        splits = open_at(root, test_classes=0.25)
+        assert (splits.train.num_classes, splits.test.num_classes) == (classes - 2, 2)
+        assert f"warning: {classes - 2} classes are too few" in capsys.readouterr().err
+    splits = open_at(root, split="images", test_classes=0.25, validation_classes=0.1)
+    parts = [names_of(part, root) for part in (splits.train, splits.test)]
+    assert parts[0].isdisjoint(parts[1]) and len(parts[0] | parts[1]) == 8 * classes
+    np.testing.assert_array_equal(np.bincount(splits.test.labels), [2] * classes)
+    assert splits.validation is None and splits.gallery is None
+    assert "tested on other images of the classes that were trained on" in splits.notes[0]
+    assert advice not in capsys.readouterr().err
+    again, other = (open_at(root, split="images", split_seed=seed) for seed in (0, 1))
+    assert names_of(again.test, root) == parts[1] != names_of(other.test, root)
+
+
+def test_classes_with_few_images_are_only_trained_on(tmp_path, capsys):
+    root = several(tmp_path, 1, 2, 3, 4, 12)
+    splits = open_at(root, split="images")
+    assert np.bincount(splits.test.labels, minlength=5).tolist() == [0, 0, 0, 2, 3]
+    assert np.bincount(splits.train.labels).tolist() == [1, 2, 3, 2, 9]
+    assert "3 classes with fewer than 4 images are only trained on" in capsys.readouterr().err
+    with pytest.raises(UserError, match="there are 1 such classes; add images"):
+        open_at(several(tmp_path / "small", 9, 2), split="images")
+
+
+def test_given_splits_are_not_split_by_images(tmp_path):
+    names = [f"{split}/{c}/{i}.png" for split in ("train", "test") for c in "ab" for i in "12"]
+    with pytest.raises(UserError, match="has splits already; leave out --config.data.split=images"):
+        open_at(write_pictures(tmp_path, names), split="images")
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_table_gives_labels_splits_and_groups(tmp_path, photos_folder, suffix):
     rows = [

@@ -8,13 +8,23 @@ import numpy as np
 from jaxtyping import Int
 
 from hypjax.data.dataset import Dataset, Decoding, fill_cache, with_host_cache
-from hypjax.data.parts import HeldOutClasses, Splits, check_classes, hold_out, hold_out_validation
+from hypjax.data.parts import (
+    HeldOutClasses,
+    Splits,
+    check_classes,
+    hold_out,
+    hold_out_images,
+    hold_out_validation,
+)
 from hypjax.data.photos import tables
 from hypjax.data.photos.folders import list_folder
 from hypjax.data.photos.measuring import hash_facts, measure
 from hypjax.data.photos.photo import SPLITS, Files, Photo
 from hypjax.errors import UserError
 from hypjax.system import console
+
+_FEW = 5  # Of fewer training classes, little holds for others.
+_SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 
 
 def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
@@ -50,11 +60,15 @@ def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses
     fingerprint = hash_facts(facts)
     everything = _dataset(photos, measured[:, :2].astype(np.int32), decoding.fast)
     everything = with_host_cache(everything, fingerprint, decoding)
-    if photos[0].split is None:
-        parts = _split_classes(path, everything, held_out)
-    else:
+    notes = (_SAME_CLASSES,) if held_out.images else ()
+    if photos[0].split is not None:
         parts = _given_splits(path, photos, everything, held_out)
-    splits = Splits(*parts, fingerprint)
+    elif held_out.images:
+        train, test = hold_out_images(everything, held_out.seed)
+        parts = train, None, test, None
+    else:
+        parts = _split_classes(path, everything, held_out)
+    splits = Splits(*parts, fingerprint, notes)
     check_classes(str(path), splits)
     fill_cache(everything, decoding.channels)
     return splits
@@ -90,10 +104,25 @@ def _split_classes(
     path: pathlib.Path, everything: Dataset, held_out: HeldOutClasses
 ) -> tuple[Dataset, Dataset | None, Dataset, None]:
     """Holds out random classes; returns train, validation, test and no gallery."""
+    if 2 <= everything.num_classes < 4:
+        raise UserError(
+            f"{path} has {everything.num_classes} classes, too few to train on two and to test on "
+            "two others; set --config.data.split=images, which tests on other images of the same"
+        )
     rest, test = hold_out(everything, held_out.test, held_out.seed, "test")
     if test is None:
-        raise UserError(f"{path} has no splits; set --config.data.test_classes=0.25")
+        raise UserError(
+            f"{path} has no splits; set --config.data.test_classes=0.25, or "
+            "--config.data.split=images to test on other images of the same classes"
+        )
     train, validation = hold_out_validation(rest, held_out)
+    if train.num_classes < _FEW:
+        console.warn(
+            f"{train.num_classes} classes are too few to learn what tells apart the "
+            f"{test.num_classes} others of the test, so the model may end below the untrained one; "
+            "set --config.data.split=images to test on other images of the same classes, or add "
+            "classes"
+        )
     return train, validation, test, None
 
 
@@ -101,6 +130,8 @@ def _given_splits(
     path: pathlib.Path, photos: Sequence[Photo], everything: Dataset, held_out: HeldOutClasses
 ) -> tuple[Dataset, Dataset | None, Dataset, Dataset | None]:
     """Splits the images as they are labelled; returns train, validation, test and gallery."""
+    if held_out.images:
+        raise UserError(f"{path} has splits already; leave out --config.data.split=images")
     split_names = np.array([photo.split for photo in photos])
     parts = {
         name: everything.take(np.flatnonzero(split_names == name))
