@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from hypjax.benchmarks import peers
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.retrieval import euclidean, nearest_neighbors, qdrant_engines
+from hypjax.retrieval import euclidean, nearest_neighbors, qdrant_folders
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.graph import GraphGallery
 from hypjax.retrieval.qdrant import QdrantGallery
@@ -202,7 +202,7 @@ def _qdrant(
     """The engine of Qdrant, embedded."""
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     embeddings = _embeddings(x, ball)
-    engine = qdrant_engines.Folder(pathlib.Path(folder) / "gallery.qdrant")
+    engine = qdrant_folders.Folder(pathlib.Path(folder) / "gallery.qdrant")
     gallery = QdrantGallery.create(engine, embeddings)
     _, built = _timed(lambda: gallery.add(embeddings))
 

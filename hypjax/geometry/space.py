@@ -210,6 +210,8 @@ def raise_on_flaws(
     Raises:
         UserError: A row has a flaw.
     """
+    if not len(x):
+        return
     with jax.enable_x64(True):
         found = jax.device_get(_count_flaws(space, x))
     for flaw, why in words.items():

@@ -21,14 +21,25 @@ class Export(NamedTuple):
     """A format.
 
     Attributes:
-        write: Writes embeddings, given the path of the file; returns where they are.
+        writer: Writes embeddings, given the path of the file; returns where they are.
         module: Package that this needs.
         package: Its name for pip.
     """
 
-    write: Callable[[Embeddings, pathlib.Path], str]
+    writer: Callable[[Embeddings, pathlib.Path], str]
     module: str
     package: str
+
+    def write(self, embeddings: Embeddings, path: pathlib.Path) -> str:
+        """Checks embeddings and writes them; returns where they are.
+
+        Raises:
+            UserError: There are none, one is not a point of the space, or they cannot be written.
+        """
+        if not len(embeddings):
+            raise UserError("there are no embeddings to export")
+        embeddings.space.check(embeddings.vectors)
+        return self.writer(embeddings, path)
 
 
 Gallery = Embeddings | graph.GraphGallery | qdrant.QdrantGallery
@@ -66,8 +77,8 @@ def find_export(name: str) -> Export:
     """
     export = EXPORTS.get(name)
     if name.startswith(SCHEMES):
-        write = functools.partial(_write_to, name)
-        export = Export(write, "qdrant_client", '"hypjax[qdrant]"')
+        writer = functools.partial(_write_to, name)
+        export = Export(writer, "qdrant_client", '"hypjax[qdrant]"')
     if not export:
         names = ", ".join(EXPORTS)
         raise UserError(f"--export={name} is unknown; it must be one of {names}, or qdrant://…")

@@ -152,8 +152,8 @@ class GraphGallery:
         """Adds images.
 
         Raises:
-            UserError: They were embedded by another model, one is in the gallery already, or the
-                gallery was not opened as writable.
+            UserError: They were embedded by another model, one is not a point of the space or is in
+                the gallery already, or the gallery was not opened as writable.
         """
         self._require_writable()
         if embeddings.fingerprint != self.fingerprint:
@@ -202,8 +202,10 @@ class GraphGallery:
             Distances, and indices of the items, nearest first.
 
         Raises:
-            UserError: k is larger than the number of items to find, or the graph reaches fewer.
+            UserError: A query is not a point of the space, k is larger than the number of items to
+                find, or the graph reaches fewer.
         """
+        self.space.check(points)
         if not 1 <= k <= len(self) - (own is not None):
             raise UserError(f"k is {k}, but there are {len(self)} items in the gallery")
         separations, items = self._nearest(points, k, own)
@@ -281,6 +283,7 @@ class GraphGallery:
         self.__dict__.pop("_centre", None)
 
     def _insert(self, keys: Int[np.ndarray, " n"], points: Float32[np.ndarray, "n d"]) -> None:
+        self.space.check(points)
         # From the centre outwards: a point keeps links to those nearest to it, and points near the
         # centre are near to all. If they came last, they would displace the links among the others.
         order = np.argsort(np.linalg.norm(points, axis=1), kind="stable")

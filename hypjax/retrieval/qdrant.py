@@ -7,7 +7,9 @@ is (2/√c)·ln(√u + √(1 + u)) for u = c·$score²·f_x·f_y.
 """
 
 import itertools
+import math
 import os
+import pathlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
@@ -21,12 +23,14 @@ from hypjax.geometry import PoincareBall, Space
 from hypjax.retrieval import euclidean
 from hypjax.retrieval.candidates import found_neighbours, separation_factors
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
-from hypjax.retrieval.qdrant_engines import Ask, Engine, Item, open_engine
+from hypjax.retrieval.qdrant_engines import SCHEMES, Ask, Engine, Item, Server, strange_answer
+from hypjax.retrieval.qdrant_folders import Folder
 from hypjax.system import console
 
 SUFFIX = ".qdrant"
 _BATCH = 500  # Items of one request that adds them.
 _SEARCHES = 50  # Searches of one request.
+_ROUNDING = 1e-5  # By which −distance may exceed 0.
 _CANDIDATES = (64, 128, 256, 512, 1024)  # Of a search, of which the least is taken.
 _WANTED, _NEAREST, _SAMPLE = 0.98, 10, 100  # Recall of so many neighbours of so many points.
 
@@ -58,15 +62,10 @@ class QdrantGallery:
             export.
     """
 
-    def __init__(self, engine: Engine, facts: dict[str, Any]) -> None:
+    def __init__(self, engine: Engine) -> None:
         """Keeps a collection; see `open` and `create`."""
         self._engine = engine
-        try:
-            self.space: Space = space_of(facts["space"])
-            self.fingerprint, self.candidates = str(facts["fingerprint"]), int(facts["candidates"])
-            self.recall = float(facts["recall"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{engine.name} was not written by hypjax.embed") from error
+        self._read_facts()
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Self:
@@ -80,11 +79,7 @@ class QdrantGallery:
             UserError: There is none, it is damaged or something else, the server does not answer,
                 or a package is missing.
         """
-        engine = open_engine(os.fspath(location))
-        facts = engine.facts()
-        if facts is None:
-            raise UserError(f"there is no gallery at {engine.name}")
-        return cls(engine, facts)
+        return cls(open_engine(os.fspath(location)))
 
     @classmethod
     def create(cls, engine: Engine, embeddings: Embeddings) -> Self:
@@ -93,17 +88,17 @@ class QdrantGallery:
         Raises:
             UserError: The collection holds embeddings of another model or something else.
         """
-        facts = engine.facts()
-        if facts is None:
-            separation_factors(embeddings.vectors[:1], embeddings.space)  # Checks the space.
-            facts = {
-                "space": describe_space(embeddings.space),
-                "fingerprint": embeddings.fingerprint,
-                "candidates": _CANDIDATES[0],
-                "recall": 0.0,
-            }
-            engine.create(embeddings.vectors.shape[1], facts)
-        return cls(engine, facts)
+        separation_factors(embeddings.vectors[:1], embeddings.space)  # Checks the space.
+        with engine.changing():
+            if engine.facts() is None:
+                facts = {
+                    "space": describe_space(embeddings.space),
+                    "fingerprint": embeddings.fingerprint,
+                    "candidates": _CANDIDATES[0],
+                    "recall": 0.0,
+                }
+                engine.create(embeddings.vectors.shape[1], facts)
+            return cls(engine)
 
     def __len__(self) -> int:
         """Number of images."""
@@ -117,18 +112,22 @@ class QdrantGallery:
         """Adds images, or replaces those with the same paths.
 
         Raises:
-            UserError: They were embedded by another model, or the collection cannot be written.
+            UserError: They were embedded by another model, one is not a point of the space, or the
+                collection cannot be written.
         """
-        if embeddings.fingerprint != self.fingerprint:
-            raise UserError(
-                f"{self._engine.name} holds images that another model embedded; name another "
-                "collection"
-            )
-        with tqdm(total=len(embeddings), unit="image", disable=None) as bar:
+        self.space.check(embeddings.vectors)
+        bar = tqdm(total=len(embeddings), unit="image", disable=None)
+        with self._engine.changing(), bar:
+            self._read_facts()
+            if embeddings.fingerprint != self.fingerprint:
+                raise UserError(
+                    f"{self._engine.name} holds images that another model embedded; name another "
+                    "collection"
+                )
             for items in _chunks(_items(embeddings), _BATCH):
                 self._engine.add(items)
                 bar.update(len(items))
-        self._engine.finish()
+            self._engine.finish()
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes the images with these paths, if they are in the gallery.
@@ -136,7 +135,8 @@ class QdrantGallery:
         Raises:
             UserError: The collection cannot be written.
         """
-        self._engine.remove([_uuid(path) for path in ids])
+        with self._engine.changing():
+            self._engine.remove([_uuid(path) for path in ids])
 
     def nearest(
         self,
@@ -156,10 +156,12 @@ class QdrantGallery:
             exact: Whether candidates are searched for without the graph, among all images.
 
         Raises:
-            UserError: There are fewer than k images, or the collection does not answer.
+            UserError: A query is not a point of the space, there are fewer than k images, or the
+                collection does not answer.
         """
-        wanted = k + (paths is not None)
         points = np.asarray(points, np.float32)
+        self.space.check(points)
+        wanted = k + (paths is not None)
         found = self._search(points, points, wanted, exact)
         if isinstance(self.space, PoincareBall):
             reached = np.array([-hits[-1][1] if hits else 0.0 for hits in found])
@@ -192,7 +194,21 @@ class QdrantGallery:
                 "of the .npz file finds all"
             )
         tuned = {"candidates": self.candidates, "recall": self.recall}
-        self._engine.describe((self._engine.facts() or {}) | tuned)
+        with self._engine.changing():
+            self._engine.describe((self._engine.facts() or {}) | tuned)
+
+    def _read_facts(self) -> None:
+        facts = self._engine.facts()
+        if facts is None:
+            raise UserError(self._engine.absence)
+        try:
+            self.space: Space = space_of(facts["space"])
+            self.fingerprint, self.candidates = str(facts["fingerprint"]), int(facts["candidates"])
+            self.recall = float(facts["recall"])
+            if not (self.candidates >= 1 and 0 <= self.recall <= 1):
+                raise ValueError(f"{self.candidates} candidates, a recall of {self.recall}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{self._engine.name} was not written by hypjax.embed") from error
 
     def _search(
         self,
@@ -207,11 +223,23 @@ class QdrantGallery:
             for centre, point, factor in zip(centres, points, factors, strict=True)
         )
         candidates = max(self.candidates, 5 * k)
-        return [
-            hits
-            for part in _chunks(asks, _SEARCHES)
-            for hits in self._engine.search(part, k, candidates, exact=exact)
-        ]
+        found = []
+        for part in _chunks(asks, _SEARCHES):
+            results = self._engine.search(part, k, candidates, exact=exact)
+            if len(results) != len(part) or not all(_is_result(hits, k) for hits in results):
+                raise strange_answer(self._engine.name)
+            found += results
+        return found
+
+
+def open_engine(location: str) -> Engine:
+    """The collection at a URL, qdrant://host:6333/name or qdrant+https://…, or in a folder.
+
+    Raises:
+        UserError: The package is not installed, the URL names no collection, or the folder is
+            damaged.
+    """
+    return Server.at(location) if location.startswith(SCHEMES) else Folder(pathlib.Path(location))
 
 
 def export_qdrant(embeddings: Embeddings, location: str | os.PathLike[str]) -> str:
@@ -225,9 +253,10 @@ def export_qdrant(embeddings: Embeddings, location: str | os.PathLike[str]) -> s
         Where the gallery is, and how many neighbours searches find.
     """
     engine = open_engine(os.fspath(location))
-    gallery = QdrantGallery.create(engine, embeddings)
-    gallery.add(embeddings)
-    gallery.tune(embeddings.vectors)
+    with engine.changing():
+        gallery = QdrantGallery.create(engine, embeddings)
+        gallery.add(embeddings)
+        gallery.tune(embeddings.vectors)
     return (
         f"{engine.name}, which holds {len(gallery)} images now; it finds {gallery.recall:.1%} of "
         f"the {_NEAREST} nearest neighbours"
@@ -266,6 +295,22 @@ def _separations(distances: np.ndarray, ball: PoincareBall) -> np.ndarray:
     """The inverse of `distance_at`."""
     c = float(ball.c)
     return np.sinh(c**0.5 * distances / 2) ** 2 / c if c else distances**2 / 4
+
+
+def _is_result(hits: list[tuple[Any, Any]], k: int) -> bool:
+    """Whether this can be what a search for k images found."""
+    try:
+        names = [name for payload, _ in hits for name in (payload["id"], payload["label"])]
+        scores = [score for _, score in hits]
+        return (
+            len(hits) <= k
+            and all(isinstance(name, str) for name in names)
+            and len(set(names[::2])) == len(hits)
+            and all(math.isfinite(score) and score <= _ROUNDING for score in scores)
+            and scores == sorted(scores, reverse=True)
+        )
+    except (KeyError, TypeError):
+        return False
 
 
 def _neighbours(hits: list[tuple[dict[str, Any], float]], path: str, k: int) -> Neighbours:

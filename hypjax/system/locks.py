@@ -32,8 +32,7 @@ def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            lock.seek(0)
-            console.say(f"waiting for {lock.read().decode() or 'another process'} ({purpose})")
+            console.say(f"waiting for {_owner(lock)} ({purpose})")
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
             console.warn(f"{folder} cannot be locked; let no other process write to it")
@@ -61,14 +60,19 @@ def claimed_or_refused(folder: pathlib.Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write_owner(lock)
         except BlockingIOError as error:
-            lock.seek(0)
             raise UserError(
-                f"{folder} is in use by {lock.read().decode() or 'another process'}; "
+                f"{folder} is in use by {_owner(lock)}; "
                 "wait for it to end, or name another folder with --workdir"
             ) from error
         except OSError:
             console.warn(f"{folder} cannot be locked; let no other process write to it")
         yield
+
+
+def _owner(lock: BinaryIO) -> str:
+    """The owner of a lock, for messages."""
+    lock.seek(0)
+    return lock.read().decode(errors="replace") or "another process"
 
 
 def _write_owner(lock: BinaryIO) -> None:

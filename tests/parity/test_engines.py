@@ -93,6 +93,18 @@ def test_duplicates_of_neighbours_count_as_found(name, tmp_path):
     assert "100.0% of the 10 nearest" in said
 
 
+@pytest.mark.parametrize("name", sorted(EXPORTS))
+def test_points_outside_the_space_are_not_exported(name, tmp_path):
+    points = clusters(BALL, 5).copy()
+    for wrong, words in ((np.nan, "embedding 3 is not finite"), (9, "embedding 3 is outside the")):
+        points[3] = wrong
+        with pytest.raises(UserError, match=words):
+            EXPORTS[name].write(embeddings(points, BALL), tmp_path / "gallery")
+    with pytest.raises(UserError, match="there are no embeddings to export"):
+        EXPORTS[name].write(embeddings(points[:0], BALL), tmp_path / "gallery")
+    assert not list(tmp_path.iterdir())
+
+
 def test_unknown_exports_are_refused():
     with pytest.raises(UserError, match="--export=annoy is unknown; it must be one of faiss"):
         find_export("annoy")

@@ -1,7 +1,13 @@
 """Galleries in Qdrant: in the embedded engine, and through the client of a server."""
 
+import contextlib
 import dataclasses
+import fcntl
+import http.server
+import json
 import re
+import shutil
+import threading
 
 import jax
 import numpy as np
@@ -9,7 +15,8 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval import qdrant_engines
+from hypjax.retrieval import qdrant_engines, qdrant_folders
+from hypjax.retrieval.embeddings import describe_space
 from hypjax.retrieval.exports import find_export, open_gallery
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.qdrant import QdrantGallery, export_qdrant
@@ -24,7 +31,7 @@ SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, None), PoincareBal
 def engine(request, tmp_path):
     """The embedded engine, and the client, which computes by itself what it would ask a server."""
     if request.param == "folder":
-        return qdrant_engines.Folder(tmp_path / "gallery.qdrant")
+        return qdrant_folders.Folder(tmp_path / "gallery.qdrant")
     client = qdrant_client.QdrantClient(":memory:")
     return qdrant_engines.Server(client, "gallery", "qdrant://here/gallery")
 
@@ -58,7 +65,7 @@ def test_it_finds_the_exact_neighbours_and_their_distances(engine, space):
 
 @pytest.mark.parametrize(("c", "dim"), [(1.0, 8), (0.1, 64)])
 def test_trees_are_searched_up_to_the_boundary_by_the_graph(c, dim, tmp_path, monkeypatch):
-    monkeypatch.setattr(qdrant_engines, "_SCANNED", 10)
+    monkeypatch.setattr(qdrant_folders, "SCANNED", 10)
     ball, points = PoincareBall(c, None), tree(c, dim)
     export_qdrant(embeddings(points, ball), tmp_path / "gallery.qdrant")
     gallery = open_gallery(tmp_path / "gallery.qdrant")
@@ -80,6 +87,14 @@ def test_images_are_added_found_replaced_removed_and_gone(engine):
     assert gallery.has_class("odd") and not gallery.has_class("other")
     with pytest.raises(UserError, match="k is 39, but there are 38 items in"):
         gallery.nearest(points, 39)
+    points = points.copy()
+    for wrong, words in ((np.nan, "embedding 2 is not finite"), (9, "embedding 2 is outside the")):
+        points[2] = wrong
+        with pytest.raises(UserError, match=words):
+            gallery.nearest(points, 3)
+        with pytest.raises(UserError, match=words):
+            gallery.add(embeddings(points, space))
+    assert len(gallery) == 38
 
 
 def test_a_query_is_not_its_own_neighbour(engine, tmp_path):
@@ -106,19 +121,80 @@ def test_a_gallery_of_another_model_or_space_is_refused(engine):
         added(engine, embeddings(np.tile(points, 2), fused))
 
 
+def exported(path, count, first=0):
+    """Exports images; returns all points that there may be."""
+    points = clusters(SPACES[1], 60)
+    part = points[first : first + count]
+    export_qdrant(embeddings(part, SPACES[1], first=first), path)
+    return points
+
+
+def ids(gallery):
+    (hits,) = gallery.nearest(clusters(SPACES[1], 1), len(gallery))
+    return sorted(int(name.removesuffix(".png")) for name in hits.ids)
+
+
+def test_exports_into_one_folder_keep_the_images_of_all(tmp_path):
+    path = tmp_path / "gallery.qdrant"
+    space, points = SPACES[1], clusters(SPACES[1], 60)
+    engines = [qdrant_folders.Folder(path) for _ in range(2)]  # Both find no folder.
+    for first, engine in zip((0, 20), engines, strict=True):
+        added(engine, embeddings(points[first : first + 20], space, first=first))
+    one, two = (QdrantGallery.open(path) for _ in range(2))
+    one.remove(["3.png"])
+    assert ids(two) == list(range(40))  # Who reads keeps what was opened.
+    with two._engine.changing():
+        two.add(embeddings(points[40:], space, first=40))
+        with (path / ".lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    del one, two
+    assert ids(QdrantGallery.open(path)) == [i for i in range(60) if i != 3]
+    assert len(list(path.glob("shard-*"))) == 1
+
+
+def test_an_export_that_is_killed_leaves_what_was_there(tmp_path, monkeypatch):
+    path, killed, write_json = tmp_path / "gallery.qdrant", [], qdrant_folders.write_json
+
+    def write(*args):
+        killed.append(tmp_path / f"{len(killed)}.qdrant")
+        shutil.copytree(path, killed[-1], copy_function=qdrant_folders._copy)
+        write_json(*args)
+
+    monkeypatch.setattr(qdrant_folders, "write_json", write)
+    exported(path, 20)
+    exported(path, 30, first=20)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="0.qdrant is unfinished; wait for its export to end, or"):
+        open_gallery(killed[0])
+    assert ids(open_gallery(killed[1])) == list(range(20))
+    for left, first, count in ((killed[0], 0, 20), (killed[1], 20, 50)):
+        exported(left, 20 + first // 2, first=first)
+        assert ids(open_gallery(left)) == list(range(count))
+        assert len(list(left.glob("shard-*"))) == 1
+    with pytest.raises(ZeroDivisionError), open_gallery(path)._engine.changing():
+        raise ZeroDivisionError
+    assert ids(open_gallery(path)) == list(range(50)) and len(list(path.glob("shard-*"))) == 1
+
+
 def test_damaged_folders_and_other_collections_get_one_sentence(tmp_path):
     path = tmp_path / "gallery.qdrant"
     with pytest.raises(UserError, match="there is no gallery at"):
         open_gallery(path)
-    export_qdrant(embeddings(clusters(SPACES[1], 20), SPACES[1]), path)
-    config = path / "edge_config.json"
-    whole = config.read_text()
-    config.write_text(whole[:20])
-    with pytest.raises(UserError, match=f"cannot open {path}"):
-        open_gallery(path)
-    config.write_text(whole)
+    exported(path, 20)
+    for name in ("edge_config.json", "segment.json", "status.dat", "chunk_0.mmap", "hypjax.json"):
+        file = next(path.rglob(name))
+        with file.open("r+b") as opened:
+            opened.seek(file.stat().st_size // 2)
+            byte = opened.read(1)[0]
+            for value in (byte ^ 16, byte):
+                opened.seek(-1, 1)
+                opened.write(bytes([value]))
+                opened.flush()
+                expected = pytest.raises(UserError, match=f"{path} is damaged")
+                with contextlib.nullcontext() if value == byte else expected:
+                    open_gallery(path)
     (path / "hypjax.json").write_text("{}")
-    with pytest.raises(UserError, match="was not written by hypjax.embed"):
+    with pytest.raises(UserError, match="was not written by this version of hypjax.embed"):
         open_gallery(path)
     client = qdrant_client.QdrantClient(":memory:")
     models = qdrant_client.models
@@ -128,6 +204,80 @@ def test_damaged_folders_and_other_collections_get_one_sentence(tmp_path):
     server = qdrant_engines.Server(client, "birds", "qdrant://here/birds")
     with pytest.raises(UserError, match="was not written by hypjax.embed"):
         added(server, embeddings(clusters(SPACES[1], 20), SPACES[1]))
+
+
+@contextlib.contextmanager
+def answering(answers):
+    """A server that gives these answers, by the last part of a request's path."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            answer = answers[self.path.rsplit("/", 1)[-1]]
+            body = answer if isinstance(answer, str) else json.dumps({"result": answer})
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"qdrant://127.0.0.1:{server.server_port}/birds"
+        server.shutdown()
+
+
+def test_wrong_answers_of_a_server_get_one_sentence():
+    def hit(i, **changed):
+        payload = {"id": f"{i}.png", "label": "", "factor": 1.0}
+        return {"id": i, "version": 1, "score": -float(i), "payload": payload} | changed
+
+    facts = {"space": describe_space(SPACES[1]), "fingerprint": "model"}
+    config = {
+        "params": {"vectors": {"size": 2, "distance": "Euclid"}},
+        "hnsw_config": {"m": 32, "ef_construct": 256, "full_scan_threshold": 10_000},
+        "optimizer_config": {"flush_interval_sec": 5, "default_segment_number": 0},
+        "metadata": {"hypjax": facts | {"candidates": 64, "recall": 1.0}},
+    }
+    info = {"status": "green", "optimizer_status": "ok", "points_count": 3, "config": config}
+    info |= {"segments_count": 1, "payload_schema": {}}
+    answers = {"exists": {"exists": True}, "birds": info, "count": {"count": 3}}
+    query = np.zeros((1, 2), np.float32)
+    with answering(answers) as url:
+        gallery = QdrantGallery.open(url)
+        answers["batch"] = [{"points": [hit(0), hit(1)]}]
+        assert gallery.nearest(query, 2)[0].distances == [0, 1]
+        for wrong in (
+            "<html>Log in</html>",
+            None,
+            [],
+            [{"points": [hit(0), hit(1)]}] * 2,
+            *(
+                [{"points": points}]
+                for points in (
+                    [hit(0), hit(1), hit(2)],
+                    [hit(1), hit(0)],
+                    [hit(1), hit(1)],
+                    [hit(0), hit(1, payload=None)],
+                    [hit(0), hit(1, payload={"id": "1.png"})],
+                    [hit(0), hit(1, payload={"id": 1, "label": ""})],
+                    [hit(0), hit(1, score=float("nan"))],
+                    [hit(0), hit(1, score="near")],
+                    [hit(0, score=0.5), hit(1)],
+                )
+            ),
+        ):
+            answers["batch"] = wrong
+            with pytest.raises(UserError, match="answers as no Qdrant of version 1.16 or newer"):
+                gallery.nearest(query, 2)
+        answers |= {"birds": "<html>", "count": {"count": -1}}
+        for ask in (lambda: QdrantGallery.open(url), lambda: len(gallery)):
+            with pytest.raises(UserError, match="answers as no Qdrant"):
+                ask()
 
 
 def test_a_server_that_is_away_is_retried_and_then_reported(monkeypatch, capsys):

@@ -90,6 +90,13 @@ def test_images_are_added_found_removed_and_gone(tmp_path):
             gallery.add(wrong)
     with pytest.raises(UserError, match="3.png is not in the gallery"):
         gallery.remove(["3.png"])
+    points = points.copy()
+    for wrong, words in ((np.nan, "embedding 2 is not finite"), (9, "embedding 2 is outside the")):
+        points[2] = wrong
+        with pytest.raises(UserError, match=words):
+            gallery.nearest(points[:9], 3)
+        with pytest.raises(UserError, match=words):
+            gallery.add(embeddings(points[:9], space, first=900))
 
 
 def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
