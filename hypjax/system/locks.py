@@ -18,7 +18,8 @@ _LOCK = ".lock"
 def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
     """Locks a folder for this process during the body; waits while another process holds it.
 
-    The operating system releases the lock when the process ends, for whatever reason.
+    The operating system releases the lock when the process ends, for whatever reason. If the body
+    fails and leaves nothing in the folder, the lock is removed, too, with the folders created here.
 
     Args:
         folder: The folder, which is created if it does not exist.
@@ -27,8 +28,26 @@ def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
     Raises:
         OSError: The folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("a+b", buffering=0) as lock:
+    folder = folder.absolute()
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    with _waited_for(folder, purpose) as lock:
+        _write_owner(lock)
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):
+                if os.listdir(folder) == [_LOCK]:
+                    (folder / _LOCK).unlink()
+                for path in created:
+                    path.rmdir()
+            raise
+
+
+def _waited_for(folder: pathlib.Path, purpose: str) -> BinaryIO:
+    """Opens and locks the lock of a folder."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("a+b", buffering=0)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -36,8 +55,10 @@ def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
             console.warn(f"{folder} cannot be locked; let no other process write to it")
-        _write_owner(lock)
-        yield
+        with contextlib.suppress(FileNotFoundError):  # The process that held it has removed it.
+            if os.path.samestat(os.fstat(lock.fileno()), (folder / _LOCK).stat()):
+                return lock
+        lock.close()
 
 
 @contextlib.contextmanager

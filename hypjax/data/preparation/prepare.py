@@ -224,6 +224,7 @@ def _prepare(
     with contextlib.ExitStack() as stack:
         with _explaining_write_errors(folder, flag):
             stack.enter_context(claimed(folder.parent, f"preparing {name}"))
+        stack.callback(_remove_empty, pathlib.Path(root, "downloads"), name)
         if is_prepared(builder):  # By another process, while this one waited.
             return _open(name, root)
         _remove_unfinished(folder)
@@ -238,9 +239,6 @@ def _prepare(
         started = time.monotonic()
         with _explaining_write_errors(folder, flag), contextlib.redirect_stdout(io.StringIO()):
             builder.download_and_prepare()
-    with contextlib.suppress(OSError):  # TFDS creates these and leaves them empty.
-        pathlib.Path(root, "downloads", "extracted").rmdir()
-        pathlib.Path(root, "downloads").rmdir()
     _report_speed(builder, time.monotonic() - started)
     return _open(name, root)
 
@@ -248,6 +246,13 @@ def _prepare(
 def _report_speed(builder: RecordBuilder, seconds: float) -> None:
     images = sum(split.num_examples for split in builder.info.splits.values())
     console.say(f"{images} images in {seconds:.0f} s ({images / seconds:.0f} images/s)")
+
+
+def _remove_empty(downloads: pathlib.Path, name: str) -> None:
+    """Removes the folders that TFDS or this module created and left empty."""
+    for folder in (downloads / "extracted", downloads / name, downloads):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _remove_unfinished(folder: pathlib.Path) -> None:
