@@ -217,7 +217,10 @@ def raise_on_flaws(
     for flaw, why in words.items():
         row, count = found[flaw]
         if count:
-            raise UserError(f"embedding {first + row} {why} ({count} of {len(x)} rows)")
+            raise UserError(
+                f"embedding {first + row} {why} ({count} of {len(x)} rows)"
+                + ("" if flaw == "infinite" else "; points are what space.embed(features) returns")
+            )
 
 
 @jax.jit

@@ -83,7 +83,7 @@ class TrainedEmbedder:
         The embeddings of these are meaningless.
 
         Raises:
-            UserError: The device's memory does not suffice.
+            UserError: An embedding is not finite, or the device's memory does not suffice.
         """
         size, total = self.batch_size, len(dataset)
         devices = jax.local_devices()[: -(-total // size)]
@@ -101,6 +101,13 @@ class TrainedEmbedder:
                     if self._projection is not None:
                         part = self._projection.apply(part)
                     own = {i - start: why for i, why in broken.items() if 0 <= i - start < size}
+                    for i in np.flatnonzero(~np.isfinite(part).all(axis=1)).tolist():
+                        if i not in own:
+                            raise UserError(
+                                f"the embedding of {dataset.names[first + start + i]} is not "
+                                "finite: the weights are damaged, or training diverged; train "
+                                "again, with a lower optim.learning_rate if it diverged"
+                            )
                     yield part, own
 
     def _embed_on(self, devices: Sequence[jax.Device]) -> Callable[[PyTree], PyTree]:

@@ -45,7 +45,7 @@ class UnfinishedGallery:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise UserError(f"{path} is being written by another process") from error
-            if not owner.exists() or owner.read_text() != facts:
+            if not owner.exists() or owner.read_bytes() != facts.encode():
                 for part in self._folder.glob("*.npz"):
                     part.unlink()
                 write_text(owner, facts)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import types
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from hypjax.geometry.space import Role
 from hypjax.system.files import read_npz, replacing
 
 _FORMAT = "hypjax embeddings 1"
+_CHECKED = 1 << 16  # Vectors that are checked at once.
 # Types of the fields of spaces, in files.
 _FIELD_TYPES = {
     "c": (int, float),
@@ -51,17 +53,19 @@ class Embeddings:
         """Number of images."""
         return len(self.ids)
 
-    def save(self, path: pathlib.Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an .npz file atomically.
 
         Its arrays are `vectors`, `ids`, `labels`, `unreadable` (pairs of path and reason), `space`
         (JSON), `fingerprint`, `images` and `format`.
 
         Raises:
-            UserError: The file cannot be written.
+            UserError: A vector is not a point of the space, or the file cannot be written.
         """
+        for start in range(0, len(self), _CHECKED):
+            self.space.check(self.vectors[start : start + _CHECKED], first=start)
         pairs = np.array(list(self.unreadable.items()), dtype=str).reshape(-1, 2)
-        with replacing_file(path) as temporary, temporary.open("wb") as file:
+        with replacing_file(pathlib.Path(path)) as temporary, temporary.open("wb") as file:
             np.savez(
                 file,
                 format=np.array(_FORMAT),
@@ -75,18 +79,20 @@ class Embeddings:
             )
 
     @classmethod
-    def load(cls, path: pathlib.Path) -> "Embeddings":
+    def load(cls, path: str | os.PathLike[str]) -> "Embeddings":
         """Reads a file that `save` wrote, without executing anything in it.
 
         Raises:
             UserError: The file cannot be read, is damaged, or was not written by `save`.
         """
         try:
-            arrays = read_npz(path)
+            arrays = read_npz(pathlib.Path(path))
         except OSError as error:
             raise UserError(f"cannot read {path} ({error.strerror or error})") from error
         except ValueError as error:
-            raise UserError(f"{path} is {error}") from error
+            raise UserError(
+                f"{path} is {error}; galleries are written by python -m hypjax.embed"
+            ) from error
         if str(arrays.get("format")) != _FORMAT:
             raise UserError(f"{path} was not written by hypjax.embed")
         try:

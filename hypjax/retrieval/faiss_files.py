@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from hypjax.retrieval import euclidean
-from hypjax.retrieval.candidates import found_neighbours, separation_factors
+from hypjax.retrieval.candidates import assured, found_neighbours, separation_factors
 from hypjax.retrieval.embeddings import Embeddings, replacing_file
 from hypjax.retrieval.neighbors import search
 from hypjax.system import console
@@ -79,7 +79,8 @@ def _tune(index: Any, embeddings: Embeddings) -> float:
             candidates=min(candidates, len(points)),
         )
         reached = np.asarray(space.distance_at(separations))
-        recall = float(found_neighbours((distances, exact), (reached, found)).mean())
+        hits = found_neighbours((distances, exact), (reached, found))
+        recall = assured(hits.mean(axis=1))
         if recall >= _WANTED:
             return recall
     console.warn(f"searches of the graph find {recall:.1%} of the {_NEAREST} nearest neighbours")

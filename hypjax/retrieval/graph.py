@@ -5,6 +5,7 @@ near to all points. The candidates are ranked by the exact distances of the poin
 """
 
 import functools
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ from jaxtyping import Bool, Float32, Float64, Int
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space
 from hypjax.retrieval import graph_files, graph_index
-from hypjax.retrieval.candidates import Centre, found_neighbours, rank
-from hypjax.retrieval.embeddings import Embeddings, replacing_file
+from hypjax.retrieval.candidates import Centre, assured, found_neighbours, rank
+from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.graph_files import Facts, Table
 from hypjax.retrieval.neighbors import search
 from hypjax.system import console
@@ -31,7 +32,6 @@ _CANDIDATES += (320, 384, 448, 512, 768, 1024)
 _SCANNED = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 # Cost of a scan, in distances that are computed in the graph: that of a point, and of the ranking.
 _SCAN_COST, _RANK_COST = 0.07, 300
-_CHECKED = 8  # Points that are compared with the vectors of a graph when it is opened.
 _SPARE = 4  # Candidates beyond k that are ranked, at least, if vectors are rounded.
 
 _Ranked = tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]  # Separations and items.
@@ -115,7 +115,7 @@ class GraphGallery:
         return gallery
 
     @classmethod
-    def open(cls, path: pathlib.Path, *, writable: bool = False) -> Self:
+    def open(cls, path: str | os.PathLike[str], *, writable: bool = False) -> Self:
         """Opens a gallery.
 
         Args:
@@ -126,27 +126,20 @@ class GraphGallery:
         Raises:
             UserError: A file is missing or damaged, or usearch or numba is not installed.
         """
+        path = pathlib.Path(path)
         table, facts = graph_files.read(path)
         index = graph_index.create(facts.space, table.points.shape[1], rounded=facts.rounded)
         graph_index.read(index, path, writable=writable)
-        sample = np.linspace(0, len(table.keys) - 1, _CHECKED).astype(int)[: len(table.keys)]
-        vectors = graph_index.vectors(table.points[sample], facts.space)
-        if len(index) != len(table.keys) or not graph_index.holds(
-            index, table.keys[sample], vectors
-        ):
-            raise UserError(f"{path} is not the graph that its table describes; export it again")
         return cls(index, table, facts, writable)
 
-    def save(self, path: pathlib.Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the files.
 
         Raises:
             UserError: A file cannot be written.
         """
-        with replacing_file(path) as temporary:
-            self._index.save(str(temporary))
         facts = Facts(self.space, self.fingerprint, self._rounded, self.candidates, self.recall)
-        graph_files.write(path, self._table, facts)
+        graph_files.write(pathlib.Path(path), self._index.save, self._table, facts)
 
     def add(self, embeddings: Embeddings) -> None:
         """Adds images.
@@ -335,9 +328,10 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
 def _recall(
     hits: Bool[np.ndarray, "s k"], sample: Int[np.ndarray, " s"], exact: Int[np.ndarray, "s k"]
 ) -> float:
-    """Share of the neighbours that were found: with the queries themselves or without, the less."""
+    """Share of the neighbours found, at least, whether queries count as their own or not."""
     others = exact != sample[:, None]
-    return float(min(hits.mean(), hits[others].mean() if others.any() else 1.0))
+    others |= ~others.any(axis=1, keepdims=True)  # Of a single image.
+    return min(assured(hits.mean(axis=1)), assured(hits.mean(axis=1, where=others)))
 
 
 def _sample(

@@ -1,7 +1,14 @@
-"""Files beside the graph of a gallery: a table of its images, and their points."""
+"""Files of a gallery in a graph: the graph itself, the points, and a table of the images.
+
+The table holds checksums of all three, so that neither damaged files nor those of different
+galleries are searched.
+"""
 
 import json
 import pathlib
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +17,11 @@ from jaxtyping import Bool, Float32, Int
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval.embeddings import describe_space, replacing_file, space_of
+from hypjax.system.cores import usable_cores
+
+_BLOCK = 1 << 24  # Bytes of a file with a checksum of their own.
+_TYPES = {"space": dict, "fingerprint": str, "rounded": bool, "candidates": int, "recall": float}
+_TYPES |= {"checksums": dict}
 
 
 class Table(NamedTuple):
@@ -48,11 +60,14 @@ class Facts(NamedTuple):
     recall: float
 
 
-def write(path: pathlib.Path, table: Table, facts: Facts) -> None:
-    """Writes the files beside a graph.
+def write(
+    path: pathlib.Path, save_graph: Callable[[str], None], table: Table, facts: Facts
+) -> None:
+    """Writes the files, which replace earlier ones at the end, the table last.
 
     Args:
-        path: The graph's file, which exists.
+        path: The graph's file.
+        save_graph: Writes the graph to a path.
         table: One row per image.
         facts: What the gallery is.
 
@@ -62,70 +77,121 @@ def write(path: pathlib.Path, table: Table, facts: Facts) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    with replacing_file(_beside(path, "npy")) as temporary, temporary.open("wb") as file:
-        np.save(file, table.points)
-    described = facts._asdict() | {"space": describe_space(facts.space)}
-    metadata = {"hypjax": json.dumps(described | {"bytes": path.stat().st_size})}
-    columns = {
-        "key": table.keys,
-        "id": table.ids.tolist(),
-        "label": table.labels.tolist(),
-        "scanned": table.scanned,
-    }
-    rows = pyarrow.table(columns).replace_schema_metadata(metadata)
-    with replacing_file(_beside(path, "parquet")) as temporary:
-        pyarrow.parquet.write_table(rows, temporary)
+    with (
+        replacing_file(_beside(path, "parquet")) as new_table,
+        replacing_file(_beside(path, "npy")) as new_points,
+        replacing_file(path) as new_graph,
+    ):
+        save_graph(str(new_graph))
+        with new_points.open("wb") as file:
+            np.save(file, table.points)
+        described = facts._asdict() | {
+            "space": describe_space(facts.space),
+            "checksums": {"graph": _checksums(new_graph), "points": _checksums(new_points)},
+        }
+        text = json.dumps(described)
+        columns = [table.keys, table.ids.tolist(), table.labels.tolist(), table.scanned]
+        metadata = {"hypjax": text, "hypjax.checksum": _checksum(text, *columns)}
+        rows = pyarrow.table(columns, schema=_schema()).replace_schema_metadata(metadata)
+        pyarrow.parquet.write_table(rows, new_table)
 
 
 def read(path: pathlib.Path) -> tuple[Table, Facts]:
-    """Reads the files beside a graph; the points are memory-mapped.
+    """Reads the files beside a graph and compares all with their checksums.
 
     Args:
         path: The graph's file.
 
+    Returns:
+        The table, whose points are memory-mapped, and what the gallery is.
+
     Raises:
-        UserError: A file is missing or damaged, or does not belong to the graph.
+        UserError: A file is missing or damaged, or belongs to another gallery.
     """
     if not path.exists():
         raise UserError(f"there is no gallery at {path}")
-    rows, described = _read_rows(path)
-    if path.stat().st_size != described.pop("bytes"):
-        raise UserError(f"{path} is not the graph that its table describes; export it again")
-    points = _read_points(path, len(rows["keys"]))
-    return Table(**rows, points=points), Facts(**described)
+    columns, facts, checksums = _read_rows(path)
+    points = _beside(path, "npy")
+    if not points.exists():
+        raise UserError(f"{path} needs its points, {points}; export it again")
+    for file, expected in zip((path, points), checksums, strict=True):
+        if _checksums(file) != expected:
+            raise UserError(
+                f"{file} is damaged, or not the one that the table beside it describes; export the "
+                "gallery again"
+            )
+    return Table(*columns, np.load(points, mmap_mode="r")), facts
 
 
-def _read_rows(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _read_rows(path: pathlib.Path) -> tuple[list[np.ndarray], Facts, list[list[int]]]:
+    """Columns of the table, what the gallery is, and the checksums of the graph and the points."""
     import pyarrow.parquet
 
     beside = _beside(path, "parquet")
     try:
-        table = pyarrow.parquet.read_table(beside)
-        facts = json.loads(table.schema.metadata[b"hypjax"])
-        facts = {name: facts[name] for name in (*Facts._fields, "bytes")}
-        facts["space"] = space_of(facts["space"])
-        strings = {f"{name}s": np.array(table[name].to_pylist(), str) for name in ("id", "label")}
-        scanned = np.array(table["scanned"].to_pylist(), bool)
-        return {"keys": table["key"].to_numpy(), "scanned": scanned} | strings, facts
+        rows = pyarrow.parquet.read_table(beside)
+        text, checksum = (rows.schema.metadata[name] for name in (b"hypjax", b"hypjax.checksum"))
+        if not rows.schema.equals(_schema()) or any(column.null_count for column in rows.columns):
+            raise ValueError("its columns are others")
+        keys, scanned = (rows[name].to_numpy() for name in ("key", "scanned"))
+        ids, labels = (rows[name].to_pylist() for name in ("id", "label"))
+        if _checksum(text.decode(), keys, ids, labels, scanned) != checksum.decode():
+            raise ValueError("its checksum is another one")
+        described = json.loads(text)
+        types = {name: type(described[name]) for name in _TYPES}
+        if types != _TYPES:
+            raise TypeError(f"its fields are {types}")
+        described["space"] = space_of(described["space"])
+        facts = Facts(*(described[name] for name in Facts._fields))
+        checksums = [described["checksums"][name] for name in ("graph", "points")]
+        return [keys, np.array(ids, str), np.array(labels, str), scanned], facts, checksums
     except FileNotFoundError as error:
         raise UserError(f"{path} needs its table, {beside}; export it again") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"the table beside {path} is damaged; export the gallery again") from error
-
-
-def _read_points(path: pathlib.Path, count: int) -> Float32[np.ndarray, "n d"]:
-    beside = _beside(path, "npy")
-    try:
-        points = np.load(beside, mmap_mode="r")
-        if points.dtype != np.float32 or points.ndim != 2 or len(points) != count:
-            raise ValueError(f"they are {points.dtype} {points.shape}")
-        return points
-    except FileNotFoundError as error:
-        raise UserError(f"{path} needs its points, {beside}; export it again") from error
-    except Exception as error:  # NumPy raises almost anything for damaged headers.
+    except Exception as error:  # pyarrow raises almost anything on damaged files.
         raise UserError(
-            f"the points beside {path} are damaged; export the gallery again"
+            f"the table beside {path} is damaged, or of an earlier version of hypjax; export the "
+            "gallery again"
         ) from error
+
+
+def _schema() -> Any:
+    """Columns of the table."""
+    import pyarrow
+
+    types = {"key": "int64", "id": "string", "label": "string", "scanned": "bool"}
+    return pyarrow.schema([(name, pyarrow.type_for_alias(kind)) for name, kind in types.items()])
+
+
+def _checksum(
+    described: str,
+    keys: Int[np.ndarray, " n"],
+    ids: list[str],
+    labels: list[str],
+    scanned: Bool[np.ndarray, " n"],
+) -> str:
+    """CRC-32 of a table."""
+    parts = [described.encode(), keys.tobytes(), scanned.tobytes()]
+    parts += ["\0".join(strings).encode() for strings in (ids, labels)]
+    return str(zlib.crc32(b"\0".join(parts)))
+
+
+def _checksums(path: pathlib.Path) -> list[int]:
+    """CRC-32 of each block of a file.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+
+    def of(start: int) -> int:
+        with path.open("rb") as file:
+            file.seek(start)
+            return zlib.crc32(file.read(_BLOCK))
+
+    try:
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            return list(pool.map(of, range(0, path.stat().st_size, _BLOCK)))
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror})") from error
 
 
 def _beside(path: pathlib.Path, suffix: str) -> pathlib.Path:

@@ -15,7 +15,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Float32
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space, Sphere
@@ -103,15 +103,6 @@ def read(index: Any, path: pathlib.Path, *, writable: bool) -> None:
     if (index.ndim, index.dtype) != kind:
         raise UserError(f"{path} is not the graph that its table describes; export it again")
     index.metric = metric  # The file holds none.
-
-
-def holds(index: Any, keys: Int[np.ndarray, " n"], expected: Float32[np.ndarray, "n e"]) -> bool:
-    """Whether a graph holds vectors under given keys, but for rounding."""
-    found = index.get(keys, dtype="f32")
-    return all(
-        vector is not None and np.allclose(vector, row, rtol=2**-7, atol=1e-6)
-        for vector, row in zip(found, expected, strict=True)
-    )
 
 
 @functools.cache

@@ -114,6 +114,8 @@ def search(
     """
     inputs.check_own_ids(own_ids, len(queries), len(gallery))
     check_number(k, gallery, own_ids)
+    if not len(queries):
+        return np.empty((0, k), np.float32), np.empty((0, k), np.int32)
     task = _Search(queries, own_ids, gallery, k, space, block_size)
     task.by_products(np.arange(len(queries)), Score.around(space, task.gallery.sample()), _SPARE)
     uncertain = task.uncertain()

@@ -9,11 +9,13 @@ import json
 import os
 import pathlib
 import time
+import zipfile
 from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
 
+_ARRAY = np.lib.format.MAGIC_PREFIX
 _ABANDONED = 3600  # Seconds after which a temporary file is no longer being written.
 
 
@@ -101,11 +103,25 @@ def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
         ValueError: It is damaged, or holds something else than plain arrays.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        with zipfile.ZipFile(path) as archive:
+            return {
+                name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()
+            }
     except OSError:
         raise
     # NumPy and zipfile raise almost anything: for encrypted members, for shapes beyond the memory,
     # and for damaged headers.
     except Exception as error:
+        with path.open("rb") as file:
+            if file.read(len(_ARRAY)) == _ARRAY:
+                raise ValueError("one array (.npy) and not an .npz file of several") from error
         raise ValueError("damaged, or not an .npz file of plain arrays") from error
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """An array of an .npz file, whose checksum zipfile compares at the end of the member."""
+    with archive.open(name) as member:
+        array = np.lib.format.read_array(member, allow_pickle=False)
+        if member.read(1):
+            raise ValueError(f"{name} is longer than its header says")
+    return array

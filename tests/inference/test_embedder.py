@@ -247,6 +247,24 @@ def test_a_gallery_of_nothing_readable_is_refused(embedder, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["broken.png"]
 
 
+def test_embeddings_that_are_not_finite_are_not_saved(
+    embedder, photos_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(embedder, "_compiled", {})
+    last = jax.tree.leaves(embedder._params)[-1]
+    params = jax.tree.map(lambda x: x * np.nan if x is last else x, embedder._params)
+    monkeypatch.setattr(embedder, "_params", params)
+    for embed in (embedder.embed, functools.partial(embedder.embed_to, tmp_path / "g.npz")):
+        with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
+            embed(find_photos(str(photos_folder)))
+    ids, ball = np.array(["a.png"]), PoincareBall(0.1, 2.3)
+    for x, words in ((np.nan, "is not finite"), (9.0, "points are what space.embed.features. ret")):
+        points = np.full((1, 2), x, np.float32)
+        with pytest.raises(UserError, match=f"embedding 0 .*{words}"):
+            Embeddings(points, ids, ids, ball, "f", "i", {}).save(tmp_path / "g.npz")
+    assert not (tmp_path / "g.npz").exists()
+
+
 def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_path, monkeypatch):
     shutil.copytree(photos_folder, tmp_path / "photos")
     found = find_photos(str(tmp_path / "photos"))
@@ -270,6 +288,14 @@ def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_pat
     Image.new("RGB", (25, 25)).save(found[3].path)
     with pytest.raises(UserError, match="exists already"):
         embedder.embed_to(path, found)
+
+
+def test_unfinished_work_of_a_damaged_description_is_done_again(tmp_path):
+    with UnfinishedGallery(tmp_path / "g.npz", "facts") as gallery:
+        gallery.add(np.ones((3, 2), np.float32), {}, saving=True)
+    (tmp_path / "g.npz.unfinished/facts").write_bytes(b"\xffacts")
+    with UnfinishedGallery(tmp_path / "g.npz", "facts") as gallery:
+        assert gallery.done == 0
 
 
 def test_two_processes_do_not_write_one_file(embedder, photos_folder, tmp_path):
@@ -413,7 +439,7 @@ def test_a_space_can_be_written_and_read(space):
     [
         (lambda path: path.write_text("x"), "is damaged, or not an .npz file"),
         (lambda path: np.savez(path, a=np.ones(3)), "was not written by hypjax.embed"),
-        (lambda path: np.save(path.open("wb"), np.ones(3)), "not an .npz file of plain"),
+        (lambda path: np.save(path.open("wb"), np.ones(3)), "one array .* written by python -m"),
         (lambda path: np.savez(path, format=np.array("hypjax embeddings 1")), "is damaged"),
         (lambda path: np.savez(path, format=np.array([{}], object)), "not an .npz file of plain"),
         (lambda path: None, "cannot read .*No such file"),
@@ -449,6 +475,22 @@ def test_galleries_of_wrong_types_are_refused(change, tmp_path):
     np.savez(tmp_path / "g.npz", **arrays | {"space": np.array(json.dumps(space))})
     with pytest.raises(UserError, match="g.npz is damaged .*; embed the images again"):
         Embeddings.load(tmp_path / "g.npz")
+
+
+def test_a_flipped_bit_in_the_header_of_an_array_is_noticed(tmp_path):
+    path, names = str(tmp_path / "g.npz"), np.array(["a", "b", "c"])
+    vectors = np.zeros((3, 2), np.float32)
+    Embeddings(vectors, names, names, PoincareBall(), "f", "i", {}).save(path)
+    Embeddings.load(path).save(path)
+    whole = pathlib.Path(path).read_bytes()
+    first = whole.index(b"\x93NUMPY", whole.index(b"vectors.npy"))
+    for place in range(first, first + 128):
+        for bit in range(8):
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << bit
+            pathlib.Path(path).write_bytes(flipped)
+            with pytest.raises(UserError, match="is damaged"):
+                Embeddings.load(path)
 
 
 read = functools.partial(read_image, channels=3)

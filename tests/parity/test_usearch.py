@@ -1,5 +1,8 @@
 """Galleries in a graph of usearch."""
 
+import json
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -107,38 +110,100 @@ def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
     export_usearch(embeddings(points, space), path)
     with pytest.raises(UserError, match="k is 101, but there are 100 items"):
         open_gallery(path).nearest(points, 101)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match="is not the graph that its table describes"):
-        open_gallery(path)
-    other = tmp_path / "other.usearch"
-    export_usearch(embeddings(points[::-1], space), other)
-    path.write_bytes(other.read_bytes())  # As long as the other one.
-    with pytest.raises(UserError, match="is not the graph that its table describes"):
-        open_gallery(path)
-    path.write_bytes(bytes(len(whole)))
-    with pytest.raises(UserError, match="is damaged|is not the graph"):
-        open_gallery(path)
-    path.write_bytes(whole)
-    beside = tmp_path / "gallery.usearch.npy"
-    rows = beside.read_bytes()
-    for cut in (rows[:-50], rows[:100], b""):
-        beside.write_bytes(cut)
-        with pytest.raises(UserError, match="are damaged; export the gallery again"):
+    for file, words in (
+        (path, "there is no gallery at"),
+        (tmp_path / "gallery.usearch.npy", "needs its points"),
+        (tmp_path / "gallery.usearch.parquet", "needs its table"),
+    ):
+        whole = file.read_bytes()
+        for cut in (whole[:-50], whole[:100], b""):
+            file.write_bytes(cut)
+            with pytest.raises(UserError, match="is damaged, or .*; export the gallery again"):
+                open_gallery(path)
+        file.unlink()
+        with pytest.raises(UserError, match=words):
             open_gallery(path)
-    beside.unlink()
-    with pytest.raises(UserError, match="needs its points"):
-        open_gallery(path)
-    table = tmp_path / "gallery.usearch.parquet"
-    table.write_bytes(table.read_bytes()[:-50])
-    with pytest.raises(UserError, match="is damaged; export the gallery again"):
-        open_gallery(path)
-    table.unlink()
-    with pytest.raises(UserError, match="needs its table"):
-        open_gallery(path)
+        file.write_bytes(whole)
     fused = Fused(((Sphere(), 1.0), (space, 1.0)))
     with pytest.raises(UserError, match="there is no graph for"):
         GraphGallery.build(embeddings(np.tile(points, 2), fused))
+
+
+@pytest.mark.parametrize("suffix", ["", ".npy", ".parquet"])
+def test_flipped_bits_and_files_of_another_gallery_are_not_searched(suffix, tmp_path):
+    space, path = SPACES[1], tmp_path / "gallery.usearch"
+    points = clusters(space, 200)
+    export_usearch(embeddings(points[::-1], space), path)
+    file = tmp_path / f"gallery.usearch{suffix}"
+    other = file.read_bytes()
+    export_usearch(embeddings(points, space), path)
+    whole, expected = file.read_bytes(), open_gallery(path).nearest(points, 5)
+    rng = np.random.default_rng(0)
+    for place, bit in zip(rng.integers(0, len(whole), 20), rng.integers(0, 8, 20), strict=True):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << bit
+        file.write_bytes(flipped)
+        try:
+            gallery = open_gallery(path)
+        except UserError as error:
+            assert "export the gallery again" in str(error)
+        else:  # Some bytes of Parquet mean nothing.
+            assert suffix == ".parquet"
+            np.testing.assert_array_equal(gallery.nearest(points, 5), expected)
+            assert gallery.ids.tolist() == [f"{i}.png" for i in range(200)]
+    file.write_bytes(other)
+    with pytest.raises(UserError, match="not the one that the table beside it describes"):
+        open_gallery(path)
+
+
+@pytest.mark.parametrize("replaced", range(3))
+def test_a_save_that_ends_early_leaves_one_gallery_or_none(replaced, tmp_path, monkeypatch):
+    """The table is replaced last, after all files are written."""
+    space, path, replace = SPACES[1], tmp_path / "gallery.usearch", pathlib.Path.replace
+    points = clusters(space, 60)
+    old, new = (GraphGallery.build(embeddings(x, space)) for x in (points[:50], points))
+    old.save(path)
+    names = []
+
+    def replacing(source, target):
+        if len(names) == replaced:
+            raise OSError("killed")
+        names.append(target.name)
+        return replace(source, target)
+
+    monkeypatch.setattr(pathlib.Path, "replace", replacing)
+    with pytest.raises(UserError, match="cannot write"):
+        new.save(path)
+    assert "gallery.usearch.parquet" not in names
+    assert len(list(tmp_path.iterdir())) == 3
+    if replaced:
+        with pytest.raises(UserError, match="export the gallery again"):
+            open_gallery(path)
+    else:
+        assert len(open_gallery(path)) == 50
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"candidates": "12"},
+        {"recall": None},
+        {"rounded": 1},
+        {"space": {"name": "plane"}},
+        {"x": 0},
+    ],
+)
+def test_tables_of_wrong_types_are_refused(change, tmp_path, monkeypatch):
+    space, path = SPACES[1], tmp_path / "gallery.usearch"
+    gallery = GraphGallery.build(embeddings(clusters(space, 20), space))
+    dumps = json.dumps
+    monkeypatch.setattr(json, "dumps", lambda value: dumps(value | change))
+    gallery.save(path)
+    if change == {"x": 0}:  # Of a later version.
+        assert len(open_gallery(path)) == 20
+        return
+    with pytest.raises(UserError, match="is damaged, or of an earlier version"):
+        open_gallery(path)
 
 
 def test_a_graph_that_finds_too_little_says_so(monkeypatch, capsys):

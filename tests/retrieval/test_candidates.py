@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval.candidates import Centre, found_neighbours, rank, separation_factors
+from hypjax.retrieval.candidates import Centre, assured, found_neighbours, rank, separation_factors
 
 
 def points_of(space, rng, n, dim=4):
@@ -47,6 +47,15 @@ def test_candidates_are_ranked_once_each_by_their_separations(space):
         np.testing.assert_array_equal(listed[row, : len(order)], order)
         np.testing.assert_allclose(found[row, : len(order)], exact[row, order], rtol=1e-12)
         assert (listed[row, len(order) :] == -1).all() and np.isinf(found[row, len(order) :]).all()
+
+
+def test_most_samples_assure_less_than_the_mean():
+    shares = np.random.default_rng(0).binomial(10, [[0.9], [0.99]], (2, 1000 * 200)) / 10
+    for mean, samples in zip([0.9, 0.99], shares.reshape(2, 1000, 200), strict=True):
+        bounds = np.array([assured(sample) for sample in samples])
+        assert 0.93 < np.mean(bounds <= mean) < 0.999
+        assert mean - bounds.mean() < 0.02
+    assert assured(np.ones(5)) == 1
 
 
 def test_items_as_far_as_the_last_neighbour_count_as_found():

@@ -240,6 +240,13 @@ def test_invalid_arguments_are_an_error(change, message):
         nearest_neighbors(arguments.pop("queries"), arguments.pop("gallery"), **arguments)
 
 
+def test_no_queries_have_no_neighbours():
+    x = points(Sphere(), 0, 40, 4)
+    assert [found.shape for found in neighbors.search(x[:0], None, x, k=3, space=Sphere())] == [
+        (0, 3)
+    ] * 2
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("k", [1, 5, 8, 20, 512])
 def test_selection_on_the_host_equals_sorting(dtype, k):
