@@ -55,9 +55,7 @@ def _download(name: str) -> pathlib.Path:
     """Downloads a file of weights from the hub, unless it is in the cache (HF_HOME)."""
     import huggingface_hub
     from huggingface_hub import constants, errors
-    from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # Or it reports every attempt.
     repository = name.removeprefix("hf-hub:")
     if "/" in name and not name.startswith(("timm/", "hf-hub:")):
         raise UserError(
@@ -72,24 +70,18 @@ def _download(name: str) -> pathlib.Path:
                 f"{supported(architecture)}; set --config.model.weights to one of these or a file"
             )
         repository = f"timm/{repository}"
+    if not hub.is_name(repository):
+        raise UserError("neither a file nor a name on the hub")
     try:
-        return pathlib.Path(huggingface_hub.hf_hub_download(repository, _HUB_FILE))
+        return hub.fetch(huggingface_hub.hf_hub_download, repository, _HUB_FILE)
+    except hub.UnreachableError as error:
+        raise UserError(
+            f"they are not in {constants.HF_HUB_CACHE}, and the hub cannot be reached ({error}); "
+            f"download https://huggingface.co/{repository}/resolve/main/{_HUB_FILE} elsewhere, "
+            "and give its path: --config.model.weights=PATH"
+        ) from error
     except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
-        if isinstance(error, errors.LocalEntryNotFoundError):
-            raise _unreachable(repository, constants.HF_HUB_CACHE) from error
         raise UserError(f"there is no {_HUB_FILE} in {repository} on the hub") from error
-    except errors.HFValidationError as error:
-        raise UserError("neither a file nor a name on the hub") from error
-    except (OSError, errors.HfHubHTTPError) as error:
-        raise _unreachable(repository, constants.HF_HUB_CACHE) from error
-
-
-def _unreachable(repository: str, cache: str) -> UserError:
-    return UserError(
-        f"they are not in {cache}, and the hub cannot be reached; download "
-        f"https://huggingface.co/{repository}/resolve/main/{_HUB_FILE} elsewhere, "
-        "and give its path: --config.model.weights=PATH"
-    )
 
 
 def _read_safetensors(path: pathlib.Path) -> StateDict:

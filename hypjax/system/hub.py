@@ -2,10 +2,15 @@
 
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hypjax.errors import UserError
 
 SCHEME = "hf://"
+
+
+class UnreachableError(Exception):
+    """The hub cannot be reached, or does not answer as it should; the message is the reason."""
 
 
 def is_repository(location: str | pathlib.Path) -> bool:
@@ -48,20 +53,50 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
     """
     import huggingface_hub
     from huggingface_hub import errors
+
+    name = location.removeprefix(SCHEME)
+    try:
+        return fetch(huggingface_hub.snapshot_download, name, allow_patterns=list(files))
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(f"there is no repository {name} on the hub that you may read") from error
+    except UnreachableError as error:
+        raise UserError(
+            f"the repository {name} is not in this machine's cache, and the hub cannot be reached "
+            f"({error})"
+        ) from error
+
+
+def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.Path:
+    """Calls a function of huggingface_hub that downloads, or else finds the files in its cache.
+
+    Args:
+        download: The function.
+        args: Its arguments.
+        options: Its arguments by name.
+
+    Returns:
+        The path that it returns.
+
+    Raises:
+        UnreachableError: The cache lacks a file, and it could not be downloaded completely.
+        Exception: The hub says that there is no such repository or file.
+    """
+    from huggingface_hub import errors
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()  # Or it reports every attempt.
-    name = location.removeprefix(SCHEME)
     try:
-        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=list(files)))
-    except errors.RepositoryNotFoundError as error:
-        raise UserError(f"there is no repository {name} on the hub that you may read") from error
-    except errors.HFValidationError as error:
-        raise UserError(f"{name} is no name of a repository on the hub") from error
-    except (OSError, errors.HfHubHTTPError, errors.LocalEntryNotFoundError) as error:
-        raise UserError(
-            f"the repository {name} is not in this machine's cache, and the hub cannot be reached"
-        ) from error
+        return pathlib.Path(download(*args, **options))
+    except errors.LocalEntryNotFoundError as error:
+        raise UnreachableError(type(error.__cause__ or error).__name__) from error
+    except (errors.RepositoryNotFoundError, errors.EntryNotFoundError):
+        raise
+    except Exception as error:  # Of many types, if a connection is cut or a portal answers.
+        reason = type(error).__name__
+    try:
+        return pathlib.Path(download(*args, **options, local_files_only=True))
+    except Exception as error:
+        raise UnreachableError(reason) from error
 
 
 def upload(
