@@ -20,6 +20,7 @@ from hypjax.system.locks import claimed
 
 _FACTS = "hypjax.json"
 _SHARD = re.compile("shard-[0-9a-f]{8}")
+_HIDDEN = "."  # What readers write for a moment, the same as before, begins like this.
 _BLOCK = 2**20  # Bytes of a file that are copied at once, or left out if they are all 0.
 
 
@@ -71,7 +72,8 @@ class Folder:
                 if self._stored:
                     with self._explained("cannot write to"):
                         shard = self._path / self._stored["shard"]
-                        shutil.copytree(shard, self._draft, copy_function=_copy)
+                        hidden = shutil.ignore_patterns(f"{_HIDDEN}*")
+                        shutil.copytree(shard, self._draft, ignore=hidden, copy_function=_copy)
                         self._shard = self._edge.EdgeShard.load(str(self._draft))
                 yield
                 with self._explained("cannot write to"):
@@ -206,8 +208,12 @@ class Folder:
 
 
 def _digest(folder: pathlib.Path, facts: dict[str, Any]) -> str:
-    """SHA-256 of facts, and of the names and contents of files. Hidden ones are temporary."""
-    files = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
+    """SHA-256 of facts, and of the names and contents of files."""
+    files = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
+        files += [pathlib.Path(root, name) for name in names if not name.startswith(_HIDDEN)]
+    files.sort()
     with ThreadPoolExecutor(usable_cores()) as pool:
         contents = list(pool.map(_digest_of_file, files))
     names = [file.relative_to(folder).as_posix() for file in files]

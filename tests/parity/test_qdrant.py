@@ -148,6 +148,9 @@ def test_exports_into_one_folder_keep_the_images_of_all(tmp_path):
         with (path / ".lock").open() as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     del one, two
+    for opened in path.glob("shard-*"):  # Someone who opens it writes such files for a moment.
+        (opened / ".atomicwrite1").mkdir()
+        (opened / ".atomicwrite1/tmpfile.tmp").write_text("{")
     assert ids(QdrantGallery.open(path)) == [i for i in range(60) if i != 3]
     assert len(list(path.glob("shard-*"))) == 1
 
@@ -204,6 +207,17 @@ def test_damaged_folders_and_other_collections_get_one_sentence(tmp_path):
     server = qdrant_engines.Server(client, "birds", "qdrant://here/birds")
     with pytest.raises(UserError, match="was not written by hypjax.embed"):
         added(server, embeddings(clusters(SPACES[1], 20), SPACES[1]))
+
+
+def test_a_collection_that_another_process_creates_meanwhile_is_filled(monkeypatch):
+    client, points = qdrant_client.QdrantClient(":memory:"), clusters(SPACES[1], 20)
+    models = qdrant_client.models
+    vectors = models.VectorParams(size=32, distance=models.Distance.EUCLID)
+    client.create_collection("birds", vectors_config=vectors)
+    known = iter([True, False])
+    monkeypatch.setattr(client, "collection_exists", lambda _: next(known, True))
+    server = qdrant_engines.Server(client, "birds", "qdrant://here/birds")
+    assert len(added(server, embeddings(points, SPACES[1]))) == 20
 
 
 @contextlib.contextmanager
