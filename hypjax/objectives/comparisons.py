@@ -27,8 +27,8 @@ def lengths(space: Space, distances: Float[Array, "*b"]) -> Float[Array, "*b"]:
     """Distances as lengths: those of the sphere are squares. At 0 the gradient of the root is 0."""
     if not isinstance(space, Sphere):
         return distances
-    positive = distances > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, distances, 1)), 0)
+    zero = distances == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, distances)))
 
 
 class References(NamedTuple):

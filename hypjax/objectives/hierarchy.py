@@ -105,7 +105,7 @@ def triplet_losses(
     terms = [_at(i, of_two) - _at(i, of_three), _at(j, of_two) - _at(j, of_three)]
     terms.append(_at(k, of_three) - _at(k, of_two))
     losses = sum(jax.nn.relu(term + margin) for term in terms)
-    return jnp.where(apart, losses, 0), apart
+    return jnp.where(apart | jnp.isnan(losses), losses, 0), apart
 
 
 class _Choice(NamedTuple):

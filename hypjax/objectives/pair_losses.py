@@ -106,10 +106,9 @@ def multi_similarity(
     if mining:
         least = jnp.min(s, axis=1, keepdims=True, where=positives, initial=jnp.inf)
         largest = jnp.max(s, axis=1, keepdims=True, where=negatives, initial=-jnp.inf)
-        positives, negatives = (
-            positives & (s - epsilon < largest),
-            negatives & (s + epsilon > least),
-        )
+        # Written so that NaN counts: it must reach the loss.
+        positives &= ~(s - epsilon >= largest)
+        negatives &= ~(s + epsilon <= least)
     pull = log1p_sum_exp(-alpha * (s - base), positives, axis=1) / alpha
     push = log1p_sum_exp(beta * (s - base), negatives, axis=1) / beta
     return jnp.mean(pull + push)

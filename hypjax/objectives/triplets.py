@@ -75,7 +75,8 @@ def _semihard(pairs: Pairs, margin: float, most: int) -> Float[Array, ""]:
 
     @jax.checkpoint
     def violation(positive: Float[Array, " n"]) -> Float[Array, " n"]:
-        farther = pairs.other & (pairs.distances > positive[:, None])
+        # Written so that NaN counts: it must reach the loss.
+        farther = pairs.other & ~(pairs.distances <= positive[:, None])
         nearest = jnp.min(pairs.distances, axis=1, where=farther, initial=jnp.inf)
         return jax.nn.relu(positive - nearest + margin)
 

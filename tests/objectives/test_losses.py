@@ -273,6 +273,27 @@ def test_gradients_of_close_images_keep_their_digits():
     assert error(found[1], exact[1]) < 0.01
 
 
+@pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
+@pytest.mark.parametrize("row", [0, 6], ids=["one of its class", "alone in its class"])
+def test_a_point_that_is_nan_makes_every_loss_nan(float64, space, row):
+    """The step's check of its loss relies on it."""
+    points, proxies = batch(space)
+    points = points.copy()
+    points[row, 1] = np.nan
+    found = all_losses(space, points, LABELS, proxies) | {
+        "tuple_contrastive": objectives.tuple_contrastive(points, size=5, space=space),
+        "koleo": objectives.koleo(points, space=space),
+        "pairwise": objectives.pairwise_cross_entropy(
+            points.reshape(5, 2, DIM), space=space, temperature=1
+        ),
+        "hier": objectives.hier(
+            points, proxies[:, 0], np.arange(9).reshape(3, 3), np.zeros((2, 3, 6)), space=BALL
+        ),
+    }
+    assert {*PAIR_LOSSES, *PROXY_LOSSES} <= {*found}
+    assert [name for name, loss in found.items() if not np.isnan(loss)] == []
+
+
 def test_one_image_and_one_class_are_no_error():
     """With labels that are a constant of the compiled function."""
     labels = jnp.zeros(1, int)
