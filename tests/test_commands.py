@@ -54,6 +54,22 @@ def test_a_script_is_the_command(repository, tmp_path):
     assert refused.stderr == "error: unknown variant 'hip'; did you mean hyp?\n"
 
 
+def test_devices_that_jax_does_not_find_are_one_sentence(repository):
+    done = subprocess.run(
+        [sys.executable, "-m", "hypjax.main", "--config=configs/glyphs.py", "--workdir=run"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=repository,
+        env={**os.environ, "JAX_PLATFORMS": "rocm"},
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "error: JAX_PLATFORMS is rocm, but JAX finds no such device; unset it, or set "
+        "JAX_PLATFORMS=cpu"
+    )
+
+
 def test_one_process_imports_all_commands_without_touching_global_flags(repository):
     imports = "".join(f"import hypjax.{name}\n" for name in ALL)
     program = f"from absl import flags\n{imports}assert 'workdir' not in flags.FLAGS\n"

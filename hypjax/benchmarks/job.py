@@ -124,8 +124,8 @@ def _require_packages() -> None:
 def _require_accelerator() -> None:
     """Refuses runs that would take days. Another process asks JAX, so as not to use the device."""
     command = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
-    backend = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.split()
-    if backend[-1:] == ["cpu"]:
+    backend = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    if backend[-1:] in ([], ["cpu"]):
         hours = len(RUNS) * _OPERATIONS / (_CORE_RATE * usable_cores()) / 3600
         raise UserError(
             f"JAX finds no accelerator, and without one both runs take about {hours:.0f} hours; "

@@ -196,7 +196,7 @@ def _images(config: ConfigDict, mesh: Mesh, rows: int) -> jax.ShapeDtypeStruct:
 
 def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
     """Compiles the embedding of a batch, as evaluation runs it."""
-    model: Embedder = create_embedder(config, evaluating=True)
+    model: Embedder = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
     embed = embed_function(model, (config.data.mean, config.data.std), scored_spaces(config))
     rows = parallel.slices(config.run.eval_batch_size, mesh).rows
     images = _images(config, mesh, rows)

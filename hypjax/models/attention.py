@@ -31,7 +31,7 @@ def attend(query: Heads, key: Heads, value: Heads) -> Heads:
         Weighted sums of the values, of the same shape and dtype.
     """
     kernels = {"cpu": _by_head, "default": _by_xla}
-    if jax.default_backend() == "gpu" and query.dtype in (jnp.bfloat16, jnp.float16):
+    if query.dtype in (jnp.bfloat16, jnp.float16):
         if _cudnn_supports(query.shape[1], query.shape[3], query.dtype):
             kernels["cuda"] = _by_cudnn
     return jax.lax.platform_dependent(query, key, value, **kernels)
@@ -64,6 +64,8 @@ def _by_cudnn(query: Heads, key: Heads, value: Heads) -> Heads:
 @functools.cache
 def _cudnn_supports(tokens: int, dim: int, dtype: DTypeLike) -> bool:
     """Whether cuDNN's kernel runs on this device for these sizes, and its gradients match XLA's."""
+    if jax.default_backend() != "gpu":
+        return False
 
     def probe(attention: object) -> jax.stages.Wrapped:
         def total(heads: Float[Array, "3 batch tokens heads dim"]) -> Array:

@@ -69,20 +69,23 @@ class Embedder(nn.Module):
         return Outputs(pooled=pooled, projected=self.head(features))
 
 
-def create_embedder(config: ConfigDict, *, evaluating: bool = False) -> Embedder:
+def create_embedder(
+    config: ConfigDict, *, evaluating: bool = False, device: jax.Device | None = None
+) -> Embedder:
     """Builds the model that a run's configuration describes.
 
     Args:
         config: The run's whole configuration, already validated.
         evaluating: Whether to pool by `model.eval_pooling` instead of `model.pooling`. The
             parameters are the same.
+        device: The device that computes, see `compute_dtype`.
 
     Raises:
         UserError: The architecture is unknown, or does not support the image size or pooling.
     """
     model = config.model
     pooling = model.eval_pooling if evaluating else model.pooling
-    dtype = compute_dtype(model.precision)
+    dtype = compute_dtype(model.precision, device)
     if model.architecture != "vit":
         encoder = create_encoder(
             model.architecture,

@@ -1,20 +1,35 @@
 """The precision of a model's matrix products."""
 
 import contextlib
+import re
+import warnings
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+# Compute capabilities of NVIDIA's GPUs before Ampere, which cannot multiply bfloat16.
+_BEFORE_AMPERE = re.compile(r"[1-7]\.")
 
-def compute_dtype(precision: str) -> jnp.dtype:
+
+def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype:
     """Dtype of the encoder's matrix products.
 
     Args:
-        precision: `float32`, `bfloat16`, or `auto`: float32 on CPUs and bfloat16 elsewhere.
+        precision: `float32`, `bfloat16`, or `auto`: bfloat16, but float32 on CPUs. On GPUs that
+            cannot multiply bfloat16, all are float32.
+        device: The device that computes; by default JAX's first one.
     """
-    if precision == "auto":
-        precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    device = device or jax.local_devices()[0]
+    if _BEFORE_AMPERE.match(getattr(device, "compute_capability", "")):
+        if precision == "bfloat16":
+            warnings.warn(
+                f"{device.device_kind} cannot multiply bfloat16; float32 takes its place",
+                stacklevel=2,
+            )
+        precision = "float32"
+    elif precision == "auto":
+        precision = "float32" if device.platform == "cpu" else "bfloat16"
     return jnp.dtype(precision)
 
 

@@ -286,9 +286,9 @@ class Workdir:
             )
         if saved and changed:
             raise UserError(
-                f"the run in {self.path} computes in {saved['precision']}, but on this device "
-                f"model.precision=auto means {circumstances['precision']}; continue the run on a "
-                "device of the same kind, or name another folder with --workdir"
+                f"the run in {self.path} computes in {saved['precision']}, but this device in "
+                f"{circumstances['precision']}; continue the run on a device of the same kind, or "
+                "name another folder with --workdir"
             )
 
     @contextlib.contextmanager

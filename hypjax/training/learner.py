@@ -59,17 +59,18 @@ def build_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
     Raises:
         UserError: The model or the mesh cannot be built.
     """
+    mesh = mesh or parallel.create_mesh(config.run.mesh)
     schedule = learning_rate(config.optim, config.train.total_steps)
     objective = create_objective(config)
     return Learner(
-        model=create_embedder(config),
+        model=create_embedder(config, device=mesh.devices.flat[0]),
         objective=objective,
         optimizer=create_optimizer(config.optim, schedule, objective.groups),
         schedule=schedule,
         frozen=tuple(config.optim.frozen),
         pixel_scaling=(config.data.mean, config.data.std),
         view=View.of(config.data),
-        mesh=mesh or parallel.create_mesh(config.run.mesh),
+        mesh=mesh,
         microbatch=config.run.microbatch,
         skip_nonfinite=config.train.on_nonfinite == "skip",
         cached_features=config.train.cached_features,

@@ -1,5 +1,8 @@
 """The Vision Transformer and the head."""
 
+import contextlib
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,12 +80,30 @@ def test_configuration_sets_the_sizes_of_the_model(repository):
     assert {f"block_{i}" for i in range(3)} <= variables["params"]["encoder"].keys()
 
 
+GPU = {"platform": "gpu", "device_kind": "Tesla T4"}
+
+
 @pytest.mark.parametrize(
-    ("precision", "dtype"),
-    [("auto", jnp.float32), ("float32", jnp.float32), ("bfloat16", jnp.bfloat16)],
+    ("device", "auto", "bfloat16"),
+    [
+        ({"platform": "cpu"}, "float32", "bfloat16"),
+        ({"platform": "tpu"}, "bfloat16", "bfloat16"),
+        ({**GPU, "compute_capability": "7.5"}, "float32", "float32"),
+        ({**GPU, "compute_capability": "8.0"}, "bfloat16", "bfloat16"),
+        ({**GPU, "compute_capability": "10.0"}, "bfloat16", "bfloat16"),
+        ({**GPU, "compute_capability": "gfx90a"}, "bfloat16", "bfloat16"),
+    ],
 )
-def test_default_precision_on_cpus_is_float32(repository, precision, dtype):
-    config = load_config(str(repository / "configs/glyphs.py"), [f"model.precision={precision}"])
-    if jax.default_backend() != "cpu" and precision == "auto":
-        dtype = jnp.bfloat16
-    assert create_embedder(config).encoder.dtype == dtype
+@pytest.mark.filterwarnings("error")
+def test_precision_is_what_the_device_has(repository, device, auto, bfloat16):
+    device = types.SimpleNamespace(**device)
+    found = {}
+    for precision in ("auto", "float32", "bfloat16"):
+        config = load_config(
+            str(repository / "configs/glyphs.py"), [f"model.precision={precision}"]
+        )
+        replaced = precision == "bfloat16" != bfloat16
+        warned = pytest.warns(match="Tesla T4 cannot multiply bfloat16; float32 takes its place")
+        with warned if replaced else contextlib.nullcontext():
+            found[precision] = create_embedder(config, device=device).encoder.dtype.name
+    assert found == {"auto": auto, "float32": "float32", "bfloat16": bfloat16}
