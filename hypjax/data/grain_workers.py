@@ -7,11 +7,9 @@ for what is prepared ahead, however many workers there are.
 import functools
 import gc
 import multiprocessing
-import os
 import re
 import signal
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
@@ -32,7 +30,6 @@ from hypjax.types import Workers
 _PIECE = 32  # Images.
 _AHEAD = 256  # Images that all threads together, or each process, prepare ahead.
 _MAX_THREADS = 8  # More gain nothing because of the interpreter's lock.
-_PARENT_CHECK = 2  # Seconds between checks that the parent process lives.
 _END_CHECK = 0.2  # Seconds between checks that workers have ended.
 _PROCESS_PATIENCE = 30  # Seconds to wait for worker processes to end; Grain kills them after 25.
 _THREAD_PATIENCE = 2  # Seconds to wait for threads to end; Python waits for them at exit.
@@ -183,7 +180,7 @@ def _start_workers(
     # One piece at a time, so that the log of a worker that dies is exact.
     sequential = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
-    start = functools.partial(_start_worker, log.path, os.getpid())
+    start = functools.partial(_start_worker, log.path)
 
     def remember_memory(piece: ReadableBatch) -> ReadableBatch:
         # Grain may also send the pixels themselves.
@@ -194,23 +191,16 @@ def _start_workers(
     return sequential.mp_prefetch(options, worker_init_fn=start).map(remember_memory)
 
 
-def _start_worker(log: str, parent: int, index: int, count: int) -> None:
+def _start_worker(log: str, index: int, count: int) -> None:
     """Prepares a worker process: it ignores signals, and ends when its parent does.
 
     Terminals send signals to all processes; the parent alone decides what to do.
     """
     del count
+    exits.end_with_parent()
     for number in interrupts.ENDING:
         signal.signal(number, signal.SIG_IGN)
     _ProgressLog.open(log, index)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    """Ends this process soon after its parent, which may have been killed."""
-    while os.getppid() == parent:
-        time.sleep(_PARENT_CHECK)
-    os._exit(1)
 
 
 def _close(

@@ -26,3 +26,13 @@ def at_once(status: int) -> NoReturn:
     for worker in multiprocessing.active_children():
         worker.kill()
     os._exit(status)
+
+
+def end_with_parent() -> None:
+    """Ends this worker process as soon as its parent ends, which may have been killed."""
+
+    def wait() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

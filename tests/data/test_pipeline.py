@@ -143,6 +143,29 @@ def test_a_dead_worker_is_reported_with_its_images(workers, size, seed):
         list(batches)
 
 
+ORPHAN = """
+import multiprocessing, os, signal, sys, time
+from hypjax.data.grain_workers import _start_worker
+
+def kill_parent_and_sleep():
+    _start_worker(__file__, 0, 1)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=kill_parent_and_sleep).start()
+    time.sleep(600)
+"""
+
+
+def test_a_worker_ends_with_its_parent(tmp_path):
+    """The output, which the worker holds as well, stays open as long as one of the two lives."""
+    path = tmp_path / "program.py"
+    path.write_text(ORPHAN + "#" * (-len(ORPHAN) % 8))  # It serves as the log, of whole numbers.
+    done = subprocess.run([sys.executable, path], capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+
+
 class Stalling(list):
     """Records, one of which blocks until the test has ended."""
 
