@@ -5,6 +5,7 @@ import several commands. They join absl's global flags only when the module runs
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 import signal
@@ -28,6 +29,8 @@ def run(
     flag_values: flags.FlagValues,
     example: str,
     choices: Sequence[str] | None = (),
+    *,
+    resumes: bool = False,
 ) -> None:
     """Parses the command line, calls `main` with the result of `parse`, and ends the process.
 
@@ -38,10 +41,11 @@ def run(
         flag_values: Its flags.
         example: A command line with which --help ends; it works after those of the README.
         choices: See `parse`.
+        resumes: Whether it saves what it has done, and continues there when it is run again.
     """
     warnings.showwarning = _show_warning
     for number in interrupts.ENDING:
-        signal.signal(number, _end)
+        signal.signal(number, functools.partial(_end, resumes))
     _join_global_flags(flag_values)
     try:
         with watchdog.announced_exit(), errors.reported():
@@ -252,13 +256,14 @@ def _exit_now(error: BaseException) -> NoReturn:
     exits.at_once((error.code or 0) if isinstance(error, SystemExit) else 1)
 
 
-def _end(signum: int, frame: object) -> None:
+def _end(resumes: bool, signum: int, frame: object) -> None:
     """Exits immediately on a signal; training replaces this handler to save its state first.
 
     Raised as an exception, an interrupt can be lost in a callback or crash threads at exit.
     """
     del frame
-    os.write(2, b"\ninterrupted; rerun the same command to resume from any saved state\n")
+    next_time = "; the same command resumes from what is saved" if resumes else ""
+    os.write(2, f"\ninterrupted{next_time}\n".encode())
     exits.at_once(interrupts.ENDING[signum])
 
 

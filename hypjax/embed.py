@@ -107,4 +107,4 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE)
+    command.run(main, FLAGS, EXAMPLE, resumes=True)

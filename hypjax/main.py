@@ -147,4 +147,4 @@ def _parse_steps(text: str | None) -> tuple[int, int] | None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE)
+    command.run(main, FLAGS, EXAMPLE, resumes=True)

@@ -87,6 +87,7 @@ def train_and_evaluate(
     pretrained = None if run.has_checkpoint else starting_parameters(config, learner)
 
     with run.claimed(facts, config) as checkpoints:
+        console.say(f"the run's folder is {run.location}")
         state, measured = begin(config, setup, checkpoints, pretrained)
         del pretrained
         measured = measured or score_untrained(setup, state, stopwatch)
@@ -106,6 +107,7 @@ def train_and_evaluate(
                 checkpoints.wait()
                 # Once more, in case the save in the loop failed.
                 save(checkpoints, state, measured, measured.selecting(loop.selecting))
+            console.say("evaluating the trained model")
             with stopwatch.part("evaluation"):
                 results = collect_results(checkpoints, state, measured, setup, run.path)
             monitor.write(total, {"test": results["final"]})

@@ -273,4 +273,4 @@ def _test_scores(folders: Sequence[pathlib.Path]) -> tuple[str, Int[np.ndarray, 
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE)
+    command.run(main, FLAGS, EXAMPLE, resumes=True)

@@ -6,10 +6,13 @@ import functools
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
+import warnings
 
 import pytest
+from absl import flags
 
 from hypjax import command, scripts
 from hypjax.errors import UserError
@@ -115,6 +118,19 @@ def test_flags_overrides_and_words_are_separated():
         command.parse(["benchmark", "jobs"], flag_values, module.CHOICES)
     with pytest.raises(UserError, match="^unexpected argument 'job'"):
         command.parse(["benchmark", "job"], flag_values)
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_only_a_command_that_resumes_speaks_of_what_is_saved(resumes, monkeypatch, capfd):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `run` replaces it.
+    monkeypatch.setattr(command.exits, "at_once", lambda status: ended.append(status))
+    monkeypatch.setattr(command.app, "run", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    ended, previous = [], {number: signal.getsignal(number) for number in command.interrupts.ENDING}
+    command.run(print, flags.FlagValues(), "example", resumes=resumes)
+    for number, handler in previous.items():
+        signal.signal(number, handler)
+    assert ended == [130]
+    assert ("the same command resumes" in capfd.readouterr().err) == resumes
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -22,7 +22,7 @@ from tests.helpers.system_limits import ordinary_user, small_disk
 
 @pytest.fixture
 def mistake(capsys, monkeypatch):
-    """Runs a mode, fails if anything is compiled, and returns the one line on stderr."""
+    """Runs a mode, fails if anything is compiled, and returns the one error on stderr."""
 
     def mistake(path, *overrides, workdir="run", mode=train.train_and_evaluate, compiling=False):
         def compiles(*args, **kwargs):
@@ -35,7 +35,7 @@ def mistake(capsys, monkeypatch):
             with errors.reported():
                 mode(small_runs.load(path, *overrides), workdir)
         assert exit.value.code == 1
-        (line,) = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("warning")]
+        (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
         return line
 
     monkeypatch.chdir(tempfile.mkdtemp())

@@ -45,6 +45,7 @@ def write_report(
         UserError: A folder holds no trained model, the images have changed, an image cannot be
             read, or the file cannot be written.
     """
+    console.say("writing the report")
     logs = {name: read_log(workdir) for name, workdir in workdirs.items()}
     runs = []
     for name, log in logs.items():

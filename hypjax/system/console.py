@@ -1,7 +1,6 @@
 """Messages and progress of a run, on stderr."""
 
 import contextlib
-import datetime
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ import tqdm
 from hypjax.errors import redacted
 
 _LINE_INTERVAL = 10  # Seconds between progress lines if stderr is no terminal.
+_SHORTEST_BAR = 5  # Characters.
 
 _muted = False
 _warnings: list[str] = []
@@ -69,13 +69,14 @@ class Progress:
             batch_size: Images per step.
         """
         self._step, self._total, self._batch_size = first, total, batch_size
-        self._latest = ""
+        self._values: Mapping[str, float] = {}
         self._compiling = True
         self._first, self._started = first, time.monotonic()
         self._last_line = self._started
         self._bar = None
         if sys.stderr.isatty() and not _muted:
-            self._bar = tqdm.tqdm(initial=first, total=total, unit="step", dynamic_ncols=True)
+            options = {"dynamic_ncols": True, "bar_format": "{n}/{total} {bar}{desc}"}
+            self._bar = tqdm.tqdm(initial=first, total=total, **options)
 
     def advance(self) -> None:
         """Counts one step."""
@@ -83,28 +84,23 @@ class Progress:
         if self._compiling:  # The first step compiles: leave it out of the rate.
             self._compiling = False
             self._first, self._started = self._step, time.monotonic()
+            say(f"training until step {self._total}")
         if self._bar:
+            self._show_bar()
             self._bar.update()
         elif time.monotonic() - self._last_line >= _LINE_INTERVAL and self._step < self._total:
             self._last_line = time.monotonic()
             say(self._line())
 
     def show(self, values: Mapping[str, float]) -> None:
-        """Shows the latest loss, its level at chance, the learning rate and the recall.
+        """Shows the latest loss, its level at chance, the recall and the learning rate.
 
         Call it after the last step: only then is the last line printed.
         """
-        known = {
-            "loss": "loss {:.4f}",
-            "chance_loss": "(chance {:.1f})",
-            "learning_rate": " lr {:.1e}",
-            "batch_recall@1": " batch recall@1 {:.3f}",
-        }
-        shown = (text.format(values[name]) for name, text in known.items() if name in values)
-        self._latest = " ".join(shown)
+        self._values = values
         if self._bar:
-            rate = f"{self._rate() * self._batch_size:.0f} images/s"
-            self._bar.set_postfix_str(f"{self._latest}  {rate}")
+            self._show_bar()
+            self._bar.refresh()
         elif self._step == self._total:
             say(self._line())
 
@@ -113,13 +109,32 @@ class Progress:
         if self._bar:
             self._bar.close()
 
-    def _rate(self) -> float:
-        return (self._step - self._first) / max(time.monotonic() - self._started, 1e-9)
+    def _show_bar(self) -> None:
+        """Gives the bar the items for which there is room beside it."""
+        room = (self._bar.ncols or 80) - len(f"{self._total}/{self._total} ") - _SHORTEST_BAR
+        shown = ""
+        for item in self._items():
+            if len(f"{shown}  {item}") <= room:
+                shown += f"  {item}"
+        self._bar.set_description_str(shown, refresh=False)
 
     def _line(self) -> str:
-        line = f"step {self._step}/{self._total}  {self._latest}".rstrip() + "  "
-        if not self._rate():
-            return line.rstrip()
-        seconds = round((self._total - self._step) / self._rate())
-        left = datetime.timedelta(seconds=seconds)
-        return f"{line}{self._rate() * self._batch_size:.0f} images/s  {left} left"
+        return "  ".join([f"step {self._step}/{self._total}", *self._items()])
+
+    def _items(self) -> list[str]:
+        """What is known of the training, the most important first."""
+        items, values = [], self._values
+        rate = (self._step - self._first) / max(time.monotonic() - self._started, 1e-9)
+        if rate:
+            left = tqdm.tqdm.format_interval((self._total - self._step) / rate)
+            items.append(f"{left} left")
+        if "loss" in values:
+            chance = "chance_loss" in values and f" (chance {values['chance_loss']:.1f})"
+            items.append(f"loss {values['loss']:.4g}{chance or ''}")
+        if "batch_recall@1" in values:
+            items.append(f"R@1 {values['batch_recall@1']:.3f}")
+        if rate:
+            items.append(f"{rate * self._batch_size:.0f} img/s")
+        if "learning_rate" in values:
+            items.append(f"lr {values['learning_rate']:.1e}")
+        return items

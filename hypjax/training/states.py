@@ -71,6 +71,7 @@ def begin(
 
 def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
     """Scores the first state, and counts that as evaluation."""
+    console.say("evaluating before training")
     with stopwatch.part("evaluation"):
         scores = setup.evaluator.scores_of_splits(state.params["model"], setup.splits)
     return Measured(untrained=scores)

@@ -31,12 +31,12 @@ def measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
     cached = cache_folder() / "photos" / f"{hash_facts(map(_file_facts, photos))}.sizes"
     if (measured := _read(cached, len(photos))) is not None:
         return measured
+    console.say(f"checking {len(photos)} images")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
         outcomes = list(
             tqdm.tqdm(
                 pool.map(_measure_file, (photo.path for photo in photos)),
-                "checking images",
-                len(photos),
+                total=len(photos),
                 unit="image",
                 disable=None,
                 leave=False,
