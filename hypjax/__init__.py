@@ -12,6 +12,11 @@ __all__ = ["Model", "load", "push"]
 _MODULES = {"Model": "model", "load": "model", "push": "published"}
 
 
+def __dir__() -> list[str]:
+    """Lists `load` and `push`, too, which are not imported yet."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Imports what `hypjax.load` and `hypjax.push` need, JAX among it, when they are first used."""
     if name not in _MODULES:
