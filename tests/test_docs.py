@@ -93,6 +93,30 @@ def test_what_exists_is_no_problem():
     assert commands.problems(page) == []
 
 
+@pytest.mark.slow
+def test_the_library_example_of_the_readme_runs():
+    page = (REPOSITORY / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(import jax\n.*?)```", page, re.DOTALL)
+    names = {}
+    exec(example, names)
+    assert names["gradients"].shape == names["features"].shape and names["loss"] > 0
+
+
+def test_the_site_has_the_command_table_and_the_notebooks(monkeypatch):
+    pytest.importorskip("mkdocs", reason="needs the docs extra")
+    monkeypatch.syspath_prepend(REPOSITORY / "docs")
+    import hooks
+
+    page = hooks.notebook_page(REPOSITORY / "notebooks/quickstart.ipynb", "https://github.com/a/b")
+    opened = "https://colab.research.google.com/github/a/b/blob/main/notebooks/quickstart.ipynb"
+    assert page.startswith("# Quickstart\n\n[Open in Colab](" + opened + ")\n")
+    assert "](own_images.md)" in page and "```python\n!python -m hypjax.main" in page
+    table = hooks.command_table()
+    assert table.startswith("| command |") and "](docs/" not in table
+    shown = set(re.findall(r"^\| `python -m hypjax\.(\w+)", table, re.MULTILINE))
+    assert shown == set(commands.names()) - {"tune"}  # launch/sweep.sh calls that one.
+
+
 def test_every_picture_is_drawn_by_the_script():
     script = (REPOSITORY / "launch/pictures.sh").read_text()
     drawn = re.findall(r'--output="\$(?:output|scratch)/([\w-]+\.(?:png|jpg))"', script)
