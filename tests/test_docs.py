@@ -114,7 +114,7 @@ def test_the_site_has_the_command_table_and_the_notebooks(monkeypatch):
     table = hooks.command_table()
     assert table.startswith("| command |") and "](docs/" not in table
     shown = set(re.findall(r"^\| `python -m hypjax\.(\w+)", table, re.MULTILINE))
-    assert shown == set(commands.names()) - {"tune"}  # launch/sweep.sh calls that one.
+    assert shown == set(commands.names()) - {"tune"}  # launch/compare.sh calls that one.
 
 
 def test_every_picture_is_drawn_by_the_script():
