@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from hypjax import command
-from hypjax.errors import UserError
+from hypjax.errors import UserError, on_one_line
 
 if TYPE_CHECKING:  # It imports JAX.
     from hypjax.retrieval.embeddings import Embeddings
@@ -85,7 +85,7 @@ def main(overrides: list[str]) -> None:
     if embeddings.unreadable:
         print(f"{len(embeddings.unreadable)} images could not be read; the file lists them too:")
         for path, reason in embeddings.unreadable.items():
-            print(f"  {path} ({reason})")
+            print(f"  {on_one_line(path)} ({on_one_line(reason)})")
 
 
 def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:

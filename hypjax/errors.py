@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 INTERRUPTED = 130  # A shell's exit status after Ctrl-C.
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h: rerunning the same command continues.
@@ -22,6 +22,23 @@ _LOGIN = re.compile(r"\b(?!(?:abfss?|az|wasbs?|github)://)([a-zA-Z][\w+.-]*://)[
 _PARAMETER = re.compile(
     r"([?&#](?!(?:versionId|generation|revision|region)=)[\w.%-]+=)[^\s&#]*?(?=['\")]*(?:[\s&#]|$))"
 )
+# Line breaks, other codes that terminals obey, and what is no UTF-8 in file names.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def on_one_line(name: str) -> str:
+    """Writes line breaks and other codes in the name of a file or a class as escapes."""
+    return _UNPRINTABLE.sub(lambda code: code[0].encode("unicode_escape").decode(), name)
+
+
+def require_utf8(names: Sequence[str]) -> None:
+    """Raises an error if names of files are not UTF-8, which few formats can hold."""
+    wrong = [name for name in names if re.search(r"[\ud800-\udfff]", name)]
+    if wrong:
+        raise UserError(
+            f"the names of {len(wrong)} of {len(names)} files are not UTF-8, such as "
+            f"{on_one_line(wrong[0])}; rename these files"
+        )
 
 
 def redacted(text: str) -> str:

@@ -3,6 +3,8 @@
 import os
 from typing import NamedTuple
 
+from hypjax.errors import on_one_line
+
 
 class Hits(NamedTuple):
     """The hits of a query.
@@ -33,7 +35,7 @@ class Hits(NamedTuple):
 
     def table(self) -> str:
         """Returns one line per hit: rank, distance, whether it is right, and path."""
-        known = f" ({self.label})" if self.label else ""
+        known = f" ({on_one_line(self.label)})" if self.label else ""
         lines = [
             f"{_shown(self.query)}{known}",
             "rank   distance  " + ("       " if known else "") + "path",
@@ -45,6 +47,6 @@ class Hits(NamedTuple):
 
 
 def _shown(path: str) -> str:
-    """Returns a path relative to the working directory, if it is below it."""
+    """Returns a path on one line, relative to the working directory if it is below it."""
     shorter = os.path.relpath(path)
-    return path if shorter.startswith(os.pardir) else shorter
+    return on_one_line(path if shorter.startswith(os.pardir) else shorter)

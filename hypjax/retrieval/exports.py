@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, require_utf8
 from hypjax.retrieval import faiss_files, graph, qdrant
 from hypjax.retrieval.embeddings import Embeddings, describe_space, replacing_file
 from hypjax.retrieval.hyperview import export_hyperview
@@ -34,8 +34,10 @@ class Export(NamedTuple):
         """Checks embeddings and writes them; returns where they are.
 
         Raises:
-            UserError: There are none, one is not a point of the space, or they cannot be written.
+            UserError: There are none, one is not a point of the space, the name of a file is not
+                UTF-8, or they cannot be written.
         """
+        require_utf8(embeddings.ids.tolist())
         if not len(embeddings):
             raise UserError("there are no embeddings to export")
         embeddings.space.check(embeddings.vectors)

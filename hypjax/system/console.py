@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import tqdm
 
-from hypjax.errors import redacted
+from hypjax.errors import on_one_line, redacted
 
 _LINE_INTERVAL = 10  # Seconds between progress lines if stderr is no terminal.
 _SHORTEST_BAR = 5  # Characters.
@@ -38,7 +38,7 @@ def mute() -> None:
 def warn(text: str) -> None:
     """Prints a warning; the run continues."""
     _warnings.append(redacted(text))
-    say(f"warning: {text}")
+    say(f"warning: {on_one_line(text)}")
 
 
 def collect_warnings() -> list[str]:

@@ -35,6 +35,7 @@ from hypjax.reports.hits import Hits
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.expansion import expand_queries
+from hypjax.retrieval.exports import find_export
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking, rerank
@@ -427,6 +428,27 @@ def test_images_are_found_as_they_are_named(photos_folder, tmp_path):
     assert [name for name, _ in names(tmp_path / "links")] == [f"{i}.png" for i in range(6)]
     with pytest.raises(UserError, match="no images at "):
         find_photos(str(tmp_path / "*.jpg"))
+
+
+def test_names_that_are_not_utf8_are_refused_before_they_are_embedded_or_exported(tmp_path):
+    name = os.fsdecode(b"caf\xe9.png")
+    (tmp_path / name).touch()
+    (tmp_path / "caf\xe9.png").touch()
+    words = r"the names of 1 of . files are not UTF-8, such as .*caf\\udce9.png; rename"
+    for where in (tmp_path, tmp_path / name):
+        with pytest.raises(UserError, match=words):
+            find_photos(str(where))
+    earlier = Embeddings(np.zeros((1, 2)), np.array([name]), np.array([""]), Sphere(), "", "", {})
+    with pytest.raises(UserError, match=words):
+        find_export("parquet").write(earlier, tmp_path / "g.parquet")
+    assert not (tmp_path / "g.parquet").exists()
+
+
+def test_names_are_printed_on_one_line():
+    hits = Hits("a\nb.png", "c\x1b[31m", ["d\0\u2028.png", "\udce9.png"], ["\r", ""], [0.5, 1.0])
+    lines = hits.table().split("\n")
+    assert len(lines) == 4 and all(line.isprintable() for line in lines)
+    assert lines[0] == r"a\nb.png (c\x1b[31m)" and lines[2].endswith(r"d\x00\u2028.png")
 
 
 @pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.3, None), PoincareBall(0.1, 2.3, True)])

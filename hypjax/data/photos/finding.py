@@ -7,7 +7,7 @@ import pathlib
 from hypjax.data.photos import tables
 from hypjax.data.photos.folders import list_tree
 from hypjax.data.photos.photo import Photo
-from hypjax.errors import UserError
+from hypjax.errors import UserError, require_utf8
 
 
 def find_photos(where: str) -> list[Photo]:
@@ -26,7 +26,8 @@ def find_photos(where: str) -> list[Photo]:
         The images without duplicates, by absolute path; the label is '' if the class is unknown.
 
     Raises:
-        UserError: If there are no images.
+        UserError: If there are no images, or the name of a file is not UTF-8, which the formats of
+            galleries cannot hold.
     """
     path = pathlib.Path(where).expanduser()
     if path.is_dir():
@@ -43,7 +44,9 @@ def find_photos(where: str) -> list[Photo]:
     if not photos:
         raise UserError(f"no images at {where}")
     unique = {os.path.realpath(photo.path): photo for photo in reversed(photos)}
-    return [photo._replace(path=photo.path.absolute()) for photo in reversed(unique.values())]
+    found = [photo._replace(path=photo.path.absolute()) for photo in reversed(unique.values())]
+    require_utf8([str(photo.path) for photo in found])
+    return found
 
 
 def _read_lines(path: pathlib.Path) -> list[str]:
