@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from hypjax.errors import on_one_line
+
 CARRIED = 0.9  # The share of the weight whose negatives are counted.
 HARDEST = (1, 10, 100)  # Numbers of negatives whose share of the weight is reported.
 _QUANTILES = (0.1, 0.5, 0.9)
@@ -113,7 +115,7 @@ def anchor_table(anchor: Anchor, runs: Sequence[Weighed], place: int) -> str:
     """
     columns = [_column(runs, i, place) for i in range(len(runs))]
     ranks = ["", "rank", *map(str, range(1, len(columns[0]) - 1))]
-    lines = [f"anchor {anchor.index} ({anchor.name}), {anchor.label}"]
+    lines = [on_one_line(f"anchor {anchor.index} ({anchor.name}), {anchor.label}")]
     for first in range(0, len(runs), _ABREAST):
         rows = zip(ranks, *columns[first : first + _ABREAST], strict=True)
         lines += [" | ".join([f"{rank:>4}", *cells]).rstrip() for rank, *cells in rows]
@@ -123,7 +125,8 @@ def anchor_table(anchor: Anchor, runs: Sequence[Weighed], place: int) -> str:
 def _column(runs: Sequence[Weighed], run: int, place: int) -> list[str]:
     """The lines of a run in an anchor's table, equally long."""
     found = runs[run].hardest[place]
-    classes = [textwrap.shorten(name, _NAME, placeholder="…") for name in found.classes]
+    names = map(on_one_line, found.classes)
+    classes = [textwrap.shorten(name, _NAME, placeholder="…") for name in names]
     width = max(map(len, ["class", *classes]))
     head = f"{'image':>8}  {'class':<{width}}{'distance':>10}{'weight':>9} "
     lines = [f"{runs[run].run[-len(head) :]:<{len(head)}}", head]

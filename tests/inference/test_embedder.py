@@ -32,6 +32,7 @@ from hypjax.inference.unfinished import UnfinishedGallery
 from hypjax.inference.weights import restore_best, restore_models
 from hypjax.reports.hit_grid import draw
 from hypjax.reports.hits import Hits
+from hypjax.reports.negatives import Anchor, Hardest, Weighed, anchor_table
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.expansion import expand_queries
@@ -449,6 +450,10 @@ def test_names_are_printed_on_one_line():
     lines = hits.table().split("\n")
     assert len(lines) == 4 and all(line.isprintable() for line in lines)
     assert lines[0] == r"a\nb.png (c\x1b[31m)" and lines[2].endswith(r"d\x00\u2028.png")
+    hardest = Hardest([7], ["a\nb\0"], [0.1], [1.0])
+    weighed = Weighed("run", 0.1, np.array([1]), np.ones(1), [hardest])
+    lines = anchor_table(Anchor(3, "a\nb.png", "c\x1b[31m"), [weighed], 0).split("\n")
+    assert len(lines) == 4 and all(line.isprintable() for line in lines)
 
 
 @pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.3, None), PoincareBall(0.1, 2.3, True)])
