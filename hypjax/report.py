@@ -16,7 +16,7 @@ _OUTPUT = flags.DEFINE_string("output", "report.html", "File to write.", flag_va
 _QUERIES = flags.DEFINE_integer(
     "queries",
     50,
-    "Queries of each run to show with their nearest images; up to half are successes.",
+    "Queries to show with their nearest images in each run; up to half are successes.",
     lower_bound=0,
     flag_values=FLAGS,
 )

@@ -1,15 +1,21 @@
 """The report of runs."""
 
 import html.parser
+import math
+import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
+from matplotlib.figure import Figure
 
 from hypjax import report, train
 from hypjax.command import parse
 from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
-from hypjax.inference.inspected import inspect, read_log
+from hypjax.inference.inspected import Search, inspect, read_log
+from hypjax.inference.reporting import _chosen
+from hypjax.reports.report_page import _curve, _marked
 from hypjax.runs.workdir import read_results, read_warnings, saved_config
 from hypjax.system import console
 from tests.helpers import small_runs
@@ -44,11 +50,12 @@ class Page(html.parser.HTMLParser):
         self.images += [attrs] if tag == "img" else []
         self.items += [attrs] if tag == "li" else []
         self.ids |= {attrs["id"]} if "id" in attrs else set()
-        if tag not in ("img", "meta", "br"):
+        if tag not in ("img", "meta", "br", "line"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+        if tag != "line":
+            assert self.open.pop() == tag
 
 
 def test_a_page_shows_two_runs_and_needs_nothing_else(runs, tmp_path, capsys):
@@ -62,11 +69,52 @@ def test_a_page_shows_two_runs_and_needs_nothing_else(runs, tmp_path, capsys):
     for link in page.links:
         assert link.startswith("data:image/") or link.removeprefix("#") in page.ids
     assert all(image["alt"] for image in page.images)
-    assert len(page.items) == 20 and all(item["tabindex"] == "0" for item in page.items)
-    assert "objective.space" in text.split("All fields of")[0]  # Differences come first.
-    for name in ("hyp", "sph"):
-        recall = read_results(runs / name / "results.json")["best"]["head"]["recall@1"]
-        assert f"<strong>{recall:.3f} (" in text
+    assert len(page.items) == 10 and all(item["tabindex"] == "0" for item in page.items)
+    assert "objective.space" in text.split("All fields")[0]  # Differences come first.
+    assert "3 classes, 18 images" in text and "<dt>encoder</dt>" in text
+    assert 'title="batch_recall@1"' in text and ">batch_recall@1" not in text
+    for row in text.split(" now, with its 95% interval</th>")[1:]:
+        cells = re.findall(r"\d\.\d+ \(", row.split("</tr>")[0])
+        results = [read_results(runs / name / "results.json") for name in ("hyp", "sph")]
+        assert cells == [f"{each['best']['head']['recall@1']:.3f} (" for each in results]
+
+
+def test_the_best_scores_of_runs_stand_out():
+    assert [str(text) for text in _marked([0.5, 0.7, 0.7], list("abc"))] == [
+        *("a", "<strong>b</strong>", "<strong>c</strong>")
+    ]
+    assert _marked([0.5, 0.5, math.nan], list("abc")) == ["a", "b", ""]
+
+
+def failing(queries):
+    """What the report reads of a run whose failures are pairs of query and hit."""
+    searches = [Search(int(q[1]), [int(h[1])], [0.0], [q[0] == h[0]]) for q, h in queries]
+    names = {int(each[1]): (each[0], each) for pair in queries for each in pair}
+    failures = sum(not search.right[0] for search in searches)
+    of_run = {"searches": searches, "failures": failures}
+    return SimpleNamespace(**of_run, query_name=names.__getitem__, hit_name=names.__getitem__)
+
+
+def test_failures_of_runs_take_turns_and_mirrored_ones_are_shown_once():
+    first = failing([("ö0", "ŏ1"), ("ŏ1", "ö0"), ("ö2", "ŏ3"), ("o4", "ö0"), ("u5", "u6")])
+    assert _chosen([first], 9) == [0, 4, 2, 5]  # The second failure of a pair of classes is later.
+    assert _chosen([first], 2) == [0, 5]
+    second = failing([("u5", "o4"), ("ŏ1", "ö0"), ("u7", "u5")])
+    assert _chosen([first, second], 9) == [0, 5, 4, 1, 2, 7]
+
+
+@pytest.mark.parametrize(("metric", "low"), [("loss", 0.95), ("images_per_second", 0)])
+def test_axes_of_constants_are_sensible(metric, low, monkeypatch):
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *args, **kw: drawn.append(self) or save(self, *args, **kw)
+    )
+    lines = [{"step": step, metric: 1 + 1e-9 * step} for step in range(5)]
+    _curve([SimpleNamespace(lines=lines)], metric)
+    (axes,) = drawn[0].axes
+    assert axes.get_ylim() == pytest.approx((low, 1.05))
+    assert axes.yaxis.get_offset_text().get_text() == "" and axes.get_legend() is None
 
 
 def test_searches_and_classes_are_those_of_the_results(runs):

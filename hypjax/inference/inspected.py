@@ -88,6 +88,8 @@ class Inspected(NamedTuple):
     """The embeddings of a run's test images, and what searches among them find.
 
     Attributes:
+        fingerprint: That of the images.
+        counts: Numbers of images and classes, in words, by part of the dataset.
         points: Points of the test images.
         space: Their space.
         grouping: Name of the grouping for colours, and the groups.
@@ -104,6 +106,8 @@ class Inspected(NamedTuple):
         hit_name: Class and name of a searched image.
     """
 
+    fingerprint: str
+    counts: dict[str, str]
     points: Float[np.ndarray, "n d"]
     space: Space
     grouping: tuple[str, Grouping]
@@ -191,7 +195,11 @@ def inspect(workdir: str | pathlib.Path, k: int = 8, opened: Opened | None = Non
     delta, curvature = _delta(np.asarray(space.features(points)))
     grouped = groupings(config.data.name, test)
     name = list(grouped)[min(1, len(grouped) - 1)]
+    parts = {"training": splits.train, "validation": splits.validation, "test": test}
+    parts["searched"] = splits.gallery
     return Inspected(
+        fingerprint=splits.fingerprint,
+        counts={f"{part} images": each.describe() for part, each in parts.items() if each},
         points=points,
         space=space,
         grouping=(name, grouped[name]),

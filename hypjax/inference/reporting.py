@@ -1,8 +1,11 @@
 """Writes reports of trained runs."""
 
+import collections
+import itertools
+import operator
 import pathlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +18,11 @@ from hypjax.reports.disk import Panel, draw_disks
 from hypjax.reports.hit_grid import Images
 from hypjax.reports.model_card import describe
 from hypjax.reports.published import compare
-from hypjax.reports.report_page import Shown, ShownSearch, data_url, number, render, thumbnail
-from hypjax.reports.tables import format_results
+from hypjax.reports.report_page import Run, Shown, data_url, number, render, thumbnail
 from hypjax.system import console
 from hypjax.system.files import write_text
 
-_CLASSES = 30  # Classes with the lowest recall that are listed.
+_CLASSES = 20  # Classes with the lowest recall that are listed.
 _POINTS = 5000  # Images in the disk.
 
 
@@ -37,7 +39,7 @@ def write_report(
     Args:
         workdirs: Folder or URL of each run, by the name that the page shows.
         output: File to write.
-        queries: Queries of each run to show; up to half of them are successes.
+        queries: Queries to show; up to half of them are successes.
         k: Nearest images to show of each query.
         opened: What the runs still hold, if they have just ended.
 
@@ -46,68 +48,99 @@ def write_report(
             read, or the file cannot be written.
     """
     console.say("writing the report")
+    runs, images = [], {}
     logs = {name: read_log(workdir) for name, workdir in workdirs.items()}
-    runs = []
     for name, log in logs.items():
         console.say(f"embedding the test images with {name}")
-        runs.append(_run(name, log, inspect(workdirs[name], k, opened), queries))
-    page = render(
-        runs,
-        {name: identity(log.config) for name, log in logs.items()},
-        {name: log.lines for name, log in logs.items()},
-        {name: log.times for name, log in logs.items()},
-    )
+        found = inspect(workdirs[name], k, opened)
+        images.setdefault(found.fingerprint, {})[name] = found
+        runs.append(_run(name, log, found))
+    page = render(runs, [_group(group, queries) for group in images.values()])
     try:
         write_text(output, page)
     except OSError as error:
         raise UserError(f"cannot write to {output} ({error.strerror})") from error
 
 
-def _run(name: str, log: Log, found: Inspected, queries: int) -> dict[str, Any]:
-    """What the page shows of a run."""
-    defaults = identity(default_config(log.config.objective.name))
-    fields = [(f, v) for f, v in identity(log.config).items() if v != defaults.get(f)]
-    results, notes = log.results or {}, (log.results or {}).get("notes", [])
-    states = {state: results[state] for state in ("untrained", "final", "best") if state in results}
-    text = [format_results(states)] if states else ["The run is not finished."]
-    if states and not notes:
-        text += [compare(results, log.config)]
-    searches = [_shown(found, search) for search in _chosen(found, queries)]
+def _run(name: str, log: Log, found: Inspected) -> Run:
+    """What the page shows of a run, but for its searches."""
+    defaults, fields = identity(default_config(log.config.objective.name)), identity(log.config)
+    results = log.results or {}
+    states = ("best", "final", "untrained")
+    notes = results.get("notes", []) if results else ["the run is not finished"]
+    return Run(
+        name=name,
+        facts={"model": describe(log.config), **found.counts},
+        fields=fields,
+        changed=[field for field, value in fields.items() if value != defaults.get(field)],
+        scores={state: results[state] for state in states if state in results},
+        interval=found.interval,
+        published="" if notes else compare(results, log.config),
+        notes=notes,
+        warnings=log.warnings,
+        lines=log.lines,
+        times=log.times,
+        disk=_disk(name, found),
+    )
+
+
+def _group(runs: Mapping[str, Inspected], queries: int) -> dict[str, Any]:
+    """What the page shows of the searches of runs that have the same test images."""
+    first = next(iter(runs.values()))
+    answers = [{search.query: search for search in run.searches} for run in runs.values()]
+    searches = [
+        (_shown(first, query), [_hits(first, answer[query]) for answer in answers])
+        for query in _chosen(list(runs.values()), queries)
+    ]
+    by_name = [sorted(run.classes, key=operator.attrgetter("name")) for run in runs.values()]
+    classes = zip(*by_name, strict=True)
+    failures = [(name, run.failures, len(run.searches)) for name, run in runs.items()]
     return {
-        "name": name,
-        "description": describe(log.config),
-        "fields": fields,
-        "notes": notes,
-        "warnings": log.warnings,
-        "results": "\n".join(filter(None, text)),
-        "interval": found.interval and "{:.3f} ({:.3f} to {:.3f})".format(*found.interval),
-        **_disk(name, found),
-        "delta": number(found.delta),
-        "curvature": number(found.curvature),
+        "names": list(runs),
+        "failures": failures,
         "searches": searches,
-        "failures": found.failures,
-        "answerable": len(found.searches),
-        "classes": found.classes[:_CLASSES],
-        "class_count": len(found.classes),
+        "classes": sorted(classes, key=lambda row: sum(own.recall for own in row))[:_CLASSES],
+        "class_count": len(first.classes),
     }
 
 
-def _chosen(found: Inspected, queries: int) -> list[Search]:
-    """Failures and then successes, which get half of the places if there are as many."""
-    failures = found.searches[: found.failures]
-    successes = found.searches[found.failures :]
-    kept = max(queries - len(successes), queries - queries // 2)
-    failures = failures[:kept]
+def _chosen(runs: Sequence[Inspected], queries: int) -> list[int]:
+    """Failures of each run in turn, then successes of all, half of the queries if there are any."""
+    wrong = {search.query for run in runs for search in run.searches[: run.failures]}
+    failures = _in_turn([_failures(run) for run in runs])
+    successes = _in_turn([[s.query for s in run.searches[run.failures :]] for run in runs])
+    successes = [query for query in successes if query not in wrong]
+    failures = failures[: max(queries - len(successes), queries - queries // 2)]
     return failures + successes[: queries - len(failures)]
 
 
-def _shown(found: Inspected, search: Search) -> ShownSearch:
-    query = Shown(thumbnail(found.query(search.query)), found.query_name(search.query)[0])
-    hits = [
+def _in_turn(queries: Sequence[Sequence[int]]) -> list[int]:
+    rows = itertools.zip_longest(*queries)
+    return list(dict.fromkeys(query for row in rows for query in row if query is not None))
+
+
+def _failures(run: Inspected) -> list[int]:
+    """The failures of a run, pairs of classes in turn; of two images that find each other, one."""
+    images, classes, ranked = set(), collections.Counter(), []
+    for search in run.searches[: run.failures]:
+        names = run.query_name(search.query), run.hit_name(search.hits[0])
+        if frozenset(names) not in images:
+            images.add(frozenset(names))
+            pair = frozenset(class_name for class_name, _ in names)
+            ranked.append((classes[pair], search.query))
+            classes[pair] += 1
+    return [query for _, query in sorted(ranked, key=operator.itemgetter(0))]
+
+
+def _shown(found: Inspected, query: int) -> Shown:
+    return Shown(thumbnail(found.query(query)), found.query_name(query)[0])
+
+
+def _hits(found: Inspected, search: Search) -> list[Shown]:
+    return [
         Shown(thumbnail(found.hit(i)), found.hit_name(i)[0], right, f"{distance:.3f}")
         for i, distance, right in zip(search.hits, search.distances, search.right, strict=True)
     ]
-    return ShownSearch(query, hits, not search.right[0])
 
 
 def _disk(name: str, found: Inspected) -> dict[str, Any]:
@@ -127,8 +160,10 @@ def _disk(name: str, found: Inspected) -> dict[str, Any]:
         draw_disks([panel], grouping.names, title, file)
         content = file.read_bytes()
     return {
-        "disk": data_url(content, "png"),
+        "image": data_url(content, "png"),
         "grouping": title,
         "rank": ranks[0],
         "plain_rank": ranks[1],
+        "delta": number(found.delta),
+        "curvature": number(found.curvature),
     }

@@ -9,35 +9,37 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
-import matplotlib
 import numpy as np
+from markupsafe import Markup
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
 from hypjax import __version__
+from hypjax.reports.disk import COLOURS
 
-_SECTIONS = (
-    ("configuration", "Configuration"),
-    ("results", "Results"),
-    ("curves", "Training"),
-    ("disk", "Disk"),
-    ("searches", "Searches"),
-    ("classes", "Classes"),
-    ("time", "Time"),
-)
-# Panels of the curves: their titles and the metrics that they show.
+# Metrics of the curves, and what they are called.
 _CURVES = {
-    "loss": ("loss",),
-    "recall@1 (validation: of the head)": ("batch_recall@1", "validation"),
-    "mean norm": ("feature_norm", "embedding_norm"),
-    "share of clipped features": ("clipped_share",),
-    "norm of the gradient": ("gradient_norm",),
-    "images per second": ("images_per_second",),
+    "loss": "Loss",
+    "batch_recall@1": "Recall@1 within the batch",
+    "validation": "Recall@1 of the head, validation",
+    "feature_norm": "Mean norm of the features",
+    "embedding_norm": "Mean norm of the embeddings",
+    "clipped_share": "Share of clipped features",
+    "gradient_norm": "Norm of the gradient",
+    "images_per_second": "Images per second",
 }
+_STATES = {
+    "untrained": "the model before its first step",
+    "final": "the model after its last step",
+    "best": "the model of the step that scored highest on the validation classes",
+    "head": "the embedding that is trained, compared in the space of the loss",
+    "encoder": "the embedding that enters the head, compared by its cosine",
+}
+_METRICS = {"map": "mAP", "map@r": "MAP@R", "r_precision": "R-precision", "mrr": "MRR"}
 _THUMBNAIL = 80  # Pixels of the longer side.
-_STYLES = ("-", "--", ":", "-.")
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+_DASHES = ("", "6 3", "2 2", "8 3 2 3")  # Of lines that share a colour.
 
 
 class Shown(NamedTuple):
@@ -56,55 +58,117 @@ class Shown(NamedTuple):
     distance: str = ""
 
 
-class ShownSearch(NamedTuple):
-    """A query and its hits in the page."""
+class Run(NamedTuple):
+    """A run in the page.
 
-    query: Shown
-    hits: list[Shown]
-    failed: bool
+    Attributes:
+        name: Its name.
+        facts: What it is, in words: its model, and numbers of images.
+        fields: All fields of its configuration.
+        changed: Names of those that differ from the defaults.
+        scores: Its scores by state, part and metric.
+        interval: Recall@1, recomputed, with the ends of its interval; None if there is none.
+        published: Published scores, and differences from these.
+        notes: Remarks on its results.
+        warnings: Warnings that it gave.
+        lines: Lines of its metrics.jsonl.
+        times: Its times.json.
+        disk: What the page shows of its disk.
+    """
+
+    name: str
+    facts: Mapping[str, str]
+    fields: Mapping[str, Any]
+    changed: Sequence[str]
+    scores: Mapping[str, Mapping[str, Mapping[str, float]]]
+    interval: tuple[float, float, float] | None
+    published: str
+    notes: Sequence[str]
+    warnings: Sequence[str]
+    lines: Sequence[Mapping[str, Any]]
+    times: Mapping[str, Any]
+    disk: Mapping[str, str]
 
 
-def render(
-    runs: Sequence[Mapping[str, Any]],
-    configurations: Mapping[str, Mapping[str, Any]],
-    lines: Mapping[str, Sequence[Mapping[str, Any]]],
-    times: Mapping[str, Mapping[str, Any]],
-) -> str:
+class Row(NamedTuple):
+    """A row of a table with one column per run.
+
+    Attributes:
+        label: What it shows.
+        cells: Its cells.
+        name: The name of `label` in files and flags.
+    """
+
+    label: str
+    cells: Sequence[Any]
+    name: str = ""
+
+
+def render(runs: Sequence[Run], groups: Sequence[Mapping[str, Any]]) -> str:
     """Renders the page.
 
     Args:
-        runs: What the template shows of each run.
-        configurations: Fields of each run, by its name.
-        lines: Lines of metrics.jsonl of each run.
-        times: times.json of each run.
+        runs: The runs.
+        groups: Searches and classes of the runs that have the same test images.
     """
-    names = list(configurations)
+    fields = dict.fromkeys(field for run in runs for field in run.fields)
+    rows = [Row(field, [run.fields.get(field, "") for run in runs]) for field in fields]
+    facts = dict.fromkeys(fact for run in runs for fact in run.facts)
     source = importlib.resources.files("hypjax.reports").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(source).render(
-        title=f"Report: {', '.join(names)}",
+        names=[run.name for run in runs],
         version=__version__,
         date=datetime.date.today().isoformat(),
-        sections=_SECTIONS,
         runs=runs,
-        differences=_differences(configurations),
-        curves=_curves(lines),
-        times=_times(times),
+        groups=groups,
+        about=[Row(fact, [run.facts.get(fact, "") for run in runs]) for fact in facts]
+        + [row for row in rows if any(cell != row.cells[0] for cell in row.cells)],
+        fields=[row for row in rows if any(row.label in run.changed for run in runs)],
+        meanings=_STATES,
+        scores=_intervals(runs) + _scores(runs),
+        keys=[(name, *_style(i)) for i, name in enumerate(run.name for run in runs)],
+        curves=[curve for metric in _CURVES if (curve := _curve(runs, metric))],
+        times=_times(runs),
     )
 
 
-def _differences(
-    configurations: Mapping[str, Mapping[str, Any]],
-) -> list[tuple[str, list[Any]]]:
-    fields = dict.fromkeys(f for fields in configurations.values() for f in fields)
-    rows = [(f, [fields.get(f, "") for fields in configurations.values()]) for f in fields]
-    return [(field, values) for field, values in rows if any(v != values[0] for v in values)]
+def _scores(runs: Sequence[Run]) -> list[Row]:
+    """A row for each score, the best of each marked."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for i, run in enumerate(runs):
+        for state, parts in run.scores.items():
+            for part, scores in parts.items():
+                for metric, value in scores.items():
+                    found.setdefault((state, part, metric), [math.nan] * len(runs))[i] = value
+    rows = []
+    for (state, part, metric), values in found.items():
+        *place, name = metric.split("/")
+        label = f"{', '.join([state, part, *place])}: {_METRICS.get(name, name.capitalize())}"
+        rows.append(Row(label, _marked(values, [f"{value:.4f}" for value in values]), metric))
+    return rows
 
 
-def _times(times: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    seconds = [each.get("seconds", {}) for each in times.values()]
+def _intervals(runs: Sequence[Run]) -> list[Row]:
+    if not any(run.interval for run in runs):
+        return []
+    found = [run.interval or [math.nan] * 3 for run in runs]
+    texts = ["{:.3f} ({:.3f} to {:.3f})".format(*each) for each in found]
+    return [Row("head: Recall@1 now, with its 95% interval", _marked([e[0] for e in found], texts))]
+
+
+def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
+    """Texts of numbers, of which the largest stand out."""
+    finite = [value for value in values if math.isfinite(value)]
+    best = max(finite) if len(set(finite)) > 1 else math.nan
+    pairs = [(v, text if math.isfinite(v) else "") for v, text in zip(values, texts, strict=True)]
+    return [Markup("<strong>{}</strong>").format(t) if v == best else t for v, t in pairs]
+
+
+def _times(runs: Sequence[Run]) -> list[Row]:
+    seconds = [run.times.get("seconds", {}) for run in runs]
     parts = dict.fromkeys(part for each in seconds for part in each)
-    return [(p, [f"{each[p]:.1f}" if p in each else "" for each in seconds]) for p in parts]
+    return [Row(p, [f"{each[p]:.1f}" if p in each else "" for each in seconds]) for p in parts]
 
 
 def thumbnail(image: Image.Image) -> str:
@@ -113,7 +177,7 @@ def thumbnail(image: Image.Image) -> str:
     small.thumbnail((_THUMBNAIL, _THUMBNAIL))
     file = io.BytesIO()
     small.save(file, "jpeg", quality=82)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return data_url(file.getvalue(), "jpeg")
 
 
 def data_url(content: bytes, kind: str) -> str:
@@ -126,43 +190,37 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}" if math.isfinite(value) else ""
 
 
-def _curves(lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, str]]:
-    """One figure with a panel for each group of metrics that any run has."""
-    known = {name for own in lines.values() for line in own for name in line}
-    panels = {title: [m for m in metrics if m in known] for title, metrics in _CURVES.items()}
-    panels = {title: metrics for title, metrics in panels.items() if metrics}
-    if not panels:
-        return []
-    rows = -(-len(panels) // 3)
-    figure = Figure(figsize=(12, 2.9 * rows), layout="constrained")
+def _style(i: int) -> tuple[str, str]:
+    """Colour and dashes of a run's curves."""
+    return COLOURS[i % len(COLOURS)], _DASHES[i // len(COLOURS) % len(_DASHES)]
+
+
+def _curve(runs: Sequence[Run], metric: str) -> dict[str, str] | None:
+    """The curves of a metric over the steps, one per run; None if no run has it."""
+    figure = Figure(figsize=(4.2, 2.6), layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, 3, squeeze=False).ravel()
-    for axes, (title, metrics) in zip(grid, panels.items(), strict=False):
-        axes.set_title(title, fontsize=11)
-        axes.set_xlabel("step")
-        axes.grid(color="0.9")
-        for colour, (name, own) in zip(_COLOURS * len(lines), lines.items(), strict=False):
-            for style, metric in zip(_STYLES, metrics, strict=False):
-                points = [(line["step"], _value(line[metric])) for line in own if metric in line]
-                if points:
-                    label = metric if len(lines) == 1 else f"{name}: {metric}"
-                    axes.plot(*np.transpose(points), style, color=colour, label=label)
-        if len(metrics) > 1 or len(lines) > 1:
-            with matplotlib.rc_context({"text.parse_math": False}):
-                axes.legend(fontsize=8)
-    for axes in grid[len(panels) :]:
-        axes.axis("off")
+    axes = figure.subplots()
+    shown = []
+    for i, run in enumerate(runs):
+        found = [(each["step"], _value(each[metric])) for each in run.lines if metric in each]
+        if found:
+            colour, dashes = _style(i)
+            style = (0, [*map(int, dashes.split())]) if dashes else "-"
+            axes.plot(*np.transpose(found), color=colour, linestyle=style, marker=".", markersize=4)
+            shown += [value for _, value in found if math.isfinite(value)]
+    if not axes.lines:
+        return None
+    axes.set_xlabel("step")
+    axes.grid(color="0.9")
+    axes.ticklabel_format(useOffset=False)
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    margin = 0.05 * max(high - low, abs(high)) or 1
+    axes.set_ylim(low - margin if metric == "loss" else 0, high + margin)
     file = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "hypjax"}):
+    with rc_context({"svg.hashsalt": "hypjax"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    shown = ", ".join(panels)
-    return [
-        {
-            "image": data_url(file.getvalue(), "svg+xml"),
-            "alt": f"Curves over the steps of {', '.join(lines)}: {shown}",
-            "caption": "Measured every few steps (run.log_every) and at each validation.",
-        }
-    ]
+    image = data_url(file.getvalue(), "svg+xml")
+    return {"image": image, "title": _CURVES[metric], "name": metric}
 
 
 def _value(found: Any) -> float:

@@ -17,7 +17,7 @@ CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 if CHROMIUM is None:
     pytest.skip("needs chromium", allow_module_level=True)
 
-WIDTHS = (400, 800, 1600)
+WIDTHS = (400, 500, 1600)
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
 
 
@@ -85,10 +85,12 @@ def test_a_page_fits_its_window_and_is_accessible(opened, name, width):
 def test_the_keyboard_reaches_every_query(opened):
     page = opened("report", 800)
     queries = page.locator("#searches li").count()
-    assert queries == 24
+    assert queries == 12 and page.locator("#searches li:visible").count() == 6
     reached = set()
     for _ in range(20 + 2 * queries):
         page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent.endsWith('more queries')"):
+            page.keyboard.press("Enter")
         reached.add(
             page.evaluate(
                 "[...document.querySelectorAll('#searches li')].indexOf(document.activeElement)"
