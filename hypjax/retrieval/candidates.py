@@ -45,10 +45,10 @@ def assured(shares: Float[np.ndarray, " s"]) -> float:
         shares: For each query of the sample, the share of its neighbours that a search finds.
 
     Returns:
-        The mean of the sample less two of its standard errors. New queries find more, with a
-        probability of about 98%.
+        The mean of the sample less two of its standard errors, at least 0. New queries find more,
+        with a probability of about 98%.
     """
-    return float(shares.mean() - 2 * shares.std() / len(shares) ** 0.5)
+    return max(0.0, float(shares.mean() - 2 * shares.std() / len(shares) ** 0.5))
 
 
 def rank(

@@ -53,6 +53,15 @@ class Embeddings:
         """Number of images."""
         return len(self.ids)
 
+    def check(self) -> None:
+        """Checks that all vectors are points of the space.
+
+        Raises:
+            UserError: One is not; the message names the first.
+        """
+        for start in range(0, len(self), _CHECKED):
+            self.space.check(self.vectors[start : start + _CHECKED], first=start)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an .npz file atomically.
 
@@ -62,8 +71,7 @@ class Embeddings:
         Raises:
             UserError: A vector is not a point of the space, or the file cannot be written.
         """
-        for start in range(0, len(self), _CHECKED):
-            self.space.check(self.vectors[start : start + _CHECKED], first=start)
+        self.check()
         pairs = np.array(list(self.unreadable.items()), dtype=str).reshape(-1, 2)
         with replacing_file(pathlib.Path(path)) as temporary, temporary.open("wb") as file:
             np.savez(

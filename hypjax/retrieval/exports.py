@@ -40,7 +40,7 @@ class Export(NamedTuple):
         require_utf8(embeddings.ids.tolist())
         if not len(embeddings):
             raise UserError("there are no embeddings to export")
-        embeddings.space.check(embeddings.vectors)
+        embeddings.check()
         return self.writer(embeddings, path)
 
 

@@ -149,6 +149,7 @@ class GraphGallery:
                 the gallery already, or the gallery was not opened as writable.
         """
         self._require_writable()
+        embeddings.check()
         if embeddings.fingerprint != self.fingerprint:
             raise UserError("the images were embedded by another model; embed them with this one")
         known = np.isin(embeddings.ids, self.ids)
@@ -276,7 +277,6 @@ class GraphGallery:
         self.__dict__.pop("_centre", None)
 
     def _insert(self, keys: Int[np.ndarray, " n"], points: Float32[np.ndarray, "n d"]) -> None:
-        self.space.check(points)
         # From the centre outwards: a point keeps links to those nearest to it, and points near the
         # centre are near to all. If they came last, they would displace the links among the others.
         order = np.argsort(np.linalg.norm(points, axis=1), kind="stable")

@@ -8,7 +8,6 @@ import json
 import pathlib
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +16,8 @@ from jaxtyping import Bool, Float32, Int
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval.embeddings import describe_space, replacing_file, space_of
-from hypjax.system.cores import usable_cores
+from hypjax.system.files import checksums
 
-_BLOCK = 1 << 24  # Bytes of a file with a checksum of their own.
 _TYPES = {"space": dict, "fingerprint": str, "rounded": bool, "candidates": int, "recall": float}
 _TYPES |= {"checksums": dict}
 
@@ -87,7 +85,7 @@ def write(
             np.save(file, table.points)
         described = facts._asdict() | {
             "space": describe_space(facts.space),
-            "checksums": {"graph": _checksums(new_graph), "points": _checksums(new_points)},
+            "checksums": {"graph": checksums(new_graph), "points": checksums(new_points)},
         }
         text = json.dumps(described)
         columns = [table.keys, table.ids.tolist(), table.labels.tolist(), table.scanned]
@@ -110,12 +108,16 @@ def read(path: pathlib.Path) -> tuple[Table, Facts]:
     """
     if not path.exists():
         raise UserError(f"there is no gallery at {path}")
-    columns, facts, checksums = _read_rows(path)
+    columns, facts, recorded = _read_rows(path)
     points = _beside(path, "npy")
     if not points.exists():
         raise UserError(f"{path} needs its points, {points}; export it again")
-    for file, expected in zip((path, points), checksums, strict=True):
-        if _checksums(file) != expected:
+    for file, expected in zip((path, points), recorded, strict=True):
+        try:
+            found = checksums(file)
+        except OSError as error:
+            raise UserError(f"cannot read {file} ({error.strerror})") from error
+        if found != expected:
             raise UserError(
                 f"{file} is damaged, or not the one that the table beside it describes; export the "
                 "gallery again"
@@ -143,8 +145,8 @@ def _read_rows(path: pathlib.Path) -> tuple[list[np.ndarray], Facts, list[list[i
             raise TypeError(f"its fields are {types}")
         described["space"] = space_of(described["space"])
         facts = Facts(*(described[name] for name in Facts._fields))
-        checksums = [described["checksums"][name] for name in ("graph", "points")]
-        return [keys, np.array(ids, str), np.array(labels, str), scanned], facts, checksums
+        recorded = [described["checksums"][name] for name in ("graph", "points")]
+        return [keys, np.array(ids, str), np.array(labels, str), scanned], facts, recorded
     except FileNotFoundError as error:
         raise UserError(f"{path} needs its table, {beside}; export it again") from error
     except Exception as error:  # pyarrow raises almost anything on damaged files.
@@ -173,25 +175,6 @@ def _checksum(
     parts = [described.encode(), keys.tobytes(), scanned.tobytes()]
     parts += ["\0".join(strings).encode() for strings in (ids, labels)]
     return str(zlib.crc32(b"\0".join(parts)))
-
-
-def _checksums(path: pathlib.Path) -> list[int]:
-    """CRC-32 of each block of a file.
-
-    Raises:
-        UserError: It cannot be read.
-    """
-
-    def of(start: int) -> int:
-        with path.open("rb") as file:
-            file.seek(start)
-            return zlib.crc32(file.read(_BLOCK))
-
-    try:
-        with ThreadPoolExecutor(usable_cores()) as pool:
-            return list(pool.map(of, range(0, path.stat().st_size, _BLOCK)))
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror})") from error
 
 
 def _beside(path: pathlib.Path, suffix: str) -> pathlib.Path:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space
 from hypjax.retrieval import euclidean
-from hypjax.retrieval.candidates import found_neighbours, separation_factors
+from hypjax.retrieval.candidates import assured, found_neighbours, separation_factors
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.qdrant_engines import SCHEMES, Ask, Engine, Item, Server, strange_answer
 from hypjax.retrieval.qdrant_folders import Folder
@@ -58,8 +58,8 @@ class QdrantGallery:
         space: Space of the points, a ball or the sphere.
         fingerprint: Fingerprint of the model.
         candidates: Number of candidates of a search: more find more neighbours, and take longer.
-        recall: Share of the 10 nearest neighbours that searches found, of a sample, at the last
-            export.
+        recall: Share of the 10 nearest neighbours that searches find, at least, by the sample of
+            the last export.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -115,7 +115,7 @@ class QdrantGallery:
             UserError: They were embedded by another model, one is not a point of the space, or the
                 collection cannot be written.
         """
-        self.space.check(embeddings.vectors)
+        embeddings.check()
         bar = tqdm(total=len(embeddings), unit="image", disable=None)
         with self._engine.changing(), bar:
             self._read_facts()
@@ -185,7 +185,7 @@ class QdrantGallery:
         exact = _ranked(self.nearest(sample, k, exact=True))
         for self.candidates in _CANDIDATES:
             found = _ranked(self.nearest(sample, k))
-            self.recall = float(found_neighbours(exact, found).mean())
+            self.recall = assured(found_neighbours(exact, found).mean(axis=1))
             if self.recall >= _WANTED:
                 break
         else:

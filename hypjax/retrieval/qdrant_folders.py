@@ -1,21 +1,19 @@
 """Collections of Qdrant that are embedded in a folder."""
 
 import contextlib
-import hashlib
 import json
 import os
 import pathlib
 import re
 import shutil
 import uuid
+import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hypjax.errors import UserError
 from hypjax.retrieval.qdrant_engines import ADDED, LINKS, PACKAGE, SCANNED, Ask, Item
-from hypjax.system.cores import usable_cores
-from hypjax.system.files import sync_all, write_json
+from hypjax.system.files import checksums, sync_all, write_json
 from hypjax.system.locks import claimed
 
 _FACTS = "hypjax.json"
@@ -27,7 +25,7 @@ _BLOCK = 2**20  # Bytes of a file that are copied at once, or left out if they a
 class Folder:
     """A collection embedded in a folder, by Qdrant Edge.
 
-    A file names the current shard, which is a sub-folder, with its facts and their common digest.
+    A file names the current shard, which is a sub-folder, with its facts and the checksum of all.
     A shard that was written never changes: `changing` copies it, and names the copy at the end, so
     that an interruption leaves the shard before. One process at a time does so. Who reads keeps the
     shard that it opened.
@@ -156,10 +154,12 @@ class Folder:
             self._facts = stored and stored["facts"]
 
     def _read(self) -> dict[str, Any] | None:
-        """What the file says: the facts, the name of the shard, and their digest."""
+        """What the file says: the facts, the name of the shard, and their checksum."""
         try:
             stored = json.loads((self._path / _FACTS).read_text())
-            if stored.keys() == {"facts", "shard", "digest"} and _SHARD.fullmatch(stored["shard"]):
+            if stored.keys() == {"facts", "shard", "checksum"} and _SHARD.fullmatch(
+                stored["shard"]
+            ):
                 return stored
         except FileNotFoundError:
             return None
@@ -175,7 +175,7 @@ class Folder:
     def _load(self, stored: dict[str, Any]) -> Any:
         shard = self._path / stored["shard"]
         with self._explained("cannot open"):
-            if _digest(shard, stored["facts"]) == stored["digest"]:
+            if _checksum(shard, stored["facts"]) == stored["checksum"]:
                 return self._edge.EdgeShard.load(str(shard))
         raise UserError(f"{self.name} is damaged; remove it, and export again")
 
@@ -188,8 +188,8 @@ class Folder:
         # The first opening shortens journals; later ones write what is there already.
         self._edge.EdgeShard.load(str(shard)).close()
         sync_all(shard)
-        digest = _digest(shard, self._facts)
-        stored = {"facts": self._facts, "shard": shard.name, "digest": digest}
+        checksum = _checksum(shard, self._facts)
+        stored = {"facts": self._facts, "shard": shard.name, "checksum": checksum}
         write_json(self._path / _FACTS, stored)
 
     def _sweep(self) -> None:
@@ -207,23 +207,14 @@ class Folder:
             raise UserError(f"{failed} {self.name} ({error})") from error
 
 
-def _digest(folder: pathlib.Path, facts: dict[str, Any]) -> str:
-    """SHA-256 of facts, and of the names and contents of files."""
+def _checksum(folder: pathlib.Path, facts: dict[str, Any]) -> int:
+    """CRC-32 of facts, and of the names and contents of files."""
     files = []
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
         files += [pathlib.Path(root, name) for name in names if not name.startswith(_HIDDEN)]
-    files.sort()
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        contents = list(pool.map(_digest_of_file, files))
-    names = [file.relative_to(folder).as_posix() for file in files]
-    described = json.dumps([facts, names, contents], sort_keys=True)
-    return hashlib.sha256(described.encode()).hexdigest()
-
-
-def _digest_of_file(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    contents = {file.relative_to(folder).as_posix(): checksums(file) for file in files}
+    return zlib.crc32(json.dumps([facts, contents], sort_keys=True).encode())
 
 
 def _copy(source: str, target: str) -> None:

@@ -10,12 +10,17 @@ import os
 import pathlib
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 import numpy as np
 
+from hypjax.system.cores import usable_cores
+
 _ARRAY = np.lib.format.MAGIC_PREFIX
+_SUMMED = 1 << 24  # Bytes of a file with a checksum of their own.
 _ABANDONED = 3600  # Seconds after which a temporary file is no longer being written.
 
 
@@ -93,6 +98,22 @@ def sync_all(folder: pathlib.Path) -> None:
         for name in files:
             sync(pathlib.Path(root, name))
         sync(pathlib.Path(root))
+
+
+def checksums(path: pathlib.Path) -> list[int]:
+    """CRC-32 of each 16 MB of a file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+
+    def of(start: int) -> int:
+        with path.open("rb") as file:
+            file.seek(start)
+            return zlib.crc32(file.read(_SUMMED))
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        return list(pool.map(of, range(0, path.stat().st_size, _SUMMED)))
 
 
 def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
