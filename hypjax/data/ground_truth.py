@@ -63,7 +63,7 @@ def parse_ground_truth(data: bytes, place: str) -> GroundTruth:
     try:
         queries, gallery = (tuple(as_array(loaded[key]).tolist()) for key in ("qimlist", "imlist"))
         judged = as_array(loaded["gnd"]).tolist()
-        boxes = np.array([as_array(one["bbx"]) for one in judged], np.float64).reshape(-1, 4)
+        boxes = np.array([as_array(one["bbx"]).reshape(4) for one in judged], np.float64)
         lists = {key: [as_indices(one[key]) for one in judged] for key in _JUDGED}
     except safe_pickle.UNEXPECTED as error:
         raise UserError(

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -44,6 +46,8 @@ def test_arrays_are_read_as_numpy_reads_them(protocol):
         found = safe_pickle.loads(pickle.dumps(array, protocol), "x").value
         np.testing.assert_array_equal(found, array)
         assert found.shape == array.shape
+    for value in (0.1, [*range(3000)], {"a": [True, None, -1, "ü"]}):
+        assert safe_pickle.loads(pickle.dumps(value, protocol), "x") == value
     assert safe_pickle.loads(pickle.dumps(np.float64(0.1), protocol), "x") == 0.1
 
 
@@ -67,6 +71,69 @@ def test_what_could_run_code_is_refused(tmp_path, call, name):
     with pytest.raises(UserError, match=rf"gnd.pkl is refused: it refers to \S*{name}, and loadi"):
         read_ground_truth(path)
     assert not marker.exists()
+
+
+def size(number):
+    return struct.pack("<I", number)
+
+
+class OfState:
+    """An array whose state is given."""
+
+    def __init__(self, *state):
+        self.state = state
+
+    def __reduce__(self):
+        return np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"), self.state
+
+
+LONG = b"U" + b"\xff" + b"x" * 255  # A string.
+ATTACKS = {
+    "an index of 400 million": b"Nr" + size(400_000_000) + b".",
+    "a key of a million tuples": b"})" + b"\x85" * 10**6 + b"Ns.",
+    "a list in a list in a list, and so on": b"]" * 10**4 + b"a" * (10**4 - 1) + b".",
+    "an array of nothing but a size": pickle.dumps(
+        OfState(1, (3 * 10**9,), np.dtype("u1"), False, 3 * 10**9)
+    ),
+    "an array larger than its bytes": pickle.dumps(
+        OfState(1, (3 * 10**9,), np.dtype("u1"), False, b"abc")
+    ),
+    "a long number that is cut off": b"\x8b" + size(2**31 - 1) + b".",
+    "bytes that are cut off": b"\x96" + struct.pack("<Q", 6 * 10**9) + b".",
+    "a tuple of two equal tuples, and so on": b")q\0" + b"h\0h\0\x86q\0" * 60 + b".",
+    "a list that is referred to and then grows": b"]q\0]("
+    + b"h\0" * 10**4
+    + b"eh\0("
+    + LONG * 99
+    + b"e\x86.",
+    "a string that is copied again and again": b"X"
+    + size(10**5)
+    + b"x" * 10**5
+    + b"q\0"
+    + b"c_codecs\nencode\nq\1"
+    + b"h\1h\0U\6latin1\x86R" * 10**4
+    + b".",
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_small_pickles_take_little_memory(name):
+    """Some are read, since what they hold is harmless."""
+    tracemalloc.start()
+    try:
+        safe_pickle.loads(ATTACKS[name], "x")
+    except UserError as error:
+        assert str(error) == "x is damaged: it cannot be read as a pickle"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20 + 200 * len(ATTACKS[name])
+
+
+def test_data_that_refers_to_a_part_twice_is_read():
+    part = [np.arange(3), ("a", {"b": 1.5})]
+    found = safe_pickle.loads(pickle.dumps([part, part, part]), "x")
+    assert [x[1] for x in found] == [("a", {"b": 1.5})] * 3
+    assert all(x[0].value.tolist() == [0, 1, 2] for x in found)
 
 
 def changed(i, **fields):
