@@ -11,6 +11,7 @@ from jaxtyping import Complex, Int
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Circle
@@ -25,6 +26,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 OTHER = "#999999"
 _DPI = 160
 _INCHES = 5.0  # Side of one disk.
+_SHORT = 20  # Characters of a name of which three stand side by side in the legend.
 _CELLS = 11  # Thumbnails across the disk.
 _GRID_STEP = 1.0  # Hyperbolic distance of the lines of the grid.
 _GRID_LINES = 4  # To each side of the origin.
@@ -46,6 +48,22 @@ class Panel(NamedTuple):
     labels: Int[np.ndarray, " n"]
     captions: Sequence[str]
     read: Images
+
+
+class Colours(NamedTuple):
+    """How groups are drawn.
+
+    Attributes:
+        of: Colour of each group.
+        shown: The groups that the legend names.
+        markers: Number of each one's marker.
+        rest: What the legend calls the others.
+    """
+
+    of: np.ndarray
+    shown: Int[np.ndarray, " shown"]
+    markers: Sequence[int]
+    rest: str
 
 
 class Proxies(NamedTuple):
@@ -74,7 +92,7 @@ def draw_disks(
 
     Args:
         panels: The points; their groups are those of `names`.
-        names: Name of each group. The seven largest have colours and markers of their own.
+        names: Name of each group, see `colours`.
         legend: What the groups are.
         output: File to write; its suffix selects the format.
         proxies: Proxies, drawn in each disk.
@@ -86,27 +104,37 @@ def draw_disks(
     """
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    shown = largest_groups(panels, len(names))
+    chosen = colours(sum(np.bincount(panel.labels, minlength=len(names)) for panel in panels))
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
         empty_disk(axes)
         axes.set_title(panel.title, fontsize=12, parse_math=False)
-        scatter_groups(axes, panel.places, panel.labels, shown, names)
+        scatter_groups(axes, panel.places, panel.labels, chosen, names)
         if proxies is not None:
             _draw_proxies(axes, proxies)
         if thumbnails:
-            _draw_thumbnails(axes, panel, shown)
+            _draw_thumbnails(axes, panel, chosen)
     place_legend(figure, row[0], legend)
     if note:
         figure.suptitle(note, fontsize=9, color="0.3", parse_math=False)
     save(figure, output)
 
 
-def largest_groups(panels: Sequence[Panel], groups: int) -> Int[np.ndarray, " shown"]:
-    """The groups with most points, at most as many as there are colours."""
-    counts = sum(np.bincount(panel.labels, minlength=groups) for panel in panels)
+def colours(counts: Int[np.ndarray, " groups"]) -> Colours:
+    """Chooses the colours of groups with so many points.
+
+    The seven largest have colours and markers of their own, and the others are grey. Where these
+    are most of the points, as of many equal classes, hues follow the order of the groups instead.
+    """
     shown = np.argsort(-counts, kind="stable")[: len(COLOURS)]
-    return shown[counts[shown] > 0]
+    shown, groups = shown[counts[shown] > 0], len(counts)
+    if 2 * counts[shown].sum() >= counts.sum():
+        of = np.full(groups, OTHER, dtype="<U7")
+        of[shown] = COLOURS[: len(shown)]
+        return Colours(of, shown, range(len(shown)), f"{groups - len(shown)} others")
+    of = np.array([to_hex(hue) for hue in matplotlib.colormaps["turbo"](np.linspace(0, 1, groups))])
+    shown = np.linspace(0, groups - 1, len(COLOURS)).round().astype(int)
+    return Colours(of, shown, [0] * len(shown), f"{groups - len(shown)} between these, in order")
 
 
 def grid_lines() -> Complex[np.ndarray, "lines points"]:
@@ -132,19 +160,20 @@ def scatter_groups(
     axes: Axes,
     places: Complex[np.ndarray, " n"],
     labels: Int[np.ndarray, " n"],
-    shown: Int[np.ndarray, " shown"],
+    chosen: Colours,
     names: Sequence[str],
 ) -> None:
-    """Draws points in the colours of some groups, and all others in grey."""
+    """Draws points in the colours of their groups."""
     size = float(np.clip(12000 / max(len(places), 1), 4, 24))
-    for colour, marker, group in zip(COLOURS, _MARKERS, shown, strict=False):
+    for marker, group in zip(chosen.markers, chosen.shown, strict=True):
         own = places[labels == group]
-        style = {"color": colour, "marker": marker, "s": size, "linewidths": 0, "zorder": 2}
-        axes.scatter(own.real, own.imag, label=names[group], **style)
-    if rest := len(names) - len(shown):
-        own = places[~np.isin(labels, shown)]
-        style = {"color": OTHER, "s": size / 2, "linewidths": 0, "zorder": 1.5}
-        axes.scatter(own.real, own.imag, label=f"{rest} others", **style)
+        style = {"color": chosen.of[group], "s": size, "linewidths": 0, "zorder": 2}
+        axes.scatter(own.real, own.imag, label=names[group], marker=_MARKERS[marker], **style)
+    if len(names) > len(chosen.shown):
+        rest = ~np.isin(labels, chosen.shown)
+        style = {"s": size, "linewidths": 0, "zorder": 1.5}
+        axes.scatter(places[rest].real, places[rest].imag, c=chosen.of[labels[rest]], **style)
+        axes.scatter([], [], color=OTHER, label=chosen.rest, **style)
 
 
 def place_legend(figure: Figure, axes: Axes, title: str) -> None:
@@ -156,8 +185,10 @@ def place_legend(figure: Figure, axes: Axes, title: str) -> None:
             handles,
             labels,
             loc="outside lower center",
-            ncols=3,
-            fontsize=10,
+            ncols=3 if max(map(len, labels), default=0) < _SHORT else 2,
+            fontsize=9,
+            columnspacing=1,
+            handletextpad=0.3,
             frameon=False,
             title=title,
         )
@@ -176,7 +207,7 @@ def _draw_proxies(axes: Axes, proxies: Proxies) -> None:
     axes.scatter(proxies.places.real, proxies.places.imag, s=22, label="proxy", **style)
 
 
-def _draw_thumbnails(axes: Axes, panel: Panel, shown: Int[np.ndarray, " shown"]) -> None:
+def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
     """Draws in each cell of a grid the image nearest to its centre, framed in its colour."""
     width = 2 / _CELLS
     cells = np.floor((panel.places.real + 1) / width) + 1j * np.floor(
@@ -192,11 +223,7 @@ def _draw_thumbnails(axes: Axes, panel: Panel, shown: Int[np.ndarray, " shown"])
         picture = panel.read(index)
         picture.thumbnail((2 * pixels, 2 * pixels))
         zoom = 0.86 * pixels / max(picture.size) * 72 / _DPI
-        group = np.flatnonzero(shown == panel.labels[index])
-        frame = {
-            "edgecolor": COLOURS[group[0]] if len(group) else OTHER,
-            "linewidth": 1.5,
-        }
+        frame = {"edgecolor": chosen.of[panel.labels[index]], "linewidth": 1.5}
         box = AnnotationBbox(
             OffsetImage(picture, zoom=zoom, cmap="gray"),
             (centre.real, centre.imag),

@@ -10,12 +10,12 @@ import numpy as np
 from PIL import Image
 
 from hypjax.errors import UserError, require_package
-from hypjax.reports.disk import COLOURS, OTHER, Panel, Proxies, grid_lines, largest_groups
+from hypjax.reports.disk import Colours, Panel, Proxies, colours, grid_lines
 from hypjax.system.files import write_text
 
-_PIXELS = 640  # Largest width of one disk.
 _LEAST = 340  # Least width of one disk, below which disks stand under each other.
 _LEGEND = 140  # Height of title and legend.
+_NAME = 30  # Characters of a group's name.
 _THUMBNAIL = 64  # Pixels of the longer side of an image under the pointer.
 _MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "x")
 _HOVER = """
@@ -42,7 +42,7 @@ def write_disk_page(
 
     Args:
         panels: The points; their groups are those of `names`.
-        names: Name of each group. The seven largest have colours and markers of their own.
+        names: Name of each group; see `colours`.
         legend: What the groups are.
         output: File to write.
         proxies: Proxies, drawn in each disk.
@@ -57,11 +57,12 @@ def write_disk_page(
     from bokeh.models import Div
     from bokeh.resources import INLINE
 
-    shown = largest_groups(panels, len(names))
-    disks = [_disk(panel, shown, names, legend, proxies) for panel in panels]
+    chosen = colours(sum(np.bincount(panel.labels, minlength=len(names)) for panel in panels))
+    disks = [_disk(panel, chosen, names, legend, proxies) for panel in panels]
     title = f"Poincaré disk: {', '.join(panel.title for panel in panels)}"
-    beside = row(*disks, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})
-    content = column(Div(text=note), beside, sizing_mode="stretch_width")
+    head = Div(text=f"<h1 style='font: bold 1.3rem sans-serif'>Poincaré disk</h1><p>{note}</p>")
+    beside = row(*disks, sizing_mode="stretch_both", styles={"flex-wrap": "wrap"})
+    content = column(head, beside, sizing_mode="stretch_both")
     page = file_html(content, INLINE, title)
     page = page.replace("<html", '<html lang="en"', 1) if "<html lang" not in page else page
     try:
@@ -72,7 +73,7 @@ def write_disk_page(
 
 def _disk(
     panel: Panel,
-    shown: np.ndarray,
+    chosen: Colours,
     names: Sequence[str],
     legend: str,
     proxies: Proxies | None,
@@ -80,33 +81,31 @@ def _disk(
     from bokeh.models import ColumnDataSource, HoverTool
     from bokeh.plotting import figure
 
+    tools = "pan,wheel_zoom,box_zoom,reset,save"
     plot = figure(
         title=panel.title,
-        sizing_mode="scale_width",
+        sizing_mode="stretch_both",
         min_width=_LEAST,
-        max_width=_PIXELS,
-        aspect_ratio=_PIXELS / (_PIXELS + _LEGEND),
+        min_height=_LEAST + _LEGEND,
         match_aspect=True,
-        x_range=(-1.03, 1.03),
-        y_range=(-1.03, 1.03),
-        tools="pan,wheel_zoom,box_zoom,reset,save",
+        tools=tools,
         active_scroll="wheel_zoom",
     )
+    plot.x_range.range_padding = plot.y_range.range_padding = 0.02
     plot.axis.visible = plot.grid.visible = False
-    plot.circle(0, 0, radius=1, fill_color=None, line_color="black")
-    lines = grid_lines()
+    lines, circle = grid_lines(), np.exp(2j * np.pi * np.linspace(0, 1, 361))
     plot.multi_line(list(lines.real), list(lines.imag), line_color="#dddddd", line_width=1)
+    plot.line(circle.real, circle.imag, line_color="black")
+    shown = [([group], names[group]) for group in chosen.shown.tolist()]
+    shown.append((np.setdiff1d(np.arange(len(names)), chosen.shown), chosen.rest))
     renderers = []
-    for place, group in enumerate([*shown.tolist(), None]):
-        own = panel.labels == group if group is not None else ~np.isin(panel.labels, shown)
-        if not own.any():
-            continue
-        source = ColumnDataSource(_columns(panel, np.flatnonzero(own)))
-        label = names[group] if group is not None else f"{len(names) - len(shown)} others"
-        colour = COLOURS[place] if group is not None else OTHER
-        marker = _MARKERS[place] if group is not None else "circle"
-        style = {"size": 6, "color": colour, "marker": marker, "alpha": 0.8}
-        renderers.append(plot.scatter("x", "y", source=source, legend_label=label, **style))
+    for (groups, label), marker in zip(shown, [*chosen.markers, 0], strict=True):
+        own = np.flatnonzero(np.isin(panel.labels, groups))
+        if len(own):
+            columns = _columns(panel, own) | {"colour": chosen.of[panel.labels[own]]}
+            style = {"size": 6, "color": "colour", "marker": _MARKERS[marker], "alpha": 0.8}
+            style["legend_label"] = label if len(label) < _NAME else f"{label[:_NAME]}…"
+            renderers.append(plot.scatter("x", "y", source=ColumnDataSource(columns), **style))
     if proxies is not None and len(proxies.places):
         style = {"size": 8, "fill_color": "white", "line_color": "black"}
         places = proxies.places.real, proxies.places.imag
@@ -114,7 +113,10 @@ def _disk(
     plot.add_tools(HoverTool(renderers=renderers, tooltips=_HOVER))
     plot.legend.title, plot.legend.click_policy = legend, "hide"
     plot.add_layout(plot.legend[0], "below")
-    plot.legend.orientation, plot.legend.ncols = "horizontal", 4
+    longest = max(len(item.label.value) for item in plot.legend[0].items)
+    plot.legend.ncols = max(1, _LEAST // (7 * longest + 40))
+    plot.legend.update(label_text_font_size="12px", spacing=0, padding=2, location="top_left")
+    plot.legend.update(label_height=14, glyph_height=14)
     return plot
 
 

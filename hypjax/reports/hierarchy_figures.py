@@ -3,17 +3,15 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 
-import matplotlib
 import numpy as np
 from jaxtyping import Complex, Float, Int
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Circle
 
 from hypjax.geometry.disk import geodesics
 from hypjax.geometry.trees import Tree
-from hypjax.reports.disk import COLOURS, OTHER
+from hypjax.reports.disk import colours, empty_disk, place_legend, scatter_groups
 from hypjax.reports.hit_grid import save
 
 _DPI = 160
@@ -32,7 +30,7 @@ def draw_disk(
     Args:
         tree: The tree.
         places: Place of each node, inside the unit circle.
-        groups: Group of each leaf, which colours it; the seven largest have colours of their own.
+        groups: Group of each leaf, which colours it.
         names: Name of each group.
         title: What the colours stand for.
         output: File to write; its suffix selects the format.
@@ -43,9 +41,7 @@ def draw_disk(
     figure = Figure(figsize=(5, 5.9), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set(aspect="equal", xlim=(-1.02, 1.02), ylim=(-1.02, 1.02))
-    axes.axis("off")
-    axes.add_patch(Circle((0, 0), 1, facecolor="none", edgecolor="black", linewidth=1))
+    empty_disk(axes)
     child = np.flatnonzero(tree.parents >= 0)
     leaf = child < tree.leaves
     for edges, style in (
@@ -56,27 +52,12 @@ def draw_disk(
         lines = np.stack([arcs.real, arcs.imag], axis=-1)
         axes.add_collection(LineCollection(list(lines), **style))
     leaves, inner = places[: tree.leaves], places[tree.leaves : -1]
-    size = float(np.clip(8000 / tree.leaves, 4, 20))
-    order = np.argsort(-np.bincount(groups, minlength=len(names)), kind="stable")
-    for i, group in enumerate(order[: len(COLOURS)]):
-        own = leaves[groups == group]
-        style = {"color": COLOURS[i], "s": size, "linewidths": 0, "zorder": 2}
-        axes.scatter(own.real, own.imag, label=names[group], **style)
-    rest = leaves[np.isin(groups, order[len(COLOURS) :])]
-    if len(rest):
-        label = f"{len(order) - len(COLOURS)} others"
-        axes.scatter(
-            rest.real, rest.imag, color=OTHER, s=size, linewidths=0, zorder=1.5, label=label
-        )
+    chosen = colours(np.bincount(groups, minlength=len(names)))
+    scatter_groups(axes, leaves, groups, chosen, names)
     rings = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
     axes.scatter(inner.real, inner.imag, s=22, label="proxy", **rings)
     axes.scatter([0], [0], s=30, color="black", marker="x", zorder=5, label="origin, the root")
-    with matplotlib.rc_context({"text.parse_math": False}):
-        legend = figure.legend(
-            loc="outside lower center", ncols=3, fontsize=10, frameon=False, title=title
-        )
-    for handle in legend.legend_handles:
-        handle.set_sizes([30])
+    place_legend(figure, axes, title)
     axes.set_title("distance from the origin: true; angle: place in the tree", fontsize=10)
     save(figure, output)
 

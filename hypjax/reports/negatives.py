@@ -1,6 +1,5 @@
 """The negatives of anchors and their weights, as text and as JSON."""
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -126,7 +125,7 @@ def _column(runs: Sequence[Weighed], run: int, place: int) -> list[str]:
     """The lines of a run in an anchor's table, equally long."""
     found = runs[run].hardest[place]
     names = map(on_one_line, found.classes)
-    classes = [textwrap.shorten(name, _NAME, placeholder="…") for name in names]
+    classes = [name if len(name) <= _NAME else f"{name[: _NAME - 1]}…" for name in names]
     width = max(map(len, ["class", *classes]))
     head = f"{'image':>8}  {'class':<{width}}{'distance':>10}{'weight':>9} "
     lines = [f"{runs[run].run[-len(head) :]:<{len(head)}}", head]

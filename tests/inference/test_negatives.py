@@ -105,6 +105,7 @@ def test_negatives_of_one_run_only_are_marked():
     lines = anchor_table(Anchor(5, "x.png", "Ŏ"), runs, 0).splitlines()
     assert lines[0] == "anchor 5 (x.png), Ŏ" and len(lines) == 6
     assert lines[3].count(" Ö U+00D6 ") == 2 and len({line.rfind(" | ") for line in lines[1:]}) == 1
+    assert f" {'b' * 23}… " in lines[4]
     assert [line.count("*") for line in lines[3:]] == [0, 2, 0]
 
 

@@ -67,6 +67,15 @@ def test_groups_differ_in_colour_and_marker(panel, drawn, tmp_path):
     assert len({handle.get_paths()[0].vertices.tobytes() for handle in handles}) == 7
 
 
+def test_many_equal_groups_differ_in_hue():
+    chosen = disk.colours(np.full(250, 2))
+    assert len(set(chosen.of)) > 200 and disk.OTHER not in chosen.of
+    assert chosen.shown.tolist() == [0, 42, 83, 124, 166, 208, 249]
+    assert chosen.rest == "243 between these, in order" and set(chosen.markers) == {0}
+    chosen = disk.colours(np.array([9] * 7 + [1] * 40))
+    assert set(chosen.of[7:]) == {disk.OTHER} and chosen.rest == "40 others"
+
+
 def test_thumbnails_and_legend_do_not_overlap(panel, drawn, tmp_path):
     draw_disks([panel], NAMES, "group", tmp_path / "disk.png", thumbnails=True, note="a note")
     figure = drawn[0]
