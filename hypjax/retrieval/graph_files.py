@@ -80,7 +80,10 @@ def write(
         replacing_file(_beside(path, "npy")) as new_points,
         replacing_file(path) as new_graph,
     ):
-        save_graph(str(new_graph))
+        try:
+            save_graph(str(new_graph))
+        except RuntimeError as error:  # So usearch says that a file cannot be written.
+            raise OSError(str(error)) from error
         with new_points.open("wb") as file:
             np.save(file, table.points)
         described = facts._asdict() | {

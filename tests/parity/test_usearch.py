@@ -108,8 +108,11 @@ def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
     with pytest.raises(UserError, match="there is no gallery at"):
         open_gallery(path)
     export_usearch(embeddings(points, space), path)
+    gallery = open_gallery(str(path))
     with pytest.raises(UserError, match="k is 101, but there are 100 items"):
-        open_gallery(path).nearest(points, 101)
+        gallery.nearest(points, 101)
+    with pytest.raises(UserError, match="cannot write to .*usearch"):
+        gallery.save(str(tmp_path / "missing/gallery.usearch"))
     for file, words in (
         (path, "there is no gallery at"),
         (tmp_path / "gallery.usearch.npy", "needs its points"),
