@@ -269,4 +269,4 @@ def _end(resumes: bool, signum: int, frame: object) -> None:
 
 def _show_warning(message: Warning | str, *args: object, **kwargs: object) -> None:
     """Prints a warning on one line, without its location in the code."""
-    print(f"warning: {errors.redacted(str(message))}", file=sys.stderr)
+    print(f"warning: {errors.on_one_line(errors.redacted(str(message)))}", file=sys.stderr)

@@ -159,3 +159,8 @@ def test_help_shows_the_flags_of_the_command_alone(repository, flag):
 
 def test_messages_stay_on_one_line_and_hold_no_terminal_codes():
     assert str(UserError("no file a\nb\x1b[2J\t")) == "no file a b [2J"
+
+
+def test_a_warning_takes_one_line_and_no_code_reaches_the_terminal(capsys):
+    command._show_warning("no glyph\n for \x1b[31m")
+    assert capsys.readouterr().err == "warning: no glyph\\n for \\x1b[31m\n"

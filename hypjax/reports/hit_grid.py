@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, on_one_line
 from hypjax.reports.hits import Hits
 from hypjax.system import console
 
@@ -136,10 +136,10 @@ def save(figure: Figure, file: pathlib.Path) -> None:
 
 def _row(hits: Hits) -> list[Picture]:
     """The query and its hits."""
-    query = Picture(hits.query, f"query {hits.label}", "black")
+    query = Picture(hits.query, f"query {on_one_line(hits.label)}", "black")
     columns = zip(hits.paths, hits.labels, hits.distances, strict=True)
     return [query] + [
-        Picture(path, f"{distance:.3f} {label}", _COLOURS[hits.mark(i)])
+        Picture(path, f"{distance:.3f} {on_one_line(label)}", _COLOURS[hits.mark(i)])
         for i, (path, label, distance) in enumerate(columns)
     ]
 
