@@ -16,6 +16,7 @@ from hypjax.data.photos import Photo, files_of, fingerprint
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import Interrupted, UserError
 from hypjax.inference.embedding import embed_function
+from hypjax.inference.matches import read_matches
 from hypjax.inference.processing import model_fingerprint, saved_projection
 from hypjax.inference.scored import scored_spaces
 from hypjax.inference.unfinished import UnfinishedGallery, concatenated
@@ -39,6 +40,7 @@ class TrainedEmbedder:
         batch_size: Number of images that are embedded at once.
         fingerprint: Hash of everything that the embeddings depend on besides the images. Embeddings
             of equal fingerprints can be compared.
+        match: What the run knows of the distance of matches; None if it does not.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class TrainedEmbedder:
             self._projection = saved_projection(folder, config, part, self.space, self.fingerprint)
             if self._projection is not None:
                 self.fingerprint = self._projection.fingerprint(self.fingerprint)
+            self.match = read_matches(folder).get(self.fingerprint)
         self._part, self.batch_size = part, batch_size or config.run.eval_batch_size
         pixel_scaling = (config.data.mean, config.data.std)
         spaces = {part: self.space}

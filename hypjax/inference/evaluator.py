@@ -14,6 +14,7 @@ from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
 from hypjax.inference.datasets import EvaluationInput, evaluation_input
 from hypjax.inference.features import DatasetEmbedder, frozen_encodings
+from hypjax.inference.matches import Match, choose, match_distance
 from hypjax.inference.processing import Processing, Projections
 from hypjax.inference.scored import part_of, scored_spaces
 from hypjax.models import create_embedder
@@ -159,6 +160,28 @@ class Evaluator:
                     rows=rows,
                 )
             found |= {f"{level}/{name}": values for name, values in scores.items()}
+        return found
+
+    def matches(
+        self, params: PyTree, splits: Splits, projections: Projections | None = None
+    ) -> dict[str, Match]:
+        """The distance of matches for each part of the model, where enough images have one.
+
+        Arguments and errors are those of `test_scores`.
+        """
+        if (chosen := choose(splits)) is None:
+            return {}
+        images, queries, gallery = chosen
+        points = self._projected(params, queries, projections)
+        items = self._projected(params, gallery, projections) if gallery else {}
+        found = {}
+        for part in PARTS:
+            distance = match_distance(
+                *(points[part], queries.labels, items.get(part)),
+                gallery.labels if gallery else None,
+                space=self._spaces[part],
+            )
+            found |= {} if distance is None else {part: Match(distance, images)}
         return found
 
     def test_scores(

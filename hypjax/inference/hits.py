@@ -51,6 +51,8 @@ def find_hits(
     else:
         found = _search_arrays(queries.vectors, paths, gallery, k, refinement)
     has_class = _classes_of(gallery)
+    # Distances of an expanded query, or of a re-ranked hit, are others.
+    match = embedder.match if refinement == Refinement() else None
     return [
         Hits(
             query=str(photo.path),
@@ -58,6 +60,7 @@ def find_hits(
             paths=hits.ids,
             labels=hits.labels,
             distances=hits.distances,
+            remark=match.remark(hits.distances[0]) if match and hits.distances else "",
         )
         for photo, hits in zip(photos, found, strict=True)
     ]

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from hypjax.config import flatten, identity
 from hypjax.errors import UserError
+from hypjax.inference.matches import read_matches, write_matches
 from hypjax.inference.processing import copy_projections
 from hypjax.inference.weights import restore_best
 from hypjax.models.pretrained import pools_as_timm, save_timm, timm_config
@@ -115,6 +116,8 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
         results = read_results(run / RESULTS)
         circumstances = {"images": saved_fingerprint(run)}
         copy_projections(run, folder, config, params)
+        if matches := read_matches(run):
+            write_matches(folder, matches)
     if results is not None:
         write_json(folder / RESULTS, results)
     save_timm(folder / WEIGHTS, params, model)

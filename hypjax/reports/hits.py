@@ -15,6 +15,7 @@ class Hits(NamedTuple):
         paths: Paths of the hits, nearest first.
         labels: Their classes, or '' if unknown.
         distances: Their distances from the query.
+        remark: What to say of the nearest of them, such as that it is far away; '' for nothing.
     """
 
     query: str
@@ -22,6 +23,7 @@ class Hits(NamedTuple):
     paths: list[str]
     labels: list[str]
     distances: list[float]
+    remark: str = ""
 
     def mark(self, i: int) -> str:
         """Returns 'right' or 'wrong' for a hit, or '' if a class is unknown."""
@@ -43,7 +45,7 @@ class Hits(NamedTuple):
         for i, (path, distance) in enumerate(zip(self.paths, self.distances, strict=True)):
             mark = f"{self.mark(i):<7}" if known else ""
             lines.append(f"{i + 1:>4} {distance:>10.4f}  {mark}{_shown(path)}")
-        return "\n".join(lines)
+        return "\n".join(filter(None, [*lines, self.remark]))
 
 
 def _shown(path: str) -> str:

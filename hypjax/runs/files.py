@@ -18,10 +18,11 @@ METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
 # A published model, whose config.json is timm's: its own configuration, its weights under timm's
 # names, and a head that timm's model has not.
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"
+MATCHES = "matches.json"  # Distances of matches, by fingerprint of the embeddings.
 PROJECTIONS = "projections/"  # Principal components of the models' embeddings.
 # Files of a published model whose hashes its configuration holds.
 _HASHED = re.compile(
-    rf"(?:{re.escape(RESULTS)}|{re.escape(WEIGHTS)}|{re.escape(HEAD)}"
+    rf"(?:{re.escape(RESULTS)}|{re.escape(MATCHES)}|{re.escape(WEIGHTS)}|{re.escape(HEAD)}"
     rf"|{PROJECTIONS}(?:head|encoder)-[0-9a-f]{{32}}\.npz)"
 )
 _STATE = ".mirror.json"

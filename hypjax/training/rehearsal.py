@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.plans import TuplePlans
+from hypjax.inference import matches
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.system import console, memory
 from hypjax.training.input import Input, open_input
@@ -73,6 +74,8 @@ def _embedded(setup: Setup) -> int:
     count = states * (scored + fitted)
     if splits.validation is not None:
         count += (2 + (-(-total // every) if every else 1)) * validation
+    if chosen := matches.choose(splits):
+        count += rows(*chosen[1:])
     if config.run.report and jax.process_count() == 1:
         count += rows(splits.test, splits.gallery)
     return count + (len(kept) if kept else 0)

@@ -11,8 +11,10 @@ from hypjax import parallel
 from hypjax.data.parts import Task
 from hypjax.errors import Interrupted, UserError
 from hypjax.inference.inspected import Opened
-from hypjax.inference.processing import Projections, save_projections
+from hypjax.inference.matches import write_matches
+from hypjax.inference.processing import Projections, model_fingerprint, save_projections
 from hypjax.inference.reporting import write_report
+from hypjax.inference.scored import scored_spaces
 from hypjax.monitoring.stopwatch import TIMES, Stopwatch
 from hypjax.parallel import processes
 from hypjax.reports import published
@@ -43,7 +45,8 @@ def collect_results(
         state: The state after the last step.
         measured: Scores measured so far.
         setup: The run.
-        folder: The run's folder, in which the projections of both models are saved.
+        folder: The run's folder, in which the projections of both models are saved, and the
+            distance of matches for the one that searches use.
 
     Returns:
         What results.json holds, see `train_and_evaluate`.
@@ -64,9 +67,11 @@ def collect_results(
         return evaluator.test_scores(params, splits, projections)
 
     model = state.params["model"]
-    results = {"untrained": measured.untrained["test"], "final": scores(model, fit(model))}
+    fitted = fit(model)
+    results = {"untrained": measured.untrained["test"], "final": scores(model, fitted)}
     results |= noted(splits.notes)
     if not splits.validation:
+        _keep_matches(folder, setup, model, fitted)
         return results
     held_out = {"untrained": measured.untrained["validation"], "final": measured.validation}
     checkpoints.wait()
@@ -79,7 +84,28 @@ def collect_results(
         held_out["best"] = evaluator.scores(model, Task(splits.validation), fitted)
     if "best" in results:
         results["best_step"] = checkpoints.best_step
+    _keep_matches(folder, setup, model, fitted)
     return results | {"validation": held_out}
+
+
+def _keep_matches(
+    folder: pathlib.Path, setup: Setup, params: PyTree, projections: Projections
+) -> None:
+    """Measures the distance of a model's matches, and writes it in the first process."""
+    found = setup.evaluator.matches(params, setup.splits, projections)
+    whole = parallel.place(params, parallel.replicated(setup.learner.mesh))
+    spaces = scored_spaces(setup.config)
+
+    def write() -> None:
+        matches = {}
+        for part, match in found.items():
+            fingerprint = model_fingerprint(setup.config, part, spaces[part], whole)
+            if part in projections:
+                fingerprint = projections[part].fingerprint(fingerprint)
+            matches[fingerprint] = match
+        write_matches(folder, matches)
+
+    processes.from_first(write)
 
 
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:

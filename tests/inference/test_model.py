@@ -17,9 +17,13 @@ from safetensors.numpy import load_file, save_file
 
 import hypjax
 from hypjax import train
+from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
+from hypjax.inference.matches import match_distance, read_matches
 from hypjax.inference.published import without_paths
+from hypjax.retrieval.refinement import Refinement
+from hypjax.runs.workdir import saved_config
 from hypjax.system import hub
 from tests.helpers import small_runs
 
@@ -113,6 +117,45 @@ def test_images_in_memory_are_not_taken_for_one_another(model, photos_folder):
     assert last.paths[0] == "image 2"
 
 
+def test_a_nearest_hit_beyond_the_matches_is_told(model, run, published, photos_folder):
+    """The distance is that of 95% of the validation images, found here one by one."""
+    images = open_splits(saved_config(run)).validation
+    points = model.embed([images.name(i) for i in range(len(images))])
+    nearest = []
+    for i, label in enumerate(images.labels):
+        (alike,) = np.nonzero(images.labels == label)
+        distances = [model.space.distance(points[i], points[j]) for j in alike if j != i]
+        nearest.append(min(map(float, distances)))
+    (distance,) = [m.distance for f, m in read_matches(run).items() if f == model.fingerprint]
+    assert len(nearest) == 18 and distance == pytest.approx(max(nearest), rel=1e-3)
+
+    queries = [np.full((20, 20, 3), grey, np.uint8) for grey in (0, 255)]
+    queries += sorted(photos_folder.glob("class*/0.png"))
+    remarks = []
+    for source in (model, hypjax.load(published)):
+        remarks.append([])
+        for hits in source.search(photos_folder, queries, k=1):
+            assert bool(hits.remark) == (hits.distances[0] > distance)
+            assert hits.remark in ("", str(hits).splitlines()[-1])
+            remarks[-1].append(hits.remark)
+    assert remarks[0] == remarks[1] and len({*remarks[0]}) == 2
+    assert max(remarks[0]).startswith("perhaps no match: 95% of the validation images with a match")
+    expanded = model.search(photos_folder, queries, 1, Refinement(expansion=1))
+    assert not any(hits.remark for hits in expanded)
+
+
+def test_what_a_run_does_not_know_of_matches_it_does_not_say(tmp_path):
+    assert read_matches(tmp_path) == {}
+    known = {"a": {"distance": 2, "images": "test"}}
+    for wrong in ({"distance": "x"}, [], {"distance": 1, "images": "<b>"}, {"distance": 1e999}):
+        (tmp_path / "matches.json").write_text(json.dumps({"b": wrong, **known}))
+        assert read_matches(tmp_path) == {"a": (2.0, "test")}
+    (tmp_path / "matches.json").write_text("[1")
+    assert read_matches(tmp_path) == {}
+    few = np.zeros((9, 2), np.float32)
+    assert match_distance(few, np.zeros(9), None, None, space=PoincareBall()) is None
+
+
 def test_it_says_what_it_is(model, run):
     lines = repr(model).splitlines()
     assert lines[0] == str(run)
@@ -137,7 +180,7 @@ def test_a_published_folder_gives_the_same_embeddings(run, published, photos_fol
 def test_a_published_folder_says_what_it_holds_but_not_where_it_was(run, published, photos_folder):
     assert {path.name for path in published.iterdir()} == {
         *("README.md", "config.json", "hypjax.json", "model.safetensors"),
-        *("projections", "results.json"),
+        *("matches.json", "projections", "results.json"),
     }
     card = (published / "README.md").read_text()
     assert 'hypjax.load("me/photos")' in card and '"hf-hub:me/photos"' in card
@@ -217,7 +260,8 @@ def test_uploads_what_it_wrote_and_nothing_else(run, tmp_path, capsys, monkeypat
     (copy / "projections/head-x.npz").symlink_to(outside)
     hypjax.push(copy, "me/photos", folder=folder, private=True)
     (projection,) = (folder / "projections").iterdir()
-    added = ["hypjax.json", "model.safetensors", f"projections/{projection.name}", "results.json"]
+    added = ["hypjax.json", "matches.json", "model.safetensors"]
+    added += [f"projections/{projection.name}", "results.json"]
     assert calls == [
         ("me/photos", {"private": True, "exist_ok": True}),
         [
@@ -257,7 +301,7 @@ def test_a_push_that_is_interrupted_leaves_no_mixture(published, tmp_path, monke
 
     monkeypatch.setattr(pathlib.Path, "replace", replaced)
     hypjax.push(other, "me/photos", folder=folder)
-    assert states == ["folder", *[""] * 4]  # Of the configuration, weights, results and two more.
+    assert states == ["folder", *[""] * 5]  # Of the configuration, weights, results and three more.
     assert state() == "other"
 
 

@@ -26,7 +26,7 @@ def test_tells_memory_and_time_and_leaves_nothing(photos_folder, tmp_path, monke
 
 def test_counts_the_images_that_evaluations_embed(photos_folder):
     """Batches of 32 hold the 18 images of the test, and those of the validation."""
-    evaluations = dict(untrained=2, validation_at_4_8_and_12=3, final=1, best=2)
+    evaluations = dict(untrained=2, validation_at_4_8_and_12=3, final=1, best=2, matches=1)
     config = small_runs.load(photos_folder)
     assert rehearsal._embedded(build(config)) == 32 * sum(evaluations.values())
     config = small_runs.load(photos_folder, "optim.frozen=encoder", "run.report=True")

@@ -1,0 +1,120 @@
+"""How near matches are: the distance beyond which a nearest hit probably shows another class."""
+
+import contextlib
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from hypjax.data.dataset import Dataset
+from hypjax.data.parts import Splits
+from hypjax.geometry import Space
+from hypjax.runs.files import MATCHES
+from hypjax.system import console
+from hypjax.system.files import write_json
+
+_SHARE = 0.95  # Of the queries, whose matches are within the distance.
+_IMAGES = 2_000  # Most images that are compared with each other: all of some classes.
+_FEWEST = 10  # Queries with a match; fewer say too little.
+_SOURCES = ("validation", "test")
+
+
+class Match(NamedTuple):
+    """What a run knows of the distance between a query and its nearest match.
+
+    Attributes:
+        distance: Within it, 95% of the queries that have a match found their nearest one.
+        images: The part of the dataset on which that was measured: validation or test.
+    """
+
+    distance: float
+    images: str
+
+    def remark(self, nearest: float) -> str:
+        """What to say of a search whose nearest hit is so far away; '' if it may be a match."""
+        if nearest <= self.distance:
+            return ""
+        return (
+            f"perhaps no match: {_SHARE:.0%} of the {self.images} images with a match found it "
+            f"within {self.distance:.4f}"
+        )
+
+
+def choose(splits: Splits) -> tuple[str, Dataset, Dataset | None] | None:
+    """Chooses images to measure on: of validation classes or, without these, of the test.
+
+    Returns:
+        The name of the part, queries, and the images that they search, None if that is each other;
+        or None for judged queries, whose matches are not those of a class.
+    """
+    if splits.validation is not None:
+        return _SOURCES[0], _of_some_classes(splits.validation), None
+    if splits.judgements is not None:
+        return None
+    if splits.gallery is None:
+        return _SOURCES[1], _of_some_classes(splits.test), None
+    items = _of_some_classes(splits.gallery)
+    alike = np.flatnonzero(np.isin(splits.test.labels, items.labels))
+    return _SOURCES[1], splits.test.take(alike[:_IMAGES]), items
+
+
+def _of_some_classes(images: Dataset) -> Dataset:
+    classes, places = np.unique(images.labels, return_inverse=True)
+    order = np.random.default_rng(0).permutation(len(classes))[places]
+    return images.take(np.sort(np.argsort(order, kind="stable")[:_IMAGES]))
+
+
+def match_distance(
+    queries: Float[np.ndarray, "n d"],
+    labels: Int[np.ndarray, " n"],
+    gallery: Float[np.ndarray, "m d"] | None,
+    gallery_labels: Int[np.ndarray, " m"] | None,
+    *,
+    space: Space,
+) -> float | None:
+    """The distance within which 95% of the queries with a match find their nearest one.
+
+    Args:
+        queries: Points of the queries.
+        labels: Their classes.
+        gallery: Points that they search; None if they search each other.
+        gallery_labels: Their classes.
+        space: Space of the points.
+
+    Returns:
+        The distance; None if fewer than 10 queries have a match.
+    """
+    among_itself = gallery is None
+    items, item_labels = (queries, labels) if among_itself else (gallery, gallery_labels)
+    distances = np.array(space.distance_matrix(queries, items))
+    distances[labels[:, None] != item_labels] = np.inf
+    if among_itself:
+        np.fill_diagonal(distances, np.inf)
+    nearest = distances.min(axis=1, initial=np.inf)
+    nearest = nearest[np.isfinite(nearest)]
+    if len(nearest) < _FEWEST:
+        return None
+    return float(np.quantile(nearest, _SHARE, method="higher"))
+
+
+def write_matches(folder: pathlib.Path, matches: Mapping[str, Match]) -> None:
+    """Writes what is known of matches, by fingerprint of the embeddings; a failure is a warning."""
+    with console.tolerating(str(folder / MATCHES)):
+        found = {fingerprint: match._asdict() for fingerprint, match in matches.items()}
+        write_json(folder / MATCHES, found)
+
+
+def read_matches(folder: pathlib.Path) -> dict[str, Match]:
+    """Reads what a run knows of matches, by fingerprint; without what is damaged."""
+    found = {}
+    with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
+        for fingerprint, each in json.loads((folder / MATCHES).read_text()).items():
+            with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError):
+                match = Match(float(each["distance"]), each["images"])
+                if math.isfinite(match.distance) and match.images in _SOURCES:
+                    found[fingerprint] = match
+    return found
