@@ -79,6 +79,19 @@ def test_a_page_shows_two_runs_and_needs_nothing_else(runs, tmp_path, capsys):
         assert cells == [f"{each['best']['head']['recall@1']:.3f} (" for each in results]
 
 
+def test_runs_of_other_test_images_have_searches_of_their_own(runs, tmp_path):
+    shutil.copytree(runs / "hyp", tmp_path / "other")
+    config = (tmp_path / "other/config.json").read_text()
+    assert '"data.split_seed": 0' in config
+    (tmp_path / "other/config.json").write_text(
+        config.replace('"data.split_seed": 0', '"data.split_seed": 1')
+    )
+    where = [f"--workdir={runs / 'hyp'}", f"--workdir={tmp_path / 'other'}"]
+    write(*where, f"--output={tmp_path / 'report.html'}", "--queries=4")
+    text = (tmp_path / "report.html").read_text()
+    assert text.count("the lowest Recall@1") == 2 and len(Page(text).items) == 8
+
+
 def test_the_best_scores_of_runs_stand_out():
     assert [str(text) for text in _marked([0.5, 0.7, 0.7], list("abc"))] == [
         *("a", "<strong>b</strong>", "<strong>c</strong>")

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -88,7 +88,7 @@ class Inspected(NamedTuple):
     """The embeddings of a run's test images, and what searches among them find.
 
     Attributes:
-        fingerprint: That of the images.
+        images: What runs of the same images have in common.
         counts: Numbers of images and classes, in words, by part of the dataset.
         points: Points of the test images.
         space: Their space.
@@ -106,7 +106,7 @@ class Inspected(NamedTuple):
         hit_name: Class and name of a searched image.
     """
 
-    fingerprint: str
+    images: Hashable
     counts: dict[str, str]
     points: Float[np.ndarray, "n d"]
     space: Space
@@ -198,7 +198,7 @@ def inspect(workdir: str | pathlib.Path, k: int = 8, opened: Opened | None = Non
     parts = {"training": splits.train, "validation": splits.validation, "test": test}
     parts["searched"] = splits.gallery
     return Inspected(
-        fingerprint=splits.fingerprint,
+        images=(splits.fingerprint, test.positions.tobytes(), items.positions.tobytes()),
         counts={f"{part} images": each.describe() for part, each in parts.items() if each},
         points=points,
         space=space,

@@ -53,7 +53,7 @@ def write_report(
     for name, log in logs.items():
         console.say(f"embedding the test images with {name}")
         found = inspect(workdirs[name], k, opened)
-        images.setdefault(found.fingerprint, {})[name] = found
+        images.setdefault(found.images, {})[name] = found
         runs.append(_run(name, log, found))
     page = render(runs, [_group(group, queries) for group in images.values()])
     try:
