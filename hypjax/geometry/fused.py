@@ -1,7 +1,6 @@
 """A weighted sum of the distances of several spaces."""
 
 import dataclasses
-import numbers
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +8,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
+from hypjax.geometry import smooth
 from hypjax.geometry.space import InnerProductSpace
-from hypjax.geometry.spaces import Sphere
+from hypjax.geometry.spaces import Sphere, require_positive
 
 
 @jax.tree_util.register_dataclass
@@ -42,8 +42,7 @@ class Fused:
         for space, weight in self.parts:
             if isinstance(space, Fused):
                 raise ValueError("a part is fused itself; list its parts instead")
-            if isinstance(weight, numbers.Real) and not 0 <= weight < float("inf"):
-                raise ValueError(f"a weight is {weight}; it must be a finite number of at least 0")
+            require_positive("a weight", weight)
 
     def split(self, x: Float[ArrayLike, "*b m*d"]) -> list[Float[Array, "*b d"]]:
         """The coordinates of points in each space.
@@ -80,7 +79,7 @@ class Fused:
 
     def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
         """e^−distance."""
-        return jnp.exp(-jnp.asarray(distance))
+        return jnp.exp(-smooth.inexact(distance)[0])
 
     def features(self, x: Float[ArrayLike, "*b m*d"]) -> Float[Array, "*b d"]:
         """The features of the points in the first space."""

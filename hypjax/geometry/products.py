@@ -4,6 +4,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from hypjax.geometry import smooth
+
 
 def inner_products(x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> Float[Array, "n m"]:
     """Inner products ⟨x_i, y_j⟩ of all pairs.
@@ -18,6 +20,7 @@ def inner_products(x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> Fl
     Returns:
         Products, [n, m], in the dtype of the inputs.
     """
+    x, y = smooth.inexact(x, y)
     return jnp.matmul(x, y.T, precision="highest")
 
 
@@ -35,6 +38,7 @@ def square_distances(x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> 
     Returns:
         Squared distances, [n, m], in the dtype of the inputs.
     """
+    x, y = smooth.inexact(x, y)
     half = x.shape[-1] // 2
     xy = inner_products(x[:, :half], y[:, :half]) + inner_products(x[:, half:], y[:, half:])
     s = (jnp.sum(x * x, axis=-1)[:, None] - xy) + (jnp.sum(y * y, axis=-1) - xy)

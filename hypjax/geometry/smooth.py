@@ -15,6 +15,11 @@ def floating(*arrays: ArrayLike) -> list[Array]:
     return [jnp.asarray(array, dtype) for array in arrays]
 
 
+def inexact(*arrays: ArrayLike) -> list[Array]:
+    """Converts integers, whose differences and squares may wrap around, to floats."""
+    return [jnp.asarray(array, jnp.result_type(float, array)) for array in arrays]
+
+
 def square_norm(x: Float[ArrayLike, "*b d"], keepdims: bool = True) -> Array:
     """‖x‖² over the last axis, which is kept by default."""
     return jnp.sum(x * x, axis=-1, keepdims=keepdims)

@@ -1,11 +1,12 @@
 """The spaces whose points are ranked by inner products: the sphere and the Poincaré ball."""
 
 import dataclasses
-import math
 import numbers
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
@@ -23,6 +24,22 @@ _SMALLEST_CURVATURE = 1e-12
 # Tolerated error in the length of unit vectors, which admits those rounded to bfloat16.
 _LENGTH_TOLERANCE = 2**-7
 _SQRT2 = 2**0.5
+
+
+def require_positive(name: str, value: Any) -> None:
+    """Refuses what is known not to be a finite number of at least 0.
+
+    Traced numbers are not known, and neither are the placeholders that JAX puts into trees.
+
+    Raises:
+        ValueError: It is negative, not finite, or no number.
+    """
+    known = isinstance(value, numbers.Real | np.ndarray)
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        known = value.is_fully_addressable
+    wrong = isinstance(value, str | bytes | complex | list | tuple | dict)
+    if wrong or (known and not np.all((0 <= np.asarray(value)) & (np.asarray(value) < np.inf))):
+        raise ValueError(f"{name} is {value}; it must be a finite number of at least 0")
 
 
 @jax.tree_util.register_dataclass
@@ -45,6 +62,7 @@ class Sphere:
         self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
     ) -> Float[Array, "*b"]:
         """‖x − y‖², which equals 2 − 2cos on the sphere."""
+        x, y = smooth.inexact(x, y)
         return jnp.sum((x - y) ** 2, axis=-1)
 
     def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
@@ -59,6 +77,7 @@ class Sphere:
         self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
     ) -> Float[Array, "*b d"]:
         """The weighted sum, scaled to length 1; it minimises the weighted sum of distances."""
+        (x,) = smooth.inexact(x)
         weighted = x if weights is None else jnp.asarray(weights)[..., None] * x
         return self.embed(jnp.sum(weighted, axis=-2))
 
@@ -89,6 +108,7 @@ class Sphere:
 
         With these, the ranking is that of ‖x − y‖², whatever the rounding errors of the lengths.
         """
+        x, centre = smooth.inexact(x, centre)
         moved = x - centre
         offset = jnp.sum(moved * moved, axis=-1)
         vectors = _SQRT2 * moved
@@ -96,6 +116,7 @@ class Sphere:
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
         """Marks rows that are not finite or not of length 1."""
+        (x,) = smooth.inexact(x)
         xx = jnp.sum(x * x, axis=-1)
         wrong = ~(jnp.abs(jnp.sqrt(xx) - 1) <= _LENGTH_TOLERANCE)
         return {"infinite": ~jnp.isfinite(xx), "length": wrong}
@@ -124,11 +145,18 @@ class PoincareBall:
     riemannian: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def __post_init__(self) -> None:
-        """Raises a `ValueError` if a number is out of range."""
-        if isinstance(self.c, numbers.Real) and not 0 <= self.c < math.inf:
-            raise ValueError(f"c is {self.c}; it must be a finite number of at least 0")
-        if self.clip_radius is not None and not self.clip_radius > 0:
-            raise ValueError(f"clip_radius is {self.clip_radius}; it must be above 0, or None")
+        """Raises a `ValueError` if a number is out of range, or no number."""
+        require_positive("c", self.c)
+        radius = self.clip_radius
+        if radius is not None and not (isinstance(radius, numbers.Real) and radius > 0):
+            raise ValueError(f"clip_radius is {radius!r}; it must be a number above 0, or None")
+        if self.riemannian not in (True, False):
+            raise ValueError(f"riemannian is {self.riemannian!r}; it must be True or False")
+
+    def __repr__(self) -> str:
+        """An expression, without `riemannian` unless it is set."""
+        riemannian = ", riemannian=True" if self.riemannian else ""
+        return f"PoincareBall(c={self.c}, clip_radius={self.clip_radius}{riemannian})"
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """Clips features, applies the exponential map at the origin, and projects into the ball."""
@@ -157,7 +185,7 @@ class PoincareBall:
 
     def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
         """e^−distance (HIER, CVPR 2023)."""
-        return jnp.exp(-jnp.asarray(distance))
+        return jnp.exp(-smooth.inexact(distance)[0])
 
     def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """The clipped features, by the logarithmic map at the origin."""
@@ -192,6 +220,7 @@ class PoincareBall:
         ‖x‖² − (1 − c‖x‖²)·s/P. For a given query it decreases with the distance. See
         `hypjax.geometry.poincare` for s and P.
         """
+        (x,) = smooth.inexact(x)
         xx = jnp.sum(x * x, axis=-1, keepdims=True)
         if role == "query":
             return jnp.concatenate([2 * x, -(1 + self.c * xx)], axis=-1)
@@ -208,7 +237,8 @@ class PoincareBall:
         computed as σ = ‖x − m‖²/P and w/g = ((1 − c‖m‖²)(x − m) − c‖x − m‖²·m)/P, without
         cancellation.
         """
-        c = jnp.asarray(self.c, jnp.result_type(x))
+        x, centre = smooth.inexact(x, centre)
+        c = jnp.asarray(self.c, x.dtype)
         moved = x - centre
         s = jnp.sum(moved * moved, axis=-1, keepdims=True)
         inside = 1 - c * jnp.sum(centre * centre)
@@ -225,6 +255,7 @@ class PoincareBall:
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
         """Marks rows that are not finite, not inside the ball in float32, or too far out."""
+        (x,) = smooth.inexact(x)
         xx = jnp.sum(x * x, axis=-1)
         inside = self.c * xx <= 1 - _BOUNDARY_MARGIN
         return {"infinite": ~jnp.isfinite(xx), "outside": ~inside, "far": ~(xx < _MAX_SQUARE_NORM)}

@@ -13,6 +13,7 @@ from hypjax.geometry import Fused, InnerProductSpace, PoincareBall, Space, Spher
 RANKING = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 1.5), PoincareBall(0.0, None)]
 FUSED = Fused(((Sphere(), 2.0), (PoincareBall(0.1, 2.3), 0.5)))
 SPACES = [*RANKING, FUSED]
+WIDE = PoincareBall(1e-4, None)
 features = np.random.default_rng(0).normal(size=(30, 8)).astype(np.float32)
 
 
@@ -101,9 +102,9 @@ def test_fused_spaces_have_no_inner_product():
     assert not isinstance(FUSED, InnerProductSpace)
 
 
-@pytest.mark.parametrize("parts", [(), ((Sphere(), -1.0),), ((FUSED, 1.0),)])
+@pytest.mark.parametrize("parts", [(), ((Sphere(), -1.0),), ((Sphere(), "1"),), ((FUSED, 1.0),)])
 def test_fused_parts_out_of_range_are_refused(parts):
-    with pytest.raises(ValueError, match="at least one space|weight is -1.0|list its parts"):
+    with pytest.raises(ValueError, match="at least one space|weight is -?1|list its parts"):
         Fused(parts)
 
 
@@ -208,13 +209,58 @@ def test_features_that_are_not_finite_do_not_become_points(space, value):
         ({"c": -1}, "c is -1; it must be a finite number of at least 0"),
         ({"c": float("nan")}, "c is nan; it must be"),
         ({"c": np.float32(-0.1)}, "c is -0.1"),
-        ({"clip_radius": -2.3}, "clip_radius is -2.3; it must be above 0, or None"),
+        ({"c": jnp.float32(-0.1)}, "c is -0.1"),
+        ({"c": np.array(np.inf)}, "c is inf"),
+        ({"c": "a"}, "c is a; it must be a finite number of at least 0"),
+        ({"c": [0.1]}, "c is .0.1.; it must be"),
+        ({"clip_radius": -2.3}, "clip_radius is -2.3; it must be a number above 0, or None"),
         ({"clip_radius": 0}, "clip_radius is 0; it must be"),
+        ({"clip_radius": np.nan}, "clip_radius is nan; it must be"),
+        ({"clip_radius": "2.3"}, "clip_radius is '2.3'; it must be"),
+        ({"riemannian": "no"}, "riemannian is 'no'; it must be True or False"),
     ],
 )
 def test_a_ball_that_does_not_exist_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         PoincareBall(**fields)
+
+
+def test_balls_pass_through_transformations():
+    """Curvatures are traced then, or placeholders."""
+
+    @jax.jit
+    def across(space, x):
+        return jax.vmap(lambda ball, y: ball.distance(y, -y), in_axes=(0, None))(space, x)
+
+    balls = PoincareBall(jnp.array([0.0, 1.0]))
+    np.testing.assert_allclose(across(balls, jnp.array([0.5, 0])), [2, 4 * np.arctanh(0.5)])
+    assert jax.eval_shape(lambda ball: ball, balls).c.shape == (2,)
+
+
+def test_a_ball_is_shown_without_defaults():
+    assert str(PoincareBall(0.1)) == "PoincareBall(c=0.1, clip_radius=2.3)"
+    ball = PoincareBall(0.2, None, riemannian=True)
+    assert eval(repr(ball)) == ball
+
+
+@pytest.mark.parametrize("space", [Sphere(), WIDE, Fused(((Sphere(), 1.0), (WIDE, 1.0)))], ids=str)
+def test_integers_count_as_floats(space):
+    """Differences and squares of bytes would wrap around."""
+    x = np.random.default_rng(0).integers(0, 32, (3, 4), np.uint8)
+
+    @jax.jit
+    def results(x):
+        found = [space.embed(x), space.clipped(x), space.features(x), space.mean(x)]
+        found += [space.distance(x, x[::-1]), space.separation(x, x[::-1])]
+        found += [space.distance_matrix(x, x), space.similarity(x), space.distance_at(x)]
+        found += space.flaws(x).values()
+        if isinstance(space, InnerProductSpace):
+            found += [space.search_vectors(x, role) for role in ("query", "gallery")]
+            found += space.search_terms(x, x[0])
+        return found
+
+    for found, expected in zip(results(x), results(x.astype(np.float32)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_embedding_does_not_depend_on_overflow_in_float64(float64):
