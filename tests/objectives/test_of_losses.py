@@ -117,7 +117,7 @@ def test_without_classes_in_batches_there_is_no_recall_within_them(features):
     ("name", "fields", "message"),
     [
         ("proxy_anchor", {"alpha": 0.0}, "config.objective.alpha is 0.0; it must be above 0"),
-        ("soft_triple", {"centres": 0}, "config.objective.centres is 0; it must be at least 1"),
+        ("soft_triple", {"centres": 0}, "config.objective.centres is 0; it must be between 1 and"),
         ("triplet", {"mining": "easy"}, "it must be one of hard, semihard"),
         ("multi_similarity", {"epsilon": -0.1}, "it must be at least 0"),
     ],
