@@ -99,12 +99,13 @@ _SCORE_SPACES = Rule(
     "one or more of objective, " + ", ".join(SPACES) + ", each once",
 )
 _NONE_OR_AT_LEAST_0 = Rule(lambda value: value is None or value >= 0, "at least 0, or None")
+_SHOWN = 200  # Characters of a value in a message.
 # Largest sizes: far beyond what runs use, and small enough that a configuration by anyone else is
 # refused, or its model fails, before it takes the machine's memory or days.
 _STEPS = 2**31 - 1
 _IMAGES = 10**9
 _BATCH = 10**6
-_SIDE = 2**13
+_SIDE = 2**12
 _DIM = 2**14
 _NONE_OR_SIDE = Rule(
     lambda value: value is None or 1 <= value <= _SIDE, f"between 1 and {_SIDE}, or None"
@@ -137,7 +138,7 @@ _RULES = {
     "data.split_seed": at_least(0),
     "model.patch_size": within(0, _SIDE),
     "model.width": within(0, _DIM),
-    "model.depth": within(0, 100),
+    "model.depth": within(0, 64),
     "model.num_heads": within(0, _DIM),
     "model.head": one_of(*HEADS),
     "model.head_dim": within(1, _DIM),
@@ -353,4 +354,6 @@ def refuse(field: str, value: Any, words: str) -> None:
         value: Its value.
         words: What it must be.
     """
-    raise UserError(f"config.{field} is {value!r}; it must be {words}")
+    shown = repr(value)
+    shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+    raise UserError(f"config.{field} is {shown}; it must be {words}")

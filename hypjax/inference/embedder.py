@@ -91,7 +91,8 @@ class TrainedEmbedder:
         size, total = self.batch_size, len(dataset)
         devices = jax.local_devices()[: -(-total // size)]
         rows = size * len(devices)
-        embed = self._embed_on(devices)
+        with memory.explained("run.eval_batch_size"):
+            embed = self._embed_on(devices)
         batches = readable_batches(
             dataset, View.of(self.config.data), rows, Workers.of(self.config.run)
         )
@@ -118,8 +119,16 @@ class TrainedEmbedder:
         if len(devices) not in self._compiled:
             mesh = parallel.create_mesh(devices=devices)
             params = parallel.place(self._params, parallel.replicated(mesh))
+            view = View.of(self.config.data)
+            images = jax.ShapeDtypeStruct(
+                (self.batch_size * len(devices), view.side, view.side, view.channels),
+                np.uint8,
+                sharding=parallel.sharded(mesh),
+            )
             function = jax.jit(parallel.map_local_images(self._function, mesh))
-            self._compiled[len(devices)] = lambda images: function(
+            program = function.lower(params, images).compile()
+            memory.require(program, mesh, "the batch size (run.eval_batch_size)")
+            self._compiled[len(devices)] = lambda images: program(
                 params, parallel.shard(mesh, images)
             )
         return self._compiled[len(devices)]

@@ -33,7 +33,7 @@ _TRANSFORMERS = (
     "deit_base_distilled_patch16_384",
 )
 _RESNETS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}  # Bottlenecks by stage.
-_MOST_PATCHES = 256  # Along a side.
+_MOST_PATCHES = 128  # Along a side.
 ARCHITECTURES = (*_TRANSFORMERS, *_RESNETS)
 
 

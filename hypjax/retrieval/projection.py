@@ -16,6 +16,7 @@ from hypjax.retrieval import inputs
 from hypjax.system.files import flush, read_npz, replacing
 
 _FORMAT = "hypjax projection 1"
+_MOST_BYTES = 2**30  # Of a file: components of 16384 coordinates each.
 _BLOCK_BYTES = 32 * 2**20  # Largest size of the features of a block, in float64.
 # Directions with a smaller share of the features' root mean square hold only rounding errors.
 _LEAST_DEVIATION = 2.0**-20
@@ -115,7 +116,7 @@ class Projection:
             UserError: The file cannot be read, is damaged, or was not written by `save`.
         """
         try:
-            arrays = read_npz(path)
+            arrays = read_npz(path, _MOST_BYTES)
         except OSError as error:
             raise UserError(f"cannot read {path} ({error.strerror or error})") from error
         except ValueError as error:

@@ -66,9 +66,15 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     for name, value in fields.items():
         if isinstance(value, dict):
             raise _damaged(path, f"{name} is an object")
-    with config.unlocked(), config.ignore_type():
-        config.update_from_flattened_dict(fields)
+    try:
+        with config.unlocked(), config.ignore_type():
+            config.update_from_flattened_dict(fields)
+    except OverflowError as error:
+        raise _damaged(path, str(error)) from error
     validate(config)
+    if path.name == PUBLISHED:  # As many pixels as the default has at the default size.
+        scale = default_config().data.image_size / config.data.image_size
+        config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * min(1, scale**2)))
     return config
 
 

@@ -6,6 +6,7 @@ import fcntl
 import glob
 import hashlib
 import json
+import math
 import os
 import pathlib
 import time
@@ -116,15 +117,21 @@ def checksums(path: pathlib.Path) -> list[int]:
         return list(pool.map(of, range(0, path.stat().st_size, _SUMMED)))
 
 
-def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+def read_npz(path: pathlib.Path, most_bytes: float = math.inf) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz file, without executing anything in it.
+
+    Args:
+        path: The file.
+        most_bytes: Largest size of all arrays, which compression can hide.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is damaged, or holds something else than plain arrays.
+        ValueError: It is damaged, too large, or holds something else than plain arrays.
     """
     try:
         with zipfile.ZipFile(path) as archive:
+            if sum(member.file_size for member in archive.infolist()) > most_bytes:
+                raise ValueError("its arrays are too large")
             return {
                 name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()
             }

@@ -9,8 +9,12 @@ from collections.abc import Iterator
 
 import jax
 from jax.sharding import Mesh
+from jax.stages import Compiled
 
 from hypjax.errors import UserError
+
+# What XLA says; the second, its library on CPUs.
+_FULL = ("RESOURCE_EXHAUSTED", "YNNPACK operation failed")
 
 
 @contextlib.contextmanager
@@ -23,10 +27,29 @@ def explained(remedy: str) -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not any(words in str(error) for words in _FULL):
             raise
         device = jax.local_devices()[0].device_kind
         raise UserError(f"out of memory on {device}; lower {remedy}") from error
+
+
+def require(program: Compiled, mesh: Mesh, remedy: str) -> None:
+    """Checks that a program fits into the free memory of the devices, where it is known.
+
+    Args:
+        program: The compiled program.
+        mesh: Its devices.
+        remedy: The fields to lower, for the message.
+
+    Raises:
+        UserError: It does not fit.
+    """
+    needed, available = program.memory_analysis(), free(mesh)
+    if None not in (needed, available) and needed.temp_size_in_bytes > available:
+        raise UserError(
+            f"the model needs {needed.temp_size_in_bytes / 2**30:,.0f} GiB on each device, and "
+            f"{available / 2**30:,.1f} are free; lower {remedy}"
+        )
 
 
 def free(mesh: Mesh) -> int | None:

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import hypjax
 from hypjax import train
+from hypjax.config import default_config
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
@@ -25,6 +26,7 @@ from hypjax.inference.published import without_paths
 from hypjax.retrieval.refinement import Refinement
 from hypjax.runs.workdir import saved_config
 from hypjax.system import hub
+from hypjax.system.files import read_npz
 from tests.helpers import small_runs
 
 
@@ -360,6 +362,90 @@ def test_a_damaged_folder_is_an_error(published, tmp_path, damage, message):
     damage(tmp_path / "copy")
     with pytest.raises(UserError, match=message):
         hypjax.load(tmp_path / "copy")
+
+
+def of_field(name, value):
+    """Sets a field in hypjax.json."""
+
+    def change(folder):
+        saved = json.loads((folder / "hypjax.json").read_text())
+        saved["all"][name] = value
+        (folder / "hypjax.json").write_text(json.dumps(saved))
+
+    return change
+
+
+def of_weights(**arrays):
+    """Sets weights, but not their hash."""
+
+    def change(folder):
+        state = load_file(folder / "model.safetensors")
+        save_file(state | arrays, folder / "model.safetensors")
+
+    return change
+
+
+def of_projection(**arrays):
+    """Sets arrays of the encoder's projection, but not its hash."""
+
+    def change(folder):
+        (path,) = (folder / "projections").iterdir()
+        np.savez_compressed(path, **(read_npz(path) | arrays))
+
+    return change
+
+
+def of_text(text, name="hypjax.json"):
+    """Replaces a file."""
+    return lambda folder: (folder / name).write_bytes(text)
+
+
+HEADER = (
+    b'{"norm.weight": {"dtype": "F32", "shape": [1000000000], "data_offsets": [0, 4000000000]}}'
+)
+BETWEEN = "must be between 1 and "
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (of_field("train.batch_size", 10**30), BETWEEN),
+        (of_field("model.depth", 10**4), "must be between 0 and 64"),
+        (of_field("model.width", 10**9), "must be between 0 and "),
+        (of_field("model.head_dim", 10**9), BETWEEN),
+        (of_field("data.image_size", 10**9), BETWEEN),
+        (of_field("eval.scales", [1e9]), "each above 0 and up to 4"),
+        (of_field("eval.scales", [float("nan")]), "a finite number"),
+        (of_field("eval.pca.encoder", 10**9), BETWEEN),
+        (of_field("objective.c", 10**400), "too large"),
+        (of_field("data.mean", [0.5]), "one number per channel"),
+        (of_field("data.std", [0.0, 1.0, 1.0]), "above 0"),
+        (of_field("name", "x" * 2**24), "more than 16777216 characters"),
+        (of_text(b"[" * 10**5), "is damaged"),
+        (of_text(b'{"all": {}, "all": {}}'), "a name occurs twice"),
+        (of_text(b"\x58" + bytes(7) + HEADER, "model.safetensors"), "is damaged"),
+        (of_weights(pos_embed=np.ones((1, 10, 16), np.float32)), "pos_embed has the shape 1×10×16"),
+        (of_weights(**{"head.weight": np.ones((8, 16), int)}), "the head has other parameters"),
+        (of_projection(components=np.ones((5, 3))), "is damaged"),
+        (of_projection(mean=np.full(16, np.nan)), "is damaged"),
+    ],
+)
+def test_a_strangers_model_cannot_harm(published, tmp_path, change, message):
+    """One sentence, before anything of that size is allocated or computed."""
+    folder = shutil.copytree(published, tmp_path / "copy")
+    saved = json.loads((folder / "hypjax.json").read_text())
+    del saved["files"]
+    (folder / "hypjax.json").write_text(json.dumps(saved))
+    change(folder)
+    with pytest.raises(UserError, match=message):
+        hypjax.load(folder, "encoder")
+
+
+def test_how_a_published_model_is_executed_is_not_its_choice(published, tmp_path):
+    folder = shutil.copytree(published, tmp_path / "copy")
+    for name, value in {"run.workers": 10**6, "run.cache_dir": "/", "run.new": None}.items():
+        of_field(name, value)(folder)
+    assert hypjax.load(folder).config.run.to_dict() == default_config().run.to_dict()
 
 
 def test_importing_the_package_does_not_import_jax():

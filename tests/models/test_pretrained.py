@@ -194,6 +194,8 @@ def test_unknown_architectures_and_unsupported_options_are_an_error(repository):
         create_encoder("deit_smal_patch16_224")
     with pytest.raises(UserError, match="250 pixels cannot be cut into patches of 16"):
         create_encoder("vit_small_patch16_224", image_size=250)
+    with pytest.raises(UserError, match="have 500 × 500 patches of 8, and the encoder takes at"):
+        create_encoder("vit_small_patch8_224", image_size=4000)
     with pytest.raises(UserError, match="cannot pool by 'cls_dist_mean'; choose among cls, avg"):
         create_encoder("vit_small_patch16_224", pooling="cls_dist_mean")
     with pytest.raises(UserError, match="cannot pool by 'cls'; choose among avg"):

@@ -97,6 +97,13 @@ def test_a_memory_mapped_file_gives_the_same(tmp_path):
     np.testing.assert_array_equal(first.apply(x), second.apply(mapped))
 
 
+def test_a_file_that_compression_makes_small_is_refused(tmp_path, monkeypatch):
+    fit(points(Sphere()), space=Sphere(), dim=3).save(tmp_path / "p.npz")
+    monkeypatch.setattr(projection, "_MOST_BYTES", 500)
+    with pytest.raises(UserError, match="damaged, or not an .npz file"):
+        Projection.load(tmp_path / "p.npz", Sphere())
+
+
 def test_files_hold_the_projection(tmp_path):
     found = fit(points(Sphere()), space=Sphere(), dim=3, whiten=True)
     found.save(tmp_path / "p.npz")
