@@ -116,8 +116,8 @@ class QdrantGallery:
                 collection cannot be written.
         """
         embeddings.check()
-        bar = tqdm(total=len(embeddings), unit="image", disable=None)
-        with self._engine.changing(), bar:
+        count = len(embeddings)
+        with self._engine.changing(), tqdm(total=count, unit="image", disable=None) as bar:
             self._read_facts()
             if embeddings.fingerprint != self.fingerprint:
                 raise UserError(

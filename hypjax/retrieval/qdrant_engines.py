@@ -202,10 +202,13 @@ class Server:
         from qdrant_client import models
 
         params = models.SearchParams(hnsw_ef=candidates, exact=exact)
+        all_of_them = models.SearchParams(exact=True)  # The graph would lose some on the way.
         requests = []
         for ask in asks:
             near = models.Prefetch(query=ask.centre, limit=candidates, params=params)
-            again = models.Prefetch(query=ask.point, limit=candidates, prefetch=near)
+            again = models.Prefetch(
+                query=ask.point, limit=candidates, prefetch=near, params=all_of_them
+            )
             formula = models.FormulaQuery.model_validate({"formula": ask.formula})
             requests.append(
                 models.QueryRequest(prefetch=again, query=formula, limit=k, with_payload=True)

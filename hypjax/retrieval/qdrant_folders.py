@@ -129,10 +129,12 @@ class Folder:
         """See `Engine`."""
         edge = self._edge
         params = edge.SearchParams(hnsw_ef=candidates, exact=exact)
+        all_of_them = edge.SearchParams(exact=True)  # The graph would lose some on the way.
         requests = []
         for ask in asks:
             near = edge.Prefetch(candidates, edge.Query.Nearest(ask.centre), params=params)
-            again = edge.Prefetch(candidates, edge.Query.Nearest(ask.point), prefetches=[near])
+            query = edge.Query.Nearest(ask.point)
+            again = edge.Prefetch(candidates, query, prefetches=[near], params=all_of_them)
             formula = edge.Formula(_expression(edge.Expression, ask.formula), defaults={})
             requests.append(
                 edge.QueryRequest(k, query=formula, prefetches=[again], with_payload=True)

@@ -73,6 +73,18 @@ def test_trees_are_searched_up_to_the_boundary_by_the_graph(c, dim, tmp_path, mo
     check(gallery, points, points[-100:], ball, 10, recall=0.98)
 
 
+def test_no_candidate_is_lost_between_the_two_searches(tmp_path, monkeypatch):
+    monkeypatch.setattr(qdrant_folders, "SCANNED", 10)
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(2000, 32))
+    points *= rng.uniform(0.2, 2, size=(2000, 1)) / np.linalg.norm(points, axis=1, keepdims=True)
+    points = points.astype(np.float32)
+    gallery = added(qdrant_folders.Folder(tmp_path / "gallery"), embeddings(points, SPACES[1]))
+    gallery.candidates = 128
+    found = [hits.ids for hits in gallery.nearest(points[:400], 10, exact=True)]
+    assert [names[0] for names in found] == [f"{i}.png" for i in range(400)]
+
+
 def test_images_are_added_found_replaced_removed_and_gone(engine):
     space = SPACES[1]
     points = clusters(space, 40)
@@ -122,11 +134,9 @@ def test_a_gallery_of_another_model_or_space_is_refused(engine):
 
 
 def exported(path, count, first=0):
-    """Exports images; returns all points that there may be."""
-    points = clusters(SPACES[1], 60)
-    part = points[first : first + count]
-    export_qdrant(embeddings(part, SPACES[1], first=first), path)
-    return points
+    """Exports images."""
+    points = clusters(SPACES[1], 60)[first : first + count]
+    export_qdrant(embeddings(points, SPACES[1], first=first), path)
 
 
 def ids(gallery):
