@@ -197,7 +197,7 @@ def _style(i: int) -> tuple[str, str]:
 
 def _curve(runs: Sequence[Run], metric: str) -> dict[str, str] | None:
     """The curves of a metric over the steps, one per run; None if no run has it."""
-    figure = Figure(figsize=(4.2, 2.6), layout="constrained")
+    figure = Figure(figsize=(3.3, 2.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     shown = []
@@ -213,6 +213,7 @@ def _curve(runs: Sequence[Run], metric: str) -> dict[str, str] | None:
     axes.set_xlabel("step")
     axes.grid(color="0.9")
     axes.ticklabel_format(useOffset=False)
+    axes.locator_params(nbins=5)
     low, high = min(shown, default=0.0), max(shown, default=0.0)
     margin = 0.05 * max(high - low, abs(high)) or 1
     axes.set_ylim(low - margin if metric == "loss" else 0, high + margin)
