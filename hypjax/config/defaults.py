@@ -106,7 +106,7 @@ def _model() -> ConfigDict:
     # image; it rises linearly from 0 in the first block. Only for Transformers.
     model.drop_path = 0.0
     # Precision of the encoder's matrix products: 'float32', 'bfloat16', or 'auto', which means
-    # bfloat16 on accelerators and float32 on CPUs.
+    # bfloat16 on accelerators that have it and float32 elsewhere.
     model.precision = "auto"
     return model
 
