@@ -179,6 +179,8 @@ class QdrantGallery:
         It is increased until 98% of the 10 nearest are found, which a search without the graph
         lists. If they never are, a warning says how many are.
         """
+        if not len(points):
+            return
         sample = points[np.random.default_rng(0).permutation(len(points))[:_SAMPLE]]
         k = min(_NEAREST, len(self))
         self.candidates = _CANDIDATES[-1]

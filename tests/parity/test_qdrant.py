@@ -88,7 +88,9 @@ def test_no_candidate_is_lost_between_the_two_searches(tmp_path, monkeypatch):
 def test_images_are_added_found_replaced_removed_and_gone(engine):
     space = SPACES[1]
     points = clusters(space, 40)
-    gallery = added(engine, embeddings(points[:30], space))
+    gallery = added(engine, embeddings(points[:0], space))
+    gallery.tune(points[:0])
+    gallery.add(embeddings(points[:30], space))
     gallery.add(embeddings(points[25:], space, first=25))
     assert len(gallery) == 40
     gallery.remove(["3.png", "39.png"])
