@@ -23,6 +23,7 @@ from hypjax.reports import published
 from hypjax.reports.tables import format_results, noted, print_notes, title
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.system import console
 from hypjax.types import Recalls, View
 
 
@@ -122,6 +123,7 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
 
 def _scores(evaluator: Evaluator, params: PyTree, splits: Splits) -> Recalls:
     """Scores of a model on the test classes."""
+    console.say("evaluating on the test classes")
     fitted = evaluator.fit(params, splits.train)
     return evaluator.test_scores(params, splits, fitted)
 

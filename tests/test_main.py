@@ -104,7 +104,8 @@ def test_help_lists_the_flags(hypjax_main):
 
 
 def test_importing_hypjax_is_light(repository):
-    program = "import sys, hypjax; print(sorted({'jax', 'flax', 'tensorflow'} & set(sys.modules)))"
+    program = "import sys, hypjax; assert {'load', 'push', 'Model'} <= set(dir(hypjax)); "
+    program += "print(sorted({'jax', 'flax', 'tensorflow'} & set(sys.modules)))"
     finished = subprocess.run(
         [sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, check=True
     )

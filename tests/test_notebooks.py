@@ -9,6 +9,7 @@ import papermill
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
+from hypjax.data.preparation.export import export
 from tests.helpers import small_runs
 
 NOTEBOOKS = sorted((small_runs.REPOSITORY / "notebooks").glob("*.ipynb"))
@@ -34,6 +35,8 @@ def test_notebook_runs(path, data_dir, repository, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(data_dir))
     monkeypatch.setenv("PYTHONPATH", str(repository))
     (tmp_path / "configs").symlink_to(repository / "configs")
+    if path.stem == "quickstart":  # After the commands of README.md.
+        export("glyphs", tmp_path / "letters", data_dir)
     options = " ".join(f"--config.{field}" for field in OPTIONS[path.stem])
     parameters = {"options": options} if options else {}
     if path.stem == "paper_figures":
