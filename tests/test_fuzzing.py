@@ -28,7 +28,8 @@ from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import load_timm, timm_state_dict
 from hypjax.reports.tables import format_results
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.runs.workdir import Workdir, read_results, saved_config
+from hypjax.runs.saved import read_results
+from hypjax.runs.workdir import Workdir, saved_config
 
 pytestmark = pytest.mark.slow
 fuzzed = settings(

@@ -16,7 +16,8 @@ from hypjax.errors import Interrupted, UserError
 from hypjax.inference.inspected import Search, inspect, read_log
 from hypjax.inference.reporting import _chosen
 from hypjax.reports.report_page import _curve, _marked
-from hypjax.runs.workdir import read_results, read_warnings, saved_config
+from hypjax.runs.saved import read_results
+from hypjax.runs.workdir import read_warnings, saved_config
 from hypjax.system import console
 from tests.helpers import small_runs
 
@@ -182,15 +183,22 @@ def test_a_finished_run_writes_its_report(runs, photos_folder, tmp_path, monkeyp
     assert read_results(tmp_path / "interrupted/results.json") == results
 
 
-def test_lines_that_a_kill_has_cut_are_left_out(runs, tmp_path):
+def test_damaged_measurements_are_left_out_with_a_warning(runs, tmp_path, capsys):
     shutil.copytree(runs / "sph", tmp_path / "run")
     whole = read_log(tmp_path / "run")
     with (tmp_path / "run/metrics.jsonl").open("a") as file:
-        file.write('{"step": 13, "lo')
-    (tmp_path / "run/times.json").write_text('{"steps":')
-    cut = read_log(tmp_path / "run")
-    assert cut.lines == whole.lines and len(whole.lines) > 5
-    assert whole.times["steps"] == 12 and cut.times == {}
+        objects = ['{"loss": 1}', '{"step": "x"}', '{"step": 1, "loss": null}', "[1]", "[" * 9**5]
+        objects += ['{"step": 1, "validation": {"head": 3}}', '{"step": 1, "test": 1}', '{"step']
+        file.write("\n".join(objects))
+    cut = []
+    for times in ('{"steps":', '{"seconds": {"steps": "x"}}', '{"seconds": 3}'):
+        (tmp_path / "run/times.json").write_text(times)
+        cut.append(read_log(tmp_path / "run"))
+    assert all(log.lines == whole.lines and log.times == {} for log in cut)
+    assert len(whole.lines) > 5 and whole.times["steps"] == 12
+    warned = capsys.readouterr().err
+    assert "metrics.jsonl is damaged; 8 of its objects are left out" in warned
+    assert "times.json is damaged; 1 of its objects are left out" in warned
 
 
 @pytest.mark.parametrize(

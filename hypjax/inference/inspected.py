@@ -27,7 +27,9 @@ from hypjax.objectives import create_objective
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.files import METRICS, RESULTS, TIMES
-from hypjax.runs.workdir import Workdir, read_results, read_warnings, saved_config
+from hypjax.runs.saved import is_number, read_results
+from hypjax.runs.workdir import Workdir, read_warnings, saved_config
+from hypjax.system import console
 
 _SAMPLES, _TRIALS = 500, 20  # Points and draws for δ.
 
@@ -131,20 +133,50 @@ def read_log(workdir: str | pathlib.Path) -> Log:
     """
     with reading(workdir) as folder:
         config, results = saved_config(folder), read_results(folder / RESULTS)
-        lines = _objects(folder / METRICS, lambda text: text.splitlines())
-        times = _objects(folder / TIMES, lambda text: [text])
+        lines = _objects(folder / METRICS, str.splitlines, _is_line)
+        times = _objects(folder / TIMES, lambda text: [text], _is_time)
         warnings = read_warnings(folder)
     return Log(config, results, lines, times[0] if times else {}, warnings)
 
 
-def _objects(path: pathlib.Path, split: Callable[[str], Sequence[str]]) -> list[dict[str, Any]]:
-    """Reads the JSON objects of a file, without those that an interruption has damaged."""
-    found = []
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        for text in split(path.read_text()):
-            with contextlib.suppress(ValueError, RecursionError):
-                found.append(json.loads(text))
-    return [each for each in found if isinstance(each, dict)]
+def _is_line(values: dict[str, Any]) -> bool:
+    """Whether an object is a line of metrics.jsonl: a step, numbers and scores."""
+    scored = [values[name] for name in ("validation", "test") if name in values]
+    return (
+        type(values.get("step")) is int
+        and all(map(_holds_numbers, values.values()))
+        and all(isinstance(each, dict) and isinstance(each.get("head"), dict) for each in scored)
+    )
+
+
+def _is_time(values: dict[str, Any]) -> bool:
+    """Whether an object is that of times.json."""
+    return isinstance(values.get("seconds"), dict) and _holds_numbers(values["seconds"])
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Whether a value is a number, or an object of some that hold numbers."""
+    if isinstance(value, dict):
+        return bool(value) and all(map(_holds_numbers, value.values()))
+    return is_number(value)
+
+
+def _objects(
+    path: pathlib.Path,
+    split: Callable[[str], Sequence[str]],
+    valid: Callable[[dict[str, Any]], bool],
+) -> list[dict[str, Any]]:
+    """Reads the JSON objects of a file; warns of those that are damaged, and leaves them out."""
+    found, texts = [], []
+    with contextlib.suppress(OSError):
+        texts = split(path.read_text(errors="replace"))
+    for text in texts:
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(json.loads(text))
+    found = [each for each in found if isinstance(each, dict) and valid(each)]
+    if len(found) < len(texts):
+        console.warn(f"{path} is damaged; {len(texts) - len(found)} of its objects are left out")
+    return found
 
 
 class Opened(NamedTuple):

@@ -1,7 +1,6 @@
 """How near matches are: the distance beyond which a nearest hit probably shows another class."""
 
 import contextlib
-import json
 import math
 import pathlib
 from collections.abc import Mapping
@@ -12,8 +11,10 @@ from jaxtyping import Float, Int
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
+from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.runs.files import MATCHES
+from hypjax.runs.saved import read_object
 from hypjax.system import console
 from hypjax.system.files import write_json
 
@@ -111,8 +112,8 @@ def write_matches(folder: pathlib.Path, matches: Mapping[str, Match]) -> None:
 def read_matches(folder: pathlib.Path) -> dict[str, Match]:
     """Reads what a run knows of matches, by fingerprint; without what is damaged."""
     found = {}
-    with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
-        for fingerprint, each in json.loads((folder / MATCHES).read_text()).items():
+    with contextlib.suppress(UserError):
+        for fingerprint, each in (read_object(folder / MATCHES) or {}).items():
             with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError):
                 match = Match(float(each["distance"]), each["images"])
                 if math.isfinite(match.distance) and match.images in _SOURCES:

@@ -29,7 +29,8 @@ from hypjax.runs.files import (
     is_hashed,
     remove,
 )
-from hypjax.runs.workdir import read_results, saved_config, saved_fingerprint
+from hypjax.runs.saved import read_results
+from hypjax.runs.workdir import saved_config, saved_fingerprint
 from hypjax.system import console, hub
 from hypjax.system.files import sha256, sync, write_json, write_text
 

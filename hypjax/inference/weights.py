@@ -19,7 +19,8 @@ from hypjax.models.pretrained import (
 from hypjax.models.weight_files import read_state_dict
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.files import HEAD, PUBLISHED, WEIGHTS
-from hypjax.runs.workdir import Workdir, require_published, saved_config
+from hypjax.runs.saved import require_published
+from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
 from hypjax.system.cloud import is_url
 from hypjax.types import View

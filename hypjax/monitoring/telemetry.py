@@ -127,7 +127,7 @@ def _precedes(line: str, first_step: int) -> bool:
     try:
         values = json.loads(line)
         return values["step"] < first_step + ("test" not in values)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
 
 

@@ -31,7 +31,7 @@ def selecting(scores: Mapping[str, float]) -> str:
     recalls = [name for name in scores if name.startswith("recall@")]
     if recalls:
         return min(recalls, key=lambda name: int(name[7:]))
-    return next(name for name in scores if "medium/" in name)
+    return next((name for name in scores if "medium/" in name), next(iter(scores)))
 
 
 def title(results: Mapping[str, Recalls]) -> str:

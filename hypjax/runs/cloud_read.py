@@ -10,13 +10,13 @@ from hypjax.errors import UserError, redacted
 from hypjax.runs.files import (
     CHECKPOINTS,
     CONFIG,
-    HEAD,
+    HASHED,
+    MATCHES,
     METRICS,
     PROJECTIONS,
     PUBLISHED,
     RESULTS,
     TIMES,
-    WEIGHTS,
     local_folder,
     present,
     read_state,
@@ -29,7 +29,7 @@ from hypjax.system import hub
 from hypjax.system.cloud import CloudFolder, copying, is_url, reaching
 from hypjax.system.locks import claimed
 
-_PUBLISHED = (CONFIG, PUBLISHED, RESULTS, WEIGHTS, HEAD)  # Files of a published model.
+_PUBLISHED = (CONFIG, PUBLISHED, *HASHED, f"{PROJECTIONS}*")  # Files of a published model.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 
 
@@ -48,7 +48,7 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
         UserError: The storage cannot be reached, or the URL holds no run.
     """
     if hub.is_repository(workdir):
-        folder = hub.download(workdir, [*_PUBLISHED, f"{PROJECTIONS}*"])
+        folder = hub.download(workdir, _PUBLISHED)
         if not (folder / PUBLISHED).exists():
             raise UserError(f"{workdir} holds no model of hypjax (there is no {PUBLISHED})")
         yield folder
@@ -103,4 +103,4 @@ def _is_needed(name: str, training: bool) -> bool:
     """Whether a file is needed to read models; what only training needs is not, unless asked."""
     if name.startswith(CHECKPOINTS):
         return training or name.split("/")[2:3] != ["training"]
-    return name in (CONFIG, RESULTS, METRICS, TIMES) or name.startswith(PROJECTIONS)
+    return name in (CONFIG, RESULTS, MATCHES, METRICS, TIMES) or name.startswith(PROJECTIONS)

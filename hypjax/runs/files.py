@@ -20,11 +20,9 @@ METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"
 MATCHES = "matches.json"  # Distances of matches, by fingerprint of the embeddings.
 PROJECTIONS = "projections/"  # Principal components of the models' embeddings.
-# Files of a published model whose hashes its configuration holds.
-_HASHED = re.compile(
-    rf"(?:{re.escape(RESULTS)}|{re.escape(MATCHES)}|{re.escape(WEIGHTS)}|{re.escape(HEAD)}"
-    rf"|{PROJECTIONS}(?:head|encoder)-[0-9a-f]{{32}}\.npz)"
-)
+# Files of a published model whose hashes its configuration holds, besides those of projections.
+HASHED = (RESULTS, MATCHES, WEIGHTS, HEAD)
+_PROJECTION = re.compile(rf"{PROJECTIONS}(?:head|encoder)-[0-9a-f]{{32}}\.npz")
 _STATE = ".mirror.json"
 
 
@@ -84,7 +82,7 @@ def _paths(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def is_hashed(name: str) -> bool:
     """Whether a relative path is one of the files whose hashes a published model holds."""
-    return bool(_HASHED.fullmatch(name))
+    return name in HASHED or bool(_PROJECTION.fullmatch(name))
 
 
 def hashed_files(folder: pathlib.Path) -> list[str]:

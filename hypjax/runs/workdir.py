@@ -1,7 +1,6 @@
 """A run's folder: its configuration, its lock and its results."""
 
 import contextlib
-import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,9 +20,10 @@ from hypjax.config import (
 from hypjax.errors import UserError
 from hypjax.objectives import OBJECTIVES
 from hypjax.runs.checkpoints import Checkpoints
-from hypjax.runs.files import PUBLISHED, hashed_files, is_hashed
+from hypjax.runs.files import PUBLISHED
+from hypjax.runs.saved import damaged, read_object, read_results
 from hypjax.system import console, environment
-from hypjax.system.files import sha256, write_json
+from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
 
 _CONFIG = "config.json"
@@ -31,7 +31,6 @@ _PARTS = ("identity", "circumstances", "all")  # What it holds.
 _RESULTS = "results.json"
 _PROVENANCE = "run.json"
 _CHECKPOINTS = "checkpoints"
-_MOST_CHARACTERS = 2**24
 _LONGER = (
     ", where --config.model.weights={} --config.model.load_head=True starts from this run's model"
 )
@@ -47,12 +46,12 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
         UserError: The folder holds no run, or a run that this version cannot read.
     """
     path = _config_path(workdir)
-    saved = _read(path)
+    saved = read_object(path)
     if saved is None:
         raise UserError(f"{workdir} holds no run (there is no {_CONFIG})")
     fields = saved.get("all")
     if not isinstance(fields, dict):
-        raise _damaged(path, "it was not written by hypjax")
+        raise damaged(path, "it was not written by hypjax")
     if path.name == PUBLISHED:
         fields = {name: v for name, v in fields.items() if not name.startswith("run.")}
     fields.setdefault("model.architecture", "vit")  # Older runs lack the field.
@@ -65,12 +64,12 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
     for name, value in fields.items():
         if isinstance(value, dict):
-            raise _damaged(path, f"{name} is an object")
+            raise damaged(path, f"{name} is an object")
     try:
         with config.unlocked(), config.ignore_type():
             config.update_from_flattened_dict(fields)
     except OverflowError as error:
-        raise _damaged(path, str(error)) from error
+        raise damaged(path, str(error)) from error
     validate(config)
     if path.name == PUBLISHED:  # As many pixels as the default has at the default size.
         scale = default_config().data.image_size / config.data.image_size
@@ -90,125 +89,19 @@ def saved_fingerprint(workdir: pathlib.Path) -> str | None:
     Raises:
         UserError: The configuration in the folder cannot be read.
     """
-    circumstances = (_read(_config_path(workdir)) or {}).get("circumstances")
+    circumstances = (read_object(_config_path(workdir)) or {}).get("circumstances")
     images = circumstances.get("images") if isinstance(circumstances, dict) else None
     return images if isinstance(images, str) else None
-
-
-def require_published(folder: pathlib.Path) -> None:
-    """Checks a published model's files against their hashes, which older ones do not have.
-
-    Raises:
-        UserError: A file is missing, or is not the one with which hypjax.json was written.
-    """
-    hashes = (_read(folder / PUBLISHED) or {}).get("files", {})
-    if not isinstance(hashes, dict):
-        raise _damaged(folder / PUBLISHED, "files is no object")
-    for name in hashes and sorted({*hashes, *hashed_files(folder)}):
-        path = folder / name
-        try:
-            whole = is_hashed(name) and path.is_file() and sha256(path) == hashes.get(name)
-        except OSError as error:
-            raise UserError(f"cannot read {path} ({error.strerror})") from error
-        if not whole:
-            raise UserError(
-                f"{path} is not the file with which {PUBLISHED} was written; push the model again, "
-                "or download all of it again"
-            )
 
 
 def read_warnings(workdir: pathlib.Path) -> list[str]:
     """Reads the warnings of all starts of a run, each once; none if they are not known."""
     with contextlib.suppress(UserError, AttributeError, TypeError):
-        last = _read(workdir / _PROVENANCE) or {}
+        last = read_object(workdir / _PROVENANCE) or {}
         starts = [*last.get("earlier_starts", []), last]
         warnings = [text for start in starts for text in start.get("warnings", [])]
         return list(dict.fromkeys(text for text in warnings if isinstance(text, str)))
     return []
-
-
-def read_results(path: pathlib.Path) -> dict[str, Any] | None:
-    """Reads a run's results.json; None if there is none.
-
-    Raises:
-        UserError: It cannot be read, or does not hold results.
-    """
-    results = _read(path)
-    if (path.parent / PUBLISHED).exists():
-        require_published(path.parent)
-    if results is not None and not all(map(_are_scores, _scored(results))):
-        raise _damaged(path, "it holds no results")
-    return results
-
-
-def _scored(results: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields what must be the scores of a model: {"head": {"recall@1": ...}, "encoder": ...}.
-
-    Of judged datasets they are {"head": {"scenes/easy/map": ...}, ...}.
-    """
-    yield from (results.get("untrained"), results.get("final"))
-    validation = results.get("validation", {})
-    yield from validation.values() if isinstance(validation, dict) else [None]
-    yield from [results["best"]] if "best" in results else []
-
-
-def _are_scores(value: Any) -> bool:
-    parts = value.values() if isinstance(value, dict) and "head" in value else [None]
-    return all(
-        isinstance(scores, dict)
-        and any(_is_recall(name) or "/" in name for name in scores)
-        and all(type(score) in (int, float) for score in scores.values())
-        for scores in parts
-    )
-
-
-def _is_recall(name: str) -> bool:
-    return name.startswith("recall@") and name[7:].isdecimal()
-
-
-def _read(path: pathlib.Path) -> dict[str, Any] | None:
-    """Reads an object from a JSON file; None if there is no file.
-
-    Raises:
-        UserError: The file cannot be read, or holds something else.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            raise UserError(f"cannot read {path} (it is no file)")
-        with path.open(encoding="utf-8") as file:
-            text = file.read(_MOST_CHARACTERS + 1)
-        if len(text) > _MOST_CHARACTERS:
-            raise _damaged(path, f"it has more than {_MOST_CHARACTERS} characters")
-        value = json.loads(text, object_pairs_hook=_unique)
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError as error:
-        raise UserError(f"{path.parent} is a file; --workdir must name a folder") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
-    if not isinstance(value, dict):
-        raise _damaged(path, "it holds no object")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the object of some JSON text.
-
-    Raises:
-        ValueError: A name occurs twice, so that readers may differ in what they read.
-    """
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("a name occurs twice in one object")
-    return value
-
-
-def _damaged(path: pathlib.Path, why: str) -> UserError:
-    return UserError(
-        f"{path} is damaged ({why}); restore a backup, or name another folder with --workdir"
-    )
 
 
 class Workdir:
@@ -236,9 +129,9 @@ class Workdir:
     def _saved(self) -> dict[str, Any] | None:
         """What config.json holds; None if there is none."""
         path = _config_path(self.path)
-        saved = _read(path)
+        saved = read_object(path)
         if saved is not None and not all(isinstance(saved.get(part), dict) for part in _PARTS):
-            raise _damaged(path, "it was not written by hypjax")
+            raise damaged(path, "it was not written by hypjax")
         return saved
 
     def _require_same_identity(self, compared: tuple[str, ...] = ("",)) -> None:
@@ -334,15 +227,16 @@ class Workdir:
         write_json(self.path / _CONFIG, self._begun)
         earlier = {}
         with contextlib.suppress(UserError):  # The run continues even if the file is damaged.
-            earlier = _read(self.path / _PROVENANCE) or {}
-        starts = earlier.pop("earlier_starts", []) + ([earlier] if earlier else [])
+            earlier = read_object(self.path / _PROVENANCE) or {}
+        before = earlier.pop("earlier_starts", [])
+        starts = [*(before if isinstance(before, list) else []), *([earlier] if earlier else [])]
         now = environment.describe(self._config.seed)
         write_json(self.path / _PROVENANCE, {**now, "earlier_starts": starts})
 
     def write_warnings(self, warnings: Sequence[str]) -> None:
         """Adds the warnings of this start to run.json; a failure is a warning, too."""
         with contextlib.suppress(UserError), console.tolerating(_PROVENANCE):
-            start = _read(self.path / _PROVENANCE) or {}
+            start = read_object(self.path / _PROVENANCE) or {}
             write_json(
                 self.path / _PROVENANCE, {**start, "warnings": list(dict.fromkeys(warnings))}
             )

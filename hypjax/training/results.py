@@ -117,7 +117,7 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     if "validation" in results:
         print("Recall on the training classes held out for validation:")
         print(format_results(results["validation"]))
-    if "best" in results:
+    if "best_step" in results:
         print(f"best: step {results['best_step']}, chosen on the validation classes")
     print_notes(results)
     _warn_unless_improved(results)

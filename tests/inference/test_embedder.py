@@ -40,7 +40,8 @@ from hypjax.retrieval.exports import find_export
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking, rerank
-from hypjax.runs.workdir import read_results, saved_config
+from hypjax.runs.saved import read_results
+from hypjax.runs.workdir import saved_config
 from tests.helpers import small_runs
 
 # Only the encoder's embeddings are projected.

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from hypjax.errors import UserError
+from hypjax.runs.saved import read_results
 from hypjax.runs.workdir import Workdir
 from tests.helpers import small_runs
 
@@ -66,6 +67,30 @@ def test_damaged_files_are_reported(tmp_path, name):
     (tmp_path / name).write_text('{"identity": {"se')
     with pytest.raises(UserError, match=rf"{name} is damaged \(.*\); restore a backup"):
         print(Workdir(tmp_path, small_runs.load("photos")).results)
+
+
+SCORES = {"head": {"recall@1": 0.5, "recall@2": 0.5}}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"final": {"head": {"recall@1": 0.5}}},
+        {"final": {"head": {"recall@1": 10**400, "recall@2": 0.5}}},
+        {"untrained": {"head": {"a/easy/map": 0.5, "a/easy/mp@1": 0.5, "a/hard/map": 0.5}}},
+        {"best": SCORES, "best_step": "x"},
+        {"notes": "x"},
+        {"notes": [3]},
+        {"validation": {"final": SCORES, "best": {"head": {"recall@4": 0.5}}}},
+    ],
+)
+def test_results_that_no_table_can_show_are_refused(tmp_path, changed):
+    results = {"untrained": SCORES, "final": SCORES}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    assert read_results(tmp_path / "results.json") == results
+    (tmp_path / "results.json").write_text(json.dumps(results | changed))
+    with pytest.raises(UserError, match=r"results.json is damaged \(it holds no results\)"):
+        read_results(tmp_path / "results.json")
 
 
 def test_a_run_records_its_environment(tmp_path, monkeypatch):
