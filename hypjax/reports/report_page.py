@@ -213,7 +213,8 @@ def _curve(runs: Sequence[Run], metric: str) -> dict[str, str] | None:
     axes.set_xlabel("step")
     axes.grid(color="0.9")
     axes.ticklabel_format(useOffset=False)
-    axes.locator_params(nbins=5)
+    axes.locator_params(axis="x", nbins=5, integer=True)
+    axes.locator_params(axis="y", nbins=5)
     low, high = min(shown, default=0.0), max(shown, default=0.0)
     margin = 0.05 * max(high - low, abs(high)) or 1
     axes.set_ylim(low - margin if metric == "loss" else 0, high + margin)
