@@ -1,5 +1,6 @@
 """One line of Python: `hypjax.load`, `hypjax.push`, and what they give."""
 
+import fnmatch
 import json
 import os
 import pathlib
@@ -318,7 +319,10 @@ def test_loads_from_the_hub(model, published, monkeypatch):
     for source in ("me/photos", "hf://me/photos"):
         assert hypjax.load(source).fingerprint == model.fingerprint
     assert asked[0] == asked[1] and asked[0][0] == "me/photos"
-    assert "model.safetensors" in asked[0][1] and "README.md" not in asked[0][1]
+    patterns = asked[0][1]
+    hashed = json.loads((published / "hypjax.json").read_text())["files"]
+    assert all(any(fnmatch.fnmatch(name, each) for each in patterns) for name in hashed)
+    assert "README.md" not in patterns
 
 
 def missing(*args, **kwargs):
