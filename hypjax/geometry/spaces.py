@@ -29,16 +29,16 @@ _SQRT2 = 2**0.5
 def require_positive(name: str, value: Any) -> None:
     """Refuses what is known not to be a finite number of at least 0.
 
-    Traced numbers are not known, and neither are the placeholders that JAX puts into trees.
+    Arrays of JAX are not looked at: they may be traced, or still being computed, and JAX makes
+    spaces of placeholders, too.
 
     Raises:
         ValueError: It is negative, not finite, or no number.
     """
-    known = isinstance(value, numbers.Real | np.ndarray)
-    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
-        known = value.is_fully_addressable
     wrong = isinstance(value, str | bytes | complex | list | tuple | dict)
-    if wrong or (known and not np.all((0 <= np.asarray(value)) & (np.asarray(value) < np.inf))):
+    if isinstance(value, numbers.Real | np.ndarray):
+        wrong = not np.all((0 <= np.asarray(value)) & (np.asarray(value) < np.inf))
+    if wrong:
         raise ValueError(f"{name} is {value}; it must be a finite number of at least 0")
 
 

@@ -209,7 +209,6 @@ def test_features_that_are_not_finite_do_not_become_points(space, value):
         ({"c": -1}, "c is -1; it must be a finite number of at least 0"),
         ({"c": float("nan")}, "c is nan; it must be"),
         ({"c": np.float32(-0.1)}, "c is -0.1"),
-        ({"c": jnp.float32(-0.1)}, "c is -0.1"),
         ({"c": np.array(np.inf)}, "c is inf"),
         ({"c": "a"}, "c is a; it must be a finite number of at least 0"),
         ({"c": [0.1]}, "c is .0.1.; it must be"),
