@@ -62,7 +62,7 @@ class UserError(Exception):
 
         File names and other people's messages may hold line breaks, and codes that terminals obey.
         """
-        message = redacted(message[:_LONGEST]).strip()
+        message = redacted(message)[:_LONGEST].strip()
         line = "".join(c if c.isprintable() else " " for c in message)
         super().__init__(line)
 

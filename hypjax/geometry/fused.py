@@ -2,18 +2,17 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import smooth
-from hypjax.geometry.space import InnerProductSpace
+from hypjax.geometry.space import InnerProductSpace, register_space
 from hypjax.geometry.spaces import Sphere, require_positive
 
 
-@jax.tree_util.register_dataclass
+@register_space
 @dataclasses.dataclass(frozen=True)
 class Fused:
     """Several geometries of one feature vector, whose distances are added (HypMix, Eq. 10).

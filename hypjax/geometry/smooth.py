@@ -17,7 +17,8 @@ def floating(*arrays: ArrayLike) -> list[Array]:
 
 def inexact(*arrays: ArrayLike) -> list[Array]:
     """Converts integers, whose differences and squares may wrap around, to floats."""
-    return [jnp.asarray(array, jnp.result_type(float, array)) for array in arrays]
+    found = map(jnp.asarray, arrays)
+    return [array.astype(jnp.result_type(float, array)) for array in found]
 
 
 def square_norm(x: Float[ArrayLike, "*b d"], keepdims: bool = True) -> Array:

@@ -1,16 +1,19 @@
 """The interface of spaces, as losses, evaluation, search and plots use it."""
 
-from collections.abc import Mapping
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 
 Role = Literal["query", "gallery"]
+_FEW = 2**12  # Rows, up to which their number is rounded up.
 
 
 class SearchTerms(NamedTuple):
@@ -196,6 +199,30 @@ class InnerProductSpace(Space, Protocol):
         """
 
 
+def register_space(space: type) -> type:
+    """Registers a frozen dataclass as a pytree, with fields marked as static in its structure.
+
+    Unlike with `jax.tree_util.register_dataclass`, trees are built without the constructor, which
+    may refuse values: trees of this structure also hold gradients, labels and placeholders.
+    """
+    fields = dataclasses.fields(space)
+    leaves = [field.name for field in fields if not field.metadata.get("static")]
+    static = [field.name for field in fields if field.metadata.get("static")]
+
+    def flatten(tree: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        children = [(jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in leaves]
+        return children, tuple(getattr(tree, name) for name in static)
+
+    def unflatten(constants: tuple[Any, ...], children: Iterable[Any]) -> Any:
+        tree = object.__new__(space)
+        for name, value in zip((*leaves, *static), (*children, *constants), strict=True):
+            object.__setattr__(tree, name, value)
+        return tree
+
+    jax.tree_util.register_pytree_with_keys(space, flatten, unflatten)
+    return space
+
+
 def raise_on_flaws(
     space: Space, x: Float[ArrayLike, "n d"], first: int, words: Mapping[str, str]
 ) -> None:
@@ -212,21 +239,20 @@ def raise_on_flaws(
     """
     if not len(x):
         return
+    checked = x
+    if isinstance(x, np.ndarray) and len(x) < _FEW:  # Or each number of queries were compiled.
+        checked = np.resize(x, (2 ** (len(x) - 1).bit_length(), x.shape[1]))
     with jax.enable_x64(True):
-        found = jax.device_get(_count_flaws(space, x))
+        found = jax.device_get(_flaws(space, checked))
     for flaw, why in words.items():
-        row, count = found[flaw]
-        if count:
+        rows = np.flatnonzero(found[flaw][: len(x)])
+        if len(rows):
             raise UserError(
-                f"embedding {first + row} {why} ({count} of {len(x)} rows)"
+                f"embedding {first + rows[0]} {why} ({len(rows)} of {len(x)} rows)"
                 + ("" if flaw == "infinite" else "; points are what space.embed(features) returns")
             )
 
 
 @jax.jit
-def _count_flaws(
-    space: Space, x: Float[ArrayLike, "n d"]
-) -> dict[str, tuple[Int[Array, ""], Int[Array, ""]]]:
-    """First row with each flaw, and number of rows with it."""
-    flaws = space.flaws(x.astype(jnp.float64))
-    return {name: (jnp.argmax(rows), jnp.sum(rows)) for name, rows in flaws.items()}
+def _flaws(space: Space, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+    return space.flaws(x.astype(jnp.float64))

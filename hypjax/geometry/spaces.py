@@ -13,7 +13,13 @@ from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import poincare, products, smooth
-from hypjax.geometry.space import InnerProductSpace, Role, SearchTerms, raise_on_flaws
+from hypjax.geometry.space import (
+    InnerProductSpace,
+    Role,
+    SearchTerms,
+    raise_on_flaws,
+    register_space,
+)
 
 # Smallest 1 − c‖x‖² of a valid point: float32 may round a smaller one to 0.
 _BOUNDARY_MARGIN = 1e-6
@@ -29,16 +35,15 @@ _SQRT2 = 2**0.5
 def require_positive(name: str, value: Any) -> None:
     """Refuses what is known not to be a finite number of at least 0.
 
-    Arrays of JAX are not looked at: they may be traced, or still being computed, and JAX makes
-    spaces of placeholders, too.
+    Arrays of JAX are not looked at: they may be traced, or still being computed.
 
     Raises:
         ValueError: It is negative, not finite, or no number.
     """
-    wrong = isinstance(value, str | bytes | complex | list | tuple | dict)
-    if isinstance(value, numbers.Real | np.ndarray):
-        wrong = not np.all((0 <= np.asarray(value)) & (np.asarray(value) < np.inf))
-    if wrong:
+    if isinstance(value, jax.Array):
+        return
+    known = isinstance(value, numbers.Real | np.ndarray) and np.asarray(value).dtype.kind in "iuf"
+    if not known or not np.all((0 <= np.asarray(value)) & (np.asarray(value) < np.inf)):
         raise ValueError(f"{name} is {value}; it must be a finite number of at least 0")
 
 
@@ -128,7 +133,7 @@ class Sphere:
         )
 
 
-@jax.tree_util.register_dataclass
+@register_space
 @dataclasses.dataclass(frozen=True)
 class PoincareBall:
     """The Poincaré ball of radius 1/√c with the geodesic distance (Hyp-ViT, Eq. 2).

@@ -124,32 +124,25 @@ class Encodings:
         if (key := id(dataset.records)) not in self._kept:
             images = self._images[key]
             console.say(f"embedding {len(images)} images with the frozen encoder, once")
-            self._kept[key] = self.encode(params, images, fitting=True)
+            self._kept[key] = self.encode(params, images)
         rows = np.searchsorted(self._images[key].positions, dataset.positions)
         kept = zip(self.scales, self._kept[key], strict=True)
         return {scale: each[rows] for scale, each in kept}
 
-    def encode(
-        self, params: PyTree, dataset: Dataset, *, fitting: bool = False
-    ) -> list[Float[np.ndarray, "images dim"]]:
+    def encode(self, params: PyTree, dataset: Dataset) -> list[Float[np.ndarray, "images dim"]]:
         """Embeds all images of a dataset; returns one array for each scale.
 
         Args:
             params: Parameters of the model.
             dataset: The images.
-            fitting: Whether to choose a batch size that leaves little padding.
 
         Raises:
             UserError: An image cannot be read, or the device's memory does not suffice.
         """
-        source = self.source
-        if fitting:
-            batches = -(-len(dataset) // source.batch_size)
-            source = source._replace(batch_size=-(-len(dataset) // batches))
         params = {"encoder": params["encoder"]}
-        params = parallel.place(params, parallel.replicated(source.mesh))
+        params = parallel.place(params, parallel.replicated(self.source.mesh))
         with memory.explained("run.eval_batch_size"):
-            return embed_dataset(functools.partial(self._encode, params), dataset, source)
+            return embed_dataset(functools.partial(self._encode, params), dataset, self.source)
 
     @functools.cached_property
     def _encode(self) -> Callable[[PyTree, Array], list[Array]]:

@@ -65,8 +65,8 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
 def _tune(index: Any, embeddings: Embeddings) -> float:
     """Chooses the candidates of searches; returns the share of neighbours that they find."""
     points, space = embeddings.vectors, embeddings.space
-    sample = points[np.random.default_rng(0).permutation(len(points))[:_SAMPLE]]
-    k = min(_NEAREST, len(points))
+    chosen = np.random.default_rng(0).permutation(len(points))[:_SAMPLE]
+    sample, k = points[chosen], min(_NEAREST + 1, len(points))
     distances, exact = search(sample, None, points, k=k, space=space)
     recall = 0.0
     for candidates in _CANDIDATES:
@@ -80,7 +80,7 @@ def _tune(index: Any, embeddings: Embeddings) -> float:
         )
         reached = np.asarray(space.distance_at(separations))
         hits = found_neighbours((distances, exact), (reached, found))
-        recall = assured(hits.mean(axis=1))
+        recall = assured(hits, exact == chosen[:, None])
         if recall >= _WANTED:
             return recall
     console.warn(f"searches of the graph find {recall:.1%} of the {_NEAREST} nearest neighbours")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int
+from jaxtyping import Float32, Float64, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space
@@ -287,6 +287,7 @@ class GraphGallery:
         """Chooses a setting of searches by the exact neighbours of a sample."""
         settings: list[_Setting] = []
         points, k = self._table.points[sample], exact[1].shape[1]
+        own = exact[1] == sample[:, None]
         order = np.argsort(np.linalg.norm(self._table.points, axis=1), kind="stable")
         places = np.argsort(order)[exact[1]]  # Of the neighbours, in the order from the centre.
         shares = _SCANNED if isinstance(self.space, PoincareBall) else _SCANNED[:1]
@@ -296,7 +297,7 @@ class GraphGallery:
             cost = computed / len(sample)
             hits = found_neighbours(exact, found)
             for scanned in {int(share * len(self)) for share in shares}:
-                recall = _recall(hits | (places < scanned), sample, exact[1])
+                recall = assured(hits | (places < scanned), own)
                 scan_cost = _SCAN_COST * scanned + _RANK_COST if scanned else 0
                 settings.append(_Setting(candidates, scanned, recall, cost + scan_cost))
             enough = [setting for setting in settings if setting.recall >= _WANTED]
@@ -307,7 +308,7 @@ class GraphGallery:
         self.candidates = best.candidates
         self._table.scanned[order[: best.scanned]] = True
         found = self._nearest(points, k, None)
-        self.recall = _recall(found_neighbours(exact, found), sample, exact[1])
+        self.recall = assured(found_neighbours(exact, found), own)
 
     def _require_writable(self) -> None:
         if not self._writable:
@@ -323,15 +324,6 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
     gallery = GraphGallery.build(embeddings)
     gallery.save(path)
     return f"{path}; it finds {gallery.recall:.1%} of the {_NEAREST} nearest neighbours"
-
-
-def _recall(
-    hits: Bool[np.ndarray, "s k"], sample: Int[np.ndarray, " s"], exact: Int[np.ndarray, "s k"]
-) -> float:
-    """Share of the neighbours found, at least, whether queries count as their own or not."""
-    others = exact != sample[:, None]
-    others |= ~others.any(axis=1, keepdims=True)  # Of a single image.
-    return min(assured(hits.mean(axis=1)), assured(hits.mean(axis=1, where=others)))
 
 
 def _sample(

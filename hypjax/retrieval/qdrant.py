@@ -32,7 +32,7 @@ _BATCH = 500  # Items of one request that adds them.
 _SEARCHES = 50  # Searches of one request.
 _ROUNDING = 1e-5  # By which −distance may exceed 0.
 _CANDIDATES = (64, 128, 256, 512, 1024)  # Of a search, of which the least is taken.
-_WANTED, _NEAREST, _SAMPLE = 0.98, 10, 100  # Recall of so many neighbours of so many points.
+_WANTED, _NEAREST, _SAMPLE = 0.98, 10, 500  # Recall of so many neighbours of so many points.
 
 
 class Neighbours(NamedTuple):
@@ -173,21 +173,23 @@ class QdrantGallery:
             raise UserError(f"k is {k}, but there are {len(self)} items in {self._engine.name}")
         return neighbours
 
-    def tune(self, points: Float32[np.ndarray, "n d"]) -> None:
-        """Chooses the number of candidates by a sample of the gallery's points.
+    def tune(self, embeddings: Embeddings) -> None:
+        """Chooses the number of candidates by a sample of images that are in the gallery.
 
         It is increased until 98% of the 10 nearest are found, which a search without the graph
         lists. If they never are, a warning says how many are.
         """
-        if not len(points):
+        if not len(embeddings):
             return
-        sample = points[np.random.default_rng(0).permutation(len(points))[:_SAMPLE]]
-        k = min(_NEAREST, len(self))
+        chosen = np.random.default_rng(0).permutation(len(embeddings))[:_SAMPLE]
+        sample = embeddings.vectors[chosen]
+        k = min(_NEAREST + 1, len(self))
         self.candidates = _CANDIDATES[-1]
         exact = _ranked(self.nearest(sample, k, exact=True))
+        own = exact[1] == embeddings.ids[chosen][:, None]
         for self.candidates in _CANDIDATES:
             found = _ranked(self.nearest(sample, k))
-            self.recall = assured(found_neighbours(exact, found).mean(axis=1))
+            self.recall = assured(found_neighbours(exact, found), own)
             if self.recall >= _WANTED:
                 break
         else:
@@ -258,7 +260,7 @@ def export_qdrant(embeddings: Embeddings, location: str | os.PathLike[str]) -> s
     with engine.changing():
         gallery = QdrantGallery.create(engine, embeddings)
         gallery.add(embeddings)
-        gallery.tune(embeddings.vectors)
+        gallery.tune(embeddings)
     return (
         f"{engine.name}, which holds {len(gallery)} images now; it finds {gallery.recall:.1%} of "
         f"the {_NEAREST} nearest neighbours"

@@ -75,6 +75,11 @@ def require_published(folder: pathlib.Path) -> None:
         raise damaged(folder / PUBLISHED, "files is no object")
     for name in hashes and sorted({*hashes, *hashed_files(folder)}):
         path = folder / name
+        if is_hashed(name) and not path.exists():
+            raise UserError(
+                f"{path} is missing, as if a transfer had been cut off; download the model again "
+                "with a connection to where it comes from, or push it again"
+            )
         try:
             whole = is_hashed(name) and path.is_file() and sha256(path) == hashes.get(name)
         except OSError as error:

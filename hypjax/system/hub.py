@@ -1,5 +1,6 @@
 """Repositories of models on the Hugging Face hub."""
 
+import errno
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from hypjax.errors import UserError
 
 SCHEME = "hf://"
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class UnreachableError(Exception):
@@ -46,7 +48,7 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
         files: Patterns of the files' names.
 
     Returns:
-        The folder that holds them.
+        The folder that holds them. If the hub cannot be reached, some may be missing.
 
     Raises:
         UserError: There is no such repository, or it cannot be reached.
@@ -67,7 +69,7 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
 
 
 def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.Path:
-    """Calls a function of huggingface_hub that downloads, or else finds the files in its cache.
+    """Calls a function of huggingface_hub that downloads, or else looks into its cache.
 
     Args:
         download: The function.
@@ -78,7 +80,8 @@ def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.P
         The path that it returns.
 
     Raises:
-        UnreachableError: The cache lacks a file, and it could not be downloaded completely.
+        UnreachableError: The hub cannot be reached, and its cache does not have the files.
+        UserError: The cache cannot be written.
         Exception: The hub says that there is no such repository or file.
     """
     from huggingface_hub import errors
@@ -92,6 +95,8 @@ def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.P
     except (errors.RepositoryNotFoundError, errors.EntryNotFoundError):
         raise
     except Exception as error:  # Of many types, if a connection is cut or a portal answers.
+        if isinstance(error, OSError) and error.errno in _DISK:
+            raise UserError(f"cannot write to the hub's cache ({error.strerror})") from error
         reason = type(error).__name__
     try:
         return pathlib.Path(download(*args, **options, local_files_only=True))

@@ -51,8 +51,7 @@ def _seconds_of_embedding(setup: Setup, params: PyTree) -> float:
     console.say("compiling the evaluation")
     with stopwatch.part("evaluation"):
         if images.encodings is not None:
-            images.encodings.encode(params, sample, fitting=True)
-            size = len(sample)
+            images.encodings.encode(params, sample)
         else:
             images.points(params, sample)
     return stopwatch.seconds()["evaluation"] / size
@@ -78,7 +77,7 @@ def _embedded(setup: Setup) -> int:
         count += rows(*chosen[1:])
     if config.run.report and jax.process_count() == 1:
         count += rows(splits.test, splits.gallery)
-    return count + (len(kept) if kept else 0)
+    return count + (-(-len(kept) // size) * size if kept else 0)
 
 
 def _open(setup: Setup, steps: range, state: TrainState) -> Input:

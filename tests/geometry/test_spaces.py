@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, InnerProductSpace, PoincareBall, Space, Sphere, poincare
+from hypjax.geometry import space as space_module
 
 RANKING = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 1.5), PoincareBall(0.0, None)]
 FUSED = Fused(((Sphere(), 2.0), (PoincareBall(0.1, 2.3), 0.5)))
@@ -234,6 +235,26 @@ def test_balls_pass_through_transformations():
     balls = PoincareBall(jnp.array([0.0, 1.0]))
     np.testing.assert_allclose(across(balls, jnp.array([0.5, 0])), [2, 4 * np.arctanh(0.5)])
     assert jax.eval_shape(lambda ball: ball, balls).c.shape == (2,)
+
+
+def test_trees_of_a_ball_hold_what_is_no_curvature():
+    """Gradients, in NumPy too, and labels of parameters, as optax takes them."""
+    ball = PoincareBall(jnp.float32(0.1))
+    x = jnp.array([0.5, 0])
+    gradients = jax.grad(lambda ball: -ball.distance(x, -x))(ball)
+    assert jax.tree.map(np.asarray, gradients).c < 0
+    assert jax.tree.map(lambda _: "trained", ball).c == "trained"
+
+
+def test_one_program_checks_several_numbers_of_points():
+    points = np.asarray(PoincareBall(0.1).embed(np.ones((8, 3), np.float32)))
+    before = space_module._flaws._cache_size()
+    for count in (5, 6, 7, 8):
+        PoincareBall(0.1).check(points[:count])
+    assert space_module._flaws._cache_size() == before + 1
+    points[5] = 4
+    with pytest.raises(UserError, match=r"embedding 5 is outside the ball \(1 of 6 rows\)"):
+        PoincareBall(0.1).check(points[:6])
 
 
 def test_a_ball_is_shown_without_defaults():

@@ -89,7 +89,7 @@ def test_images_are_added_found_replaced_removed_and_gone(engine):
     space = SPACES[1]
     points = clusters(space, 40)
     gallery = added(engine, embeddings(points[:0], space))
-    gallery.tune(points[:0])
+    gallery.tune(embeddings(points[:0], space))
     gallery.add(embeddings(points[:30], space))
     gallery.add(embeddings(points[25:], space, first=25))
     assert len(gallery) == 40

@@ -30,7 +30,7 @@ def test_counts_the_images_that_evaluations_embed(photos_folder):
     config = small_runs.load(photos_folder)
     assert rehearsal._embedded(build(config)) == 32 * sum(evaluations.values())
     config = small_runs.load(photos_folder, "optim.frozen=encoder", "run.report=True")
-    assert rehearsal._embedded(build(config)) == 36  # Each once.
+    assert rehearsal._embedded(build(config)) == 2 * 32  # Each of 36 once.
 
 
 @pytest.mark.slow
