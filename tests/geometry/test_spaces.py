@@ -247,7 +247,7 @@ def test_trees_of_a_ball_hold_what_is_no_curvature():
 
 
 def test_one_program_checks_several_numbers_of_points():
-    points = np.asarray(PoincareBall(0.1).embed(np.ones((8, 3), np.float32)))
+    points = np.array(PoincareBall(0.1).embed(np.ones((8, 3), np.float32)))
     before = space_module._flaws._cache_size()
     for count in (5, 6, 7, 8):
         PoincareBall(0.1).check(points[:count])
