@@ -253,7 +253,7 @@ def test_one_program_checks_several_numbers_of_points():
         PoincareBall(0.1).check(points[:count])
     assert space_module._flaws._cache_size() == before + 1
     points[5] = 4
-    with pytest.raises(UserError, match=r"embedding 5 is outside the ball \(1 of 6 rows\)"):
+    with pytest.raises(UserError, match=r"embedding 5 is outside .* \(1 of 6 rows\)"):
         PoincareBall(0.1).check(points[:6])
 
 
