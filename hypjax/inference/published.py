@@ -1,5 +1,6 @@
 """Models to publish: a folder that hypjax and timm load, and that the Hugging Face hub holds."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -19,6 +20,7 @@ from hypjax.models.weight_files import is_hub_name
 from hypjax.reports.model_card import model_card
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.files import (
+    CHECKPOINTS,
     CONFIG,
     HEAD,
     PROJECTIONS,
@@ -27,12 +29,11 @@ from hypjax.runs.files import (
     WEIGHTS,
     hashed_files,
     is_hashed,
-    remove,
 )
-from hypjax.runs.saved import read_results
+from hypjax.runs.saved import is_published, read_object, read_results, stale_files
 from hypjax.runs.workdir import saved_config, saved_fingerprint
 from hypjax.system import console, hub
-from hypjax.system.files import sha256, sync, write_json, write_text
+from hypjax.system.files import replacing_together, sha256, write_json, write_text
 
 _CARD = "README.md"
 
@@ -84,29 +85,22 @@ def push(
 
 
 def _write(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> list[str]:
-    """Replaces the model in a folder, and returns the names of its files.
-
-    All of them are written beside the old ones first. hypjax.json is then replaced before the
-    files whose hashes it holds, so what an interruption leaves is refused where it is loaded.
-    """
+    """Replaces the model in a folder, all at once, and returns the names of its files."""
+    if not is_published(folder) and _holds_run(folder):
+        raise UserError(f"{folder} holds a run; name another folder")
     if (folder / PROJECTIONS).is_symlink():
         raise UserError(f"{folder / PROJECTIONS} is a link; remove it, or name another folder")
-    staged = folder / ".unfinished"
-    remove(staged)  # An interrupted push may have left it.
-    (staged / PROJECTIONS).mkdir(parents=True)
-    try:
+    with replacing_together(folder / PUBLISHED, lambda: stale_files(folder)) as staged:
         _stage(workdir, staged, name)
-        hashed = hashed_files(staged)
-        files = [PUBLISHED, *hashed, CONFIG, _CARD]
-        for file in files:
-            (folder / file).parent.mkdir(exist_ok=True)
-            (staged / file).replace(folder / file)
-        for old in set(hashed_files(folder)).difference(hashed):
-            remove(folder / old)
-    finally:
-        remove(staged)
-    sync(folder)
-    return files
+        return [PUBLISHED, *hashed_files(staged), CONFIG, _CARD]
+
+
+def _holds_run(folder: pathlib.Path) -> bool:
+    """Whether a folder holds a run, begun or trained, whose config.json would be replaced."""
+    with contextlib.suppress(UserError):  # Another program's file.
+        if "identity" in (read_object(folder / CONFIG) or {}):
+            return True
+    return (folder / CHECKPOINTS).exists()
 
 
 def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:

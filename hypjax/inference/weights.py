@@ -18,8 +18,8 @@ from hypjax.models.pretrained import (
 )
 from hypjax.models.weight_files import read_state_dict
 from hypjax.runs.cloud_read import reading
-from hypjax.runs.files import HEAD, PUBLISHED, WEIGHTS
-from hypjax.runs.saved import require_published
+from hypjax.runs.files import HEAD, WEIGHTS
+from hypjax.runs.saved import is_published, require_published
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
 from hypjax.system.cloud import is_url
@@ -42,7 +42,7 @@ def restore_models(
     Raises:
         UserError: The folder holds no checkpoint, or one of another run.
     """
-    if (pathlib.Path(workdir) / PUBLISHED).exists():
+    if is_published(pathlib.Path(workdir)):
         model = create_embedder(config, evaluating=True)
         return model, {"final": _published_parameters(pathlib.Path(workdir), model, config)}
     run = Workdir(pathlib.Path(workdir), config, compared=("data.", "model.", "objective."))

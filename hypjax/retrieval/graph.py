@@ -23,6 +23,7 @@ from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.graph_files import Facts, Table
 from hypjax.retrieval.neighbors import search
 from hypjax.system import console
+from hypjax.system.files import read_together
 
 SUFFIX = ".usearch"
 _WANTED, _NEAREST, _SAMPLE = 0.98, 10, 1000  # Recall of so many neighbours of so many points.
@@ -127,10 +128,14 @@ class GraphGallery:
             UserError: A file is missing or damaged, or usearch or numba is not installed.
         """
         path = pathlib.Path(path)
-        table, facts = graph_files.read(path)
-        index = graph_index.create(facts.space, table.points.shape[1], rounded=facts.rounded)
-        graph_index.read(index, path, writable=writable)
-        return cls(index, table, facts, writable)
+
+        def read() -> Self:
+            table, facts = graph_files.read(path)
+            index = graph_index.create(facts.space, table.points.shape[1], rounded=facts.rounded)
+            graph_index.read(index, path, writable=writable)
+            return cls(index, table, facts, writable)
+
+        return read_together(path, graph_files.files(path), read)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the files.

@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float32, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.retrieval.embeddings import describe_space, replacing_file, space_of
-from hypjax.system.files import checksums
+from hypjax.retrieval.embeddings import describe_space, space_of
+from hypjax.system.files import checksums, replacing_together
 
 _TYPES = {"space": dict, "fingerprint": str, "rounded": bool, "candidates": int, "recall": float}
 _TYPES |= {"checksums": dict}
@@ -61,7 +61,7 @@ class Facts(NamedTuple):
 def write(
     path: pathlib.Path, save_graph: Callable[[str], None], table: Table, facts: Facts
 ) -> None:
-    """Writes the files, which replace earlier ones at the end, the table last.
+    """Writes the files, which replace earlier ones at the end, all at once.
 
     Args:
         path: The graph's file.
@@ -75,26 +75,29 @@ def write(
     import pyarrow
     import pyarrow.parquet
 
-    with (
-        replacing_file(_beside(path, "parquet")) as new_table,
-        replacing_file(_beside(path, "npy")) as new_points,
-        replacing_file(path) as new_graph,
-    ):
-        try:
-            save_graph(str(new_graph))
-        except RuntimeError as error:  # So usearch says that a file cannot be written.
-            raise OSError(str(error)) from error
-        with new_points.open("wb") as file:
-            np.save(file, table.points)
-        described = facts._asdict() | {
-            "space": describe_space(facts.space),
-            "checksums": {"graph": checksums(new_graph), "points": checksums(new_points)},
-        }
-        text = json.dumps(described)
-        columns = [table.keys, table.ids.tolist(), table.labels.tolist(), table.scanned]
-        metadata = {"hypjax": text, "hypjax.checksum": _checksum(text, *columns)}
-        rows = pyarrow.table(columns, schema=_schema()).replace_schema_metadata(metadata)
-        pyarrow.parquet.write_table(rows, new_table)
+    try:
+        with replacing_together(path) as folder:
+            graph, points, rows = files(folder / path.name)
+            save_graph(str(graph))
+            np.save(points, table.points)
+            described = facts._asdict() | {
+                "space": describe_space(facts.space),
+                "checksums": {"graph": checksums(graph), "points": checksums(points)},
+            }
+            text = json.dumps(described)
+            columns = [table.keys, table.ids.tolist(), table.labels.tolist(), table.scanned]
+            metadata = {"hypjax": text, "hypjax.checksum": _checksum(text, *columns)}
+            written = pyarrow.table(columns, schema=_schema()).replace_schema_metadata(metadata)
+            pyarrow.parquet.write_table(written, rows)
+    except (OSError, RuntimeError) as error:  # usearch raises the latter.
+        raise UserError(
+            f"cannot write to {path} ({getattr(error, 'strerror', None) or error})"
+        ) from error
+
+
+def files(path: pathlib.Path) -> list[pathlib.Path]:
+    """All files of a gallery, given that of its graph."""
+    return [path, _beside(path, "npy"), _beside(path, "parquet")]
 
 
 def read(path: pathlib.Path) -> tuple[Table, Facts]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypjax.errors import UserError
 from hypjax.runs.files import PUBLISHED, hashed_files, is_hashed
-from hypjax.system.files import sha256
+from hypjax.system.files import finish_replacing, sha256
 
 _MOST_CHARACTERS = 2**24
 
@@ -64,6 +64,23 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float) and not abs(value) > sys.float_info.max
 
 
+def is_published(folder: pathlib.Path) -> bool:
+    """Whether a folder holds a published model; ends its replacement if that was interrupted.
+
+    Raises:
+        UserError: The replacement cannot be ended.
+    """
+    path = folder / PUBLISHED
+    finish_replacing(path, lambda: stale_files(folder))
+    return path.exists()
+
+
+def stale_files(folder: pathlib.Path) -> set[str]:
+    """Relative paths of the files of other models than the one that is published in a folder."""
+    hashes = (read_object(folder / PUBLISHED) or {}).get("files")
+    return set(hashed_files(folder)).difference(hashes) if isinstance(hashes, dict) else set()
+
+
 def require_published(folder: pathlib.Path) -> None:
     """Checks a published model's files against their hashes, which older ones do not have.
 
@@ -97,9 +114,9 @@ def read_results(path: pathlib.Path) -> dict[str, Any] | None:
     Raises:
         UserError: It cannot be read, or does not hold results.
     """
-    results = read_object(path)
-    if (path.parent / PUBLISHED).exists():
+    if is_published(path.parent):
         require_published(path.parent)
+    results = read_object(path)
     if results is not None and not _are_results(results):
         raise damaged(path, "it holds no results")
     return results

@@ -21,7 +21,7 @@ from hypjax.errors import UserError
 from hypjax.objectives import OBJECTIVES
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import PUBLISHED
-from hypjax.runs.saved import damaged, read_object, read_results
+from hypjax.runs.saved import damaged, is_published, read_object, read_results
 from hypjax.system import console, environment
 from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
@@ -79,8 +79,7 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
 
 def _config_path(workdir: pathlib.Path) -> pathlib.Path:
     """Path of the configuration of a run, or of a published model, whose config.json is timm's."""
-    published = workdir / PUBLISHED
-    return published if published.exists() else workdir / _CONFIG
+    return workdir / (PUBLISHED if is_published(workdir) else _CONFIG)
 
 
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:

@@ -9,17 +9,20 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
+from hypjax.errors import UserError
 from hypjax.system.cores import usable_cores
 
+_T = TypeVar("_T")
 _ARRAY = np.lib.format.MAGIC_PREFIX
 _SUMMED = 1 << 24  # Bytes of a file with a checksum of their own.
 _ABANDONED = 3600  # Seconds after which a temporary file is no longer being written.
@@ -57,6 +60,147 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_together(
+    path: pathlib.Path, stale: Callable[[], Iterable[str]] = tuple
+) -> Iterator[pathlib.Path]:
+    """Yields an empty folder, whose files replace those beside a path if the body succeeds.
+
+    One renaming of the folder decides: a process that is killed before it leaves the old files, and
+    after it the new ones, which `finish_replacing` moves to their places. Several processes may do
+    so at once: the last one counts.
+
+    Args:
+        path: Names the files; one of them.
+        stale: Lists the files that the new ones make obsolete, relative to the folder of `path`,
+            once these are in their places.
+
+    Raises:
+        OSError: The files cannot be written.
+    """
+    staged = path.with_name(f".{path.name}.{os.urandom(4).hex()}.unfinished")
+    with contextlib.ExitStack() as stack:
+        with _locked(path.parent):
+            for left in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
+                # The process that holds its lock is writing to it.
+                with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_NB):
+                    shutil.rmtree(left)
+            staged.mkdir()
+            stack.callback(shutil.rmtree, staged, ignore_errors=True)
+            stack.enter_context(_locked(staged))
+        yield staged
+        sync_all(staged)
+        with _locked(path.parent):
+            _finish(path, stale)
+            staged.replace(_pending(path))
+            sync(path.parent)
+            _finish(path, stale)
+
+
+def finish_replacing(path: pathlib.Path, stale: Callable[[], Iterable[str]] = tuple) -> None:
+    """Ends what a process began that was killed in `replacing_together`; waits for one that lives.
+
+    Raises:
+        UserError: The files cannot be moved.
+    """
+    if os.path.lexists(_pending(path)):
+        try:
+            with _locked(path.parent):
+                _finish(path, stale)
+        except OSError as error:
+            raise UserError(
+                f"{path} is being replaced, which was interrupted and cannot be finished "
+                f"({error.strerror}); open it once as a user who may write to {path.parent}"
+            ) from error
+
+
+def read_together(path: pathlib.Path, files: Sequence[pathlib.Path], read: Callable[[], _T]) -> _T:
+    """Reads files that `replacing_together` replaces, again if they were replaced meanwhile.
+
+    Args:
+        path: Names the files; one of them.
+        files: All of them.
+        read: Reads them.
+
+    Returns:
+        What `read` returns.
+
+    Raises:
+        UserError: They cannot be read.
+    """
+
+    def unchanged() -> bool:
+        return not os.path.lexists(_pending(path)) and list(map(_version, files)) == before
+
+    while True:
+        finish_replacing(path)
+        before = list(map(_version, files))
+        try:
+            found = read()
+        except UserError:
+            if unchanged():
+                raise
+        else:
+            if unchanged():
+                return found
+
+
+def _pending(path: pathlib.Path) -> pathlib.Path:
+    """The folder with files that replace those beside a path."""
+    return path.with_name(f".{path.name}.replacing")
+
+
+def _finish(path: pathlib.Path, stale: Callable[[], Iterable[str]]) -> None:
+    """Moves pending files to their places and removes stale ones, if anything is pending."""
+    pending = _pending(path)
+    if not os.path.lexists(pending):
+        return
+    for root, _, names in os.walk(pending):
+        source, target = pathlib.Path(root), path.parent / os.path.relpath(root, pending)
+        if source.is_symlink() or (source != pending and target.is_symlink()):
+            raise OSError(errno.ELOOP, "a folder is a link")
+        target.mkdir(exist_ok=True)
+        for name in names:
+            # Without locks, another process may move it.
+            with contextlib.suppress(FileNotFoundError):
+                (source / name).replace(target / name)
+        sync(target)
+    for name in stale():
+        (path.parent / name).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        for root, folders, _ in os.walk(pending, topdown=False):
+            for folder in folders:
+                os.rmdir(os.path.join(root, folder))
+        pending.rmdir()
+
+
+def _version(path: pathlib.Path) -> tuple[int, int] | None:
+    """What distinguishes a file from one that replaces it; None if there is none."""
+    with contextlib.suppress(OSError):
+        stat = path.stat()
+        return stat.st_ino, stat.st_mtime_ns
+    return None
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path, flags: int = 0) -> Iterator[None]:
+    """Locks a folder for this process during the body, if the file system has locks.
+
+    Raises:
+        OSError: It cannot be opened or, with LOCK_NB in the flags, not be locked at once.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
+        except OSError:
+            if flags:
+                raise
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sha256(path: pathlib.Path) -> str:

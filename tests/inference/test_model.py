@@ -4,7 +4,6 @@ import fnmatch
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from hypjax.geometry import PoincareBall
 from hypjax.inference.matches import match_distance, read_matches
 from hypjax.inference.published import without_paths
 from hypjax.retrieval.refinement import Refinement
+from hypjax.runs.saved import read_results
 from hypjax.runs.workdir import saved_config
 from hypjax.system import hub
 from hypjax.system.files import read_npz
@@ -279,8 +279,17 @@ def test_uploads_what_it_wrote_and_nothing_else(run, tmp_path, capsys, monkeypat
     assert "the hub cannot be reached (ZeroDivisionError)" in capsys.readouterr().err
 
 
-def test_a_push_that_is_interrupted_leaves_no_mixture(published, tmp_path, monkeypatch):
-    """The other model has another curvature, and was published before there were hashes."""
+def test_a_push_into_the_folder_of_a_run_is_refused(run):
+    before = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
+    with pytest.raises(UserError, match="holds a run; name another folder"):
+        hypjax.push(run, "me/photos", folder=run)
+    assert before == {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
+
+
+def test_a_push_that_is_killed_leaves_the_old_model_or_the_new_one(
+    published, tmp_path, monkeypatch
+):
+    """The other has another curvature and no results, and was published before hashes were."""
     folder, other = (shutil.copytree(published, tmp_path / name) for name in ("folder", "other"))
     saved = json.loads((other / "hypjax.json").read_text())
     saved["all"]["objective.c"] = saved["identity"]["objective.c"] = 1.0
@@ -288,24 +297,28 @@ def test_a_push_that_is_interrupted_leaves_no_mixture(published, tmp_path, monke
     (other / "hypjax.json").write_text(json.dumps(saved))
     weights = load_file(other / "model.safetensors")
     save_file({name: 2 * value for name, value in weights.items()}, other / "model.safetensors")
+    (other / "results.json").unlink()
     models = {hypjax.load(each).fingerprint: each.name for each in (folder, other)}
-    states, replace = [], pathlib.Path.replace
+    left = []  # What a kill before each step leaves.
 
-    def state():
-        try:
-            return models[hypjax.load(folder).fingerprint]
-        except UserError as error:
-            return re.sub(".* is not the file with which hypjax.json was written.*", "", str(error))
+    def copying(step):
+        def copied(self, *args, **settings):
+            if folder in (self.parent, *(each.parent for each in args)):
+                left.append(shutil.copytree(folder, tmp_path / str(len(left))))
+            return step(self, *args, **settings)
 
-    def replaced(self, target):
-        if pathlib.Path(target).parent == folder:
-            states.append(state())
-        return replace(self, target)
+        return copied
 
-    monkeypatch.setattr(pathlib.Path, "replace", replaced)
-    hypjax.push(other, "me/photos", folder=folder)
-    assert states == ["folder", *[""] * 5]  # Of the configuration, weights, results and three more.
-    assert state() == "other"
+    with monkeypatch.context() as patched:
+        for step in (pathlib.Path.replace, pathlib.Path.unlink):
+            patched.setattr(pathlib.Path, step.__name__, copying(step))
+        hypjax.push(other, "me/photos", folder=folder)
+    assert len(left) == 7  # The renaming, five files, and the results that the other has not.
+    for i, path in enumerate([*left, folder]):
+        assert models[hypjax.load(path).fingerprint] == ("other" if i else "folder")
+        assert (read_results(path / "results.json") is None) == bool(i)
+    hypjax.push(other, "me/photos", folder=left[0])
+    assert {each.name for each in left[0].iterdir()} == {each.name for each in folder.iterdir()}
 
 
 def test_loads_from_the_hub(model, published, monkeypatch):

@@ -1,7 +1,9 @@
 """Galleries in a graph of usearch."""
 
+import errno
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from hypjax.benchmarks import ann
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.retrieval import graph_index
 from hypjax.retrieval.exports import open_gallery
 from hypjax.retrieval.graph import GraphGallery, export_usearch
 from hypjax.retrieval.neighbors import search
@@ -159,31 +162,48 @@ def test_flipped_bits_and_files_of_another_gallery_are_not_searched(suffix, tmp_
         open_gallery(path)
 
 
-@pytest.mark.parametrize("replaced", range(3))
-def test_a_save_that_ends_early_leaves_one_gallery_or_none(replaced, tmp_path, monkeypatch):
-    """The table is replaced last, after all files are written."""
-    space, path, replace = SPACES[1], tmp_path / "gallery.usearch", pathlib.Path.replace
+def test_a_save_that_is_killed_leaves_the_old_gallery_or_the_new_one(tmp_path, monkeypatch):
+    space, folder, replace = SPACES[1], tmp_path / "folder", pathlib.Path.replace
+    folder.mkdir()
     points = clusters(space, 60)
     old, new = (GraphGallery.build(embeddings(x, space)) for x in (points[:50], points))
-    old.save(path)
-    names = []
+    old.save(folder / "gallery.usearch")
+    left = []  # What a kill before each replacement leaves.
 
     def replacing(source, target):
-        if len(names) == replaced:
-            raise OSError("killed")
-        names.append(target.name)
+        left.append(shutil.copytree(folder, tmp_path / str(len(left))) / "gallery.usearch")
         return replace(source, target)
 
-    monkeypatch.setattr(pathlib.Path, "replace", replacing)
-    with pytest.raises(UserError, match="cannot write"):
-        new.save(path)
-    assert "gallery.usearch.parquet" not in names
-    assert len(list(tmp_path.iterdir())) == 3
-    if replaced:
-        with pytest.raises(UserError, match="export the gallery again"):
-            open_gallery(path)
-    else:
-        assert len(open_gallery(path)) == 50
+    def refusing(source, target):
+        raise OSError(errno.EROFS, "read-only")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pathlib.Path, "replace", replacing)
+        new.save(folder / "gallery.usearch")
+        patched.setattr(pathlib.Path, "replace", refusing)
+        with pytest.raises(UserError, match=r"cannot be finished \(read-only\); open it once as"):
+            open_gallery(left[-1])
+    assert [len(open_gallery(path)) for path in left] == [50, 60, 60, 60]
+    for path in left:
+        old.save(path)
+        assert len(open_gallery(path)) == 50 and len(list(path.parent.iterdir())) == 3
+
+
+def test_a_gallery_that_is_replaced_while_it_is_opened_is_read_again(tmp_path, monkeypatch):
+    space, path, read = SPACES[1], tmp_path / "gallery.usearch", graph_index.read
+    points = clusters(space, 200)
+    waiting = [GraphGallery.build(embeddings(x, space)) for x in (points, points[::-1])]
+    waiting.pop().save(path)
+
+    def replacing(*args, **settings):
+        if waiting:
+            waiting.pop().save(path)
+        read(*args, **settings)
+
+    monkeypatch.setattr(graph_index, "read", replacing)
+    gallery = open_gallery(path)
+    assert gallery.ids[gallery.nearest(points, 1)[1][:, 0]].tolist() == gallery.ids.tolist()
+    np.testing.assert_array_equal(gallery._table.points, points)
 
 
 @pytest.mark.parametrize(
