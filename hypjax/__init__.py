@@ -14,7 +14,7 @@ _MODULES = {"Model": "model", "load": "model", "push": "published"}
 
 def __dir__() -> list[str]:
     """Lists `load` and `push`, too, which are not imported yet."""
-    return sorted({*globals(), *__all__})
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})
 
 
 def __getattr__(name: str) -> Any:

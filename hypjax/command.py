@@ -48,32 +48,14 @@ def run(
         signal.signal(number, functools.partial(_end, resumes))
     _join_global_flags(flag_values)
     try:
-        with watchdog.announced_exit(), errors.reported():
+        with watchdog.announced_exit(), errors.reported(), errors.devices_explained():
             app.run(
-                lambda arguments: _call(main, arguments),
+                lambda arguments: main(*arguments),
                 flags_parser=lambda argv: _parse_global(argv, flag_values, example, choices),
             )
     except BaseException as error:  # Including SystemExit, by which absl ends every command.
         if exits.is_stuck():
             _exit_now(error)
-        raise
-
-
-def _call(main: Callable[..., None], arguments: Sequence[Any]) -> None:
-    """Calls a command, and reports devices that JAX is told to use and does not find."""
-    try:
-        main(*arguments)
-    except (AssertionError, RuntimeError):
-        if platforms := os.environ.get("JAX_PLATFORMS"):
-            import jax
-
-            try:
-                jax.default_backend()
-            except (AssertionError, RuntimeError):
-                raise errors.UserError(
-                    f"JAX_PLATFORMS is {platforms}, but JAX finds no such device; unset it, or set "
-                    "JAX_PLATFORMS=cpu"
-                ) from None
         raise
 
 

@@ -79,6 +79,25 @@ def require_package(module: str, use: str, install: str) -> None:
         raise UserError(f'{use} needs {module}: pip install "{install}"')
 
 
+@contextlib.contextmanager
+def devices_explained() -> Iterator[None]:
+    """Reports devices that JAX is told to use and does not find, in one sentence."""
+    try:
+        yield
+    except (AssertionError, RuntimeError):
+        if platforms := os.environ.get("JAX_PLATFORMS"):
+            import jax
+
+            try:
+                jax.default_backend()
+            except (AssertionError, RuntimeError):
+                raise UserError(
+                    f"JAX_PLATFORMS is {platforms}, but JAX finds no such device; unset it, or set "
+                    "JAX_PLATFORMS=cpu"
+                ) from None
+        raise
+
+
 class TryAgainError(UserError):
     """An error that may be temporary: the same command can succeed later."""
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from hypjax.data.photos import Given, given_photos
-from hypjax.errors import UserError
+from hypjax.errors import UserError, devices_explained
 from hypjax.geometry import Space
 from hypjax.inference.embedder import Part, TrainedEmbedder
 from hypjax.inference.hits import find_hits
@@ -40,7 +40,8 @@ class Model:
         """Loads a model; see `load`."""
         source = _located(source)
         keep_compiled_programs()
-        self._embedder = TrainedEmbedder(source, part, batch_size)
+        with devices_explained():
+            self._embedder = TrainedEmbedder(source, part, batch_size)
         self.source, self.part = str(source), part
         self.config: ConfigDict = self._embedder.config
         self.space: Space = self._embedder.space

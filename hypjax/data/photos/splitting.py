@@ -107,7 +107,8 @@ def _split_classes(
     if 2 <= everything.num_classes < 4:
         raise UserError(
             f"{path} has {everything.num_classes} classes, too few to train on two and to test on "
-            "two others; set --config.data.split=images, which tests on other images of the same"
+            "two others; add classes, put back those that a run was trained on, or set "
+            "--config.data.split=images, which tests on other images of the same classes"
         )
     rest, test = hold_out(everything, held_out.test, held_out.seed, "test")
     if test is None:
