@@ -62,11 +62,16 @@ def test_images_that_were_moved_are_grey_and_counted(run, photos_folder, tmp_pat
         assert "images that cannot be read; were they moved?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("module", "options"), [("bokeh", []), ("umap", ["--layout=umap"])])
-def test_missing_packages_are_named_before_anything_is_read(module, options, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "output", "options"),
+    [("bokeh", "disk.html", []), ("umap", "disk.png", ["--layout=umap"])],
+)
+def test_missing_packages_are_named_before_anything_is_read(
+    module, output, options, tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf'needs {module}: pip install "hypjax\[viz\]"'):
-        draw("disk", "--workdir=none", f"--output={tmp_path / 'disk.html'}", *options)
+        draw("disk", "--workdir=none", f"--output={tmp_path / output}", *options)
 
 
 @pytest.mark.parametrize(
