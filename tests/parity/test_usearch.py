@@ -33,8 +33,7 @@ def test_it_finds_the_exact_neighbours_and_their_distances(space, tmp_path):
     own = np.arange(1000)
     exact_distances, exact = search(points[:1000], own, points, k=10, space=space)
     distances, found = gallery.nearest(points[:1000], 10, own)
-    # Graphs are built by threads, and vary; the export measured with other queries.
-    assert (exact[:, :, None] == found[:, None]).any(axis=2).mean() >= 0.97
+    assert (exact[:, :, None] == found[:, None]).any(axis=2).mean() >= 0.98
     assert (found != own[:, None]).all() and (np.diff(distances) >= 0).all()
     same = found == exact
     np.testing.assert_allclose(distances[same], exact_distances[same], rtol=1e-5, atol=1e-6)
