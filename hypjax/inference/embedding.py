@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree, UInt8
 
@@ -51,7 +52,8 @@ def encode_function(
         if side != model.encoder.image_size:
             scaled, params = at_side(model, params, side)
             images = resize_images(images, side)
-        found = scaled.encoder.apply({"params": params["encoder"]}, images)
+        with jax.named_scope("encoder"):  # As in the train step, for profiles of the program.
+            found = scaled.encoder.apply({"params": params["encoder"]}, images)
         return found.astype(jnp.float32)
 
     def encode(params: PyTree, images: Array) -> list[Array]:
