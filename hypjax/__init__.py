@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hypjax.inference.model import Model, load
-    from hypjax.inference.published import push
+    from hypjax.inference.push import push
 
 __version__ = "0.1.0"
 __all__ = ["Model", "load", "push"]
 
-_MODULES = {"Model": "model", "load": "model", "push": "published"}
+_MODULES = {"Model": "model", "load": "model", "push": "push"}
 
 
 def __dir__() -> list[str]:

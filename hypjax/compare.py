@@ -154,8 +154,8 @@ def _print_tables(
         test: Scores on the test classes, for each run.
         field: Field in which the runs differ; None for any runs. Seeds are summarised, not chosen.
     """
-    from hypjax.reports.tables import format_results, selecting
-    from hypjax.reports.tables import title as test_title
+    from hypjax.runs.tables import format_results, selecting
+    from hypjax.runs.tables import title as test_title
 
     title, seeds = f"{field}, " if field else "", field == "seed"
     if validation:
@@ -178,8 +178,8 @@ def _draw(
     output: pathlib.Path,
 ) -> None:
     """Draws the recall of the head against the field."""
-    from hypjax.reports.sweep_plot import Run, draw
-    from hypjax.reports.tables import selecting
+    from hypjax.analysis.sweep_plot import Run, draw
+    from hypjax.runs.tables import selecting
     from hypjax.runs.workdir import saved_config
     from hypjax.system import console
 

@@ -62,8 +62,8 @@ def main(overrides: list[str]) -> None:
         raise UserError(f"--output is {output}; its name must end in .npz")
     if _MERGE.value and _SHARD.value:
         raise UserError("--merge joins all parts; leave out --shard")
+    from hypjax.engines.exports import find_export
     from hypjax.monitoring.health import warn_if_collapsed
-    from hypjax.retrieval.exports import find_export
 
     names = [name for value in _EXPORT.value for name in value.split(",")]
     files = {name: name.partition(":")[0] for name in names if "://" not in name}

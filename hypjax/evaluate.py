@@ -19,9 +19,9 @@ from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
 from hypjax.inference.weights import pretrained_encoder, restore_best, restore_models
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.parallel import processes
-from hypjax.reports import published
-from hypjax.reports.tables import format_results, noted, print_notes, title
+from hypjax.runs import published
 from hypjax.runs.cloud_read import reading
+from hypjax.runs.tables import format_results, noted, print_notes, title
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
 from hypjax.types import Recalls, View

@@ -11,7 +11,7 @@ from hypjax import command
 from hypjax.errors import UserError
 
 if TYPE_CHECKING:  # They import JAX or NumPy.
-    from hypjax.inference.hierarchy import Hierarchy, Images
+    from hypjax.analysis.hierarchy import Hierarchy, Images
 
 EXAMPLE = "python -m hypjax.hierarchy --workdir=runs/glyphs-hyp --output=hierarchy"
 FLAGS = flags.FlagValues()
@@ -49,13 +49,13 @@ def main(overrides: list[str]) -> None:
     command.refuse_overrides(overrides)
     workdirs, names = _WORKDIRS.value, command.run_names(_WORKDIRS)
     folder = _folder()
-    from hypjax.inference.hierarchy import Images
-    from hypjax.inference.runs import open_datasets, saved_configs
-    from hypjax.reports.hierarchy import as_json, radii_table, scores_table
-    from hypjax.reports.tables import noted, print_notes
+    from hypjax.analysis.hierarchy import Images
+    from hypjax.analysis.hierarchy_of_run import hierarchy_of_run
+    from hypjax.analysis.hierarchy_result import as_json, radii_table, scores_table
+    from hypjax.analysis.run_embeddings import open_datasets, saved_configs
+    from hypjax.runs.tables import noted, print_notes
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
-    from hypjax.training.hierarchy import hierarchy_of_run
 
     keep_compiled_programs()
     configs = saved_configs(workdirs)
@@ -105,8 +105,8 @@ def _write(folder: pathlib.Path, images: Images, own: Hierarchy) -> list[pathlib
     Raises:
         UserError: A file cannot be written.
     """
-    from hypjax.reports.hierarchy import newick, nodes_json
-    from hypjax.reports.hierarchy_figures import draw_affinity, draw_disk
+    from hypjax.analysis.hierarchy_figures import draw_affinity, draw_disk
+    from hypjax.analysis.hierarchy_result import newick, nodes_json
     from hypjax.system.files import write_text
 
     names = ("tree.json", "tree.nwk", "affinity.png", "disk.png", "leaves.png")
@@ -129,7 +129,7 @@ def _write(folder: pathlib.Path, images: Images, own: Hierarchy) -> list[pathlib
 
 
 def _draw_leaves(images: Images, own: Hierarchy, output: pathlib.Path) -> None:
-    from hypjax.reports.hit_grid import Picture, draw_rows
+    from hypjax.analysis.hit_grid import Picture, draw_rows
 
     rows = []
     for leaf in own.leaves[:_ROWS]:

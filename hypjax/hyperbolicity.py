@@ -39,7 +39,7 @@ def main(overrides: list[str]) -> None:
 
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
     from hypjax.monitoring.health import warn_if_collapsed
-    from hypjax.reports.tables import noted, print_notes
+    from hypjax.runs.tables import noted, print_notes
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
@@ -59,7 +59,7 @@ def main(overrides: list[str]) -> None:
     else:
         from hypjax.config import load_config
         from hypjax.inference.features import pretrained_features
-        from hypjax.reports.published import published_delta
+        from hypjax.runs.published import published_delta
 
         config = load_config(_CONFIG.value, overrides)
         points, notes = pretrained_features(config)

@@ -11,8 +11,8 @@ from absl import flags
 from hypjax import command
 
 if TYPE_CHECKING:  # They import JAX or NumPy.
+    from hypjax.analysis.negatives_result import Anchor, Weighed
     from hypjax.data.parts import Splits
-    from hypjax.reports.negatives import Anchor, Weighed
 
 EXAMPLE = "python -m hypjax.negatives --workdir=runs/glyphs-hyp --output=negatives.png"
 FLAGS = flags.FlagValues()
@@ -56,9 +56,9 @@ def main(overrides: list[str]) -> None:
     command.refuse_overrides(overrides)
     workdirs, names = _WORKDIRS.value, command.run_names(_WORKDIRS)
     output = command.figure(_OUTPUT)
-    from hypjax.inference.negatives import Choice, open_runs, weigh_run
-    from hypjax.reports.negatives import Anchor, anchor_table, as_json, summary_table
-    from hypjax.reports.tables import noted, print_notes
+    from hypjax.analysis.negatives import Choice, open_runs, weigh_run
+    from hypjax.analysis.negatives_result import Anchor, anchor_table, as_json, summary_table
+    from hypjax.runs.tables import noted, print_notes
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
@@ -95,7 +95,7 @@ def _write(
     Raises:
         UserError: A file cannot be written.
     """
-    from hypjax.reports.negative_figures import draw_curves, draw_hardest
+    from hypjax.analysis.negative_figures import draw_curves, draw_hardest
     from hypjax.system import console
 
     searched, files = images.gallery or images.test, [output]

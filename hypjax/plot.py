@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # They import JAX or NumPy.
     import numpy as np
     from jaxtyping import Complex
 
-    from hypjax.inference.drawn import Drawn, Part
-    from hypjax.reports.disk import Panel
+    from hypjax.analysis.disk import Panel
+    from hypjax.analysis.plot_data import Drawn, Part
 
 EXAMPLE = "python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png"
 FLAGS = flags.FlagValues()
@@ -98,7 +98,7 @@ def main(overrides: list[str], kind: str | None) -> None:
         require_package("bokeh", "an interactive page", "hypjax[viz]")
     if _LAYOUT.value == "umap":
         require_package("umap", "a layout by UMAP", "hypjax[viz]")
-    from hypjax.reports.disk import Proxies, draw_disks, draw_image_grid
+    from hypjax.analysis.disk import Proxies, draw_disks, draw_image_grid
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
@@ -110,7 +110,7 @@ def main(overrides: list[str], kind: str | None) -> None:
     if kind == "grid":
         draw_image_grid(panels[0], output)
     elif is_page:
-        from hypjax.reports.disk_page import write_disk_page
+        from hypjax.analysis.disk_page import write_disk_page
 
         proxies = Proxies(places[-1], drawn.parents)
         note = _NOTES[_LAYOUT.value]
@@ -128,10 +128,10 @@ def main(overrides: list[str], kind: str | None) -> None:
 def _drawn(most: int) -> Drawn:
     """Embeds, or reads, what is to be drawn."""
     if _EMBEDDINGS.value:
-        from hypjax.inference.drawn import draw_gallery
+        from hypjax.analysis.plot_data import draw_gallery
 
         return draw_gallery(pathlib.Path(_EMBEDDINGS.value).expanduser(), most, _SEED.value)
-    from hypjax.training.drawn import draw_run
+    from hypjax.analysis.plot_data_of_run import draw_run
 
     return draw_run(_WORKDIR.value, _PARTS.value, most, _SEED.value)
 
@@ -177,9 +177,9 @@ def _panels(
     """Returns the names of all groups, and the panels, whose labels are indices of these."""
     import numpy as np
 
-    from hypjax.inference.drawn import captions
-    from hypjax.reports.disk import Panel
-    from hypjax.reports.hit_grid import Images
+    from hypjax.analysis.disk import Panel
+    from hypjax.analysis.hit_grid import Images
+    from hypjax.analysis.plot_data import captions
 
     found = [part.groupings[grouping] for part in parts]
     names = list(dict.fromkeys(name for each in found for name in each.names))

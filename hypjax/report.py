@@ -30,7 +30,7 @@ def main(overrides: list[str]) -> None:
     command.require(_WORKDIRS)
     command.refuse_overrides(overrides)
     names, output = command.run_names(_WORKDIRS), command.output_file(_OUTPUT, ".html")
-    from hypjax.inference.reporting import write_report
+    from hypjax.analysis.report import write_report
     from hypjax.system.caches import keep_compiled_programs
 
     keep_compiled_programs()

@@ -70,9 +70,9 @@ def main(overrides: list[str]) -> None:
         raise UserError("--alpha weights the images of --expand; give that flag, too")
     from hypjax.data.photos import find_photos
     from hypjax.data.pixels import read_image
+    from hypjax.engines.exports import open_gallery
     from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.inference.hits import find_hits
-    from hypjax.retrieval.exports import open_gallery
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking
     from hypjax.system import console
@@ -86,7 +86,7 @@ def main(overrides: list[str]) -> None:
     refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking)
     results = find_hits(embedder, photos, gallery, _K.value, refinement)
     if output:
-        from hypjax.reports.hit_grid import draw
+        from hypjax.analysis.hit_grid import draw
 
         read = functools.partial(read_image, channels=3)
         files = draw(results, output, read)

@@ -37,13 +37,13 @@ def main(overrides: list[str]) -> None:
     command.refuse_overrides(overrides)
     workdirs, names = _WORKDIRS.value, command.run_names(_WORKDIRS)
     output = command.figure(_OUTPUT)
-    from hypjax.inference.hierarchy import Images
-    from hypjax.inference.runs import open_datasets, saved_configs
-    from hypjax.reports.spectrum import as_json, draw, table
-    from hypjax.reports.tables import noted, print_notes
+    from hypjax.analysis.hierarchy import Images
+    from hypjax.analysis.run_embeddings import open_datasets, saved_configs
+    from hypjax.analysis.spectrum_of_run import spread_of_run
+    from hypjax.analysis.spectrum_result import as_json, draw, table
+    from hypjax.runs.tables import noted, print_notes
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
-    from hypjax.training.spectrum import spread_of_run
 
     keep_compiled_programs()
     configs = saved_configs(workdirs)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from hypjax.analysis.report import write_own_report
 from hypjax.config import validate
 from hypjax.errors import UserError
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -22,7 +23,6 @@ from hypjax.training.loop import Timers, create_loop, create_monitor
 from hypjax.training.results import (
     collect_results,
     print_results,
-    write_own_report,
     write_times,
 )
 from hypjax.training.setup import build, circumstances, shared_fields

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # These import JAX, or what no help text needs.
     from jaxtyping import Int
     from ml_collections import ConfigDict
 
-    from hypjax.reports.intervals import Sums
+    from hypjax.analysis.intervals import Sums
 
 EXAMPLE = (
     "python -m hypjax.tune --config=configs/glyphs.py"
@@ -200,7 +200,7 @@ def _check_settings(runs: Runs, candidates: Sequence[Candidate], seed: str) -> N
 
 def _validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
     """The score by which settings are chosen: the head's first recall on validation classes."""
-    from hypjax.reports.tables import selecting
+    from hypjax.runs.tables import selecting
 
     held_out = results["validation"]
     scores = held_out.get("best", held_out["final"])["head"]
@@ -235,7 +235,7 @@ def _print_choice(
 def _print_table(runs: Runs, chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     import numpy as np
 
-    from hypjax.reports.intervals import bootstrap
+    from hypjax.analysis.intervals import bootstrap
 
     tested = [_test_scores([runs.folder(each, seed) for seed in seeds]) for each in chosen]
     names, labels = [name for name, _, _ in tested], [labels for _, labels, _ in tested]
@@ -262,9 +262,9 @@ def _test_scores(folders: Sequence[pathlib.Path]) -> tuple[str, Int[np.ndarray, 
     """Name of the head's first recall, labels, and its sums by class, of runs of one method."""
     import numpy as np
 
+    from hypjax.analysis.intervals import Sums
     from hypjax.evaluate import score_queries
-    from hypjax.reports.intervals import Sums
-    from hypjax.reports.tables import selecting
+    from hypjax.runs.tables import selecting
 
     found = [score_queries(folder) for folder in folders]
     name = selecting(found[0].scores["head"])

@@ -22,13 +22,13 @@ from hypjax.data.photos.tables import read_table
 from hypjax.data.splits import Decoding, HeldOutClasses
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
-from hypjax.inference.unfinished import UnfinishedGallery
+from hypjax.inference.partial_gallery import UnfinishedGallery
 from hypjax.models import VisionTransformer
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import load_timm, timm_state_dict
-from hypjax.reports.tables import format_results
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.saved import read_results
+from hypjax.runs.tables import format_results
 from hypjax.runs.workdir import Workdir, saved_config
 
 pytestmark = pytest.mark.slow

@@ -10,12 +10,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from hypjax import report, train
+from hypjax.analysis.report import _chosen
+from hypjax.analysis.report_data import Search, inspect, read_log
+from hypjax.analysis.report_page import _curve, _marked
 from hypjax.command import parse
 from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
-from hypjax.inference.inspected import Search, inspect, read_log
-from hypjax.inference.reporting import _chosen
-from hypjax.reports.report_page import _curve, _marked
 from hypjax.runs.saved import read_results
 from hypjax.runs.workdir import read_warnings, saved_config
 from hypjax.system import console
@@ -218,7 +218,7 @@ def test_mistakes_are_one_sentence(arguments, message, tmp_path, monkeypatch):
 
 
 def test_names_of_classes_are_text(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("hypjax.inference.inspected._name", lambda images, i: ("<b>&x", "a"))
+    monkeypatch.setattr("hypjax.analysis.report_data._name", lambda images, i: ("<b>&x", "a"))
     write(f"--workdir={runs / 'hyp'}", f"--output={tmp_path / 'r.html'}", "--queries=2")
     text = (tmp_path / "r.html").read_text()
     assert "&lt;b&gt;&amp;x" in text and "<b>&x" not in text

@@ -15,12 +15,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from hypjax.benchmarks import peers
+from hypjax.engines import euclidean, qdrant_folders
+from hypjax.engines.graph import GraphGallery
+from hypjax.engines.qdrant import QdrantGallery
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.retrieval import euclidean, nearest_neighbors, qdrant_folders
+from hypjax.retrieval import nearest_neighbors
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.graph import GraphGallery
-from hypjax.retrieval.qdrant import QdrantGallery
 
 _K, _QUERIES = 10, 1000
 _COUNT, _QUICK_COUNT = 100_000, 5000  # Points.

@@ -19,7 +19,7 @@ from hypjax import parallel
 from hypjax.config import default_config
 from hypjax.errors import UserError
 from hypjax.inference.embedding import embed_function
-from hypjax.inference.scored import scored_spaces
+from hypjax.inference.score_spaces import scored_spaces
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Spec
 from hypjax.system import console

@@ -16,7 +16,7 @@ from hypjax.benchmarks import peers
 from hypjax.benchmarks.measure import Task
 from hypjax.config import default_config
 from hypjax.inference.embedding import embed_function
-from hypjax.inference.scored import scored_spaces
+from hypjax.inference.score_spaces import scored_spaces
 from hypjax.objectives import Spec
 from hypjax.system import console
 from hypjax.training.learner import build_learner

@@ -1,7 +1,6 @@
 """Configurations: fields, defaults, validation, files, and the identity of a run."""
 
 from hypjax.config.defaults import choose_objective, default_config
-from hypjax.config.files import load_config, override, read_config
 from hypjax.config.identity import (
     default_workdir,
     differences,
@@ -11,6 +10,7 @@ from hypjax.config.identity import (
     without_secrets,
 )
 from hypjax.config.origins import show_origins
+from hypjax.config.reading import load_config, override, read_config
 from hypjax.config.recipes import variant_error
 from hypjax.config.rules import FITTED, validate
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree, UInt8
 
 from hypjax.geometry import Space
-from hypjax.inference.scored import part_of
+from hypjax.inference.score_spaces import part_of
 from hypjax.models import Embedder
 from hypjax.models.normalize import normalize
 from hypjax.models.scales import at_side, resize_images, scaled_side
@@ -32,7 +32,7 @@ def embed_function(
         model: Encoder and head, as they are evaluated.
         pixel_scaling: Mean and standard deviation of pixels.
         spaces: The spaces in which parts of the model are embedded, by the names of
-            `hypjax.inference.scored`.
+            `hypjax.inference.score_spaces`.
         scales: Sides of the images that the model sees, relative to the given ones; see
             `hypjax.models.scales`.
     """

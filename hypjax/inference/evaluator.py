@@ -15,8 +15,8 @@ from hypjax.errors import UserError
 from hypjax.inference.datasets import EvaluationInput, evaluation_input
 from hypjax.inference.features import DatasetEmbedder, frozen_encodings
 from hypjax.inference.matches import Match, choose, match_distance
-from hypjax.inference.processing import Processing, Projections
-from hypjax.inference.scored import part_of, scored_spaces
+from hypjax.inference.postprocess import Processing, Projections
+from hypjax.inference.score_spaces import part_of, scored_spaces
 from hypjax.models import create_embedder
 from hypjax.parallel import processes
 from hypjax.retrieval import LEVELS, mean_score, query_scores, relevance_at, relevance_scores

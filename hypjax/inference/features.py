@@ -176,7 +176,7 @@ class DatasetEmbedder:
     Attributes:
         model: Encoder and head, as they are evaluated.
         spaces: The spaces in which parts of the model are embedded, by the names of
-            `hypjax.inference.scored`.
+            `hypjax.inference.score_spaces`.
         pixel_scaling: Mean and standard deviation of pixels.
         source: How images reach the model.
         scales: Scales of the images over which embeddings are averaged.

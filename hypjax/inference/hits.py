@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Float32
 
 from hypjax.data.photos import Photo
+from hypjax.engines.exports import Gallery
+from hypjax.engines.graph import GraphGallery
+from hypjax.engines.qdrant import Neighbours, QdrantGallery
 from hypjax.errors import UserError
 from hypjax.inference.embedder import TrainedEmbedder
-from hypjax.reports.hits import Hits
+from hypjax.inference.hit_types import Hits
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.exports import Gallery
-from hypjax.retrieval.graph import GraphGallery
-from hypjax.retrieval.qdrant import Neighbours, QdrantGallery
 from hypjax.retrieval.refinement import Refinement
 
 

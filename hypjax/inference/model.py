@@ -9,14 +9,14 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from hypjax.data.photos import Given, given_photos
+from hypjax.engines.exports import Gallery, is_gallery, open_gallery
 from hypjax.errors import UserError, devices_explained
 from hypjax.geometry import Space
 from hypjax.inference.embedder import Part, TrainedEmbedder
+from hypjax.inference.hit_types import Hits
 from hypjax.inference.hits import find_hits
-from hypjax.reports.hits import Hits
-from hypjax.reports.model_card import describe
+from hypjax.inference.model_card import describe
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.exports import Gallery, is_gallery, open_gallery
 from hypjax.retrieval.refinement import Refinement
 from hypjax.system import hub
 from hypjax.system.caches import keep_compiled_programs

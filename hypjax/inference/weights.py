@@ -63,7 +63,7 @@ def restore_models(
 
 
 def _published_parameters(folder: pathlib.Path, model: Embedder, config: ConfigDict) -> PyTree:
-    """Reads the parameters of a published model, as `hypjax.inference.published` wrote them."""
+    """Reads the parameters of a published model, as `hypjax.inference.push` wrote them."""
     require_published(folder)
     try:
         params = load_model(read_state_dict(str(folder / WEIGHTS)), model, config.data.channels)

@@ -13,7 +13,7 @@ from hypjax.monitoring.meter import Meter
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, Values
 from hypjax.monitoring.tracing import Trace
-from hypjax.reports.tables import format_recalls
+from hypjax.runs.tables import format_recalls
 from hypjax.system import console
 from hypjax.types import Recalls
 

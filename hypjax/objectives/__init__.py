@@ -2,10 +2,10 @@
 
 from hypjax.objectives.base import Group, Metrics, Objective, Spec
 from hypjax.objectives.create import OBJECTIVES, create_objective, unused_fields
-from hypjax.objectives.hierarchy import Hier, hier, reciprocal_triplets
+from hypjax.objectives.hier import Hier, hier, reciprocal_triplets
 from hypjax.objectives.koleo import koleo
 from hypjax.objectives.mix import mixed_space
-from hypjax.objectives.negatives import negative_weights, softmax_temperature
+from hypjax.objectives.negative_weights import negative_weights, softmax_temperature
 from hypjax.objectives.of_pairs import PairObjective
 from hypjax.objectives.of_proxies import ProxyObjective
 from hypjax.objectives.pair_losses import contrastive, multi_similarity, scalable_nca, supcon

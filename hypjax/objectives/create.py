@@ -9,7 +9,8 @@ from ml_collections import ConfigDict
 
 from hypjax.fields import Field
 from hypjax.geometry import SPACES, Space
-from hypjax.objectives import hierarchy, mix, of_pairs, of_proxies, pairwise
+from hypjax.objectives import hier as hierarchy
+from hypjax.objectives import mix, of_pairs, of_proxies, pairwise
 from hypjax.objectives.base import Objective
 
 

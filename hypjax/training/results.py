@@ -3,24 +3,19 @@
 import pathlib
 from typing import Any
 
-import jax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.data.parts import Task
-from hypjax.errors import Interrupted, UserError
-from hypjax.inference.inspected import Opened
 from hypjax.inference.matches import write_matches
-from hypjax.inference.processing import Projections, model_fingerprint, save_projections
-from hypjax.inference.reporting import write_report
-from hypjax.inference.scored import scored_spaces
+from hypjax.inference.postprocess import Projections, model_fingerprint, save_projections
+from hypjax.inference.score_spaces import scored_spaces
 from hypjax.monitoring.stopwatch import TIMES, Stopwatch
 from hypjax.parallel import processes
-from hypjax.reports import published
-from hypjax.reports.tables import format_results, noted, print_notes, selecting, title
-from hypjax.runs.files import REPORT
+from hypjax.runs import published
 from hypjax.runs.shared_checkpoints import SharedCheckpoints
+from hypjax.runs.tables import format_results, noted, print_notes, selecting, title
 from hypjax.system import console, memory
 from hypjax.system.files import write_json
 from hypjax.training.setup import Setup
@@ -154,33 +149,3 @@ def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:
     with console.tolerating(str(folder / TIMES)):
         write_json(folder / TIMES, times)
     console.say(stopwatch.describe())
-
-
-def write_own_report(folder: pathlib.Path, location: str, setup: Setup) -> bool:
-    """Writes the report of a finished run; a failure is a warning, as the results are saved.
-
-    Args:
-        folder: The run's folder.
-        location: Its path or URL, which names the run.
-        setup: The run.
-
-    Returns:
-        Whether there is a report. A run of several processes has none: one process cannot embed
-        images while the others wait.
-
-    Raises:
-        Interrupted: An interrupt arrived.
-    """
-    if jax.process_count() > 1:
-        return False
-    try:
-        name, output = pathlib.Path(location).name, folder / REPORT
-        opened = Opened(setup.splits, setup.evaluator.images.encodings)
-        write_report({name: folder}, output, queries=50, k=6, opened=opened)
-    except UserError as error:
-        console.warn(f"there is no report: {error}")
-        return False
-    except KeyboardInterrupt as interrupt:
-        command = f"python -m hypjax.report --workdir={location}"
-        raise Interrupted(f"the results are saved; {command} writes the report") from interrupt
-    return True

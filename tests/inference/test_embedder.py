@@ -16,27 +16,27 @@ import pytest
 from PIL import Image
 
 from hypjax import evaluate, train
+from hypjax.analysis.hit_grid import draw
+from hypjax.analysis.negatives import open_runs
+from hypjax.analysis.negatives_result import Anchor, Hardest, Weighed, anchor_table
 from hypjax.data.photos import Photo, find_photos
 from hypjax.data.pixels import read_image
 from hypjax.data.splits import open_splits
+from hypjax.engines.exports import find_export
 from hypjax.errors import Interrupted, UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.inference import embedder as inference
-from hypjax.inference import unfinished
+from hypjax.inference import partial_gallery as unfinished
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.evaluator import create_evaluator
+from hypjax.inference.hit_types import Hits
 from hypjax.inference.hits import find_hits
-from hypjax.inference.negatives import open_runs
-from hypjax.inference.processing import model_fingerprint
-from hypjax.inference.unfinished import UnfinishedGallery
+from hypjax.inference.partial_gallery import UnfinishedGallery
+from hypjax.inference.postprocess import model_fingerprint
 from hypjax.inference.weights import restore_best, restore_models
-from hypjax.reports.hit_grid import draw
-from hypjax.reports.hits import Hits
-from hypjax.reports.negatives import Anchor, Hardest, Weighed, anchor_table
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.expansion import expand_queries
-from hypjax.retrieval.exports import find_export
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking, rerank

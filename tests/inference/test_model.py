@@ -22,7 +22,7 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.inference.matches import match_distance, read_matches
-from hypjax.inference.published import without_paths
+from hypjax.inference.push import without_paths
 from hypjax.retrieval.refinement import Refinement
 from hypjax.runs.saved import read_results
 from hypjax.runs.workdir import saved_config

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from hypjax.engines.exports import EXPORTS, find_export
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval.exports import EXPORTS, find_export
 from hypjax.retrieval.neighbors import search
 from tests.helpers.galleries import clusters, embeddings, tree
 from tests.helpers.small_runs import REPOSITORY

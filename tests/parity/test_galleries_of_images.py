@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from hypjax.data.preparation import fonts, glyphs
+from hypjax.engines import euclidean
+from hypjax.engines.exports import find_export, open_gallery
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.retrieval import euclidean
-from hypjax.retrieval.exports import find_export, open_gallery
 from hypjax.retrieval.neighbors import search
 from tests.helpers.galleries import embeddings
 

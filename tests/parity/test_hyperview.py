@@ -5,11 +5,11 @@ import os
 import numpy as np
 import pytest
 
+from hypjax.engines.hyperview import export_hyperview
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.retrieval import nearest_neighbors
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.hyperview import export_hyperview
 
 pytest.importorskip("lancedb", reason="needs lancedb, in which HyperView stores datasets")
 hyperview = pytest.importorskip("hyperview", reason="needs hyperview")

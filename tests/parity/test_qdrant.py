@@ -13,13 +13,13 @@ import jax
 import numpy as np
 import pytest
 
+from hypjax.engines import qdrant_engines, qdrant_folders
+from hypjax.engines.exports import find_export, open_gallery
+from hypjax.engines.qdrant import QdrantGallery, export_qdrant
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval import qdrant_engines, qdrant_folders
 from hypjax.retrieval.embeddings import describe_space
-from hypjax.retrieval.exports import find_export, open_gallery
 from hypjax.retrieval.neighbors import search
-from hypjax.retrieval.qdrant import QdrantGallery, export_qdrant
 from tests.helpers.galleries import clusters, embeddings, tree
 
 pytest.importorskip("qdrant_edge", reason="needs the qdrant extra: qdrant-edge-py")

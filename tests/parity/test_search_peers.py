@@ -5,6 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from hypjax.engines.faiss_files import export_flat
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import (
     mean_average_precision_at_r,
@@ -13,7 +14,6 @@ from hypjax.retrieval import (
     recall_at_k,
 )
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.faiss_files import export_flat
 
 
 def labelled(space, n=1500, dim=24, classes=60):

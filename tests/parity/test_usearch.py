@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from hypjax.benchmarks import ann
+from hypjax.engines import graph_index
+from hypjax.engines.exports import open_gallery
+from hypjax.engines.graph import GraphGallery, export_usearch
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval import graph_index
-from hypjax.retrieval.exports import open_gallery
-from hypjax.retrieval.graph import GraphGallery, export_usearch
 from hypjax.retrieval.neighbors import search
 from tests.helpers.galleries import clusters, embeddings, tree
 from tests.helpers.small_runs import REPOSITORY
@@ -230,9 +230,9 @@ def test_tables_of_wrong_types_are_refused(change, tmp_path, monkeypatch):
 
 
 def test_a_graph_that_finds_too_little_says_so(monkeypatch, capsys):
-    monkeypatch.setattr("hypjax.retrieval.graph_index._DENSE", (2, 2))
-    monkeypatch.setattr("hypjax.retrieval.graph._CANDIDATES", (1,))
-    monkeypatch.setattr("hypjax.retrieval.graph._SCANNED", (0.0,))
+    monkeypatch.setattr("hypjax.engines.graph_index._DENSE", (2, 2))
+    monkeypatch.setattr("hypjax.engines.graph._CANDIDATES", (1,))
+    monkeypatch.setattr("hypjax.engines.graph._SCANNED", (0.0,))
     gallery = GraphGallery.build(embeddings(clusters(SPACES[1], 3000), SPACES[1]))
     assert gallery.recall < 0.9
     assert (
@@ -243,7 +243,7 @@ def test_a_graph_that_finds_too_little_says_so(monkeypatch, capsys):
 
 def test_points_near_the_centre_are_scanned(monkeypatch, tmp_path):
     """They are found although the graph takes too few candidates; also those that are added."""
-    monkeypatch.setattr("hypjax.retrieval.graph._SCANNED", (0.2,))
+    monkeypatch.setattr("hypjax.engines.graph._SCANNED", (0.2,))
     ball, path = PoincareBall(1.0, None), tmp_path / "gallery.usearch"
     points = np.asarray(ball.embed(ann._features(4000, 128)))
     norms = np.linalg.norm(points, axis=1)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hypjax.analysis.disk import Panel, Proxies
+from hypjax.analysis.disk_page import write_disk_page
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, layout
-from hypjax.reports.disk import Panel, Proxies
-from hypjax.reports.disk_page import write_disk_page
 
 pytest.importorskip("bokeh", reason="needs the viz extra: bokeh")
 pytest.importorskip("umap", reason="needs the viz extra: umap-learn")

@@ -1,0 +1,1 @@
+"""What people look at: figures, tables and the report of trained models."""

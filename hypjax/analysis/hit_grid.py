@@ -1,0 +1,171 @@
+"""Rows of pictures, such as those of a search's hits."""
+
+import pathlib
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image, ImageDraw
+
+from hypjax.errors import UserError, on_one_line
+from hypjax.inference.hit_types import Hits
+from hypjax.system import console
+
+_COLOURS = {"right": "tab:green", "wrong": "tab:red", "": "none"}
+_INCHES = 1.4  # Side of one image.
+_LINE_INCHES = 0.12  # Height of a line of a title.
+_LINE = 22  # Characters of a line.
+_ROWS = 20  # Rows of a page.
+
+
+class Picture(NamedTuple):
+    """An image with its title and its frame.
+
+    Attributes:
+        image: What the image is read from, such as its path.
+        title: Title; its lines are wrapped.
+        colour: Colour of the frame, or "none".
+    """
+
+    image: Any
+    title: str
+    colour: str
+
+
+class Images:
+    """Reads images; a grey one stands for each that cannot be read, and these are counted.
+
+    Attributes:
+        missing: What could not be read.
+    """
+
+    def __init__(self, read: Callable[[Any], Image.Image]) -> None:
+        """Takes the function that reads an image."""
+        self._read, self.missing = read, {}
+
+    def __call__(self, image: Any) -> Image.Image:
+        """Returns an image's pixels, or a grey square."""
+        try:
+            return self._read(image)
+        except Exception as error:  # Moved or damaged since; the rest is still worth showing.
+            self.missing[image] = error
+            grey = Image.new("RGB", (64, 64), "#ccc")
+            ImageDraw.Draw(grey).text((32, 32), "missing", fill="#333", anchor="mm")
+            return grey
+
+    def warn(self) -> None:
+        """Says how many images are missing."""
+        if self.missing:
+            console.warn(
+                f"grey squares stand for {len(self.missing)} images that cannot be read; were they "
+                f"moved? ({next(iter(self.missing.values()))})"
+            )
+
+
+def draw(
+    found: Sequence[Hits], output: pathlib.Path, read: Callable[[str], Image.Image]
+) -> list[pathlib.Path]:
+    """Draws one row per query: the query, then its hits in green (right) or red (wrong) frames.
+
+    Args:
+        found: Hits of each query, equally many.
+        output: File to write; its suffix selects the format. After 20 queries, the next page is
+            drawn, to a file whose name ends in -2, and so on.
+        read: From the path of an image to its pixels.
+
+    Returns:
+        The files written.
+
+    Raises:
+        UserError: A file cannot be written.
+    """
+    return draw_rows([_row(hits) for hits in found], output, read)
+
+
+def draw_rows(
+    rows: Sequence[Sequence[Picture]],
+    output: pathlib.Path,
+    read: Callable[[Any], Image.Image],
+    together: int = 1,
+) -> list[pathlib.Path]:
+    """Draws rows of pictures, on several pages if there are more than 20.
+
+    Args:
+        rows: Rows of equally many pictures.
+        output: File to write; its suffix selects the format. Names of further pages end in -2, -3
+            and so on.
+        read: From the `image` of a picture to its pixels.
+        together: Every so many rows belong together, on one page.
+
+    Returns:
+        The files written.
+
+    Raises:
+        UserError: A file cannot be written.
+    """
+    size = max(_ROWS // together, 1) * together
+    pages = [rows[start : start + size] for start in range(0, len(rows), size)]
+    names = [f"{output.stem}-{number}" for number in range(2, len(pages) + 1)]
+    files = [output, *(output.with_stem(name) for name in names)]
+    read = Images(read)
+    for file, page in zip(files, pages, strict=True):
+        with matplotlib.rc_context({"text.parse_math": False}):  # Paths may hold dollar signs.
+            figure = _grid(page, read)
+        save(figure, file)
+    read.warn()
+    return files
+
+
+def save(figure: Figure, file: pathlib.Path) -> None:
+    """Writes a figure to a file, whose suffix selects the format.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    try:
+        figure.savefig(file)
+    except OSError as error:
+        raise UserError(f"cannot write to {file} ({error.strerror or error})") from error
+    except ValueError as error:
+        raise UserError(f"cannot draw {file}: {error}") from error
+
+
+def _row(hits: Hits) -> list[Picture]:
+    """The query and its hits."""
+    query = Picture(hits.query, f"query {on_one_line(hits.label)}", "black")
+    columns = zip(hits.paths, hits.labels, hits.distances, strict=True)
+    return [query] + [
+        Picture(path, f"{distance:.3f} {on_one_line(label)}", _COLOURS[hits.mark(i)])
+        for i, (path, label, distance) in enumerate(columns)
+    ]
+
+
+def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image]) -> Figure:
+    titles = [[_wrapped(picture.title) for picture in row] for row in rows]
+    lines = [max(title.count("\n") + 1 for title in row) for row in titles]
+    heights = [_INCHES + 0.2 + _LINE_INCHES * count for count in lines]
+    figure = Figure(figsize=(_INCHES * len(rows[0]), sum(heights)), layout="tight")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(rows), len(rows[0]), squeeze=False, height_ratios=heights)
+    for axes_of_row, row, wrapped in zip(axes, rows, titles, strict=True):
+        for axis, picture, title in zip(axes_of_row, row, wrapped, strict=True):
+            _show(axis, picture, title, read)
+    return figure
+
+
+def _wrapped(title: str) -> str:
+    return "\n".join(textwrap.fill(line, _LINE) for line in title.strip().split("\n"))
+
+
+def _show(axis: Axes, picture: Picture, title: str, read: Callable[[Any], Image.Image]) -> None:
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(title, fontsize=7)
+    for side in axis.spines.values():
+        side.set(color=picture.colour, linewidth=3)
+    thumbnail = read(picture.image)
+    thumbnail.thumbnail((256, 256))
+    axis.imshow(thumbnail)

@@ -1,0 +1,230 @@
+"""The report of runs: one HTML page that opens from the disk."""
+
+import base64
+import datetime
+import importlib.resources
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from hypjax import __version__
+from hypjax.analysis.disk import COLOURS
+
+# Metrics of the curves, and what they are called.
+_CURVES = {
+    "loss": "Loss",
+    "batch_recall@1": "Recall@1 within the batch",
+    "validation": "Recall@1 of the head, validation",
+    "feature_norm": "Mean norm of the features",
+    "embedding_norm": "Mean norm of the embeddings",
+    "clipped_share": "Share of clipped features",
+    "gradient_norm": "Norm of the gradient",
+    "images_per_second": "Images per second",
+}
+_STATES = {
+    "untrained": "the model before its first step",
+    "final": "the model after its last step",
+    "best": "the model of the step that scored highest on the validation classes",
+    "head": "the embedding that is trained, compared in the space of the loss",
+    "encoder": "the embedding that enters the head, compared by its cosine",
+}
+_METRICS = {"map": "mAP", "map@r": "MAP@R", "r_precision": "R-precision", "mrr": "MRR"}
+_THUMBNAIL = 80  # Pixels of the longer side.
+_DASHES = ("", "6 3", "2 2", "8 3 2 3")  # Of lines that share a colour.
+
+
+class Shown(NamedTuple):
+    """An image of a search in the page.
+
+    Attributes:
+        image: Its pixels, as a data URL.
+        label: Its class.
+        right: Whether it is of the query's class.
+        distance: Its distance from the query.
+    """
+
+    image: str
+    label: str
+    right: bool = True
+    distance: str = ""
+
+
+class Run(NamedTuple):
+    """A run in the page.
+
+    Attributes:
+        name: Its name.
+        facts: What it is, in words: its model, and numbers of images.
+        fields: All fields of its configuration.
+        changed: Names of those that differ from the defaults.
+        scores: Its scores by state, part and metric.
+        interval: Recall@1, recomputed, with the ends of its interval; None if there is none.
+        published: Published scores, and differences from these.
+        notes: Remarks on its results.
+        warnings: Warnings that it gave.
+        lines: Lines of its metrics.jsonl.
+        times: Its times.json.
+        disk: What the page shows of its disk.
+    """
+
+    name: str
+    facts: Mapping[str, str]
+    fields: Mapping[str, Any]
+    changed: Sequence[str]
+    scores: Mapping[str, Mapping[str, Mapping[str, float]]]
+    interval: tuple[float, float, float] | None
+    published: str
+    notes: Sequence[str]
+    warnings: Sequence[str]
+    lines: Sequence[Mapping[str, Any]]
+    times: Mapping[str, Any]
+    disk: Mapping[str, str]
+
+
+class Row(NamedTuple):
+    """A row of a table with one column per run.
+
+    Attributes:
+        label: What it shows.
+        cells: Its cells.
+        name: The name of `label` in files and flags.
+    """
+
+    label: str
+    cells: Sequence[Any]
+    name: str = ""
+
+
+def render(runs: Sequence[Run], groups: Sequence[Mapping[str, Any]]) -> str:
+    """Renders the page.
+
+    Args:
+        runs: The runs.
+        groups: Searches and classes of the runs that have the same test images.
+    """
+    fields = dict.fromkeys(field for run in runs for field in run.fields)
+    rows = [Row(field, [run.fields.get(field, "") for run in runs]) for field in fields]
+    facts = dict.fromkeys(fact for run in runs for fact in run.facts)
+    source = importlib.resources.files("hypjax.analysis").joinpath("report.html.j2").read_text()
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(source).render(
+        names=[run.name for run in runs],
+        version=__version__,
+        date=datetime.date.today().isoformat(),
+        runs=runs,
+        groups=groups,
+        about=[Row(fact, [run.facts.get(fact, "") for run in runs]) for fact in facts]
+        + [row for row in rows if any(cell != row.cells[0] for cell in row.cells)],
+        fields=[row for row in rows if any(row.label in run.changed for run in runs)],
+        meanings=_STATES,
+        scores=_intervals(runs) + _scores(runs),
+        keys=[(name, *_style(i)) for i, name in enumerate(run.name for run in runs)],
+        curves=[curve for metric in _CURVES if (curve := _curve(runs, metric))],
+        times=_times(runs),
+    )
+
+
+def _scores(runs: Sequence[Run]) -> list[Row]:
+    """A row for each score, the best of each marked."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for i, run in enumerate(runs):
+        for state, parts in run.scores.items():
+            for part, scores in parts.items():
+                for metric, value in scores.items():
+                    found.setdefault((state, part, metric), [math.nan] * len(runs))[i] = value
+    rows = []
+    for (state, part, metric), values in found.items():
+        *place, name = metric.split("/")
+        label = f"{', '.join([state, part, *place])}: {_METRICS.get(name, name.capitalize())}"
+        rows.append(Row(label, _marked(values, [f"{value:.4f}" for value in values]), metric))
+    return rows
+
+
+def _intervals(runs: Sequence[Run]) -> list[Row]:
+    if not any(run.interval for run in runs):
+        return []
+    found = [run.interval or [math.nan] * 3 for run in runs]
+    texts = ["{:.3f} ({:.3f} to {:.3f})".format(*each) for each in found]
+    return [Row("head: Recall@1 now, with its 95% interval", _marked([e[0] for e in found], texts))]
+
+
+def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
+    """Texts of numbers, of which the largest stand out."""
+    finite = [value for value in values if math.isfinite(value)]
+    best = max(finite) if len(set(finite)) > 1 else math.nan
+    pairs = [(v, text if math.isfinite(v) else "") for v, text in zip(values, texts, strict=True)]
+    return [Markup("<strong>{}</strong>").format(t) if v == best else t for v, t in pairs]
+
+
+def _times(runs: Sequence[Run]) -> list[Row]:
+    seconds = [run.times.get("seconds", {}) for run in runs]
+    parts = dict.fromkeys(part for each in seconds for part in each)
+    return [Row(p, [f"{each[p]:.1f}" if p in each else "" for each in seconds]) for p in parts]
+
+
+def thumbnail(image: Image.Image) -> str:
+    """Returns a small copy of an image as a data URL."""
+    small = image.copy()
+    small.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    file = io.BytesIO()
+    small.save(file, "jpeg", quality=82)
+    return data_url(file.getvalue(), "jpeg")
+
+
+def data_url(content: bytes, kind: str) -> str:
+    """Returns a file of an image type, such as png, as a data URL."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Returns a number with so many digits; '' if it is not finite."""
+    return f"{value:.{digits}g}" if math.isfinite(value) else ""
+
+
+def _style(i: int) -> tuple[str, str]:
+    """Colour and dashes of a run's curves."""
+    return COLOURS[i % len(COLOURS)], _DASHES[i // len(COLOURS) % len(_DASHES)]
+
+
+def _curve(runs: Sequence[Run], metric: str) -> dict[str, str] | None:
+    """The curves of a metric over the steps, one per run; None if no run has it."""
+    figure = Figure(figsize=(3.3, 2.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    shown = []
+    for i, run in enumerate(runs):
+        found = [(each["step"], _value(each[metric])) for each in run.lines if metric in each]
+        if found:
+            colour, dashes = _style(i)
+            style = (0, [*map(int, dashes.split())]) if dashes else "-"
+            axes.plot(*np.transpose(found), color=colour, linestyle=style, marker=".", markersize=4)
+            shown += [value for _, value in found if math.isfinite(value)]
+    if not axes.lines:
+        return None
+    axes.set_xlabel("step")
+    axes.grid(color="0.9")
+    axes.ticklabel_format(useOffset=False)
+    axes.locator_params(axis="x", nbins=5, integer=True)
+    axes.locator_params(axis="y", nbins=5)
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    margin = 0.05 * max(high - low, abs(high)) or 1
+    axes.set_ylim(low - margin if metric == "loss" else 0, high + margin)
+    file = io.BytesIO()
+    with rc_context({"svg.hashsalt": "hypjax"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    image = data_url(file.getvalue(), "svg+xml")
+    return {"image": image, "title": _CURVES[metric], "name": metric}
+
+
+def _value(found: Any) -> float:
+    """A metric's value; of scores, the head's first recall."""
+    return float(next(iter(found["head"].values()))) if isinstance(found, Mapping) else float(found)

@@ -1,0 +1,1 @@
+"""Search beside the exact one: graphs, other programs, and galleries written for them."""

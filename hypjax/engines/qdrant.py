@@ -1,0 +1,339 @@
+"""Galleries in Qdrant, which shards and replicates them, and scores by the hyperbolic distance.
+
+Qdrant searches for candidates by Euclidean distances between the points of the ball, as
+`hypjax.engines.euclidean` describes, and scores them by a formula: with the Euclidean distance
+$score and the factors f = 1 / (1 − c‖x‖²), of which each item's payload holds its own, the distance
+is (2/√c)·ln(√u + √(1 + u)) for u = c·$score²·f_x·f_y.
+"""
+
+import itertools
+import math
+import os
+import pathlib
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from jaxtyping import Float32
+from tqdm import tqdm
+
+from hypjax.engines import euclidean
+from hypjax.engines.candidates import assured, found_neighbours, separation_factors
+from hypjax.engines.qdrant_engines import SCHEMES, Ask, Engine, Item, Server, strange_answer
+from hypjax.engines.qdrant_folders import Folder
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Space
+from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
+from hypjax.system import console
+
+SUFFIX = ".qdrant"
+_BATCH = 500  # Items of one request that adds them.
+_SEARCHES = 50  # Searches of one request.
+_ROUNDING = 1e-5  # By which −distance may exceed 0.
+_CANDIDATES = (64, 128, 256, 512, 1024)  # Of a search, of which the least is taken.
+_WANTED, _NEAREST, _SAMPLE = 0.98, 10, 500  # Recall of so many neighbours of so many points.
+
+
+class Neighbours(NamedTuple):
+    """What a search found for one query, nearest first.
+
+    Attributes:
+        ids: Paths of the images.
+        labels: Their classes; '' if unknown.
+        distances: Their distances from the query.
+        own_label: The class of the query, if the gallery holds it; or else ''.
+    """
+
+    ids: list[str]
+    labels: list[str]
+    distances: list[float]
+    own_label: str = ""
+
+
+class QdrantGallery:
+    """A gallery in a collection of Qdrant.
+
+    Attributes:
+        space: Space of the points, a ball or the sphere.
+        fingerprint: Fingerprint of the model.
+        candidates: Number of candidates of a search: more find more neighbours, and take longer.
+        recall: Share of the 10 nearest neighbours that searches find, at least, by the sample of
+            the last export.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        """Keeps a collection; see `open` and `create`."""
+        self._engine = engine
+        self._read_facts()
+
+    @classmethod
+    def open(cls, location: str | os.PathLike[str]) -> Self:
+        """Opens a gallery.
+
+        Args:
+            location: URL of a collection, qdrant://host:6333/name (qdrant+https:// with TLS), or
+                the folder of an embedded one.
+
+        Raises:
+            UserError: There is none, it is damaged or something else, the server does not answer,
+                or a package is missing.
+        """
+        return cls(open_engine(os.fspath(location)))
+
+    @classmethod
+    def create(cls, engine: Engine, embeddings: Embeddings) -> Self:
+        """Opens the gallery of these embeddings, or creates an empty one.
+
+        Raises:
+            UserError: The collection holds embeddings of another model or something else.
+        """
+        separation_factors(embeddings.vectors[:1], embeddings.space)  # Checks the space.
+        with engine.changing():
+            if engine.facts() is None:
+                facts = {
+                    "space": describe_space(embeddings.space),
+                    "fingerprint": embeddings.fingerprint,
+                    "candidates": _CANDIDATES[0],
+                    "recall": 0.0,
+                }
+                engine.create(embeddings.vectors.shape[1], facts)
+            return cls(engine)
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return self._engine.count()
+
+    def has_class(self, name: str) -> bool:
+        """Whether an image is of this class."""
+        return self._engine.count(name) > 0
+
+    def add(self, embeddings: Embeddings) -> None:
+        """Adds images, or replaces those with the same paths.
+
+        Raises:
+            UserError: They were embedded by another model, one is not a point of the space, or the
+                collection cannot be written.
+        """
+        embeddings.check()
+        count = len(embeddings)
+        with self._engine.changing(), tqdm(total=count, unit="image", disable=None) as bar:
+            self._read_facts()
+            if embeddings.fingerprint != self.fingerprint:
+                raise UserError(
+                    f"{self._engine.name} holds images that another model embedded; name another "
+                    "collection"
+                )
+            for items in _chunks(_items(embeddings), _BATCH):
+                self._engine.add(items)
+                bar.update(len(items))
+            self._engine.finish()
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Removes the images with these paths, if they are in the gallery.
+
+        Raises:
+            UserError: The collection cannot be written.
+        """
+        with self._engine.changing():
+            self._engine.remove([_uuid(path) for path in ids])
+
+    def nearest(
+        self,
+        points: Float32[np.ndarray, "n d"],
+        k: int,
+        paths: Sequence[str] | None = None,
+        *,
+        exact: bool = False,
+    ) -> list[Neighbours]:
+        """Finds the nearest images.
+
+        Args:
+            points: The queries.
+            k: Number of neighbours.
+            paths: Real paths of the queries, which are not found as their own neighbours; '' for
+                none.
+            exact: Whether candidates are searched for without the graph, among all images.
+
+        Raises:
+            UserError: A query is not a point of the space, there are fewer than k images, or the
+                collection does not answer.
+        """
+        points = np.asarray(points, np.float32)
+        self.space.check(points)
+        wanted = k + (paths is not None)
+        found = self._search(points, points, wanted, exact)
+        if isinstance(self.space, PoincareBall):
+            reached = np.array([-hits[-1][1] if hits else 0.0 for hits in found])
+            centres = euclidean.centres(points, _separations(reached, self.space), self.space)
+            found = self._search(centres, points, wanted, exact)
+        paths = [""] * len(points) if paths is None else paths
+        neighbours = [_neighbours(*pair, k) for pair in zip(found, paths, strict=True)]
+        if any(len(each.ids) < k for each in neighbours):
+            raise UserError(f"k is {k}, but there are {len(self)} items in {self._engine.name}")
+        return neighbours
+
+    def tune(self, embeddings: Embeddings) -> None:
+        """Chooses the number of candidates by a sample of images that are in the gallery.
+
+        It is increased until 98% of the 10 nearest are found, which a search without the graph
+        lists. If they never are, a warning says how many are.
+        """
+        if not len(embeddings):
+            return
+        chosen = np.random.default_rng(0).permutation(len(embeddings))[:_SAMPLE]
+        sample = embeddings.vectors[chosen]
+        k = min(_NEAREST + 1, len(self))
+        self.candidates = _CANDIDATES[-1]
+        exact = _ranked(self.nearest(sample, k, exact=True))
+        own = exact[1] == embeddings.ids[chosen][:, None]
+        for self.candidates in _CANDIDATES:
+            found = _ranked(self.nearest(sample, k))
+            self.recall = assured(found_neighbours(exact, found), own)
+            if self.recall >= _WANTED:
+                break
+        else:
+            console.warn(
+                f"searches find {self.recall:.1%} of the {_NEAREST} nearest neighbours; a search "
+                "of the .npz file finds all"
+            )
+        tuned = {"candidates": self.candidates, "recall": self.recall}
+        with self._engine.changing():
+            self._engine.describe((self._engine.facts() or {}) | tuned)
+
+    def _read_facts(self) -> None:
+        facts = self._engine.facts()
+        if facts is None:
+            raise UserError(self._engine.absence)
+        try:
+            self.space: Space = space_of(facts["space"])
+            self.fingerprint, self.candidates = str(facts["fingerprint"]), int(facts["candidates"])
+            self.recall = float(facts["recall"])
+            if not (self.candidates >= 1 and 0 <= self.recall <= 1):
+                raise ValueError(f"{self.candidates} candidates, a recall of {self.recall}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{self._engine.name} was not written by hypjax.embed") from error
+
+    def _search(
+        self,
+        centres: Float32[np.ndarray, "n d"],
+        points: Float32[np.ndarray, "n d"],
+        k: int,
+        exact: bool,
+    ) -> list[list[tuple[dict[str, Any], float]]]:
+        factors = separation_factors(points, self.space)
+        asks = (
+            Ask(centre.tolist(), point.tolist(), _score(float(factor), self.space))
+            for centre, point, factor in zip(centres, points, factors, strict=True)
+        )
+        candidates = max(self.candidates, 5 * k)
+        found = []
+        for part in _chunks(asks, _SEARCHES):
+            results = self._engine.search(part, k, candidates, exact=exact)
+            if len(results) != len(part) or not all(_is_result(hits, k) for hits in results):
+                raise strange_answer(self._engine.name)
+            found += results
+        return found
+
+
+def open_engine(location: str) -> Engine:
+    """The collection at a URL, qdrant://host:6333/name or qdrant+https://…, or in a folder.
+
+    Raises:
+        UserError: The package is not installed, the URL names no collection, or the folder is
+            damaged.
+    """
+    return Server.at(location) if location.startswith(SCHEMES) else Folder(pathlib.Path(location))
+
+
+def export_qdrant(embeddings: Embeddings, location: str | os.PathLike[str]) -> str:
+    """Adds the images to a gallery in Qdrant; see `QdrantGallery`.
+
+    Args:
+        embeddings: The images.
+        location: As for `QdrantGallery.open`. What is not there yet is created.
+
+    Returns:
+        Where the gallery is, and how many neighbours searches find.
+    """
+    engine = open_engine(os.fspath(location))
+    with engine.changing():
+        gallery = QdrantGallery.create(engine, embeddings)
+        gallery.add(embeddings)
+        gallery.tune(embeddings)
+    return (
+        f"{engine.name}, which holds {len(gallery)} images now; it finds {gallery.recall:.1%} of "
+        f"the {_NEAREST} nearest neighbours"
+    )
+
+
+def _items(embeddings: Embeddings) -> Iterator[Item]:
+    factors = separation_factors(embeddings.vectors, embeddings.space)
+    rows = (embeddings.ids.tolist(), embeddings.labels.tolist(), embeddings.vectors, factors)
+    for path, label, vector, factor in zip(*rows, strict=True):
+        payload = {"id": path, "label": label, "factor": float(factor)}
+        yield Item(_uuid(path), vector.tolist(), payload)
+
+
+def _uuid(path: str) -> str:
+    """A UUID made of the path, so that an image that is added again replaces itself."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"file:{path}"))
+
+
+def _score(factor: float, space: Space) -> dict[str, Any]:
+    """The formula of −distance for a query with this factor.
+
+    Qdrant's acosh(1 + 2u) would do, but has fewer digits for close points.
+    """
+    if not isinstance(space, PoincareBall):
+        return {"mult": [-1.0, "$score", "$score"]}
+    c = float(space.c)
+    if c == 0:
+        return {"mult": [-2.0, "$score"]}
+    u = {"mult": [c * factor, "$score", "$score", "factor"]}
+    asinh = {"ln": {"sum": [{"sqrt": u}, {"sqrt": {"sum": [1.0, u]}}]}}
+    return {"mult": [-2 / c**0.5, asinh]}
+
+
+def _separations(distances: np.ndarray, ball: PoincareBall) -> np.ndarray:
+    """The inverse of `distance_at`."""
+    c = float(ball.c)
+    return np.sinh(c**0.5 * distances / 2) ** 2 / c if c else distances**2 / 4
+
+
+def _is_result(hits: list[tuple[Any, Any]], k: int) -> bool:
+    """Whether this can be what a search for k images found."""
+    try:
+        names = [name for payload, _ in hits for name in (payload["id"], payload["label"])]
+        scores = [score for _, score in hits]
+        return (
+            len(hits) <= k
+            and all(isinstance(name, str) for name in names)
+            and len(set(names[::2])) == len(hits)
+            and all(math.isfinite(score) and score <= _ROUNDING for score in scores)
+            and scores == sorted(scores, reverse=True)
+        )
+    except (KeyError, TypeError):
+        return False
+
+
+def _neighbours(hits: list[tuple[dict[str, Any], float]], path: str, k: int) -> Neighbours:
+    own = [payload for payload, _ in hits if path and os.path.realpath(payload["id"]) == path]
+    others = [(payload, score) for payload, score in hits if payload not in own][:k]
+    return Neighbours(
+        [payload["id"] for payload, _ in others],
+        [payload["label"] for payload, _ in others],
+        [max(-score, 0.0) for _, score in others],
+        own[0]["label"] if own else "",
+    )
+
+
+def _ranked(found: Sequence[Neighbours]) -> tuple[np.ndarray, np.ndarray]:
+    """Distances and paths of neighbours, [n, k] each."""
+    return np.array([hits.distances for hits in found]), np.array([hits.ids for hits in found])
+
+
+def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk

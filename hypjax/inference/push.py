@@ -1,0 +1,148 @@
+"""Models to publish: a folder that hypjax and timm load, and that the Hugging Face hub holds."""
+
+import contextlib
+import os
+import pathlib
+import re
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from safetensors.numpy import save_file
+
+from hypjax.config import flatten, identity
+from hypjax.errors import UserError
+from hypjax.inference.matches import read_matches, write_matches
+from hypjax.inference.model_card import model_card
+from hypjax.inference.postprocess import copy_projections
+from hypjax.inference.weights import restore_best
+from hypjax.models.pretrained import pools_as_timm, save_timm, timm_config
+from hypjax.models.weight_files import is_hub_name
+from hypjax.runs.cloud_read import reading
+from hypjax.runs.files import (
+    CHECKPOINTS,
+    CONFIG,
+    HEAD,
+    PROJECTIONS,
+    PUBLISHED,
+    RESULTS,
+    WEIGHTS,
+    hashed_files,
+    is_hashed,
+)
+from hypjax.runs.saved import is_published, read_object, read_results, stale_files
+from hypjax.runs.workdir import saved_config, saved_fingerprint
+from hypjax.system import console, hub
+from hypjax.system.files import replacing_together, sha256, write_json, write_text
+
+_CARD = "README.md"
+
+
+def push(
+    workdir: str | os.PathLike[str],
+    name: str,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    private: bool = False,
+) -> pathlib.Path:
+    """Publishes a run's best model or, without validation, its last, on the Hugging Face hub.
+
+    Its weights are written under timm's names, with the head as classifier, beside the
+    configuration for hypjax and one for timm, results and a model card. Of paths in the
+    configuration only the last name remains, and nothing of `config.run`. These files alone are
+    uploaded, in one commit, which removes those of an earlier model. Without a token, or if the hub
+    cannot be reached, the folder remains, and one sentence says why.
+
+    Args:
+        workdir: Folder of a run, or its URL.
+        name: Name of the repository, 'OWNER/NAME'.
+        folder: Folder to write, by default hub/NAME. Its files of an earlier model are
+            replaced; others remain, and are not uploaded.
+        private: Whether a repository that is created is private.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UserError: There is no trained model, the name is not that of a repository, or the folder
+            cannot be written.
+    """
+    if not hub.is_name(name):
+        raise UserError(f"{name!r} is no name of a repository; write OWNER/NAME")
+    workdir = workdir if isinstance(workdir, str) else pathlib.Path(workdir)
+    folder = pathlib.Path(folder or pathlib.Path("hub", name.rpartition("/")[2])).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = _write(workdir, folder, name)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror or error})") from error
+    try:
+        address = hub.upload(folder, files, name, private=private, owned=is_hashed)
+        console.say(f"published {address}")
+    except UserError as error:
+        console.say(f"wrote {folder}, but did not upload it: {error}")
+    return folder
+
+
+def _write(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> list[str]:
+    """Replaces the model in a folder, all at once, and returns the names of its files."""
+    if not is_published(folder) and _holds_run(folder):
+        raise UserError(f"{folder} holds a run; name another folder")
+    if (folder / PROJECTIONS).is_symlink():
+        raise UserError(f"{folder / PROJECTIONS} is a link; remove it, or name another folder")
+    with replacing_together(folder / PUBLISHED, lambda: stale_files(folder)) as staged:
+        _stage(workdir, staged, name)
+        return [PUBLISHED, *hashed_files(staged), CONFIG, _CARD]
+
+
+def _holds_run(folder: pathlib.Path) -> bool:
+    """Whether a folder holds a run, begun or trained, whose config.json would be replaced."""
+    with contextlib.suppress(UserError):  # Another program's file.
+        if "identity" in (read_object(folder / CONFIG) or {}):
+            return True
+    return (folder / CHECKPOINTS).exists()
+
+
+def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:
+    """Writes all files of a model into an empty folder."""
+    with reading(workdir) as run:
+        config = without_paths(saved_config(run))
+        model, params = restore_best(run)
+        results = read_results(run / RESULTS)
+        circumstances = {"images": saved_fingerprint(run)}
+        copy_projections(run, folder, config, params)
+        if matches := read_matches(run):
+            write_matches(folder, matches)
+    if results is not None:
+        write_json(folder / RESULTS, results)
+    save_timm(folder / WEIGHTS, params, model)
+    if model.head_kind == "norm_dense":  # timm has no such head.
+        save_file(jax.tree.map(np.asarray, params["head"]), folder / HEAD)
+    write_json(folder / CONFIG, timm_config(params, model, config.data))
+    card = model_card(
+        name, config, results, pools_as_timm(model.encoder), model.head_kind == "dense"
+    )
+    write_text(folder / _CARD, card)
+    fields = identity(config)  # How the run was executed is left out.
+    hashes = {file: sha256(folder / file) for file in hashed_files(folder)}
+    parts = {"identity": fields, "circumstances": circumstances, "all": fields, "files": hashes}
+    write_json(folder / PUBLISHED, parts)
+
+
+def without_paths(config: ConfigDict) -> ConfigDict:
+    """Leaves the last name of each path and URL in a configuration, which it returns.
+
+    Names of weights on the hub stay. What lies on this machine does not matter.
+    """
+    for field, value in flatten(config).items():
+        if isinstance(value, str) and not (field == "model.weights" and is_hub_name(value)):
+            config.update_from_flattened_dict({field: _last_name(value)})
+    return config
+
+
+def _last_name(location: str) -> str:
+    """Last name of any system's path, or of a URL below its host or bucket; 'unnamed' if none."""
+    scheme, _, rest = location.rpartition("://")
+    rest = re.split(r"[?#]", rest)[0].partition("/")[2] if scheme else rest
+    names = [name for name in re.split(r"[/\\:]", rest) if name.strip(". ")]
+    return names[-1] if names and names[-1][0] != "~" else "unnamed" if location else ""

@@ -1,1 +1,0 @@
-"""What people read: tables of results, published results, and pictures."""

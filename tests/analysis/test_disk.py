@@ -1,0 +1,118 @@
+"""Pictures of the Poincaré disk, and images on a grid."""
+
+import numpy as np
+import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.offsetbox import AnnotationBbox
+from PIL import Image
+
+from hypjax.analysis import disk
+from hypjax.analysis.disk import Panel, Proxies, draw_disks, draw_image_grid, snap_to_grid
+from hypjax.errors import UserError
+
+
+def colour(i):
+    return Image.new("RGB", (20, 14), (10 * (i % 20), 80, 200))
+
+
+@pytest.fixture
+def panel():
+    rng = np.random.default_rng(0)
+    radii, angles = np.tanh(rng.uniform(0, 1.5, 200)), rng.uniform(0, 2 * np.pi, 200)
+    labels = np.minimum(rng.geometric(0.3, 200) - 1, 9)
+    captions = [f"<b>class {label}</b>, {i}.png" for i, label in enumerate(labels)]
+    return Panel("test: 200 images", radii * np.exp(1j * angles), labels, captions, colour)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are drawn."""
+    figures = []
+    save = disk.save
+    monkeypatch.setattr(
+        disk, "save", lambda figure, file: figures.append(figure) or save(figure, file)
+    )
+    return figures
+
+
+NAMES = [f"group {i} of $x^2$" for i in range(10)]
+
+
+def boxes(figure, artists):
+    figure.canvas.draw()
+    return [artist.get_window_extent(figure.canvas.get_renderer()) for artist in artists]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_draws_points_proxies_and_their_tree(panel, drawn, tmp_path, suffix):
+    proxies = Proxies(np.array([0.1, 0.4j, 0.5]), np.array([-1, 0, 0]))
+    output = tmp_path / f"disk.{suffix}"
+    draw_disks([panel, panel], NAMES, "group", output, proxies=proxies, note="a note")
+    assert output.stat().st_size > 5000
+    figure: Figure = drawn[0]
+    for axes in figure.axes:
+        points = [c for c in axes.collections if not isinstance(c, LineCollection)]
+        assert sum(len(c.get_offsets()) for c in points) == 200 + 3
+        edges = [c for c in axes.collections if isinstance(c, LineCollection)][-1]
+        assert len(edges.get_segments()) == 2
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len(texts) == 9 and texts[-2:] == ["3 others", "proxy"]
+
+
+def test_groups_differ_in_colour_and_marker(panel, drawn, tmp_path):
+    draw_disks([panel], NAMES, "group", tmp_path / "disk.png")
+    handles = drawn[0].legends[0].legend_handles[:-1]
+    assert len({tuple(handle.get_facecolor()[0]) for handle in handles}) == len(handles) == 7
+    assert len({handle.get_paths()[0].vertices.tobytes() for handle in handles}) == 7
+
+
+def test_many_equal_groups_differ_in_hue():
+    chosen = disk.colours(np.full(250, 2))
+    assert len(set(chosen.of)) > 200 and disk.OTHER not in chosen.of
+    assert chosen.shown.tolist() == [0, 42, 83, 124, 166, 208, 249]
+    assert chosen.rest == "243 between these, in order" and set(chosen.markers) == {0}
+    chosen = disk.colours(np.array([9] * 7 + [1] * 40))
+    assert set(chosen.of[7:]) == {disk.OTHER} and chosen.rest == "40 others"
+
+
+def test_thumbnails_and_legend_do_not_overlap(panel, drawn, tmp_path):
+    draw_disks([panel], NAMES, "group", tmp_path / "disk.png", thumbnails=True, note="a note")
+    figure = drawn[0]
+    pictures = [a for a in figure.axes[0].get_children() if isinstance(a, AnnotationBbox)]
+    assert len(pictures) > 30
+    placed = boxes(figure, [*pictures, figure.legends[0], figure._suptitle, figure.axes[0].title])
+    for i, one in enumerate(placed):
+        assert not any(one.overlaps(other) for other in placed[:i])
+
+
+def test_lines_of_the_grid_are_geodesics(panel, drawn, tmp_path):
+    """They meet the unit circle at a right angle: |centre|² = 1 + radius²."""
+    draw_disks([panel], NAMES, "group", tmp_path / "disk.png")
+    (grid,) = (c for c in drawn[0].axes[0].collections if isinstance(c, LineCollection))
+    segments = np.array(grid.get_segments())
+    assert len(segments) == 18
+    for x, y in segments.transpose(0, 2, 1):
+        rows = np.stack([x, y, np.ones_like(x)], axis=1)
+        if np.linalg.matrix_rank(rows, tol=1e-6) == 2:  # A diameter.
+            assert np.abs(x * y).max() < 1e-9
+            continue
+        (a, b, c), *_ = np.linalg.lstsq(rows, x**2 + y**2, rcond=None)
+        assert c == pytest.approx(-1, abs=1e-6)
+
+
+def test_images_lie_near_their_places_on_the_grid(tmp_path):
+    rng = np.random.default_rng(1)
+    regular = (np.arange(5)[:, None] - 1j * np.arange(5)).ravel() / 5
+    order = rng.permutation(25)
+    rows, columns = snap_to_grid(regular[order], 5)
+    assert np.array_equal(rows, order % 5) and np.array_equal(columns, order // 5)
+    rows, columns = snap_to_grid(regular[:23], 5)
+    assert len(set(zip(rows.tolist(), columns.tolist(), strict=True))) == 23
+    draw_image_grid(Panel("", regular[:23], np.zeros(23, int), [], colour), tmp_path / "grid.png")
+    assert Image.open(tmp_path / "grid.png").size == (320, 320)
+
+
+def test_a_file_that_cannot_be_written_is_an_error(panel, tmp_path):
+    with pytest.raises(UserError, match="cannot write to"):
+        draw_disks([panel], NAMES, "group", tmp_path / "none/disk.png")

@@ -1,0 +1,321 @@
+"""The hierarchies of runs: by the command, and what they are made of."""
+
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+import pytest
+from PIL import Image
+
+from hypjax.analysis.hierarchy import Images, find_hierarchy
+from hypjax.analysis.hierarchy_of_run import hierarchy_of_run
+from hypjax.analysis.run_embeddings import head_points
+from hypjax.analysis.spectrum import find_spread
+from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
+from hypjax.config import default_config, load_config
+from hypjax.data.dataset import Dataset
+from hypjax.data.groupings import base_letter, genus, groupings
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.objectives import Spec, create_objective
+from hypjax.runs.workdir import Workdir
+from hypjax.training import setup, states
+from hypjax.training.step import create_state
+from hypjax.types import Batch, Outputs
+from tests.helpers import small_runs
+from tests.analysis.test_hierarchy import parse_newick
+
+BALL = PoincareBall(0.1, 2.3)
+
+
+def distances(x, y):
+    """Distances in the ball of curvature −0.1."""
+    x, y = x.astype(float), y.astype(float)
+    squares = np.sum((x[:, None] - y) ** 2, axis=-1)
+    scales = np.outer(1 - 0.1 * np.sum(x**2, axis=1), 1 - 0.1 * np.sum(y**2, axis=1))
+    return np.arccosh(1 + 0.2 * squares / scales) / 0.1**0.5
+
+
+def dataset(labels, **fields):
+    labels = np.array(labels)
+    sizes = np.zeros((len(labels), 2), int)
+    names = [f"image {i}" for i in range(len(labels))]
+    return Dataset((), np.arange(len(labels)), labels, sizes, names, **fields)
+
+
+def images_of(labels, most=100, **fields):
+    return Images.of("cub200", dataset(labels, **fields), most, 0)
+
+
+LABELS = [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
+NAMED = [
+    f"{i:03}.{'Red' if i % 2 else 'Blue_footed'}_{'Gull' if i < 2 else 'Wren'}" for i in LABELS
+]
+
+
+def test_whole_classes_are_chosen_while_they_fit():
+    labels = np.repeat(np.arange(20), np.arange(1, 21))
+    chosen = Images.of("glyphs", dataset(labels), 100, 0)
+    kept = labels[chosen.indices]
+    assert 80 < len(kept) <= 100
+    assert all(np.sum(kept == label) == label + 1 for label in np.unique(kept))
+    assert chosen.summary.startswith(
+        f"{len(kept)} of 210 test images, {len(np.unique(kept))} of 20"
+    )
+    again, other = (Images.of("glyphs", dataset(labels), 100, seed) for seed in (0, 1))
+    assert again.indices.tolist() == chosen.indices.tolist() != other.indices.tolist()
+    large = Images.of("glyphs", dataset(np.repeat([0, 1], 50)), 20, 0)
+    assert len(large.indices) == 20 and large.dataset.num_classes == 2
+
+
+def test_too_few_images_are_refused():
+    with pytest.raises(UserError, match="^--images is 1, too few for two classes and two"):
+        Images.of("glyphs", dataset(LABELS), 1, 0)
+
+
+@pytest.mark.parametrize("labels", [[0] * 9, [0, 1, 2, 3]])
+def test_images_without_classes_to_compare_are_refused(labels):
+    with pytest.raises(UserError, match="test images of scenes cannot be analysed by class: they"):
+        Images.of("scenes", dataset(labels), 9, 0)
+
+
+def test_what_classes_are_grouped_by():
+    groups = {"superlabels": np.array(LABELS) // 2, "group_names": ["x", "y"]}
+    found = groupings("cub200", dataset(LABELS, class_names=NAMED, **groups))
+    assert list(found) == ["class", "super-class", "genus"]
+    assert found["class"].names[1] == "001.Red_Gull"
+    assert [found["super-class"].names[i] for i in found["super-class"].labels] == [
+        "xy"[label // 2] for label in LABELS
+    ]
+    assert [found["genus"].names[i] for i in found["genus"].labels] == [
+        name.split("_")[-1] for name in NAMED
+    ]
+    assert list(groupings("sop", dataset(LABELS))) == ["class"]
+    assert genus("001.Black_footed_Albatross") == "Albatross" and genus("Ovenbird") == "Ovenbird"
+    letters = {"É": "e", "e": "e", "ß": "ss", "ς": "σ", "Ѝ": "и", "ĳ": "ĳ", "ø": "ø"}
+    assert {letter: base_letter(f"{letter} NAME") for letter in letters} == letters
+
+
+def test_numbers_are_those_of_loops():
+    rng = np.random.default_rng(0)
+    points, proxies = (rng.normal(size=(n, 3)).astype("f") for n in (10, 12))
+    images = images_of(LABELS, class_names=NAMED)
+    found = find_hierarchy("a", points, BALL, images, proxies)
+    near, among = distances(points, proxies), distances(proxies, proxies)
+    radius, radii = (distances(each, np.zeros((1, 3)))[:, 0] for each in (points, proxies))
+    tree, used = ancestor_tree(ancestors(near, radius, radii), ancestors(among, radii, radii))
+    scores, clusters = found.found.trees
+    assert (scores.inner, scores.depth) == (len(used) + 1, tree.depths[:10].max())
+    assert scores.purity["class"].purity == pytest.approx(purity(tree, LABELS))
+    assert (clusters.kind, clusters.inner) == ("average linkage", 9)
+    of_run, nearest = found.found.radii, near.argmin(axis=1)
+    inside = [radii[p] < np.median(radius[nearest == p]) for p in set(nearest)]
+    assert of_run.images == pytest.approx(np.median(radius))
+    assert of_run.inside == pytest.approx(np.mean(inside))
+    assert (of_run.number_used, of_run.nearest) == (len(used), len(inside))
+    assert of_run.rootless == np.mean([(radii >= r).all() for r in radius])
+    np.testing.assert_allclose(
+        np.abs(found.disk.places[:10]), np.linalg.norm(points, axis=1) * 0.1**0.5
+    )
+    for leaf in found.leaves:
+        assert leaf.nearest[0] == near[:, leaf.proxy].argmin()
+        assert sum(leaf.beneath) == leaf.size
+    between = distances(points, points)
+    for a, b in itertools.product(range(4), repeat=2):
+        of_a, of_b = np.flatnonzero(np.array(LABELS) == a), np.flatnonzero(np.array(LABELS) == b)
+        pairs = [between[i, j] for i in of_a for j in of_b if i != j]
+        np.testing.assert_allclose(found.affinity[a, b], np.exp(-np.mean(pairs)), rtol=1e-5)
+
+
+def test_heights_are_the_lengths_of_paths_in_a_tree_of_clusters():
+    points = np.eye(3, dtype="f")[[0, 0, 1, 2]]
+    found = find_hierarchy("a", points, Sphere(), images_of([0, 0, 1, 2]))
+    assert found.disk is None and found.leaves == [] and found.found.radii is None
+    assert [node.get("height") for node in found.nodes.facts[4:]] == [0, 2, 2]
+    assert found.nodes.lengths[:2].tolist() == [0, 0] and found.nodes.lengths.max() == 1
+
+
+class Runs(NamedTuple):
+    """A run of HIER and one without it, both with random weights: hierarchies need no training."""
+
+    hier: pathlib.Path
+    plain: pathlib.Path
+    built: setup.Setup
+    proxies: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def runs(photos_folder, tmp_path_factory):
+    root = tmp_path_factory.mktemp("hierarchies")
+    classes = sorted(path.name for path in photos_folder.iterdir())
+    lines = [
+        f"{path},{label},{'odd' if i % 2 else 'even'}"
+        for i, label in enumerate(classes)
+        for path in sorted((photos_folder / label).iterdir())
+    ]
+    (root / "photos.csv").write_text("\n".join(["path,label,superlabel", *lines, ""]))
+    fields = [*small_runs.SMALL, f"data.path={root / 'photos.csv'}", "data.test_classes=6"]
+    fields += ["data.validation_classes=0", "objective.name=hier+supcon"]
+    fields += ["objective.hier_proxies=6", "objective.hier_neighbors=4", "objective.space=poincare"]
+    built = setup.build(load_config(small_runs.CONFIG, fields))
+    shapes = states.trees(jax.eval_shape(lambda: create_state(built.learner, built.spec)))
+    run, rng = Workdir(root / "hier", built.config), np.random.default_rng(0)
+    best, last = (
+        jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(x.dtype), shapes)
+        for _ in range(2)
+    )
+    with run.claimed(setup.circumstances(built.config, built.splits)):
+        checkpoints = run.checkpoints()
+        checkpoints.save(3, record={}, score=0.5, **best)
+        checkpoints.save(6, record={}, score=0.25, **last)
+        checkpoints.close()
+    shutil.copytree(root / "hier", root / "plain")
+    saved = json.loads((root / "plain/config.json").read_text())
+    for part in ("all", "identity"):
+        values = {name: value for name, value in saved[part].items() if "hier_" not in name}
+        saved[part] = values | {"objective.name": "supcon"}
+    (root / "plain/config.json").write_text(json.dumps(saved))
+    return Runs(root / "hier", root / "plain", built, best["training"][0]["hierarchy"])
+
+
+@pytest.mark.slow
+def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "hypjax.spectrum", f"--workdir={runs.hier}", "--output=found.png"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "embeddings of 36 of 36 test images, 6 of 6 classes:"
+    assert [line.split()[:2] for line in lines[2:4]] == [["hier", "untrained"], ["hier", "trained"]]
+    numbers = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)
+    learner = runs.built.learner
+    state = states.random_state(learner, runs.built.spec)
+    points = head_points(runs.built.config, learner.model, state.params["model"], BALL)
+    images = runs.built.splits.test
+    expected = find_spread(points(images), images.labels, BALL)
+    told = numbers["runs"][0]["untrained"]
+    np.testing.assert_allclose(told["cumulative_energy"], expected.energy, rtol=1e-4)
+    assert numbers["runs"][0]["trained"] != told
+    with Image.open(tmp_path / "found.png") as picture:
+        assert picture.width >= 800
+
+
+def test_shows_the_hierarchies_of_runs(runs, tmp_path):
+    done = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "hypjax.hierarchy",
+                f"--workdir={runs.hier}",
+                f"--workdir={runs.plain}",
+            ),
+            *("--output=found", "--images=30"),
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "trees of 30 of 36 test images, 5 of 6 classes:"
+    assert [line.split()[:2] for line in lines[3:6]] == [
+        ["hier", "proxies"],
+        ["hier", "average"],
+        ["plain", "average"],
+    ]
+    folder = tmp_path / "found"
+    assert {p.name for p in (folder / "plain").iterdir()} == {
+        *("tree.json", "tree.nwk", "affinity.png")
+    }
+    assert {p.name for p in (folder / "hier").iterdir()} == {
+        *("tree.json", "tree.nwk", "affinity.png", "disk.png", "leaves.png")
+    }
+    with Image.open(folder / "hier/disk.png") as picture:
+        assert picture.width >= 400
+    numbers = json.loads((folder / "hierarchy.json").read_text(), parse_constant=pytest.fail)
+    for name, run in zip(("hier", "plain"), numbers["runs"], strict=True):
+        nodes = json.loads((folder / name / "tree.json").read_text(), parse_constant=pytest.fail)
+        parents = np.array([-1 if node["parent"] is None else node["parent"] for node in nodes])
+        labels = np.unique([n["class"] for n in nodes[:30]], return_inverse=True)[1]
+        scores = run["trees"][0]["purity"]["class"]
+        assert purity(Tree(parents, 30), labels) == pytest.approx(scores["purity"])
+        assert set(run["trees"][0]["separation"]) == {"super-class"}
+        read = parse_newick((folder / name / "tree.nwk").read_text())
+        for node in nodes:
+            above = None if node["parent"] is None else nodes[node["parent"]]["name"]
+            assert read[node["name"]] == (above, pytest.approx(node["length"], rel=1e-4))
+    nodes = json.loads((folder / "hier/tree.json").read_text())
+    proxies = np.asarray(jax.jit(BALL.embed)(runs.proxies))
+    radii = distances(proxies, np.zeros((1, 8)))[:, 0]
+    for node in nodes[:-1]:
+        assert node["radius"] > nodes[node["parent"]]["radius"]
+        if node["kind"] == "proxy":
+            proxy = int(node["name"].removeprefix("proxy "))
+            assert node["radius"] == pytest.approx(radii[proxy], rel=1e-5)
+
+
+def test_a_folder_without_a_model_is_refused(runs, tmp_path):
+    config, splits = runs.built.config, runs.built.splits
+    images = Images.of("folder", splits.test, 36, 0)
+    with pytest.raises(UserError, match=f"^{tmp_path} holds no checkpoint; train first"):
+        hierarchy_of_run("a", str(tmp_path), config, splits, images)
+
+
+@pytest.mark.slow
+def test_proxies_find_a_hierarchy_that_embeddings_have():
+    """32 classes in 4 groups; embeddings are fixed, and the proxies of HIER alone are trained."""
+    rng = np.random.default_rng(0)
+    classes = np.repeat(rng.normal(size=(4, 16)), 8, axis=0) + 0.7 * rng.normal(size=(32, 16))
+    features = np.repeat(classes, 8, axis=0) + 0.7 * rng.normal(size=(256, 16))
+    labels = np.repeat(np.arange(32), 8)
+    config = default_config("hier+proxy_anchor")
+    config.objective.update(hier_proxies=32, hier_triplets=10, hier_neighbors=12)
+    objective = create_objective(config)
+    params, state = objective.init(jax.random.key(0), Spec(32, 2, 16, 16, 256, 64))
+    optimizer = optax.adam(0.05)
+
+    def loss(proxies, features, labels, key):
+        outputs, batch = Outputs(None, features), Batch(None, labels, None, None)
+        own = {**params, "hierarchy": proxies}
+        return objective.loss(own, state, outputs, None, batch, key)[0]
+
+    @jax.jit
+    def step(proxies, moments, features, labels, key):
+        slope = jax.grad(loss)(proxies, features, labels, key)
+        updates, moments = optimizer.update(slope, moments)
+        return optax.apply_updates(proxies, updates), moments
+
+    proxies = params["hierarchy"]
+    before, moments = proxies, optimizer.init(proxies)
+    for i in range(60):
+        chosen = (8 * np.arange(32)[:, None] + rng.integers(0, 8, (32, 2))).ravel()
+        drawn = features[chosen].astype("f"), labels[chosen]
+        proxies, moments = step(proxies, moments, *drawn, jax.random.key(i))
+    images = images_of(labels, most=256, superlabels=labels // 8, group_names=list("abcd"))
+    points = np.asarray(BALL.embed(features.astype("f")))
+    found = []
+    for each in (before, proxies):
+        each = np.asarray(BALL.embed(each))
+        found.append(find_hierarchy("a", points, BALL, images, each).found)
+    untrained, trained = (each.trees[0] for each in found)
+    groups = "super-class"
+    assert trained.purity[groups].purity > 2 * trained.purity[groups].chance
+    assert trained.purity[groups].purity > untrained.purity[groups].purity
+    assert trained.separation[groups].nearer > 0.65 > untrained.separation[groups].nearer
+    assert found[1].radii.inside > 0.7

@@ -1,0 +1,45 @@
+"""Bootstrap intervals against closed forms."""
+
+import numpy as np
+import pytest
+
+from hypjax.analysis.intervals import Sums, bootstrap
+
+
+def sums(scores, labels):
+    return Sums.of(np.array(scores, float), np.array(labels))
+
+
+def test_scores_are_summed_by_class_without_queries_that_have_no_match():
+    totals, counts = sums([[1, 0, np.nan, 1], [0, 0, np.nan, 1]], [5, 5, 5, 2])
+    np.testing.assert_array_equal(totals, [[1, 1], [1, 0]])
+    np.testing.assert_array_equal(counts, [1, 2])
+
+
+def test_means_weigh_queries_equally():
+    (mean,), (difference,) = bootstrap([sums([[1, 0, 0, 0], [1, 1, 1, 0]], [0, 0, 0, 1])])
+    assert mean.mean == 0.5 and difference == (0, 0, 0)
+
+
+def test_an_interval_is_that_of_the_normal_distribution_if_there_are_many_classes():
+    random = np.random.default_rng(0)
+    of_classes = random.normal(0.5, 0.1, 400)
+    (mean,), _ = bootstrap([sums([of_classes], np.arange(400))])
+    error = of_classes.std() / np.sqrt(400)
+    assert mean.low == pytest.approx(of_classes.mean() - 1.96 * error, abs=0.1 * error)
+    assert mean.high == pytest.approx(of_classes.mean() + 1.96 * error, abs=0.1 * error)
+
+
+def test_an_interval_spans_the_runs_if_classes_are_alike():
+    """Of 2 runs, a quarter of the draws are the worse one twice, a quarter the better one."""
+    (mean,), _ = bootstrap([sums([[0.2] * 9, [0.6] * 9], np.arange(9))])
+    assert mean == pytest.approx((0.4, 0.2, 0.6))
+
+
+def test_methods_are_compared_on_the_same_classes():
+    """Both vary by class, their difference does not."""
+    of_classes = np.random.default_rng(0).uniform(size=50)
+    methods = [sums([of_classes - shift], np.arange(50)) for shift in (0, 0.25)]
+    means, (_, difference) = bootstrap(methods)
+    assert means[1].high - means[1].low > 0.1
+    assert difference == pytest.approx((-0.25, -0.25, -0.25))

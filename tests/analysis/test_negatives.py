@@ -1,0 +1,118 @@
+"""Hard negatives: their weights and ranks against loops, and the choice of anchors."""
+
+import numpy as np
+import pytest
+
+from hypjax.analysis import negatives
+from hypjax.analysis.negatives import Choice, weigh
+from hypjax.analysis.negatives_result import Anchor, Weighed, anchor_table, as_json, only_here
+from hypjax.data.dataset import Dataset
+from hypjax.data.parts import Splits
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall
+
+BALL = PoincareBall(0.1, 2.3)
+
+
+def dataset(labels):
+    labels = np.array(labels)
+    return Dataset((), np.arange(len(labels)), labels, np.zeros((len(labels), 2), int))
+
+
+def splits(test, gallery=None):
+    return Splits(None, None, dataset(test), gallery and dataset(gallery), "")
+
+
+TEST = splits([0, 0, 1, 1, 1, 2, 2, 3, 3, 3])
+
+
+def test_weights_are_those_of_a_loop(monkeypatch):
+    monkeypatch.setattr(negatives, "_BLOCK", 4)
+    rng = np.random.default_rng(0)
+    points = np.asarray(BALL.embed(2 * rng.normal(size=(10, 3)).astype(np.float32)))
+    choice = Choice.of(TEST, [], 7, 5, 4)
+    found = weigh("a", points[choice.anchors], points, choice, BALL, 0.2)
+    curve = np.zeros(8)
+    for place, anchor in enumerate(choice.anchors):
+        label = TEST.test.labels[anchor]
+        distances = {
+            i: float(BALL.distance(points[anchor], points[i]))
+            for i in range(10)
+            if TEST.test.labels[i] != label
+        }
+        nearest = sorted(distances, key=distances.get)
+        terms = np.exp([-distances[i] / 0.2 for i in nearest])
+        weights = terms / terms.sum()
+        curve[: len(weights)] += weights / 7
+        count = 1
+        while weights[:count].sum() < 0.9:
+            count += 1
+        assert found.carriers[place] == count
+        if place < choice.shown:
+            items, classes, shown, shares = found.hardest[place]
+            assert items == nearest[:4]
+            assert classes == [f"class {label}" for label in TEST.test.labels[items]]
+            np.testing.assert_allclose(shown, [distances[i] for i in items], rtol=1e-5)
+            np.testing.assert_allclose(shares, weights[:4], rtol=1e-4)
+    np.testing.assert_allclose(found.curve, curve, rtol=1e-4)
+    assert len(found.hardest) == choice.shown == 5
+
+
+def test_anchors_are_chosen_evenly_and_the_shown_ones_among_them():
+    choice = Choice.of(TEST, [], 5, 2, 1)
+    assert sorted(choice.anchors) == [0, 2, 4, 7, 9]
+    assert choice.anchors[:2].tolist() == [0, 9]
+    assert choice.labels.tolist() == TEST.test.labels[choice.anchors].tolist()
+    everything = Choice.of(TEST, [], 1000, 99, 1)
+    assert everything.anchors.tolist() == list(range(10)) and everything.shown == 10
+    named = Choice.of(TEST, [8, 1], 1000, 0, 1)
+    assert named.anchors.tolist() == [8, 1] and named.shown == 2
+
+
+def test_a_gallery_is_searched_instead_of_the_test_images():
+    choice = Choice.of(splits([0, 1], [0, 0, 1, 2]), [1], 1, 1, 3)
+    assert choice.items.tolist() == [0, 0, 1, 2]
+    points = np.array([[0.1], [0.0], [0.3], [0.2]], np.float32)
+    found = weigh("a", np.array([[0.25]], np.float32), points, choice, BALL, 0.2)
+    assert found.hardest[0].items == [3, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("named", "k", "message"),
+    [
+        ([3, 10], 1, "--index is 10; the test images are 0 to 9"),
+        ([-1], 1, "--index is -1; the test images are 0 to 9"),
+        ([], 8, "--k is 8, but an anchor has only 7 negatives"),
+    ],
+)
+def test_impossible_choices_are_refused(named, k, message):
+    with pytest.raises(UserError, match=f"^{message}$"):
+        Choice.of(TEST, named, 10, 1, k)
+
+
+def weighed(name, items):
+    hardest = negatives.Hardest(
+        items, ["Ö U+00D6", "b" * 99, "c"], [0.1, 0.2, 0.3], [0.5, 0.3, 0.1]
+    )
+    return Weighed(name, 0.2, np.array([3, 1]), np.array([0.5, 0.3, 0.1, 0.1]), [hardest])
+
+
+def test_negatives_of_one_run_only_are_marked():
+    runs = [weighed("a", [1, 2, 3]), weighed("b", [3, 4, 1])]
+    assert only_here(runs, 0, 0) == [False, True, False]
+    assert only_here(runs, 1, 0) == [False, True, False]
+    assert only_here(runs[:1], 0, 0) == [False] * 3
+    lines = anchor_table(Anchor(5, "x.png", "Ŏ"), runs, 0).splitlines()
+    assert lines[0] == "anchor 5 (x.png), Ŏ" and len(lines) == 6
+    assert lines[3].count(" Ö U+00D6 ") == 2 and len({line.rfind(" | ") for line in lines[1:]}) == 1
+    assert f" {'b' * 23}… " in lines[4]
+    assert [line.count("*") for line in lines[3:]] == [0, 2, 0]
+
+
+def test_numbers_over_all_anchors():
+    (found,) = as_json([Anchor(5, "x.png", "Ŏ")], [weighed("a", [1, 2, 3])])
+    assert found["carriers"]["mean"] == found["carriers"]["50%"] == 2
+    assert found["shares"] == pytest.approx({1: 0.5, 10: 1, 100: 1})
+    assert found["curve"]["rank"] == [1, 2, 3, 4]
+    assert found["curve"]["cumulative"] == pytest.approx([0.5, 0.8, 0.9, 1])
+    assert found["hardest"][0]["items"] == [1, 2, 3] and found["hardest"][0]["index"] == 5

@@ -1,0 +1,79 @@
+"""How embeddings spread: components and similarities against brute force, and the report."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from hypjax.analysis.spectrum import find_spread
+from hypjax.analysis.spectrum_result import Run, Similarities, as_json, draw, table
+from hypjax.geometry import PoincareBall, Sphere
+
+LABELS = np.array([0, 1, 0, 2, 1, 0, 2, 2, 3])
+
+
+@pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.1, 2.3)], ids=["sphere", "ball"])
+def test_numbers_are_those_of_loops(space):
+    features = np.random.default_rng(0).normal(size=(9, 4)).astype("f") + 0.5
+    points = np.asarray(space.embed(features))
+    spread = find_spread(points, LABELS, space)
+    kept = np.asarray(space.features(points.astype(float)))
+    variances = np.linalg.svd(kept - kept.mean(axis=0), compute_uv=False) ** 2
+    np.testing.assert_allclose(spread.energy, np.cumsum(variances) / variances.sum(), rtol=1e-5)
+    similar = {True: [], False: []}
+    for i, j in itertools.combinations(range(9), 2):
+        found = float(1 - space.distance(points[i], points[j]) / 2)
+        similar[LABELS[i] == LABELS[j]].append(found)
+    told = spread.similarities
+    for same, counts, mean in (
+        (True, told.same, told.mean_same),
+        (False, told.other, told.mean_other),
+    ):
+        edges = told.edges + np.linspace(-1e-6, 1e-6, len(told.edges))  # Of other roundings.
+        assert counts.tolist() == np.histogram(similar[same], edges)[0].tolist()
+        np.testing.assert_allclose(mean, np.mean(similar[same]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("space", [Sphere(), PoincareBall(1.0, 3.0)], ids=["sphere", "ball"])
+@pytest.mark.parametrize("scale", [1e-2, 3.0])
+def test_the_overlap_does_not_depend_on_how_far_apart_points_are(space, scale):
+    """Classes that are apart, all near each other or all near the boundary."""
+    rng = np.random.default_rng(0)
+    centres = scale * np.eye(3)[LABELS % 3] + np.array([0.0, 0, 3])
+    points = space.embed((centres + 1e-3 * scale * rng.normal(size=(9, 3))).astype("f"))
+    found = find_spread(np.asarray(points), LABELS % 3, space).similarities
+    assert found.overlap == 0 and found.mean_same > found.mean_other
+    mixed = find_spread(np.asarray(points), np.arange(9) // 3, space).similarities
+    assert mixed.overlap > 0.3
+
+
+def test_components_are_the_fewest_that_hold_a_share():
+    axes = np.repeat(np.eye(4, dtype="f"), [50, 25, 20, 5], axis=0)
+    signs = np.tile([1, -1], 50)[:, None].astype("f")
+    spread = find_spread(axes * signs, np.arange(100) % 2, Sphere())
+    np.testing.assert_allclose(spread.energy, [0.5, 0.75, 0.95, 1.0], atol=2e-3)
+    assert [spread.components(share) for share in (0.4, 0.7, 0.9, 0.99, 1.0)] == [1, 2, 3, 4, 4]
+
+
+def test_the_overlap_of_histograms():
+    edges = np.linspace(0, 1, 3)
+    assert Similarities(edges, np.array([1, 3]), np.array([20, 20]), 0, 0).overlap == 0.75
+
+
+def test_the_report_has_both_states_of_each_run(tmp_path):
+    rng = np.random.default_rng(1)
+    before, after = (
+        find_spread(np.asarray(Sphere().embed(rng.normal(size=(9, 4)))), LABELS, Sphere())
+        for _ in range(2)
+    )
+    runs = [Run("a", before, after), Run("$b", after, before)]
+    lines = table(runs).splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [
+        [name, state] for name in ("a", "$b") for state in ("untrained", "trained")
+    ]
+    assert lines[1].split()[-1] == f"{before.similarities.overlap:.4f}"
+    numbers = as_json(runs)
+    assert numbers[0]["trained"] == numbers[1]["untrained"] != numbers[0]["untrained"]
+    assert sum(numbers[0]["trained"]["similarity"]["pairs_of_one_class"]) == 7
+    draw(runs, tmp_path / "spectrum.svg")
+    assert "untrained" in (tmp_path / "spectrum.svg").read_text()

@@ -1,0 +1,224 @@
+"""Trees: scores against loops over all pairs, ancestors against a loop, and geodesics."""
+
+import itertools
+import math
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis.extra import numpy as hnp
+from scipy.stats import spearmanr
+
+from hypjax.analysis.arcs import geodesics, sectors
+from hypjax.analysis.trees import (
+    Tree,
+    ancestor_tree,
+    ancestors,
+    average_linkage,
+    chance_purity,
+    purity,
+    separation,
+)
+
+
+@st.composite
+def trees(draw, most=9):
+    """Random trees with any number of children, also one; inner nodes in any order."""
+    leaves = draw(st.integers(2, most))
+    parents, roots, inner = {}, list(range(leaves)), leaves
+    while len(roots) > 1 or draw(st.integers(0, 3)) == 0:
+        children = draw(st.sets(st.sampled_from(roots), min_size=1, max_size=4))
+        parents |= dict.fromkeys(children, inner)
+        roots = [node for node in roots if node not in children] + [inner]
+        inner += 1
+        if inner > leaves + 12:
+            parents |= dict.fromkeys(roots, inner)
+            roots, inner = [inner], inner + 1
+            break
+    order = draw(st.permutations(range(leaves, inner)))
+    renamed = dict(enumerate([*range(leaves), *order])) | {-1: -1}
+    found = np.full(inner, -1)
+    for node in range(inner):
+        found[renamed[node]] = renamed[parents.get(node, -1)]
+    return Tree(found, leaves)
+
+
+LABELS = hnp.arrays(int, 9, elements=st.integers(0, 3))
+
+
+def leaves_above(tree):
+    """The leaves of each node, from the paths of the leaves to the root."""
+    found = [set() for _ in tree.parents]
+    for leaf in range(tree.leaves):
+        node = leaf
+        while node >= 0:
+            found[node].add(leaf)
+            node = tree.parents[node]
+    return found
+
+
+def common(tree, below, i, j):
+    """The leaves of the lowest common ancestor of two leaves."""
+    return min((each for each in below if {i, j} <= each), key=len)
+
+
+def brute_purity(tree, labels):
+    below = leaves_above(tree)
+    shares = [
+        np.mean([labels[k] == labels[i] for k in common(tree, below, i, j)])
+        for i, j in itertools.combinations(range(tree.leaves), 2)
+        if labels[i] == labels[j]
+    ]
+    return np.mean(shares) if shares else np.nan
+
+
+@given(trees(), LABELS)
+def test_purity_is_the_mean_over_all_pairs(tree, labels):
+    labels = labels[: tree.leaves]
+    np.testing.assert_allclose(purity(tree, labels), brute_purity(tree, labels), rtol=1e-12)
+
+
+@given(trees(most=5), LABELS)
+@settings(max_examples=20)
+def test_chance_is_the_mean_over_all_permutations(tree, labels):
+    labels = labels[: tree.leaves]
+    mean = np.mean([purity(tree, np.array(p)) for p in itertools.permutations(labels)])
+    np.testing.assert_allclose(chance_purity(tree, labels), mean, rtol=1e-12)
+
+
+@given(trees(), LABELS, LABELS)
+def test_separation_is_that_of_all_pairs(tree, labels, groups):
+    below = leaves_above(tree)
+    pairs = [
+        (len(common(tree, below, i, j)), groups[i] != groups[j])
+        for i, j in itertools.combinations(range(tree.leaves), 2)
+        if labels[i] != labels[j]
+    ]
+    near, far = ([size for size, apart in pairs if apart == wanted] for wanted in (False, True))
+    expected = [np.nan, np.nan]
+    if near and far:
+        expected[0] = np.mean([(a < b) + (a == b) / 2 for a in near for b in far])
+        if len({size for size, _ in pairs}) > 1:
+            expected[1] = spearmanr(*zip(*pairs, strict=True)).statistic
+    found = separation(tree, labels[: tree.leaves], groups[: tree.leaves])
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_known_trees():
+    labels = np.array([0, 0, 1, 1, 1])
+    perfect = Tree(np.array([5, 5, 6, 6, 6, 7, 7, -1]), 5)
+    assert purity(perfect, labels) == 1 and perfect.depths.tolist() == [2] * 5 + [1, 1, 0]
+    star = Tree(np.array([5] * 5 + [-1]), 5)
+    # One pair has the share 2/5, three pairs 3/5.
+    assert purity(star, labels) == pytest.approx((1 * 2 / 5 + 3 * 3 / 5) / 4)
+    assert chance_purity(star, labels) == pytest.approx(purity(star, labels))
+    assert chance_purity(perfect, labels) < 1
+    assert math.isnan(purity(star, np.arange(5))) and math.isnan(chance_purity(star, np.arange(5)))
+    groups = np.array([0, 0, 0, 1, 1])
+    two = Tree(np.array([5, 5, 5, 6, 6, 7, 7, -1]), 5)
+    # Three pairs of one group at distance 3, one at 2, and six pairs at 5.
+    assert separation(two, np.arange(5), groups).nearer == 1
+    assert separation(two, np.arange(5), groups).correlation > 0.9
+    nearer, correlation = separation(star, np.arange(5), groups)
+    assert nearer == 0.5 and math.isnan(correlation)
+
+
+@pytest.mark.parametrize(
+    ("parents", "leaves"),
+    [([2, 2, 3, 2, -1], 2), ([2, 2, 2], 2), ([1, 2, -1], 2), ([3, 3, -1, -1], 2), ([3, 3, -1], 2)],
+)
+def test_what_is_no_tree_is_refused(parents, leaves):
+    with pytest.raises(ValueError, match=r"^(a tree has one root|the parents form a cycle)"):
+        Tree(np.array(parents), leaves)
+
+
+@given(hnp.arrays(int, (12, 2), elements=st.integers(-3, 3)))
+def test_ancestors_are_those_of_a_loop(points):
+    """Small integer coordinates give many equal radii, equal distances and duplicates."""
+    samples, proxies = points[:5], points[5:]
+
+    def above(point):
+        """Indices of proxies, nearest first, that are closer to the origin."""
+        closer = [i for i, p in enumerate(proxies) if p @ p < point @ point]
+        return sorted(closer, key=lambda i: (np.sum((proxies[i] - point) ** 2), i))
+
+    distances = np.linalg.norm(points[:, None] - proxies, axis=-1)
+    radii = np.linalg.norm(points, axis=1)
+    found = ancestors(distances, radii, radii[5:])
+    assert found.tolist() == [above(point)[0] if above(point) else -1 for point in points]
+    tree, used = ancestor_tree(found[:5], found[5:])
+    assert tree.leaves == len(samples) and tree.sizes.min() >= 1
+    covering = set()
+    for leaf in range(5):
+        path, proxy = [], found[leaf]
+        while proxy >= 0:
+            path.append(proxy)
+            proxy = found[5 + proxy]
+        covering |= set(path)
+        node, walked = tree.parents[leaf], []
+        while tree.parents[node] >= 0:
+            walked.append(used[node - 5])
+            node = tree.parents[node]
+        assert walked == path and node == len(tree.parents) - 1
+    assert used.tolist() == sorted(covering)
+
+
+def test_rounded_radii_count_as_equal():
+    distances = np.array([[0.0, 0.1, 0.5], [0.1, 0.0, 0.4], [0.5, 0.4, 0.0]])
+    radii = np.array([2.0, 2.000001, 1.0])
+    assert ancestors(distances, radii, radii).tolist() == [2, 2, -1]
+
+
+@given(hnp.arrays(float, (8, 2), elements=st.floats(-1, 1)), LABELS)
+@settings(max_examples=30)
+def test_average_linkage_merges_the_closest_clusters(points, labels):
+    distances = np.linalg.norm(points[:, None] - points, axis=-1)
+    tree, heights = average_linkage(distances)
+    np.testing.assert_allclose(purity(tree, labels[:8]), brute_purity(tree, labels[:8]))
+    below = [sorted(leaves) for leaves in leaves_above(tree)]
+    clusters = list(range(8))
+    for node in range(8, 15):
+        children = np.flatnonzero(tree.parents == node).tolist()
+        means = {
+            (a, b): distances[np.ix_(below[a], below[b])].mean()
+            for a, b in itertools.combinations(clusters, 2)
+        }
+        np.testing.assert_allclose(heights[node], min(means.values()), atol=1e-12)
+        np.testing.assert_allclose(heights[node], means[tuple(children)], atol=1e-12)
+        clusters = [c for c in clusters if c not in children] + [node]
+
+
+@given(trees(), st.booleans())
+def test_sectors_nest_and_are_disjoint(tree, ordered):
+    features = np.random.default_rng(0).normal(size=(tree.leaves, 2)) if ordered else None
+    angles = sectors(tree, features)
+    np.testing.assert_allclose(np.ptp(angles, axis=1), 2 * np.pi * tree.sizes / tree.leaves)
+    for node in range(tree.leaves, len(tree.parents)):
+        of_children = np.sort(angles[tree.parents == node], axis=0)
+        np.testing.assert_allclose(of_children[0, 0], angles[node, 0], atol=1e-12)
+        np.testing.assert_allclose(of_children[1:, 0], of_children[:-1, 1], atol=1e-12)
+        np.testing.assert_allclose(of_children[-1, 1], angles[node, 1], atol=1e-12)
+
+
+def test_similar_siblings_are_neighbours():
+    tree = Tree(np.array([4, 4, 4, 4, -1]), 4)
+    angles = sectors(tree, np.array([[0.0], [5.0], [0.1], [5.1]]))[:4, 0]
+    order = np.argsort(angles).tolist()
+    assert {frozenset(order[:2]), frozenset(order[2:])} == {frozenset({0, 2}), frozenset({1, 3})}
+
+
+POINT = st.builds(
+    lambda r, angle: r * np.exp(1j * angle), st.floats(0, 0.999), st.floats(-math.pi, math.pi)
+)
+
+
+@given(POINT, POINT)
+def test_geodesics_are_arcs_orthogonal_to_the_boundary(start, end):
+    (arc,) = geodesics(np.array([start]), np.array([end]))
+    assert np.all(np.abs(arc) < 1)
+    np.testing.assert_allclose(arc[[0, -1]], [start, end], atol=1e-9)
+    # A circle |z − m|² = R² that is orthogonal to the unit circle has |m|² = 1 + R², and so
+    # |z|² + 1 = 2 Re(m̄z) for its points: for some m, or the line Re(m̄z) = 0, after scaling.
+    rows = np.stack([arc.real, arc.imag, -(np.abs(arc) ** 2 + 1) / 2], axis=1)
+    assert np.linalg.svd(rows, compute_uv=False)[-1] < 1e-9

@@ -1,0 +1,228 @@
+"""Published results: whose they are, and what is told of them."""
+
+import pytest
+
+from hypjax.config import load_config
+from hypjax.runs import published
+from hypjax.runs.published import compare, published_delta, published_scores
+
+
+@pytest.fixture
+def load(repository):
+    def load(spec, *overrides):
+        name, _, variant = spec.partition(":")
+        colon = ":" if variant else ""
+        return load_config(f"{repository}/configs/{name}.py{colon}{variant}", overrides)
+
+    return load
+
+
+HYP_DINO = {"recall@1": 0.809, "recall@2": 0.876, "recall@4": 0.924, "recall@8": 0.956}
+
+
+@pytest.mark.parametrize(
+    ("spec", "part", "overrides", "first"),
+    [
+        ("cub:hyp-dino", "head", [], 0.783),
+        ("cub:hyp-dino,released", "encoder", [], 0.809),
+        ("cars:sph-deit", "head", [], 0.773),
+        ("cars:hyp-dino-patch8", "encoder", [], 0.928),
+        ("sop:hyp-vit", "encoder", [], 0.859),
+        ("inshop:hyp-vit", "head", [], 0.927),
+        ("inshop:hyp-vit", "head", ["objective.c=1"], 0.892),
+        ("inshop:hyp-vit", "encoder", ["model.head_dim=16"], 0.886),
+        ("inshop:hyp-vit", "head", ["train.batch_size=400"], 0.925),
+        ("inshop:hyp-vit", "head", ["train.batch_size=500", "train.total_steps=9"], 0.927),
+        ("inshop:sph-vit", "head", ["objective.c=1"], 0.908),
+        ("cub:mix-vit", "head", [], 0.837),
+        ("cars:mix-dino", "head", [], 0.852),
+        ("sop:sph-vit", "encoder", ["objective.temperature=0.1"], 0.853),
+        ("cub:hier-dino", "head", ["train.total_steps=9"], 0.811),
+        ("inshop:hyp-resnet50", "head", [], 0.901),
+        ("cub", "head", ["model.weights=timm/vit_small_patch16_224.dino"], 0.783),
+        ("cub", "head", ["model.weights=/a/vit_small_patch16_224.dino.safetensors"], 0.783),
+    ],
+)
+def test_a_recipe_has_its_row(load, spec, part, overrides, first):
+    assert published_scores(load(spec, *overrides), part)["recall@1"] == pytest.approx(first)
+
+
+def test_scores_are_fractions_at_every_k(load):
+    assert published_scores(load("cub"), "encoder") == pytest.approx(HYP_DINO)
+    pretrained = published_scores(load("sop"), "encoder", pretrained=True)
+    assert pretrained == pytest.approx(
+        {"recall@1": 0.634, "recall@10": 0.781, "recall@100": 0.883, "recall@1000": 0.96}
+    )
+
+
+def test_table_1_tells_of_pretrained_encoders(load):
+    assert published_delta(load("cub:hyp-vit")) == 0.28
+    assert published_delta(load("inshop:sph-dino")) == 0.318
+    assert published_delta(load("glyphs")) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "overrides"),
+    [
+        ("cub:hyp-dino", ["eval.rerank=True"]),
+        ("cub:hyp-dino", ["eval.expansion=5"]),
+        ("cub:hyp-dino", ["eval.pca.encoder=128"]),
+        ("cub:hyp-dino", ["eval.spaces.head=sphere", "eval.spaces.encoder=poincare"]),
+        ("glyphs", []),
+        ("glyphs:mix", []),
+        ("inshop:mix-vit", []),
+        ("cub:mix-vit", ["objective.ball_weight=8"]),
+        ("cub:mix-vit", ["objective.sphere_temperature=0.1"]),
+        ("cub:mix-vit", ["eval.spaces.head=objective", "eval.spaces.encoder=poincare"]),
+        ("cub:pa-dino", []),
+        ("cub:hier-dino", ["model.head_dim=128"]),
+        ("cub:hier-dino", ["objective.hier_weight=1"]),
+        ("cub:hier-dino", ["train.sampling=epoch_classes"]),
+        ("cub:hier-dino", ["data.resize=224"]),
+        ("cub:irt-r", ["objective.margin=0.3"]),  # Only SOP has a table of margins.
+        ("cub:irt-r", ["objective.memory=0.5"]),
+        ("cub:irt-r", ["train.sampling=epoch_classes"]),
+        ("cub:irt-r", ["optim.frozen=patch_projection"]),
+        ("cub:irt-r", ["data.flip=0"]),
+        ("sop:irt-r", ["train.samples_per_class=8"]),
+        ("cub:irt-r", ["model.drop_path=0"]),
+        ("cub:irt-r", ["model.pooling=avg", "model.eval_pooling=avg"]),  # Table 9: without KoLeo.
+        ("cub:irt-l", ["model.eval_pooling=avg"]),
+        ("cub:irt-r", ["data.train_view=area_crop"]),
+        ("cub:irt-r", ["eval.pca.encoder=128", "eval.pca.head=128", "eval.whiten=True"]),
+        ("cub:irt-r", ["model.weights=deit_small_distilled_patch16_224.fb_in1k"]),
+        ("inshop:irt-r", ["objective.memory_decay=0"]),
+        ("sop:irt-l", ["objective.name=scalable_nca", "objective.memory=1"]),
+        ("sop:irt-l", ["objective.name=normalized_softmax"]),
+        ("sop:irt-r", ["model.head=dense"]),
+        ("sop:irt-r", ["eval.pca.encoder=64", "eval.pca.head=64"]),
+        ("sop:irt-r", ["model.weights=None"]),
+        ("sop:contrastive-deit", []),
+        ("cub", ["objective.c=0.3"]),
+        ("cub", ["model.head_dim=64"]),
+        ("cub", ["data.image_size=192"]),
+        ("cub", ["data.resize=224"]),
+        ("cub", ["data.train_view=resize_crop"]),
+        ("cub", ["data.test_view=squash"]),
+        ("cub", ["eval.scales=1,0.5"]),
+        ("cub", ["data.mean=0.5,0.5,0.5"]),
+        ("cub", ["model.weights=hf-hub:someone/vit_small_patch16_224.dino"]),
+        ("cub", ["model.weights=runs/vit_small_patch16_224.dino/model.safetensors"]),
+        ("cub", ["model.weights=None"]),
+        ("cub", ["model.weights=vit_small_patch16_224.augreg_in1k"]),
+        ("cub", ["model.weights=runs/vit_small_patch16_224/x.npz"]),
+        ("cub", ["model.eval_pooling=avg"]),
+        ("cub", ["data.name=folder", "data.path=birds"]),
+        ("inshop:hyp-vit", ["objective.c=0.3", "model.head_dim=64"]),
+        ("inshop:hyp-vit", ["objective.clip_radius=None"]),
+        ("cars:hyp-dino-patch8", ["model.architecture=vit_small_patch16_224"]),
+    ],
+)
+def test_other_settings_have_none(load, spec, overrides):
+    config = load(spec, *overrides)
+    assert published_scores(config, "head") is None
+    results = {"final": {"head": HYP_DINO, "encoder": HYP_DINO}}
+    assert published_scores(config, "encoder") is None and compare(results, config) == ""
+
+
+def test_every_row_belongs_to_a_recipe(load):
+    """But for Table 5's default, of which Tables 2 and 3 tell."""
+    encoders = {"vit", "deit", "dino"}
+    rows = [
+        key
+        for key in published._rows()
+        if not key[3].endswith(" default") and key[3] not in encoders  # Table 1
+        if not key[0].startswith("irt")
+    ]
+    hyp_vit = 4 * (6 + 6 + 3) + 2 + 2 * (5 + 3 + 3)  # Tables 2 and 3, 4, 5.
+    hypmix = 3 * (6 + 6)  # Tables 1 and 2.
+    assert len(rows) == hyp_vit + hypmix + 4 * (3 + 2)  # HIER: Transformers and ResNet-50.
+    fields = {"c": "objective.c", "head_dim": "model.head_dim", "batch_size": "train.batch_size"}
+    fields["temperature"] = "objective.temperature"
+    names = {"cub200": "cub", "cars196": "cars", "sop": "sop", "inshop": "inshop"}
+    configs = {}
+    for paper, dataset, part, method in rows:
+        base, _, change = method.partition(" ")
+        field, _, value = change.partition("=")
+        spec = f"{names[dataset]}:{base.replace('pretrained', 'hyp')}"
+        if (spec, change) not in configs:
+            configs[spec, change] = load(spec, *([f"{fields[field]}={value}"] if field else []))
+        found = published._find(configs[spec, change], part, base.startswith("pretrained"))
+        assert (paper, method) in [(row.paper, method) for method, row in found]
+
+
+def test_every_row_of_irt_belongs_to_a_recipe(load):
+    rows = [key for key in published._rows() if key[0].startswith("irt")]
+    # Tables 2 (two dimensions and the distilled encoder) and 3; 6, without its margin 0.5 and λ 0,
+    # which is in Table 9; and 9.
+    assert len(rows) == 3 * (2 + 1 + 2) + (5 * 5 - 1) + 3 * 4
+    fields = {"margin": "objective.margin", "lambda": "objective.koleo_weight"}
+    fields["pca"] = "eval.pca.encoder"
+    names = {"cub200": "cub", "sop": "sop", "inshop": "inshop"}
+    for paper, dataset, part, method in rows:
+        base, *changes = method.split(" ")
+        overrides = []
+        for change in changes:
+            field, _, value = change.partition("=")
+            if field == "pooling":
+                overrides += [f"model.{name}={value}" for name in ("pooling", "eval_pooling")]
+            else:
+                overrides.append(f"{fields[field]}={value}")
+        variant = {"irt-deit": "irt-r"}.get(base, base.replace("-deit", ""))
+        config = load(f"{names[dataset]}:{variant}", *overrides)
+        found = published._find(config, part, base.startswith("irt-o"))
+        assert (paper, method) in [(row.paper, method) for method, row in found]
+
+
+def test_further_spaces_of_a_part_have_no_rows(load):
+    for spec in ("cub", "sop:irt-r"):
+        assert compare({"final": {"head:poincare": {"recall@1": 0.5}}}, load(spec)) == ""
+
+
+def test_rows_of_irt_are_named(load):
+    results = {"final": {"encoder": {"recall@1": 0.84}, "head": {"recall@1": 0.84}}}
+    assert compare(results, load("sop:irt-r")).splitlines() == [
+        "published (IRT, Table 2, IRT-R-DeiT, 384-d): R@1 84.0 (ours +0.0)",
+        "published (IRT, Table 6, IRT-DeiT margin=0.5 lambda=0.7, 384-d): R@1 84.0 (ours +0.0)",
+    ]
+    assert compare(results, load("cub:irt-r", "eval.pca.encoder=128")) == (
+        "published (IRT, Table 2, IRT-R-DeiT pca=128, 128-d): R@1 72.6 (ours +11.4)"
+    )
+    alone = {"pretrained": {"encoder": {"recall@1": 0.313}}}
+    for config in (load("inshop:irt-o"), load("inshop:irt-l", "objective.name=supcon")):
+        assert compare(alone, config) == (
+            "published (IRT, Table 3, IRT-O-DeiT, 384-d): R@1 31.3 (ours +0.0)"
+        )
+
+
+def test_differences_are_told_in_percentage_points(load):
+    results = {
+        "untrained": {"head": {"recall@1": 0.2}, "encoder": {"recall@1": 0.7076}},
+        "final": {"head": {"recall@1": 0.79}, "encoder": HYP_DINO | {"recall@1": 0.805}},
+    }
+    assert compare(results, load("cub")).splitlines() == [
+        "published (Hyp-ViT, Table 3, pretrained DINO, 384-d): R@1 70.8 (ours +0.0)",
+        "published (Hyp-ViT, Table 2, Hyp-DINO, 128-d): R@1 78.3 (ours +0.7)",
+        "published (HypMix, Table 1, Hyp-DINO, 128-d): R@1 78.3 (ours +0.7)",
+        "published (Hyp-ViT, Table 3, Hyp-DINO, 384-d): R@1 80.9 (ours -0.4), "
+        "R@2 87.6 (ours +0.0), R@4 92.4 (ours +0.0), R@8 95.6 (ours +0.0)",
+        "published (HypMix, Table 2, Hyp-DINO, 384-d): R@1 80.6 (ours -0.1), "
+        "R@2 88.1 (ours -0.5), R@4 92.8 (ours -0.4), R@8 95.4 (ours +0.2)",
+    ]
+    chosen = results | {"best": {"head": {"recall@1": 0.783}}, "best_step": 50}
+    assert compare(chosen, load("cub")).splitlines()[1:] == [
+        "published (Hyp-ViT, Table 2, Hyp-DINO, 128-d): R@1 78.3 (best +0.0)",
+        "published (HypMix, Table 1, Hyp-DINO, 128-d): R@1 78.3 (best +0.0)",
+    ]
+
+
+def test_a_pretrained_encoder_and_an_ablation_are_named_as_such(load):
+    results = {"pretrained": {"encoder": {"recall@1": 0.5}}}
+    assert compare(results, load("cars:sph-deit")) == (
+        "published (Hyp-ViT, Table 3, pretrained DeiT, 384-d): R@1 52.8 (ours -2.8)"
+    )
+    results = {"final": {"head": {"recall@1": 0.9, "recall@10": 0.95}}}
+    assert compare(results, load("inshop:hyp-vit", "model.head_dim=16")) == (
+        "published (Hyp-ViT, Table 5, Hyp-ViT head_dim=16, 16-d): R@1 83.3 (ours +6.7)"
+    )
+    assert compare({"final": {"head": {"map@r": 0.5}}}, load("cub")) == ""
