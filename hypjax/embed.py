@@ -92,7 +92,7 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
     """Embeds the images, or a part of them, or joins the parts; returns the file, too."""
     from hypjax.data.photos import find_photos
     from hypjax.inference.embedder import TrainedEmbedder
-    from hypjax.inference.shards import Shard, merge
+    from hypjax.inference.partial_gallery import Shard, merge
     from hypjax.system.caches import keep_compiled_programs
 
     shard = Shard.parse(_SHARD.value) if _SHARD.value else None

@@ -17,8 +17,7 @@ from hypjax.parallel import processes
 from hypjax.runs.files import REPORT
 from hypjax.runs.shared_run import SharedRun
 from hypjax.system import console
-from hypjax.training.feed import Feed
-from hypjax.training.input import open_input
+from hypjax.training.input import Feed, open_input
 from hypjax.training.loop import Timers, create_loop, create_monitor
 from hypjax.training.results import (
     collect_results,

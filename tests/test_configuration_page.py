@@ -6,7 +6,7 @@ import re
 import pytest
 
 from hypjax.config import choices, default_config, flatten, recipes
-from hypjax.config.groups import GROUPS
+from hypjax.config.choices import GROUPS
 from hypjax.geometry import SPACES
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.of_pairs import PAIR_LOSSES

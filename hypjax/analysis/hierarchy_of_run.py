@@ -8,7 +8,7 @@ from hypjax.analysis.hierarchy import Hierarchy, Images, find_hierarchy
 from hypjax.analysis.run_embeddings import head_points
 from hypjax.data.parts import Splits
 from hypjax.objectives import Hier, create_objective
-from hypjax.training.restoring import restore_trained
+from hypjax.training.states import restore_trained
 
 
 def hierarchy_of_run(

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
 from hypjax.errors import UserError, on_one_line
-from hypjax.inference.hit_types import Hits
+from hypjax.inference.hits import Hits
 from hypjax.system import console
 
 _COLOURS = {"right": "tab:green", "wrong": "tab:red", "": "none"}

@@ -18,7 +18,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.objectives import Hier, create_objective
 from hypjax.system import console
-from hypjax.training.restoring import restore_trained
+from hypjax.training.states import restore_trained
 
 
 def draw_run(workdir: str, parts: Sequence[str], most: int, seed: int) -> Drawn:

@@ -21,7 +21,7 @@ from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
-from hypjax.inference.features import Encodings
+from hypjax.inference.embedding import Encodings
 from hypjax.inference.weights import restore_best
 from hypjax.objectives import create_objective
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors

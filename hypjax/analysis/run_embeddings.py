@@ -11,8 +11,7 @@ from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
-from hypjax.inference.datasets import evaluation_input
-from hypjax.inference.features import DatasetEmbedder, Encodings
+from hypjax.inference.embedding import DatasetEmbedder, Encodings, evaluation_input
 from hypjax.models import Embedder
 from hypjax.runs.cloud_read import reading
 from hypjax.runs.workdir import Workdir, saved_config

@@ -10,7 +10,7 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError
 from hypjax.objectives import create_objective
-from hypjax.training.restoring import restore_trained, untrained_parameters
+from hypjax.training.states import restore_trained, untrained_parameters
 
 
 def spread_of_run(

@@ -18,12 +18,11 @@ from ml_collections import ConfigDict
 from hypjax import parallel
 from hypjax.config import default_config
 from hypjax.errors import UserError
-from hypjax.inference.embedding import embed_function
-from hypjax.inference.score_spaces import scored_spaces
+from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Spec
 from hypjax.system import console
-from hypjax.training.learner import build_learner
+from hypjax.training.setup import build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step
 from hypjax.types import Batch
 

@@ -15,11 +15,10 @@ from hypjax import parallel
 from hypjax.benchmarks import peers
 from hypjax.benchmarks.measure import Task
 from hypjax.config import default_config
-from hypjax.inference.embedding import embed_function
-from hypjax.inference.score_spaces import scored_spaces
+from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.objectives import Spec
 from hypjax.system import console
-from hypjax.training.learner import build_learner
+from hypjax.training.setup import build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step, shard_batch
 from hypjax.types import Batch
 

@@ -9,8 +9,7 @@ from hypjax.config.identity import (
     identity,
     without_secrets,
 )
-from hypjax.config.origins import show_origins
-from hypjax.config.reading import load_config, override, read_config
+from hypjax.config.reading import load_config, override, read_config, show_origins
 from hypjax.config.recipes import variant_error
 from hypjax.config.rules import FITTED, validate
 

@@ -1,7 +1,8 @@
 """Names that configuration fields accept; the packages above implement them.
 
 A new dataset, view or metric adds its name here and its code there. A test checks that they agree.
-Objectives and spaces are in packages below: `hypjax.objectives.OBJECTIVES`, `hypjax.geometry.SPACES`.
+Objectives and spaces have registries of their own: `hypjax.objectives.OBJECTIVES` and
+`hypjax.geometry.SPACES`.
 """
 
 from hypjax.objectives.base import GROUPED
@@ -22,7 +23,7 @@ DATASETS = (
 BENCHMARKS = ("roxford5k", "rparis6k")  # Judged, and without training images.
 DISTRACTORS = "revisitop1m"  # Without queries.
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
-PARTS = ("head", "encoder")  # Of a model; hypjax/inference/score_spaces.py
+PARTS = ("head", "encoder")  # Of a model; hypjax/inference/embedding.py
 TRAIN_VIEWS = ("area_crop", "resize_crop")  # hypjax/data/views.py
 TEST_VIEWS = ("centre_crop", "squash")  # hypjax/data/views.py
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
@@ -36,3 +37,12 @@ METRICS = (
     "map@r",
     "r_precision",
 )  # hypjax/retrieval/metric_rules.py
+
+
+# Each group is a subtree of the parameters {"model": ..., "objective": ...}, given by its path.
+GROUPS = {
+    "patch_projection": ("model", "encoder", "patch_embed"),
+    "encoder": ("model", "encoder"),
+    "head": ("model", "head"),
+    "objective": ("objective",),
+}

@@ -7,8 +7,7 @@ whose value is the default, if the recipe differs between datasets.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from hypjax.config.choices import PARTS
-from hypjax.config.groups import GROUPS
+from hypjax.config.choices import GROUPS, PARTS
 from hypjax.objectives import OBJECTIVES
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
@@ -164,7 +163,7 @@ def _optim() -> ConfigDict:
     optim.clip_norm = 3.0
     # Largest absolute value in the gradient; larger ones are clipped, before the norm (HIER).
     optim.clip_value = placeholder(float)
-    # Parameter groups that are not trained, by their names in hypjax/config/groups.py.
+    # Parameter groups that are not trained, by their names in hypjax/config/choices.py.
     optim.frozen = ("patch_projection",)
     # For each parameter group: factor of the learning rate; weight decay, None for the general one;
     # and the step from which it changes, while its moments accumulate from the beginning (HIER).

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from hypjax.config.choices import (
     BENCHMARKS,
     DATASETS,
+    GROUPS,
     HEADS,
     METRICS,
     PARTS,
@@ -18,7 +19,6 @@ from hypjax.config.choices import (
     TRAIN_VIEWS,
 )
 from hypjax.config.defaults import HYP_VIT, default_config
-from hypjax.config.groups import GROUPS
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 from hypjax.fields import ABOVE_0, Rule, at_least, one_of, range_within, within

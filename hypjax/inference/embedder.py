@@ -15,11 +15,10 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.photos import Photo, files_of, fingerprint
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import Interrupted, UserError
-from hypjax.inference.embedding import embed_function
+from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.inference.matches import read_matches
 from hypjax.inference.partial_gallery import UnfinishedGallery, concatenated
 from hypjax.inference.postprocess import model_fingerprint, saved_projection
-from hypjax.inference.score_spaces import scored_spaces
 from hypjax.inference.weights import restore_best
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.cloud_read import reading

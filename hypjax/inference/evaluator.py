@@ -12,11 +12,16 @@ from hypjax.config.choices import PARTS
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
-from hypjax.inference.datasets import EvaluationInput, evaluation_input
-from hypjax.inference.features import DatasetEmbedder, frozen_encodings
+from hypjax.inference.embedding import (
+    DatasetEmbedder,
+    EvaluationInput,
+    evaluation_input,
+    frozen_encodings,
+    part_of,
+    scored_spaces,
+)
 from hypjax.inference.matches import Match, choose, match_distance
 from hypjax.inference.postprocess import Processing, Projections
-from hypjax.inference.score_spaces import part_of, scored_spaces
 from hypjax.models import create_embedder
 from hypjax.parallel import processes
 from hypjax.retrieval import LEVELS, mean_score, query_scores, relevance_at, relevance_scores

@@ -13,8 +13,7 @@ from hypjax.engines.exports import Gallery, is_gallery, open_gallery
 from hypjax.errors import UserError, devices_explained
 from hypjax.geometry import Space
 from hypjax.inference.embedder import Part, TrainedEmbedder
-from hypjax.inference.hit_types import Hits
-from hypjax.inference.hits import find_hits
+from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.model_card import describe
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.refinement import Refinement

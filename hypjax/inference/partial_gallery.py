@@ -1,17 +1,20 @@
-"""A gallery that is being embedded: finished parts in a folder next to the file."""
+"""Galleries in the making: saved as they grow, or embedded in parts that are joined."""
 
 import contextlib
 import fcntl
 import pathlib
+import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
-from typing import Self
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Float
 
+from hypjax.data.photos import Photo, fingerprint
 from hypjax.errors import UserError
+from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system.files import read_npz, write_text
 
 _SECONDS_BETWEEN_SAVES = 60
@@ -130,3 +133,105 @@ def _explained(folder: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror or error})") from error
+
+
+class Shard(NamedTuple):
+    """A part of the images.
+
+    Attributes:
+        index: Which part, from 1.
+        count: Number of parts.
+    """
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parses '3/16'.
+
+        Raises:
+            UserError: It is something else.
+        """
+        found = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
+        shard = cls(*map(int, found.groups())) if found else cls(0, 0)
+        if not 1 <= shard.index <= shard.count:
+            raise UserError(f"--shard is {text}; it must be a part and their number, such as 3/16")
+        return shard
+
+    def of(self, photos: Sequence[Photo], batch_size: int) -> Sequence[Photo]:
+        """The part's images.
+
+        Parts begin with whole batches, so that each image is embedded in the batch, and with the
+        roundings, that it has without parts.
+
+        Raises:
+            UserError: There are more parts than batches.
+        """
+        batches = -(-len(photos) // batch_size)
+        if self.count > batches:
+            raise UserError(
+                f"{len(photos)} images are {batches} batches of {batch_size}, too few for "
+                f"{self.count} parts; name at most {batches}"
+            )
+        first, last = (batches * i // self.count * batch_size for i in (self.index - 1, self.index))
+        return photos[first:last]
+
+    def path(self, output: pathlib.Path) -> pathlib.Path:
+        """The part's file, such as gallery-3-of-16.npz for gallery.npz."""
+        return output.with_name(f"{output.stem}-{self.index}-of-{self.count}{output.suffix}")
+
+
+def merge(output: pathlib.Path, photos: Sequence[Photo]) -> Embeddings:
+    """Joins the parts of a gallery into the gallery that one process would have written.
+
+    Args:
+        output: The gallery's file, from which the names of its parts follow.
+        photos: All images.
+
+    Raises:
+        UserError: The file exists, a part is missing, of another model or of other images, or the
+            file cannot be written.
+    """
+    if output.exists():
+        raise UserError(f"{output} exists already; remove it, or name another --output")
+    count = _count(output)
+    parts, first = [], 0
+    for index in range(1, count + 1):
+        path = Shard(index, count).path(output)
+        if not path.exists():
+            raise UserError(f"{path} is missing; embed it with --shard={index}/{count}")
+        part = Embeddings.load(path)
+        last = first + len(part) + len(part.unreadable)
+        if part.images != fingerprint(photos[first:last]):
+            raise UserError(f"{path} holds other images than --images lists now; embed it again")
+        if parts and part.fingerprint != parts[0].fingerprint:
+            raise UserError(f"{path} was embedded by another model than the first part")
+        parts.append(part)
+        first = last
+    if first != len(photos):
+        raise UserError(f"the parts hold {first} images, but --images lists {len(photos)}")
+    gallery = Embeddings(
+        vectors=np.concatenate([part.vectors for part in parts]),
+        ids=np.concatenate([part.ids for part in parts]),
+        labels=np.concatenate([part.labels for part in parts]),
+        space=parts[0].space,
+        fingerprint=parts[0].fingerprint,
+        images=fingerprint(photos),
+        unreadable={path: why for part in parts for path, why in part.unreadable.items()},
+    )
+    gallery.save(output)
+    return gallery
+
+
+def _count(output: pathlib.Path) -> int:
+    """The number of parts that the files of a gallery name."""
+    pattern = re.compile(re.escape(output.stem) + r"-\d+-of-(\d+)" + re.escape(output.suffix))
+    names = [path.name for path in output.parent.glob("*-of-*")]
+    counts = {int(found[1]) for found in map(pattern.fullmatch, names) if found}
+    if not counts:
+        raise UserError(f"there are no parts of {output}; embed them with --shard=1/2 and so on")
+    if len(counts) > 1:
+        numbers = " and ".join(map(str, sorted(counts)))
+        raise UserError(f"there are parts of {numbers} of {output}; remove those of one number")
+    return counts.pop()

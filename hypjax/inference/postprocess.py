@@ -13,15 +13,14 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.inference.embedding import ONE_SCALE
-from hypjax.inference.score_spaces import part_of, scored_spaces
+from hypjax.inference.embedding import ONE_SCALE, part_of, scored_spaces
 from hypjax.retrieval.embeddings import describe_space
 from hypjax.retrieval.projection import Projection, fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking
 from hypjax.runs.files import PROJECTIONS
 
-# By the names of `hypjax.inference.score_spaces`; parts without PCA have no projection.
+# By the names of `hypjax.inference.embedding`; parts without PCA have no projection.
 Points = Mapping[str, Float[np.ndarray, "n d"]]
 Projections = Mapping[str, Projection]
 

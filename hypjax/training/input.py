@@ -1,19 +1,28 @@
-"""The images of a run and the batches of its steps."""
+"""The batches of a run: its images, its caches, and the tuples that each epoch mines."""
 
 import dataclasses
+import functools
 from collections.abc import Generator
+from typing import NamedTuple
 
+import jax
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from hypjax import parallel
 from hypjax.data.device_cache import crop_batches, fill
 from hypjax.data.device_crops import Store
 from hypjax.data.pipeline import training_batches
-from hypjax.data.plans import Plans
-from hypjax.inference.features import Encodings
+from hypjax.data.plans import Plans, TuplePlans
+from hypjax.geometry import Space
+from hypjax.inference.embedding import ONE_SCALE, DatasetEmbedder, Encodings
+from hypjax.monitoring.monitor import Monitor
+from hypjax.objectives.comparisons import lengths
+from hypjax.parallel import processes
+from hypjax.retrieval.mining import hardest_negatives
 from hypjax.system import console
 from hypjax.training.setup import Setup
+from hypjax.training.step import TrainState
 from hypjax.types import Batch, Workers
 
 
@@ -95,3 +104,140 @@ def _feature_batches(
         images[: len(local)] = features[local]
         flips = np.zeros(len(rows), bool)
         yield Batch(images=images, labels=planned.labels, ids=planned.ids, flips=flips)
+
+
+class Mined(NamedTuple):
+    """An epoch's tuples.
+
+    Attributes:
+        table: Positions of each tuple's images in the training set: anchor, positive, negatives.
+        metrics: Mean lengths between anchors and positives, mined negatives, and random images, as
+            the loss measures them.
+    """
+
+    table: Int[np.ndarray, "tuples size"]
+    metrics: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Miner:
+    """Draws pairs and a pool, embeds them under the test view, and finds each anchor's negatives.
+
+    Attributes:
+        setup: The run, whose plans are tuples.
+    """
+
+    setup: Setup
+
+    @property
+    def plans(self) -> TuplePlans:
+        """The plans of the run."""
+        return self.setup.plans
+
+    def mine(self, params: PyTree, epoch: int) -> Mined:
+        """Mines the tuples of an epoch.
+
+        Args:
+            params: Parameters of the model.
+            epoch: Number of the epoch, from 0.
+
+        Raises:
+            UserError: An image cannot be read, the device's memory does not suffice, or the pool
+                has too few classes.
+        """
+        plans, space = self.plans, self.setup.learner.objective.space
+        pairs, pool = plans.candidates(epoch)
+        anchors, positives = pairs.T
+        # Each image is embedded once, in the order of the files.
+        ids, rows = np.unique(np.concatenate([anchors, positives, pool]), return_inverse=True)
+        points = self._points(params, ids)
+        firsts, seconds, others = np.split(points[rows], [len(anchors), 2 * len(anchors)])
+        labels = plans.labels
+        negatives = hardest_negatives(
+            *(firsts, labels[anchors], others, labels[pool]), count=plans.negatives, space=space
+        )
+        table = np.column_stack([anchors, positives, pool[negatives]]).astype(np.int32)
+        table = processes.arrays_from_first(lambda: table, table)
+        distances = {
+            "positive_distance": _mean_distance(space, firsts, seconds),
+            "negative_distance": _mean_distance(space, firsts[:, None], others[negatives]),
+            "random_distance": _mean_distance(space, firsts, np.resize(others, firsts.shape)),
+        }
+        return Mined(table, distances)
+
+    @functools.cached_property
+    def _images(self) -> DatasetEmbedder:
+        spaces = {"head": self.setup.learner.objective.space}
+        return dataclasses.replace(self.setup.evaluator.images, spaces=spaces, scales=ONE_SCALE)
+
+    def _points(self, params: PyTree, ids: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n d"]:
+        return self._images.points(params, self.setup.splits.train.take(ids))["head"]
+
+
+def _mean_distance(
+    space: Space, x: Float[np.ndarray, "*#b d"], y: Float[np.ndarray, "*#b d"]
+) -> float:
+    return float(np.mean(_distances(space, x, y)))
+
+
+@jax.jit
+def _distances(
+    space: Space, x: Float[Array, "*#b d"], y: Float[Array, "*#b d"]
+) -> Float[Array, "*b"]:
+    return lengths(space, space.distance(x, y))
+
+
+class Feed:
+    """Hands out batches in the order of the steps, and mines tuples when an epoch begins."""
+
+    def __init__(self, source: Input, steps: range, monitor: Monitor) -> None:
+        """Opens nothing yet.
+
+        Args:
+            source: The images of the run.
+            steps: Steps to train, counted from 0.
+            monitor: Watches the run.
+        """
+        self._source, self._stop, self._monitor = source, steps.stop, monitor
+        plans = source.setup.plans
+        self._miner = Miner(source.setup) if isinstance(plans, TuplePlans) else None
+        self._batches: Generator[Batch, None, None] | None = None
+        self._end = steps.start  # First step whose batch is not in the open generator.
+
+    def next(self, state: TrainState, step: int) -> tuple[TrainState, Batch]:
+        """The state with the tuples of the step's epoch, and the step's batch.
+
+        Args:
+            state: The state before the step.
+            step: The step, counted from 0; the one after the last call's.
+
+        Raises:
+            UserError: An image cannot be read, or tuples cannot be mined.
+        """
+        if step == self._end:
+            self.close()
+            plans: Plans = self._source.setup.plans
+            self._end = self._stop
+            if self._miner is not None:
+                state = self._with_tuples(state, step)
+                table = np.asarray(parallel.gather(state.tuples))
+                plans = dataclasses.replace(plans, table=table)
+                epoch = step // plans.batches_per_epoch
+                self._end = min((epoch + 1) * plans.batches_per_epoch, self._stop)
+            self._batches = self._source.batches(range(step, self._end), plans)
+        return state, next(self._batches)
+
+    def _with_tuples(self, state: TrainState, step: int) -> TrainState:
+        """Mines at the first step of an epoch; later the state holds the epoch's tuples."""
+        epoch, rest = divmod(step, self._miner.plans.batches_per_epoch)
+        if rest:
+            return state
+        with self._monitor.timing("mining"):
+            mined = self._miner.mine(state.params["model"], epoch)
+        self._monitor.mined(step + 1, mined.metrics)  # A run resumed here writes it again.
+        return state._replace(tuples=parallel.place(mined.table, state.tuples.sharding))
+
+    def close(self) -> None:
+        """Ends the workers."""
+        if self._batches is not None:
+            self._batches.close()

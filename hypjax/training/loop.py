@@ -21,7 +21,7 @@ from hypjax.monitoring.tracing import Trace
 from hypjax.parallel import processes
 from hypjax.runs.shared_checkpoints import SharedCheckpoints
 from hypjax.system import console, interrupts, memory
-from hypjax.training.feed import Feed
+from hypjax.training.input import Feed
 from hypjax.training.setup import Setup
 from hypjax.training.states import Measured, save
 from hypjax.training.step import TrainState, TrainStep, shard_batch

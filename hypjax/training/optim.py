@@ -10,7 +10,7 @@ from flax.traverse_util import empty_node, flatten_dict, unflatten_dict
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax.config.groups import GROUPS
+from hypjax.config.choices import GROUPS
 from hypjax.objectives import Group
 
 _STATISTICS = "statistics"  # A BatchNorm's running statistics, which are never trained.
@@ -24,7 +24,7 @@ def split_frozen(params: PyTree, frozen: Collection[str]) -> tuple[PyTree, PyTre
 
     Args:
         params: {"model": ..., "objective": ...}.
-        frozen: Names of the frozen groups, see `hypjax.config.groups`.
+        frozen: Names of the frozen groups, see `hypjax.config.choices`.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
     prefixes = [GROUPS[name] for name in frozen]

@@ -8,9 +8,9 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.data.parts import Task
+from hypjax.inference.embedding import scored_spaces
 from hypjax.inference.matches import write_matches
 from hypjax.inference.postprocess import Projections, model_fingerprint, save_projections
-from hypjax.inference.score_spaces import scored_spaces
 from hypjax.monitoring.stopwatch import TIMES, Stopwatch
 from hypjax.parallel import processes
 from hypjax.runs import published

@@ -1,11 +1,17 @@
 """From a configuration to everything a run computes with."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Int
 from ml_collections import ConfigDict
 
+from hypjax import parallel
 from hypjax.config import flatten, validate
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
@@ -21,13 +27,78 @@ from hypjax.data.plans import (
 from hypjax.data.splits import open_splits
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError
-from hypjax.inference.datasets import evaluation_input
+from hypjax.inference.embedding import evaluation_input
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
-from hypjax.models import compute_dtype, create_embedder
-from hypjax.objectives import Spec
+from hypjax.models import Embedder, compute_dtype, create_embedder
+from hypjax.objectives import Objective, Spec, create_objective
 from hypjax.system import console
-from hypjax.training.fitting import fit_to_images
-from hypjax.training.learner import Learner, build_learner
+from hypjax.training.optim import create_optimizer, learning_rate
+from hypjax.types import View
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """A model with its objective, its optimiser, and the devices that share the work.
+
+    Attributes:
+        model: Encoder and head.
+        objective: Training objective.
+        optimizer: Optimiser of the trained parameters.
+        schedule: Learning rate at each step.
+        frozen: Names of the parameter groups that are not trained.
+        pixel_scaling: Mean and standard deviation of pixels, one number per channel each.
+        view: Size of the images.
+        mesh: Devices that share each batch.
+        microbatch: Most images embedded at once; 0 for the whole batch.
+        skip_nonfinite: Whether an update that is not finite is dropped.
+        cached_features: Whether batches hold embeddings of the frozen encoder instead of pixels.
+        drop_path: Rate of stochastic depth in the encoder's last block.
+        seed: Seed of the initial parameters and of the steps' random keys.
+    """
+
+    model: Embedder
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    frozen: tuple[str, ...]
+    pixel_scaling: tuple[Sequence[float], Sequence[float]]
+    view: View
+    mesh: Mesh
+    microbatch: int
+    skip_nonfinite: bool
+    cached_features: bool
+    drop_path: float
+    seed: int
+
+
+def build_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
+    """Builds the learner that a configuration describes.
+
+    Args:
+        config: The run's configuration, already validated.
+        mesh: Devices to use; by default those that `run.mesh` names.
+
+    Raises:
+        UserError: The model or the mesh cannot be built.
+    """
+    mesh = mesh or parallel.create_mesh(config.run.mesh)
+    schedule = learning_rate(config.optim, config.train.total_steps)
+    objective = create_objective(config)
+    return Learner(
+        model=create_embedder(config, device=mesh.devices.flat[0]),
+        objective=objective,
+        optimizer=create_optimizer(config.optim, schedule, objective.groups),
+        schedule=schedule,
+        frozen=tuple(config.optim.frozen),
+        pixel_scaling=(config.data.mean, config.data.std),
+        view=View.of(config.data),
+        mesh=mesh,
+        microbatch=config.run.microbatch,
+        skip_nonfinite=config.train.on_nonfinite == "skip",
+        cached_features=config.train.cached_features,
+        drop_path=config.model.drop_path,
+        seed=config.seed,
+    )
 
 
 class Setup(NamedTuple):
@@ -225,3 +296,63 @@ def describe(setup: Setup, parameters: int) -> None:
                 f"{small} of {splits.train.num_classes} training classes have fewer than "
                 f"{plans.samples_per_class} images; some of their images repeat within a batch"
             )
+
+
+_BATCH = 64  # Images of a batch, if there are enough.
+_SAMPLES = 4  # Fewest images per class in a batch.
+_SHOWN = 64_000  # Images that training shows, repetitions included: minutes on two cores.
+
+
+def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
+    """Returns the configuration with the fields filled in that are None.
+
+    Args:
+        config: The run's configuration.
+        train: The training images.
+    """
+    config = config.copy_and_resolve_references()
+    fields, optim = config.train, config.optim
+    sizes = np.bincount(train.labels)
+    chosen = []
+    if fields.samples_per_class is None:
+        fields.samples_per_class = _samples(sizes, fields.batch_size)
+        chosen.append("samples_per_class")
+    if fields.batch_size is None:
+        classes = min(len(sizes), max(_BATCH // fields.samples_per_class, 2))
+        fields.batch_size = classes * fields.samples_per_class
+        chosen.append("batch_size")
+    if fields.total_steps is None:
+        fields.total_steps = -(-_SHOWN // fields.batch_size)
+        chosen.append("total_steps")
+    chosen = [f"train.{name}={fields[name]}" for name in chosen]
+    if optim.warmup_steps is None:
+        optim.warmup_steps = fields.total_steps // 10
+        chosen.append(f"optim.warmup_steps={optim.warmup_steps}")
+    if chosen:
+        console.say(f"chosen for these images: {', '.join(chosen)}")
+    return config
+
+
+def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None) -> int:
+    """Chooses the images per class: 4, or more if there are few classes with enough images.
+
+    Args:
+        sizes: Number of images of each class.
+        batch_size: Images per step, if that is set.
+
+    Raises:
+        UserError: The set batch size cannot be divided among the classes.
+    """
+    batch = batch_size or _BATCH
+    classes = max(min(len(sizes), batch // _SAMPLES), 2)
+    wanted = max(2, int(min(batch // classes, np.quantile(sizes, 0.1))))
+    if batch_size is None:
+        return wanted
+    fitting = [s for s in range(2, batch // 2 + 1) if batch % s == 0 and batch // s <= len(sizes)]
+    if not fitting:
+        raise UserError(
+            f"config.train.batch_size is {batch_size}; it must be the product of a number of "
+            f"classes from 2 to {len(sizes)} and of 2 or more images for each, such as "
+            f"{classes * wanted}"
+        )
+    return min(fitting, key=lambda s: (abs(s - wanted), s))

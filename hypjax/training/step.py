@@ -19,7 +19,7 @@ from hypjax.models.vit import drop_path_factors
 from hypjax.objectives import Metrics, Spec
 from hypjax.objectives.memory import Memory
 from hypjax.training import optim
-from hypjax.training.learner import Learner
+from hypjax.training.setup import Learner
 from hypjax.types import Batch, Outputs
 
 

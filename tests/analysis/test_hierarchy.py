@@ -30,8 +30,8 @@ from hypjax.runs.workdir import Workdir
 from hypjax.training import setup, states
 from hypjax.training.step import create_state
 from hypjax.types import Batch, Outputs
-from tests.helpers import small_runs
 from tests.analysis.test_hierarchy_result import parse_newick
+from tests.helpers import small_runs
 
 BALL = PoincareBall(0.1, 2.3)
 

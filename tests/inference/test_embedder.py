@@ -29,8 +29,7 @@ from hypjax.inference import embedder as inference
 from hypjax.inference import partial_gallery as unfinished
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.evaluator import create_evaluator
-from hypjax.inference.hit_types import Hits
-from hypjax.inference.hits import find_hits
+from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.partial_gallery import UnfinishedGallery
 from hypjax.inference.postprocess import model_fingerprint
 from hypjax.inference.weights import restore_best, restore_models

@@ -13,7 +13,7 @@ from hypjax.command import parse
 from hypjax.data.photos import find_photos
 from hypjax.errors import Interrupted, UserError
 from hypjax.inference import embedder as inference
-from hypjax.inference.shards import Shard
+from hypjax.inference.partial_gallery import Shard
 from hypjax.retrieval.embeddings import Embeddings
 from tests.helpers import small_runs
 

@@ -11,7 +11,7 @@ import pytest
 from hypjax import train
 from hypjax.errors import UserError
 from hypjax.objectives import Spec
-from hypjax.training.learner import build_learner
+from hypjax.training.setup import build_learner
 from hypjax.training.step import create_state, make_train_step
 from hypjax.types import Batch
 from tests.helpers import small_runs

@@ -8,8 +8,8 @@ from hypjax.config import default_config, load_config, validate
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.runs.workdir import saved_config
-from hypjax.training import fitting
-from hypjax.training.fitting import fit_to_images
+from hypjax.training import setup
+from hypjax.training.setup import fit_to_images
 from tests.helpers import small_runs
 
 
@@ -89,7 +89,7 @@ def test_only_the_users_own_images_are_fitted():
 def test_a_run_that_fits_its_images_finishes_and_keeps_what_was_chosen(
     photos_folder, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(fitting, "_SHOWN", 96)
+    monkeypatch.setattr(setup, "_SHOWN", 96)
     names = ("train.total_steps", "train.batch_size", "train.samples_per_class")
     unset = [f"{name}=None" for name in (*names, "optim.warmup_steps")]
     config = small_runs.load(photos_folder, *unset)

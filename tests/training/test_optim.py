@@ -9,12 +9,11 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from hypjax import train
-from hypjax.config.groups import GROUPS
+from hypjax.config.choices import GROUPS
 from hypjax.inference.weights import restore_models
 from hypjax.objectives import Group, PairwiseCrossEntropy, Spec
 from hypjax.training import optim
-from hypjax.training.learner import build_learner
-from hypjax.training.setup import build
+from hypjax.training.setup import build, build_learner
 from hypjax.training.step import create_state
 from tests.helpers import small_runs
 

@@ -13,7 +13,7 @@ from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.monitoring.telemetry import Telemetry
 from hypjax.training import setup, states
-from hypjax.training.mining import Miner
+from hypjax.training.input import Miner
 from tests.helpers import object_files
 
 TINY = (
