@@ -9,7 +9,7 @@ from hypjax.config import choices, default_config, flatten, recipes
 from hypjax.config.choices import GROUPS
 from hypjax.geometry import SPACES
 from hypjax.objectives import OBJECTIVES
-from hypjax.objectives.of_pairs import PAIR_LOSSES
+from hypjax.objectives.pair_losses import PAIR_LOSSES
 
 # Without HIER, which is added to each.
 LOSSES = {name: entry for name, entry in OBJECTIVES.items() if not name.startswith("hier+")}

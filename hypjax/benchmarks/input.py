@@ -25,7 +25,7 @@ from hypjax.data.pipeline import evaluation_batches, training_batches
 from hypjax.data.plans import Plan, ShuffledPlans
 from hypjax.data.views import RandomCrop
 from hypjax.errors import UserError
-from hypjax.models.normalize import mirror
+from hypjax.models.layers import mirror
 from hypjax.system.cores import usable_cores
 from hypjax.types import Crops, View
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Float64, Int, Shaped
 
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Space, Sphere, products
+from hypjax.geometry import PoincareBall, Space, Sphere, arithmetic
 from hypjax.retrieval import inputs
 
 _MEASURED = 512  # Candidates whose distances are computed at once, in the cache of a core.
@@ -193,4 +193,4 @@ class Centre:
 def _near(
     queries: Float32[Array, "q e"], limits: Float32[Array, " q"], vectors: Float32[Array, "s e"]
 ) -> Bool[Array, "q s"]:
-    return products.inner_products(queries, vectors) <= limits[:, None]
+    return arithmetic.inner_products(queries, vectors) <= limits[:, None]

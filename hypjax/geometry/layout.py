@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Complex, Float, Float32, Int
 
 from hypjax.errors import UserError, require_package
-from hypjax.geometry.space import Space
+from hypjax.geometry.spaces import Space
 
 _STEPS = 400
 _BLOCK = 1024  # Points whose distances to each other are compared in one step.

@@ -28,8 +28,8 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from hypjax.geometry import frechet, products, smooth
-from hypjax.geometry.smooth import Scalar
+from hypjax.geometry import arithmetic
+from hypjax.geometry.arithmetic import Scalar
 
 # Largest √c‖x‖ that `project` returns: the paper's bound, and about the largest norm at which
 # float32 still resolves 1 − c‖x‖² to one per cent.
@@ -41,8 +41,8 @@ _LONGEST = 1e18  # Longer vectors have no ‖v‖² in float32.
 
 def lambda_x(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b 1"]:
     """Conformal factors λ_x = 2 / (1 − c‖x‖²), [..., 1], of points of the ball, [..., d]."""
-    (x,) = smooth.floating(x)
-    return 2 / (1 - c * smooth.square_norm(x))
+    (x,) = arithmetic.floating(x)
+    return 2 / (1 - c * arithmetic.square_norm(x))
 
 
 def clip_features(v: Float[ArrayLike, "*b d"], radius: Scalar | None) -> Float[Array, "*b d"]:
@@ -55,19 +55,19 @@ def clip_features(v: Float[ArrayLike, "*b d"], radius: Scalar | None) -> Float[A
     Returns:
         Clipped vectors, [..., d].
     """
-    (v,) = smooth.floating(v)
+    (v,) = arithmetic.floating(v)
     if radius is None:
         return v
-    scaled, scale = smooth.scaled(v)
-    square = smooth.square_norm(scaled)
+    scaled, scale = arithmetic.scaled(v)
+    square = arithmetic.square_norm(scaled)
     outside = square > (radius / scale) ** 2
     return jnp.where(outside, scaled * (radius / jnp.sqrt(jnp.where(outside, square, 1))), v)
 
 
 def project(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     """Moves points [..., d] outside the ball of radius (1 − 1e-5)/√c radially onto its surface."""
-    (x,) = smooth.floating(x)
-    u = c * smooth.square_norm(x)
+    (x,) = arithmetic.floating(x)
+    u = c * arithmetic.square_norm(x)
     outside = u > MAX_NORM**2
     return jnp.where(outside, x * (MAX_NORM / jnp.sqrt(jnp.where(outside, u, 1))), x)
 
@@ -85,8 +85,8 @@ def mobius_add(
     Returns:
         Points of the ball, [..., d].
     """
-    x, y = smooth.floating(x, y)
-    xx, yy = smooth.square_norm(x), smooth.square_norm(y)
+    x, y = arithmetic.floating(x, y)
+    xx, yy = arithmetic.square_norm(x), arithmetic.square_norm(y)
     xy = jnp.sum(x * y, axis=-1, keepdims=True)
     numerator = (1 + 2 * c * xy + c * yy) * x + (1 - c * xx) * y
     return numerator / (1 + 2 * c * xy + c**2 * xx * yy)
@@ -104,8 +104,8 @@ def expmap0(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     Returns:
         Points of the ball, [..., d].
     """
-    (v,) = smooth.floating(v)
-    return v * smooth.tanh_ratio(c * smooth.square_norm(v))
+    (v,) = arithmetic.floating(v)
+    return v * arithmetic.tanh_ratio(c * arithmetic.square_norm(v))
 
 
 def logmap0(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
@@ -118,8 +118,8 @@ def logmap0(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     Returns:
         Tangent vectors at the origin, [..., d].
     """
-    (x,) = smooth.floating(x)
-    return x * smooth.artanh_ratio(c * smooth.square_norm(x))
+    (x,) = arithmetic.floating(x)
+    return x * arithmetic.artanh_ratio(c * arithmetic.square_norm(x))
 
 
 def expmap(
@@ -137,12 +137,12 @@ def expmap(
     Returns:
         Points of the ball, [..., d].
     """
-    x, v = smooth.floating(x, v)
+    x, v = arithmetic.floating(x, v)
     w = clip_features(v, _LONGEST) * lambda_x(x, c) / 2
     # The squares of longer vectors overflow; these reach the boundary, too.
     w = clip_features(w, lax.stop_gradient(jnp.minimum(1e3 / jnp.sqrt(c), _LONGEST)))
     # From far out towards the centre, the terms of the Möbius addition cancel.
-    xx, ww = c * smooth.square_norm(x), c * smooth.square_norm(w)
+    xx, ww = c * arithmetic.square_norm(x), c * arithmetic.square_norm(w)
     inward = (jnp.sum(x * w, axis=-1, keepdims=True) < 0) & (xx > 0.25) & (ww > 0.25)
     added = mobius_add(x, expmap0(jnp.where(inward, 0, w), c), c)
     return jnp.where(inward, _inward(x, w, inward, c), added)
@@ -155,17 +155,17 @@ def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
     r + √c⟨x, ŵ⟩ = r·‖x̂ + ŵ‖²/2 and cosh(a) − r·sinh(a), with r = √c‖x‖.
     """
     root = jnp.sqrt(jnp.where(c > 0, c, 1))
-    xx, ww = c * smooth.square_norm(x), c * smooth.square_norm(w)
+    xx, ww = c * arithmetic.square_norm(x), c * arithmetic.square_norm(w)
     r, a = (jnp.sqrt(jnp.where(inward, square, 1)) for square in (xx, ww))
     outward, direction = root * x / r, root * w / a
     turn, across = outward + direction, outward - direction
     # The two are orthogonal, but for rounding errors, which count where the turn is small.
     radial = jnp.sum(turn * across, axis=-1, keepdims=True)
-    turn -= across * radial / jnp.where(inward, smooth.square_norm(across), 1)
+    turn -= across * radial / jnp.where(inward, arithmetic.square_norm(across), 1)
     decay = jnp.exp(-2 * a)
     cosh, sinh = (1 + decay) / 2, (1 - decay) / 2
     near = ((1 - xx) / (1 + r) + decay * (1 + r)) / 2
-    denominator = near**2 + r * smooth.square_norm(turn) * sinh * cosh
+    denominator = near**2 + r * arithmetic.square_norm(turn) * sinh * cosh
     move = (1 - xx) * sinh * (r * sinh * turn + near * direction)
     return x + move / (root * jnp.where(inward, denominator, 1))
 
@@ -183,10 +183,11 @@ def logmap(
     Returns:
         Tangent vectors at x, [..., d].
     """
-    x, y = smooth.floating(x, y)
+    x, y = arithmetic.floating(x, y)
     difference, q = _mobius_difference(x, y, c)
-    length = smooth.asinh_ratio(c * q) * jnp.sqrt(1 + c * q)  # artanh(√c‖w‖) / (√c‖w‖), w = −x ⊕ y
-    return difference * length * (1 - c * smooth.square_norm(x))
+    # artanh(√c‖w‖) / (√c‖w‖) for w = −x ⊕ y.
+    length = arithmetic.asinh_ratio(c * q) * jnp.sqrt(1 + c * q)
+    return difference * length * (1 - c * arithmetic.square_norm(x))
 
 
 def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array]:
@@ -196,9 +197,9 @@ def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array]:
     in terms of y − x. The denominator equals P + c·s.
     """
     delta = y - x
-    s = smooth.square_norm(delta)
-    inside = 1 - c * smooth.square_norm(x)
-    p = inside * (1 - c * smooth.square_norm(y))
+    s = arithmetic.square_norm(delta)
+    inside = 1 - c * arithmetic.square_norm(x)
+    p = inside * (1 - c * arithmetic.square_norm(y))
     return (inside * delta - c * s * x) / (p + c * s), s / p
 
 
@@ -234,16 +235,16 @@ def separation(
     Returns:
         Separations, [...].
     """
-    x, y = smooth.floating(x, y)
-    s = smooth.square_norm(x - y, keepdims=False)
-    x_gap, y_gap = (1 - c * smooth.square_norm(point, keepdims=False) for point in (x, y))
+    x, y = arithmetic.floating(x, y)
+    s = arithmetic.square_norm(x - y, keepdims=False)
+    x_gap, y_gap = (1 - c * arithmetic.square_norm(point, keepdims=False) for point in (x, y))
     return s / (x_gap * y_gap)
 
 
 def dist_at(separation: Float[ArrayLike, "*b"], c: Scalar) -> Float[Array, "*b"]:
     """Geodesic distances (2/√c)·asinh(√(c·q)), [...], of points with separations q, [...]."""
-    (q,) = smooth.floating(separation)
-    return smooth.distance_from_ratio(q, c)
+    (q,) = arithmetic.floating(separation)
+    return arithmetic.distance_from_ratio(q, c)
 
 
 def dist_matrix(
@@ -265,12 +266,12 @@ def dist_matrix(
     Returns:
         Distances, [n, m].
     """
-    x, y = smooth.floating(x, y)
+    x, y = arithmetic.floating(x, y)
     centre = _best_origin(lax.stop_gradient(x), c)
     (x, x_gap), (y, y_gap) = _moved_to_origin(x, centre, c), _moved_to_origin(y, centre, c)
     # Multiplying by the two factors of 1/P in turn avoids another matrix of this size.
-    q = products.square_distances(x, y) * (1 / x_gap) * (1 / y_gap).T
-    return smooth.distance_from_ratio(q, c)
+    q = arithmetic.square_distances(x, y) * (1 / x_gap) * (1 / y_gap).T
+    return arithmetic.distance_from_ratio(q, c)
 
 
 def _best_origin(x: Array, c: Scalar) -> Array:
@@ -283,9 +284,9 @@ def _best_origin(x: Array, c: Scalar) -> Array:
 def _moved_to_origin(x: Array, centre: Array, c: Scalar) -> tuple[Array, Array]:
     """W = (−m) ⊕ x for a centre m, and 1 − c‖w‖²."""
     delta = x - centre
-    s = smooth.square_norm(delta)
-    inside = 1 - c * smooth.square_norm(centre)
-    p = inside * (1 - c * smooth.square_norm(x))
+    s = arithmetic.square_norm(delta)
+    inside = 1 - c * arithmetic.square_norm(centre)
+    p = inside * (1 - c * arithmetic.square_norm(x))
     return (inside * delta - c * s * centre) / (p + c * s), p / (p + c * s)
 
 
@@ -301,8 +302,8 @@ def to_lorentz(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d+1"]
     Returns:
         Points of the hyperboloid, [..., d + 1].
     """
-    (x,) = smooth.floating(x)
-    u = c * smooth.square_norm(x)
+    (x,) = arithmetic.floating(x)
+    u = c * arithmetic.square_norm(x)
     return jnp.concatenate([1 + u, 2 * jnp.sqrt(c) * x], axis=-1) / (1 - u)
 
 
@@ -316,7 +317,7 @@ def from_lorentz(x: Float[ArrayLike, "*b d+1"], c: Scalar) -> Float[Array, "*b d
     Returns:
         Points of the ball, [..., d].
     """
-    (x,) = smooth.floating(x)
+    (x,) = arithmetic.floating(x)
     return x[..., 1:] / (jnp.sqrt(c) * (1 + x[..., :1]))
 
 
@@ -340,7 +341,7 @@ def frechet_mean(
         One mean per leading index of x, [..., d].
     """
     weights = jnp.ones(jnp.shape(x)[:-1], jnp.float32) if weights is None else weights
-    x, weights = smooth.floating(x, weights)
+    x, weights = arithmetic.floating(x, weights)
     weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     return _mean(x, jnp.asarray(c, x.dtype), weights)
 
@@ -353,9 +354,9 @@ def _mean(x: Array, c: Scalar, weights: Array) -> Array:
     def step(carry):
         mean, moving, count = carry
         w, q = _mobius_difference(mean[..., None, :], x, c)
-        move = frechet.majorised_step(w, q, c, weights)
+        move = _majorised_step(w, q, c, weights)
         mean = jnp.where(moving, mobius_add(mean, move, c), mean)  # Each on its own.
-        moving &= smooth.square_norm(move) > tolerance**2 * jnp.max(q, axis=-2)
+        moving &= arithmetic.square_norm(move) > tolerance**2 * jnp.max(q, axis=-2)
         return mean, moving, count + 1
 
     def unfinished(carry):
@@ -373,5 +374,44 @@ def _mean_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 
 def _newton(mean: Array, x: Array, c: Scalar, weights: Array) -> Array:
     """The mean after a Newton step, which does not move it but carries its derivatives."""
-    step = frechet.newton_step(*_mobius_difference(mean[..., None, :], x, c), c, weights)
+    step = _newton_step(*_mobius_difference(mean[..., None, :], x, c), c, weights)
     return mobius_add(mean, expmap0(step / 2, c), c)
+
+
+def _majorised_step(
+    w: Float[Array, "*b n d"], q: Float[Array, "*b n 1"], c: Scalar, weights: Float[Array, "*b n"]
+) -> Float[Array, "*b d"]:
+    """The next mean, in coordinates that have the current mean at the origin: the points are at w.
+
+    With D = √c·d, the tangent of D² = arccosh² at the current mean weights a point by D/sinh D. The
+    weighted sum of hyperboloid coordinates (time T, space S) is minimal at (T, S)/√(T² − c‖S‖²).
+    """
+    a = weights[..., None] * arithmetic.asinh_ratio(c * q) / jnp.sqrt(1 + c * q)
+    time = jnp.sum(a * (1 + 2 * c * q), axis=-2)
+    space = jnp.sum(a * (1 + c * q) * 2 * w, axis=-2)
+    return space / (time + jnp.sqrt(time**2 - c * arithmetic.square_norm(space)))
+
+
+def _newton_step(
+    w: Float[Array, "*b n d"], q: Float[Array, "*b n 1"], c: Scalar, weights: Float[Array, "*b n"]
+) -> Float[Array, "*b d"]:
+    """A Newton step on the Fréchet objective; no gradient flows through the Hessian.
+
+    At the mean, half a squared distance has the Hessian uuᵀ + D·coth(D)·(I − uuᵀ), where u is the
+    direction of the point and D is √c times its distance.
+    """
+    logs = 2 * w * arithmetic.asinh_ratio(c * q) * jnp.sqrt(1 + c * q)  # of length d
+    gradient = -jnp.sum(weights[..., None] * logs, axis=-2)
+    hessian = lax.stop_gradient(_hessian(logs, c, weights))
+    return -jnp.linalg.solve(hessian, gradient[..., None])[..., 0]
+
+
+def _hessian(logs: Array, c: Scalar, weights: Array) -> Array:
+    square = arithmetic.square_norm(logs)
+    across = 1 / arithmetic.tanh_ratio(c * square)
+    along = (1 - across) / jnp.where(square > 0, square, 1)
+    outer = jnp.einsum(
+        "...n,...ni,...nj->...ij", weights * along[..., 0], logs, logs, precision="highest"
+    )
+    identity = jnp.eye(logs.shape[-1], dtype=logs.dtype)
+    return outer + jnp.sum(weights[..., None] * across, axis=-2)[..., None] * identity

@@ -1,8 +1,9 @@
-"""The spaces whose points are ranked by inner products: the sphere and the Poincaré ball."""
+"""Spaces: their interface, the sphere, the Poincaré ball, and weighted sums of their distances."""
 
 import dataclasses
 import numbers
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +13,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
-from hypjax.geometry import poincare, products, smooth
-from hypjax.geometry.space import (
-    InnerProductSpace,
-    Role,
-    SearchTerms,
-    raise_on_flaws,
-    register_space,
-)
+from hypjax.geometry import arithmetic, poincare
+
+Role = Literal["query", "gallery"]
+_FEW = 2**12  # Rows, up to which their number is rounded up.
+
 
 # Smallest 1 − c‖x‖² of a valid point: float32 may round a smaller one to 0.
 _BOUNDARY_MARGIN = 1e-6
@@ -30,6 +28,248 @@ _SMALLEST_CURVATURE = 1e-12
 # Tolerated error in the length of unit vectors, which admits those rounded to bfloat16.
 _LENGTH_TOLERANCE = 2**-7
 _SQRT2 = 2**0.5
+
+
+class SearchTerms(NamedTuple):
+    """Terms by which an exact search ranks points.
+
+    −separation(x_i, x_j) = ⟨query_i, gallery_j⟩ − offset_i − offset_j. The product is symmetric, so
+    that one tile of products serves searches in both directions.
+
+    Attributes:
+        query: Vectors of the points as queries, as long as those in `gallery`.
+        gallery: Vectors of the points as gallery items.
+        offset: Separations from the centre, at least 0.
+        condition: Factors by which the terms may amplify rounding errors, at least 1.
+    """
+
+    query: Float[Array, "n k"]
+    gallery: Float[Array, "n k"]
+    offset: Float[Array, " n"]
+    condition: Float[Array, " n"]
+
+
+@runtime_checkable
+class Space(Protocol):
+    """Interface of a space, as losses, evaluation and search use it.
+
+    Points are float32, or float64 where JAX has it enabled, and results have their dtype. Only
+    `check` raises errors.
+    """
+
+    def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        """Maps features (the unbounded output of a head) to points of the space.
+
+        Args:
+            features: Coordinates, [..., d].
+
+        Returns:
+            Points of the space, [..., d].
+        """
+
+    def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
+        """Marks the features that `embed` shortens before it maps them.
+
+        Args:
+            features: Coordinates, [..., d].
+
+        Returns:
+            Booleans, [...].
+        """
+
+    def distance(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
+        """Distances, elementwise over the leading axes; accurate for close points.
+
+        Args:
+            x: Points, [..., d].
+            y: Points, [..., d]; the leading axes broadcast.
+
+        Returns:
+            Distances, [...].
+        """
+
+    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """A decreasing function of the distance, 1 for equal points.
+
+        Args:
+            distance: Distances, [...].
+
+        Returns:
+            Similarities, [...].
+        """
+
+    def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        """Features that `embed` maps to given points, as far as it can be inverted.
+
+        Args:
+            x: Points, [..., d].
+
+        Returns:
+            Coordinates, [..., d].
+        """
+
+    def mean(
+        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
+    ) -> Float[Array, "*b d"]:
+        """Weighted mean of n points.
+
+        Args:
+            x: Points, [..., n, d].
+            weights: Non-negative weights, [..., n], not all 0; None stands for equal ones.
+
+        Returns:
+            Points, [..., d].
+        """
+
+    def separation(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
+        """An increasing function of the distance that costs only arithmetic, by subtraction.
+
+        Args:
+            x: Points, [..., d].
+            y: Points, [..., d]; the leading axes broadcast.
+
+        Returns:
+            Separations, [...]; exactly 0 for equal points.
+        """
+
+    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """The distance of points with a given separation.
+
+        Args:
+            separation: Separations, [...].
+
+        Returns:
+            Distances, [...].
+        """
+
+    def distance_matrix(
+        self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
+    ) -> Float[Array, "n m"]:
+        """Distances of all pairs, from one matrix product.
+
+        Args:
+            x: Points, [n, d].
+            y: Points, [m, d].
+
+        Returns:
+            Distances, [n, m].
+        """
+
+    def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+        """Marks the rows that are not points of the space.
+
+        Args:
+            x: Coordinates, [n, d].
+
+        Returns:
+            {name of the flaw: rows that have it, [n]}.
+        """
+
+    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
+        """Checks that all rows are points of the space.
+
+        Args:
+            x: Coordinates, [n, d].
+            first: Number of the first row in messages.
+
+        Raises:
+            UserError: A row is not a point of the space; the message names the first such row.
+        """
+
+
+@runtime_checkable
+class InnerProductSpace(Space, Protocol):
+    """A space whose points are ranked by inner products of vectors."""
+
+    def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n k"]:
+        """Vectors for an inner-product index: nearer points have larger arithmetic.
+
+        Args:
+            x: Points, [n, d].
+            role: Whether the points are queries or gallery items.
+
+        Returns:
+            Vectors, [n, k], to be multiplied with those of the other role.
+        """
+
+    def search_terms(
+        self, x: Float[ArrayLike, "n d"], centre: Float[ArrayLike, " d"]
+    ) -> SearchTerms:
+        """Terms whose products rank points like `separation`.
+
+        They are those of the points after an isometry that takes `centre` to the origin. Products
+        of points close to the centre keep more digits.
+
+        Args:
+            x: Points, [n, d].
+            centre: A point in the convex hull of the space, [d].
+
+        Returns:
+            Vectors [n, k] for both roles, offsets [n] and condition factors [n].
+        """
+
+
+def register_space(space: type) -> type:
+    """Registers a frozen dataclass as a pytree, with fields marked as static in its structure.
+
+    Unlike with `jax.tree_util.register_dataclass`, trees are built without the constructor, which
+    may refuse values: trees of this structure also hold gradients, labels and placeholders.
+    """
+    fields = dataclasses.fields(space)
+    leaves = [field.name for field in fields if not field.metadata.get("static")]
+    static = [field.name for field in fields if field.metadata.get("static")]
+
+    def flatten(tree: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        children = [(jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in leaves]
+        return children, tuple(getattr(tree, name) for name in static)
+
+    def unflatten(constants: tuple[Any, ...], children: Iterable[Any]) -> Any:
+        tree = object.__new__(space)
+        for name, value in zip((*leaves, *static), (*children, *constants), strict=True):
+            object.__setattr__(tree, name, value)
+        return tree
+
+    jax.tree_util.register_pytree_with_keys(space, flatten, unflatten)
+    return space
+
+
+def raise_on_flaws(
+    space: Space, x: Float[ArrayLike, "n d"], first: int, words: Mapping[str, str]
+) -> None:
+    """Raises an error for the first flaw; the search runs on the device that holds the points.
+
+    Args:
+        space: Space that marks the flaws.
+        x: Coordinates, [n, d].
+        first: Number of the first row in messages.
+        words: {name of the flaw: words that follow the number of the row}.
+
+    Raises:
+        UserError: A row has a flaw.
+    """
+    if not len(x):
+        return
+    checked = x
+    if isinstance(x, np.ndarray) and len(x) < _FEW:  # Or each number of queries were compiled.
+        checked = np.resize(x, (2 ** (len(x) - 1).bit_length(), x.shape[1]))
+    with jax.enable_x64(True):
+        found = jax.device_get(_flaws(space, checked))
+    for flaw, why in words.items():
+        rows = np.flatnonzero(found[flaw][: len(x)])
+        if len(rows):
+            raise UserError(
+                f"embedding {first + rows[0]} {why} ({len(rows)} of {len(x)} rows)"
+                + ("" if flaw == "infinite" else "; points are what space.embed(features) returns")
+            )
+
+
+@jax.jit
+def _flaws(space: Space, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+    return space.flaws(x.astype(jnp.float64))
 
 
 def require_positive(name: str, value: Any) -> None:
@@ -54,7 +294,8 @@ class Sphere:
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """Scales features to length 1; a zero vector stays zero, and what is not finite is NaN."""
-        features, _ = smooth.scaled(jnp.asarray(features, jnp.result_type(jnp.float32, features)))
+        (features,) = arithmetic.floating(features)
+        features, _ = arithmetic.scaled(features)
         square = jnp.sum(features * features, axis=-1, keepdims=True)
         zero = square == 0
         return jnp.where(zero, 0, features / jnp.sqrt(jnp.where(zero, 1, square)))
@@ -67,7 +308,7 @@ class Sphere:
         self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
     ) -> Float[Array, "*b"]:
         """‖x − y‖², which equals 2 − 2cos on the sphere."""
-        x, y = smooth.inexact(x, y)
+        x, y = arithmetic.inexact(x, y)
         return jnp.sum((x - y) ** 2, axis=-1)
 
     def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
@@ -82,7 +323,7 @@ class Sphere:
         self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
     ) -> Float[Array, "*b d"]:
         """The weighted sum, scaled to length 1; it minimises the weighted sum of distances."""
-        (x,) = smooth.inexact(x)
+        (x,) = arithmetic.inexact(x)
         weighted = x if weights is None else jnp.asarray(weights)[..., None] * x
         return self.embed(jnp.sum(weighted, axis=-2))
 
@@ -100,7 +341,7 @@ class Sphere:
         self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
     ) -> Float[Array, "n m"]:
         """2 − 2⟨x, y⟩ for all pairs."""
-        return 2 - 2 * products.inner_products(x, y)
+        return 2 - 2 * arithmetic.inner_products(x, y)
 
     def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n d"]:
         """The points themselves in both roles: the inner product is the cosine."""
@@ -113,7 +354,7 @@ class Sphere:
 
         With these, the ranking is that of ‖x − y‖², whatever the rounding errors of the lengths.
         """
-        x, centre = smooth.inexact(x, centre)
+        x, centre = arithmetic.inexact(x, centre)
         moved = x - centre
         offset = jnp.sum(moved * moved, axis=-1)
         vectors = _SQRT2 * moved
@@ -121,7 +362,7 @@ class Sphere:
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
         """Marks rows that are not finite or not of length 1."""
-        (x,) = smooth.inexact(x)
+        (x,) = arithmetic.inexact(x)
         xx = jnp.sum(x * x, axis=-1)
         wrong = ~(jnp.abs(jnp.sqrt(xx) - 1) <= _LENGTH_TOLERANCE)
         return {"infinite": ~jnp.isfinite(xx), "length": wrong}
@@ -174,7 +415,7 @@ class PoincareBall:
     def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
         """Marks features longer than the clip radius."""
         radius = jnp.inf if self.clip_radius is None else self.clip_radius
-        scaled, scale = smooth.scaled(jnp.asarray(features, jnp.result_type(float, features)))
+        scaled, scale = arithmetic.scaled(jnp.asarray(features, jnp.result_type(float, features)))
         return jnp.linalg.norm(scaled, axis=-1) > radius / scale[..., 0]
 
     def _embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
@@ -190,7 +431,7 @@ class PoincareBall:
 
     def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
         """e^−distance (HIER, CVPR 2023)."""
-        return jnp.exp(-smooth.inexact(distance)[0])
+        return jnp.exp(-arithmetic.inexact(distance)[0])
 
     def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """The clipped features, by the logarithmic map at the origin."""
@@ -225,7 +466,7 @@ class PoincareBall:
         ‖x‖² − (1 − c‖x‖²)·s/P. For a given query it decreases with the distance. See
         `hypjax.geometry.poincare` for s and P.
         """
-        (x,) = smooth.inexact(x)
+        (x,) = arithmetic.inexact(x)
         xx = jnp.sum(x * x, axis=-1, keepdims=True)
         if role == "query":
             return jnp.concatenate([2 * x, -(1 + self.c * xx)], axis=-1)
@@ -242,7 +483,7 @@ class PoincareBall:
         computed as σ = ‖x − m‖²/P and w/g = ((1 − c‖m‖²)(x − m) − c‖x − m‖²·m)/P, without
         cancellation.
         """
-        x, centre = smooth.inexact(x, centre)
+        x, centre = arithmetic.inexact(x, centre)
         c = jnp.asarray(self.c, x.dtype)
         moved = x - centre
         s = jnp.sum(moved * moved, axis=-1, keepdims=True)
@@ -260,7 +501,7 @@ class PoincareBall:
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
         """Marks rows that are not finite, not inside the ball in float32, or too far out."""
-        (x,) = smooth.inexact(x)
+        (x,) = arithmetic.inexact(x)
         xx = jnp.sum(x * x, axis=-1)
         inside = self.c * xx <= 1 - _BOUNDARY_MARGIN
         return {"infinite": ~jnp.isfinite(xx), "outside": ~inside, "far": ~(xx < _MAX_SQUARE_NORM)}
@@ -275,6 +516,116 @@ class PoincareBall:
         outside = f"is outside the ball of radius 1/√{float(self.c):g}, or too close to its surface"
         words = {"infinite": "is not finite", "outside": outside, "far": "is too far out"}
         raise_on_flaws(self, x, first, words)
+
+
+@register_space
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """Several geometries of one feature vector, whose distances are added (HypMix, Eq. 10).
+
+    A point holds its coordinates in each space, one after the other: with m spaces, d features
+    become m·d coordinates. Inner products do not rank such points, but the products of each space
+    bound its distances, and so their sum; see `hypjax.retrieval.scores`.
+
+    Attributes:
+        parts: Pairs of a space and the weight of its distance, at least 0. For HypMix these are
+            (Sphere(), 1 / (2·τ_e)) and (PoincareBall(c, clip_radius), λ / τ_h), for a temperature
+            of 1.
+        normalized: Whether features are scaled to length 1 before the spaces embed them, as in
+            HypMix.
+    """
+
+    parts: tuple[tuple[InnerProductSpace, float | Float[Array, ""]], ...]
+    normalized: bool = dataclasses.field(default=True, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        """Raises a `ValueError` if there is no space, or if a weight is out of range."""
+        if not self.parts:
+            raise ValueError("there must be at least one space")
+        if not all(isinstance(part, tuple) and len(part) == 2 for part in self.parts):
+            raise ValueError("each part must be a pair of a space and a weight")
+        for space, weight in self.parts:
+            if isinstance(space, Fused):
+                raise ValueError("a part is fused itself; list its parts instead")
+            require_positive("a weight", weight)
+
+    def split(self, x: Float[ArrayLike, "*b m*d"]) -> list[Float[Array, "*b d"]]:
+        """The coordinates of points in each space.
+
+        Raises:
+            UserError: Their number is not a multiple of the number of spaces.
+        """
+        if jnp.shape(x)[-1] % len(self.parts):
+            raise UserError(
+                f"points have {jnp.shape(x)[-1]} coordinates, which {len(self.parts)} fused spaces "
+                "cannot share"
+            )
+        return jnp.split(jnp.asarray(x), len(self.parts), axis=-1)
+
+    def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b m*d"]:
+        """Embeds features in each space."""
+        features = self._scaled(features)
+        return jnp.concatenate([space.embed(features) for space, _ in self.parts], axis=-1)
+
+    def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
+        """Marks features that a space shortens."""
+        features = self._scaled(features)
+        return jnp.any(jnp.stack([space.clipped(features) for space, _ in self.parts]), axis=0)
+
+    def _scaled(self, features: Float[ArrayLike, "*b d"]) -> Float[ArrayLike, "*b d"]:
+        return Sphere().embed(features) if self.normalized else features
+
+    def distance(
+        self, x: Float[ArrayLike, "*#b m*d"], y: Float[ArrayLike, "*#b m*d"]
+    ) -> Float[Array, "*b"]:
+        """The weighted sum of the spaces' distances."""
+        pairs = zip(self.parts, self.split(x), self.split(y), strict=True)
+        return sum(weight * space.distance(a, b) for (space, weight), a, b in pairs)
+
+    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """e^−distance."""
+        return jnp.exp(-arithmetic.inexact(distance)[0])
+
+    def features(self, x: Float[ArrayLike, "*b m*d"]) -> Float[Array, "*b d"]:
+        """The features of the points in the first space."""
+        return self.parts[0][0].features(self.split(x)[0])
+
+    def mean(
+        self, x: Float[ArrayLike, "*b n m*d"], weights: Float[ArrayLike, "*b n"] | None = None
+    ) -> Float[Array, "*b m*d"]:
+        """The means in each space."""
+        pairs = zip(self.parts, self.split(x), strict=True)
+        return jnp.concatenate([space.mean(a, weights) for (space, _), a in pairs], axis=-1)
+
+    def separation(
+        self, x: Float[ArrayLike, "*#b m*d"], y: Float[ArrayLike, "*#b m*d"]
+    ) -> Float[Array, "*b"]:
+        """The distance itself."""
+        return self.distance(x, y)
+
+    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """The separation itself."""
+        return jnp.asarray(separation)
+
+    def distance_matrix(
+        self, x: Float[ArrayLike, "n m*d"], y: Float[ArrayLike, "k m*d"]
+    ) -> Float[Array, "n k"]:
+        """The weighted sum of the spaces' distance matrices."""
+        pairs = zip(self.parts, self.split(x), self.split(y), strict=True)
+        return sum(weight * space.distance_matrix(a, b) for (space, weight), a, b in pairs)
+
+    def flaws(self, x: Float[ArrayLike, "n m*d"]) -> dict[str, Bool[Array, " n"]]:
+        """Marks rows whose coordinates in a space are not a point of it."""
+        pairs = zip(self.parts, self.split(x), strict=True)
+        found = [space.flaws(a) for (space, _), a in pairs]
+        return {
+            f"{name} {i}": rows for i, flaws in enumerate(found) for name, rows in flaws.items()
+        }
+
+    def check(self, x: Float[ArrayLike, "n m*d"], *, first: int = 0) -> None:
+        """Raises a `UserError` unless all rows are points of each space."""
+        for (space, _), coordinates in zip(self.parts, self.split(x), strict=True):
+            space.check(coordinates, first=first)
 
 
 # The spaces that configurations and gallery files name.

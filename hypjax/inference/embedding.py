@@ -24,8 +24,8 @@ from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import Embedder, create_embedder
-from hypjax.models.normalize import normalize
-from hypjax.models.scales import at_side, resize_images, scaled_side
+from hypjax.models.embedder import at_side, resize_images, scaled_side
+from hypjax.models.layers import normalize
 from hypjax.objectives import create_objective
 from hypjax.objectives.create import create_space
 from hypjax.system import console, memory
@@ -84,7 +84,7 @@ def embed_function(
         spaces: The spaces in which parts of the model are embedded, by the names of
             `hypjax.inference.embedding`.
         scales: Sides of the images that the model sees, relative to the given ones; see
-            `hypjax.models.scales`.
+            `hypjax.models.embedder.scaled_side`.
     """
     encode, place = encode_function(model, pixel_scaling, scales), place_function(model, spaces)
     return lambda params, images: place(params, encode(params, images))

@@ -2,7 +2,7 @@
 
 from hypjax.models.architectures import ARCHITECTURES, create_encoder
 from hypjax.models.embedder import Embedder, create_embedder, example_images, model_shapes
-from hypjax.models.precision import compute_dtype
+from hypjax.models.layers import compute_dtype
 from hypjax.models.resnet import ResNet
 from hypjax.models.vit import VisionTransformer
 

@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
 from hypjax.errors import UserError
-from hypjax.models.pooling import poolings
+from hypjax.models.layers import poolings
 from hypjax.models.resnet import ResNet
 from hypjax.models.vit import VisionTransformer
 
@@ -50,9 +50,9 @@ def create_encoder(
     Args:
         timm_name: One of `ARCHITECTURES`, without the tag of pretrained weights.
         image_size: Side of the images in pixels, or None for the size in the name.
-        pooling: How tokens are pooled, see `hypjax.models.pooling`. None pools as timm does: the
-            class token, the mean of the class and distillation tokens of a distilled model, or the
-            average over the positions of a ResNet.
+        pooling: How tokens are pooled, see `hypjax.models.layers.poolings`. None pools as timm
+            does: the class token, the mean of the class and distillation tokens of a distilled
+            model, or the average over the positions of a ResNet.
         dtype: Dtype of matrix products and convolutions.
         remat: Whether to recompute the activations of blocks in the backward pass.
 

@@ -1,5 +1,7 @@
 """The model: an encoder and a head, which map images to the vectors that objectives use."""
 
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,8 @@ from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.models.architectures import Encoder, check_encoder, create_encoder
-from hypjax.models.precision import compute_dtype
-from hypjax.models.vit import VisionTransformer
+from hypjax.models.layers import compute_dtype
+from hypjax.models.vit import VisionTransformer, resize_positions
 from hypjax.types import Outputs, View
 
 
@@ -129,3 +131,53 @@ def model_shapes(model: Embedder, view: View) -> PyTree:
         A tree of `jax.ShapeDtypeStruct`.
     """
     return jax.eval_shape(model.init, jax.random.key(0), example_images(view))["params"]
+
+
+def scaled_side(encoder: Encoder, scale: float) -> int:
+    """Returns the side of images at a scale, in pixels.
+
+    It is rounded to whole patches, halves up, and at least one patch: a position embedding belongs
+    to a whole patch. For a ResNet it is rounded to whole pixels.
+
+    Args:
+        encoder: Encoder of the images.
+        scale: Ratio to `encoder.image_size`.
+    """
+    unit = getattr(encoder, "patch_size", 1)
+    return unit * max(1, math.floor(encoder.image_size * scale / unit + 0.5))
+
+
+def resize_images(
+    images: Float[Array, "batch height width channels"], side: int
+) -> Float[Array, "batch side side channels"]:
+    """Resizes to squares by bilinear interpolation without antialiasing.
+
+    Centres of pixels are at halves, as in PyTorch's `interpolate` with `align_corners=False`, which
+    the released multi-scale evaluations of image retrieval use.
+
+    Args:
+        images: Images, float32.
+        side: Side of the squares, in pixels.
+    """
+    shape = (len(images), side, side, images.shape[-1])
+    return jax.image.resize(images, shape, "linear", antialias=False)
+
+
+def at_side(model: Embedder, params: PyTree, side: int) -> tuple[Embedder, PyTree]:
+    """Returns a model for images of another side, with its parameters.
+
+    Position embeddings are interpolated as those of pretrained weights are.
+
+    Args:
+        model: Encoder and head.
+        params: Parameters of the model.
+        side: Side of the images, in pixels; a multiple of the patches' side.
+    """
+    encoder = model.encoder.clone(image_size=side)
+    positions = params["encoder"].get("pos_embed")
+    if positions is not None:
+        prefix = encoder.num_prefix_tokens
+        number = prefix + (side // encoder.patch_size) ** 2
+        resized = {"pos_embed": resize_positions(positions, number, prefix)}
+        params = {**params, "encoder": {**params["encoder"], **resized}}
+    return model.clone(encoder=encoder), params

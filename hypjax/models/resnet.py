@@ -12,8 +12,7 @@ from einops import rearrange
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
-from hypjax.models.pooling import pool_tokens
-from hypjax.models.precision import full_products_in
+from hypjax.models.layers import full_products_in, pool_tokens
 
 _CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
@@ -26,7 +25,7 @@ class ResNet(nn.Module):
         stage_sizes: Number of bottlenecks in each stage. Each stage has half the side and twice the
             width of the one before.
         width: Inner channels of a bottleneck in the first stage; its output has four times as many.
-        pooling: Pooling of the last stage's features: see `hypjax.models.pooling`.
+        pooling: Pooling of the last stage's features: see `hypjax.models.layers.poolings`.
         dtype: Dtype of convolutions and activations. Convolutions in float32 are true float32 on
             every device. Parameters and the result are float32.
         remat: Whether to recompute the activations of bottlenecks in the backward pass.

@@ -15,8 +15,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from hypjax.models.attention import attend
-from hypjax.models.pooling import pool_tokens
-from hypjax.models.precision import full_products_in
+from hypjax.models.layers import full_products_in, pool_tokens
 
 _TOKEN_INIT = nn.initializers.truncated_normal(0.02)
 
@@ -32,7 +31,7 @@ class VisionTransformer(nn.Module):
         depth: Number of blocks.
         num_heads: Number of attention heads; it divides the width.
         distilled: Whether a distillation token follows the class token.
-        pooling: How tokens are pooled into an embedding, see `hypjax.models.pooling`.
+        pooling: How tokens are pooled into an embedding, see `hypjax.models.layers.poolings`.
         mlp_ratio: Width of a block's hidden layer, relative to the width of tokens.
         dtype: Dtype of matrix products and of the activations between them. Products in float32 are
             true float32 on every device. Parameters, the residual stream, LayerNorm statistics,

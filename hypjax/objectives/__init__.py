@@ -1,23 +1,36 @@
 """Objectives: losses in any space, with their parameters and state."""
 
 from hypjax.objectives.base import Group, Metrics, Objective, Spec
-from hypjax.objectives.create import OBJECTIVES, create_objective, unused_fields
+from hypjax.objectives.create import (
+    OBJECTIVES,
+    create_objective,
+    softmax_temperature,
+    unused_fields,
+)
 from hypjax.objectives.hier import Hier, hier, reciprocal_triplets
-from hypjax.objectives.koleo import koleo
-from hypjax.objectives.mix import mixed_space
-from hypjax.objectives.negative_weights import negative_weights, softmax_temperature
-from hypjax.objectives.of_pairs import PairObjective
-from hypjax.objectives.of_proxies import ProxyObjective
-from hypjax.objectives.pair_losses import contrastive, multi_similarity, scalable_nca, supcon
-from hypjax.objectives.pairwise import PairwiseCrossEntropy, pairwise_cross_entropy
+from hypjax.objectives.pair_losses import (
+    PairObjective,
+    contrastive,
+    koleo,
+    multi_similarity,
+    scalable_nca,
+    supcon,
+    triplet,
+    tuple_contrastive,
+)
+from hypjax.objectives.pairwise import (
+    PairwiseCrossEntropy,
+    mixed_space,
+    negative_weights,
+    pairwise_cross_entropy,
+)
 from hypjax.objectives.proxy_losses import (
+    ProxyObjective,
     normalized_softmax,
     proxy_anchor,
     proxy_nca,
     soft_triple,
 )
-from hypjax.objectives.triplets import triplet
-from hypjax.objectives.tuples import tuple_contrastive
 
 __all__ = [
     "OBJECTIVES",

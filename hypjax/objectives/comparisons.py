@@ -1,4 +1,4 @@
-"""Distances, masks and sums that the losses of pairs and of proxies share."""
+"""Distances, masks, sums and metrics that the losses of pairs and of proxies share."""
 
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.geometry import Space, Sphere
+from hypjax.objectives.base import Metrics
 
 SPHERE = Sphere()
 
@@ -190,3 +191,45 @@ def log_sum_exp(x: Float[Array, "n m"], where: Bool[Array, "n m"]) -> Float[Arra
 def mean_where(values: Float[Array, "*b"], where: Bool[Array, "*b"]) -> Float[Array, ""]:
     """Mean of chosen elements; 0 if there are none."""
     return jnp.sum(values, where=where) / jnp.maximum(jnp.sum(where), 1)
+
+
+def norms(
+    space: Space, features: Float[Array, "*b dim"], points: Float[Array, "*b coordinates"]
+) -> Metrics:
+    """Mean norms of the head's outputs and of their points, and the share of clipped outputs."""
+    return {
+        "feature_norm": jnp.mean(jnp.linalg.norm(features, axis=-1)),
+        "embedding_norm": jnp.mean(jnp.linalg.norm(points, axis=-1)),
+        "clipped_share": jnp.mean(space.clipped(features)),
+    }
+
+
+def batch_metrics(
+    features: Float[Array, "n dim"],
+    points: Float[Array, "n coordinates"],
+    labels: Int[Array, " n"],
+    space: Space,
+    samples_per_class: int | None,
+) -> Metrics:
+    """Metrics of a batch besides its loss.
+
+    Args:
+        features: The head's outputs.
+        points: Their points in the space.
+        labels: Class of each image.
+        space: The space.
+        samples_per_class: Images of each class; None if the batch may hold any classes.
+
+    Returns:
+        `norms`, and unless the batch may hold any classes, the share of images that are strictly
+        nearer to an image of their class than to all images of other classes.
+    """
+    features, points = lax.stop_gradient((features, points))
+    metrics = norms(space, features, points)
+    if samples_per_class is not None:
+        # A loss of pairs has computed these distances; XLA merges equal expressions.
+        pairs = compare_images(space, points, labels, samples_per_class)
+        match = jnp.min(pairs.distances, axis=1, where=pairs.same, initial=jnp.inf)
+        nearest = jnp.min(pairs.distances, axis=1, where=pairs.other, initial=jnp.inf)
+        metrics["batch_recall@1"] = jnp.mean(match < nearest)
+    return metrics

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from hypjax.errors import UserError
 from hypjax.fields import Field
 from hypjax.geometry import SPACES, Space
-from hypjax.objectives import hier as hierarchy
-from hypjax.objectives import mix, of_pairs, of_proxies, pairwise
+from hypjax.objectives import pair_losses, pairwise, proxy_losses
 from hypjax.objectives.base import Objective
+from hypjax.objectives.hier import HIER_FIELDS, create_hier
 
 
 class Entry(NamedTuple):
@@ -34,24 +35,24 @@ _LOSSES = {
     "pairwise_cross_entropy": Entry(pairwise.create, pairwise.FIELDS, by_class=True),
     **{
         name: Entry(
-            functools.partial(of_pairs.create, name), loss.fields, loss.by_class, loss.by_tuple
+            functools.partial(pair_losses.create, name), loss.fields, loss.by_class, loss.by_tuple
         )
-        for name, loss in of_pairs.PAIR_LOSSES.items()
+        for name, loss in pair_losses.PAIR_LOSSES.items()
     },
     **{
-        name: Entry(functools.partial(of_proxies.create, name), loss.fields, by_class=False)
-        for name, loss in of_proxies.PROXY_LOSSES.items()
+        name: Entry(functools.partial(proxy_losses.create, name), loss.fields, by_class=False)
+        for name, loss in proxy_losses.PROXY_LOSSES.items()
     },
 }
 
 OBJECTIVES = {
     **_LOSSES,
-    "hypmix": Entry(mix.create, mix.FIELDS, by_class=True),
+    "hypmix": Entry(pairwise.create_hypmix, pairwise.HYPMIX_FIELDS, by_class=True),
     # HIER on top of each loss.
     **{
         f"hier+{name}": Entry(
-            functools.partial(hierarchy.create, base.create),
-            {**base.fields, **hierarchy.FIELDS},
+            functools.partial(create_hier, base.create),
+            {**base.fields, **HIER_FIELDS},
             base.by_class,
         )
         for name, base in _LOSSES.items()
@@ -92,3 +93,30 @@ def create_objective(config: ConfigDict) -> Objective:
     """
     space = create_space(config.objective)
     return OBJECTIVES[config.objective.name].create(config, space)
+
+
+# By what a loss divides distances in its softmax; HypMix's space holds its temperatures.
+_DIVISORS = {
+    "pairwise_cross_entropy": lambda fields: fields.temperature,
+    "hypmix": lambda fields: 1.0,
+    "supcon": lambda fields: 2 * fields.temperature,
+    "scalable_nca": lambda fields: 2 * fields.temperature,
+}
+
+
+def softmax_temperature(config: ConfigDict) -> float:
+    """The number that divides distances in the softmax of a run's objective.
+
+    Args:
+        config: The run's configuration.
+
+    Raises:
+        UserError: The objective has no softmax over the negatives of an anchor.
+    """
+    name = config.objective.name
+    if name not in _DIVISORS:
+        raise UserError(
+            f"the objective {name} has no softmax over the negatives of an anchor; "
+            f"{', '.join(_DIVISORS)} have one"
+        )
+    return float(_DIVISORS[name](config.objective))

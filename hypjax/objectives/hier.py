@@ -15,10 +15,10 @@ from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, within
 from hypjax.geometry import PoincareBall, Space, Sphere
 from hypjax.objectives.base import Group, Metrics, Objective, Spec
-from hypjax.objectives.metrics import norms
+from hypjax.objectives.comparisons import norms
 from hypjax.types import Batch, Outputs
 
-FIELDS = {
+HIER_FIELDS = {
     "hier_weight": Field(0.5, at_least(0)),  # λ: weight of the loss of triplets.
     "hier_proxies": Field(512, within(1, 10**6)),  # Number of hierarchical proxies.
     "hier_neighbors": Field(20, within(3, 10**6)),  # K, the anchor itself included.
@@ -173,7 +173,7 @@ def _draw(key: PRNGKeyArray, among: Bool[Array, "n n"], count: int) -> Int[Array
     return jnp.take_along_axis(first, place, axis=1)
 
 
-def create(
+def create_hier(
     create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
 ) -> "Hier":
     """Builds the objective that a run's configuration describes.
@@ -195,7 +195,7 @@ def create(
     return Hier(
         base=create_base(config, Sphere()),
         score_space=space,
-        **{name.removeprefix("hier_"): fields[name] for name in FIELDS},
+        **{name.removeprefix("hier_"): fields[name] for name in HIER_FIELDS},
     )
 
 

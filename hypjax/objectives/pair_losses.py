@@ -6,21 +6,37 @@ Batches may hold any numbers of images of each class. A batch with no two images
 with one class, is no special case: sums over no pairs are 0.
 """
 
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from ml_collections import ConfigDict
 
-from hypjax.geometry import Space
+from hypjax.errors import UserError
+from hypjax.fields import ABOVE_0, TRUE_OR_FALSE, Field, Rule, at_least, one_of, within
+from hypjax.geometry import Space, Sphere
+from hypjax.objectives.base import GROUPED, Metrics, Spec
 from hypjax.objectives.comparisons import (
     SPHERE,
+    Pairs,
     References,
+    batch_metrics,
     compare_images,
+    lengths,
     log1p_sum_exp,
     log_sum_exp,
     mean_where,
     similarity,
 )
+from hypjax.objectives.memory import empty_memory, number_of_rows
+from hypjax.types import Batch, Outputs
 
 
 def contrastive(
@@ -188,3 +204,366 @@ def scalable_nca(
     # log((P + N)/P) as log(1 + N/P), which keeps its digits when it is small.
     losses = log1p_sum_exp(logits - positives[:, None], pairs.other, axis=1)
     return mean_where(losses, jnp.any(pairs.same, axis=1))
+
+
+MININGS = ("hard", "semihard")
+
+
+def triplet(
+    embeddings: Float[ArrayLike, "n dim"],
+    labels: Int[ArrayLike, " n"],
+    *,
+    space: Space = SPHERE,
+    margin: float = 0.2,
+    mining: Literal["hard", "semihard"] = "hard",
+    samples_per_class: int | None = None,
+    references: References | None = None,
+) -> Float[Array, ""]:
+    """Triplet loss max(d_ap − d_an + margin, 0) of triplets that are chosen in the batch.
+
+    'hard' takes the farthest positive and the nearest negative of each image (Hermans et al., 2017,
+    Eq. 5); the loss is the mean over the images that have both. 'semihard' takes all pairs of
+    images of one class, and for each the nearest negative that is farther than the positive
+    (Schroff et al., CVPR 2015, Section 3.2); the loss is the mean over these pairs, of which those
+    without such a negative count as 0.
+
+    Args:
+        embeddings: Points of the space, as from `space.embed`.
+        labels: Class of each image.
+        space: Space that measures the distances. On the sphere they are squared chords, as in
+            Schroff et al.; Hermans et al. use Euclidean distances without normalisation.
+        margin: Margin of the distances.
+        mining: How triplets are chosen.
+        samples_per_class: See `hypjax.objectives.contrastive`. For semi-hard triplets with traced
+            labels, as by `jit`, no class may have more images.
+        references: See `hypjax.objectives.contrastive`; only for the hardest triplets.
+
+    Returns:
+        The loss, a scalar.
+
+    Raises:
+        ValueError: There is no such mining, or none with references; or see
+            `hypjax.objectives.contrastive`.
+    """
+    if mining not in MININGS:
+        raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")
+    if mining != "hard" and references is not None:
+        raise ValueError(f"mining is {mining!r}; it must be 'hard' with references")
+    pairs = compare_images(space, embeddings, labels, samples_per_class, references)
+    if mining == "hard":
+        return _hard(pairs, margin)
+    return _semihard(pairs, margin, _largest_class(labels, samples_per_class))
+
+
+def _hard(pairs: Pairs, margin: float) -> Float[Array, ""]:
+    farthest = jnp.max(pairs.distances, axis=1, where=pairs.same, initial=-jnp.inf)
+    nearest = jnp.min(pairs.distances, axis=1, where=pairs.other, initial=jnp.inf)
+    both = jnp.any(pairs.same, axis=1) & jnp.any(pairs.other, axis=1)
+    return mean_where(jax.nn.relu(farthest - nearest + margin), both)
+
+
+def _semihard(pairs: Pairs, margin: float, most: int) -> Float[Array, ""]:
+    """Loss of the semi-hard triplets; no class has more than `most` images."""
+    # A pass over the distances for each of an image's positives is faster than sorting them.
+    positives, _ = lax.top_k(jnp.where(pairs.same, pairs.distances, -jnp.inf), most - 1)
+
+    @jax.checkpoint
+    def violation(positive: Float[Array, " n"]) -> Float[Array, " n"]:
+        # Written so that NaN counts: it must reach the loss.
+        farther = pairs.other & ~(pairs.distances <= positive[:, None])
+        nearest = jnp.min(pairs.distances, axis=1, where=farther, initial=jnp.inf)
+        return jax.nn.relu(positive - nearest + margin)
+
+    total = jnp.sum(lax.map(violation, positives.T))
+    return total / jnp.maximum(jnp.sum(pairs.same), 1)
+
+
+def _largest_class(labels: Int[ArrayLike, " n"], samples_per_class: int | None) -> int:
+    """Number of images of the largest class, or a bound on it if the labels are traced."""
+    if isinstance(labels, jax.core.Tracer):
+        return samples_per_class or len(labels)
+    return int(np.unique(labels, return_counts=True)[1].max())
+
+
+def tuple_contrastive(
+    embeddings: Float[ArrayLike, "n dim"],
+    *,
+    size: int,
+    space: Space = SPHERE,
+    margin: float = 0.85,
+) -> Float[Array, ""]:
+    """Contrastive loss of tuples (Radenović et al., TPAMI 2019, Eq. 7), as IRT trains on SfM-120k.
+
+    The mean over the tuples of ½ d(a, p)² + Σ_n ½ max(m − d(a, n), 0)². On the sphere d is the
+    Euclidean distance, so that the first term is 1 − cos, the attraction of IRT's contrastive loss.
+    In the ball it is the geodesic distance. Tuples are not compared with each other. The released
+    code sums over the tuples, so that weight decay and the weights of other losses are relative to
+    five times as much there.
+
+    Args:
+        embeddings: Points of the space, as from `space.embed`. Those of a tuple are adjacent: the
+            anchor, its positive, and its negatives.
+        size: Images of a tuple.
+        space: Space that measures the distances.
+        margin: m, the distance above which a negative does not count. IRT does not give it; this is
+            that of the code on which it builds.
+
+    Returns:
+        The loss, a scalar.
+
+    Raises:
+        ValueError: The images are no multiple of `size`, or that is below 3.
+    """
+    points = jnp.asarray(embeddings)
+    if points.ndim != 2 or size < 3 or len(points) % size or not len(points):
+        raise ValueError(f"needs tuples of {size} (3 or more) points, got {points.shape}")
+    tuples = points.reshape(-1, size, points.shape[1])
+    apart = lengths(space, space.distance(tuples[:, :1], tuples[:, 1:]))
+    attraction = apart[:, 0] ** 2 / 2
+    repulsion = jnp.sum(jax.nn.relu(margin - apart[:, 1:]) ** 2, axis=1) / 2
+    return jnp.mean(attraction + repulsion)
+
+
+_SMALLEST = 1e-8  # Points nearer to each other than this do not repel each other.
+
+
+def koleo(
+    points: Float[ArrayLike, "n dim"],
+    *,
+    space: Space = SPHERE,
+    ids: Int[ArrayLike, " n"] | None = None,
+) -> Float[Array, ""]:
+    """KoLeo, −(1/n) Σ_i log min_{j≠i} d(i, j), a differential-entropy estimate.
+
+    From Sablayrolles et al. (ICLR 2019, Eq. 2) and IRT (El-Nouby et al., 2021), who use it on the
+    sphere, where d is the Euclidean distance. In the ball it is the geodesic distance.
+
+    Each point's nearest is found by products. Its distance is then computed by subtraction, which
+    keeps the digits of small ones. In float32, of several points within about 1e-3 another one than
+    the nearest may be found. Points within 1e-8 of each other count as that far apart, and
+    have no gradient.
+
+    Args:
+        points: Points of the space, as from `space.embed`.
+        space: The space.
+        ids: Image of each point. An image may be in a batch several times, as tuples share
+            negatives, and is not pushed away from itself; None if all are different.
+
+    Returns:
+        The mean, a scalar.
+
+    Raises:
+        ValueError: There are fewer than two points.
+    """
+    points = jnp.asarray(points)
+    if len(points) < 2:
+        raise ValueError(f"needs two points or more, got {len(points)}")
+    fixed = lax.stop_gradient(points)
+    ids = jnp.arange(len(points)) if ids is None else jnp.asarray(ids)
+    itself = ids[:, None] == ids
+    nearest = jnp.argmin(jnp.where(itself, jnp.inf, space.distance_matrix(fixed, fixed)), axis=1)
+    distances = space.distance(points, points[nearest])
+    # The sphere's distances are squares.
+    power = 2 if isinstance(space, Sphere) else 1
+    return -jnp.mean(jnp.log(jnp.maximum(distances, _SMALLEST**power))) / power
+
+
+class PairLoss(NamedTuple):
+    """A loss of pairs as configurations know it.
+
+    Attributes:
+        function: The loss of embeddings and labels.
+        settings: Its settings, by the names of its arguments.
+        by_class: Whether it needs several images of each class in a batch.
+        by_tuple: Whether it needs batches of tuples; it then has no use for a memory.
+    """
+
+    function: Callable[..., Array]
+    settings: Mapping[str, Field]
+    by_class: bool = True
+    by_tuple: bool = False
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """Its fields of `config.objective`."""
+        return {**self.settings, **({} if self.by_tuple else _MEMORY), **_KOLEO}
+
+
+# Of every loss of pairs.
+_KOLEO = {"koleo_weight": Field(0.0, at_least(0))}  # λ: weight of the differential entropy.
+_MEMORY = {
+    # Images of earlier batches to compare with: their number, or, up to 1, their share of the
+    # training images. 0 for none.
+    "memory": Field(
+        0.0,
+        Rule(
+            lambda value: 0 <= value <= 1 or value == int(value) <= 10**9 and value > 0,
+            "a number of images, or a share of the training images up to 1",
+        ),
+    ),
+    # Decay of the teacher that embeds the images of the memory; 0: the model that is trained.
+    "memory_decay": Field(0.0, Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")),
+}
+# Defaults are those of the papers, see the functions, with these exceptions. The triplets' margin
+# is that of Schroff et al. The margin of the contrastive loss is not in IRT's paper but in
+# unofficial code. Those of multi-similarity are HIER's and pytorch-metric-learning's; the paper has
+# base 1.
+PAIR_LOSSES = {
+    "tuple_contrastive": PairLoss(
+        tuple_contrastive, {"margin": Field(0.85, ABOVE_0)}, by_class=False, by_tuple=True
+    ),
+    # IRT trains it on batches of any classes, too.
+    "contrastive": PairLoss(contrastive, {"margin": Field(0.5, at_least(-1))}, by_class=False),
+    "multi_similarity": PairLoss(
+        multi_similarity,
+        {
+            "alpha": Field(2.0, ABOVE_0),  # Scale of positives.
+            "beta": Field(50.0, ABOVE_0),  # Scale of negatives.
+            "base": Field(0.5, within(-1, 1)),  # Similarity that separates them.
+            "mining": Field(True, TRUE_OR_FALSE),  # Whether easy pairs are left out.
+            "epsilon": Field(0.1, at_least(0)),  # By how much pairs may be easy.
+        },
+    ),
+    "scalable_nca": PairLoss(scalable_nca, {"temperature": Field(0.05, ABOVE_0)}),
+    "supcon": PairLoss(supcon, {"temperature": Field(0.1, ABOVE_0)}),
+    "triplet": PairLoss(
+        triplet, {"margin": Field(0.2, at_least(0)), "mining": Field("hard", one_of(*MININGS))}
+    ),
+}
+
+
+def create(name: str, config: ConfigDict, space: Space) -> "PairObjective":
+    """Builds the objective that a run's configuration describes.
+
+    Args:
+        name: Name of the loss, a key of `PAIR_LOSSES`.
+        config: The run's whole configuration.
+        space: Space of the embeddings.
+
+    Raises:
+        UserError: The loss cannot use a memory, or only a memory could use a field.
+    """
+    loss, fields = PAIR_LOSSES[name], config.objective
+    settings = {own: fields[own] for own in loss.settings}
+    if loss.by_tuple:
+        size = 2 + config.train.tuples.negatives
+        function = functools.partial(loss.function, size=size, **settings)
+        function = functools.partial(_of_tuples, function)
+        return PairObjective(space, function, None, koleo_weight=fields.koleo_weight)
+    if fields.memory and fields.get("mining") == "semihard":
+        raise UserError("config.objective.memory must be 0 for semi-hard triplets")
+    if fields.memory_decay and not fields.memory:
+        raise UserError("config.objective.memory_decay must be 0 unless objective.memory is set")
+    adjacent = config.train.sampling in GROUPED
+    return PairObjective(
+        space=space,
+        function=functools.partial(loss.function, **settings),
+        samples_per_class=config.train.samples_per_class if adjacent else None,
+        **{own: fields[own] for own in (*_MEMORY, *_KOLEO)},
+    )
+
+
+def _of_tuples(
+    function: Callable[..., Array],
+    points: Float[Array, "n dim"],
+    labels: Int[Array, " n"],
+    *,
+    samples_per_class: None,
+    **settings: Any,
+) -> Float[Array, ""]:
+    """Calls a loss of tuples, which the order of a batch tells apart, with a batch's labels."""
+    del labels, samples_per_class
+    return function(points, **settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairObjective:
+    """A loss of the images of a batch among each other, and perhaps with a memory of earlier ones.
+
+    The loss of the batch among itself, the same loss of the batch with the memory, and λ · KoLeo of
+    the batch are added, as in IRT (El-Nouby et al., 2021). The batch enters the memory first.
+
+    In the memory, an image is not compared with itself, unless a teacher has embedded it.
+
+    Attributes:
+        space: Space in which the head's output is embedded, trained and scored.
+        function: The loss, with its settings, see `hypjax.objectives.pair_losses`.
+        samples_per_class: Images of each class in a batch; None if batches hold any classes.
+        memory: Number of images in the memory, or, up to 1, their share of the training images.
+        memory_decay: Decay of the teacher that embeds these, or 0 for the trained model.
+        koleo_weight: λ.
+    """
+
+    space: Space
+    function: Callable[..., Array]
+    samples_per_class: int | None
+    memory: float = 0.0
+    memory_decay: float = 0.0
+    koleo_weight: float = 0.0
+
+    groups = ()
+
+    @property
+    def score_space(self) -> Space:
+        """The training space: the head is scored where it is trained."""
+        return self.space
+
+    @property
+    def teacher_decay(self) -> float | None:
+        """That of the memory."""
+        return self.memory_decay or None
+
+    def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
+        """Returns no parameters, and the empty memory if there is one.
+
+        Raises:
+            UserError: The memory is smaller than a batch, or larger than the training set.
+        """
+        del key
+        if not self.memory:
+            return {}, {}
+        rows = number_of_rows(self.memory, spec.training_images)
+        if not spec.batch_size <= rows <= spec.training_images:
+            raise UserError(
+                f"config.objective.memory is {self.memory:g}, which holds {rows} images; it must "
+                f"hold a batch of {spec.batch_size}, and at most all {spec.training_images} "
+                "training images"
+            )
+        one = jax.ShapeDtypeStruct((1, spec.head_dim), jnp.float32)
+        dim = jax.eval_shape(self.space.embed, one).shape[-1]
+        return {}, {"memory": empty_memory(rows, dim)}
+
+    def loss(
+        self,
+        params: dict,
+        state: dict,
+        outputs: Outputs,
+        teacher: Outputs | None,
+        batch: Batch,
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
+        """Loss of a batch, see `Objective.loss`."""
+        del params, key
+        points, labels = self.space.embed(outputs.projected), batch.labels
+        compared = {"space": self.space, "samples_per_class": self.samples_per_class}
+        loss = self.function(points, labels, **compared)
+        metrics = batch_metrics(outputs.projected, points, labels, **compared)
+        if self.memory:
+            memory = state["memory"].written(self._remembered(points, teacher), labels)
+            own = None if self.memory_decay else state["memory"].rows(len(labels))
+            others = References(memory.points, memory.labels, own)
+            of_memory = self.function(points, labels, space=self.space, references=others)
+            loss, state = loss + of_memory, {"memory": memory}
+            metrics |= {"memory_loss": of_memory, "memory_filled": jnp.mean(memory.labels >= 0)}
+        if self.koleo_weight:
+            metrics["koleo"] = koleo(points, space=self.space, ids=batch.ids)
+            loss += self.koleo_weight * metrics["koleo"]
+        return loss, (state, metrics)
+
+    def _remembered(
+        self, points: Float[Array, "n dim"], teacher: Outputs | None
+    ) -> Float[Array, "n dim"]:
+        """The points of the batch for the memory."""
+        if self.memory_decay:
+            return self.space.embed(teacher.projected)
+        return lax.stop_gradient(points)

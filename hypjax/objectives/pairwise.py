@@ -1,4 +1,4 @@
-"""Pairwise cross-entropy: the loss of Hyp-ViT and Sph-ViT."""
+"""Pairwise cross-entropy: the loss of Hyp-ViT and Sph-ViT, and in a mixed space of HypMix."""
 
 import dataclasses
 import math
@@ -12,10 +12,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
-from hypjax.fields import ABOVE_0, Field
-from hypjax.geometry import Space
+from hypjax.errors import UserError
+from hypjax.fields import ABOVE_0, Field, at_least
+from hypjax.geometry import Fused, PoincareBall, Space, Sphere
 from hypjax.objectives.base import Metrics, Spec
-from hypjax.objectives.metrics import norms
+from hypjax.objectives.comparisons import norms
 from hypjax.types import Batch, Outputs
 
 
@@ -245,3 +246,77 @@ def _metrics(
         "logit_max": jnp.max(jnp.maximum(match, nearest)),
         "batch_recall@1": jnp.mean(match > nearest),
     }
+
+
+HYPMIX_FIELDS = {
+    # Eq. 10 has one temperature, the released code two. These are the code's.
+    "sphere_temperature": Field(0.05, ABOVE_0),  # τ_e: divides the cosine.
+    "ball_temperature": Field(0.2, ABOVE_0),  # τ_h: divides the hyperbolic distance.
+    "ball_weight": Field(3.0, at_least(0)),  # λ: 3 for CUB, 8 for Cars and SOP.
+}
+
+
+def mixed_space(
+    ball: PoincareBall, *, sphere_temperature: float, ball_temperature: float, ball_weight: float
+) -> Fused:
+    """The space in which the pairwise cross-entropy at temperature 1 is the loss of HypMix.
+
+    Its logits are cos/τ_e − λ·d/τ_h, up to a constant (Eq. 9 and 10), where both distances are
+    those of the normalised features. The ball thus never clips them.
+
+    Args:
+        ball: The ball, which measures d.
+        sphere_temperature: τ_e.
+        ball_temperature: τ_h.
+        ball_weight: λ.
+    """
+    of_sphere = Sphere(), 1 / (2 * sphere_temperature)  # −(2 − 2cos)/(2·τ_e).
+    return Fused((of_sphere, (ball, ball_weight / ball_temperature)))
+
+
+def create_hypmix(config: ConfigDict, space: PoincareBall | Sphere) -> PairwiseCrossEntropy:
+    """Builds the objective that a run's configuration describes.
+
+    Raises:
+        UserError: The configuration names another space than the ball.
+    """
+    if not isinstance(space, PoincareBall):
+        raise UserError(
+            f"config.objective.space is {config.objective.space}; it must be poincare for hypmix, "
+            "which adds the sphere itself"
+        )
+    return PairwiseCrossEntropy(
+        space=mixed_space(space, **{name: config.objective[name] for name in HYPMIX_FIELDS}),
+        temperature=1.0,
+        samples_per_class=config.train.samples_per_class,
+    )
+
+
+def negative_weights(
+    distances: Float[ArrayLike, "anchors items"],
+    negatives: Bool[ArrayLike, "anchors items"],
+    *,
+    temperature: float,
+) -> Float[Array, "anchors items"]:
+    """Weights of an anchor's negatives in the gradient of a softmax loss (HypMix, Fig. 3).
+
+    p(x⁻) = exp(−d(a, x⁻)/τ) / Σ exp(−d(a, x)/τ), over the negatives x of the anchor a. The
+    cross-entropy's derivative by the logit of a negative is its share of the whole denominator,
+    which also holds the positive. Among the negatives of one denominator, these derivatives are in
+    proportion to p, whatever the positive is.
+
+    With two images of each class in a batch, an anchor of the pairwise cross-entropy has one
+    denominator. With s images it has s − 1, one for each positive: negatives of the anchor's own
+    subset are in all of them, each other one in one.
+
+    Args:
+        distances: Distances from each anchor to each item, in the space of the loss; for HypMix
+            that is `mixed_space`.
+        negatives: Which items are negatives of each anchor, at least one for each.
+        temperature: τ > 0; 1 for HypMix, see `softmax_temperature`.
+
+    Returns:
+        Weights that sum to 1 over the negatives of each anchor, and are 0 elsewhere.
+    """
+    logits = -jnp.asarray(distances) / temperature
+    return jax.nn.softmax(logits, axis=-1, where=jnp.asarray(negatives))

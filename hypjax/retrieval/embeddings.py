@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, InnerProductSpace, Space
-from hypjax.geometry.space import Role
+from hypjax.geometry.spaces import Role
 from hypjax.system.files import read_npz, replacing
 
 _FORMAT = "hypjax embeddings 1"

@@ -34,7 +34,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.geometry import Fused, InnerProductSpace, SearchTerms, Space
-from hypjax.geometry.products import inner_products
+from hypjax.geometry.arithmetic import inner_products
 from hypjax.retrieval import inputs
 
 _LOG = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 from hypjax import parallel
 from hypjax.data import device_crops
 from hypjax.models import example_images
-from hypjax.models.normalize import mirror, normalize
+from hypjax.models.layers import mirror, normalize
 from hypjax.models.vit import drop_path_factors
 from hypjax.objectives import Metrics, Spec
 from hypjax.objectives.memory import Memory

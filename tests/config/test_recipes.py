@@ -21,7 +21,7 @@ from hypjax.data.pipeline import training_batches
 from hypjax.errors import UserError
 from hypjax.models import Embedder, VisionTransformer, create_embedder
 from hypjax.objectives import Spec
-from hypjax.objectives.of_pairs import PAIR_LOSSES
+from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.training.setup import build_learner, create_plans
 from hypjax.training.step import create_state, make_train_step
 from hypjax.types import View

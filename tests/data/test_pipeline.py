@@ -27,7 +27,7 @@ from hypjax.data.pipeline import evaluation_batches, training_batches
 from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import RandomCrop, centre_crop
 from hypjax.errors import StalledError, UserError
-from hypjax.models.normalize import mirror, normalize
+from hypjax.models.layers import mirror, normalize
 from hypjax.system import exits
 from hypjax.types import View, Workers
 from tests.helpers.pictures import encode_png

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypjax.errors import UserError
-from hypjax.geometry import Fused, InnerProductSpace, PoincareBall, Space, Sphere, poincare
-from hypjax.geometry import space as space_module
+from hypjax.geometry import Fused, InnerProductSpace, PoincareBall, Space, Sphere, poincare, spaces
 
 RANKING = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 1.5), PoincareBall(0.0, None)]
 FUSED = Fused(((Sphere(), 2.0), (PoincareBall(0.1, 2.3), 0.5)))
@@ -248,10 +247,10 @@ def test_trees_of_a_ball_hold_what_is_no_curvature():
 
 def test_one_program_checks_several_numbers_of_points():
     points = np.array(PoincareBall(0.1).embed(np.ones((8, 3), np.float32)))
-    before = space_module._flaws._cache_size()
+    before = spaces._flaws._cache_size()
     for count in (5, 6, 7, 8):
         PoincareBall(0.1).check(points[:count])
-    assert space_module._flaws._cache_size() == before + 1
+    assert spaces._flaws._cache_size() == before + 1
     points[5] = 4
     with pytest.raises(UserError, match=r"embedding 5 is outside .* \(1 of 6 rows\)"):
         PoincareBall(0.1).check(points[:6])

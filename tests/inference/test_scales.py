@@ -12,8 +12,8 @@ from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere, poincare
 from hypjax.inference.embedding import embed_function, pretrained_features
 from hypjax.models import Embedder, ResNet, VisionTransformer
+from hypjax.models.embedder import resize_images, scaled_side
 from hypjax.models.pretrained import convert_timm, timm_state_dict
-from hypjax.models.scales import resize_images, scaled_side
 from tests.helpers import small_runs
 from tests.inference.test_embedder import command
 

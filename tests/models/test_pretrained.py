@@ -22,7 +22,7 @@ from hypjax.inference.embedding import pretrained_features
 from hypjax.inference.weights import pretrained_encoder, restore_best
 from hypjax.models import ResNet, VisionTransformer, create_embedder, create_encoder
 from hypjax.models.architectures import encoder_shapes
-from hypjax.models.pooling import pool_tokens
+from hypjax.models.layers import pool_tokens
 from hypjax.models.pretrained import (
     convert_timm,
     load_timm,

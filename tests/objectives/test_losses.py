@@ -9,8 +9,8 @@ import pytest
 
 from hypjax import objectives
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.objectives.of_pairs import PAIR_LOSSES
-from hypjax.objectives.of_proxies import PROXY_LOSSES
+from hypjax.objectives.pair_losses import PAIR_LOSSES
+from hypjax.objectives.proxy_losses import PROXY_LOSSES
 
 SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
 LABELS = np.array([0, 3, 0, 1, 3, 3, 2, 0, 4, 4])  # Classes of 3, 1, 1, 3 and 2 images.

@@ -10,8 +10,8 @@ from hypjax.config import choose_objective, default_config, validate
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.objectives import Group, Objective, Spec, create_objective
-from hypjax.objectives.of_pairs import PAIR_LOSSES
-from hypjax.objectives.of_proxies import PROXY_LOSSES
+from hypjax.objectives.pair_losses import PAIR_LOSSES
+from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from hypjax.types import Batch, Outputs
 
 # Losses of the labels of a batch; that of tuples, whose order matters, has tests of its own.

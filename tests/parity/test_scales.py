@@ -8,8 +8,8 @@ import pytest
 from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
 from hypjax.models import Embedder, ResNet, VisionTransformer
+from hypjax.models.embedder import resize_images
 from hypjax.models.pretrained import convert_timm
-from hypjax.models.scales import resize_images
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")

@@ -1,10 +1,89 @@
-"""Pooling: the tokens of an image become its embedding."""
+"""What both encoders share: pixels to input, precision of products, tokens to an embedding."""
 
+import contextlib
 import math
+import re
+import warnings
+from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 from einops import rearrange
-from jaxtyping import Array, Float
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Shaped, UInt8
+
+
+def normalize(
+    images: UInt8[Array, "batch height width channels"],
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> Float[Array, "batch height width channels"]:
+    """Scales pixels to [0, 1], subtracts the mean, and divides by the standard deviation.
+
+    Args:
+        images: Pixels, [batch, height, width, channels], uint8.
+        mean: Mean of each channel, on the scale [0, 1].
+        std: Standard deviation of each channel, on the scale [0, 1].
+
+    Returns:
+        Normalised pixels, of the same shape, float32.
+    """
+    scaled = images.astype(jnp.float32) / 255
+    return (scaled - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
+
+
+def mirror(
+    images: Shaped[Array, "batch height width channels"], flips: Bool[Array, " batch"]
+) -> Shaped[Array, "batch height width channels"]:
+    """Mirrors the selected images left to right.
+
+    Args:
+        images: Images, [batch, height, width, channels], of any dtype.
+        flips: Whether to mirror each image, [batch].
+
+    Returns:
+        Images, of the same shape and dtype.
+    """
+    return jnp.where(flips[:, None, None, None], images[:, :, ::-1], images)
+
+
+# Compute capabilities of NVIDIA's GPUs before Ampere, which cannot multiply bfloat16.
+_BEFORE_AMPERE = re.compile(r"[1-7]\.")
+
+
+def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype:
+    """Dtype of the encoder's matrix products.
+
+    Args:
+        precision: `float32`, `bfloat16`, or `auto`: bfloat16, but float32 on CPUs. On GPUs that
+            cannot multiply bfloat16, all are float32.
+        device: The device that computes; by default JAX's first one.
+    """
+    device = device or jax.local_devices()[0]
+    if _BEFORE_AMPERE.match(getattr(device, "compute_capability", "")):
+        if precision == "bfloat16":
+            warnings.warn(
+                f"{device.device_kind} cannot multiply bfloat16; float32 takes its place",
+                stacklevel=2,
+            )
+        precision = "float32"
+    elif precision == "auto":
+        precision = "float32" if device.platform == "cpu" else "bfloat16"
+    return jnp.dtype(precision)
+
+
+def full_products_in(dtype: DTypeLike) -> contextlib.AbstractContextManager:
+    """Context in which float32 products are true float32 on every device.
+
+    By default GPUs and TPUs round the factors. Products of other dtypes are not affected.
+
+    Args:
+        dtype: Dtype of the products.
+    """
+    if jnp.dtype(dtype) == jnp.float32:
+        return jax.default_matmul_precision("highest")
+    return contextlib.nullcontext()
+
 
 _GEM_EXPONENT = 3.0  # The usual value (Radenović et al., TPAMI 2019).
 _GEM_MIN = 1e-6
