@@ -81,7 +81,7 @@ def main(overrides: list[str], suite: str | None) -> None:
     """Runs one suite, or the four timed ones, and prints the tables."""
     if suite != JOB:
         command.refuse_overrides(overrides)
-    from hypjax.system import console, environment
+    from hypjax.system import console, machine
     from hypjax.system.files import write_json
 
     output = pathlib.Path(_OUTPUT.value).expanduser()
@@ -100,7 +100,7 @@ def main(overrides: list[str], suite: str | None) -> None:
     else:
         results = _time_suites(SUITES if suite in (None, ALL) else [suite])
     with console.tolerating(str(output)):
-        write_json(output, {"machine": environment.describe(seed=0), **results})
+        write_json(output, {"machine": machine.describe(seed=0), **results})
         print(f"wrote all measurements and versions to {output}")
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from hypjax import errors
-from hypjax.system import exits, interrupts, watchdog
+from hypjax.system import exits, watchdog
 
 _OVERRIDE = "--config."
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
@@ -44,7 +44,7 @@ def run(
         resumes: Whether it saves what it has done, and continues there when it is run again.
     """
     warnings.showwarning = _show_warning
-    for number in interrupts.ENDING:
+    for number in exits.ENDING:
         signal.signal(number, functools.partial(_end, resumes))
     _join_global_flags(flag_values)
     try:
@@ -246,7 +246,7 @@ def _end(resumes: bool, signum: int, frame: object) -> None:
     del frame
     next_time = "; the same command resumes from what is saved" if resumes else ""
     os.write(2, f"\ninterrupted{next_time}\n".encode())
-    exits.at_once(interrupts.ENDING[signum])
+    exits.at_once(exits.ENDING[signum])
 
 
 def _show_warning(message: Warning | str, *args: object, **kwargs: object) -> None:

@@ -224,7 +224,7 @@ def _folders(overrides: Sequence[str]) -> dict[str, pathlib.Path]:
 
 def _results(folder: pathlib.Path) -> dict[str, Any] | None:
     """What a run's results.json holds; None if it is unfinished."""
-    from hypjax.runs.saved import read_results
+    from hypjax.runs.files import read_results
 
     return read_results(folder / "results.json")
 

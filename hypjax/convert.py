@@ -28,7 +28,7 @@ def main(overrides: list[str]) -> None:
         raise UserError(f"{output} already exists; name another file or remove it")
     from hypjax.inference.weights import restore_best
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
-    from hypjax.runs.cloud_read import reading
+    from hypjax.runs.cloud_copy import reading
 
     with reading(_WORKDIR.value) as folder:
         model, params = restore_best(folder)

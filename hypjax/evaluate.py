@@ -20,7 +20,7 @@ from hypjax.inference.weights import pretrained_encoder, restore_best, restore_m
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.parallel import processes
 from hypjax.runs import published
-from hypjax.runs.cloud_read import reading
+from hypjax.runs.cloud_copy import reading
 from hypjax.runs.tables import format_results, noted, print_notes, title
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console

@@ -78,7 +78,7 @@ _PROFILE = flags.DEFINE_string(
 def main(overrides: list[str]) -> None:
     """Trains or evaluates, as the flags say."""
     from hypjax.config import default_workdir, override, read_config, show_origins
-    from hypjax.runs.cloud_read import read_run_config
+    from hypjax.runs.workdir import read_run_config
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
     from hypjax.system.cloud import is_url

@@ -10,12 +10,12 @@ from ml_collections import ConfigDict
 from hypjax.analysis.report import write_own_report
 from hypjax.config import validate
 from hypjax.errors import UserError
+from hypjax.monitoring.monitor import Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import require_wandb
-from hypjax.monitoring.tracing import Trace
 from hypjax.parallel import processes
 from hypjax.runs.files import REPORT
-from hypjax.runs.shared_run import SharedRun
+from hypjax.runs.workdir import SharedRun
 from hypjax.system import console
 from hypjax.training.input import Feed, open_input
 from hypjax.training.loop import Timers, create_loop, create_monitor

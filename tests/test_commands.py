@@ -125,7 +125,7 @@ def test_only_a_command_that_resumes_speaks_of_what_is_saved(resumes, monkeypatc
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `run` replaces it.
     monkeypatch.setattr(command.exits, "at_once", lambda status: ended.append(status))
     monkeypatch.setattr(command.app, "run", lambda *_, **__: signal.raise_signal(signal.SIGINT))
-    ended, previous = [], {number: signal.getsignal(number) for number in command.interrupts.ENDING}
+    ended, previous = [], {number: signal.getsignal(number) for number in command.exits.ENDING}
     command.run(print, flags.FlagValues(), "example", resumes=resumes)
     for number, handler in previous.items():
         signal.signal(number, handler)

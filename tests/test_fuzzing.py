@@ -27,7 +27,7 @@ from hypjax.models import VisionTransformer
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import load_timm, timm_state_dict
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.runs.saved import read_results
+from hypjax.runs.files import read_results
 from hypjax.runs.tables import format_results
 from hypjax.runs.workdir import Workdir, saved_config
 

@@ -16,7 +16,7 @@ from hypjax.analysis.report_page import _curve, _marked
 from hypjax.command import parse
 from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
-from hypjax.runs.saved import read_results
+from hypjax.runs.files import read_results
 from hypjax.runs.workdir import read_warnings, saved_config
 from hypjax.system import console
 from tests.helpers import small_runs

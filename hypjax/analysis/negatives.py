@@ -16,7 +16,7 @@ from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
 from hypjax.inference.weights import restore_best
 from hypjax.objectives import create_objective, negative_weights, softmax_temperature
-from hypjax.runs.cloud_read import reading
+from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import Workdir
 
 _BLOCK = 64  # Anchors that are compared with all images at once.

@@ -25,9 +25,8 @@ from hypjax.inference.embedding import Encodings
 from hypjax.inference.weights import restore_best
 from hypjax.objectives import create_objective
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors
-from hypjax.runs.cloud_read import reading
-from hypjax.runs.files import METRICS, RESULTS, TIMES
-from hypjax.runs.saved import is_number, read_results
+from hypjax.runs.cloud_copy import reading
+from hypjax.runs.files import METRICS, RESULTS, TIMES, is_number, read_results
 from hypjax.runs.workdir import Workdir, read_warnings, saved_config
 from hypjax.system import console
 

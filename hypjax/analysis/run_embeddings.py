@@ -13,7 +13,7 @@ from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
 from hypjax.inference.embedding import DatasetEmbedder, Encodings, evaluation_input
 from hypjax.models import Embedder
-from hypjax.runs.cloud_read import reading
+from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
 

@@ -26,7 +26,7 @@ from hypjax.data.plans import Plan, ShuffledPlans
 from hypjax.data.views import RandomCrop
 from hypjax.errors import UserError
 from hypjax.models.layers import mirror
-from hypjax.system.cores import usable_cores
+from hypjax.system.machine import usable_cores
 from hypjax.types import Crops, View
 
 _SIDE, _SHORTER_SIDE = 224, 256

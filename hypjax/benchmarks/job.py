@@ -23,8 +23,8 @@ from PIL import Image
 from hypjax.config import load_config, recipes, variant_error
 from hypjax.errors import Interrupted, UserError
 from hypjax.monitoring.stopwatch import PARTS, TIMES
-from hypjax.system import console, interrupts
-from hypjax.system.cores import usable_cores
+from hypjax.system import console, exits
+from hypjax.system.machine import usable_cores
 
 RUNS = ("cold", "warm")
 
@@ -101,7 +101,7 @@ def whole_runs(quick: bool, cache: str, overrides: Sequence[str]) -> dict[str, A
     message = "interrupted: waiting for the run to end"
     with (
         tempfile.TemporaryDirectory(prefix="hypjax-job-") as temporary,
-        interrupts.deferred(message) as interrupted,
+        exits.deferred(message) as interrupted,
     ):
         folder = pathlib.Path(temporary)
         (folder / "job.py").write_text("from hypjax.benchmarks.job import get_config\n")
@@ -169,7 +169,7 @@ def _run(
     name: str,
     variant: str,
     fields: Sequence[str],
-    interrupted: interrupts.Interrupt,
+    interrupted: exits.Interrupt,
 ) -> dict[str, Any]:
     """Trains by the command line in a new folder, with caches that both runs share."""
     console.say(f"the {name} run")

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config.defaults import choose_objective, default_config
 from hypjax.errors import UserError, nearest
-from hypjax.system.cores import usable_cores
+from hypjax.system.machine import usable_cores
 
 SHORTER_SIDES = {"cub200": 256}  # Of the test view, if not the crop's side.
 SPACES = {"hyp": "poincare", "sph": "sphere"}

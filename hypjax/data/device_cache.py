@@ -23,8 +23,8 @@ from hypjax.data.device_crops import Store
 from hypjax.data.plans import Plan
 from hypjax.data.views import stored_sizes
 from hypjax.errors import UserError
-from hypjax.system import console, memory
-from hypjax.system.cores import usable_cores
+from hypjax.system import console, machine
+from hypjax.system.machine import usable_cores
 from hypjax.types import Batch, Crops
 
 _PART = 2**27  # Bytes copied to the devices at once.
@@ -143,7 +143,7 @@ def plan_layout(
         UserError: If the images do not fit in memory.
     """
     layout = lay_out(sizes, channels)
-    free = memory.free(mesh)
+    free = machine.free_memory(mesh)
     if free is not None and layout.bytes > _SHARE * free:
         kind = mesh.devices.flat[0].device_kind
         side = _fitting_side(sizes, channels, _SHARE * free) if scalable else None
@@ -184,7 +184,7 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
         total=len(dataset), desc="decoding images once", unit="image", disable=None, leave=False
     )
     with (
-        memory.explained("the size of stored images, or set run.cache=host"),
+        machine.memory_explained("the size of stored images, or set run.cache=host"),
         bar,
         concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
     ):

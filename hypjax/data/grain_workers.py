@@ -23,8 +23,8 @@ from jaxtyping import UInt8
 
 from hypjax.data.timeouts import Deliveries, Overdue, ThreadTracker
 from hypjax.errors import StalledError, UserError
-from hypjax.system import exits, interrupts
-from hypjax.system.cores import usable_cores
+from hypjax.system import exits
+from hypjax.system.machine import usable_cores
 from hypjax.types import Workers
 
 _PIECE = 32  # Images.
@@ -198,7 +198,7 @@ def _start_worker(log: str, index: int, count: int) -> None:
     """
     del count
     exits.end_with_parent()
-    for number in interrupts.ENDING:
+    for number in exits.ENDING:
         signal.signal(number, signal.SIG_IGN)
     _ProgressLog.open(log, index)
 

@@ -20,9 +20,9 @@ from jaxtyping import Bool, Int, UInt8, UInt32
 
 from hypjax.errors import UserError
 from hypjax.system import console
-from hypjax.system.cores import usable_cores
 from hypjax.system.files import flush
 from hypjax.system.locks import claimed
+from hypjax.system.machine import usable_cores
 
 _AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
 

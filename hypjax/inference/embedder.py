@@ -21,9 +21,9 @@ from hypjax.inference.partial_gallery import UnfinishedGallery, concatenated
 from hypjax.inference.postprocess import model_fingerprint, saved_projection
 from hypjax.inference.weights import restore_best
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.runs.cloud_read import reading
+from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_config
-from hypjax.system import console, interrupts, memory
+from hypjax.system import console, exits, machine
 from hypjax.types import View, Workers
 
 Part = Literal["head", "encoder"]
@@ -90,12 +90,12 @@ class TrainedEmbedder:
         size, total = self.batch_size, len(dataset)
         devices = jax.local_devices()[: -(-total // size)]
         rows = size * len(devices)
-        with memory.explained("run.eval_batch_size"):
+        with machine.memory_explained("run.eval_batch_size"):
             embed = self._embed_on(devices)
         batches = readable_batches(
             dataset, View.of(self.config.data), rows, Workers.of(self.config.run)
         )
-        with contextlib.closing(batches), memory.explained("run.eval_batch_size"):
+        with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
             for first, batch in zip(range(0, total, rows), batches, strict=True):
                 points = np.asarray(embed(batch.images)[self._part])[: total - first]
                 broken = {int(index): str(reason) for index, reason in batch.broken.items()}
@@ -126,7 +126,7 @@ class TrainedEmbedder:
             )
             function = jax.jit(parallel.map_local_images(self._function, mesh))
             program = function.lower(params, images).compile()
-            memory.require(program, mesh, "the batch size (run.eval_batch_size)")
+            machine.require_memory(program, mesh, "the batch size (run.eval_batch_size)")
             self._compiled[len(devices)] = lambda images: program(
                 params, parallel.shard(mesh, images)
             )
@@ -179,7 +179,7 @@ class TrainedEmbedder:
         total, done = len(photos), unfinished.done
         with (
             tqdm.tqdm(total=total, unit="image", disable=None, initial=done) as bar,
-            interrupts.deferred(_INTERRUPTED) as interrupted,
+            exits.deferred(_INTERRUPTED) as interrupted,
         ):
             for points, broken in self.batches(files_of(photos[done:])):
                 stopping = interrupted()

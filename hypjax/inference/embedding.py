@@ -28,7 +28,7 @@ from hypjax.models.embedder import at_side, resize_images, scaled_side
 from hypjax.models.layers import normalize
 from hypjax.objectives import create_objective
 from hypjax.objectives.create import create_space
-from hypjax.system import console, memory
+from hypjax.system import console, machine
 from hypjax.types import Outputs, View, Workers
 
 
@@ -307,7 +307,7 @@ class Encodings:
         """
         params = {"encoder": params["encoder"]}
         params = parallel.place(params, parallel.replicated(self.source.mesh))
-        with memory.explained("run.eval_batch_size"):
+        with machine.memory_explained("run.eval_batch_size"):
             return embed_dataset(functools.partial(self._encode, params), dataset, self.source)
 
     @functools.cached_property
@@ -366,7 +366,7 @@ class DatasetEmbedder:
             if (kept := self.encodings.of(params, dataset)) is not None:
                 return self._placed(params, [kept[scale] for scale in self.scales])
         params = parallel.place(params, parallel.replicated(self.source.mesh))
-        with memory.explained("run.eval_batch_size"):
+        with machine.memory_explained("run.eval_batch_size"):
             return embed_dataset(functools.partial(self._embed, params), dataset, self.source)
 
     def _placed(

@@ -13,8 +13,7 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.runs.files import MATCHES
-from hypjax.runs.saved import read_object
+from hypjax.runs.files import MATCHES, read_object
 from hypjax.system import console
 from hypjax.system.files import write_json
 

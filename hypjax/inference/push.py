@@ -18,7 +18,7 @@ from hypjax.inference.postprocess import copy_projections
 from hypjax.inference.weights import restore_best
 from hypjax.models.pretrained import pools_as_timm, save_timm, timm_config
 from hypjax.models.weight_files import is_hub_name
-from hypjax.runs.cloud_read import reading
+from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import (
     CHECKPOINTS,
     CONFIG,
@@ -29,8 +29,11 @@ from hypjax.runs.files import (
     WEIGHTS,
     hashed_files,
     is_hashed,
+    is_published,
+    read_object,
+    read_results,
+    stale_files,
 )
-from hypjax.runs.saved import is_published, read_object, read_results, stale_files
 from hypjax.runs.workdir import saved_config, saved_fingerprint
 from hypjax.system import console, hub
 from hypjax.system.files import replacing_together, sha256, write_json, write_text

@@ -17,9 +17,8 @@ from hypjax.models.pretrained import (
     timm_state_dict,
 )
 from hypjax.models.weight_files import read_state_dict
-from hypjax.runs.cloud_read import reading
-from hypjax.runs.files import HEAD, WEIGHTS
-from hypjax.runs.saved import is_published, require_published
+from hypjax.runs.cloud_copy import reading
+from hypjax.runs.files import HEAD, WEIGHTS, is_published, require_published
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
 from hypjax.system.cloud import is_url

@@ -1,21 +1,141 @@
 """Watches training: measurements, speed, progress, and whether all is finite."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
-from hypjax.monitoring.finiteness import FiniteWatch
-from hypjax.monitoring.health import HealthWatch
-from hypjax.monitoring.meter import Meter
+from hypjax.errors import UserError
+from hypjax.monitoring.health import FiniteWatch, HealthWatch
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, Values
-from hypjax.monitoring.tracing import Trace
 from hypjax.runs.tables import format_recalls
-from hypjax.system import console
+from hypjax.system import console, machine
 from hypjax.types import Recalls
+
+
+class Meter:
+    """Collects what steps return, and measures how long they wait for input.
+
+    At most two steps are in flight: while one computes, the input of the next is fetched. Waiting
+    counts even while the device computes, so the share of input is an upper bound.
+    """
+
+    def __init__(self, batch_size: int, stopwatch: Stopwatch) -> None:
+        """Starts the clock.
+
+        Args:
+            batch_size: Images per step.
+            stopwatch: The run's stopwatch, which measures the waiting for input.
+        """
+        self._batch_size, self._stopwatch = batch_size, stopwatch
+        self._metrics: list[Mapping[str, Any]] = []
+        self._all_steps, self._all_seconds, self._all_wait = 0, 0.0, 0.0
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Excludes the time since the last reading from the rates, for example a compilation."""
+        jax.block_until_ready(self._metrics[-1:])
+        self._steps, self._waited, self._started = 0, self._input(), time.monotonic()
+
+    def _input(self) -> float:
+        """Seconds that the steps so far waited for input."""
+        return self._stopwatch.seconds()["input"]
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Adds a step's metrics, after the step before it has finished."""
+        jax.block_until_ready(self._metrics[-1:])
+        self._metrics.append(metrics)
+        self._steps += 1
+
+    def read(self) -> dict[str, float]:
+        """Summarises the steps since the last reading.
+
+        Steps that were not finite are left out. `..._min` and `..._max` are extremes,
+        `learning_rate` and `skipped` the latest values, all others means. Adds images per second,
+        the share of time spent waiting for input, and the peak memory of the process and the
+        device in bytes.
+        """
+        metrics = jax.device_get(self._metrics)
+        seconds, wait = time.monotonic() - self._started, self._input() - self._waited
+        finite = [m for m in metrics if m["finite"]]
+        names = metrics[0].keys() - {"finite", "skipped"} if finite else ()
+        values = {n: float(_summarise(n)([m[n] for m in finite])) for n in names}
+        values["skipped"] = int(metrics[-1]["skipped"])
+        if self._steps:
+            values["images_per_second"] = self._steps * self._batch_size / seconds
+            values["input_wait"] = wait / seconds
+        values |= machine.memory_peaks()
+        self._all_steps += self._steps
+        self._all_seconds += seconds
+        self._all_wait += wait
+        self._metrics = []
+        self.restart_clock()
+        return values
+
+    def summary(self) -> str:
+        """Returns one line about all readings."""
+        seconds = max(self._all_seconds, 1e-9)
+        rate = self._all_steps * self._batch_size / seconds
+        return f"{rate:.0f} images/s, {self._all_wait / seconds:.1%} of the time waiting for input"
+
+
+def _summarise(name: str) -> Callable[[Sequence[float]], float]:
+    if name == "learning_rate":
+        return lambda values: values[-1]
+    ends = {"_min": np.min, "_max": np.max}
+    return ends.get(name[-4:], np.mean)
+
+
+class Trace:
+    """Traces the device and the host during some steps."""
+
+    def __init__(self, folder: pathlib.Path, steps: tuple[int, int] | None, total: int) -> None:
+        """Prepares a trace.
+
+        Args:
+            folder: Where to write it.
+            steps: First and last step, or None for no trace.
+            total: Steps of the run.
+
+        Raises:
+            UserError: There are no such steps.
+        """
+        if steps is not None and not 1 <= steps[0] <= steps[1] <= total:
+            raise UserError(
+                f"--profile is {steps[0]}:{steps[1]}; "
+                f"it must be two ascending steps from 1 to {total}"
+            )
+        self._folder = folder
+        self._first, self._last = steps or (0, 0)
+        self._running = False
+
+    def before(self, step: int) -> None:
+        """Call it before a step is dispatched."""
+        if not self._running and self._first <= step <= self._last:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # Tracing every call would slow the host down.
+            jax.profiler.start_trace(self._folder, profiler_options=options)
+            self._running = True
+
+    def after(self, step: int, outputs: Any) -> None:
+        """Call it with what a step returned."""
+        if self._running and step == self._last:
+            jax.block_until_ready(outputs)
+            self.end()
+
+    def end(self) -> None:
+        """Ends the trace, if it is running."""
+        if self._running:
+            self._running = False
+            jax.profiler.stop_trace()
+            console.say(f"trace written to {self._folder}; open it with XProf or Perfetto")
 
 
 class Monitor:

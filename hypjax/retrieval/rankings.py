@@ -14,7 +14,7 @@ from hypjax.retrieval import inputs
 from hypjax.retrieval.galleries import sample
 from hypjax.retrieval.relevance import Relevance
 from hypjax.retrieval.scores import Score, Scored, highest, lowest, widened
-from hypjax.system.cores import usable_cores
+from hypjax.system.machine import usable_cores
 
 _BOUND_BYTES = 2**28  # Largest size of the bounds of a block of queries.
 _CHUNK_BYTES = 2**25  # Largest size of the points of a chunk of the gallery.

@@ -18,7 +18,7 @@ from hypjax.geometry import Space
 from hypjax.retrieval import host_selection
 from hypjax.retrieval.galleries import AXIS, Chunk
 from hypjax.retrieval.scores import Score, highest
-from hypjax.system.cores import usable_cores
+from hypjax.system.machine import usable_cores
 
 _GROUP = 64  # Items of a group; only the groups with the largest maxima are searched further.
 _QUERY_BATCH = 64  # Queries selected for at once, which limits the memory for candidates.

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import gc
+import json
 import logging
 import os
 import pathlib
@@ -11,20 +12,70 @@ import shutil
 import sys
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging as absl_logging
-from jaxtyping import PyTree
+from jax import lax
+from jax.sharding import NamedSharding
+from jaxtyping import Array, PyTree, UInt32
 from orbax.checkpoint import checkpoint_managers
 
+from hypjax import parallel
 from hypjax.errors import UserError
-from hypjax.runs.checksums import DamagedError, checksum, require_intact, with_checksum
+from hypjax.parallel import processes
 from hypjax.system import console
 from hypjax.system.files import sync, sync_all
+
+
+class DamagedError(Exception):
+    """A saved state cannot be read, or differs from what was saved."""
+
+
+@jax.jit
+def checksum(tree: PyTree) -> UInt32[Array, ""]:
+    """Returns a checksum of a tree's arrays that any flipped bit changes; computed on the device.
+
+    The words of an array are mixed one by one, as in hash functions, and summed modulo 2³² with odd
+    weights that depend on their position.
+    """
+    total = jnp.uint32(0)
+    for index, leaf in enumerate(jax.tree.leaves(tree)):
+        leaf = leaf.astype(jnp.uint8) if leaf.dtype == bool else leaf
+        word = jnp.dtype(f"uint{8 * min(leaf.dtype.itemsize, 4)}")
+        words = lax.bitcast_convert_type(leaf, word).astype(jnp.uint32).reshape(-1)
+        words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
+        words = words ^ (words >> 13)
+        weights = 2 * lax.iota(jnp.uint32, words.size) + 1
+        total += jnp.uint32(2 * index + 1) * jnp.sum(words * weights, dtype=jnp.uint32)
+    return total
+
+
+def with_checksum(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns JSON values with a checksum of them under "checksum"."""
+    return {**facts, "checksum": _json_checksum(facts)}
+
+
+def require_intact(facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns values that `with_checksum` returned.
+
+    Raises:
+        DamagedError: They were changed since.
+    """
+    if _json_checksum(facts) != facts["checksum"]:
+        raise DamagedError("its record differs from what was saved")
+    return facts
+
+
+def _json_checksum(facts: Mapping[str, Any]) -> int:
+    content = {name: value for name, value in facts.items() if name != "checksum"}
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
 
 _OVERHEAD = 2**16  # Approximate size of a checkpoint without its arrays, in bytes.
 _RECORD = "record"  # The Orbax item with the JSON values that accompany the trees of arrays.
@@ -363,3 +414,83 @@ def _is_not_reported_here(record: logging.LogRecord) -> bool:
     message = record.getMessage()
     reported = "OCDBT" in message or ".orbax-checkpoint-tmp" in message
     return not reported and "orbax/checkpoint/_src/futures" not in record.pathname
+
+
+class SharedCheckpoints:
+    """The interface of `Checkpoints` for several processes.
+
+    All processes must call the methods together, and all get the same results. The first process
+    writes gathered arrays to its folder, and broadcasts the arrays that it reads.
+    """
+
+    def __init__(self, open_checkpoints: Callable[[], Checkpoints]) -> None:
+        """Opens the checkpoints in the first process.
+
+        Args:
+            open_checkpoints: Opens the folder; called in the first process only.
+
+        Raises:
+            UserError: The folder cannot be opened.
+        """
+        self._local = open_checkpoints() if processes.is_first() else None
+
+    @property
+    def steps(self) -> list[int]:
+        """See `Checkpoints.steps`."""
+        return processes.from_first(lambda: self._local.steps)
+
+    @property
+    def best_step(self) -> int | None:
+        """See `Checkpoints.best_step`."""
+        return processes.from_first(lambda: self._local.best_step)
+
+    @property
+    def best_score(self) -> float | None:
+        """See `Checkpoints.best_score`."""
+        return processes.from_first(lambda: self._local.best_score)
+
+    def save(
+        self, step: int, *, record: Mapping[str, Any], score: float | None = None, **trees: PyTree
+    ) -> None:
+        """See `Checkpoints.save`."""
+        trees = parallel.gather(trees)
+        if self._local is not None:
+            if jax.process_count() > 1:  # Of jax.Arrays Orbax expects every process to save a part.
+                trees = jax.tree.map(np.asarray, trees)
+            self._local.save(step, record=record, score=score, **trees)
+
+    def wait(self) -> None:
+        """See `Checkpoints.wait`; only the first process waits."""
+        if self._local is not None:
+            self._local.wait()
+
+    def restore_latest(self, **like: PyTree) -> Restored | None:
+        """See `Checkpoints.restore_latest`; arrays get the shardings of those in `like`."""
+        return self._broadcast(lambda: self._local.restore_latest(**like), like)
+
+    def restore_best(self, **like: PyTree) -> Restored | None:
+        """See `Checkpoints.restore_best`; arrays get the shardings of those in `like`."""
+        return self._broadcast(lambda: self._local.restore_best(**like), like)
+
+    def _broadcast(self, read: Callable[[], Restored | None], like: dict[str, PyTree]) -> Any:
+        """Reads a checkpoint in the first process and broadcasts it to all."""
+        restored = read() if self._local is not None else None
+        facts = processes.from_first(
+            lambda: restored and {"step": restored.step, "record": restored.record}
+        )
+        if facts is None:
+            return None
+        like = tuple(like.values())
+        trees = processes.arrays_from_first(lambda: restored.trees, like)
+        trees = jax.tree.map(_place_like, trees, like)
+        return Restored(facts["step"], trees, facts["record"])
+
+    def close(self) -> None:
+        """See `Checkpoints.close`."""
+        if self._local is not None:
+            self._local.close()
+
+
+def _place_like(x: Any, like: Any) -> Any:
+    sharding = getattr(like, "sharding", None)
+    return parallel.place(x, sharding) if isinstance(sharding, NamedSharding) else x

@@ -1,4 +1,4 @@
-"""The files of a run, for the modules that copy them from and to cloud storage."""
+"""The files of a run: their names, which ones are there, and those in JSON, read with care."""
 
 import contextlib
 import json
@@ -6,12 +6,14 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import url_hash
-from hypjax.system.files import write_json
+from hypjax.system.files import finish_replacing, sha256, write_json
 
 CONFIG, RESULTS, CHECKPOINTS = "config.json", "results.json", "checkpoints/"
 METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
@@ -107,3 +109,163 @@ def remove(path: pathlib.Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+_MOST_CHARACTERS = 2**24
+
+
+def read_object(path: pathlib.Path) -> dict[str, Any] | None:
+    """Reads an object from a JSON file of a run; None if there is no file.
+
+    Raises:
+        UserError: The file cannot be read, or holds something else.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"cannot read {path} (it is no file)")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
+        if len(text) > _MOST_CHARACTERS:
+            raise damaged(path, f"it has more than {_MOST_CHARACTERS} characters")
+        value = json.loads(text, object_pairs_hook=_unique)
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError as error:
+        raise UserError(f"{path.parent} is a file; --workdir must name a folder") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, str(error)) from error
+    if not isinstance(value, dict):
+        raise damaged(path, "it holds no object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object of some JSON text.
+
+    Raises:
+        ValueError: A name occurs twice, so that readers may differ in what they read.
+    """
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a name occurs twice in one object")
+    return value
+
+
+def damaged(path: pathlib.Path, why: str) -> UserError:
+    """The error for a file of a run that cannot be used."""
+    return UserError(
+        f"{path} is damaged ({why}); restore a backup, or name another folder with --workdir"
+    )
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a JSON file is a number that is no larger than floats can be, or NaN."""
+    return type(value) in (int, float) and not abs(value) > sys.float_info.max
+
+
+def is_published(folder: pathlib.Path) -> bool:
+    """Whether a folder holds a published model; ends its replacement if that was interrupted.
+
+    Raises:
+        UserError: The replacement cannot be ended.
+    """
+    path = folder / PUBLISHED
+    finish_replacing(path, lambda: stale_files(folder))
+    return path.exists()
+
+
+def stale_files(folder: pathlib.Path) -> set[str]:
+    """Relative paths of the files of other models than the one that is published in a folder."""
+    hashes = (read_object(folder / PUBLISHED) or {}).get("files")
+    return set(hashed_files(folder)).difference(hashes) if isinstance(hashes, dict) else set()
+
+
+def require_published(folder: pathlib.Path) -> None:
+    """Checks a published model's files against their hashes, which older ones do not have.
+
+    Raises:
+        UserError: A file is missing, or is not the one with which hypjax.json was written.
+    """
+    hashes = (read_object(folder / PUBLISHED) or {}).get("files", {})
+    if not isinstance(hashes, dict):
+        raise damaged(folder / PUBLISHED, "files is no object")
+    for name in hashes and sorted({*hashes, *hashed_files(folder)}):
+        path = folder / name
+        if is_hashed(name) and not path.exists():
+            raise UserError(
+                f"{path} is missing, as if a transfer had been cut off; download the model again "
+                "with a connection to where it comes from, or push it again"
+            )
+        try:
+            whole = is_hashed(name) and path.is_file() and sha256(path) == hashes.get(name)
+        except OSError as error:
+            raise UserError(f"cannot read {path} ({error.strerror})") from error
+        if not whole:
+            raise UserError(
+                f"{path} is not the file with which {PUBLISHED} was written; push the model again, "
+                "or download all of it again"
+            )
+
+
+def read_results(path: pathlib.Path) -> dict[str, Any] | None:
+    """Reads a run's results.json; None if there is none.
+
+    Raises:
+        UserError: It cannot be read, or does not hold results.
+    """
+    if is_published(path.parent):
+        require_published(path.parent)
+    results = read_object(path)
+    if results is not None and not _are_results(results):
+        raise damaged(path, "it holds no results")
+    return results
+
+
+def _are_results(results: Mapping[str, Any]) -> bool:
+    """Whether an object has the form of a run's results, so that its parts can be used.
+
+    Scores of a model are {"head": {"recall@1": ...}, "encoder": ...}, or, of judged datasets,
+    {"head": {"scenes/easy/map": ...}, ...}.
+    """
+    validation, notes = results.get("validation", {}), results.get("notes", [])
+    tested = [results.get("untrained"), results.get("final")]
+    tested += [results["best"]] if "best" in results else []
+    held_out = list(validation.values()) if isinstance(validation, dict) else [None]
+    return (
+        all(map(_are_scores, [*tested, *held_out]))
+        and _fill_tables(tested)
+        and _fill_tables(held_out)
+        and type(results.get("best_step", 0)) is int
+        and isinstance(notes, list)
+        and all(isinstance(note, str) for note in notes)
+    )
+
+
+def _fill_tables(models: Sequence[Mapping[str, Mapping[str, float]]]) -> bool:
+    """Whether each row of the tables of scores has the metrics of the first one of its table."""
+    first: dict[bool, set[str]] = {}
+    for scores in (scores for parts in models for scores in parts.values()):
+        rows: dict[str, set[str]] = {}
+        for name in scores:
+            place, _, metric = name.rpartition("/")
+            rows.setdefault(place, set()).add(metric)
+        for place, metrics in rows.items():
+            if not first.setdefault(bool(place), metrics) <= metrics:
+                return False
+    return True
+
+
+def _are_scores(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) and "head" in value else [None]
+    return all(
+        isinstance(scores, dict)
+        and any(_is_recall(name) or "/" in name for name in scores)
+        and all(map(is_number, scores.values()))
+        for scores in parts
+    )
+
+
+def _is_recall(name: str) -> bool:
+    return name.startswith("recall@") and name[7:].isdecimal()

@@ -1,9 +1,15 @@
-"""Exits of a process whose threads or workers may never end."""
+"""How a process ends: signals deferred until a run can stop, threads that may never end."""
 
+import contextlib
 import multiprocessing
 import os
+import signal
 import threading
+from collections.abc import Iterator
 from typing import NoReturn
+
+from hypjax.errors import INTERRUPTED, TRY_AGAIN
+from hypjax.system import console
 
 _stuck = threading.Event()
 
@@ -36,3 +42,64 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+# Exit status after each signal: schedulers send SIGTERM and should rerun the command later.
+ENDING = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TRY_AGAIN}
+
+
+class Interrupt:
+    """Whether a signal has arrived.
+
+    Attributes:
+        status: Exit status for the signal that arrived, or 0.
+    """
+
+    def __init__(self) -> None:
+        """Starts without a signal."""
+        self._received = threading.Event()
+        self.status = 0
+
+    def __call__(self) -> bool:
+        """Whether a signal has arrived."""
+        return self._received.is_set()
+
+    def receive(self, signum: int) -> None:
+        """Records the arrival of a signal."""
+        self.status = ENDING[signum]
+        self._received.set()
+
+
+@contextlib.contextmanager
+def deferred(message: str) -> Iterator[Interrupt]:
+    """Defers the first SIGINT or SIGTERM during the body; a second one acts at once.
+
+    Outside the main thread, where Python cannot catch signals, nothing is deferred.
+
+    Args:
+        message: Text to print when a signal arrives.
+
+    Yields:
+        An object that says whether a signal has arrived.
+    """
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+
+    def handle(signum: int, frame: object) -> None:
+        del frame
+        interrupt.receive(signum)
+        restore()
+        console.say_here(message)
+
+    previous = {number: signal.signal(number, handle) for number in ENDING}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    try:
+        yield interrupt
+    finally:
+        restore()

@@ -20,7 +20,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 
 from hypjax.errors import UserError
-from hypjax.system.cores import usable_cores
+from hypjax.system.machine import usable_cores
 
 _T = TypeVar("_T")
 _ARRAY = np.lib.format.MAGIC_PREFIX

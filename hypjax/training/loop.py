@@ -12,15 +12,13 @@ from ml_collections import ConfigDict
 
 from hypjax.data.parts import Task
 from hypjax.errors import Interrupted
-from hypjax.monitoring.finiteness import FiniteWatch
-from hypjax.monitoring.health import HealthWatch
-from hypjax.monitoring.monitor import Monitor
+from hypjax.monitoring.health import FiniteWatch, HealthWatch
+from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry
-from hypjax.monitoring.tracing import Trace
 from hypjax.parallel import processes
-from hypjax.runs.shared_checkpoints import SharedCheckpoints
-from hypjax.system import console, interrupts, memory
+from hypjax.runs.checkpoints import SharedCheckpoints
+from hypjax.system import console, exits, machine
 from hypjax.training.input import Feed
 from hypjax.training.setup import Setup
 from hypjax.training.states import Measured, save
@@ -90,8 +88,8 @@ class Loop:
         first, total = int(state.step), self.cadence.total
         agreed = processes.Agreement(self.mesh)
         with (
-            interrupts.deferred(_STOPPING) as interrupted,
-            memory.explained("train.batch_size, data.image_size or the model's size"),
+            exits.deferred(_STOPPING) as interrupted,
+            machine.memory_explained("train.batch_size, data.image_size or the model's size"),
         ):
             if first < total:
                 console.say("compiling the training step")

@@ -13,7 +13,7 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.plans import TuplePlans
 from hypjax.inference import matches
 from hypjax.monitoring.stopwatch import Stopwatch
-from hypjax.system import console, memory
+from hypjax.system import console, machine
 from hypjax.training.input import Input, open_input
 from hypjax.training.setup import Setup, build, describe
 from hypjax.training.states import random_state, starting_parameters, with_pretrained
@@ -39,7 +39,7 @@ def rehearse(config: ConfigDict) -> None:
     describe(setup, parameters=sum(x.size for x in jax.tree.leaves(state.params)))
     state = with_pretrained(learner, state, starting_parameters(config, learner))
     embedding = _seconds_of_embedding(setup, state.params["model"]) * _embedded(setup)
-    with memory.explained("train.batch_size, data.image_size or the model's size"):
+    with machine.memory_explained("train.batch_size, data.image_size or the model's size"):
         _report(setup, config, embedding, *_run(setup, state, config))
 
 
@@ -121,7 +121,7 @@ def _report(
     temporary: float,
     seconds: list[float],
 ) -> None:
-    free = memory.free(setup.learner.mesh)
+    free = machine.free_memory(setup.learner.mesh)
     available = "" if free is None else f"; {free / _GIB:.2f} GiB are free now"
     print(
         f"memory of each device: {arguments / _GIB:.2f} GiB for parameters, their moments, the "

@@ -14,9 +14,9 @@ from hypjax.inference.postprocess import Projections, model_fingerprint, save_pr
 from hypjax.monitoring.stopwatch import TIMES, Stopwatch
 from hypjax.parallel import processes
 from hypjax.runs import published
-from hypjax.runs.shared_checkpoints import SharedCheckpoints
+from hypjax.runs.checkpoints import SharedCheckpoints
 from hypjax.runs.tables import format_results, noted, print_notes, selecting, title
-from hypjax.system import console, memory
+from hypjax.system import console, machine
 from hypjax.system.files import write_json
 from hypjax.training.setup import Setup
 from hypjax.training.states import Measured
@@ -144,7 +144,7 @@ def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:
         "steps": steps,
         "seconds": {name: round(value, 3) for name, value in stopwatch.seconds().items()},
         "programs": stopwatch.programs(),
-        **memory.peaks(),
+        **machine.memory_peaks(),
     }
     with console.tolerating(str(folder / TIMES)):
         write_json(folder / TIMES, times)

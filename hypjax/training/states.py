@@ -17,8 +17,8 @@ from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import Spec
 from hypjax.parallel import processes
-from hypjax.runs.cloud_read import reading
-from hypjax.runs.shared_checkpoints import SharedCheckpoints
+from hypjax.runs.checkpoints import SharedCheckpoints
+from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import Workdir
 from hypjax.system import console
 from hypjax.training import optim

@@ -14,7 +14,7 @@ from hypjax.data.splits import open_splits
 from hypjax.data.views import stored_sizes
 from hypjax.errors import UserError
 from hypjax.monitoring.telemetry import Telemetry
-from hypjax.system import memory
+from hypjax.system import machine
 from hypjax.training.setup import create_plans
 from hypjax.types import Crops
 from tests.helpers import small_runs
@@ -211,7 +211,7 @@ def test_impossible_settings_are_rejected(photos_folder, tmp_path, monkeypatch):
         (40_000, r"set --config.data.stored_side=\d+ or less, or set"),
         (9, "set"),
     ):
-        monkeypatch.setattr(memory, "free", lambda mesh, free=free: free)
+        monkeypatch.setattr(machine, "free_memory", lambda mesh, free=free: free)
         message = (
             r"run.cache is device, but the training images take 4\d\.\dkB, more than 80% of the "
             r"(9.00B|40.0kB) free on each device \(\w+\); "
@@ -222,7 +222,7 @@ def test_impossible_settings_are_rejected(photos_folder, tmp_path, monkeypatch):
         if remedy != "set":
             advised = int(str(error.value).split("side=")[1].split()[0])
     sizes, mesh = open_splits(config).train.sizes, parallel.create_mesh((1, 1))
-    monkeypatch.setattr(memory, "free", lambda mesh: 40_000)
+    monkeypatch.setattr(machine, "free_memory", lambda mesh: 40_000)
     fitting, larger = stored_sizes(sizes, advised), stored_sizes(sizes, advised + 1)
     assert device_cache.plan_layout(fitting, mesh, 3, scalable=True).bytes <= 32_000
     with pytest.raises(UserError, match="run.cache is device, but"):
@@ -242,7 +242,7 @@ def test_an_unreadable_image_is_named():
 
 
 def test_free_memory_is_measured():
-    assert 2**20 < memory.free(parallel.create_mesh((1, 1))) < 2**50
+    assert 2**20 < machine.free_memory(parallel.create_mesh((1, 1))) < 2**50
 
 
 @pytest.mark.slow

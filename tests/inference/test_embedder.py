@@ -39,7 +39,7 @@ from hypjax.retrieval.expansion import expand_queries
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking, rerank
-from hypjax.runs.saved import read_results
+from hypjax.runs.files import read_results
 from hypjax.runs.workdir import saved_config
 from tests.helpers import small_runs
 

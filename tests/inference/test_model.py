@@ -24,7 +24,7 @@ from hypjax.geometry import PoincareBall
 from hypjax.inference.matches import match_distance, read_matches
 from hypjax.inference.push import without_paths
 from hypjax.retrieval.refinement import Refinement
-from hypjax.runs.saved import read_results
+from hypjax.runs.files import read_results
 from hypjax.runs.workdir import saved_config
 from hypjax.system import hub
 from hypjax.system.files import read_npz

@@ -45,7 +45,7 @@ def test_merged_parts_are_the_gallery_bit_for_bit(execute, run, tmp_path, monkey
     execute("--output=whole.npz")
     execute("--shard=2/2")
     with monkeypatch.context() as patch:
-        patch.setattr(inference.interrupts, "deferred", Stopping)
+        patch.setattr(inference.exits, "deferred", Stopping)
         with pytest.raises(Interrupted, match="16 of 32 images are saved"):
             execute("--shard=1/2")
     with pytest.raises(UserError, match="g-1-of-2.npz is missing; embed it with --shard=1/2"):

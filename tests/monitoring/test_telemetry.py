@@ -12,7 +12,7 @@ import pytest
 from hypjax import train
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.monitoring.meter import Meter
+from hypjax.monitoring.monitor import Meter
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry
 from hypjax.objectives import PairwiseCrossEntropy

@@ -13,8 +13,7 @@ import pytest
 
 from hypjax import train
 from hypjax.errors import UserError
-from hypjax.runs.checkpoints import Checkpoints
-from hypjax.runs.checksums import checksum
+from hypjax.runs.checkpoints import Checkpoints, checksum
 from tests.helpers import small_runs
 from tests.helpers.system_limits import lossy_disk, small_disk
 

@@ -22,8 +22,7 @@ from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import create_embedder
 from hypjax.runs import cloud_copy
 from hypjax.runs.checkpoints import Checkpoints
-from hypjax.runs.cloud_copy import CloudCopy
-from hypjax.runs.cloud_read import reading
+from hypjax.runs.cloud_copy import CloudCopy, reading
 from hypjax.system.locks import claimed_or_refused
 from hypjax.training import loop
 from tests.helpers import small_runs

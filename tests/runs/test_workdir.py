@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.runs.saved import read_results
+from hypjax.runs.files import read_results
 from hypjax.runs.workdir import Workdir
 from tests.helpers import small_runs
 

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hypjax.runs.checkpoints import Checkpoints
-from hypjax.runs.shared_checkpoints import SharedCheckpoints
+from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
 from hypjax.training import states
 from tests.helpers.steps import random_batch, start
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from hypjax.objectives import PairwiseCrossEntropy
-from hypjax.runs.checkpoints import Checkpoints
-from hypjax.runs.shared_checkpoints import SharedCheckpoints
+from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
 from hypjax.training import optim, states
 from tests.helpers.steps import learner_of, leaves, random_batch, start
 

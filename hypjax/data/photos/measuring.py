@@ -16,8 +16,8 @@ from hypjax.data.photos.photo import Photo
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
-from hypjax.system.cores import usable_cores
 from hypjax.system.files import replacing
+from hypjax.system.machine import usable_cores
 
 _MAX_NAMED = 5  # Files that a message names.
 

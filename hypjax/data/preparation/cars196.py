@@ -5,9 +5,15 @@ import pathlib
 
 import numpy as np
 
-from hypjax.data.preparation.builders import OfficialBuilder
-from hypjax.data.preparation.lists import NameChecker, damaged_list, listed_image
-from hypjax.data.preparation.official import Count, Listing, OfficialDataset
+from hypjax.data.preparation.official import (
+    Count,
+    Listing,
+    NameChecker,
+    OfficialBuilder,
+    OfficialDataset,
+    damaged_list,
+    listed_image,
+)
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 from hypjax.errors import UserError
 

@@ -4,16 +4,18 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hypjax.data.preparation.builders import OfficialBuilder
-from hypjax.data.preparation.lists import (
+from hypjax.data.preparation.official import (
+    Count,
+    Listing,
     NameChecker,
+    OfficialBuilder,
+    OfficialDataset,
     Row,
     damaged_list,
     listed_image,
     match_row,
     read_rows,
 )
-from hypjax.data.preparation.official import Count, Listing, OfficialDataset
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 
 _CLASSES = 200  # The first half is for training.

@@ -1,15 +1,17 @@
 """DeepFashion's In-Shop Clothes Retrieval: photos of clothes (Liu et al., CVPR 2016)."""
 
-from hypjax.data.preparation.builders import OfficialBuilder
-from hypjax.data.preparation.lists import (
+from hypjax.data.preparation.official import (
+    Count,
+    Listing,
     NameChecker,
+    OfficialBuilder,
+    OfficialDataset,
     Row,
     damaged_list,
     listed_image,
     match_row,
     read_rows,
 )
-from hypjax.data.preparation.official import Count, Listing, OfficialDataset
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 
 

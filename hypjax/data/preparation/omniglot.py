@@ -2,9 +2,14 @@
 
 import re
 
-from hypjax.data.preparation.builders import OfficialBuilder
-from hypjax.data.preparation.lists import listed_image
-from hypjax.data.preparation.official import Count, ListedImage, Listing, OfficialDataset
+from hypjax.data.preparation.official import (
+    Count,
+    ListedImage,
+    Listing,
+    OfficialBuilder,
+    OfficialDataset,
+    listed_image,
+)
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 from hypjax.system import console
 

@@ -12,9 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow_datasets as tfds
 
 from hypjax.data import cloud
-from hypjax.data.preparation.builders import OfficialBuilder
-from hypjax.data.preparation.checking import CheckedImages, large_images
-from hypjax.data.preparation.official import Count, Listing
+from hypjax.data.preparation.official import (
+    CheckedImages,
+    Count,
+    Listing,
+    OfficialBuilder,
+    large_images,
+)
 from hypjax.data.preparation.registry import BUILDERS, OFFICIAL_DATASETS
 from hypjax.data.records import (
     RecordBuilder,

@@ -10,9 +10,14 @@ import numpy as np
 import pyarrow
 
 from hypjax.data.ground_truth import GroundTruth, parse_ground_truth
-from hypjax.data.preparation.builders import OfficialBuilder
-from hypjax.data.preparation.lists import NameChecker, listed_image
-from hypjax.data.preparation.official import Count, Listing, OfficialDataset
+from hypjax.data.preparation.official import (
+    Count,
+    Listing,
+    NameChecker,
+    OfficialBuilder,
+    OfficialDataset,
+    listed_image,
+)
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 from hypjax.data.relations import JUDGEMENTS, JUDGEMENTS_SCHEMA
 

@@ -9,9 +9,14 @@ from typing import Any, NamedTuple
 import pyarrow
 
 from hypjax.data import safe_pickle
-from hypjax.data.preparation.builders import OfficialBuilder
-from hypjax.data.preparation.lists import NameChecker, listed_image
-from hypjax.data.preparation.official import Count, Listing, OfficialDataset
+from hypjax.data.preparation.official import (
+    Count,
+    Listing,
+    NameChecker,
+    OfficialBuilder,
+    OfficialDataset,
+    listed_image,
+)
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 from hypjax.data.relations import PAIRS, PAIRS_SCHEMA
 from hypjax.data.safe_pickle import as_array, as_indices

@@ -1,14 +1,16 @@
 """Stanford Online Products: photos of things for sale (Oh Song et al., CVPR 2016)."""
 
-from hypjax.data.preparation.builders import OfficialBuilder
-from hypjax.data.preparation.lists import (
+from hypjax.data.preparation.official import (
+    Count,
+    Listing,
     NameChecker,
+    OfficialBuilder,
+    OfficialDataset,
     damaged_list,
     listed_image,
     match_row,
     read_rows,
 )
-from hypjax.data.preparation.official import Count, Listing, OfficialDataset
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 
 

@@ -1,20 +1,191 @@
-"""Sources of a dataset's files: a folder, archives in it, or downloads."""
+"""The files that a dataset's authors published: a folder, archives in it, or downloads."""
 
 import contextlib
 import dataclasses
 import fcntl
 import fnmatch
 import functools
+import logging
 import os
 import pathlib
 import shutil
+import tarfile
 import tempfile
+import urllib.parse
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 
-from hypjax.data.pixels import read_bytes
-from hypjax.data.preparation import archives, downloads
-from hypjax.data.preparation.archives import Reader
+import tqdm
+
+from hypjax.data.pixels import LARGEST_FILE, read_bytes
 from hypjax.errors import UserError
+from hypjax.system import console
+
+SUFFIXES = (".zip", ".tgz", ".tar.gz", ".tar")
+_ENCRYPTED = 1  # Bit of a member's flags.
+_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
+_UNREADABLE = (*_DAMAGED, RuntimeError)  # The latter for unsupported compression.
+
+Reader = Callable[[], bytes]
+
+
+def visible(name: str) -> bool:
+    """Whether a path counts: relative, not hidden, and none of macOS's extra files."""
+    parts = pathlib.PurePosixPath(name).parts
+    return not any(part.startswith((".", "/")) or part == "__MACOSX" for part in parts)
+
+
+def walk(folder: pathlib.Path) -> dict[str, Reader]:
+    """Returns readers of all visible files below a folder, by path; links are followed.
+
+    Raises:
+        OSError: If a folder cannot be listed.
+    """
+    readers, seen = {}, set()
+    for place, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
+        seen.add(os.path.realpath(place))
+        inner = (f for f in folders if visible(f))
+        folders[:] = sorted(f for f in inner if os.path.realpath(f"{place}/{f}") not in seen)
+        below = pathlib.PurePosixPath(place).relative_to(folder)
+        for file in filter(visible, files):
+            readers[str(below / file)] = functools.partial(read_bytes, pathlib.Path(place, file))
+    return readers
+
+
+@contextlib.contextmanager
+def opened(
+    path: pathlib.Path, scratch: Callable[[], pathlib.Path], wanted: Callable[[str], bool]
+) -> Iterator[Mapping[str, Reader]]:
+    """Opens an archive as readers of its files by name; safe to use from several threads.
+
+    Args:
+        path: Path of the archive.
+        scratch: Returns an empty folder; called if the archive has to be unpacked.
+        wanted: Whether to unpack the file of a given name.
+
+    Raises:
+        UserError: If the archive is damaged, cannot be read or cannot be unpacked.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            if path.name.endswith(".zip"):
+                readers = _members(stack.enter_context(zipfile.ZipFile(path)))
+            else:
+                readers = _unpack(path, scratch(), wanted)
+        except _DAMAGED as error:
+            raise UserError(f"{path} is damaged ({error}); fetch it again") from error
+        except OSError as error:
+            place = error.filename or path
+            raise UserError(f"cannot read {place} ({error.strerror or error})") from error
+        yield readers
+
+
+def _members(archive: zipfile.ZipFile) -> dict[str, Reader]:
+    infos = [i for i in archive.infolist() if not i.is_dir() and visible(i.filename)]
+    if any(info.flag_bits & _ENCRYPTED for info in infos):
+        raise UserError(
+            f"{archive.filename} is encrypted; unpack it with the password that its owners gave you"
+        )
+    return {info.filename: functools.partial(_read, archive, info) for info in infos}
+
+
+def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    if info.file_size > LARGEST_FILE:
+        raise OSError(f"larger than {LARGEST_FILE} bytes in {archive.filename}")
+    try:
+        return archive.read(info)
+    except _UNREADABLE as error:
+        raise OSError(f"damaged in {archive.filename} ({error})") from error
+
+
+def _unpack(
+    path: pathlib.Path, folder: pathlib.Path, wanted: Callable[[str], bool]
+) -> dict[str, Reader]:
+    console.say(f"unpacking {path} temporarily")
+    size = path.stat().st_size
+    bar = {"total": size, "desc": path.name, "disable": None, "leave": False}
+    # Reading a stream keeps the progress bar accurate.
+    with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as stream:
+        with tarfile.open(fileobj=stream, mode="r|*") as packed:
+            for member in packed:
+                if member.isreg() and visible(member.name) and wanted(member.name):
+                    _extract(packed, member, path, folder)
+    return walk(folder)
+
+
+def _extract(
+    packed: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path, folder: pathlib.Path
+) -> None:
+    """Extracts a file, but never outside the folder (Python 3.11.3 has no extraction filters)."""
+    name = pathlib.PurePosixPath(member.name)
+    if name.is_absolute() or ".." in name.parts:
+        raise tarfile.TarError(f"{member.name!r} would be extracted outside its folder")
+    if member.size > LARGEST_FILE:
+        raise tarfile.TarError(f"{member.name!r} is larger than {LARGEST_FILE} bytes")
+    target = folder / name
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with packed.extractfile(member) as source, target.open("wb") as file:
+            shutil.copyfileobj(source, file)
+    except OSError as error:
+        raise UserError(
+            f"cannot unpack {path} to {folder.parent} ({error.strerror or error}); unpack it where "
+            "there is room, and pass that folder with --manual_dir=FOLDER"
+        ) from error
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+_TIMEOUT = 30  # Seconds without a byte before a download is abandoned.
+
+
+def _fetch(
+    url: str, path: pathlib.Path, *, sha256: str, scratch: Callable[[], pathlib.Path]
+) -> None:
+    """Downloads a file, unless it exists with the right checksum.
+
+    Args:
+        url: Address of the file.
+        path: Destination.
+        sha256: Expected checksum.
+        scratch: Returns a folder on the same disk, for the unfinished download.
+
+    Raises:
+        OSError: If the file cannot be downloaded or written.
+        ValueError: If the checksum differs.
+    """
+    import pooch
+
+    if path.is_file() and pooch.file_hash(str(path)) == sha256:
+        return
+    unfinished = scratch() / path.name
+    console.say(f"downloading {url} to {path.parent}")
+    pooch.get_logger().setLevel(logging.WARNING)
+    bar = {"unit": "B", "unit_scale": True, "disable": None, "leave": False}
+    with tqdm.tqdm(total=1, desc=path.name, **bar) as progress:  # Pooch sets the total.
+        downloader = pooch.HTTPDownloader(progress, chunk_size=1 << 20, timeout=_TIMEOUT)
+        known = f"sha256:{sha256}"
+        pooch.retrieve(url, known, path.name, str(unfinished.parent), downloader=downloader)
+    unfinished.replace(path)
+
+
+def _reason(error: OSError | ValueError, url: str) -> str:
+    """Returns in a few words why a download failed."""
+    import requests
+
+    host = urllib.parse.urlsplit(url).netloc
+    if isinstance(error, requests.HTTPError):
+        return f"{host} answered {error.response.status_code} {error.response.reason}"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return f"the connection to {host} broke"
+    if isinstance(error, requests.RequestException):
+        return f"no connection to {host}"
+    if isinstance(error, ValueError):
+        return "its SHA-256 differs from that of the official file"
+    return error.strerror or str(error)
 
 
 class FileTree:
@@ -74,10 +245,10 @@ class Archive:
 
     def find(self, root: pathlib.Path) -> pathlib.Path | None:
         """Returns the archive in a dataset's folder, or None if missing or already unpacked."""
-        if any(archives.visible(path.name) for path in root.glob(self.unpacked)):
+        if any(visible(path.name) for path in root.glob(self.unpacked)):
             return None
-        stem = next(self.file.removesuffix(s) for s in archives.SUFFIXES if self.file.endswith(s))
-        paths = [root / self.file, *(root / f"{stem}{suffix}" for suffix in archives.SUFFIXES)]
+        stem = next(self.file.removesuffix(s) for s in SUFFIXES if self.file.endswith(s))
+        paths = [root / self.file, *(root / f"{stem}{suffix}" for suffix in SUFFIXES)]
         return next((path for path in paths if path.is_file()), None)
 
 
@@ -147,7 +318,7 @@ class Source:
                 tree.read_list(file)  # Unpacking may take long.
             for archive in self.archives:
                 if path := archive.find(root):
-                    members = archives.opened(path, scratch, self._entry_filter(archive))
+                    members = opened(path, scratch, self._entry_filter(archive))
                     readers = self._renamed(archive, stack.enter_context(members)) | readers
             yield FileTree(root, readers)
 
@@ -159,7 +330,7 @@ class Source:
 
     def _has_files(self, root: pathlib.Path) -> bool:
         entries = (path for pattern in self.entries for path in root.glob(pattern))
-        return any(archives.visible(path.name) for path in entries) or any(
+        return any(visible(path.name) for path in entries) or any(
             archive.find(root) for archive in self.archives
         )
 
@@ -168,9 +339,9 @@ class Source:
         readers = {}
         for path in (path for pattern in self.entries for path in root.glob(pattern)):
             name = path.relative_to(root).as_posix()
-            if path.is_dir() and archives.visible(name):
-                readers |= {f"{name}/{file}": read for file, read in archives.walk(path).items()}
-            elif archives.visible(name):
+            if path.is_dir() and visible(name):
+                readers |= {f"{name}/{file}": read for file, read in walk(path).items()}
+            elif visible(name):
                 readers[name] = functools.partial(read_bytes, path)
         return readers
 
@@ -204,14 +375,14 @@ class Source:
             if not archive.url or any(root.glob(archive.unpacked)):
                 continue
             try:
-                downloads.download(
+                _fetch(
                     archive.url,
                     root / archive.file,
                     sha256=archive.sha256,
                     scratch=scratch,
                 )
             except (OSError, ValueError) as error:
-                reason = downloads.reason(error, archive.url)
+                reason = _reason(error, archive.url)
                 raise UserError(
                     f"cannot download {archive.file} ({reason}); {self.advice}"
                 ) from error

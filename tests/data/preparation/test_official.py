@@ -17,7 +17,7 @@ import zipfile
 
 import pytest
 
-from hypjax.data.preparation import archives
+from hypjax.data.preparation import sources
 from hypjax.data.preparation.official import Count
 from hypjax.data.preparation.registry import OFFICIAL_DATASETS
 from hypjax.errors import UserError
@@ -115,8 +115,8 @@ def test_home_is_expanded_and_links_are_followed(tmp_path, downloads, monkeypatc
 
 def test_folders_without_the_datasets_names_are_not_walked(tmp_path, downloads, monkeypatch):
     written = disk.write_sop(tmp_path)
-    walked, walk = [], archives.walk
-    monkeypatch.setattr(archives, "walk", lambda path: walked.append(path.name) or walk(path))
+    walked, walk = [], sources.walk
+    monkeypatch.setattr(sources, "walk", lambda path: walked.append(path.name) or walk(path))
     for folder in ("private", "Stanford_Online_Products/private", "lamp_final"):
         (tmp_path / folder).mkdir()
     assert open_at("sop", tmp_path, downloads) == written

@@ -1,24 +1,40 @@
-"""Memory: how much is free, how much was used, and an error message when it runs out."""
+"""What this machine offers: cores, memory, devices; and what a result was computed with."""
 
 import contextlib
+import datetime
+import importlib.metadata
+import os
 import pathlib
+import platform
 import re
 import resource
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 from jax.stages import Compiled
 
-from hypjax.errors import UserError
+import hypjax
+from hypjax.errors import UserError, redacted
+
+
+def usable_cores() -> int:
+    """Returns the number of cores; on Linux only those in the process's affinity mask."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
 
 # What XLA says; the second, its library on CPUs.
 _FULL = ("RESOURCE_EXHAUSTED", "YNNPACK operation failed")
 
 
 @contextlib.contextmanager
-def explained(remedy: str) -> Iterator[None]:
+def memory_explained(remedy: str) -> Iterator[None]:
     """Turns an out-of-memory error of a device into a `UserError`.
 
     Args:
@@ -33,7 +49,7 @@ def explained(remedy: str) -> Iterator[None]:
         raise UserError(f"out of memory on {device}; lower {remedy}") from error
 
 
-def require(program: Compiled, mesh: Mesh, remedy: str) -> None:
+def require_memory(program: Compiled, mesh: Mesh, remedy: str) -> None:
     """Checks that a program fits into the free memory of the devices, where it is known.
 
     Args:
@@ -44,7 +60,7 @@ def require(program: Compiled, mesh: Mesh, remedy: str) -> None:
     Raises:
         UserError: It does not fit.
     """
-    needed, available = program.memory_analysis(), free(mesh)
+    needed, available = program.memory_analysis(), free_memory(mesh)
     if None not in (needed, available) and needed.temp_size_in_bytes > available:
         raise UserError(
             f"the model needs {needed.temp_size_in_bytes / 2**30:,.0f} GiB on each device, and "
@@ -52,7 +68,7 @@ def require(program: Compiled, mesh: Mesh, remedy: str) -> None:
         )
 
 
-def free(mesh: Mesh) -> int | None:
+def free_memory(mesh: Mesh) -> int | None:
     """Returns the free bytes of each of this process's devices, or None if unknown.
 
     CPU devices share the memory of the machine equally.
@@ -72,7 +88,7 @@ def _free_host_memory() -> int | None:
     return None
 
 
-def peaks() -> dict[str, int]:
+def memory_peaks() -> dict[str, int]:
     """Returns the peak memory of this process and its first device, in bytes, where known."""
     unit = 1 if sys.platform == "darwin" else 1024
     peak = {"host_memory_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
@@ -80,3 +96,50 @@ def peaks() -> dict[str, int]:
     if "peak_bytes_in_use" in device:
         peak["device_memory_peak"] = device["peak_bytes_in_use"]
     return peak
+
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
+
+
+def describe(seed: int) -> dict[str, Any]:
+    """Describes this process, its machine and its packages, as JSON.
+
+    Args:
+        seed: Seed of the run, which is included.
+    """
+    devices = jax.devices()
+    return {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(map(redacted, sys.orig_argv)),
+        "seed": seed,
+        "versions": {
+            "hypjax": hypjax.__version__,
+            "python": platform.python_version(),
+            **{name: _version(name) for name in _PACKAGES},
+        },
+        "commit": _commit(),
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        "platform": platform.platform(),
+        "host": platform.node(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Returns the commit of this package's source, with '-dirty' if files were changed."""
+    root = pathlib.Path(hypjax.__file__).parents[1]
+    if not (root / ".git").exists():
+        return None  # Installed: a repository around it would belong to another project.
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
