@@ -2,7 +2,6 @@
 
 import configparser
 import copy
-import functools
 import importlib
 import os
 import re
@@ -14,7 +13,7 @@ import warnings
 import pytest
 from absl import flags
 
-from hypjax import command, scripts
+from hypjax import cli, command
 from hypjax.errors import UserError
 from tests.helpers import commands
 
@@ -27,34 +26,30 @@ def test_all_commands_are_found():
     assert commands.names() == list(ALL)
 
 
-def test_each_command_has_a_script(repository):
+def test_each_command_is_a_sub_command(repository):
     setup = configparser.ConfigParser()
     setup.read(repository / "setup.cfg")
-    points = setup["options.entry_points"]["console_scripts"].split("\n")[1:]
-    modules = {}
-    for point in points:
-        script, _, function = point.replace(" ", "").partition("=hypjax.scripts:")
-        assert script == f"hypjax-{function}"
-        modules[function] = getattr(scripts, function).args[0]
-    assert modules.pop("train") == "hypjax.main"
-    assert modules == {name: f"hypjax.{name}" for name in ALL if name != "main"}
+    points = setup["options.entry_points"]["console_scripts"].split()
+    assert points == ["hypjax", "=", "hypjax.cli:main"]
+    modules = {"train" if name == "main" else name: f"hypjax.{name}" for name in ALL}
+    assert cli.COMMANDS == modules
 
 
-def test_a_script_is_the_command(repository, tmp_path):
-    program = "import sys; from hypjax import scripts; sys.exit(scripts.train())"
-    run = functools.partial(
-        subprocess.run,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(repository)},
-    )
-    helped = run([sys.executable, "-c", program, "--help"])
-    assert helped.returncode == 0 and "--mode: <train|evaluate>" in helped.stdout
-    refused = run([sys.executable, "-c", program, "--config=glyphs:hip"])
-    assert refused.returncode == 1
-    assert refused.stderr == "error: unknown variant 'hip'; did you mean hyp?\n"
+@pytest.mark.parametrize(
+    ("arguments", "status", "shown"),
+    [
+        ([], 0, "train         Trains and evaluates"),
+        (["--help"], 0, "search        Finds the nearest"),
+        (["train", "--help"], 0, "--mode: <train|evaluate>"),
+        (["train", "--config=glyphs:hip"], 1, "error: unknown variant 'hip'; did you mean hyp?"),
+        (["serch"], 1, "error: 'serch' is no command of hypjax; did you mean search?"),
+    ],
+)
+def test_the_program_runs_its_sub_commands(arguments, status, shown, tmp_path):
+    command = [sys.executable, "-m", "hypjax.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == status and shown in (done.stderr if status else done.stdout)
+    assert not (done.stdout if status else done.stderr)
 
 
 def test_devices_that_jax_does_not_find_are_one_sentence(repository):
@@ -76,8 +71,9 @@ def test_devices_that_jax_does_not_find_are_one_sentence(repository):
 def test_one_process_imports_all_commands_without_touching_global_flags(repository):
     imports = "".join(f"import hypjax.{name}\n" for name in ALL)
     program = f"from absl import flags\n{imports}assert 'workdir' not in flags.FLAGS\n"
-    # Importing JAX takes a second or more, and signals must have their exit statuses before.
-    program += "import sys; assert 'jax' not in sys.modules"
+    # --help answers at once, and signals have their exit statuses before JAX is imported.
+    heavy = {"jax", "numpy", "ml_collections", "matplotlib"}
+    program += f"import sys; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=repository, check=True, timeout=60)
 
 

@@ -1,0 +1,57 @@
+"""The program `hypjax`, of which `hypjax train` runs hypjax.main, `embed` hypjax.embed, and so on.
+
+Nothing heavy is imported before a command's flags are parsed, so that --help answers at once.
+"""
+
+import importlib
+import runpy
+import sys
+
+from hypjax.errors import UserError, nearest, reported
+
+# The modules of the commands, whose docstrings `hypjax --help` shows. A new command adds its line.
+COMMANDS = {
+    "train": "hypjax.main",
+    "embed": "hypjax.embed",
+    "search": "hypjax.search",
+    "compare": "hypjax.compare",
+    "tune": "hypjax.tune",
+    "plot": "hypjax.plot",
+    "report": "hypjax.report",
+    "hyperbolicity": "hypjax.hyperbolicity",
+    "hierarchy": "hypjax.hierarchy",
+    "spectrum": "hypjax.spectrum",
+    "negatives": "hypjax.negatives",
+    "prepare": "hypjax.prepare",
+    "export": "hypjax.export",
+    "convert": "hypjax.convert",
+    "benchmark": "hypjax.benchmark",
+}
+
+
+def main() -> None:
+    """Runs the command that the first argument names, with the arguments that follow."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    with reported():
+        if name in ("--help", "-h", "help"):
+            print(_usage())
+            return
+        if name not in COMMANDS:
+            raise UserError(f"{name!r} is no command of hypjax{nearest(name, COMMANDS)}")
+    del sys.argv[1]
+    runpy.run_module(COMMANDS[name], run_name="__main__", alter_sys=True)
+
+
+def _usage() -> str:
+    lines = [
+        "Image retrieval with hyperbolic embeddings.\n",
+        "usage: hypjax COMMAND [--FLAG ...]\n",
+    ]
+    for name, module in COMMANDS.items():
+        summary = importlib.import_module(module).__doc__.splitlines()[0]
+        lines.append(f"  {name:<14}{summary}")
+    return "\n".join([*lines, "\nhypjax COMMAND --help lists the flags of a command."])
+
+
+if __name__ == "__main__":
+    main()
