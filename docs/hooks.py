@@ -1,4 +1,4 @@
-"""Adds what lies outside docs/ to the site: the table of commands, the changelog, the notebooks."""
+"""Adds what lies outside docs/ to the site: the changelog and the notebooks."""
 
 import json
 import pathlib
@@ -6,32 +6,19 @@ import re
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 
 ROOT = pathlib.Path(__file__).parents[1]
-_TABLE = "<!-- commands -->"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the changelog, and a page for each notebook."""
-    pages = {"changelog.md": _moved((ROOT / "CHANGELOG.md").read_text())}
+    changelog = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+    pages = {"changelog.md": changelog}
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         pages[f"notebooks/{path.stem}.md"] = notebook_page(path, config.repo_url)
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     return files
-
-
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Inserts the table of commands where a page asks for it."""
-    del page, config, files
-    return markdown.replace(_TABLE, command_table())
-
-
-def command_table() -> str:
-    """The table of commands in README.md, with links as in docs/."""
-    section = (ROOT / "README.md").read_text().partition("\n## Commands\n")[2]
-    return _moved(section.partition("\n## ")[0].strip())
 
 
 def notebook_page(path: pathlib.Path, repository: str | None) -> str:
@@ -55,8 +42,3 @@ def notebook_page(path: pathlib.Path, repository: str | None) -> str:
         title, _, rest = parts[0].partition("\n")
         parts[0] = f"{title}\n\n[Open in Colab]({opened})\n{rest}"
     return "\n\n".join(parts) + "\n"
-
-
-def _moved(text: str) -> str:
-    """The text of a file beside docs/, with links as in docs/."""
-    return text.replace("](docs/", "](")
