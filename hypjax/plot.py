@@ -1,23 +1,11 @@
 """Draws embeddings in the Poincaré disk, or their images on a grid."""
 
-from __future__ import annotations
-
 import pathlib
-from typing import TYPE_CHECKING
 
 from absl import flags
 
 from hypjax import command
 from hypjax.errors import UserError, require_package
-
-if TYPE_CHECKING:  # They import JAX or NumPy.
-    from collections.abc import Sequence
-
-    import numpy as np
-    from jaxtyping import Complex
-
-    from hypjax.analysis.disk import Panel
-    from hypjax.analysis.plot_data import Drawn, Part
 
 EXAMPLE = "python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png"
 FLAGS = flags.FlagValues()
@@ -98,97 +86,40 @@ def main(overrides: list[str], kind: str | None) -> None:
         require_package("bokeh", "an interactive page", "hypjax[viz]")
     if _LAYOUT.value == "umap":
         require_package("umap", "a layout by UMAP", "hypjax[viz]")
-    from hypjax.analysis.disk import Proxies, draw_disks, draw_image_grid
+    from hypjax.analysis import disk
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
     keep_compiled_programs()
-    drawn = _drawn(_IMAGES.value or _DEFAULT_IMAGES[PAGE if is_page else kind])
-    grouping = _grouping(drawn.parts)
-    places = _places(drawn)
-    names, panels = _panels(drawn.parts, grouping, places)
-    if kind == "grid":
-        draw_image_grid(panels[0], output)
-    elif is_page:
-        from hypjax.analysis.disk_page import write_disk_page
-
-        proxies = Proxies(places[-1], drawn.parents)
-        note = _NOTES[_LAYOUT.value]
-        write_disk_page(panels, names, grouping, output, proxies=proxies, note=note)
-    else:
-        note = _NOTES[_LAYOUT.value]
-        proxies = Proxies(places[-1], drawn.parents)
-        options = {"proxies": proxies, "thumbnails": _THUMBNAILS.value, "note": note}
-        draw_disks(panels, names, grouping, output, **options)
-    for panel in panels:
-        panel.read.warn()
-    console.say(f"wrote {output}")
-
-
-def _drawn(most: int) -> Drawn:
-    """Embeds, or reads, what is to be drawn."""
+    most = _IMAGES.value or _DEFAULT_IMAGES[PAGE if is_page else kind]
     if _EMBEDDINGS.value:
-        from hypjax.analysis.plot_data import draw_gallery
-
-        return draw_gallery(pathlib.Path(_EMBEDDINGS.value).expanduser(), most, _SEED.value)
-    from hypjax.analysis.plot_data_of_run import draw_run
-
-    return draw_run(_WORKDIR.value, _PARTS.value, most, _SEED.value)
-
-
-def _grouping(parts: Sequence[Part]) -> str:
-    """Name of the grouping that colours stand for.
-
-    Raises:
-        UserError: There is no such grouping.
-    """
-    known = list(parts[0].groupings)
+        path = pathlib.Path(_EMBEDDINGS.value).expanduser()
+        data = disk.gallery_data(path, most, _SEED.value)
+    else:
+        data = disk.run_data(_WORKDIR.value, _PARTS.value, most, _SEED.value)
+    known = list(data.sets[0].groupings)
     if _COLOUR.value and _COLOUR.value not in known:
         raise UserError(
             f"--colour={_COLOUR.value} is unknown; it must be one of {', '.join(known)}"
         )
-    return _COLOUR.value or known[1 if len(known) > 1 else 0]
-
-
-def _places(drawn: Drawn) -> list[Complex[np.ndarray, " n"]]:
-    """Lays out all parts, and the proxies, together; says how faithful the layout is."""
-    import numpy as np
-
-    from hypjax.geometry import layout
-
-    points = np.concatenate([*(part.points for part in drawn.parts), drawn.proxies])
-    lay_out = {"mds": layout.lay_out, "umap": layout.lay_out_by_umap}[_LAYOUT.value]
-    places = lay_out(points, drawn.space, seed=_SEED.value)
-    if len(points) > 2:
-        plain = layout.to_disk(
-            1e-6 * layout.principal_components(np.asarray(drawn.space.features(points)))
-        )
-        found, other = (layout.rank_correlation(points, p, drawn.space) for p in (places, plain))
+    grouping = _COLOUR.value or known[1 if len(known) > 1 else 0]
+    panels, names, proxies, ranks = disk.place_in_disk(data, _LAYOUT.value, grouping, _SEED.value)
+    if ranks:
         print(
-            f"rank correlation of distances in the picture and in {drawn.space}: {found:.3f} "
-            f"({_LAYOUT.value}); of two principal components: {other:.3f}"
+            f"rank correlation of distances in the picture and in {data.space}: {ranks[0]:.3f} "
+            f"({_LAYOUT.value}); of two principal components: {ranks[1]:.3f}"
         )
-    return np.split(places, np.cumsum([len(part.points) for part in drawn.parts]))
-
-
-def _panels(
-    parts: Sequence[Part], grouping: str, places: Sequence[Complex[np.ndarray, " n"]]
-) -> tuple[list[str], list[Panel]]:
-    """Returns the names of all groups, and the panels, whose labels are indices of these."""
-    import numpy as np
-
-    from hypjax.analysis.disk import Panel
-    from hypjax.analysis.hit_grid import Images
-    from hypjax.analysis.plot_data import captions
-
-    found = [part.groupings[grouping] for part in parts]
-    names = list(dict.fromkeys(name for each in found for name in each.names))
-    index = {name: i for i, name in enumerate(names)}
-    panels = []
-    for part, each, own in zip(parts, found, places, strict=False):
-        labels = np.array([index[name] for name in each.names])[each.labels]
-        panels.append(Panel(part.title, own, labels, captions(part), Images(part.read)))
-    return names, panels
+    note = _NOTES[_LAYOUT.value]
+    if kind == "grid":
+        disk.draw_image_grid(panels[0], output)
+    elif is_page:
+        disk.write_disk_page(panels, names, grouping, output, proxies=proxies, note=note)
+    else:
+        options = {"proxies": proxies, "thumbnails": _THUMBNAILS.value, "note": note}
+        disk.draw_disks(panels, names, grouping, output, **options)
+    for panel in panels:
+        panel.read.warn()
+    console.say(f"wrote {output}")
 
 
 if __name__ == "__main__":

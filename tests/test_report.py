@@ -10,8 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from hypjax import report, train
-from hypjax.analysis.report import _chosen
-from hypjax.analysis.report_data import Search, inspect, read_log
+from hypjax.analysis.report import Search, _chosen, inspect, read_log
 from hypjax.analysis.report_page import _curve, _marked
 from hypjax.command import parse
 from hypjax.data.splits import open_splits
@@ -169,7 +168,7 @@ def test_a_finished_run_writes_its_report(runs, photos_folder, tmp_path, monkeyp
     def full(*_, **__):
         raise UserError("cannot write to report.html (No space left on device)")
 
-    monkeypatch.setattr("hypjax.training.results.write_report", full)
+    monkeypatch.setattr("hypjax.analysis.report.write_report", full)
     results = train.train_and_evaluate(config, tmp_path / "failed")
     assert read_results(tmp_path / "failed/results.json") == results
     assert "there is no report: cannot write" in capsys.readouterr().err
@@ -177,7 +176,7 @@ def test_a_finished_run_writes_its_report(runs, photos_folder, tmp_path, monkeyp
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hypjax.training.results.write_report", interrupted)
+    monkeypatch.setattr("hypjax.analysis.report.write_report", interrupted)
     with pytest.raises(Interrupted, match="the results are saved; python -m hypjax.report"):
         train.train_and_evaluate(config, tmp_path / "interrupted")
     assert read_results(tmp_path / "interrupted/results.json") == results
@@ -218,7 +217,7 @@ def test_mistakes_are_one_sentence(arguments, message, tmp_path, monkeypatch):
 
 
 def test_names_of_classes_are_text(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("hypjax.analysis.report_data._name", lambda images, i: ("<b>&x", "a"))
+    monkeypatch.setattr("hypjax.analysis.report._name", lambda images, i: ("<b>&x", "a"))
     write(f"--workdir={runs / 'hyp'}", f"--output={tmp_path / 'r.html'}", "--queries=2")
     text = (tmp_path / "r.html").read_text()
     assert "&lt;b&gt;&amp;x" in text and "<b>&x" not in text

@@ -1,15 +1,22 @@
-"""Pictures of embeddings: the Poincaré disk, and images on a grid."""
+"""The Poincaré disk: embeddings and trees as pictures and interactive pages, and images on a grid.
 
+`draw_gallery` and `draw_run` find what is drawn; `draw_disks`, `write_disk_page` and
+`draw_image_grid` draw it.
+"""
+
+import base64
+import io
 import math
 import pathlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import matplotlib
 import numpy as np
-from jaxtyping import Complex, Int
+from jax.typing import ArrayLike
+from jaxtyping import Complex, Float, Int
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -17,8 +24,21 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Circle
 from PIL import Image, ImageOps
 
-from hypjax.analysis.arcs import geodesics
-from hypjax.analysis.hit_grid import Images, save
+from hypjax.analysis.hit_grid import ImageReader, save
+from hypjax.analysis.run_embeddings import head_points, saved_configs
+from hypjax.analysis.trees import Tree, ancestors
+from hypjax.data.dataset import Dataset
+from hypjax.data.groupings import CLASS, Grouping, groupings
+from hypjax.data.pixels import read_image
+from hypjax.data.splits import open_splits
+from hypjax.errors import UserError, require_package
+from hypjax.geometry import Space
+from hypjax.geometry import layout as layouts
+from hypjax.objectives import Hier, create_objective
+from hypjax.retrieval.embeddings import Embeddings
+from hypjax.system import console
+from hypjax.system.files import write_text
+from hypjax.training.states import restore_trained
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
@@ -30,6 +50,19 @@ _SHORT = 20  # Characters of a name of which three stand side by side in the leg
 _CELLS = 11  # Thumbnails across the disk.
 _GRID_STEP = 1.0  # Hyperbolic distance of the lines of the grid.
 _GRID_LINES = 4  # To each side of the origin.
+
+# Of the interactive page.
+_LEAST = 340  # Least width of one disk, below which disks stand under each other.
+_LEGEND = 140  # Height of title and legend.
+_NAME = 30  # Characters of a group's name.
+_THUMBNAIL = 64  # Pixels of the longer side of an image under the pointer.
+_PAGE_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "x")
+_HOVER = """
+<div style="max-width: 14rem; font: 13px sans-serif">
+  <img src="@image" alt="" style="display: block; width: 96px; image-rendering: pixelated">
+  @caption<br>distance from the origin: @radius{0.00}
+</div>
+"""
 
 
 class Panel(NamedTuple):
@@ -47,7 +80,7 @@ class Panel(NamedTuple):
     places: Complex[np.ndarray, " n"]
     labels: Int[np.ndarray, " n"]
     captions: Sequence[str]
-    read: Images
+    read: ImageReader
 
 
 class Colours(NamedTuple):
@@ -103,7 +136,6 @@ def draw_disks(
         UserError: The file cannot be written, or an image cannot be read.
     """
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
     chosen = colours(sum(np.bincount(panel.labels, minlength=len(names)) for panel in panels))
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
@@ -256,7 +288,6 @@ def draw_image_grid(panel: Panel, output: pathlib.Path, pixels: int = 64) -> Non
         canvas.paste(picture, (column * pixels + margin[0], row * pixels + margin[1]))
     inches = side * pixels / _DPI
     figure = Figure(figsize=(inches, inches), dpi=_DPI)
-    FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.imshow(canvas, interpolation="nearest")
     axes.axis("off")
@@ -284,3 +315,328 @@ def snap_to_grid(
     cost = (across[:, None] * unit - columns) ** 2 + (down[:, None] * unit - rows) ** 2
     cells = linear_sum_assignment(cost)[1]
     return cells // side, cells % side
+
+
+class ImageSet(NamedTuple):
+    """Embedded images that are drawn in one disk.
+
+    Attributes:
+        title: What they are.
+        points: Their points.
+        groupings: Groupings of the images, by name; the first are the classes.
+        names: Names of the images.
+        read: From the index of an image to its pixels.
+    """
+
+    title: str
+    points: Float[np.ndarray, "n d"]
+    groupings: Mapping[str, Grouping]
+    names: Sequence[str]
+    read: Callable[[int], Image.Image]
+
+    def captions(self) -> list[str]:
+        """Returns the class and the name of each image."""
+        classes = self.groupings[CLASS]
+        named = zip(classes.labels.tolist(), self.names, strict=True)
+        return [f"{classes.names[label]}, {name}" for label, name in named]
+
+
+class PlotData(NamedTuple):
+    """What is drawn.
+
+    Attributes:
+        sets: The images, in sets that are drawn beside each other.
+        space: Space of the points.
+        proxies: Points of hierarchical proxies; none for most runs.
+        parents: Index of each proxy's parent; -1 if it has none.
+    """
+
+    sets: list[ImageSet]
+    space: Space
+    proxies: Float[np.ndarray, "p d"]
+    parents: Int[np.ndarray, " p"]
+
+
+def gallery_data(path: pathlib.Path, most: int, seed: int) -> PlotData:
+    """Reads a gallery that `hypjax.embed` wrote.
+
+    Args:
+        path: The file.
+        most: Largest number of images; of more, random ones are chosen.
+        seed: Seed of the choice.
+
+    Raises:
+        UserError: The file cannot be read, or is damaged.
+    """
+    gallery = Embeddings.load(path)
+    chosen = _choose(len(gallery), most, seed)
+    names, labels = np.unique(gallery.labels[chosen], return_inverse=True)
+    grouping = Grouping(labels, [name or "unknown" for name in names.tolist()])
+    paths, title = gallery.ids[chosen].tolist(), _title(path.name, len(chosen), len(gallery))
+    images = ImageSet(
+        title, gallery.vectors[chosen], {CLASS: grouping}, paths, lambda i: read_image(paths[i], 3)
+    )
+    return PlotData([images], gallery.space, gallery.vectors[:0], np.zeros(0, int))
+
+
+def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotData:
+    """Embeds images of a run's dataset with its best model, or else its last.
+
+    Points are those of the head in the objective's `score_space`, without the projections of
+    `eval.pca`. Proxies of HIER come with their tree.
+
+    Args:
+        workdir: Folder or URL of the run.
+        parts: Names of the parts of the dataset to draw: train or test.
+        most: Largest number of images of a part; of more, random ones are chosen.
+        seed: Seed of the choice.
+
+    Raises:
+        UserError: The folder holds no trained model, the images have changed, an image cannot be
+            read, or a point is not finite.
+    """
+    config = saved_configs([workdir])[workdir]
+    splits = open_splits(config)
+    objective = create_objective(config)
+    space, has_proxies = objective.score_space, isinstance(objective, Hier)
+    trained = restore_trained(workdir, config, splits.fingerprint, with_objective=has_proxies)
+    embed = head_points(config, trained.model, trained.params, space)
+    sets = []
+    for name in parts:
+        dataset = getattr(splits, name)
+        if dataset is None:
+            raise UserError(f"{config.data.name} has no {name} images; leave out --parts={name}")
+        chosen = _choose(len(dataset), most, seed)
+        console.say(f"embedding {len(chosen):,} {name} images")
+        images = dataset.take(chosen)
+        title = _title(name, len(images), len(dataset))
+        names = [images.name(i) for i in range(len(images))]
+        grouped = groupings(config.data.name, images)
+        sets.append(ImageSet(title, embed(images), grouped, names, read_rgb(images)))
+    if not has_proxies:
+        return PlotData(sets, space, sets[0].points[:0], np.zeros(0, int))
+    proxies = np.asarray(jax.jit(space.embed)(trained.objective["hierarchy"]))
+    space.check(proxies)
+    with_origin = np.pad(proxies, ((0, 1), (0, 0)))
+    distances = np.asarray(space.distance_matrix(proxies, with_origin))
+    among, radii = distances[:, :-1], distances[:, -1]
+    return PlotData(sets, space, proxies, ancestors(among, radii, radii))
+
+
+def read_rgb(images: Dataset) -> Callable[[int], Image.Image]:
+    """Returns the function that reads an image of a dataset, in colour, by its index."""
+    return lambda i: images.image(i, 3).convert("RGB")
+
+
+def _choose(count: int, most: int, seed: int) -> Int[np.ndarray, " chosen"]:
+    """Indices of all images or, of more than `most`, of random ones, in their order."""
+    if not count:
+        raise UserError("there are no images to draw")
+    return np.sort(np.random.default_rng(seed).permutation(count)[:most])
+
+
+def _title(name: str, chosen: int, count: int) -> str:
+    shown = f"{chosen:,} of {count:,}" if chosen < count else f"{count:,}"
+    return f"{name}: {shown} images"
+
+
+def place_in_disk(
+    data: PlotData, layout: str, grouping: str, seed: int
+) -> tuple[list[Panel], list[str], Proxies, tuple[float, float] | None]:
+    """Lays out all images, and the proxies, together.
+
+    Args:
+        data: What is drawn.
+        layout: How, 'mds' or 'umap'; see `hypjax.geometry.layout`.
+        grouping: Name of the grouping that colours stand for.
+        seed: Seed of the layout.
+
+    Returns:
+        A panel for each set of images; the names of all groups, of which the panels' labels are
+        indices; the proxies; and the rank correlations of distances in the space with those in the
+        layout and of two principal components, None for fewer than three points.
+
+    Raises:
+        UserError: UMAP is not installed, or there are too few points for it.
+    """
+    points = np.concatenate([*(images.points for images in data.sets), data.proxies])
+    lay_out = {"mds": layouts.lay_out, "umap": layouts.lay_out_by_umap}[layout]
+    places = lay_out(points, data.space, seed=seed)
+    ranks = layouts.faithfulness(points, places, data.space)
+    *parts, proxies = np.split(places, np.cumsum([len(images.points) for images in data.sets]))
+    found = [images.groupings[grouping] for images in data.sets]
+    names = list(dict.fromkeys(name for each in found for name in each.names))
+    index = {name: i for i, name in enumerate(names)}
+    panels = []
+    for images, own, each in zip(data.sets, found, parts, strict=True):
+        labels = np.array([index[name] for name in own.names])[own.labels]
+        read = ImageReader(images.read)
+        panels.append(Panel(images.title, each, labels, images.captions(), read))
+    return panels, names, Proxies(proxies, data.parents), ranks
+
+
+def write_disk_page(
+    panels: Sequence[Panel],
+    names: Sequence[str],
+    legend: str,
+    output: pathlib.Path,
+    *,
+    proxies: Proxies | None = None,
+    note: str = "",
+) -> None:
+    """Writes a page with points in Poincaré disks beside each other.
+
+    The pointer shows a point's image, class and distance from the origin in the disk; the wheel
+    zooms, and the legend hides groups. The page holds all that it needs.
+
+    Args:
+        panels: The points; their groups are those of `names`.
+        names: Name of each group; see `colours`.
+        legend: What the groups are.
+        output: File to write.
+        proxies: Proxies, drawn in each disk.
+        note: A line above the disks.
+
+    Raises:
+        UserError: Bokeh is not installed, an image cannot be read, or the file cannot be written.
+    """
+    require_package("bokeh", "an interactive page", "hypjax[viz]")
+    from bokeh.embed import file_html
+    from bokeh.layouts import column, row
+    from bokeh.models import Div
+    from bokeh.resources import INLINE
+
+    chosen = colours(sum(np.bincount(panel.labels, minlength=len(names)) for panel in panels))
+    disks = [_bokeh_figure(panel, chosen, names, legend, proxies) for panel in panels]
+    title = f"Poincaré disk: {', '.join(panel.title for panel in panels)}"
+    head = Div(text=f"<h1 style='font: bold 1.3rem sans-serif'>Poincaré disk</h1><p>{note}</p>")
+    beside = row(*disks, sizing_mode="stretch_both", styles={"flex-wrap": "wrap"})
+    content = column(head, beside, sizing_mode="stretch_both")
+    page = file_html(content, INLINE, title)
+    page = page.replace("<html", '<html lang="en"', 1) if "<html lang" not in page else page
+    try:
+        write_text(output, page)
+    except OSError as error:
+        raise UserError(f"cannot write to {output} ({error.strerror})") from error
+
+
+def _bokeh_figure(
+    panel: Panel,
+    chosen: Colours,
+    names: Sequence[str],
+    legend: str,
+    proxies: Proxies | None,
+) -> Any:
+    from bokeh.models import ColumnDataSource, HoverTool
+    from bokeh.plotting import figure
+
+    tools = "pan,wheel_zoom,box_zoom,reset,save"
+    plot = figure(
+        title=panel.title,
+        sizing_mode="stretch_both",
+        min_width=_LEAST,
+        min_height=_LEAST + _LEGEND,
+        match_aspect=True,
+        tools=tools,
+        active_scroll="wheel_zoom",
+    )
+    plot.x_range.range_padding = plot.y_range.range_padding = 0.02
+    plot.axis.visible = plot.grid.visible = False
+    lines, circle = grid_lines(), np.exp(2j * np.pi * np.linspace(0, 1, 361))
+    plot.multi_line(list(lines.real), list(lines.imag), line_color="#dddddd", line_width=1)
+    plot.line(circle.real, circle.imag, line_color="black")
+    shown = [([group], names[group]) for group in chosen.shown.tolist()]
+    shown.append((np.setdiff1d(np.arange(len(names)), chosen.shown), chosen.rest))
+    renderers = []
+    for (groups, label), marker in zip(shown, [*chosen.markers, 0], strict=True):
+        own = np.flatnonzero(np.isin(panel.labels, groups))
+        if len(own):
+            columns = _columns(panel, own) | {"colour": chosen.of[panel.labels[own]]}
+            style = {"size": 6, "color": "colour", "marker": _PAGE_MARKERS[marker], "alpha": 0.8}
+            style["legend_label"] = label if len(label) < _NAME else f"{label[:_NAME]}…"
+            renderers.append(plot.scatter("x", "y", source=ColumnDataSource(columns), **style))
+    if proxies is not None and len(proxies.places):
+        style = {"size": 8, "fill_color": "white", "line_color": "black"}
+        places = proxies.places.real, proxies.places.imag
+        plot.scatter(*places, legend_label="proxy", **style)
+    plot.add_tools(HoverTool(renderers=renderers, tooltips=_HOVER))
+    plot.legend.title, plot.legend.click_policy = legend, "hide"
+    plot.add_layout(plot.legend[0], "below")
+    longest = max(len(item.label.value) for item in plot.legend[0].items)
+    plot.legend.ncols = max(1, _LEAST // (7 * longest + 40))
+    plot.legend.update(label_text_font_size="12px", spacing=0, padding=2, location="top_left")
+    plot.legend.update(label_height=14, glyph_height=14)
+    return plot
+
+
+def _columns(panel: Panel, chosen: np.ndarray) -> dict[str, Any]:
+    places = panel.places[chosen]
+    return {
+        "x": places.real,
+        "y": places.imag,
+        "radius": 2 * np.arctanh(np.abs(places)),
+        "caption": [panel.captions[i] for i in chosen.tolist()],
+        "image": [_data_url(panel.read(i)) for i in chosen.tolist()],
+    }
+
+
+def _data_url(image: Image.Image) -> str:
+    image = image.copy()
+    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    file = io.BytesIO()
+    image.save(file, "jpeg", quality=75)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def sectors(
+    tree: Tree, features: Float[np.ndarray, "leaves d"] | None = None
+) -> Float[np.ndarray, "nodes 2"]:
+    """Angles between which each node's subtree lies.
+
+    A subtree has an angle in proportion to its leaves, within that of its parent. Sectors of
+    siblings are disjoint.
+
+    Args:
+        tree: The tree.
+        features: Coordinates of the leaves, by which the children of each node are ordered: those
+            with similar means are neighbours. By default, children are ordered by index.
+
+    Returns:
+        First and last angle of each node, in radians from 0 to 2π.
+    """
+    starts = tree.starts(None if features is None else _places(tree, features))
+    return np.stack([starts, starts + tree.sizes], axis=1) * (2 * np.pi / tree.leaves)
+
+
+def _places(tree: Tree, features: Float[np.ndarray, "leaves d"]) -> Float[np.ndarray, " nodes"]:
+    """Places of nodes among their siblings, by average linkage of the siblings' means."""
+    from scipy.cluster.hierarchy import leaves_list, linkage
+
+    padded = np.zeros((len(tree.parents), features.shape[1]))
+    padded[: tree.leaves] = features
+    means = tree.sums(padded) / tree.sizes[:, None]
+    places = np.zeros(len(means))
+    for node in range(tree.leaves, len(means)):
+        children = np.flatnonzero(tree.parents == node)
+        if len(children) > 2:
+            order = leaves_list(linkage(means[children], method="average"))
+            places[children[order]] = np.arange(len(children))
+    return places
+
+
+def geodesics(
+    start: Complex[ArrayLike, " edges"], end: Complex[ArrayLike, " edges"], points: int = 33
+) -> Complex[np.ndarray, "edges points"]:
+    """Points of the geodesics of the Poincaré disk, arcs orthogonal to the unit circle.
+
+    The isometry z ↦ (z − p)/(1 − p̄z) takes a geodesic's start p to the origin, and the geodesic to
+    a line.
+
+    Args:
+        start: One end of each, as complex numbers inside the unit circle.
+        end: The other end.
+        points: Number of points on each, its ends included.
+    """
+    start, end = np.asarray(start)[..., None], np.asarray(end)[..., None]
+    moved = (end - start) / (1 - start.conj() * end) * np.linspace(0, 1, points)
+    return (moved + start) / (1 + start.conj() * moved)

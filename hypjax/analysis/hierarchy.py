@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Complex, Float, Int
 
-from hypjax.analysis.arcs import sectors
+from hypjax.analysis.disk import sectors
 from hypjax.analysis.hierarchy_result import Found, Nodes, Purity, Radii, Scores
 from hypjax.analysis.trees import (
     Tree,

@@ -9,8 +9,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from hypjax.analysis.arcs import geodesics
-from hypjax.analysis.disk import colours, empty_disk, place_legend, scatter_groups
+from hypjax.analysis.disk import (
+    colours,
+    empty_disk,
+    geodesics,
+    place_legend,
+    scatter_groups,
+)
 from hypjax.analysis.hit_grid import save
 from hypjax.analysis.trees import Tree
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
@@ -36,7 +35,7 @@ class Picture(NamedTuple):
     colour: str
 
 
-class Images:
+class ImageReader:
     """Reads images; a grey one stands for each that cannot be read, and these are counted.
 
     Attributes:
@@ -111,7 +110,7 @@ def draw_rows(
     pages = [rows[start : start + size] for start in range(0, len(rows), size)]
     names = [f"{output.stem}-{number}" for number in range(2, len(pages) + 1)]
     files = [output, *(output.with_stem(name) for name in names)]
-    read = Images(read)
+    read = ImageReader(read)
     for file, page in zip(files, pages, strict=True):
         with matplotlib.rc_context({"text.parse_math": False}):  # Paths may hold dollar signs.
             figure = _grid(page, read)
@@ -149,7 +148,6 @@ def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image])
     lines = [max(title.count("\n") + 1 for title in row) for row in titles]
     heights = [_INCHES + 0.2 + _LINE_INCHES * count for count in lines]
     figure = Figure(figsize=(_INCHES * len(rows[0]), sum(heights)), layout="tight")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(len(rows), len(rows[0]), squeeze=False, height_ratios=heights)
     for axes_of_row, row, wrapped in zip(axes, rows, titles, strict=True):
         for axis, picture, title in zip(axes_of_row, row, wrapped, strict=True):

@@ -138,6 +138,26 @@ def rank_correlation(
     return float(spearmanr(distances, drawn).statistic)
 
 
+def faithfulness(
+    points: Float[np.ndarray, "n d"], places: Complex[np.ndarray, " n"], space: Space
+) -> tuple[float, float] | None:
+    """How faithful a layout is, beside the simplest one.
+
+    Args:
+        points: The points.
+        places: Their places in the disk.
+        space: Their space.
+
+    Returns:
+        The `rank_correlation` of the layout, and that of the features' two principal components;
+        None for fewer than three points.
+    """
+    if len(points) < 3:
+        return None
+    plain = to_disk(1e-6 * principal_components(np.asarray(space.features(points))))
+    return rank_correlation(points, places, space), rank_correlation(points, plain, space)
+
+
 @jax.jit
 def _descend(
     start: Float[Array, "n 2"],

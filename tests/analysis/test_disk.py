@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox
@@ -40,8 +41,9 @@ NAMES = [f"group {i} of $x^2$" for i in range(10)]
 
 
 def boxes(figure, artists):
-    figure.canvas.draw()
-    return [artist.get_window_extent(figure.canvas.get_renderer()) for artist in artists]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return [artist.get_window_extent(canvas.get_renderer()) for artist in artists]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

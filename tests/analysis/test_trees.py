@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 from scipy.stats import spearmanr
 
-from hypjax.analysis.arcs import geodesics, sectors
+from hypjax.analysis.disk import geodesics, sectors
 from hypjax.analysis.trees import (
     Tree,
     ancestor_tree,

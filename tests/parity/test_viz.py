@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.analysis.disk import Panel, Proxies
-from hypjax.analysis.disk_page import write_disk_page
+from hypjax.analysis.disk import Panel, Proxies, write_disk_page
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, layout
 
