@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 
 from hypjax.config import default_config, for_files, identity, load_config
 from hypjax.data import pixels
-from hypjax.data.photos import find_photos, open_photos
-from hypjax.data.photos.tables import read_table
+from hypjax.data.photo_dataset import open_photos
+from hypjax.data.photos import find_photos, read_table
 from hypjax.data.splits import Decoding, HeldOutClasses
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall

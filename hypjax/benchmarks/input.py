@@ -15,16 +15,15 @@ from PIL import Image
 from hypjax import parallel
 from hypjax.benchmarks import peers
 from hypjax.benchmarks.measure import Task
-from hypjax.data import device_crops, pixels
+from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, fill_cache
-from hypjax.data.device_cache import CacheLayout, crop_batches, fill, lay_out
-from hypjax.data.device_crops import Store
+from hypjax.data.device_cache import CacheLayout, Store, crop_batches, cut, fill, lay_out
 from hypjax.data.host_cache import DecodedImages
-from hypjax.data.photos import Files, find_photos
+from hypjax.data.photo_dataset import Files
+from hypjax.data.photos import find_photos
 from hypjax.data.pipeline import evaluation_batches, training_batches
 from hypjax.data.plans import Plan, ShuffledPlans
 from hypjax.data.views import RandomCrop
-from hypjax.errors import UserError
 from hypjax.models.layers import mirror
 from hypjax.system.machine import usable_cores
 from hypjax.types import Crops, View
@@ -64,14 +63,13 @@ def _tasks(paths: Sequence[pathlib.Path], cache: pathlib.Path, batches: int) -> 
         ("fast decoder", _with_fast_decoder(files)),
         ("exact pixels, host cache", _with_host_cache(files, cache)),
     ):
-        if dataset is not None:
-            yield Task(
-                f"{crops}, {variant}",
-                functools.partial(_read_training_batches, dataset, batches),
-                train,
-                name,
-                items=count,
-            )
+        yield Task(
+            f"{crops}, {variant}",
+            functools.partial(_read_training_batches, dataset, batches),
+            train,
+            name,
+            items=count,
+        )
     crop = functools.partial(_crop_on_device, *_fill_device_cache(files), batches)
     device = jax.local_devices()[0].device_kind
     yield Task(f"{crops}, from the device cache ({device})", crop, train, name, items=count)
@@ -89,14 +87,13 @@ def _large_photos(count: int) -> Iterator[Task]:
         train, name = _peer(paths, count, training=True)
         variants = {"exact pixels": files, "fast decoder": _with_fast_decoder(files)}
         for variant, dataset in variants.items():
-            if dataset is not None:
-                yield Task(
-                    f"{count} crops of photos 3000 pixels wide, {variant}",
-                    functools.partial(_read_training_batches, dataset, 5, count // 5),
-                    train,
-                    name,
-                    items=count,
-                )
+            yield Task(
+                f"{count} crops of photos 3000 pixels wide, {variant}",
+                functools.partial(_read_training_batches, dataset, 5, count // 5),
+                train,
+                name,
+                items=count,
+            )
 
 
 def _make_photos(folder: pathlib.Path, width: int = 500, count: int = 64) -> list[pathlib.Path]:
@@ -121,13 +118,7 @@ def _open_dataset(paths: Sequence[pathlib.Path]) -> Dataset:
     return Dataset(Files(paths), positions, np.zeros_like(positions), np.array(sizes))
 
 
-def _with_fast_decoder(files: Dataset) -> Dataset | None:
-    from hypjax.data import fast_jpeg
-
-    try:
-        fast_jpeg.require()
-    except UserError:
-        return None
+def _with_fast_decoder(files: Dataset) -> Dataset:
     return Dataset(files.records, files.positions, files.labels, files.sizes, fast=True)
 
 
@@ -176,7 +167,7 @@ def _crop_on_device(
 
 @jax.jit
 def _views(store: Store, crops: Crops, flips: Array) -> Array:
-    return mirror(device_crops.cut(store, crops, _SIDE), flips)
+    return mirror(cut(store, crops, _SIDE), flips)
 
 
 def _read_evaluation_batches(dataset: Dataset) -> None:

@@ -41,7 +41,7 @@ def _data() -> ConfigDict:
     # Your own images, for data.name 'folder': a folder with one sub-folder per class, or a .csv or
     # .parquet table. None for other datasets.
     data.path = placeholder(str)
-    # 'exact', or 'fast': decodes large JPEGs at a reduced size; requires simplejpeg.
+    # 'exact', or 'fast': decodes large JPEGs at a reduced size.
     data.decoder = "exact"
     # Largest shorter side of images in the device cache (run.cache), in pixels: larger images are
     # downscaled once. None keeps the original size.

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 from PIL import Image
 
-from hypjax.data import fast_jpeg, pixels
+from hypjax.data import pixels
 from hypjax.data.host_cache import DamagedCacheError, DecodedImages
 from hypjax.data.views import TEST_VIEWS, Frame
 from hypjax.errors import UserError
@@ -163,7 +163,7 @@ class Dataset:
                 own = inner.bottom - inner.top, inner.right - inner.left
                 top, left, height, width = frame(*own).box_within(own)
                 box = top + inner.top, left + inner.left, height, width
-                fast = fast_jpeg.view(encoded, channels, box, side, self.upright)
+                fast = pixels.show_fast(encoded, channels, box, side, self.upright)
                 if fast is not None:
                     return fast
             image = self._decode(i, encoded, channels)

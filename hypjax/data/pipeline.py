@@ -14,8 +14,8 @@ from jaxtyping import UInt8
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
-from hypjax.data.grain_workers import ReadableBatch, assemble_batches
 from hypjax.data.plans import Plan
+from hypjax.data.workers import ReadableBatch, assemble_batches
 from hypjax.errors import UserError
 from hypjax.types import Batch, View, Workers
 

@@ -9,14 +9,17 @@ every record, so that opening a dataset reads no records:
 
 TFDS's own writer keeps up to 1 GB of a split in memory and needs TensorFlow beyond that; this one
 writes each record immediately. `index-SPLIT.crc32` holds the checksum of the index.
-Relations between images, such as judgements, are further tables of the same kind, see
-`hypjax.data.relations`.
+
+Relations between images are tables of the same kind. `pairs.parquet` lists pairs of training images
+that show one object, from which tuples are drawn. `judgements.parquet` lists, for each query, its
+box and what it should find in the gallery. They refer to images by name; names that a partial copy
+lacks are skipped.
 """
 
 import itertools
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +30,7 @@ from jaxtyping import Int, Shaped, UInt32
 
 from hypjax.data.cloud import copies
 from hypjax.errors import UserError
+from hypjax.types import Judgements
 
 _SHARD_BYTES = 2**28
 _SCHEMA = pyarrow.schema(
@@ -43,6 +47,22 @@ _SCHEMA = pyarrow.schema(
     ]
 )
 
+PAIRS = "pairs"
+PAIRS_SCHEMA = pyarrow.schema([("anchor", pyarrow.string()), ("positive", pyarrow.string())])
+
+JUDGEMENTS = "judgements"
+_NAMES = pyarrow.list_(pyarrow.string())
+JUDGEMENTS_SCHEMA = pyarrow.schema(
+    [
+        ("query", pyarrow.string()),
+        ("box", pyarrow.list_(pyarrow.int32())),  # Left, top, right and bottom, in pixels.
+        ("easy", _NAMES),
+        ("hard", _NAMES),
+        ("junk", _NAMES),
+    ]
+)
+
+Names = Shaped[np.ndarray, " images"]
 Example = Mapping[str, Any]
 
 
@@ -53,25 +73,13 @@ class EncodedImages(Sequence):
     threads was a tenth slower.
     """
 
-    def __init__(
-        self,
-        records: Sequence[Any],
-        offsets: Int[np.ndarray, " images"],
-        lengths: Int[np.ndarray, " images"],
-        name: str,
-        folder: str,
-    ) -> None:
-        """Takes a split of a dataset.
+    def __init__(self, records: Sequence[bytes], index: pyarrow.Table, name: str, folder: str):
+        """Takes the records of a split, its index, and for messages the dataset's name and folder.
 
-        Args:
-            records: TFDS's data source.
-            offsets: Position of each image in its record.
-            lengths: Size of each image in bytes.
-            name: Name of the dataset, for messages.
-            folder: Folder of the dataset, for messages.
+        It holds no builder, since worker processes receive it.
         """
-        self._records, self._offsets, self._lengths = records, offsets, lengths
-        self._name, self._folder = name, folder
+        self._records, self._name, self._folder = records, name, folder
+        self._offsets, self._lengths = (index[key].to_numpy() for key in ("offset", "length"))
 
     def __len__(self) -> int:
         """Number of images."""
@@ -85,7 +93,7 @@ class EncodedImages(Sequence):
         """
         start = int(self._offsets[i])
         try:
-            record = self._records.data_source[int(i)]
+            record = self._records[int(i)]
         except Exception as error:  # ArrayRecord raises almost anything.
             raise damaged(self._name, self._folder, f"record {i} cannot be read") from error
         return {"image": record[start : start + int(self._lengths[i])]}
@@ -130,14 +138,9 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     # importlib_resources, which it does not declare as a dependency for this Python.
     url_infos = None
 
-    def __init__(self, *, file_format: str = "array_record", **kwargs: Any):
-        """Opens the dataset, prepared or not.
-
-        Args:
-            file_format: Format of the records; the default allows random access.
-            **kwargs: Arguments of the TFDS builder, above all `data_dir`.
-        """
-        super().__init__(file_format=file_format, **kwargs)
+    def __init__(self, **kwargs: Any):
+        """Opens the dataset, prepared or not; takes arguments of TFDS, above all `data_dir`."""
+        super().__init__(file_format="array_record", **kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
         features = {
@@ -157,11 +160,6 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             supervised_keys=("image", "label"),
             disable_shuffling=True,
         )
-
-    def _example_writer(self) -> Any:
-        if self.info.file_format == tfds.core.FileFormat.ARRAY_RECORD:
-            return _ArrayRecordWriter()
-        return super()._example_writer()
 
     def _generate_splits(
         self,
@@ -185,23 +183,36 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return {}
 
     def _write_split(self, name: str, examples: Iterator[Example]) -> tfds.core.SplitInfo:
+        """Writes the records of a split, in as many files as needed, and its index."""
+        from array_record.python.array_record_module import ArrayRecordWriter
+
         index: dict[str, list[Any]] = {column: [] for column in _SCHEMA.names}
-        serialized = (self._serialize(example, index) for example in examples)
         template = self._get_filename_template(split_name=name)
         folder = pathlib.Path(self.data_dir)
-        unfinished, lengths, size = [], [], 0
+        lengths, sizes, serialized = [], [], (self._serialize(each, index) for each in examples)
+        # How many files there will be, which their names tell, is known after the last.
         for first in serialized:
-            shard = _Shard(first, serialized)
-            unfinished.append(folder / f"{name}-{len(lengths)}.unfinished")
-            self._example_writer().write(unfinished[-1], shard)
-            lengths.append(shard.length)
-            size += shard.size
-        for i, path in enumerate(unfinished):
-            path.rename(template.sharded_filepath(shard_index=i, num_shards=len(lengths)))
+            path = folder / f"{name}-{len(lengths)}.unfinished"
+            # Images are compressed already.
+            writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+            lengths.append(0)
+            sizes.append(0)
+            try:
+                for record in itertools.chain([first], serialized):
+                    writer.write(record)
+                    lengths[-1] += 1
+                    sizes[-1] += len(record)
+                    if sizes[-1] >= _SHARD_BYTES:
+                        break
+            finally:
+                writer.close()
+        for i in range(len(lengths)):
+            path = template.sharded_filepath(shard_index=i, num_shards=len(lengths))
+            (folder / f"{name}-{i}.unfinished").rename(path)
         if lengths:
             _write_table(folder / _index_name(name), pyarrow.table(index, _SCHEMA))
         return tfds.core.SplitInfo(
-            name=name, shard_lengths=lengths, num_bytes=size, filename_template=template
+            name=name, shard_lengths=lengths, num_bytes=sum(sizes), filename_template=template
         )
 
     def _serialize(self, example: Example, index: dict[str, list[Any]]) -> bytes:
@@ -219,42 +230,6 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return record
 
 
-class _ArrayRecordWriter:
-    """Writes records uncompressed, since images already are compressed."""
-
-    def write(self, path: pathlib.Path, records: Iterable[tuple[int, bytes]]) -> None:
-        from array_record.python.array_record_module import ArrayRecordWriter
-
-        writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
-        try:
-            for _, record in records:
-                writer.write(record)
-        finally:
-            writer.close()
-
-
-class _Shard:
-    """Numbered records of one file: the first, and as many of the rest as fit.
-
-    Attributes:
-        length: Number of records so far.
-        size: Size of these records in bytes.
-    """
-
-    def __init__(self, first: bytes, rest: Iterator[bytes]) -> None:
-        self._records = itertools.chain([first], rest)
-        self.length = self.size = 0
-
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        while self.size < _SHARD_BYTES:
-            record = next(self._records, None)
-            if record is None:
-                return
-            self.length += 1
-            self.size += len(record)
-            yield self.length, record
-
-
 def open_records(builder: tfds.core.DatasetBuilder, split: str) -> Records:
     """Opens one split of a prepared dataset, without reading records.
 
@@ -265,26 +240,22 @@ def open_records(builder: tfds.core.DatasetBuilder, split: str) -> Records:
     Raises:
         UserError: If files are damaged or missing.
     """
-    index = read_index(builder, split)
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+    index, info = read_index(builder, split), builder.info.splits[split]
     try:
-        images = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
-        records = sum(map(_number_of_records, builder.info.splits[split].filepaths))
+        records = ArrayRecordDataSource([str(path) for path in info.filepaths])
     except Exception as error:  # TFDS and ArrayRecord raise almost anything.
         raise damaged(
             builder.name, builder.data_dir, f"the records of {split} cannot be read"
         ) from error
-    if not records == len(images) == len(index):
-        problem = f"{split} has {min(records, len(images))} records, but its index {len(index)}"
+    if not len(records) == info.num_examples == len(index):
+        found = min(len(records), info.num_examples)
+        problem = f"{split} has {found} records, but its index {len(index)}"
         raise damaged(builder.name, builder.data_dir, problem)
     superlabels = _strings(index["superlabel"])
     return Records(
-        images=EncodedImages(
-            images,
-            index["offset"].to_numpy(),
-            index["length"].to_numpy(),
-            builder.name,
-            str(builder.data_dir),
-        ),
+        images=EncodedImages(records, index, builder.name, str(builder.data_dir)),
         labels=index["label"].to_numpy(),
         sizes=np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1),
         checksums=index["checksum"].to_numpy(),
@@ -376,19 +347,70 @@ def _checksum_file(index: pathlib.Path) -> pathlib.Path:
     return index.with_suffix(".crc32")
 
 
-def _number_of_records(path: Any) -> int:
-    from array_record.python.array_record_module import ArrayRecordReader
-
-    reader = ArrayRecordReader(str(path))
-    try:
-        return reader.num_records()
-    finally:
-        reader.close()
-
-
 def _strings(column: pyarrow.ChunkedArray) -> Shaped[np.ndarray, " rows"]:
     """Returns an array of strings; equal ones share an object if the column is a dictionary."""
     if not pyarrow.types.is_dictionary(column.type):
         return column.to_numpy()
     values = column.unify_dictionaries().combine_chunks()
     return values.dictionary.to_numpy(zero_copy_only=False)[values.indices.to_numpy()]
+
+
+class Judged(NamedTuple):
+    """What is known of the queries, in their order.
+
+    Attributes:
+        boxes: Part of each query image that shows the object: left, top, right and bottom.
+        judgements: Positions of judged images in the gallery.
+    """
+
+    boxes: Int[np.ndarray, "queries 4"]
+    judgements: Judgements
+
+
+def read_pairs(builder: tfds.core.DatasetBuilder, names: Names) -> Int[np.ndarray, "pairs 2"]:
+    """Reads the pairs as positions of images.
+
+    Args:
+        builder: A prepared dataset that has pairs.
+        names: Names of the training images, by position.
+
+    Raises:
+        UserError: The table is damaged or missing.
+    """
+    table = read_table(builder, f"{PAIRS}.parquet", PAIRS_SCHEMA)
+    columns = [_positions(table[column].to_numpy(), names) for column in PAIRS_SCHEMA.names]
+    pairs = np.stack(columns, axis=1)
+    return pairs[(pairs >= 0).all(axis=1)]
+
+
+def read_judgements(builder: tfds.core.DatasetBuilder, queries: Names, gallery: Names) -> Judged:
+    """Reads the boxes and judgements of queries.
+
+    Args:
+        builder: A prepared dataset that has judgements.
+        queries: Names of the queries.
+        gallery: Names of the images to search, by position.
+
+    Raises:
+        UserError: The table is damaged or missing, or lacks a query.
+    """
+    table = read_table(builder, f"{JUDGEMENTS}.parquet", JUDGEMENTS_SCHEMA)
+    rows = _positions(queries, table["query"].to_numpy())
+    boxes = np.array(table["box"].to_pylist(), np.int32).reshape(-1, 4)
+    if (rows < 0).any():
+        problem = f"{JUDGEMENTS}.parquet lacks {queries[rows < 0][0]}"
+        raise damaged(builder.name, builder.data_dir, problem)
+    known = {name: i for i, name in enumerate(gallery)}
+
+    def items(column: str) -> Sequence[Int[np.ndarray, " items"]]:
+        listed = table[column].to_pylist()
+        found = ([known[name] for name in listed[row] if name in known] for row in rows)
+        return [np.array(positions, np.int64) for positions in found]
+
+    return Judged(boxes[rows], Judgements(*map(items, Judgements._fields)))
+
+
+def _positions(wanted: Names, names: Names) -> Int[np.ndarray, " wanted"]:
+    """Positions of wanted names among given ones; -1 for those that are missing."""
+    known = {name: i for i, name in enumerate(names)}
+    return np.array([known.get(name, -1) for name in wanted], np.int64)

@@ -1,18 +1,27 @@
-"""Opens the dataset that a configuration names: a prepared one, or the user's own images."""
+"""Opens the dataset that a configuration names: a prepared one, or the user's own images.
+
+Modules that import TFDS are imported where they are used: users' own images need none of it.
+"""
 
 import dataclasses
+import hashlib
+import itertools
 import pathlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Shaped
 from ml_collections import ConfigDict
 
 from hypjax.config.choices import DISTRACTORS
 from hypjax.config.rules import refuse
-from hypjax.data import fast_jpeg
-from hypjax.data.dataset import Dataset, Decoding, joined
-from hypjax.data.parts import HeldOutClasses, Splits, Task
-from hypjax.data.photos import open_photos
+from hypjax.data.dataset import Dataset, Decoding, fill_cache, joined, with_host_cache
+from hypjax.data.parts import HeldOutClasses, Splits, check_classes, hold_out, hold_out_validation
+from hypjax.data.photo_dataset import open_photos
+from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
+from hypjax.types import Judgements
 
 
 def open_splits(config: ConfigDict) -> Splits:
@@ -33,14 +42,10 @@ def open_splits(config: ConfigDict) -> Splits:
     held_out = HeldOutClasses(
         *(data.test_classes, data.validation_classes, data.split_seed), data.split == "images"
     )
-    if decoding.fast:
-        fast_jpeg.require()
     if data.name == "folder":
         splits = open_photos(pathlib.Path(data.path).expanduser(), decoding, held_out)
     else:
-        from hypjax.data.prepared import open_prepared  # Imports TFDS.
-
-        splits = open_prepared(data.name, run.data_dir, decoding, held_out)
+        splits = _open_prepared(data.name, run.data_dir, decoding, held_out)
     splits = _with_benchmarks(splits, config, decoding)
     return splits._replace(notes=(*splits.notes, *_pixel_notes(decoding.fast, data.stored_side)))
 
@@ -53,27 +58,23 @@ def _with_benchmarks(splits: Splits, config: ConfigDict, decoding: Decoding) -> 
             refuse("eval.distractors", True, "False unless eval.benchmarks names a judged dataset")
         # Joined galleries are not read from the host cache, so they are not decoded into it.
         decoding = dataclasses.replace(decoding, cache_dir=None)
-    elif not names:
-        return splits
-    from hypjax.data.prepared import open_gallery, open_prepared  # Imports TFDS.
-
     data_dir, none = config.run.data_dir, HeldOutClasses(0, 0, 0)
-    opened = {name: open_prepared(name, data_dir, decoding, none) for name in names}
+    opened = {name: _open_prepared(name, data_dir, decoding, none) for name in names}
     prints = {f"images of {name}": one.fingerprint for name, one in opened.items()}
     tasks, notes = {name: one.task for name, one in opened.items()}, list(splits.notes)
     notes += [note for one in opened.values() for note in one.notes]
     if config.eval.distractors:
-        distractors, remarks = open_gallery(DISTRACTORS, data_dir, decoding)
-        notes += remarks
-        tasks = {f"{name}+1m": _among(task, distractors) for name, task in tasks.items()}
+        distractors = _open(DISTRACTORS, data_dir, decoding)
+        further = distractors.parts["gallery"]
+        notes += distractors.notes
+        tasks = {
+            f"{name}+1m": task._replace(gallery=joined(task.gallery, further))
+            for name, task in tasks.items()
+        }
         if judged:
-            gallery = joined(splits.gallery, distractors)
+            gallery = joined(splits.gallery, further)
             splits = splits._replace(gallery=gallery, name=f"{splits.name}+1m")
     return splits._replace(benchmarks=tasks, further_fingerprints=prints, notes=tuple(notes))
-
-
-def _among(task: Task, distractors: Dataset) -> Task:
-    return task._replace(gallery=joined(task.gallery, distractors))
 
 
 def _pixel_notes(fast: bool, stored_side: int | None) -> Iterator[str]:
@@ -85,3 +86,113 @@ def _pixel_notes(fast: bool, stored_side: int | None) -> Iterator[str]:
             f"training images' shorter sides are scaled down to {stored_side} pixels before "
             "they are cropped: crops are blurrier than the protocol's"
         )
+
+
+def _open_prepared(
+    name: str, data_dir: str | None, decoding: Decoding, held_out: HeldOutClasses
+) -> Splits:
+    """Opens a prepared dataset; a built-in one is prepared first if necessary.
+
+    If a partial copy has no test images, test classes are held out from the training classes.
+
+    Args:
+        name: Name of the dataset.
+        data_dir: Folder or cloud URL of prepared datasets; TFDS's default if None.
+        decoding: How images are decoded and cached.
+        held_out: Classes to hold out from the training classes.
+    """
+    opened = _open(name, data_dir, decoding)
+    parts, notes = opened.parts, opened.notes
+    train, validation, test, gallery = parts.get("train"), None, parts.get("test"), None
+    if {"query", "gallery"} <= parts.keys():
+        test, gallery = parts["query"], parts["gallery"]
+    if train is None and opened.judgements is None:
+        raise UserError(
+            f"this copy of {name} in {opened.folder} has no training images, nor judged queries"
+        )
+    if train is not None:
+        train = train.renumbered()
+    if test is None:
+        train, test = hold_out(train, held_out.test, held_out.seed, "test")
+        if test is None:
+            raise UserError(
+                f"this copy of {name} has no test images; to test on some of its training classes, "
+                "set --config.data.test_classes=0.5"
+            )
+        notes += (f"tested on {test.num_classes} of the training classes, held out",)
+    elif held_out.test:
+        refuse("data.test_classes", held_out.test, f"0: {name} has its own test classes")
+    if train is not None:
+        train, validation = hold_out_validation(train, held_out)
+    splits = Splits(
+        *(train, validation, test, gallery, opened.fingerprint, notes),
+        judgements=opened.judgements,
+        name=name,
+    )
+    check_classes(name, splits)
+    for part in parts.values():
+        fill_cache(part, decoding.channels)
+    return splits
+
+
+class _Opened(NamedTuple):
+    """A prepared dataset.
+
+    Attributes:
+        parts: Its images by split.
+        judgements: What its queries should find, if it is judged.
+        fingerprint: Hash that differs if any image or relation differs.
+        notes: Remarks on the copy.
+        folder: Where it is.
+    """
+
+    parts: dict[str, Dataset]
+    judgements: Judgements | None
+    fingerprint: str
+    notes: tuple[str, ...]
+    folder: str
+
+
+def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
+    """Opens all splits of a prepared dataset, with their relations."""
+    from hypjax.data.preparation import prepare
+    from hypjax.data.records import JUDGEMENTS, PAIRS, open_records, read_judgements, read_pairs
+
+    builder = prepare.open_builder(name, data_dir)
+    records = {split: open_records(builder, split) for split in builder.info.splits}
+    pairs = judged = None
+    if PAIRS in builder.TABLES and "train" in records:
+        pairs = read_pairs(builder, records["train"].names)
+    if JUDGEMENTS in builder.TABLES and {"query", "gallery"} <= records.keys():
+        judged = read_judgements(builder, records["query"].names, records["gallery"].names)
+    # What determines results: the name and version, and of the images labels, sizes and checksums.
+    digest = hashlib.sha256(builder.info.full_name.encode())
+    for part in records.values():
+        for array in (part.labels, part.sizes, part.checksums):
+            digest.update(array.tobytes())
+    relations: list[Shaped[np.ndarray, ...]] = [] if pairs is None else [pairs]
+    relations += [] if judged is None else [judged.boxes, *itertools.chain(*judged.judgements)]
+    for array in relations:
+        digest.update(repr(array.shape).encode() + array.tobytes())
+    fingerprint = digest.hexdigest()[:32]
+    named = [part.superlabels for part in records.values() if part.superlabels is not None]
+    groups = np.unique(np.concatenate(named)) if named else None
+    parts = {}
+    for split, part in records.items():
+        dataset = Dataset(
+            records=part.images,
+            positions=np.arange(len(part.labels)),
+            labels=part.labels,
+            sizes=part.sizes,
+            names=part.names,
+            superlabels=None if groups is None else np.searchsorted(groups, part.superlabels),
+            class_names=part.class_names,
+            group_names=groups,
+            fast=decoding.fast,
+            boxes=judged.boxes if judged and split == "query" else None,
+            pairs=pairs if split == "train" else None,
+        )
+        parts[split] = with_host_cache(dataset, f"{fingerprint}-{split}", decoding)
+    note = prepare.describe_partial(name, prepare.count(builder))
+    notes = () if note is None else (note,)
+    return _Opened(parts, judged and judged.judgements, fingerprint, notes, str(builder.data_dir))

@@ -12,7 +12,8 @@ from jaxtyping import Float, PyTree
 
 from hypjax import parallel
 from hypjax.data.dataset import Dataset
-from hypjax.data.photos import Photo, files_of, fingerprint
+from hypjax.data.photo_dataset import files_of, fingerprint
+from hypjax.data.photos import Photo
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import Interrupted, UserError
 from hypjax.inference.embedding import embed_function, scored_spaces

@@ -12,7 +12,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from jaxtyping import Float
 
-from hypjax.data.photos import Photo, fingerprint
+from hypjax.data.photo_dataset import fingerprint
+from hypjax.data.photos import Photo
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system.files import read_npz, write_text

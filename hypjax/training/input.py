@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from hypjax import parallel
-from hypjax.data.device_cache import crop_batches, fill
-from hypjax.data.device_crops import Store
+from hypjax.data.device_cache import Store, crop_batches, fill
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans, TuplePlans
 from hypjax.geometry import Space

@@ -14,10 +14,8 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from hypjax import train
 from hypjax.config import default_config
-from hypjax.data import pixels
-from hypjax.data.photos import measuring
-from hypjax.data.photos.folders import list_folder
-from hypjax.data.photos.tables import read_table
+from hypjax.data import photo_dataset, pixels
+from hypjax.data.photos import list_folder, read_table
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
@@ -194,7 +192,7 @@ def test_queries_search_the_gallery(tmp_path, photos_folder):
 def test_checked_images_are_not_decoded_again_until_one_changes(photos_folder, monkeypatch):
     first = open_at(photos_folder, test_classes=3)
     with monkeypatch.context() as patch:
-        patch.setattr(measuring, "_measure_file", None)
+        patch.setattr(photo_dataset, "_measure_file", None)
         again = open_at(photos_folder, test_classes=3)
     assert again.fingerprint == first.fingerprint
     np.testing.assert_array_equal(again.train.sizes, first.train.sizes)

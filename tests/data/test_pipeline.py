@@ -145,7 +145,7 @@ def test_a_dead_worker_is_reported_with_its_images(workers, size, seed):
 
 ORPHAN = """
 import multiprocessing, os, signal, sys, time
-from hypjax.data.grain_workers import _start_worker
+from hypjax.data.workers import _start_worker
 
 def kill_parent_and_sleep():
     _start_worker(__file__, 0, 1)
@@ -384,7 +384,6 @@ def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
 
     A shift by half a reduced pixel would change pixels by up to 50 levels, and 14 on average.
     """
-    pytest.importorskip("simplejpeg")
     files = [as_file(photo(801, 603), quality=90), as_file(photo().convert("L"), quality=90)]
     exact = dataset_of(*files)
     fast = dataclasses.replace(exact, fast=True)
@@ -398,7 +397,6 @@ def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
 
 
 def test_the_fast_decoder_leaves_unknown_files_to_the_exact_one():
-    pytest.importorskip("simplejpeg")
     turned = Image.Exif()
     turned[0x0112] = 6
     files = [

@@ -198,7 +198,6 @@ def test_cached_runs_see_the_same_pixels_and_store_them_once(tmp_path, repositor
 
 
 def test_the_fast_decoder_is_noted_with_every_result(tmp_path, repository):
-    pytest.importorskip("simplejpeg")
     prepared(tmp_path, "cub")
     splits = open_splits(load(repository, tmp_path, "cub", "data.decoder=fast"))
     assert any("fast" in note for note in splits.notes)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from hypjax import parallel
-from hypjax.data import device_crops, pixels
+from hypjax.data import device_cache, pixels
 from hypjax.data.dataset import Dataset, fill_cache
 from hypjax.data.device_cache import crop_batches, fill, lay_out
 from hypjax.data.host_cache import DecodedImages
@@ -75,7 +75,7 @@ def test_the_device_cache_holds_squares_and_cuts_exactly_the_hosts_pixels():
     layout = lay_out(plans.sizes, 3)
     assert (layout.sizes == 24).all() and layout.max_rows == layout.max_columns == 24
     store = fill(layout, dataset, parallel.create_mesh((1, 1)))
-    cut = jax.jit(device_crops.cut, static_argnums=2)
+    cut = jax.jit(device_cache.cut, static_argnums=2)
     device = crop_batches(layout, plans, range(4), range(8))
     for ours, hosts in zip(device, training_batches(dataset, plans, range(4), VIEW), strict=True):
         np.testing.assert_array_equal(cut(store, ours.images, 16), hosts.images)
@@ -129,7 +129,6 @@ def test_the_centre_crop_rounds_as_torchvision_does(size, resized):
 
 def test_the_fast_decoder_shows_nearly_the_same():
     """A shift by a pixel would change these photos by 20 levels and more."""
-    pytest.importorskip("simplejpeg")
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 256, (20, 30, 3), np.uint8))
     buffer = io.BytesIO()

@@ -67,7 +67,7 @@ class Found(NamedTuple):
 
     Attributes:
         images: The images of each split.
-        tables: Its tables of relations, see `hypjax.data.relations`.
+        tables: Its tables of relations, see `hypjax.data.records`.
     """
 
     images: Listing

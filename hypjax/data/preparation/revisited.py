@@ -19,7 +19,7 @@ from hypjax.data.preparation.official import (
     listed_image,
 )
 from hypjax.data.preparation.sources import Archive, FileTree, Source
-from hypjax.data.relations import JUDGEMENTS, JUDGEMENTS_SCHEMA
+from hypjax.data.records import JUDGEMENTS, JUDGEMENTS_SCHEMA
 
 _ORIGIN = "https://www.robots.ox.ac.uk/~vgg/data and http://cmp.felk.cvut.cz/revisitop"
 

@@ -21,8 +21,7 @@ from jaxtyping import Bool, Float, Float32, UInt8
 from PIL import Image, ImageDraw, ImageFilter
 
 from hypjax.data.preparation import fonts
-from hypjax.data.records import RecordBuilder
-from hypjax.data.relations import JUDGEMENTS, JUDGEMENTS_SCHEMA, PAIRS, PAIRS_SCHEMA
+from hypjax.data.records import JUDGEMENTS, JUDGEMENTS_SCHEMA, PAIRS, PAIRS_SCHEMA, RecordBuilder
 
 SIDE = 64  # Of a picture, in pixels.
 SEED = 20240301

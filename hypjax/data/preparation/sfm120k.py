@@ -18,7 +18,7 @@ from hypjax.data.preparation.official import (
     listed_image,
 )
 from hypjax.data.preparation.sources import Archive, FileTree, Source
-from hypjax.data.relations import PAIRS, PAIRS_SCHEMA
+from hypjax.data.records import PAIRS, PAIRS_SCHEMA
 from hypjax.data.safe_pickle import as_array, as_indices
 from hypjax.errors import UserError
 

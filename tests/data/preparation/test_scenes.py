@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from hypjax.data.preparation import fonts, scenes
-from hypjax.data.records import open_records
-from hypjax.data.relations import read_judgements, read_pairs
+from hypjax.data.records import open_records, read_judgements, read_pairs
 
 
 @pytest.fixture(scope="module")

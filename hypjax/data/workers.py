@@ -1,4 +1,4 @@
-"""Grain workers: threads or processes that prepare batches piece by piece.
+"""Workers: threads or processes of Grain that prepare batches piece by piece.
 
 Pieces are smaller than batches, so that the first batch arrives soon and little memory is needed
 for what is prepared ahead, however many workers there are.
@@ -7,21 +7,22 @@ for what is prepared ahead, however many workers there are.
 import functools
 import gc
 import multiprocessing
+import queue
 import re
 import signal
 import tempfile
+import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Iterable
 from multiprocessing.shared_memory import SharedMemory
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import grain
 import numpy as np
 from absl import flags
 from jaxtyping import UInt8
 
-from hypjax.data.timeouts import Deliveries, Overdue, ThreadTracker
 from hypjax.errors import StalledError, UserError
 from hypjax.system import exits
 from hypjax.system.machine import usable_cores
@@ -74,43 +75,84 @@ def assemble_batches(
         UserError: If an image cannot be read or a worker process dies.
         StalledError: If a piece does not arrive in time.
     """
-    pieces = [range(i, min(i + _PIECE, size)) for i in range(0, size, _PIECE)]
+    pieces = _Pieces(views, batches, size)
     log = _ProgressLog(workers.count)
-    tracker = ThreadTracker(functools.partial(_prepare_piece, views, batches, pieces))
+    # Children that are there before the workers start must survive when stuck workers are killed.
     other_children = multiprocessing.active_children()
     shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
-    prepared = _start_workers(tracker, len(batches) * len(pieces), workers.count, log, shared)
-    deliveries = Deliveries(prepared, workers.timeout)
+    deliveries = _Deliveries(_start_workers(pieces, workers.count, log, shared), workers.timeout)
+    numbers = iter(range(len(pieces)))
     stalled = False
     try:
-        for number in range(len(batches)):
+        for _ in batches:
             images, broken = None, {}
-            for i, piece in enumerate(pieces, start=number * len(pieces)):
+            for places in pieces.places:
+                i = next(numbers)
                 try:
                     delivered = deliveries.next()
-                except (RuntimeError, Overdue) as error:
-                    batch_index, piece_index = divmod(log.latest(i), len(pieces))
-                    names = views.describe(batches[batch_index], pieces[piece_index])
-                    stalled = isinstance(error, Overdue)
+                except (RuntimeError, _OverdueError) as error:
+                    stalled = isinstance(error, _OverdueError)
+                    names = pieces.describe(log.latest(i))
                     raise _explain(error, names, workers.timeout) from error
                 if images is None:
                     images = np.empty((size, *delivered.images.shape[1:]), np.uint8)
-                images[piece.start : piece.stop] = delivered.images
+                images[places.start : places.stop] = delivered.images
                 broken |= delivered.broken
-                del delivered  # Its shared memory can be freed.
+                del delivered  # While it is referred to, its shared memory cannot be freed.
             yield ReadableBatch(images, broken)
     finally:
+        # Threads that hang in a read can be neither waited for nor killed: after a stall they are
+        # left behind, and the program's exit is told not to wait for them.
         patience = _PROCESS_PATIENCE if workers.count else 0 if stalled else _THREAD_PATIENCE
         ended = _close(deliveries, patience, other_children if stalled else None)
-        if not ended or not tracker.has_ended(patience):
+        if not ended or not pieces.left_alone(patience):
             exits.mark_stuck()
         log.close()
         if workers.count:
+            # Grain frees shared memory in a thread. A program that ended before that would leave
+            # it allocated until the machine restarts.
             del deliveries
-            gc.collect()  # Releases what is left in shared memory ...
+            gc.collect()
             deadline = time.monotonic() + _MEMORY_PATIENCE
-            while shared and time.monotonic() < deadline:  # ... which a thread of Grain's frees.
+            while shared and time.monotonic() < deadline:
                 time.sleep(_MEMORY_CHECK)
+
+
+class _Pieces:
+    """Prepares the pieces of all batches by number, and knows which threads have done so."""
+
+    def __init__(self, views: Views, batches: range, size: int) -> None:
+        self.places = [range(i, min(i + _PIECE, size)) for i in range(0, size, _PIECE)]
+        self._arguments = views, batches, size
+        self._threads: set[threading.Thread] = set()
+
+    def __len__(self) -> int:
+        return len(self._arguments[1]) * len(self.places)
+
+    def __call__(self, i: int) -> ReadableBatch:
+        self._threads.add(threading.current_thread())
+        _ProgressLog.note(int(i))
+        return self._arguments[0](*self._locate(i))
+
+    def describe(self, i: int) -> str:
+        """Names the images of a piece."""
+        return self._arguments[0].describe(*self._locate(i))
+
+    def _locate(self, i: int) -> tuple[int, range]:
+        """Returns a piece's batch, and its places there."""
+        batch, piece = divmod(int(i), len(self.places))
+        return self._arguments[1][batch], self.places[piece]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leaves out the threads, which have no meaning in a worker process."""
+        return _Pieces, self._arguments
+
+    def left_alone(self, patience: float) -> bool:
+        """Returns whether all threads that prepared pieces end within so many seconds."""
+        deadline = time.monotonic() + patience
+        for thread in self._threads:
+            thread.join(max(0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
 
 class _ProgressLog:
@@ -147,30 +189,18 @@ class _ProgressLog:
             cls._slot[0] = piece
 
 
-def _prepare_piece(views: Views, batches: range, pieces: list[range], i: int) -> ReadableBatch:
-    """Prepares the i-th piece of all batches together."""
-    _ProgressLog.note(int(i))
-    batch, piece = divmod(int(i), len(pieces))
-    return views(batches[batch], pieces[piece])
-
-
 def _start_workers(
-    prepare: Callable[[int], ReadableBatch],
-    count: int,
-    workers: int,
-    log: _ProgressLog,
-    shared: "weakref.WeakSet[SharedMemory]",
+    pieces: _Pieces, workers: int, log: _ProgressLog, shared: "weakref.WeakSet[SharedMemory]"
 ) -> grain.IterDataset:
-    """Returns what workers prepare for the numbers below a count, in order.
+    """Returns the pieces in order, as workers prepare them.
 
     Args:
-        prepare: Function of a number.
-        count: How many numbers there are.
+        pieces: The pieces.
         workers: Number of worker processes; 0 uses threads.
         log: Where worker processes note their progress.
         shared: Receives the shared memory in which processes deliver.
     """
-    dataset = grain.MapDataset.range(count).map(prepare)
+    dataset = grain.MapDataset.range(len(pieces)).map(pieces)
     ahead = _AHEAD // _PIECE
     if not workers:
         threads = min(_MAX_THREADS, usable_cores())
@@ -203,10 +233,71 @@ def _start_worker(log: str, index: int, count: int) -> None:
     _ProgressLog.open(log, index)
 
 
+class _OverdueError(Exception):
+    """A piece did not arrive in time."""
+
+
+class _Deliveries:
+    """The items of an iterable, each of which must arrive within a time limit.
+
+    A separate thread creates the iterator, reads one item ahead, and closes it. If an item never
+    arrives or a worker never ends, only that thread is blocked.
+    """
+
+    def __init__(self, source: Iterable[ReadableBatch], timeout: float) -> None:
+        self._timeout = min(timeout, threading.TIMEOUT_MAX)
+        # The interpreter's lock-free queues cost little per item but are unbounded: the thread
+        # reads one item per request.
+        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._delivered: queue.SimpleQueue[tuple[ReadableBatch | None, BaseException | None]]
+        self._delivered = queue.SimpleQueue()
+        self._requests.put(True)
+        # The thread does not refer to this object, so that without it the queue's items are freed.
+        arguments = source, self._requests, self._delivered
+        self._thread = threading.Thread(target=_deliver, args=arguments, daemon=True)
+        self._thread.start()
+
+    def next(self) -> ReadableBatch:
+        """Returns the next item.
+
+        Raises:
+            _OverdueError: It does not arrive in time; no more items can then be requested.
+            Exception: Whatever the iterable raises.
+        """
+        self._requests.put(True)
+        try:
+            item, error = self._delivered.get(timeout=self._timeout)
+        except queue.Empty:
+            raise _OverdueError from None
+        if error is not None:
+            raise error
+        return item
+
+    def close(self, patience: float) -> bool:
+        """Asks for the iterator to be closed; returns whether that happens in so many seconds."""
+        self._requests.put(False)
+        self._thread.join(patience)
+        return not self._thread.is_alive()
+
+
+def _deliver(
+    source: Iterable[ReadableBatch], requests: queue.SimpleQueue, delivered: queue.SimpleQueue
+) -> None:
+    """Puts an item, or the error that prevents it, into a queue for every request."""
+    iterator = None
+    try:
+        iterator = iter(source)
+        while requests.get():
+            delivered.put((next(iterator), None))
+    except BaseException as error:
+        delivered.put((None, error))
+    finally:
+        if iterator is not None:
+            iterator.close()
+
+
 def _close(
-    deliveries: Deliveries[ReadableBatch],
-    patience: float,
-    survivors: list[multiprocessing.Process] | None,
+    deliveries: _Deliveries, patience: float, survivors: list[multiprocessing.Process] | None
 ) -> bool:
     """Closes an iterator, and returns whether it closed in time.
 
@@ -227,9 +318,9 @@ def _close(
             return ended
 
 
-def _explain(error: RuntimeError | Overdue, names: str, timeout: float) -> Exception:
+def _explain(error: RuntimeError | _OverdueError, names: str, timeout: float) -> Exception:
     """Returns an error that names the images of a stall or a dead worker; others unchanged."""
-    if isinstance(error, Overdue):
+    if isinstance(error, _OverdueError):
         return StalledError(
             f"waited {timeout:g} seconds in vain for {names}; check that their storage can be "
             "reached, or wait longer with --config.run.input_timeout"

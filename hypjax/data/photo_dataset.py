@@ -1,0 +1,285 @@
+"""Users' own images as a dataset: checked once, and split by class."""
+
+import concurrent.futures
+import hashlib
+import io
+import os
+import pathlib
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tqdm
+from jaxtyping import Int
+from PIL import Image
+
+from hypjax.data import pixels
+from hypjax.data.dataset import Dataset, Decoding, fill_cache, with_host_cache
+from hypjax.data.parts import (
+    HeldOutClasses,
+    Splits,
+    check_classes,
+    hold_out,
+    hold_out_images,
+    hold_out_validation,
+)
+from hypjax.data.photos import SPLITS, TABLES, Photo, list_folder, read_table
+from hypjax.errors import UserError
+from hypjax.system import console
+from hypjax.system.caches import cache_folder
+from hypjax.system.files import replacing
+from hypjax.system.machine import usable_cores
+
+_FEW = 5  # Of fewer training classes, little holds for others.
+_SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
+_MAX_NAMED = 5  # Files that a message names.
+# Modes that PNG files hold as they are.
+_PNG_MODES = frozenset({"1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"})
+
+
+class Files(Sequence):
+    """Image files as records, read on access; images in memory as files would hold them."""
+
+    def __init__(self, contents: Sequence[pathlib.Path | Image.Image]) -> None:
+        """Takes paths and images in the order of the records."""
+        self._contents = [str(own) if isinstance(own, pathlib.Path) else own for own in contents]
+
+    def __len__(self) -> int:
+        """Number of files."""
+        return len(self._contents)
+
+    def __getitem__(self, i: int) -> Mapping[str, Any]:
+        """Returns the i-th file's bytes under `image`."""
+        content = self._contents[i]
+        return {"image": pixels.read_bytes(content) if isinstance(content, str) else _file(content)}
+
+
+def _file(image: Image.Image) -> bytes:
+    """Returns a file that is decoded to the image."""
+    file, exif = io.BytesIO(), image.getexif()
+    image = image if image.mode in _PNG_MODES else image.convert("RGB")
+    image.save(file, "png", compress_level=1, exif=exif)
+    return file.getvalue()
+
+
+def files_of(photos: Sequence[Photo]) -> Dataset:
+    """Returns a dataset of unchecked images in the given order, without classes or sizes."""
+    return Dataset(
+        records=Files([photo.content for photo in photos]),
+        positions=np.arange(len(photos)),
+        labels=np.zeros(len(photos), np.int32),
+        sizes=np.zeros((len(photos), 2), np.int32),
+        names=[str(photo.path) for photo in photos],
+        upright=True,
+    )
+
+
+def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
+    """Opens the images of a folder or a table.
+
+    A folder has one sub-folder per class, or `train` and `test` with such sub-folders; see
+    `photos.list_folder` and `photos.read_table`. Every image is decoded once to check that it is
+    readable, unless that was done before and no file has changed.
+
+    Args:
+        path: The folder or table.
+        decoding: How images are decoded and cached.
+        held_out: Classes to hold out if the images are not split already.
+
+    Raises:
+        UserError: If there is no such folder or table, an image cannot be read, or there are too
+            few classes or images to train or to search.
+    """
+    if path.is_dir():
+        photos = list_folder(path)
+    elif path.suffix.lower() in TABLES:
+        photos = read_table(path)
+    else:
+        raise UserError(
+            f"config.data.path is {path}, which is neither a folder nor a .csv or .parquet table"
+        )
+    measured = _measure(photos)
+    root = (path if path.is_dir() else path.parent).absolute()
+    facts = (
+        (os.path.relpath(photo.path.absolute(), root), *photo[1:4], *row)
+        for photo, row in zip(photos, measured.tolist(), strict=True)
+    )
+    fingerprint = _hash_facts(facts)
+    everything = _dataset(photos, measured[:, :2].astype(np.int32), decoding.fast)
+    everything = with_host_cache(everything, fingerprint, decoding)
+    if photos[0].split is not None:
+        parts = _given_splits(path, photos, everything, held_out)
+    elif held_out.images:
+        train, test = hold_out_images(everything, held_out.seed)
+        parts = train, None, test, None
+    else:
+        parts = _split_classes(path, everything, held_out)
+    splits = Splits(*parts, fingerprint, notes=(_SAME_CLASSES,) if held_out.images else ())
+    check_classes(str(path), splits)
+    fill_cache(everything, decoding.channels)
+    return splits
+
+
+def _dataset(photos: Sequence[Photo], sizes: Int[np.ndarray, "photos 2"], fast: bool) -> Dataset:
+    superlabels = group_names = None
+    if any(photo.superlabel is not None for photo in photos):
+        named = [photo.superlabel or "" for photo in photos]
+        group_names, superlabels = np.unique(named, return_inverse=True)
+    labels = [photo.label for photo in photos]
+    return Dataset(
+        records=Files([photo.path for photo in photos]),
+        positions=np.arange(len(photos)),
+        labels=np.unique(labels, return_inverse=True)[1],
+        sizes=sizes,
+        names=[str(photo.path) for photo in photos],
+        superlabels=superlabels,
+        class_names=labels,
+        group_names=group_names,
+        upright=True,
+        fast=fast,
+    )
+
+
+def _split_classes(
+    path: pathlib.Path, everything: Dataset, held_out: HeldOutClasses
+) -> tuple[Dataset, Dataset | None, Dataset, None]:
+    """Holds out random classes; returns train, validation, test and no gallery."""
+    if 2 <= everything.num_classes < 4:
+        raise UserError(
+            f"{path} has {everything.num_classes} classes, too few to train on two and to test on "
+            "two others; add classes, put back those that a run was trained on, or set "
+            "--config.data.split=images, which tests on other images of the same classes"
+        )
+    rest, test = hold_out(everything, held_out.test, held_out.seed, "test")
+    if test is None:
+        raise UserError(
+            f"{path} has no splits; set --config.data.test_classes=0.25, or "
+            "--config.data.split=images to test on other images of the same classes"
+        )
+    train, validation = hold_out_validation(rest, held_out)
+    if train.num_classes < _FEW:
+        console.warn(
+            f"{train.num_classes} classes are too few to learn what tells apart the "
+            f"{test.num_classes} others of the test, so the model may end below the untrained one; "
+            "set --config.data.split=images to test on other images of the same classes, or add "
+            "classes"
+        )
+    return train, validation, test, None
+
+
+def _given_splits(
+    path: pathlib.Path, photos: Sequence[Photo], everything: Dataset, held_out: HeldOutClasses
+) -> tuple[Dataset, Dataset | None, Dataset, Dataset | None]:
+    """Splits the images as they are labelled; returns train, validation, test and gallery."""
+    if held_out.images:
+        raise UserError(f"{path} has splits already; leave out --config.data.split=images")
+    split_names = np.array([photo.split for photo in photos])
+    parts = {
+        name: everything.take(np.flatnonzero(split_names == name))
+        for name in SPLITS
+        if name in split_names
+    }
+    tests = parts.keys() - {"train", "validation"}
+    if "train" not in parts or tests not in ({"test"}, {"query", "gallery"}):
+        raise UserError(
+            f"{path} has the splits {', '.join(sorted(parts))}; "
+            "it needs train, and either test or both query and gallery"
+        )
+    train, validation = parts["train"].renumbered(), parts.get("validation")
+    if validation is None:
+        train, validation = hold_out_validation(train, held_out)
+    _check_overlap(path, photos)
+    return train, validation, parts.get("test", parts.get("query")), parts.get("gallery")
+
+
+def _check_overlap(path: pathlib.Path, photos: Sequence[Photo]) -> None:
+    """Rejects classes shared by validation and test, and warns of classes shared with train."""
+    classes = {split: {p.label for p in photos if p.split == split} for split in SPLITS}
+    test = classes["test"] | classes["query"] | classes["gallery"]
+    if shared := classes["validation"] & test:
+        raise UserError(
+            f"{path} has {len(shared)} classes in both validation and test, such as {min(shared)}; "
+            "the best model would be chosen on what it is tested on"
+        )
+    for name, others in (("validation", classes["validation"]), ("test", test)):
+        if shared := classes["train"] & others:
+            console.warn(
+                f"{len(shared)} of the classes in {path} are in both train and {name}, "
+                f"such as {min(shared)}"
+            )
+
+
+def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
+    """Returns height, width and a checksum of each image, from the cache if no file has changed.
+
+    Raises:
+        UserError: If any image cannot be read; the message names the first ones.
+    """
+    cached = cache_folder() / "photos" / f"{_hash_facts(map(_file_facts, photos))}.sizes"
+    if (measured := _read_measured(cached, len(photos))) is not None:
+        return measured
+    console.say(f"checking {len(photos)} images")
+    with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
+        outcomes = pool.map(_measure_file, (photo.path for photo in photos))
+        bar = tqdm.tqdm(outcomes, total=len(photos), unit="image", disable=None, leave=False)
+        outcomes = list(bar)
+    broken = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    if broken:
+        more = f" (and {len(broken) - _MAX_NAMED} more)" if len(broken) > _MAX_NAMED else ""
+        raise UserError(
+            f"cannot read {len(broken)} of {len(photos)} images: "
+            f"{'; '.join(broken[:_MAX_NAMED])}{more}; fix or remove them"
+        )
+    measured = np.array(outcomes, np.int64)
+    with console.tolerating(f"the sizes of the images ({cached})"):
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        content = measured.astype("<i8").tobytes()
+        with replacing(cached) as temporary:
+            temporary.write_bytes(content + zlib.crc32(content).to_bytes(4, "little"))
+    return measured
+
+
+def _read_measured(cached: pathlib.Path, photos: int) -> Int[np.ndarray, "photos 3"] | None:
+    """Reads what was measured, unless it is missing or damaged."""
+    try:
+        stored = cached.read_bytes()
+    except OSError:
+        return None
+    content, checksum = stored[:-4], stored[-4:]
+    if len(content) != 24 * photos or zlib.crc32(content).to_bytes(4, "little") != checksum:
+        console.warn(f"{cached} is damaged; the images are checked again")
+        return None
+    return np.frombuffer(content, "<i8").astype(np.int64).reshape(photos, 3)
+
+
+def _measure_file(path: pathlib.Path) -> tuple[int, int, int] | str:
+    """Returns height, width and checksum of an image, or the reason why it cannot be read."""
+    try:
+        content = pixels.read_bytes(path)
+        image = pixels.decode(content, channels=3, upright=True)
+    except Exception as error:  # Decoders raise almost anything on damaged files.
+        return f"{path} ({pixels.reason(error)})"
+    return image.height, image.width, zlib.crc32(content)
+
+
+def fingerprint(photos: Sequence[Photo]) -> str:
+    """Returns a hash of the files' paths, sizes and times, their labels and their order."""
+    return _hash_facts((*_file_facts(photo), photo.label) for photo in photos)
+
+
+def _file_facts(photo: Photo) -> tuple[Any, ...]:
+    """Returns what changes with the file and is known without reading it."""
+    try:
+        stat = photo.path.stat()
+    except (OSError, ValueError):  # The latter for a null character.
+        return (str(photo.path.absolute()), None)
+    return (str(photo.path.absolute()), stat.st_size, stat.st_mtime_ns)
+
+
+def _hash_facts(facts: Iterable[tuple[Any, ...]]) -> str:
+    """Hashes tuples of simple values to 32 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for fact in facts:
+        digest.update(repr(fact).encode())
+    return digest.hexdigest()[:32]
