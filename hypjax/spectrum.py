@@ -35,34 +35,31 @@ def main(overrides: list[str]) -> None:
     """Prints how embeddings spread over principal components, and how similar images are."""
     command.require(_WORKDIRS)
     command.refuse_overrides(overrides)
-    workdirs, names = _WORKDIRS.value, command.run_names(_WORKDIRS)
+    names = dict(zip(_WORKDIRS.value, command.run_names(_WORKDIRS), strict=True))
     output = command.figure(_OUTPUT)
-    from hypjax.analysis.hierarchy import Images
-    from hypjax.analysis.run_embeddings import open_datasets, saved_configs
-    from hypjax.analysis.spectrum_of_run import spread_of_run
-    from hypjax.analysis.spectrum_result import as_json, draw, table
+    from hypjax.analysis import spectrum
+    from hypjax.analysis.run_embeddings import ChosenImages, open_runs
     from hypjax.runs.tables import noted, print_notes
     from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
     keep_compiled_programs()
-    configs = saved_configs(workdirs)
-    splits = open_datasets(configs)
-    first = workdirs[0]
-    images = Images.of(configs[first].data.name, splits[first].test, _IMAGES.value, _SEED.value)
-    runs = []
-    for name, workdir in zip(names, workdirs, strict=True):
-        console.say(f"embedding the test images with {name}")
-        own = configs[workdir], splits[workdir], images.dataset
-        runs.append(spread_of_run(name, workdir, *own))
-    print(f"embeddings of {images.summary}:\n{table(runs)}")
-    notes = noted(splits[first].notes)
+    runs = open_runs(names)
+    images = ChosenImages.of(runs[0], _IMAGES.value, _SEED.value)
+    found = []
+    for run in runs:
+        console.say(f"embedding the test images with {run.name}")
+        found.append(spectrum.spectrum_of_run(run, images.dataset))
+    print(f"embeddings of {images.summary}:\n{spectrum.table(found)}")
+    notes = noted(runs[0].splits.notes)
     print_notes(notes)
     if output:
-        draw(runs, output)
+        spectrum.draw(found, output)
         numbers = output.with_suffix(".json")
-        found = {"images": images.indices.tolist(), "runs": as_json(runs), **notes}
-        command.write_numbers(numbers, found)
+        of_runs = [spectrum.as_json(each) for each in found]
+        command.write_numbers(
+            numbers, {"images": images.indices.tolist(), "runs": of_runs, **notes}
+        )
         console.say(f"wrote {output}, {numbers}")
 
 

@@ -11,7 +11,6 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import matplotlib
 import numpy as np
 from jax.typing import ArrayLike
@@ -25,20 +24,17 @@ from matplotlib.patches import Circle
 from PIL import Image, ImageOps
 
 from hypjax.analysis.hit_grid import ImageReader, save
-from hypjax.analysis.run_embeddings import head_points, saved_configs
+from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.trees import Tree, ancestors
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import CLASS, Grouping, groupings
 from hypjax.data.pixels import read_image
-from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, require_package
 from hypjax.geometry import Space
 from hypjax.geometry import layout as layouts
-from hypjax.objectives import Hier, create_objective
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console
 from hypjax.system.files import write_text
-from hypjax.training.states import restore_trained
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
@@ -395,12 +391,9 @@ def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotDa
         UserError: The folder holds no trained model, the images have changed, an image cannot be
             read, or a point is not finite.
     """
-    config = saved_configs([workdir])[workdir]
-    splits = open_splits(config)
-    objective = create_objective(config)
-    space, has_proxies = objective.score_space, isinstance(objective, Hier)
-    trained = restore_trained(workdir, config, splits.fingerprint, with_objective=has_proxies)
-    embed = head_points(config, trained.model, trained.params, space)
+    (run,) = open_runs({workdir: ""})
+    config, splits = run.config, run.splits
+    embed, space, proxies = scored_head(run)
     sets = []
     for name in parts:
         dataset = getattr(splits, name)
@@ -413,10 +406,8 @@ def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotDa
         names = [images.name(i) for i in range(len(images))]
         grouped = groupings(config.data.name, images)
         sets.append(ImageSet(title, embed(images), grouped, names, read_rgb(images)))
-    if not has_proxies:
+    if proxies is None:
         return PlotData(sets, space, sets[0].points[:0], np.zeros(0, int))
-    proxies = np.asarray(jax.jit(space.embed)(trained.objective["hierarchy"]))
-    space.check(proxies)
     with_origin = np.pad(proxies, ((0, 1), (0, 0)))
     distances = np.asarray(space.distance_matrix(proxies, with_origin))
     among, radii = distances[:, :-1], distances[:, -1]

@@ -1,15 +1,28 @@
-"""The hierarchy that a run finds among test images: its trees and what they are worth."""
+"""The hierarchy that a run finds among test images: its trees, what they are worth, and files."""
 
-from collections.abc import Mapping
-from typing import NamedTuple, Self
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Complex, Float, Int
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 
-from hypjax.analysis.disk import sectors
-from hypjax.analysis.hierarchy_result import Found, Nodes, Purity, Radii, Scores
+from hypjax.analysis.disk import (
+    colours,
+    empty_disk,
+    geodesics,
+    place_legend,
+    read_rgb,
+    scatter_groups,
+    sectors,
+)
+from hypjax.analysis.hit_grid import Picture, draw_rows, save
+from hypjax.analysis.run_embeddings import ChosenImages, TrainedRun, scored_head
 from hypjax.analysis.trees import (
     Tree,
     ancestor_tree,
@@ -20,96 +33,15 @@ from hypjax.analysis.trees import (
     purity,
     separation,
 )
-from hypjax.data.dataset import Dataset
-from hypjax.data.groupings import CLASS, Grouping, groupings
+from hypjax.data.groupings import CLASS, Grouping
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space
+from hypjax.system.files import write_json, write_text
 
 _BLOCK = 256  # Points that are compared with all others at once.
-
-
-class Images(NamedTuple):
-    """The test images among which hierarchies are sought.
-
-    Attributes:
-        dataset: The images.
-        indices: Their indices among all test images.
-        groupings: By name; the first are the classes.
-        summary: How many they are, in words.
-    """
-
-    dataset: Dataset
-    indices: Int[np.ndarray, " images"]
-    groupings: Mapping[str, Grouping]
-    summary: str
-
-    @classmethod
-    def of(cls, name: str, test: Dataset, most: int, seed: int) -> Self:
-        """Chooses random classes that fit as a whole, or random images if fewer than two do.
-
-        Args:
-            name: Name of the dataset.
-            test: Its test images.
-            most: Largest number of images.
-            seed: Seed of the choice.
-
-        Raises:
-            UserError: There are fewer than two classes among them, or no two images of one class.
-        """
-        if test.num_classes in (1, len(test)):
-            raise UserError(
-                f"the test images of {name} cannot be analysed by class: they are "
-                f"{test.describe()}, of which two of one class and one of another are needed"
-            )
-        chosen = _choose(test.labels, most, np.random.default_rng(seed))
-        images = test.take(chosen)
-        if images.num_classes < 2 or images.num_classes == len(images):
-            raise UserError(
-                f"--images is {most}, too few for two classes and two images of one of them; "
-                f"there are {test.describe()}"
-            )
-        summary = (
-            f"{len(images)} of {len(test)} test images, "
-            f"{images.num_classes} of {test.num_classes} classes"
-        )
-        return cls(images, chosen, groupings(name, images), summary)
-
-    @property
-    def further(self) -> dict[str, Grouping]:
-        """The groupings beyond the classes."""
-        return {name: each for name, each in self.groupings.items() if name != CLASS}
-
-    def groups_of_classes(self) -> dict[str, Int[np.ndarray, " classes"]]:
-        """Each class's group in each grouping beyond the classes."""
-        first = np.unique(self.groupings[CLASS].labels, return_index=True)[1]
-        return {name: each.labels[first] for name, each in self.further.items()}
-
-
-def _choose(
-    labels: Int[np.ndarray, " images"], most: int, rng: np.random.Generator
-) -> Int[np.ndarray, " chosen"]:
-    """Indices of the images of random classes, of which each is taken if it still fits."""
-    classes, counts = np.unique(labels, return_counts=True)
-    taken, room = [], most
-    for place in rng.permutation(len(classes)):
-        if counts[place] <= room:
-            taken.append(classes[place])
-            room -= counts[place]
-    if len(taken) < 2:
-        return np.sort(rng.permutation(len(labels))[:most])
-    return np.flatnonzero(np.isin(labels, taken))
-
-
-class Disk(NamedTuple):
-    """The tree of proxies in the Poincaré disk.
-
-    Attributes:
-        tree: The tree.
-        places: Place of each node, inside the unit circle.
-    """
-
-    tree: Tree
-    places: Complex[np.ndarray, " nodes"]
+_DPI = 160
+_ROWS = 8  # Proxies whose images are shown.
+_COLUMNS = 10  # Images of each.
 
 
 class Leaf(NamedTuple):
@@ -118,7 +50,7 @@ class Leaf(NamedTuple):
     Attributes:
         proxy: Its index.
         size: Number of images beneath it.
-        nearest: Indices of the images that are nearest to it.
+        nearest: Indices of the images, by their distance from it.
         beneath: Which of these are beneath it.
     """
 
@@ -132,25 +64,41 @@ class Hierarchy(NamedTuple):
     """What a run makes of the images.
 
     Attributes:
-        found: Its numbers.
-        nodes: Its tree: that of the proxies if there are any, else that of average linkage.
+        scores: All numbers, as in hierarchy.json, but not a number where they do not exist.
+        tree: That of the proxies if there are any, else that of average linkage.
+        nodes: Its nodes, as in tree.json.
         affinity: Similarity of each pair of classes, at the mean distance of their images.
-        disk: None without proxies, or in flat space.
+        places: Place of each node in the Poincaré disk; None without proxies, or in flat space.
         leaves: The proxies with no other beneath, those with most images first.
     """
 
-    found: Found
-    nodes: Nodes
+    scores: dict[str, Any]
+    tree: Tree
+    nodes: list[dict[str, Any]]
     affinity: Float[np.ndarray, "classes classes"]
-    disk: Disk | None
-    leaves: list[Leaf]
+    places: Complex[np.ndarray, " nodes"] | None
+    leaves: Sequence[Leaf]
+
+
+def hierarchy_of_run(run: TrainedRun, images: ChosenImages) -> Hierarchy:
+    """Embeds images with a run's best model, or its last, and finds their hierarchy.
+
+    Points are those of the head in the objective's `score_space`, without the projections of
+    `eval.pca`; hierarchical proxies are those of the same state.
+
+    Raises:
+        UserError: The folder holds no trained model, the images have changed, an image cannot be
+            read, a point is not finite, or the device's memory does not suffice.
+    """
+    head = scored_head(run)
+    return find_hierarchy(run.name, head.embed(images.dataset), head.space, images, head.proxies)
 
 
 def find_hierarchy(
     name: str,
     points: Float[np.ndarray, "images dim"],
     space: Space,
-    images: Images,
+    images: ChosenImages,
     proxies: Float[np.ndarray, "p dim"] | None = None,
 ) -> Hierarchy:
     """Finds the trees of a run and scores them. Distances are float64.
@@ -163,16 +111,43 @@ def find_hierarchy(
         proxies: Points of the hierarchical proxies, in the ball; None for a run without them.
     """
     distances = _distances(space, points, points)
-    tree, heights = average_linkage(distances)
-    clusters = _score("average linkage", tree, images)
+    clusters, heights = average_linkage(distances)
+    of_clusters = _scores("average linkage", clusters, images)
     affinity = np.asarray(space.similarity(_class_means(distances, images.groupings[CLASS].labels)))
     if proxies is None:
-        found = Found(name, [clusters], None)
-        return Hierarchy(found, _cluster_nodes(tree, heights, images), affinity, None, [])
-    ball = _Ball.of(space, points, proxies)
-    found = Found(name, [_score("proxies", ball.tree, images), clusters], ball.radii())
-    nodes = _proxy_nodes(ball, images)
-    return Hierarchy(found, nodes, affinity, ball.disk(space, points, proxies), ball.leaves())
+        scores = {"run": name, "trees": [of_clusters]}
+        # Half the difference of heights, so that the path of two images is their ancestor's height.
+        lengths = (heights[clusters.parents] - heights) / 2
+        lengths[clusters.parents < 0] = 0
+        merged = enumerate(heights[clusters.leaves :].tolist())
+        inner = [(f"cluster {i}", {"kind": "cluster", "height": height}) for i, height in merged]
+        nodes = _nodes(clusters, lengths.tolist(), images, inner)
+        return Hierarchy(scores, clusters, nodes, affinity, None, ())
+    n, everything = len(points), np.concatenate([points, proxies])
+    measured = _distances(space, everything, np.pad(proxies, ((0, 1), (0, 0))))
+    distances, radii = measured[:, :-1], measured[:, -1]  # The last column is the origin's.
+    above = ancestors(distances, radii, radii[n:])
+    tree, used = ancestor_tree(above[:n], above[n:])
+    kept = np.concatenate([np.arange(n), n + used])
+    edges = np.where(above >= 0, distances[np.arange(len(radii)), above], radii)
+    scores = {
+        "run": name,
+        "trees": [_scores("proxies", tree, images), of_clusters],
+        "radii": _scores_of_radii(distances[:n], radii[:n], radii[n:], used, above[:n]),
+    }
+    inner = [*((f"proxy {proxy}", {"kind": "proxy"}) for proxy in used)]
+    inner.append(("origin", {"kind": "origin"}))
+    nodes = _nodes(tree, [*edges[kept].tolist(), 0.0], images, inner)
+    for node, radius in zip(nodes, [*radii[kept].tolist(), 0.0], strict=True):
+        node["radius"] = radius
+    places = None
+    if isinstance(space, PoincareBall) and space.c:
+        # True distances from the origin, and angles from the tree.
+        shown = np.concatenate([everything[kept], 0 * points[:1]]).astype(np.float64)
+        lengths = float(space.c) ** 0.5 * np.linalg.norm(shown, axis=1)
+        angles = sectors(tree, np.asarray(points, np.float64)).mean(axis=1)
+        places = lengths * np.exp(1j * angles)
+    return Hierarchy(scores, tree, nodes, affinity, places, _leaves(distances[:n], tree, used))
 
 
 def _distances(
@@ -191,146 +166,274 @@ def _class_means(
     distances: Float[np.ndarray, "n n"], labels: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, "classes classes"]:
     """Mean distance of two images of each pair of classes; 0 for the pair of a single image."""
-    counts = np.bincount(labels)
-    rows = np.stack([distances[labels == label].sum(axis=0) for label in range(len(counts))])
-    rows[labels, np.arange(len(labels))] -= np.diagonal(distances)  # Of an image and itself.
-    sums = np.stack([rows[:, labels == label].sum(axis=1) for label in range(len(counts))], axis=1)
+    members = (labels == np.arange(labels.max() + 1)[:, None]).astype(np.float64)
+    counts = members.sum(axis=1)
+    sums = members @ distances @ members.T - np.diag(members @ np.diagonal(distances))
     return sums / np.maximum(np.outer(counts, counts) - np.diag(counts), 1)
 
 
-def _score(kind: str, tree: Tree, images: Images) -> Scores:
+def _scores(kind: str, tree: Tree, images: ChosenImages) -> dict[str, Any]:
     labels = {name: grouping.labels for name, grouping in images.groupings.items()}
-    return Scores(
-        kind,
-        len(tree.parents) - tree.leaves,
-        int(tree.depths[: tree.leaves].max()),
-        {n: Purity(purity(tree, each), chance_purity(tree, each)) for n, each in labels.items()},
-        {n: separation(tree, labels[CLASS], labels[n]) for n in images.further},
-    )
+    return {
+        "tree": kind,
+        "inner_nodes": len(tree.parents) - tree.leaves,
+        "depth": int(tree.depths[: tree.leaves].max()),
+        "purity": {
+            name: {"purity": purity(tree, each), "chance": chance_purity(tree, each)}
+            for name, each in labels.items()
+        },
+        "separation": {
+            name: separation(tree, labels[CLASS], labels[name])._asdict()
+            for name in _beyond_classes(images)
+        },
+    }
 
 
-class _Ball(NamedTuple):
-    """Images and proxies in the ball.
-
-    Attributes:
-        distances: Of each image and each proxy.
-        radii_of_images: Distances from the origin.
-        radii_of_proxies: Distances from the origin.
-        tree: Images beneath proxies beneath the origin.
-        used: Indices of the proxies in the tree.
-        lengths: Length of the edge above each node of the tree.
-    """
-
-    distances: Float[np.ndarray, "n p"]
-    radii_of_images: Float[np.ndarray, " n"]
-    radii_of_proxies: Float[np.ndarray, " p"]
-    tree: Tree
-    used: Int[np.ndarray, " used"]
-    lengths: Float[np.ndarray, " nodes"]
-
-    @classmethod
-    def of(
-        cls,
-        space: Space,
-        points: Float[np.ndarray, "n dim"],
-        proxies: Float[np.ndarray, "p dim"],
-    ) -> Self:
-        everything, targets = np.concatenate([points, proxies]), np.pad(proxies, ((0, 1), (0, 0)))
-        measured = _distances(space, everything, targets)  # The last column is the origin's.
-        distances, among = np.split(measured[:, :-1], [len(points)])
-        radii, proxy_radii = np.split(measured[:, -1], [len(points)])
-        above, of_proxies = (
-            ancestors(distances, radii, proxy_radii),
-            ancestors(among, proxy_radii, proxy_radii),
-        )
-        tree, used = ancestor_tree(above, of_proxies)
-        edges = np.where(above >= 0, distances[np.arange(len(radii)), above], radii)
-        inner = np.where(
-            of_proxies >= 0, among[np.arange(len(proxy_radii)), of_proxies], proxy_radii
-        )
-        lengths = np.concatenate([edges, inner[used], [0.0]])
-        return cls(distances, radii, proxy_radii, tree, used, lengths)
-
-    def radii(self) -> Radii:
-        """Where images and proxies are."""
-        nearest = np.argmin(self.distances, axis=1)
-        held = np.unique(nearest)
-        medians = [np.median(self.radii_of_images[nearest == proxy]) for proxy in held]
-        used = self.radii_of_proxies[self.used]
-        return Radii(
-            images=float(np.median(self.radii_of_images)),
-            used=float(np.median(used)) if len(used) else np.nan,
-            proxies=len(self.radii_of_proxies),
-            number_used=len(used),
-            nearest=len(held),
-            inside=float(np.mean(farther_in(self.radii_of_proxies[held], medians))),
-            rootless=float(np.mean(self._above == len(self.tree.parents) - 1)),
-        )
-
-    @property
-    def _above(self) -> Int[np.ndarray, " n"]:
-        """Parent of each image."""
-        return self.tree.parents[: self.tree.leaves]
-
-    def leaves(self) -> list[Leaf]:
-        """The proxies with no other beneath, those with most images first."""
-        images = self.tree.leaves
-        numbers = np.bincount(self._above, minlength=len(self.tree.parents))
-        inner = np.unique(self.tree.parents[images:])
-        found = [node for node in range(images, len(numbers) - 1) if node not in inner]
-        leaves = []
-        for node in sorted(found, key=lambda node: -numbers[node]):
-            proxy = int(self.used[node - images])
-            nearest = np.argsort(self.distances[:, proxy], kind="stable")
-            beneath = self._above[nearest] == node
-            leaves.append(Leaf(proxy, int(numbers[node]), nearest.tolist(), beneath.tolist()))
-        return leaves
-
-    def disk(
-        self,
-        space: Space,
-        points: Float[np.ndarray, "n dim"],
-        proxies: Float[np.ndarray, "p dim"],
-    ) -> Disk | None:
-        """Places in the disk: true distances from the origin, and angles from the tree."""
-        if not isinstance(space, PoincareBall) or not space.c:
-            return None
-        everything = np.concatenate([points, proxies[self.used], 0 * points[:1]])
-        radii = float(space.c) ** 0.5 * np.linalg.norm(everything.astype(np.float64), axis=1)
-        angles = sectors(self.tree, np.asarray(points, np.float64)).mean(axis=1)
-        return Disk(self.tree, radii * np.exp(1j * angles))
+def _beyond_classes(images: ChosenImages) -> dict[str, Grouping]:
+    return {name: each for name, each in images.groupings.items() if name != CLASS}
 
 
-def _facts_of_images(images: Images) -> list[dict[str, str | int]]:
-    facts = []
-    for i, index in enumerate(images.indices):
+def _scores_of_radii(
+    distances: Float[np.ndarray, "n p"],
+    radii: Float[np.ndarray, " n"],
+    proxy_radii: Float[np.ndarray, " p"],
+    used: Int[np.ndarray, " used"],
+    above: Int[np.ndarray, " n"],
+) -> dict[str, float | int]:
+    """Where images and proxies are."""
+    nearest = np.argmin(distances, axis=1)
+    held = np.unique(nearest)
+    medians = [np.median(radii[nearest == proxy]) for proxy in held]
+    return {
+        "median_of_images": float(np.median(radii)),
+        "median_of_proxies_used": float(np.median(proxy_radii[used])) if len(used) else np.nan,
+        "proxies": len(proxy_radii),
+        "proxies_used": len(used),
+        "nearest_proxies": len(held),
+        "share_of_nearest_proxies_farther_in_than_their_images": float(
+            np.mean(farther_in(proxy_radii[held], medians))
+        ),
+        "share_of_images_beneath_no_proxy": float(np.mean(above < 0)),
+    }
+
+
+def _leaves(
+    distances: Float[np.ndarray, "n p"], tree: Tree, used: Int[np.ndarray, " used"]
+) -> list[Leaf]:
+    """The proxies with no other beneath, those with most images first."""
+    images = tree.leaves
+    above = tree.parents[:images]
+    numbers = np.bincount(above, minlength=len(tree.parents))
+    found = np.setdiff1d(np.arange(images, images + len(used)), tree.parents[images:])
+    leaves = []
+    for node in found[np.argsort(-numbers[found], kind="stable")]:
+        proxy = used[node - images]
+        nearest = np.argsort(distances[:, proxy], kind="stable")
+        beneath = above[nearest] == node
+        leaves.append(Leaf(int(proxy), int(numbers[node]), nearest.tolist(), beneath.tolist()))
+    return leaves
+
+
+def _nodes(
+    tree: Tree,
+    lengths: Sequence[float],
+    images: ChosenImages,
+    inner: Sequence[tuple[str, dict[str, Any]]],
+) -> list[dict[str, Any]]:
+    """The images, then the inner nodes with these names and facts, each with its parent's index."""
+    described = []
+    for i, index in enumerate(images.indices.tolist()):
         of_image = {n: each.names[each.labels[i]] for n, each in images.groupings.items()}
-        facts.append({"kind": "image", "index": int(index), **of_image})
-    return facts
-
-
-def _names(images: Images) -> list[str]:
-    return [images.dataset.name(i) for i in range(len(images.dataset))]
-
-
-def _proxy_nodes(ball: _Ball, images: Images) -> Nodes:
-    facts = [
-        {**facts, "radius": radius}
-        for facts, radius in zip(
-            _facts_of_images(images), ball.radii_of_images.tolist(), strict=True
+        described.append((images.dataset.name(i), {"kind": "image", "index": index, **of_image}))
+    parents = [parent if parent >= 0 else None for parent in tree.parents.tolist()]
+    return [
+        {"parent": parent, "name": name, "length": length, **facts}
+        for parent, length, (name, facts) in zip(
+            parents, lengths, [*described, *inner], strict=True
         )
     ]
-    for proxy in ball.used.tolist():
-        facts.append({"kind": "proxy", "radius": float(ball.radii_of_proxies[proxy])})
-    facts.append({"kind": "origin", "radius": 0.0})
-    names = [*_names(images), *(f"proxy {proxy}" for proxy in ball.used), "origin"]
-    return Nodes(ball.tree, names, facts, ball.lengths)
 
 
-def _cluster_nodes(tree: Tree, heights: Float[np.ndarray, " nodes"], images: Images) -> Nodes:
-    """Edges have half the difference of heights, so that paths are the heights of ancestors."""
-    facts = _facts_of_images(images)
-    facts += [{"kind": "cluster", "height": height} for height in heights[tree.leaves :].tolist()]
-    names = [*_names(images), *(f"cluster {i}" for i in range(tree.leaves - 1))]
-    lengths = (heights[tree.parents] - heights) / 2
-    return Nodes(tree, names, facts, np.where(tree.parents < 0, 0, lengths))
+def scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns one line per tree: for each grouping, its purity with chance, and its separation.
+
+    Args:
+        runs: The `scores` of hierarchies.
+    """
+    first = runs[0]["trees"][0]
+    groupings, columns = [""] * 4, ["run", "tree", "inner nodes", "depth"]
+    for name in first["purity"]:
+        further = ["same nearer", "correlation"] * (name in first["separation"])
+        columns += ["purity (chance)", *further]
+        groupings += [f"{name}:", *[""] * len(further)]
+    rows = [groupings, columns]
+    for run in runs:
+        for tree in run["trees"]:
+            row = [run["run"], tree["tree"], str(tree["inner_nodes"]), str(tree["depth"])]
+            for name, found in tree["purity"].items():
+                row.append(f"{found['purity']:.4f} ({found['chance']:.4f})")
+                row += [f"{value:.4f}" for value in tree["separation"].get(name, {}).values()]
+            rows.append(row)
+    return _aligned(rows)
+
+
+def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns one line per run with hierarchical proxies; empty without any."""
+    head = ["run", "proxies used", "median radius: images", "proxies", "nearest proxies"]
+    rows = [[*head, "farther in than their images", "images beneath none"]]
+    for run in runs:
+        if "radii" in run:
+            images, of_used, proxies, used, nearest, inside, rootless = run["radii"].values()
+            row = [run["run"], f"{used} of {proxies}", f"{images:.3f}", f"{of_used:.3f}"]
+            rows.append([*row, str(nearest), f"{inside:.1%}", f"{rootless:.1%}"])
+    return _aligned(rows) if len(rows) > 1 else ""
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Columns of equal widths: the first two to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            f"{cell:<{width}}" if i < 2 else f"{cell:>{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def as_json(value: Any) -> Any:
+    """Returns `scores` with None in place of numbers that do not exist."""
+    if isinstance(value, dict):
+        return {key: as_json(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [as_json(each) for each in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def newick(found: Hierarchy) -> str:
+    """Returns the tree in Newick's format, with names in quotation marks and edge lengths."""
+    children: list[list[str]] = [[] for _ in found.nodes]
+    for i in np.argsort(-found.tree.depths, kind="stable"):
+        node = found.nodes[i]
+        name = " ".join(node["name"].split()).replace("'", "''")
+        text = f"({','.join(children[i])})'{name}'" if children[i] else f"'{name}'"
+        children[i] = []  # Their texts are part of this one now.
+        if node["parent"] is not None:
+            children[node["parent"]].append(f"{text}:{node['length']:.6g}")
+    return f"{text};\n"  # The root is the last.
+
+
+def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[pathlib.Path]:
+    """Writes the tree and the figures of a run, and returns their files.
+
+    Raises:
+        UserError: A file cannot be written.
+    """
+    names = ("tree.json", "tree.nwk", "affinity.png", "disk.png", "leaves.png")
+    files = [folder / name for name in names]
+    tree, text, affinity, disk, leaves = files
+    try:
+        write_json(tree, found.nodes)
+        write_text(text, newick(found))
+        for old in (disk, leaves):  # Not every run has them.
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror})") from error
+    further = _beyond_classes(images)
+    _draw_affinity(found.affinity, images, affinity)
+    if found.places is not None:
+        title, grouping = next(iter((further or images.groupings).items()))
+        _draw_disk(found.tree, found.places, grouping, title, disk)
+    if found.leaves:
+        _draw_leaves(found.leaves[:_ROWS], images, leaves)
+    return [file for file in files if file.exists()]
+
+
+def _draw_disk(
+    tree: Tree,
+    places: Complex[np.ndarray, " nodes"],
+    grouping: Grouping,
+    title: str,
+    output: pathlib.Path,
+) -> None:
+    """Draws a tree in the Poincaré disk, with geodesics as edges; groups colour its leaves."""
+    figure = Figure(figsize=(5, 5.9), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    empty_disk(axes)
+    child = np.flatnonzero(tree.parents >= 0)
+    leaf = child < tree.leaves
+    for edges, style in (
+        (child[leaf], {"color": "0.8", "linewidths": 0.3, "zorder": 1}),
+        (child[~leaf], {"color": "0.25", "linewidths": 0.8, "zorder": 3}),
+    ):
+        arcs = geodesics(places[edges], places[tree.parents[edges]])
+        lines = np.stack([arcs.real, arcs.imag], axis=-1)
+        axes.add_collection(LineCollection(list(lines), **style))
+    leaves, inner = places[: tree.leaves], places[tree.leaves : -1]
+    groups, names = grouping
+    chosen = colours(np.bincount(groups, minlength=len(names)))
+    scatter_groups(axes, leaves, groups, chosen, names)
+    rings = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
+    axes.scatter(inner.real, inner.imag, s=22, label="proxy", **rings)
+    axes.scatter([0], [0], s=30, color="black", marker="x", zorder=5, label="origin, the root")
+    place_legend(figure, axes, title)
+    axes.set_title("distance from the origin: true; angle: place in the tree", fontsize=10)
+    save(figure, output)
+
+
+def _draw_affinity(
+    affinity: Float[np.ndarray, "classes classes"], images: ChosenImages, output: pathlib.Path
+) -> None:
+    """Draws the affinity of classes, beside how many of their groups they share.
+
+    Classes are ordered by their groups, and within these by average linkage of their affinities.
+    """
+    first = np.unique(images.groupings[CLASS].labels, return_index=True)[1]
+    groups = {name: each.labels[first] for name, each in _beyond_classes(images).items()}
+    order = np.lexsort((_row_order(affinity), *reversed(groups.values())))
+    panels = {"affinity": affinity}
+    if groups:
+        many = f"number of equal groups: {', '.join(groups)}"
+        title = many if len(groups) > 1 else f"same {next(iter(groups))}"
+        panels[title] = sum(group[:, None] == group for group in groups.values())
+    figure = Figure(figsize=(4.6 * len(panels), 4.6), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    apart = affinity[~np.eye(len(affinity), dtype=bool)]
+    ranges = [(np.quantile(apart, 0.01), np.quantile(apart, 0.995)), (0, len(groups))]
+    for axes, (title, panel), (low, high) in zip(row, panels.items(), ranges, strict=False):
+        shown = panel[np.ix_(order, order)]
+        style = {"vmin": low, "vmax": high, "cmap": "cividis", "interpolation": "nearest"}
+        picture = axes.imshow(shown, **style)
+        axes.set(xticks=[], yticks=[], xlabel=f"{len(affinity)} classes")
+        axes.set_title(title, fontsize=11, parse_math=False)
+        if panel is affinity:
+            figure.colorbar(picture, ax=axes, shrink=0.85, extend="both")
+        elif len(groups) > 1:
+            figure.colorbar(picture, ax=axes, shrink=0.85, ticks=range(len(groups) + 1))
+    save(figure, output)
+
+
+def _row_order(affinity: Float[np.ndarray, "classes classes"]) -> Int[np.ndarray, " classes"]:
+    """Places of classes in a row in which similar ones are neighbours."""
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    if len(affinity) < 3:
+        return np.arange(len(affinity))
+    apart = squareform(affinity.max() - affinity, checks=False)
+    return np.argsort(leaves_list(linkage(apart, method="average")))
+
+
+def _draw_leaves(leaves: Sequence[Leaf], images: ChosenImages, output: pathlib.Path) -> None:
+    rows = []
+    for leaf in leaves:
+        row = []
+        for image, beneath in list(zip(leaf.nearest, leaf.beneath, strict=True))[:_COLUMNS]:
+            head = "" if row else f"proxy {leaf.proxy}, {leaf.size} images\n"
+            title = head + images.dataset.class_name(image)
+            row.append(Picture(image, title, "tab:blue" if beneath else "none"))
+        rows.append(row)
+    draw_rows(rows, output, read_rgb(images.dataset))

@@ -1,76 +1,83 @@
 """The hard negatives of trained runs: their weights in the loss (HypMix, Figures 1 and 3)."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Self
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
-from ml_collections import ConfigDict
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
-from hypjax.analysis.negatives_result import CARRIED, Hardest, Weighed
-from hypjax.analysis.run_embeddings import head_points, open_datasets, saved_configs, searched
+from hypjax.analysis.disk import read_rgb
+from hypjax.analysis.hit_grid import Picture, draw_rows, save
+from hypjax.analysis.run_embeddings import TrainedRun, head_points, restore_trained, searched
 from hypjax.data.parts import Splits
-from hypjax.errors import UserError, redacted
+from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
-from hypjax.inference.weights import restore_best
 from hypjax.objectives import create_objective, negative_weights, softmax_temperature
-from hypjax.runs.cloud_copy import reading
-from hypjax.runs.workdir import Workdir
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
+_CARRIED = 0.9  # The share of the weight whose negatives are counted.
+_HARDEST = (1, 10, 100)  # Numbers of negatives whose share of the weight is reported.
+_QUANTILES = (0.1, 0.5, 0.9)
+_POINTS = 200  # Ranks of a curve in a file.
+_ABREAST = 3  # Runs side by side in a table.
+_NAME = 24  # Characters of a class in a table.
+_LEAST = 1e-8  # Weights below are not drawn: they would stretch the axis over what matters.
 
 
 class Choice(NamedTuple):
     """Anchors, and what is asked of their negatives.
 
     Attributes:
+        splits: The dataset.
         anchors: Indices of the anchors among the test images.
         shown: Number of anchors, the first ones, whose hardest negatives are listed.
-        labels: Classes of the anchors.
-        items: Classes of all images that are searched.
         k: Number of negatives to list.
-        class_name: From the index of an image that is searched to the name of its class.
     """
 
+    splits: Splits
     anchors: Int[np.ndarray, " anchors"]
     shown: int
-    labels: Int[np.ndarray, " anchors"]
-    items: Int[np.ndarray, " items"]
     k: int
-    class_name: Callable[[int], str]
 
-    @classmethod
-    def of(cls, splits: Splits, named: Sequence[int], number: int, shown: int, k: int) -> Self:
-        """Chooses anchors at equal distances among the test images, which are sorted by class.
+    @property
+    def labels(self) -> Int[np.ndarray, " anchors"]:
+        """Classes of the anchors."""
+        return self.splits.test.labels[self.anchors]
 
-        Args:
-            splits: The dataset.
-            named: Indices of the anchors, which are all shown; empty to choose them.
-            number: Number of anchors to choose, if there are as many.
-            shown: Number of them to show.
-            k: Number of negatives to list for each.
 
-        Raises:
-            UserError: There is no such image, or an anchor has fewer negatives.
-        """
-        count = len(splits.test)
-        for index in named:
-            if not 0 <= index < count:
-                raise UserError(f"--index is {index}; the test images are 0 to {count - 1}")
-        if named:
-            chosen, shown = np.array(named), len(named)
-        else:
-            chosen, first = _evenly(count, number), _evenly(min(count, number), shown)
-            chosen = np.concatenate([chosen[first], np.delete(chosen, first)])
-            shown = len(first)
-        images = searched(splits)
-        labels, items = splits.test.labels[chosen], images.labels
-        fewest = min(int(np.sum(items != label)) for label in np.unique(labels))
-        if k > fewest:
-            raise UserError(f"--k is {k}, but an anchor has only {fewest} negatives")
-        return cls(chosen, shown, labels, items, k, images.class_name)
+def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int) -> Choice:
+    """Chooses anchors at equal distances among the test images, which are sorted by class.
+
+    Args:
+        splits: The dataset.
+        named: Indices of the anchors, which are all shown; empty to choose them.
+        number: Number of anchors to choose, if there are as many.
+        shown: Number of them to show.
+        k: Number of negatives to list for each.
+
+    Raises:
+        UserError: There is no such image, or an anchor has fewer negatives.
+    """
+    count = len(splits.test)
+    for index in named:
+        if not 0 <= index < count:
+            raise UserError(f"--index is {index}; the test images are 0 to {count - 1}")
+    if named:
+        anchors, shown = np.array(named), len(named)
+    else:
+        anchors, first = _evenly(count, number), _evenly(min(count, number), shown)
+        anchors = np.concatenate([anchors[first], np.delete(anchors, first)])
+        shown = len(first)
+    choice = Choice(splits, anchors, shown, k)
+    fewest = min(_numbers_of_negatives(choice))
+    if k > fewest:
+        raise UserError(f"--k is {k}, but an anchor has only {fewest} negatives")
+    return choice
 
 
 def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
@@ -78,57 +85,82 @@ def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
     return np.linspace(0, count - 1, min(most, count)).round().astype(int)
 
 
-def open_runs(workdirs: Sequence[str]) -> tuple[dict[str, ConfigDict], dict[str, Splits]]:
-    """Reads the configurations of runs, and opens the dataset of each.
+def _numbers_of_negatives(choice: Choice) -> list[int]:
+    items = searched(choice.splits).labels
+    return [int(np.sum(items != label)) for label in np.unique(choice.labels)]
 
-    Args:
-        workdirs: Folders or URLs of the runs.
 
-    Returns:
-        The configurations and the datasets, by workdir.
+class Hardest(NamedTuple):
+    """The hardest negatives of an anchor in one run, nearest first.
 
-    Raises:
-        UserError: A folder holds no run, a run's objective has no softmax over negatives, or the
-            runs have different test images.
+    Attributes:
+        index: Index of the anchor among the test images.
+        name: Its name in the dataset.
+        label: Name of its class.
+        items: Indices of the negatives among the images that are searched.
+        classes: Names of their classes.
+        distances: Their distances from the anchor.
+        weights: Their weights, which over all negatives sum to 1.
     """
-    configs = saved_configs(workdirs)
-    for workdir, config in configs.items():
-        try:
-            softmax_temperature(config)
-        except UserError as error:
-            raise UserError(f"the run in {redacted(workdir)} cannot be analysed: {error}") from None
-    return configs, open_datasets(configs)
+
+    index: int
+    name: str
+    label: str
+    items: list[int]
+    classes: list[str]
+    distances: list[float]
+    weights: list[float]
 
 
-def weigh_run(
-    name: str, workdir: str, config: ConfigDict, splits: Splits, choice: Choice
-) -> Weighed:
+class Weighed(NamedTuple):
+    """What a run makes of the negatives of some anchors.
+
+    Attributes:
+        run: Name of the run.
+        temperature: By what its loss divides distances.
+        carriers: For each anchor, the least number of negatives that carry 90% of the weight.
+        curve: Mean weight of the hardest negative, of the second hardest, and so on.
+        hardest: The hardest negatives of each anchor that is shown.
+    """
+
+    run: str
+    temperature: float
+    carriers: Int[np.ndarray, " anchors"]
+    curve: Float[np.ndarray, " ranks"]
+    hardest: list[Hardest]
+
+    @property
+    def cumulative(self) -> Float[np.ndarray, " ranks"]:
+        """Mean weight of the hardest negatives together, up to each rank."""
+        return np.minimum(np.cumsum(self.curve), 1)
+
+    def summary(self) -> dict[str, Any]:
+        """Numbers over all anchors: negatives that carry 90%, and shares of the hardest."""
+        cumulative = self.cumulative
+        return {
+            "carriers": {"mean": float(np.mean(self.carriers))}
+            | {f"{q:.0%}": float(np.quantile(self.carriers, q)) for q in _QUANTILES},
+            "shares": {n: float(cumulative[min(n, len(cumulative)) - 1]) for n in _HARDEST},
+        }
+
+
+def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
     """Embeds the test images with a run's best model, or its last, and weighs their negatives.
 
     Points are those of the loss: in its space, and without the projections of `eval.pca`.
-
-    Args:
-        name: Name of the run in reports.
-        workdir: Folder or URL of the run.
-        config: Its configuration.
-        splits: Its dataset.
-        choice: The anchors, and what is asked of their negatives.
 
     Raises:
         UserError: The folder holds no trained model, the images have changed, an image cannot be
             read, a point is not finite, or the device's memory does not suffice.
     """
-    space = create_objective(config).space
-    with reading(workdir) as folder:
-        Workdir(folder, config, compared=()).require({"images": splits.fingerprint})
-        model, params = restore_best(folder)
-    embed = head_points(config, model, params, space)
-    items = embed(searched(splits))
-    if splits.gallery:
-        anchors = embed(splits.test.take(choice.anchors))
+    space = create_objective(run.config).space
+    embed = head_points(run.config, *restore_trained(run), space)
+    items = embed(searched(run.splits))
+    if run.splits.gallery:
+        anchors = embed(run.splits.test.take(choice.anchors))
     else:
         anchors = items[choice.anchors]
-    return weigh(name, anchors, items, choice, space, softmax_temperature(config))
+    return weigh(run.name, anchors, items, choice, space, softmax_temperature(run.config))
 
 
 def weigh(
@@ -151,17 +183,19 @@ def weigh(
         space: Space of the loss.
         temperature: By what the loss divides distances.
     """
+    test, images = choice.splits.test, searched(choice.splits)
     curve, carriers, hardest = np.zeros(len(items)), [], []
     for distances, weights in _blocks(anchors, items, choice, space, temperature):
         falling = -np.sort(-weights, axis=1)
         curve += np.sum(falling, axis=0)
-        carriers.append(1 + np.argmax(np.cumsum(falling, axis=1) >= CARRIED, axis=1))
+        carriers.append(1 + np.argmax(np.cumsum(falling, axis=1) >= _CARRIED, axis=1))
         for row in range(min(len(distances), choice.shown - len(hardest))):
+            anchor = int(choice.anchors[len(hardest)])
             found = np.argsort(distances[row], stable=True)[: choice.k]
             columns = (column[row][found].tolist() for column in (distances, weights))
-            hardest.append(Hardest(found.tolist(), [*map(choice.class_name, found)], *columns))
-    negatives = max(int(np.sum(choice.items != label)) for label in np.unique(choice.labels))
-    curve = curve[:negatives] / len(anchors)
+            own = found.tolist(), [*map(images.class_name, found)], *columns
+            hardest.append(Hardest(anchor, test.name(anchor), test.class_name(anchor), *own))
+    curve = curve[: max(_numbers_of_negatives(choice))] / len(anchors)
     return Weighed(name, temperature, np.concatenate(carriers), curve, hardest)
 
 
@@ -181,11 +215,151 @@ def _blocks(
         weights = negative_weights(distances, negatives, temperature=temperature)
         return jnp.where(negatives, distances, jnp.inf), weights
 
+    labels, classes = choice.labels, searched(choice.splits).labels
     with jax.enable_x64(True):
         doubled = jnp.asarray(items, jnp.float64)
     for start in range(0, len(anchors), _BLOCK):
         block = slice(start, start + _BLOCK)
+        # Not around the yield: the switch would hold for the caller, too.
         with jax.enable_x64(True):
             points = jnp.asarray(anchors[block], jnp.float64)
-            found = compare(points, choice.labels[block], doubled, choice.items)
+            found = compare(points, labels[block], doubled, classes)
         yield tuple(map(np.asarray, found))
+
+
+def only_here(runs: Sequence[Weighed], run: int, anchor: int) -> list[bool]:
+    """Which of an anchor's hardest negatives in one run no other run has among its own."""
+    others = [set(other.hardest[anchor].items) for i, other in enumerate(runs) if i != run]
+    items = runs[run].hardest[anchor].items
+    return [bool(others) and not any(item in other for other in others) for item in items]
+
+
+def summary_table(runs: Sequence[Weighed]) -> str:
+    """Returns one line per run: negatives that carry 90% of the weight, shares of the hardest."""
+    width = max(len(run.run) for run in runs)
+    summaries = [run.summary() for run in runs]
+    heads = ["".join(f"{name:>9}" for name in part) for part in summaries[0].values()]
+    lines = [
+        f"{'':<{width}}{'carry 90% of the weight':>{len(heads[0])}} | share of the hardest",
+        " " * width + " |".join(heads),
+    ]
+    for run, found in zip(runs, summaries, strict=True):
+        counts = "".join(f"{value:>9.1f}" for value in found["carriers"].values())
+        shares = "".join(f"{value:>9.4f}" for value in found["shares"].values())
+        lines.append(f"{run.run:<{width}}{counts} |{shares}")
+    return "\n".join(lines)
+
+
+def anchor_table(runs: Sequence[Weighed], place: int) -> str:
+    """Returns an anchor's hardest negatives in each run; * marks those of one run only.
+
+    Args:
+        runs: The runs.
+        place: Place of the anchor among those that are shown.
+    """
+    anchor = runs[0].hardest[place]
+    columns = [_column(runs, i, place) for i in range(len(runs))]
+    ranks = ["", "rank", *map(str, range(1, len(anchor.items) + 1))]
+    lines = [on_one_line(f"anchor {anchor.index} ({anchor.name}), {anchor.label}")]
+    for first in range(0, len(runs), _ABREAST):
+        rows = zip(ranks, *columns[first : first + _ABREAST], strict=True)
+        lines += [" | ".join([f"{rank:>4}", *cells]).rstrip() for rank, *cells in rows]
+    return "\n".join(lines)
+
+
+def _column(runs: Sequence[Weighed], run: int, place: int) -> list[str]:
+    """The lines of a run in an anchor's table, equally long."""
+    found = runs[run].hardest[place]
+    names = map(on_one_line, found.classes)
+    classes = [name if len(name) <= _NAME else f"{name[: _NAME - 1]}…" for name in names]
+    width = max(map(len, ["class", *classes]))
+    head = f"{'image':>8}  {'class':<{width}}{'distance':>10}{'weight':>9} "
+    lines = [f"{runs[run].run[-len(head) :]:<{len(head)}}", head]
+    only = only_here(runs, run, place)
+    rows = zip(found.items, classes, found.distances, found.weights, only, strict=True)
+    for item, label, distance, weight, alone in rows:
+        mark = "*" if alone else " "
+        lines.append(f"{item:>8}  {label:<{width}}{distance:>10.4f}{weight:>9.5f}{mark}")
+    return lines
+
+
+def as_json(run: Weighed) -> dict[str, Any]:
+    """Returns all numbers of a run; of its curve, those at 200 ranks, evenly by logarithm."""
+    ranks = np.unique(np.geomspace(1, len(run.curve), _POINTS).round().astype(int))
+    return {
+        "run": run.run,
+        "temperature": run.temperature,
+        **run.summary(),
+        "carriers_of_anchors": run.carriers.tolist(),
+        "curve": {
+            "rank": ranks.tolist(),
+            "weight": run.curve[ranks - 1].tolist(),
+            "cumulative": run.cumulative[ranks - 1].tolist(),
+        },
+        "hardest": [hardest._asdict() for hardest in run.hardest],
+    }
+
+
+def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:
+    """Draws mean weight, and cumulative weight, against the rank of the negative (Figure 3).
+
+    Args:
+        runs: The runs, one curve each.
+        output: File to write; its suffix selects the format.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    weight, cumulative = figure.subplots(1, 2)
+    for run in runs:
+        ranks = np.arange(1, len(run.curve) + 1)
+        weight.plot(ranks, np.where(run.curve >= _LEAST, run.curve, np.nan), label=run.run)
+        cumulative.plot(ranks, run.cumulative, label=run.run)
+    cumulative.axhline(_CARRIED, color="grey", linestyle="dashed", linewidth=1)
+    weight.set(ylabel="mean weight p(x⁻)", yscale="log")
+    ticks = [0, 0.25, 0.5, 0.75, _CARRIED]
+    cumulative.set(ylabel="cumulative weight", ylim=(0, 1.02), yticks=ticks)
+    for axis in (weight, cumulative):
+        axis.set(xlabel="rank of the negative, hardest first", xscale="log")
+        axis.grid(alpha=0.3)
+    for name in weight.legend().get_texts():
+        name.set_parse_math(False)  # Names of folders may hold dollar signs.
+    save(figure, output)
+
+
+def draw_hardest(
+    runs: Sequence[Weighed], splits: Splits, output: pathlib.Path
+) -> list[pathlib.Path]:
+    """Draws each anchor's hardest negatives, one row per run (Figure 1).
+
+    Frames mark the negatives that no other run has among its own.
+
+    Args:
+        runs: The runs.
+        splits: The dataset.
+        output: File to write; its suffix selects the format. It holds 20 rows or fewer, and further
+            pages have names that end in -2, -3 and so on.
+
+    Returns:
+        The files written, none if no anchor is shown.
+
+    Raises:
+        UserError: A file cannot be written.
+    """
+    read_anchor, read_item = read_rgb(splits.test), read_rgb(searched(splits))
+    rows = []
+    for place in range(len(runs[0].hardest)):
+        for i, run in enumerate(runs):
+            found, only = run.hardest[place], only_here(runs, i, place)
+            title = run.run if i else f"{found.label}\n{run.run}"
+            row = [Picture((read_anchor, found.index), title, "black")]
+            columns = zip(found.items, found.classes, found.weights, only, strict=True)
+            for item, name, weight, alone in columns:
+                colour = "tab:orange" if alone else "none"
+                row.append(Picture((read_item, item), f"{name}\np {weight:#.3g}", colour))
+            rows.append(row)
+    if not rows:
+        return []
+    return draw_rows(rows, output, lambda image: image[0](image[1]), together=len(runs))

@@ -1,59 +1,82 @@
-"""Trained runs whose embeddings of the same test images are compared."""
+"""Trained runs whose embeddings of the same test images are analysed."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Self
 
+import jax
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.data.dataset import Dataset
+from hypjax.data.groupings import Grouping, groupings
 from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
 from hypjax.inference.embedding import DatasetEmbedder, Encodings, evaluation_input
-from hypjax.models import Embedder
+from hypjax.inference.weights import restore_best
+from hypjax.models import Embedder, create_embedder
+from hypjax.objectives import Hier, create_objective
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
+from hypjax.training import setup, states
+from hypjax.training.step import create_state
 
 
-def saved_configs(workdirs: Sequence[str]) -> dict[str, ConfigDict]:
-    """Reads the configurations of runs; says which are not finished.
+class TrainedRun(NamedTuple):
+    """A trained run.
+
+    Attributes:
+        name: Its name in reports.
+        workdir: Its folder or URL.
+        config: Its configuration.
+        splits: Its dataset.
+    """
+
+    name: str
+    workdir: str
+    config: ConfigDict
+    splits: Splits
+
+
+def open_runs(
+    names: Mapping[str, str], check: Callable[[ConfigDict], object] | None = None
+) -> list[TrainedRun]:
+    """Opens runs with the same test images; says which are not finished.
 
     Args:
-        workdirs: Folders or URLs of the runs.
+        names: Name of each run in reports, by its folder or URL.
+        check: Raises a `UserError` if a run of this configuration cannot be analysed.
 
     Raises:
-        UserError: A folder holds no run.
+        UserError: A folder holds no run, a run cannot be analysed, a dataset cannot be opened, or
+            the runs have different test images.
     """
     configs = {}
-    for workdir in workdirs:
+    for workdir in names:
         with reading(workdir) as folder:
             configs[workdir] = saved_config(folder)
             if Workdir(folder, configs[workdir], compared=()).results is None:
                 console.say(f"{redacted(workdir)} is not finished; its best model so far is used")
-    return configs
-
-
-def open_datasets(configs: dict[str, ConfigDict]) -> dict[str, Splits]:
-    """Opens the dataset of each run.
-
-    Args:
-        configs: Configurations of the runs, by workdir.
-
-    Raises:
-        UserError: The runs have different test images, or a dataset cannot be opened.
-    """
-    splits = {workdir: open_splits(config) for workdir, config in configs.items()}
-    first, *others = splits
+    for workdir, config in configs.items():
+        try:
+            check and check(config)
+        except UserError as error:
+            raise UserError(f"the run in {redacted(workdir)} cannot be analysed: {error}") from None
+    first, *others = runs = [
+        TrainedRun(name, workdir, configs[workdir], open_splits(configs[workdir]))
+        for workdir, name in names.items()
+    ]
     for other in others:
-        if not _same_test_images(splits[first], splits[other]):
+        if not _same_test_images(first.splits, other.splits):
             raise UserError(
-                f"the runs in {redacted(first)} and {redacted(other)} have different test images; "
-                "name runs of the same dataset with the same test classes"
+                f"the runs in {redacted(first.workdir)} and {redacted(other.workdir)} have "
+                "different test images; name runs of the same dataset with the same test classes"
             )
-    return splits
+    return runs
 
 
 def searched(splits: Splits) -> Dataset:
@@ -67,6 +90,135 @@ def _same_test_images(one: Splits, other: Splits) -> bool:
         np.array_equal(a.positions, b.positions) and np.array_equal(a.labels, b.labels)
         for a, b in pairs
     )
+
+
+class ChosenImages(NamedTuple):
+    """Test images of some classes.
+
+    Attributes:
+        dataset: The images.
+        indices: Their indices among all test images.
+        groupings: By name; the first are the classes.
+        summary: How many they are, in words.
+    """
+
+    dataset: Dataset
+    indices: Int[np.ndarray, " images"]
+    groupings: Mapping[str, Grouping]
+    summary: str
+
+    @classmethod
+    def of(cls, run: TrainedRun, most: int, seed: int) -> Self:
+        """Chooses random classes that fit as a whole, or random images if fewer than two do.
+
+        Args:
+            run: A run with these test images.
+            most: Largest number of images.
+            seed: Seed of the choice.
+
+        Raises:
+            UserError: There are fewer than two classes among them, or no two images of one class.
+        """
+        name, test = run.config.data.name, run.splits.test
+        if test.num_classes in (1, len(test)):
+            raise UserError(
+                f"the test images of {name} cannot be analysed by class: they are "
+                f"{test.describe()}, of which two of one class and one of another are needed"
+            )
+        chosen = _choose(test.labels, most, np.random.default_rng(seed))
+        images = test.take(chosen)
+        if images.num_classes < 2 or images.num_classes == len(images):
+            raise UserError(
+                f"--images is {most}, too few for two classes and two images of one of them; "
+                f"there are {test.describe()}"
+            )
+        summary = (
+            f"{len(images)} of {len(test)} test images, "
+            f"{images.num_classes} of {test.num_classes} classes"
+        )
+        return cls(images, chosen, groupings(name, images), summary)
+
+
+def _choose(
+    labels: Int[np.ndarray, " images"], most: int, rng: np.random.Generator
+) -> Int[np.ndarray, " chosen"]:
+    classes, counts = np.unique(labels, return_counts=True)
+    taken, room = [], most
+    for place in rng.permutation(len(classes)):
+        if counts[place] <= room:
+            taken.append(classes[place])
+            room -= counts[place]
+    if len(taken) < 2:
+        return np.sort(rng.permutation(len(labels))[:most])
+    return np.flatnonzero(np.isin(labels, taken))
+
+
+def restore_trained(run: TrainedRun) -> tuple[Embedder, PyTree]:
+    """Restores a run's model as it is evaluated, with its best parameters, or else its last.
+
+    Raises:
+        UserError: The folder holds no trained model, or the images have changed.
+    """
+    with reading(run.workdir) as folder:
+        Workdir(folder, run.config, compared=()).require({"images": run.splits.fingerprint})
+        return restore_best(folder)
+
+
+class ScoredHead(NamedTuple):
+    """How a run's objective scores its head.
+
+    Attributes:
+        embed: Embeds a dataset; see `head_points`.
+        space: The objective's `score_space`.
+        proxies: Points of the hierarchical proxies; None for most runs.
+    """
+
+    embed: Callable[[Dataset], Float[np.ndarray, "images dim"]]
+    space: Space
+    proxies: Float[np.ndarray, "p dim"] | None
+
+
+def scored_head(run: TrainedRun) -> ScoredHead:
+    """Restores a run's best model, or else its last, with the proxies of the same state.
+
+    Raises:
+        UserError: The folder holds no trained model, the images have changed, or a proxy is not
+            finite.
+    """
+    config, objective = run.config, create_objective(run.config)
+    space = objective.score_space
+    if not isinstance(objective, Hier):
+        return ScoredHead(head_points(config, *restore_trained(run), space), space, None)
+    # One checksum protects the objective's parameters together with the optimiser's state, so that
+    # all of it has to be read.
+    with reading(run.workdir, training=True) as folder:
+        workdir = Workdir(folder, config, compared=())
+        workdir.require({"images": run.splits.fingerprint})
+        if not workdir.has_checkpoint:
+            raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
+        built = setup.build(config)
+        like = states.trees(jax.eval_shape(lambda: create_state(built.learner, built.spec)))
+        with contextlib.closing(workdir.checkpoints(read_only=True)) as checkpoints:
+            found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
+    params, (of_objective, *_) = found.trees
+    proxies = np.asarray(jax.jit(space.embed)(of_objective["hierarchy"]))
+    space.check(proxies)
+    model = create_embedder(config, evaluating=True)
+    return ScoredHead(head_points(config, model, params, space), space, proxies)
+
+
+def untrained_parameters(config: ConfigDict) -> PyTree:
+    """The model's parameters before the first step of a run: random or pretrained ones.
+
+    Raises:
+        UserError: The images or the pretrained weights cannot be read.
+    """
+    config = config.copy_and_resolve_references()
+    config.run.cache = "none"  # No step is made; the device cache might not fit this device.
+    built = setup.build(config)
+    state = states.random_state(built.learner, built.spec)
+    pretrained = states.starting_parameters(config, built.learner)
+    return states.with_pretrained(built.learner, state, pretrained).params["model"]
 
 
 def head_points(

@@ -1,18 +1,107 @@
-"""How embeddings spread: their principal components, and similarities of images (IRT, Analysis)."""
+"""How embeddings spread, before and after training (IRT, Analysis).
 
-from collections.abc import Iterator
+Computed are their principal components, and the similarities of all pairs of images.
+"""
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, PyTree
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
-from hypjax.analysis.spectrum_result import Similarities, Spread
+from hypjax.analysis.hit_grid import save
+from hypjax.analysis.run_embeddings import (
+    TrainedRun,
+    head_points,
+    restore_trained,
+    untrained_parameters,
+)
+from hypjax.data.dataset import Dataset
+from hypjax.errors import UserError
 from hypjax.geometry import Space
+from hypjax.objectives import create_objective
 from hypjax.objectives.comparisons import similarity
 from hypjax.retrieval import projection
 
-BINS = 100
+_BINS = 100
 _BLOCK = 512  # Points that are compared with all others at once.
+_SHARES = (0.9, 0.99)  # Of the variance, for which components are counted.
+_SAME, _OTHER = "#0072B2", "#E69F00"  # Colour-blind readers can tell them apart.
+
+
+class Spread(NamedTuple):
+    """How the embeddings of a model spread.
+
+    Similarity is 1 − distance / 2, which is the cosine on the sphere.
+
+    Attributes:
+        energy: Share of the variance in the first principal components, by their number from 1.
+        edges: Ends of the intervals in which pairs are counted, from the least similarity to the
+            largest.
+        same: Number of pairs of one class in each interval.
+        other: Number of pairs of different classes.
+        mean_same: Mean similarity of two images of one class.
+        mean_other: Mean similarity of two images of different classes.
+    """
+
+    energy: Float[np.ndarray, " dim"]
+    edges: Float[np.ndarray, " bins+1"]
+    same: Int[np.ndarray, " bins"]
+    other: Int[np.ndarray, " bins"]
+    mean_same: float
+    mean_other: float
+
+    def components(self, share: float) -> int:
+        """Least number of principal components that hold a share of the variance."""
+        return int(np.searchsorted(self.energy, share * (1 - 1e-12)) + 1)
+
+    @property
+    def shares(self) -> tuple[Float[np.ndarray, " bins"], Float[np.ndarray, " bins"]]:
+        """Share of the pairs in each interval, of those of one class and of different classes."""
+        return self.same / self.same.sum(), self.other / self.other.sum()
+
+    @property
+    def overlap(self) -> float:
+        """Common area of the two histograms: 1 if they are equal, 0 if they are apart."""
+        return float(np.minimum(*self.shares).sum())
+
+
+class Spectrum(NamedTuple):
+    """How the embeddings of a run spread before training, and after it."""
+
+    run: str
+    untrained: Spread
+    trained: Spread
+
+
+def spectrum_of_run(run: TrainedRun, images: Dataset) -> Spectrum:
+    """Embeds images with a run's model before training, and with its best, or its last.
+
+    Points are those of the head in the objective's `score_space`, without the projections of
+    `eval.pca`.
+
+    Raises:
+        UserError: The folder holds no trained model, the weights from which it started are gone,
+            the images have changed, an image cannot be read, a point is not finite, all are
+            equal, or the device's memory does not suffice.
+    """
+    space = create_objective(run.config).score_space
+    model, trained = restore_trained(run)
+
+    def spread(state: str, params: PyTree) -> Spread:
+        points = head_points(run.config, model, params, space)(images)
+        try:
+            return find_spread(points, images.labels, space)
+        except UserError as error:
+            raise UserError(f"{run.name}, {state}: {error}") from error
+
+    before = spread("untrained", untrained_parameters(run.config))
+    return Spectrum(run.name, before, spread("trained", trained))
 
 
 def find_spread(
@@ -28,30 +117,25 @@ def find_spread(
     Raises:
         UserError: All points are equal.
     """
-    features = space.features(points[:1]).shape[-1]
-    dim = min(features, len(points))
+    dim = min(space.features(points[:1]).shape[-1], len(points))
     variances = projection.fit(points, space=space, dim=dim).variances
-    return Spread(np.cumsum(variances) / np.sum(variances), _similarities(points, labels, space))
-
-
-def _similarities(
-    points: Float[np.ndarray, "images dim"], labels: Int[np.ndarray, " images"], space: Space
-) -> Similarities:
-    """Counts the pairs of images in equal intervals from the least similarity to the largest."""
+    energy = np.cumsum(variances) / np.sum(variances)
+    # The range of the histograms takes one pass, and counting another: all similarities at once
+    # might not fit into memory.
     least, largest = np.inf, -np.inf
-    for pairs in _pairs(points, labels, space):
+    for pairs in _similarities(points, labels, space):
         found = np.concatenate(pairs)
         least, largest = min(least, found.min()), max(largest, found.max())
-    edges = np.linspace(least, largest, BINS + 1)
-    counts, sums = np.zeros((2, BINS), int), np.zeros(2)
-    for pairs in _pairs(points, labels, space):
+    edges = np.linspace(least, largest, _BINS + 1)
+    counts, sums = np.zeros((2, _BINS), int), np.zeros(2)
+    for pairs in _similarities(points, labels, space):
         for i, found in enumerate(pairs):
             counts[i] += np.histogram(found, edges)[0]
             sums[i] += found.sum()
-    return Similarities(edges, *counts, *(sums / counts.sum(axis=1)))
+    return Spread(energy, edges, *counts, *(sums / counts.sum(axis=1)))
 
 
-def _pairs(
+def _similarities(
     points: Float[np.ndarray, "images dim"], labels: Int[np.ndarray, " images"], space: Space
 ) -> Iterator[tuple[Float[np.ndarray, " same"], Float[np.ndarray, " other"]]]:
     """Yields the similarities of pairs of one class, and of different classes; each pair once."""
@@ -62,3 +146,92 @@ def _pairs(
         found = np.asarray(compare(points[block], points), np.float64)
         same, later = labels[block, None] == labels, numbers > numbers[block, None]
         yield found[same & later], found[~same & later]
+
+
+def table(runs: Sequence[Spectrum]) -> str:
+    """Returns two lines per run, before and after training."""
+    width = max(len("run"), *(len(run.run) for run in runs))
+    heads = [f"components for {share:.0%}" for share in _SHARES]
+    heads += ["mean similarity: same class", "other classes", "overlap"]
+    lines = [f"{'run':<{width}}  {'state':<9}  " + "  ".join(heads)]
+    for run in runs:
+        for state in ("untrained", "trained"):
+            found = getattr(run, state)
+            cells = [str(found.components(share)) for share in _SHARES]
+            numbers = (found.mean_same, found.mean_other, found.overlap)
+            cells += [f"{number:.4f}" for number in numbers]
+            row = [f"{cell:>{len(head)}}" for cell, head in zip(cells, heads, strict=True)]
+            lines.append(f"{run.run:<{width}}  {state:<9}  " + "  ".join(row))
+    return "\n".join(lines)
+
+
+def as_json(run: Spectrum) -> dict[str, Any]:
+    """Returns all numbers of a run."""
+    states = {
+        state: {
+            "cumulative_energy": found.energy.tolist(),
+            "components": {f"{share:.0%}": found.components(share) for share in _SHARES},
+            "similarity": {
+                "edges": found.edges.tolist(),
+                "pairs_of_one_class": found.same.tolist(),
+                "pairs_of_different_classes": found.other.tolist(),
+                "mean_of_one_class": float(found.mean_same),
+                "mean_of_different_classes": float(found.mean_other),
+                "overlap": found.overlap,
+            },
+        }
+        for state, found in (("untrained", run.untrained), ("trained", run.trained))
+    }
+    return {"run": run.run, **states}
+
+
+def draw(runs: Sequence[Spectrum], output: pathlib.Path) -> None:
+    """Draws the cumulative energy of all runs, and each run's histograms of similarity.
+
+    Args:
+        runs: The runs.
+        output: File to write; its suffix selects the format.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    panels = 1 + len(runs)
+    columns = min(panels, 3)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(4.4 * columns, 3.6 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    energy, *others = figure.subplots(rows, columns, squeeze=False).ravel()
+    _draw_energy(energy, runs)
+    for axes, run in zip(others, runs, strict=False):
+        _draw_similarities(axes, run)
+    for axes in others[len(runs) :]:
+        axes.set_axis_off()
+    shown = others[0].get_legend_handles_labels()
+    figure.legend(*shown, loc="outside lower center", ncols=4, frameon=False)
+    save(figure, output)
+
+
+def _draw_energy(axes: Axes, runs: Sequence[Spectrum]) -> None:
+    for i, run in enumerate(runs):
+        for spread, style in ((run.untrained, "dashed"), (run.trained, "solid")):
+            numbers = np.arange(1, len(spread.energy) + 1)
+            label = run.run if style == "solid" else None
+            axes.plot(numbers, spread.energy, color=f"C{i}", linestyle=style, label=label)
+    axes.plot([], [], color="grey", linestyle="dashed", label="untrained")
+    axes.set(xscale="log", ylim=(0, 1.02))
+    axes.set(xlabel="principal components", ylabel="cumulative share of the variance")
+    axes.grid(alpha=0.3)
+    for name in axes.legend(fontsize=8).get_texts():
+        name.set_parse_math(False)  # Names of folders may hold dollar signs.
+
+
+def _draw_similarities(axes: Axes, run: Spectrum) -> None:
+    names = (("same class", _SAME), ("different classes", _OTHER))
+    for spread, trained in ((run.untrained, False), (run.trained, True)):
+        for shares, (name, colour) in zip(spread.shares, names, strict=True):
+            style = {"color": colour, "fill": trained, "alpha": 0.5 if trained else 1.0}
+            label = name if trained else f"{name}, untrained"
+            line = "solid" if trained else ":"
+            axes.stairs(shares, spread.edges, label=label, linestyle=line, **style)
+    axes.set(xlabel="similarity (1 − distance / 2)", ylabel="share of the pairs", yticks=[])
+    axes.set_title(run.run, fontsize=10, parse_math=False)

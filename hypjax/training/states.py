@@ -1,6 +1,5 @@
 """A run's state: started, saved and restored."""
 
-import contextlib
 from typing import NamedTuple
 
 import jax
@@ -11,18 +10,15 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config.choices import GROUPS
-from hypjax.errors import UserError, redacted
-from hypjax.inference.weights import pretrained_parameters, restore_best
-from hypjax.models import Embedder, create_embedder, model_shapes
+from hypjax.inference.weights import pretrained_parameters
+from hypjax.models import model_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import Spec
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import SharedCheckpoints
-from hypjax.runs.cloud_copy import reading
-from hypjax.runs.workdir import Workdir
 from hypjax.system import console
 from hypjax.training import optim
-from hypjax.training.setup import Learner, Setup, build, describe
+from hypjax.training.setup import Learner, Setup, describe
 from hypjax.training.step import TrainState, create_state, start_teacher
 from hypjax.types import Recalls
 
@@ -194,64 +190,3 @@ def trees(state: TrainState) -> dict[str, PyTree]:
         *(part for part in (state.teacher, state.tuples) if part is not None),
     )
     return {"model": state.params["model"], "training": training}
-
-
-class Trained(NamedTuple):
-    """A trained run: its best state on the validation classes if there are any, else its last.
-
-    Attributes:
-        model: Encoder and head, as they are evaluated.
-        params: Parameters of the model.
-        objective: Parameters of the objective; None if they were not asked for.
-    """
-
-    model: Embedder
-    params: PyTree
-    objective: PyTree | None
-
-
-def restore_trained(
-    workdir: str, config: ConfigDict, fingerprint: str, with_objective: bool
-) -> Trained:
-    """Restores a trained run.
-
-    Args:
-        workdir: The run's folder or URL.
-        config: Its configuration.
-        fingerprint: Hash of the dataset's images.
-        with_objective: Whether to restore the parameters of the objective, too. This reads the
-            state of the optimiser as well, since one checksum protects both.
-
-    Raises:
-        UserError: The folder holds no trained model, or the images have changed.
-    """
-    with reading(workdir, training=with_objective) as folder:
-        run = Workdir(folder, config, compared=())
-        run.require({"images": fingerprint})
-        if not with_objective:
-            return Trained(*restore_best(folder), None)
-        if not run.has_checkpoint:
-            raise UserError(f"{redacted(workdir)} holds no checkpoint; train first")
-        built = build(config)
-        like = trees(jax.eval_shape(lambda: create_state(built.learner, built.spec)))
-        with contextlib.closing(run.checkpoints(read_only=True)) as checkpoints:
-            found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
-    params, (objective, *_) = found.trees
-    return Trained(create_embedder(config, evaluating=True), params, objective)
-
-
-def untrained_parameters(config: ConfigDict) -> PyTree:
-    """The model's parameters before the first step of a run: random or pretrained ones.
-
-    Args:
-        config: The run's configuration.
-
-    Raises:
-        UserError: The images or the pretrained weights cannot be read.
-    """
-    config = config.copy_and_resolve_references()
-    config.run.cache = "none"  # No step is made; the device cache might not fit this device.
-    built = build(config)
-    state = random_state(built.learner, built.spec)
-    pretrained = starting_parameters(config, built.learner)
-    return with_pretrained(built.learner, state, pretrained).params["model"]

@@ -2,11 +2,10 @@
 
 import itertools
 import json
-import os
 import pathlib
+import re
 import shutil
-import subprocess
-import sys
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -15,9 +14,11 @@ import optax
 import pytest
 from PIL import Image
 
-from hypjax.analysis.hierarchy import Images, find_hierarchy
-from hypjax.analysis.hierarchy_of_run import hierarchy_of_run
-from hypjax.analysis.run_embeddings import head_points
+from hypjax import command, spectrum
+from hypjax import hierarchy as hierarchy_command
+from hypjax.analysis import hierarchy
+from hypjax.analysis.hierarchy import Hierarchy, find_hierarchy
+from hypjax.analysis.run_embeddings import ChosenImages, TrainedRun, head_points
 from hypjax.analysis.spectrum import find_spread
 from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
 from hypjax.config import default_config, load_config
@@ -27,10 +28,10 @@ from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.objectives import Spec, create_objective
 from hypjax.runs.workdir import Workdir
+from hypjax.system import caches
 from hypjax.training import setup, states
 from hypjax.training.step import create_state
 from hypjax.types import Batch, Outputs
-from tests.analysis.test_hierarchy_result import parse_newick
 from tests.helpers import small_runs
 
 BALL = PoincareBall(0.1, 2.3)
@@ -51,8 +52,10 @@ def dataset(labels, **fields):
     return Dataset((), np.arange(len(labels)), labels, sizes, names, **fields)
 
 
-def images_of(labels, most=100, **fields):
-    return Images.of("cub200", dataset(labels, **fields), most, 0)
+def images_of(labels, most=100, seed=0, name="cub200", **fields):
+    config = SimpleNamespace(data=SimpleNamespace(name=name))
+    splits = SimpleNamespace(test=dataset(labels, **fields))
+    return ChosenImages.of(TrainedRun("a", "", config, splits), most, seed)
 
 
 LABELS = [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
@@ -63,28 +66,25 @@ NAMED = [
 
 def test_whole_classes_are_chosen_while_they_fit():
     labels = np.repeat(np.arange(20), np.arange(1, 21))
-    chosen = Images.of("glyphs", dataset(labels), 100, 0)
+    chosen = images_of(labels)
     kept = labels[chosen.indices]
     assert 80 < len(kept) <= 100
     assert all(np.sum(kept == label) == label + 1 for label in np.unique(kept))
     assert chosen.summary.startswith(
         f"{len(kept)} of 210 test images, {len(np.unique(kept))} of 20"
     )
-    again, other = (Images.of("glyphs", dataset(labels), 100, seed) for seed in (0, 1))
+    again, other = (images_of(labels, seed=seed) for seed in (0, 1))
     assert again.indices.tolist() == chosen.indices.tolist() != other.indices.tolist()
-    large = Images.of("glyphs", dataset(np.repeat([0, 1], 50)), 20, 0)
+    large = images_of(np.repeat([0, 1], 50), 20)
     assert len(large.indices) == 20 and large.dataset.num_classes == 2
 
 
-def test_too_few_images_are_refused():
+def test_images_without_classes_to_compare_are_refused():
     with pytest.raises(UserError, match="^--images is 1, too few for two classes and two"):
-        Images.of("glyphs", dataset(LABELS), 1, 0)
-
-
-@pytest.mark.parametrize("labels", [[0] * 9, [0, 1, 2, 3]])
-def test_images_without_classes_to_compare_are_refused(labels):
-    with pytest.raises(UserError, match="test images of scenes cannot be analysed by class: they"):
-        Images.of("scenes", dataset(labels), 9, 0)
+        images_of(LABELS, 1)
+    for labels in ([0] * 9, [0, 1, 2, 3]):
+        with pytest.raises(UserError, match="test images of scenes cannot be analysed by class: t"):
+            images_of(labels, name="scenes")
 
 
 def test_what_classes_are_grouped_by():
@@ -112,19 +112,19 @@ def test_numbers_are_those_of_loops():
     near, among = distances(points, proxies), distances(proxies, proxies)
     radius, radii = (distances(each, np.zeros((1, 3)))[:, 0] for each in (points, proxies))
     tree, used = ancestor_tree(ancestors(near, radius, radii), ancestors(among, radii, radii))
-    scores, clusters = found.found.trees
-    assert (scores.inner, scores.depth) == (len(used) + 1, tree.depths[:10].max())
-    assert scores.purity["class"].purity == pytest.approx(purity(tree, LABELS))
-    assert (clusters.kind, clusters.inner) == ("average linkage", 9)
-    of_run, nearest = found.found.radii, near.argmin(axis=1)
+    scores, clusters = found.scores["trees"]
+    assert (scores["inner_nodes"], scores["depth"]) == (len(used) + 1, tree.depths[:10].max())
+    assert scores["purity"]["class"]["purity"] == pytest.approx(purity(tree, LABELS))
+    assert (clusters["tree"], clusters["inner_nodes"]) == ("average linkage", 9)
+    nearest = near.argmin(axis=1)
     inside = [radii[p] < np.median(radius[nearest == p]) for p in set(nearest)]
-    assert of_run.images == pytest.approx(np.median(radius))
-    assert of_run.inside == pytest.approx(np.mean(inside))
-    assert (of_run.number_used, of_run.nearest) == (len(used), len(inside))
-    assert of_run.rootless == np.mean([(radii >= r).all() for r in radius])
-    np.testing.assert_allclose(
-        np.abs(found.disk.places[:10]), np.linalg.norm(points, axis=1) * 0.1**0.5
+    assert [*found.scores["radii"].values()] == pytest.approx(
+        [
+            *(np.median(radius), np.median(radii[used]), 12, len(used), len(inside)),
+            *(np.mean(inside), np.mean([(radii >= r).all() for r in radius])),
+        ]
     )
+    np.testing.assert_allclose(np.abs(found.places[:10]), np.linalg.norm(points, axis=1) * 0.1**0.5)
     for leaf in found.leaves:
         assert leaf.nearest[0] == near[:, leaf.proxy].argmin()
         assert sum(leaf.beneath) == leaf.size
@@ -138,9 +138,71 @@ def test_numbers_are_those_of_loops():
 def test_heights_are_the_lengths_of_paths_in_a_tree_of_clusters():
     points = np.eye(3, dtype="f")[[0, 0, 1, 2]]
     found = find_hierarchy("a", points, Sphere(), images_of([0, 0, 1, 2]))
-    assert found.disk is None and found.leaves == [] and found.found.radii is None
-    assert [node.get("height") for node in found.nodes.facts[4:]] == [0, 2, 2]
-    assert found.nodes.lengths[:2].tolist() == [0, 0] and found.nodes.lengths.max() == 1
+    assert found.places is None and not found.leaves and "radii" not in found.scores
+    assert [node.get("height") for node in found.nodes[4:]] == [0, 2, 2]
+    lengths = [node["length"] for node in found.nodes]
+    assert lengths[:2] == [0, 0] and max(lengths) == 1
+
+
+TOKEN = re.compile(r"'((?:[^']|'')*)'(?::([^,();]+))?|([(),;])")
+
+
+def parse_newick(text):
+    """Returns {name: (name of the parent, length)} of a tree with quoted names."""
+    assert TOKEN.sub("", text) == "\n"
+    found, waiting, open_nodes = {}, [], []
+    for name, length, mark in TOKEN.findall(text):
+        if mark == "(":
+            open_nodes.append([])
+        elif mark == ")":
+            waiting = open_nodes.pop()
+        elif not mark:
+            name = name.replace("''", "'")
+            found[name] = (None, float(length or 0))
+            for child in waiting:
+                found[child] = (name, found[child][1])
+            waiting = []
+            if open_nodes:
+                open_nodes[-1].append(name)
+    return found
+
+
+def test_newick_is_read_back():
+    names, lengths = ["a's (b), [c]:\n;", "Ж/2", "it's", "top"], [0.25, 1e-9, 3.5, 0.0]
+    parents = [2, 3, 3, None]
+    nodes = [
+        {"parent": parent, "name": name, "length": length}
+        for parent, name, length in zip(parents, names, lengths, strict=True)
+    ]
+    tree = Tree(np.array([2, 3, 3, -1]), 2)
+    clean = [" ".join(name.split()) for name in names]
+    expected = {clean[0]: (clean[2], 0.25), clean[1]: (clean[3], 1e-9)}
+    expected |= {clean[2]: (clean[3], 3.5), clean[3]: (None, 0.0)}
+    assert parse_newick(hierarchy.newick(Hierarchy({}, tree, nodes, None, None, ()))) == expected
+
+
+def scores(name, **radii):
+    purity = {"class": {"purity": 0.5, "chance": 0.25}, "genus": {"purity": 0.75, "chance": 0.5}}
+    separation = {"genus": {"nearer": 0.625, "correlation": np.nan}}
+    tree = {"tree": "average linkage", "inner_nodes": 7, "depth": 3}
+    return {"run": name, "trees": [tree | {"purity": purity, "separation": separation}]} | radii
+
+
+def test_tables_have_a_line_for_each_tree():
+    values = (4.6, np.nan, 8, 0, 3, 0.5, 1.0)
+    runs = [scores("long-name"), scores("b", radii=dict(zip("abcdefg", values, strict=True)))]
+    lines = hierarchy.scores_table(runs).splitlines()
+    assert lines[2].split() == [
+        *("long-name", "average", "linkage", "7", "3"),
+        *("0.5000", "(0.2500)", "0.7500", "(0.5000)", "0.6250", "nan"),
+    ]
+    # A grouping stands above its purity.
+    assert lines[0].index("genus:") + len("genus:") == lines[1].rindex("(chance)") + len("(chance)")
+    assert hierarchy.radii_table(runs).splitlines()[1].split()[:4] == ["b", "0", "of", "8"]
+    assert hierarchy.radii_table(runs[:1]) == ""
+    numbers = hierarchy.as_json(runs)
+    assert numbers[1]["radii"]["b"] is None and numbers[1]["radii"]["a"] == 4.6
+    assert numbers[0]["trees"][0]["separation"]["genus"] == {"nearer": 0.625, "correlation": None}
 
 
 class Runs(NamedTuple):
@@ -186,18 +248,21 @@ def runs(photos_folder, tmp_path_factory):
     return Runs(root / "hier", root / "plain", built, best["training"][0]["hierarchy"])
 
 
-@pytest.mark.slow
-def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "hypjax.spectrum", f"--workdir={runs.hier}", "--output=found.png"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+@pytest.fixture
+def run_command(monkeypatch, tmp_path, capsys):
+    """Runs a command in this process and in a folder, and returns the lines that it prints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(caches, "keep_compiled_programs", lambda: None)
+
+    def run(module, *args):
+        module.main(*command.parse(["", *map(str, args)], module.FLAGS))
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path, run_command):
+    lines = run_command(spectrum, f"--workdir={runs.hier}", "--output=found.png")
     assert lines[0] == "embeddings of 36 of 36 test images, 6 of 6 classes:"
     assert [line.split()[:2] for line in lines[2:4]] == [["hier", "untrained"], ["hier", "trained"]]
     numbers = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)
@@ -213,26 +278,9 @@ def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path):
         assert picture.width >= 800
 
 
-def test_shows_the_hierarchies_of_runs(runs, tmp_path):
-    done = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "hypjax.hierarchy",
-                f"--workdir={runs.hier}",
-                f"--workdir={runs.plain}",
-            ),
-            *("--output=found", "--images=30"),
-        ],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+def test_shows_the_hierarchies_of_runs(runs, tmp_path, run_command):
+    workdirs = [f"--workdir={runs.hier}", f"--workdir={runs.plain}"]
+    lines = run_command(hierarchy_command, *workdirs, "--output=found", "--images=30")
     assert lines[0] == "trees of 30 of 36 test images, 5 of 6 classes:"
     assert [line.split()[:2] for line in lines[3:6]] == [
         ["hier", "proxies"],
@@ -271,10 +319,10 @@ def test_shows_the_hierarchies_of_runs(runs, tmp_path):
 
 
 def test_a_folder_without_a_model_is_refused(runs, tmp_path):
-    config, splits = runs.built.config, runs.built.splits
-    images = Images.of("folder", splits.test, 36, 0)
+    run = TrainedRun("a", str(tmp_path), runs.built.config, runs.built.splits)
+    images = ChosenImages.of(run, 36, 0)
     with pytest.raises(UserError, match=f"^{tmp_path} holds no checkpoint; train first"):
-        hierarchy_of_run("a", str(tmp_path), config, splits, images)
+        hierarchy.hierarchy_of_run(run, images)
 
 
 @pytest.mark.slow
@@ -312,10 +360,11 @@ def test_proxies_find_a_hierarchy_that_embeddings_have():
     found = []
     for each in (before, proxies):
         each = np.asarray(BALL.embed(each))
-        found.append(find_hierarchy("a", points, BALL, images, each).found)
-    untrained, trained = (each.trees[0] for each in found)
-    groups = "super-class"
-    assert trained.purity[groups].purity > 2 * trained.purity[groups].chance
-    assert trained.purity[groups].purity > untrained.purity[groups].purity
-    assert trained.separation[groups].nearer > 0.65 > untrained.separation[groups].nearer
-    assert found[1].radii.inside > 0.7
+        found.append(find_hierarchy("a", points, BALL, images, each).scores)
+    untrained, trained = (each["trees"][0] for each in found)
+    purities = trained["purity"]["super-class"]
+    assert purities["purity"] > 2 * purities["chance"]
+    assert purities["purity"] > untrained["purity"]["super-class"]["purity"]
+    nearer = [each["separation"]["super-class"]["nearer"] for each in (trained, untrained)]
+    assert nearer[0] > 0.65 > nearer[1]
+    assert found[1]["radii"]["share_of_nearest_proxies_farther_in_than_their_images"] > 0.7

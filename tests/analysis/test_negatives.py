@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 
 from hypjax.analysis import negatives
-from hypjax.analysis.negatives import Choice, weigh
-from hypjax.analysis.negatives_result import Anchor, Weighed, anchor_table, as_json, only_here
+from hypjax.analysis.negatives import (
+    Hardest,
+    Weighed,
+    anchor_table,
+    as_json,
+    choose,
+    only_here,
+    weigh,
+)
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError
@@ -30,16 +37,12 @@ def test_weights_are_those_of_a_loop(monkeypatch):
     monkeypatch.setattr(negatives, "_BLOCK", 4)
     rng = np.random.default_rng(0)
     points = np.asarray(BALL.embed(2 * rng.normal(size=(10, 3)).astype(np.float32)))
-    choice = Choice.of(TEST, [], 7, 5, 4)
+    choice = choose(TEST, [], 7, 5, 4)
     found = weigh("a", points[choice.anchors], points, choice, BALL, 0.2)
-    curve = np.zeros(8)
+    curve, apart = np.zeros(8), np.asarray(BALL.distance(points[:, None], points))
     for place, anchor in enumerate(choice.anchors):
         label = TEST.test.labels[anchor]
-        distances = {
-            i: float(BALL.distance(points[anchor], points[i]))
-            for i in range(10)
-            if TEST.test.labels[i] != label
-        }
+        distances = {i: apart[anchor, i] for i in range(10) if TEST.test.labels[i] != label}
         nearest = sorted(distances, key=distances.get)
         terms = np.exp([-distances[i] / 0.2 for i in nearest])
         weights = terms / terms.sum()
@@ -49,7 +52,8 @@ def test_weights_are_those_of_a_loop(monkeypatch):
             count += 1
         assert found.carriers[place] == count
         if place < choice.shown:
-            items, classes, shown, shares = found.hardest[place]
+            index, _, name, items, classes, shown, shares = found.hardest[place]
+            assert (index, name) == (anchor, f"class {label}")
             assert items == nearest[:4]
             assert classes == [f"class {label}" for label in TEST.test.labels[items]]
             np.testing.assert_allclose(shown, [distances[i] for i in items], rtol=1e-5)
@@ -59,19 +63,18 @@ def test_weights_are_those_of_a_loop(monkeypatch):
 
 
 def test_anchors_are_chosen_evenly_and_the_shown_ones_among_them():
-    choice = Choice.of(TEST, [], 5, 2, 1)
+    choice = choose(TEST, [], 5, 2, 1)
     assert sorted(choice.anchors) == [0, 2, 4, 7, 9]
     assert choice.anchors[:2].tolist() == [0, 9]
     assert choice.labels.tolist() == TEST.test.labels[choice.anchors].tolist()
-    everything = Choice.of(TEST, [], 1000, 99, 1)
+    everything = choose(TEST, [], 1000, 99, 1)
     assert everything.anchors.tolist() == list(range(10)) and everything.shown == 10
-    named = Choice.of(TEST, [8, 1], 1000, 0, 1)
+    named = choose(TEST, [8, 1], 1000, 0, 1)
     assert named.anchors.tolist() == [8, 1] and named.shown == 2
 
 
 def test_a_gallery_is_searched_instead_of_the_test_images():
-    choice = Choice.of(splits([0, 1], [0, 0, 1, 2]), [1], 1, 1, 3)
-    assert choice.items.tolist() == [0, 0, 1, 2]
+    choice = choose(splits([0, 1], [0, 0, 1, 2]), [1], 1, 1, 3)
     points = np.array([[0.1], [0.0], [0.3], [0.2]], np.float32)
     found = weigh("a", np.array([[0.25]], np.float32), points, choice, BALL, 0.2)
     assert found.hardest[0].items == [3, 0, 1]
@@ -87,13 +90,12 @@ def test_a_gallery_is_searched_instead_of_the_test_images():
 )
 def test_impossible_choices_are_refused(named, k, message):
     with pytest.raises(UserError, match=f"^{message}$"):
-        Choice.of(TEST, named, 10, 1, k)
+        choose(TEST, named, 10, 1, k)
 
 
 def weighed(name, items):
-    hardest = negatives.Hardest(
-        items, ["Ö U+00D6", "b" * 99, "c"], [0.1, 0.2, 0.3], [0.5, 0.3, 0.1]
-    )
+    classes = ["Ö U+00D6", "b" * 99, "c"]
+    hardest = Hardest(5, "x.png", "Ŏ", items, classes, [0.1, 0.2, 0.3], [0.5, 0.3, 0.1])
     return Weighed(name, 0.2, np.array([3, 1]), np.array([0.5, 0.3, 0.1, 0.1]), [hardest])
 
 
@@ -102,7 +104,7 @@ def test_negatives_of_one_run_only_are_marked():
     assert only_here(runs, 0, 0) == [False, True, False]
     assert only_here(runs, 1, 0) == [False, True, False]
     assert only_here(runs[:1], 0, 0) == [False] * 3
-    lines = anchor_table(Anchor(5, "x.png", "Ŏ"), runs, 0).splitlines()
+    lines = anchor_table(runs, 0).splitlines()
     assert lines[0] == "anchor 5 (x.png), Ŏ" and len(lines) == 6
     assert lines[3].count(" Ö U+00D6 ") == 2 and len({line.rfind(" | ") for line in lines[1:]}) == 1
     assert f" {'b' * 23}… " in lines[4]
@@ -110,7 +112,7 @@ def test_negatives_of_one_run_only_are_marked():
 
 
 def test_numbers_over_all_anchors():
-    (found,) = as_json([Anchor(5, "x.png", "Ŏ")], [weighed("a", [1, 2, 3])])
+    found = as_json(weighed("a", [1, 2, 3]))
     assert found["carriers"]["mean"] == found["carriers"]["50%"] == 2
     assert found["shares"] == pytest.approx({1: 0.5, 10: 1, 100: 1})
     assert found["curve"]["rank"] == [1, 2, 3, 4]

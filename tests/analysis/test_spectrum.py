@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hypjax.analysis.spectrum import find_spread
-from hypjax.analysis.spectrum_result import Run, Similarities, as_json, draw, table
+from hypjax.analysis.spectrum import Spectrum, Spread, as_json, draw, find_spread, table
 from hypjax.geometry import PoincareBall, Sphere
 
 LABELS = np.array([0, 1, 0, 2, 1, 0, 2, 2, 3])
@@ -20,16 +19,15 @@ def test_numbers_are_those_of_loops(space):
     kept = np.asarray(space.features(points.astype(float)))
     variances = np.linalg.svd(kept - kept.mean(axis=0), compute_uv=False) ** 2
     np.testing.assert_allclose(spread.energy, np.cumsum(variances) / variances.sum(), rtol=1e-5)
+    apart = np.asarray(space.distance(points[:, None], points), float)
     similar = {True: [], False: []}
     for i, j in itertools.combinations(range(9), 2):
-        found = float(1 - space.distance(points[i], points[j]) / 2)
-        similar[LABELS[i] == LABELS[j]].append(found)
-    told = spread.similarities
+        similar[LABELS[i] == LABELS[j]].append(1 - apart[i, j] / 2)
+    edges = spread.edges + np.linspace(-1e-6, 1e-6, len(spread.edges))  # Of other roundings.
     for same, counts, mean in (
-        (True, told.same, told.mean_same),
-        (False, told.other, told.mean_other),
+        (True, spread.same, spread.mean_same),
+        (False, spread.other, spread.mean_other),
     ):
-        edges = told.edges + np.linspace(-1e-6, 1e-6, len(told.edges))  # Of other roundings.
         assert counts.tolist() == np.histogram(similar[same], edges)[0].tolist()
         np.testing.assert_allclose(mean, np.mean(similar[same]), rtol=1e-5)
 
@@ -41,9 +39,9 @@ def test_the_overlap_does_not_depend_on_how_far_apart_points_are(space, scale):
     rng = np.random.default_rng(0)
     centres = scale * np.eye(3)[LABELS % 3] + np.array([0.0, 0, 3])
     points = space.embed((centres + 1e-3 * scale * rng.normal(size=(9, 3))).astype("f"))
-    found = find_spread(np.asarray(points), LABELS % 3, space).similarities
+    found = find_spread(np.asarray(points), LABELS % 3, space)
     assert found.overlap == 0 and found.mean_same > found.mean_other
-    mixed = find_spread(np.asarray(points), np.arange(9) // 3, space).similarities
+    mixed = find_spread(np.asarray(points), np.arange(9) // 3, space)
     assert mixed.overlap > 0.3
 
 
@@ -57,7 +55,7 @@ def test_components_are_the_fewest_that_hold_a_share():
 
 def test_the_overlap_of_histograms():
     edges = np.linspace(0, 1, 3)
-    assert Similarities(edges, np.array([1, 3]), np.array([20, 20]), 0, 0).overlap == 0.75
+    assert Spread(np.ones(1), edges, np.array([1, 3]), np.array([20, 20]), 0, 0).overlap == 0.75
 
 
 def test_the_report_has_both_states_of_each_run(tmp_path):
@@ -66,13 +64,13 @@ def test_the_report_has_both_states_of_each_run(tmp_path):
         find_spread(np.asarray(Sphere().embed(rng.normal(size=(9, 4)))), LABELS, Sphere())
         for _ in range(2)
     )
-    runs = [Run("a", before, after), Run("$b", after, before)]
+    runs = [Spectrum("a", before, after), Spectrum("$b", after, before)]
     lines = table(runs).splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [
         [name, state] for name in ("a", "$b") for state in ("untrained", "trained")
     ]
-    assert lines[1].split()[-1] == f"{before.similarities.overlap:.4f}"
-    numbers = as_json(runs)
+    assert lines[1].split()[-1] == f"{before.overlap:.4f}"
+    numbers = [as_json(run) for run in runs]
     assert numbers[0]["trained"] == numbers[1]["untrained"] != numbers[0]["untrained"]
     assert sum(numbers[0]["trained"]["similarity"]["pairs_of_one_class"]) == 7
     draw(runs, tmp_path / "spectrum.svg")

@@ -171,7 +171,7 @@ def test_rounded_radii_count_as_equal():
 
 
 @given(hnp.arrays(float, (8, 2), elements=st.floats(-1, 1)), LABELS)
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)  # The first example imports SciPy's clusters.
 def test_average_linkage_merges_the_closest_clusters(points, labels):
     distances = np.linalg.norm(points[:, None] - points, axis=-1)
     tree, heights = average_linkage(distances)

@@ -17,8 +17,8 @@ from PIL import Image
 
 from hypjax import evaluate, train
 from hypjax.analysis.hit_grid import draw
-from hypjax.analysis.negatives import open_runs
-from hypjax.analysis.negatives_result import Anchor, Hardest, Weighed, anchor_table
+from hypjax.analysis.negatives import Hardest, Weighed, anchor_table
+from hypjax.analysis.run_embeddings import open_runs
 from hypjax.data.photos import Photo, find_photos
 from hypjax.data.pixels import read_image
 from hypjax.data.splits import open_splits
@@ -33,6 +33,7 @@ from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.partial_gallery import UnfinishedGallery
 from hypjax.inference.postprocess import model_fingerprint
 from hypjax.inference.weights import restore_best, restore_models
+from hypjax.objectives import softmax_temperature
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.expansion import expand_queries
@@ -136,10 +137,10 @@ def test_runs_whose_negatives_cannot_be_compared_are_refused(run, tmp_path):
     triplet = {"objective__name": "triplet", "objective__temperature": None}
     changed(run, tmp_path / "triplet", **triplet)
     with pytest.raises(UserError, match=r"/triplet cannot be analysed: the objective triplet has"):
-        open_runs([str(run), str(tmp_path / "triplet")])
+        open_runs({str(run): "a", str(tmp_path / "triplet"): "b"}, softmax_temperature)
     other = changed(run, tmp_path / "other", data__split_seed=1)
     with pytest.raises(UserError, match=r"^the runs in .*/other have different test images; name"):
-        open_runs([str(run), str(other)])
+        open_runs({str(run): "a", str(other): "b"})
 
 
 def test_galleries_of_other_views_or_scales_are_told_apart_and_old_ones_stay_valid(run, tmp_path):
@@ -450,9 +451,9 @@ def test_names_are_printed_on_one_line():
     lines = hits.table().split("\n")
     assert len(lines) == 4 and all(line.isprintable() for line in lines)
     assert lines[0] == r"a\nb.png (c\x1b[31m)" and lines[2].endswith(r"d\x00\u2028.png")
-    hardest = Hardest([7], ["a\nb\0"], [0.1], [1.0])
+    hardest = Hardest(3, "a\nb.png", "c\x1b[31m", [7], ["a\nb\0"], [0.1], [1.0])
     weighed = Weighed("run", 0.1, np.array([1]), np.ones(1), [hardest])
-    lines = anchor_table(Anchor(3, "a\nb.png", "c\x1b[31m"), [weighed], 0).split("\n")
+    lines = anchor_table([weighed], 0).split("\n")
     assert len(lines) == 4 and all(line.isprintable() for line in lines)
 
 
