@@ -45,8 +45,8 @@ def get_config(variant: str = "hyp") -> ConfigDict:
         config.objective.space = "sphere"
 
     # At 2e-3, photos collapse: the loss starts at 4 to 5 times its level at chance, because
-    # distances over the temperature reach 45, and the fastest way down is to draw all images
-    # together.
+    # distances over the temperature reach 45, and the easiest way to lower the loss is to
+    # collapse all embeddings.
     config.optim.learning_rate = 5e-4
     config.optim.schedule = "cosine"
     config.optim.warmup_steps = None  # None fits the images; what is chosen is printed.

@@ -32,7 +32,7 @@ _K = flags.DEFINE_integer("k", 10, "Number of neighbours.", lower_bound=1, flag_
 _EXPAND = flags.DEFINE_integer(
     "expand",
     0,
-    "Number of nearest images of which, with the query itself, the mean is searched for.",
+    "Query expansion: search for the mean of the query and its N nearest images.",
     lower_bound=0,
     flag_values=FLAGS,
 )
