@@ -56,10 +56,7 @@ def main(overrides: list[str]) -> None:
     if output:
         spectrum.draw(found, output)
         numbers = output.with_suffix(".json")
-        of_runs = [spectrum.as_json(each) for each in found]
-        command.write_numbers(
-            numbers, {"images": images.indices.tolist(), "runs": of_runs, **notes}
-        )
+        command.write_numbers(numbers, {"images": images.indices.tolist(), "runs": found, **notes})
         console.say(f"wrote {output}, {numbers}")
 
 

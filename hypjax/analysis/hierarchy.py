@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Complex, Float, Int
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
@@ -255,11 +254,7 @@ def _nodes(
 
 
 def scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns one line per tree: for each grouping, its purity with chance, and its separation.
-
-    Args:
-        runs: The `scores` of hierarchies.
-    """
+    """Returns a line for each tree of some `scores`: purity with chance, and separation."""
     first = runs[0]["trees"][0]
     groupings, columns = [""] * 4, ["run", "tree", "inner nodes", "depth"]
     for name in first["purity"]:
@@ -359,7 +354,6 @@ def _draw_disk(
 ) -> None:
     """Draws a tree in the Poincaré disk, with geodesics as edges; groups colour its leaves."""
     figure = Figure(figsize=(5, 5.9), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     empty_disk(axes)
     child = np.flatnonzero(tree.parents >= 0)
@@ -399,7 +393,6 @@ def _draw_affinity(
         title = many if len(groups) > 1 else f"same {next(iter(groups))}"
         panels[title] = sum(group[:, None] == group for group in groups.values())
     figure = Figure(figsize=(4.6 * len(panels), 4.6), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     apart = affinity[~np.eye(len(affinity), dtype=bool)]
     ranges = [(np.quantile(apart, 0.01), np.quantile(apart, 0.995)), (0, len(groups))]

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from hypjax.analysis.disk import read_rgb
@@ -173,15 +172,9 @@ def weigh(
 ) -> Weighed:
     """Weighs the negatives of anchors, which are the items of other classes.
 
-    Distances and weights are float64. Memory for some blocks of anchors by items is enough.
-
-    Args:
-        name: Name of the run in reports.
-        anchors: Points of the space.
-        items: Points of the space.
-        choice: The classes of both, and what is asked.
-        space: Space of the loss.
-        temperature: By what the loss divides distances.
+    Anchors and items are points of the loss's space, and `temperature` is by what the loss divides
+    distances. Distances and weights are float64. Memory for some blocks of anchors by items is
+    enough.
     """
     test, images = choice.splits.test, searched(choice.splits)
     curve, carriers, hardest = np.zeros(len(items)), [], []
@@ -251,12 +244,7 @@ def summary_table(runs: Sequence[Weighed]) -> str:
 
 
 def anchor_table(runs: Sequence[Weighed], place: int) -> str:
-    """Returns an anchor's hardest negatives in each run; * marks those of one run only.
-
-    Args:
-        runs: The runs.
-        place: Place of the anchor among those that are shown.
-    """
+    """Returns a shown anchor's hardest negatives in each run; * marks those of one run only."""
     anchor = runs[0].hardest[place]
     columns = [_column(runs, i, place) for i in range(len(runs))]
     ranks = ["", "rank", *map(str, range(1, len(anchor.items) + 1))]
@@ -303,15 +291,10 @@ def as_json(run: Weighed) -> dict[str, Any]:
 def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:
     """Draws mean weight, and cumulative weight, against the rank of the negative (Figure 3).
 
-    Args:
-        runs: The runs, one curve each.
-        output: File to write; its suffix selects the format.
-
     Raises:
         UserError: The file cannot be written.
     """
     figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     weight, cumulative = figure.subplots(1, 2)
     for run in runs:
         ranks = np.arange(1, len(run.curve) + 1)
@@ -334,16 +317,8 @@ def draw_hardest(
 ) -> list[pathlib.Path]:
     """Draws each anchor's hardest negatives, one row per run (Figure 1).
 
-    Frames mark the negatives that no other run has among its own.
-
-    Args:
-        runs: The runs.
-        splits: The dataset.
-        output: File to write; its suffix selects the format. It holds 20 rows or fewer, and further
-            pages have names that end in -2, -3 and so on.
-
-    Returns:
-        The files written, none if no anchor is shown.
+    Frames mark the negatives that no other run has among its own. Returns the files written; see
+    `draw_rows`.
 
     Raises:
         UserError: A file cannot be written.

@@ -63,7 +63,8 @@ def open_runs(
                 console.say(f"{redacted(workdir)} is not finished; its best model so far is used")
     for workdir, config in configs.items():
         try:
-            check and check(config)
+            if check:
+                check(config)
         except UserError as error:
             raise UserError(f"the run in {redacted(workdir)} cannot be analysed: {error}") from None
     first, *others = runs = [

@@ -4,14 +4,13 @@ Computed are their principal components, and the similarities of all pairs of im
 """
 
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from hypjax.analysis.hit_grid import save
@@ -34,56 +33,14 @@ _SHARES = (0.9, 0.99)  # Of the variance, for which components are counted.
 _SAME, _OTHER = "#0072B2", "#E69F00"  # Colour-blind readers can tell them apart.
 
 
-class Spread(NamedTuple):
-    """How the embeddings of a model spread.
-
-    Similarity is 1 − distance / 2, which is the cosine on the sphere.
-
-    Attributes:
-        energy: Share of the variance in the first principal components, by their number from 1.
-        edges: Ends of the intervals in which pairs are counted, from the least similarity to the
-            largest.
-        same: Number of pairs of one class in each interval.
-        other: Number of pairs of different classes.
-        mean_same: Mean similarity of two images of one class.
-        mean_other: Mean similarity of two images of different classes.
-    """
-
-    energy: Float[np.ndarray, " dim"]
-    edges: Float[np.ndarray, " bins+1"]
-    same: Int[np.ndarray, " bins"]
-    other: Int[np.ndarray, " bins"]
-    mean_same: float
-    mean_other: float
-
-    def components(self, share: float) -> int:
-        """Least number of principal components that hold a share of the variance."""
-        return int(np.searchsorted(self.energy, share * (1 - 1e-12)) + 1)
-
-    @property
-    def shares(self) -> tuple[Float[np.ndarray, " bins"], Float[np.ndarray, " bins"]]:
-        """Share of the pairs in each interval, of those of one class and of different classes."""
-        return self.same / self.same.sum(), self.other / self.other.sum()
-
-    @property
-    def overlap(self) -> float:
-        """Common area of the two histograms: 1 if they are equal, 0 if they are apart."""
-        return float(np.minimum(*self.shares).sum())
-
-
-class Spectrum(NamedTuple):
-    """How the embeddings of a run spread before training, and after it."""
-
-    run: str
-    untrained: Spread
-    trained: Spread
-
-
-def spectrum_of_run(run: TrainedRun, images: Dataset) -> Spectrum:
+def spectrum_of_run(run: TrainedRun, images: Dataset) -> dict[str, Any]:
     """Embeds images with a run's model before training, and with its best, or its last.
 
     Points are those of the head in the objective's `score_space`, without the projections of
     `eval.pca`.
+
+    Returns:
+        The numbers of a run in spectrum.json: its name, and those of `find_spread` in each state.
 
     Raises:
         UserError: The folder holds no trained model, the weights from which it started are gone,
@@ -93,7 +50,7 @@ def spectrum_of_run(run: TrainedRun, images: Dataset) -> Spectrum:
     space = create_objective(run.config).score_space
     model, trained = restore_trained(run)
 
-    def spread(state: str, params: PyTree) -> Spread:
+    def spread(state: str, params: PyTree) -> dict[str, Any]:
         points = head_points(run.config, model, params, space)(images)
         try:
             return find_spread(points, images.labels, space)
@@ -101,18 +58,25 @@ def spectrum_of_run(run: TrainedRun, images: Dataset) -> Spectrum:
             raise UserError(f"{run.name}, {state}: {error}") from error
 
     before = spread("untrained", untrained_parameters(run.config))
-    return Spectrum(run.name, before, spread("trained", trained))
+    return {"run": run.name, "untrained": before, "trained": spread("trained", trained)}
 
 
 def find_spread(
     points: Float[np.ndarray, "images dim"], labels: Int[np.ndarray, " images"], space: Space
-) -> Spread:
+) -> dict[str, Any]:
     """Principal components of the points' features, and similarities of all pairs.
+
+    Similarity is 1 − distance / 2, which is the cosine on the sphere. Pairs are counted in equal
+    intervals between the least and the largest one.
 
     Args:
         points: Points of the space, float32.
         labels: Class of each, from 0; some class has two images, and there are two classes.
         space: Their space.
+
+    Returns:
+        All numbers, as in spectrum.json. The overlap is the common area of the two histograms: 1 if
+        they are equal, 0 if they are apart.
 
     Raises:
         UserError: All points are equal.
@@ -132,7 +96,24 @@ def find_spread(
         for i, found in enumerate(pairs):
             counts[i] += np.histogram(found, edges)[0]
             sums[i] += found.sum()
-    return Spread(energy, edges, *counts, *(sums / counts.sum(axis=1)))
+    pairs = counts.sum(axis=1)
+    return {
+        "cumulative_energy": energy.tolist(),
+        "components": {f"{share:.0%}": components(energy, share) for share in _SHARES},
+        "similarity": {
+            "edges": edges.tolist(),
+            "pairs_of_one_class": counts[0].tolist(),
+            "pairs_of_different_classes": counts[1].tolist(),
+            "mean_of_one_class": float(sums[0] / pairs[0]),
+            "mean_of_different_classes": float(sums[1] / pairs[1]),
+            "overlap": float(np.minimum(*(counts / pairs[:, None])).sum()),
+        },
+    }
+
+
+def components(energy: Float[np.ndarray, " dim"], share: float) -> int:
+    """Least number of principal components that hold a share of the variance."""
+    return int(np.searchsorted(energy, share * (1 - 1e-12)) + 1)
 
 
 def _similarities(
@@ -148,49 +129,25 @@ def _similarities(
         yield found[same & later], found[~same & later]
 
 
-def table(runs: Sequence[Spectrum]) -> str:
+def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Returns two lines per run, before and after training."""
-    width = max(len("run"), *(len(run.run) for run in runs))
+    width = max(len("run"), *(len(run["run"]) for run in runs))
     heads = [f"components for {share:.0%}" for share in _SHARES]
     heads += ["mean similarity: same class", "other classes", "overlap"]
     lines = [f"{'run':<{width}}  {'state':<9}  " + "  ".join(heads)]
     for run in runs:
         for state in ("untrained", "trained"):
-            found = getattr(run, state)
-            cells = [str(found.components(share)) for share in _SHARES]
-            numbers = (found.mean_same, found.mean_other, found.overlap)
-            cells += [f"{number:.4f}" for number in numbers]
+            cells = [str(number) for number in run[state]["components"].values()]
+            found = run[state]["similarity"]
+            numbers = ("mean_of_one_class", "mean_of_different_classes", "overlap")
+            cells += [f"{found[number]:.4f}" for number in numbers]
             row = [f"{cell:>{len(head)}}" for cell, head in zip(cells, heads, strict=True)]
-            lines.append(f"{run.run:<{width}}  {state:<9}  " + "  ".join(row))
+            lines.append(f"{run['run']:<{width}}  {state:<9}  " + "  ".join(row))
     return "\n".join(lines)
 
 
-def as_json(run: Spectrum) -> dict[str, Any]:
-    """Returns all numbers of a run."""
-    states = {
-        state: {
-            "cumulative_energy": found.energy.tolist(),
-            "components": {f"{share:.0%}": found.components(share) for share in _SHARES},
-            "similarity": {
-                "edges": found.edges.tolist(),
-                "pairs_of_one_class": found.same.tolist(),
-                "pairs_of_different_classes": found.other.tolist(),
-                "mean_of_one_class": float(found.mean_same),
-                "mean_of_different_classes": float(found.mean_other),
-                "overlap": found.overlap,
-            },
-        }
-        for state, found in (("untrained", run.untrained), ("trained", run.trained))
-    }
-    return {"run": run.run, **states}
-
-
-def draw(runs: Sequence[Spectrum], output: pathlib.Path) -> None:
+def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
     """Draws the cumulative energy of all runs, and each run's histograms of similarity.
-
-    Args:
-        runs: The runs.
-        output: File to write; its suffix selects the format.
 
     Raises:
         UserError: The file cannot be written.
@@ -199,7 +156,6 @@ def draw(runs: Sequence[Spectrum], output: pathlib.Path) -> None:
     columns = min(panels, 3)
     rows = -(-panels // columns)
     figure = Figure(figsize=(4.4 * columns, 3.6 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
     energy, *others = figure.subplots(rows, columns, squeeze=False).ravel()
     _draw_energy(energy, runs)
     for axes, run in zip(others, runs, strict=False):
@@ -211,12 +167,13 @@ def draw(runs: Sequence[Spectrum], output: pathlib.Path) -> None:
     save(figure, output)
 
 
-def _draw_energy(axes: Axes, runs: Sequence[Spectrum]) -> None:
+def _draw_energy(axes: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
     for i, run in enumerate(runs):
-        for spread, style in ((run.untrained, "dashed"), (run.trained, "solid")):
-            numbers = np.arange(1, len(spread.energy) + 1)
-            label = run.run if style == "solid" else None
-            axes.plot(numbers, spread.energy, color=f"C{i}", linestyle=style, label=label)
+        for state, style in (("untrained", "dashed"), ("trained", "solid")):
+            energy = run[state]["cumulative_energy"]
+            numbers = np.arange(1, len(energy) + 1)
+            label = run["run"] if state == "trained" else None
+            axes.plot(numbers, energy, color=f"C{i}", linestyle=style, label=label)
     axes.plot([], [], color="grey", linestyle="dashed", label="untrained")
     axes.set(xscale="log", ylim=(0, 1.02))
     axes.set(xlabel="principal components", ylabel="cumulative share of the variance")
@@ -225,13 +182,15 @@ def _draw_energy(axes: Axes, runs: Sequence[Spectrum]) -> None:
         name.set_parse_math(False)  # Names of folders may hold dollar signs.
 
 
-def _draw_similarities(axes: Axes, run: Spectrum) -> None:
-    names = (("same class", _SAME), ("different classes", _OTHER))
-    for spread, trained in ((run.untrained, False), (run.trained, True)):
-        for shares, (name, colour) in zip(spread.shares, names, strict=True):
+def _draw_similarities(axes: Axes, run: Mapping[str, Any]) -> None:
+    names = (("one_class", "same class", _SAME), ("different_classes", "different classes", _OTHER))
+    for state, trained in (("untrained", False), ("trained", True)):
+        found = run[state]["similarity"]
+        for key, name, colour in names:
+            counts = np.array(found[f"pairs_of_{key}"])
             style = {"color": colour, "fill": trained, "alpha": 0.5 if trained else 1.0}
-            label = name if trained else f"{name}, untrained"
-            line = "solid" if trained else ":"
-            axes.stairs(shares, spread.edges, label=label, linestyle=line, **style)
+            style["label"] = name if trained else f"{name}, untrained"
+            style["linestyle"] = "solid" if trained else ":"
+            axes.stairs(counts / counts.sum(), found["edges"], **style)
     axes.set(xlabel="similarity (1 − distance / 2)", ylabel="share of the pairs", yticks=[])
-    axes.set_title(run.run, fontsize=10, parse_math=False)
+    axes.set_title(run["run"], fontsize=10, parse_math=False)

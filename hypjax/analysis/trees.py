@@ -98,11 +98,7 @@ class Tree:
             yield np.searchsorted(places, ends) - np.searchsorted(places, starts)
 
     def met(self, counts: Int[np.ndarray, " nodes"]) -> Float[np.ndarray, " nodes"]:
-        """Number of pairs of counted leaves whose lowest common ancestor is each node.
-
-        Args:
-            counts: How many leaves of each node are counted.
-        """
+        """Number of pairs of counted leaves whose lowest common ancestor is each node."""
         pairs = counts * (counts - 1) / 2
         child = self.parents >= 0
         of_children = np.bincount(self.parents[child], pairs[child], len(pairs))
@@ -114,10 +110,6 @@ def purity(tree: Tree, labels: Int[ArrayLike, " leaves"]) -> float:
 
     The mean, over all pairs of leaves of one label, of the share of leaves with that label among
     those of the pair's lowest common ancestor. It is exact, for nodes with any number of children.
-
-    Args:
-        tree: The tree.
-        labels: Label of each leaf.
 
     Returns:
         A number up to 1, which is reached if each label is a subtree; NaN if all labels differ.
@@ -135,10 +127,6 @@ def chance_purity(tree: Tree, labels: Int[ArrayLike, " leaves"]) -> float:
 
     Then a pair of one label, of n_c leaves, is any pair of the n leaves; of the other s − 2 leaves
     beneath its ancestor, the share (n_c − 2)/(n − 2) is expected to have that label.
-
-    Args:
-        tree: The tree.
-        labels: Label of each leaf.
 
     Returns:
         The exact mean; NaN if all labels differ.
@@ -176,11 +164,6 @@ def separation(
 
     Pairs are those of leaves with different labels. Their distance is the number of leaves of their
     lowest common ancestor, which needs no lengths of edges, and so suits trees of any kind.
-
-    Args:
-        tree: The tree.
-        labels: Label of each leaf.
-        groups: Group of each leaf.
 
     Returns:
         Two numbers, each NaN if all pairs are of one group, or none is. The correlation is NaN also

@@ -272,7 +272,7 @@ def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path, run_command):
     images = runs.built.splits.test
     expected = find_spread(points(images), images.labels, BALL)
     told = numbers["runs"][0]["untrained"]
-    np.testing.assert_allclose(told["cumulative_energy"], expected.energy, rtol=1e-4)
+    np.testing.assert_allclose(told["cumulative_energy"], expected["cumulative_energy"], rtol=1e-4)
     assert numbers["runs"][0]["trained"] != told
     with Image.open(tmp_path / "found.png") as picture:
         assert picture.width >= 800

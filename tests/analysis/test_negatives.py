@@ -1,5 +1,6 @@
 """Hard negatives: their weights and ranks against loops, and the choice of anchors."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -36,10 +37,10 @@ TEST = splits([0, 0, 1, 1, 1, 2, 2, 3, 3, 3])
 def test_weights_are_those_of_a_loop(monkeypatch):
     monkeypatch.setattr(negatives, "_BLOCK", 4)
     rng = np.random.default_rng(0)
-    points = np.asarray(BALL.embed(2 * rng.normal(size=(10, 3)).astype(np.float32)))
+    points = np.asarray(jax.jit(BALL.embed)(2 * rng.normal(size=(10, 3)).astype(np.float32)))
     choice = choose(TEST, [], 7, 5, 4)
     found = weigh("a", points[choice.anchors], points, choice, BALL, 0.2)
-    curve, apart = np.zeros(8), np.asarray(BALL.distance(points[:, None], points))
+    curve, apart = np.zeros(8), np.asarray(jax.jit(BALL.distance)(points[:, None], points))
     for place, anchor in enumerate(choice.anchors):
         label = TEST.test.labels[anchor]
         distances = {i: apart[anchor, i] for i in range(10) if TEST.test.labels[i] != label}

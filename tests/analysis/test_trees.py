@@ -105,25 +105,6 @@ def test_separation_is_that_of_all_pairs(tree, labels, groups):
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-def test_known_trees():
-    labels = np.array([0, 0, 1, 1, 1])
-    perfect = Tree(np.array([5, 5, 6, 6, 6, 7, 7, -1]), 5)
-    assert purity(perfect, labels) == 1 and perfect.depths.tolist() == [2] * 5 + [1, 1, 0]
-    star = Tree(np.array([5] * 5 + [-1]), 5)
-    # One pair has the share 2/5, three pairs 3/5.
-    assert purity(star, labels) == pytest.approx((1 * 2 / 5 + 3 * 3 / 5) / 4)
-    assert chance_purity(star, labels) == pytest.approx(purity(star, labels))
-    assert chance_purity(perfect, labels) < 1
-    assert math.isnan(purity(star, np.arange(5))) and math.isnan(chance_purity(star, np.arange(5)))
-    groups = np.array([0, 0, 0, 1, 1])
-    two = Tree(np.array([5, 5, 5, 6, 6, 7, 7, -1]), 5)
-    # Three pairs of one group at distance 3, one at 2, and six pairs at 5.
-    assert separation(two, np.arange(5), groups).nearer == 1
-    assert separation(two, np.arange(5), groups).correlation > 0.9
-    nearer, correlation = separation(star, np.arange(5), groups)
-    assert nearer == 0.5 and math.isnan(correlation)
-
-
 @pytest.mark.parametrize(
     ("parents", "leaves"),
     [([2, 2, 3, 2, -1], 2), ([2, 2, 2], 2), ([1, 2, -1], 2), ([3, 3, -1, -1], 2), ([3, 3, -1], 2)],

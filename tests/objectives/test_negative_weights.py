@@ -37,7 +37,6 @@ class Shifted:
 @pytest.mark.parametrize(
     ("name", "space"),
     [
-        ("pairwise_cross_entropy", "sphere"),
         ("pairwise_cross_entropy", "poincare"),
         ("hypmix", "poincare"),
         ("supcon", "sphere"),
