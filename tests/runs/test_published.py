@@ -4,7 +4,11 @@ import pytest
 
 from hypjax.config import load_config
 from hypjax.runs import published
-from hypjax.runs.published import compare, published_delta, published_scores
+from hypjax.runs.published import compare, published_delta
+
+HYP_DINO = {"recall@1": 0.809, "recall@2": 0.876, "recall@4": 0.924, "recall@8": 0.956}
+ALONE = {"recall@1": 0.5, "roxford5k/medium/map": 0.5}
+EVERY = {"final": {"head": ALONE, "encoder": ALONE}}
 
 
 @pytest.fixture
@@ -17,161 +21,155 @@ def load(repository):
     return load
 
 
-HYP_DINO = {"recall@1": 0.809, "recall@2": 0.876, "recall@4": 0.924, "recall@8": 0.956}
+FIRST = [  # Run, part, its fields, and the first recall of the first paper with its row.
+    ("cub:hyp-dino", "head", [], 0.783),
+    ("cub:hyp-dino,released", "encoder", [], 0.809),
+    ("cars:sph-deit", "head", [], 0.773),
+    ("cars:hyp-dino-patch8", "encoder", [], 0.928),
+    ("sop:hyp-vit", "encoder", [], 0.859),
+    ("inshop:hyp-vit", "head", [], 0.927),
+    ("inshop:hyp-vit", "head", ["objective.c=1"], 0.892),
+    ("inshop:hyp-vit", "encoder", ["model.head_dim=16"], 0.886),
+    ("inshop:hyp-vit", "head", ["train.batch_size=400"], 0.925),
+    ("inshop:hyp-vit", "head", ["train.batch_size=500", "train.total_steps=9"], 0.927),
+    ("inshop:sph-vit", "head", ["objective.c=1"], 0.908),
+    ("cub:mix-vit", "head", [], 0.837),
+    ("cars:mix-dino", "head", [], 0.852),
+    ("sop:sph-vit", "encoder", ["objective.temperature=0.1"], 0.853),
+    ("cub:hier-dino", "head", ["train.total_steps=9"], 0.811),
+    ("inshop:hyp-resnet50", "head", [], 0.901),
+    ("cub", "head", ["model.weights=timm/vit_small_patch16_224.dino"], 0.783),
+    ("cub", "head", ["model.weights=/a/vit_small_patch16_224.dino.safetensors"], 0.783),
+]
+NONE = [  # Runs, and fields that set them apart from every row.
+    ("cub:hyp-dino", ["eval.rerank=True"]),
+    ("cub:hyp-dino", ["eval.expansion=5"]),
+    ("cub:hyp-dino", ["eval.pca.encoder=128"]),
+    ("cub:hyp-dino", ["eval.spaces.head=sphere", "eval.spaces.encoder=poincare"]),
+    ("glyphs", []),
+    ("glyphs:mix", []),
+    ("inshop:mix-vit", []),
+    ("cub:mix-vit", ["objective.ball_weight=8"]),
+    ("cub:mix-vit", ["objective.sphere_temperature=0.1"]),
+    ("cub:mix-vit", ["eval.spaces.head=objective", "eval.spaces.encoder=poincare"]),
+    ("cub:pa-dino", []),
+    ("cub:hier-dino", ["model.head_dim=128"]),
+    ("cub:hier-dino", ["objective.hier_weight=1"]),
+    ("cub:hier-dino", ["train.sampling=epoch_classes"]),
+    ("cub:hier-dino", ["data.resize=224"]),
+    ("cub:irt-r", ["objective.margin=0.3"]),  # Only SOP has a table of margins.
+    ("cub:irt-r", ["objective.memory=0.5"]),
+    ("cub:irt-r", ["train.sampling=epoch_classes"]),
+    ("cub:irt-r", ["optim.frozen=patch_projection"]),
+    ("cub:irt-r", ["data.flip=0"]),
+    ("sop:irt-r", ["train.samples_per_class=8"]),
+    ("cub:irt-r", ["model.drop_path=0"]),
+    ("cub:irt-r", ["model.pooling=avg", "model.eval_pooling=avg"]),  # Table 9: without KoLeo.
+    ("cub:irt-l", ["model.eval_pooling=avg"]),
+    ("cub:irt-r", ["data.train_view=area_crop"]),
+    ("cub:irt-r", ["eval.pca.encoder=128", "eval.pca.head=128", "eval.whiten=True"]),
+    ("cub:irt-r", ["model.weights=deit_small_distilled_patch16_224.fb_in1k"]),
+    ("inshop:irt-r", ["objective.memory_decay=0"]),
+    ("sop:irt-l", ["objective.name=scalable_nca", "objective.memory=1"]),
+    ("sop:irt-l", ["objective.name=normalized_softmax"]),
+    ("sop:irt-r", ["model.head=dense"]),
+    ("sop:irt-r", ["eval.pca.encoder=64", "eval.pca.head=64"]),
+    ("sop:irt-r", ["model.weights=None"]),
+    ("sop:contrastive-deit", []),
+    ("cub", ["objective.c=0.3"]),
+    ("cub", ["model.head_dim=64"]),
+    ("cub", ["data.image_size=192"]),
+    ("cub", ["data.resize=224"]),
+    ("cub", ["data.train_view=resize_crop"]),
+    ("cub", ["data.test_view=squash"]),
+    ("cub", ["eval.scales=1,0.5"]),
+    ("cub", ["data.mean=0.5,0.5,0.5"]),
+    ("cub", ["model.weights=hf-hub:someone/vit_small_patch16_224.dino"]),
+    ("cub", ["model.weights=runs/vit_small_patch16_224.dino/model.safetensors"]),
+    ("cub", ["model.weights=None"]),
+    ("cub", ["model.weights=vit_small_patch16_224.augreg_in1k"]),
+    ("cub", ["model.weights=runs/vit_small_patch16_224/x.npz"]),
+    ("cub", ["model.eval_pooling=avg"]),
+    ("cub", ["data.name=folder", "data.path=birds"]),
+    ("inshop:hyp-vit", ["objective.c=0.3", "model.head_dim=64"]),
+    ("inshop:hyp-vit", ["objective.clip_radius=None"]),
+    ("cars:hyp-dino-patch8", ["model.architecture=vit_small_patch16_224"]),
+    *(
+        ("sfm:irt-r-deit-s", fields)
+        for fields in (
+            ["objective.margin=0.7"],
+            ["objective.koleo_weight=0.5"],
+            ["objective.space=poincare"],
+            ["train.tuples.pool=2000"],
+            ["data.flip=0.5"],
+            ["data.test_view=centre_crop"],
+            ["model.head=dense"],
+            ["eval.scales=1,0.5"],
+            ["eval.expansion=3"],
+            ["eval.pca.encoder=64"],
+            ["eval.pca.encoder=128", "eval.whiten=True"],
+            ["model.weights=deit_small_distilled_patch16_224.fb_in1k"],
+            ["optim.frozen=patch_projection"],
+        )
+    ),
+    ("sfm:hyp-deit-s", []),
+]
 
 
-@pytest.mark.parametrize(
-    ("spec", "part", "overrides", "first"),
-    [
-        ("cub:hyp-dino", "head", [], 0.783),
-        ("cub:hyp-dino,released", "encoder", [], 0.809),
-        ("cars:sph-deit", "head", [], 0.773),
-        ("cars:hyp-dino-patch8", "encoder", [], 0.928),
-        ("sop:hyp-vit", "encoder", [], 0.859),
-        ("inshop:hyp-vit", "head", [], 0.927),
-        ("inshop:hyp-vit", "head", ["objective.c=1"], 0.892),
-        ("inshop:hyp-vit", "encoder", ["model.head_dim=16"], 0.886),
-        ("inshop:hyp-vit", "head", ["train.batch_size=400"], 0.925),
-        ("inshop:hyp-vit", "head", ["train.batch_size=500", "train.total_steps=9"], 0.927),
-        ("inshop:sph-vit", "head", ["objective.c=1"], 0.908),
-        ("cub:mix-vit", "head", [], 0.837),
-        ("cars:mix-dino", "head", [], 0.852),
-        ("sop:sph-vit", "encoder", ["objective.temperature=0.1"], 0.853),
-        ("cub:hier-dino", "head", ["train.total_steps=9"], 0.811),
-        ("inshop:hyp-resnet50", "head", [], 0.901),
-        ("cub", "head", ["model.weights=timm/vit_small_patch16_224.dino"], 0.783),
-        ("cub", "head", ["model.weights=/a/vit_small_patch16_224.dino.safetensors"], 0.783),
-    ],
-)
-def test_a_recipe_has_its_row(load, spec, part, overrides, first):
-    assert published_scores(load(spec, *overrides), part)["recall@1"] == pytest.approx(first)
-
-
-def test_scores_are_fractions_at_every_k(load):
-    assert published_scores(load("cub"), "encoder") == pytest.approx(HYP_DINO)
-    pretrained = published_scores(load("sop"), "encoder", pretrained=True)
-    assert pretrained == pytest.approx(
-        {"recall@1": 0.634, "recall@10": 0.781, "recall@100": 0.883, "recall@1000": 0.96}
-    )
+def test_a_recipe_has_its_row_and_other_settings_have_none(load):
+    for spec, part, overrides, first in FIRST:
+        row = published._find(load(spec, *overrides), part, pretrained=False)[0]
+        assert published._scores()[row]["recall@1"] == pytest.approx(first), (spec, overrides)
+    for spec, overrides in NONE:
+        assert compare(EVERY, load(spec, *overrides)) == "", (spec, overrides)
 
 
 def test_table_1_tells_of_pretrained_encoders(load):
     assert published_delta(load("cub:hyp-vit")) == 0.28
-    assert published_delta(load("inshop:sph-dino")) == 0.318
+    assert published_delta(load("inshop:sph-dino", "eval.rerank=True")) == 0.318
     assert published_delta(load("glyphs")) is None
 
 
-@pytest.mark.parametrize(
-    ("spec", "overrides"),
-    [
-        ("cub:hyp-dino", ["eval.rerank=True"]),
-        ("cub:hyp-dino", ["eval.expansion=5"]),
-        ("cub:hyp-dino", ["eval.pca.encoder=128"]),
-        ("cub:hyp-dino", ["eval.spaces.head=sphere", "eval.spaces.encoder=poincare"]),
-        ("glyphs", []),
-        ("glyphs:mix", []),
-        ("inshop:mix-vit", []),
-        ("cub:mix-vit", ["objective.ball_weight=8"]),
-        ("cub:mix-vit", ["objective.sphere_temperature=0.1"]),
-        ("cub:mix-vit", ["eval.spaces.head=objective", "eval.spaces.encoder=poincare"]),
-        ("cub:pa-dino", []),
-        ("cub:hier-dino", ["model.head_dim=128"]),
-        ("cub:hier-dino", ["objective.hier_weight=1"]),
-        ("cub:hier-dino", ["train.sampling=epoch_classes"]),
-        ("cub:hier-dino", ["data.resize=224"]),
-        ("cub:irt-r", ["objective.margin=0.3"]),  # Only SOP has a table of margins.
-        ("cub:irt-r", ["objective.memory=0.5"]),
-        ("cub:irt-r", ["train.sampling=epoch_classes"]),
-        ("cub:irt-r", ["optim.frozen=patch_projection"]),
-        ("cub:irt-r", ["data.flip=0"]),
-        ("sop:irt-r", ["train.samples_per_class=8"]),
-        ("cub:irt-r", ["model.drop_path=0"]),
-        ("cub:irt-r", ["model.pooling=avg", "model.eval_pooling=avg"]),  # Table 9: without KoLeo.
-        ("cub:irt-l", ["model.eval_pooling=avg"]),
-        ("cub:irt-r", ["data.train_view=area_crop"]),
-        ("cub:irt-r", ["eval.pca.encoder=128", "eval.pca.head=128", "eval.whiten=True"]),
-        ("cub:irt-r", ["model.weights=deit_small_distilled_patch16_224.fb_in1k"]),
-        ("inshop:irt-r", ["objective.memory_decay=0"]),
-        ("sop:irt-l", ["objective.name=scalable_nca", "objective.memory=1"]),
-        ("sop:irt-l", ["objective.name=normalized_softmax"]),
-        ("sop:irt-r", ["model.head=dense"]),
-        ("sop:irt-r", ["eval.pca.encoder=64", "eval.pca.head=64"]),
-        ("sop:irt-r", ["model.weights=None"]),
-        ("sop:contrastive-deit", []),
-        ("cub", ["objective.c=0.3"]),
-        ("cub", ["model.head_dim=64"]),
-        ("cub", ["data.image_size=192"]),
-        ("cub", ["data.resize=224"]),
-        ("cub", ["data.train_view=resize_crop"]),
-        ("cub", ["data.test_view=squash"]),
-        ("cub", ["eval.scales=1,0.5"]),
-        ("cub", ["data.mean=0.5,0.5,0.5"]),
-        ("cub", ["model.weights=hf-hub:someone/vit_small_patch16_224.dino"]),
-        ("cub", ["model.weights=runs/vit_small_patch16_224.dino/model.safetensors"]),
-        ("cub", ["model.weights=None"]),
-        ("cub", ["model.weights=vit_small_patch16_224.augreg_in1k"]),
-        ("cub", ["model.weights=runs/vit_small_patch16_224/x.npz"]),
-        ("cub", ["model.eval_pooling=avg"]),
-        ("cub", ["data.name=folder", "data.path=birds"]),
-        ("inshop:hyp-vit", ["objective.c=0.3", "model.head_dim=64"]),
-        ("inshop:hyp-vit", ["objective.clip_radius=None"]),
-        ("cars:hyp-dino-patch8", ["model.architecture=vit_small_patch16_224"]),
-    ],
-)
-def test_other_settings_have_none(load, spec, overrides):
-    config = load(spec, *overrides)
-    assert published_scores(config, "head") is None
-    results = {"final": {"head": HYP_DINO, "encoder": HYP_DINO}}
-    assert published_scores(config, "encoder") is None and compare(results, config) == ""
+FILES = {"cub200": "cub", "cars196": "cars", "sop": "sop", "inshop": "inshop"}
 
 
-def test_every_row_belongs_to_a_recipe(load):
-    """But for Table 5's default, of which Tables 2 and 3 tell."""
-    encoders = {"vit", "deit", "dino"}
-    rows = [
-        key
-        for key in published._rows()
-        if not key[3].endswith(" default") and key[3] not in encoders  # Table 1
-        if not key[0].startswith("irt")
-    ]
-    hyp_vit = 4 * (6 + 6 + 3) + 2 + 2 * (5 + 3 + 3)  # Tables 2 and 3, 4, 5.
-    hypmix = 3 * (6 + 6)  # Tables 1 and 2.
-    assert len(rows) == hyp_vit + hypmix + 4 * (3 + 2)  # HIER: Transformers and ResNet-50.
-    fields = {"c": "objective.c", "head_dim": "model.head_dim", "batch_size": "train.batch_size"}
-    fields["temperature"] = "objective.temperature"
-    names = {"cub200": "cub", "cars196": "cars", "sop": "sop", "inshop": "inshop"}
-    configs = {}
-    for paper, dataset, part, method in rows:
-        base, _, change = method.partition(" ")
-        field, _, value = change.partition("=")
-        spec = f"{names[dataset]}:{base.replace('pretrained', 'hyp')}"
-        if (spec, change) not in configs:
-            configs[spec, change] = load(spec, *([f"{fields[field]}={value}"] if field else []))
-        found = published._find(configs[spec, change], part, base.startswith("pretrained"))
-        assert (paper, method) in [(row.paper, method) for method, row in found]
+def command(row):
+    """Variant and fields of the run that a row reports, as `docs/papers.md` lists them."""
+    base, _, change = row.method.partition(" ")
+    changes = [each.partition("=")[::2] for each in change.split()]
+    fields = [f"{name}={value}" for each, value in changes for name in published._CHANGES[each]]
+    if row.paper == "irt-objects" and base.startswith("r"):
+        depth, pooling, size = base.split("-")
+        name = {"r50": "resnet50", "r101": "resnet101"}[depth]
+        fields += [f"model.architecture={name}", f"model.weights={name}.tv_in1k"]
+        fields += [f"model.{name}={pooling}" for name in ("pooling", "eval_pooling")]
+        return "sfm:irt-l-deit-s", [*fields, f"data.image_size={size}", f"data.resize={size}"]
+    if row.paper == "irt-objects":
+        return f"sfm:{base}", fields
+    if row.paper.startswith("irt"):
+        base = {"irt-deit": "irt-r"}.get(base, base.replace("-deit", ""))
+    elif "-" not in base:  # Table 1.
+        base = f"hyp-{base}"
+    return f"{FILES[row.dataset]}:{base.replace('pretrained', 'hyp')}", fields
 
 
-def test_every_row_of_irt_belongs_to_a_recipe(load):
-    rows = [key for key in published._rows() if key[0].startswith("irt")]
+def test_every_row_belongs_to_a_command(load):
+    rows = list(published._scores())
+    count = lambda *papers: sum(row.paper in papers for row in rows)  # noqa: E731
+    assert count("hyp-vit") == 4 * 3 + 4 * (6 + 6 + 3) + 2 + 2 * (5 + 3 + 3)  # Tables 1 to 5.
+    assert count("hypmix") == 3 * (6 + 6)  # Tables 1 and 2.
+    assert count("hier") == 4 * (3 + 2)  # Transformers and ResNet-50.
     # Tables 2 (two dimensions and the distilled encoder) and 3; 6, without its margin 0.5 and λ 0,
     # which is in Table 9; and 9.
-    assert len(rows) == 3 * (2 + 1 + 2) + (5 * 5 - 1) + 3 * 4
-    fields = {"margin": "objective.margin", "lambda": "objective.koleo_weight"}
-    fields["pca"] = "eval.pca.encoder"
-    names = {"cub200": "cub", "sop": "sop", "inshop": "inshop"}
-    for paper, dataset, part, method in rows:
-        base, *changes = method.split(" ")
-        overrides = []
-        for change in changes:
-            field, _, value = change.partition("=")
-            if field == "pooling":
-                overrides += [f"model.{name}={value}" for name in ("pooling", "eval_pooling")]
-            else:
-                overrides.append(f"{fields[field]}={value}")
-        variant = {"irt-deit": "irt-r"}.get(base, base.replace("-deit", ""))
-        config = load(f"{names[dataset]}:{variant}", *overrides)
-        found = published._find(config, part, base.startswith("irt-o"))
-        assert (paper, method) in [(row.paper, method) for method, row in found]
+    assert count("irt", "irt-studies") == 3 * (2 + 1 + 2) + (5 * 5 - 1) + 3 * 4
+    # Each for Oxford and Paris: Tables 3, 7 (IRT's and convolutional), 9, and λ from 0 to 5.
+    assert count("irt-objects") == 2 * (3 + 6 + 12 + 4 + 6)
+    configs = {}
+    for row in rows:
+        spec, fields = command(row)
+        if (key := (spec, *fields)) not in configs:
+            configs[key] = load(spec, *fields)
+        assert row in published._find(configs[key], row.part, pretrained=row.pretrained), row
 
 
 def test_further_spaces_of_a_part_have_no_rows(load):
@@ -226,3 +224,18 @@ def test_a_pretrained_encoder_and_an_ablation_are_named_as_such(load):
         "published (Hyp-ViT, Table 5, Hyp-ViT head_dim=16, 16-d): R@1 83.3 (ours +6.7)"
     )
     assert compare({"final": {"head": {"map@r": 0.5}}}, load("cub")) == ""
+
+
+def test_differences_are_shown_for_each_dataset(load):
+    scores = {"roxford5k/medium/map": 0.35, "roxford5k/hard/map": 0.1, "rparis6k/hard/map": 0.402}
+    both = dict.fromkeys(("head", "encoder"), {"recall@1": 0.5, **scores})
+    lines = compare({"final": both}, load("sfm:irt-r-deit-s"))
+    assert len(lines.splitlines()) == len({*lines.splitlines()}) == 6  # Tables 3 and 7, and of λ.
+    first = "roxford5k/medium/map 34.0 (ours +1.0), roxford5k/hard/map 11.5 (ours -1.5)"
+    assert f"published (IRT, Table 3, IRT-R-DeiT-S, 384-d): {first}" in lines.splitlines()
+    assert (
+        "published (IRT, Table 3, IRT-R-DeiT-S, 384-d): rparis6k/hard/map 40.2 (ours +0.0)" in lines
+    )
+    assert "published (IRT, lambda table, IRT-R-DeiT-S lambda=4.0, 384-d): " in lines
+    pretrained = compare({"pretrained": {"encoder": scores}}, load("sfm:irt-o-deit-s"))
+    assert "IRT-O-DeiT-S, 384-d): roxford5k/medium/map 20.3 (ours +14.7)" in pretrained

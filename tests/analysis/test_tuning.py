@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hypjax.analysis.intervals import Sums, bootstrap
+from hypjax.analysis.tuning import Sums, bootstrap
 
 
 def sums(scores, labels):

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from hypjax.analysis.sweep_plot import Run, curves, draw
+from hypjax.analysis.sweep import Run, curves, draw
 from hypjax.config import choose_objective, default_config
 from hypjax.errors import UserError
 
@@ -18,7 +18,7 @@ def run(score=0.5, *, name="a run", validation=None, objective=None, **fields):
     if objective:
         choose_objective(config, objective)
     config.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
-    return Run.of(name, config, validation, score)
+    return Run(name, config, validation, score)
 
 
 def of_values(*values, **fields):

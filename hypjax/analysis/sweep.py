@@ -1,0 +1,314 @@
+"""Tables of finished runs, and figures of their scores against a field of their configurations."""
+
+import itertools
+import math
+import pathlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from ml_collections import ConfigDict
+
+from hypjax.analysis.hit_grid import save
+from hypjax.config import default_workdir, flatten, load_config, read_config
+from hypjax.errors import UserError, nearest
+from hypjax.objectives import unused_fields
+from hypjax.runs import tables
+from hypjax.runs.workdir import Workdir, saved_config, saved_fingerprint
+from hypjax.types import Recalls
+
+# Colours that colour-blind readers can tell apart (Okabe and Ito, 2008), without the yellow, which
+# is too light for lines. With one marker fewer, the first 42 lines all look different.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_LINE = 30  # Characters of labels that fit below an axis.
+_GAP = 1 / 12  # Part of a linear axis that must lie between values for all to be labelled.
+_LOG_SPAN = 5  # Numbers that span a larger factor are drawn on a logarithmic axis.
+# Fields that have no effect on a model or its recalls.
+_LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
+
+
+def default_folders(
+    file: str, overrides: Sequence[str], field: str, values: Sequence[str]
+) -> dict[str, pathlib.Path]:
+    """Returns the default folders of the runs with each value of a field.
+
+    Raises:
+        UserError: A value is not valid, or another run is in one of the folders.
+    """
+    unchanged, folders = read_config(file), {}
+    for value in values:
+        config = load_config(file, [*overrides, f"{field}={value}"])
+        folders[value] = pathlib.Path(default_workdir(config, unchanged))
+        Workdir(folders[value], config)
+    return folders
+
+
+def require_one_dataset(folders: Mapping[str, pathlib.Path]) -> None:
+    """Raises an error if runs were scored on images of different datasets."""
+    for (one, left), (other, right) in itertools.pairwise(folders.items()):
+        first, second = saved_config(left).data, saved_config(right).data
+        moved = (images := saved_fingerprint(left)) and images == saved_fingerprint(right)
+        if first.name != second.name or (first.path != second.path and not moved):
+            raise UserError(
+                f"{one} and {other} have different datasets, {first.path or first.name} and "
+                f"{second.path or second.name}; compare runs on one dataset"
+            )
+
+
+def common_scores(
+    results: Mapping[str, Mapping[str, Any]],
+) -> tuple[dict[str, Recalls], dict[str, Recalls]]:
+    """Scores on the validation classes of the runs that have any, and on the test classes.
+
+    They are those of a run's best model or, without validation, its last. Metrics that some runs
+    lack, since they were evaluated with other fields, are named and dropped.
+
+    Args:
+        results: What results.json holds, for each run.
+
+    Raises:
+        UserError: The runs have no recall in common.
+    """
+    validation = {name: each.get("validation") for name, each in results.items()}
+    groups = ({name: found for name, found in validation.items() if found}, results)
+    dropped: dict[str, None] = {}  # In order.
+    common = []
+    for runs in groups:
+        scores = {name: found.get("best") or found["final"] for name, found in runs.items()}
+        embeddings = [values for recalls in scores.values() for values in recalls.values()]
+        names = list(dict.fromkeys(name for values in embeddings for name in values))
+        kept = [name for name in names if all(name in values for values in embeddings)]
+        if embeddings and not any("/" in name or name.startswith("recall@") for name in kept):
+            raise UserError(
+                "these runs have no recall in common; evaluate them with the same eval.ks"
+            )
+        dropped |= dict.fromkeys(name for name in names if name not in kept)
+        common.append({run: _picked(recalls, kept) for run, recalls in scores.items()})
+    if dropped:
+        print(f"left out, since not all runs have them: {', '.join(dropped)}")
+    return common[0], common[1]
+
+
+def _picked(recalls: Recalls, names: Sequence[str]) -> Recalls:
+    return {part: {name: values[name] for name in names} for part, values in recalls.items()}
+
+
+def print_tables(
+    validation: Mapping[str, Recalls], test: Mapping[str, Recalls], field: str | None
+) -> None:
+    """Prints recalls on validation classes, by which runs are chosen, and then on test classes.
+
+    Args:
+        validation: Scores on the validation classes, for each run that has any.
+        test: Scores on the test classes, for each run.
+        field: Field in which the runs differ; None for any runs. Seeds are summarised, not chosen.
+    """
+    title, seeds = f"{field}, " if field else "", field == "seed"
+    if validation:
+        print(f"{title}recall on the validation classes:")
+        print(tables.format_results({**validation, **(_spread(validation) if seeds else {})}))
+        same_classes = len(validation) == len(test) and not title.startswith("data.")
+        if len(validation) > 1 and same_classes and not seeds:
+            metric = tables.selecting(next(iter(validation.values()))["head"])
+            best = max(validation, key=lambda name: validation[name]["head"][metric])
+            print(f"best: {best}, by {metric} of the head on the validation classes")
+    report_only = " (to report, not to choose by)" if validation and not seeds else ""
+    print(f"{title}{tables.title(test).lower()}{report_only}:")
+    print(tables.format_results({**test, **(_spread(test) if seeds else {})}))
+
+
+def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
+    """Mean and sample standard deviation over several runs."""
+    if len(runs) < 2:
+        return {}
+    return {
+        name: {
+            part: {k: statistic([run[part][k] for run in runs.values()]) for k in values}
+            for part, values in next(iter(runs.values())).items()
+        }
+        for name, statistic in (("mean", statistics.mean), ("std", statistics.stdev))
+    }
+
+
+class Run(NamedTuple):
+    """A finished run, as a figure shows it.
+
+    Attributes:
+        name: Its name in messages.
+        config: Its configuration, already validated.
+        validation: Its score on the validation classes; None if there are none.
+        test: Its score on the test classes.
+    """
+
+    name: str
+    config: ConfigDict
+    validation: float | None
+    test: float
+
+    def fields(self) -> dict[str, Any]:
+        """The fields that its scores depend on, by dotted name."""
+        unused = {f"objective.{name}" for name in unused_fields(self.config.objective)} | _LABELS
+        fields = flatten(self.config).items()
+        return {n: v for n, v in fields if n not in unused and not n.startswith("run.")}
+
+
+Curve = dict[Any, list[Run]]  # Runs by their value of the swept field, in ascending order.
+
+
+def draw_runs(
+    folders: Mapping[str, pathlib.Path],
+    validation: Mapping[str, Recalls],
+    test: Mapping[str, Recalls],
+    field: str,
+    output: pathlib.Path,
+) -> None:
+    """Draws the first recall of the heads of runs against a field, see `draw`."""
+    score, runs = tables.selecting(next(iter(test.values()))["head"]), []
+    for name, recalls in test.items():
+        held_out = validation.get(name, {"head": {}})["head"].get(score)
+        runs.append(Run(name, saved_config(folders[name]), held_out, recalls["head"][score]))
+    draw(runs, field, score, output)
+
+
+def draw(runs: Sequence[Run], field: str, score: str, output: pathlib.Path) -> None:
+    """Draws scores against a field: on the validation classes, if there are any, and in tests.
+
+    Runs that differ only in the seed are one point, their mean, with a bar from the lowest to the
+    highest. Each combination of the other fields in which runs differ is a line.
+
+    Args:
+        runs: The runs, at least one.
+        field: Dotted name of the field on the horizontal axis: logarithmic for positive numbers
+            that span more than a factor of 5; categories for values that are no numbers.
+        score: Name of the scores.
+        output: File to write; its suffix selects the format.
+
+    Raises:
+        UserError: A run lacks the field, all runs have the same value of it, or the file cannot be
+            written.
+    """
+    drawn = curves(runs, field)
+    values = sorted({value for curve in drawn.values() for value in curve}, key=_order)
+    if len({_text(value) for value in values}) < 2:
+        raise UserError(
+            f"a figure needs runs with several values of {field}, but all have {_text(values[0])}"
+        )
+    # Values may hold dollar signs, and the legend may be wider than the panels.
+    with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):
+        save(_figure(drawn, values, field, score), output)
+
+
+def curves(runs: Sequence[Run], field: str) -> dict[str, Curve]:
+    """Groups runs by the fields, other than the seed, in which they differ.
+
+    Args:
+        runs: The runs.
+        field: The swept field, which does not count.
+
+    Returns:
+        The lines by their labels, such as 'objective.space=sphere'.
+
+    Raises:
+        UserError: A run lacks the swept field.
+    """
+    fields = [run.fields() for run in runs]
+    for run, own in zip(runs, fields, strict=True):
+        if field not in own and field in flatten(run.config):
+            raise UserError(
+                f"the scores of {run.name} do not depend on {field}; leave that run out"
+            )
+        if field not in own:
+            raise UserError(f"{run.name} has no field {field}{nearest(field, own)}")
+    names = dict.fromkeys(name for own in fields for name in own)
+    values = {name: {own[name] for own in fields if name in own} for name in names}
+    differing = [n for n, found in values.items() if len(found) > 1 and n not in (field, "seed")]
+
+    def order(pair: tuple[Run, Mapping[str, Any]]) -> list[Any]:
+        return [_order(pair[1].get(name)) for name in (*differing, field)]
+
+    found: dict[str, Curve] = {}
+    for run, own in sorted(zip(runs, fields, strict=True), key=order):
+        label = ", ".join(f"{name}={_text(own[name])}" for name in differing if name in own)
+        found.setdefault(label, {}).setdefault(own[field], []).append(run)
+    return found
+
+
+def _order(value: Any) -> tuple[int, Any]:
+    """Sorts numbers before other values."""
+    return (0, value) if type(value) in (int, float) else (1, str(value))
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score: str) -> Figure:
+    panels: dict[str, Callable[[Run], float | None]] = {
+        "validation classes (to choose by)": lambda run: run.validation,
+        "test classes (to report)": lambda run: run.test,
+    }
+    points = [found for curve in drawn.values() for found in curve.values()]
+    if all(run.validation is None for found in points for run in found):
+        del panels["validation classes (to choose by)"]
+    height = 4 + 0.25 * math.ceil(len(drawn) / len(panels))  # The legend has a column per panel.
+    figure = Figure(figsize=(4.8 * len(panels), height), dpi=150, layout="constrained")
+    [axes] = figure.subplots(1, len(panels), squeeze=False)
+    for axis, (title, score_of) in zip(axes, panels.items(), strict=True):
+        places = _horizontal(axis, values)
+        styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_MARKERS), strict=False)
+        for curve, (colour, marker) in zip(drawn.values(), styles, strict=False):
+            _line(axis, curve, places, score_of, color=colour, marker=marker)
+        axis.set(title=title, xlabel=field)
+    axes[0].set_ylabel(f"{score} of the head")
+    seeds = any(len(found) > 1 for found in points)
+    if len(drawn) > 1 or seeds:  # Names the lines below the panels, and says what the bars are.
+        figure.legend(
+            [line for line, *_ in axes[-1].containers] if len(drawn) > 1 else [],
+            list(drawn) if len(drawn) > 1 else [],
+            title="mean, and lowest to highest, over seeds" if seeds else None,
+            loc="outside lower center",
+            ncols=len(panels),
+            frameon=False,
+        )
+    return figure
+
+
+def _horizontal(axis: Axes, values: Sequence[Any]) -> dict[Any, float]:
+    """Sets up the horizontal axis, and returns where on it each value is."""
+    numbers = _order(values[-1])[0] == 0  # Other values are last.
+    places = dict(zip(values, values if numbers else range(len(values)), strict=True))
+    if numbers and values[0] > 0 and values[-1] > _LOG_SPAN * values[0]:
+        axis.set_xscale("log")
+    steps = [right - left for left, right in itertools.pairwise(places.values())]
+    linear = numbers and axis.get_xscale() == "linear"
+    if not linear or min(steps) >= _GAP * sum(steps):
+        labels = [_text(value) for value in values]
+        rotation = 90 if len("".join(labels)) > _LINE else 0
+        axis.set_xticks(list(places.values()), labels, rotation=rotation)
+        axis.set_xticks([], minor=True)
+    axis.grid(color="0.9")
+    axis.set_axisbelow(True)
+    return places
+
+
+def _line(
+    axis: Axes,
+    curve: Curve,
+    places: Mapping[Any, float],
+    score_of: Callable[[Run], float | None],
+    **style: str,
+) -> None:
+    """Draws the means of a line's points, with bars from the lowest to the highest score."""
+    scores = {
+        places[value]: [score for run in runs if (score := score_of(run)) is not None]
+        for value, runs in curve.items()
+    }
+    scores = {place: found for place, found in scores.items() if found}
+    means = [statistics.mean(found) for found in scores.values()]
+    below = [mean - min(found) for mean, found in zip(means, scores.values(), strict=True)]
+    above = [max(found) - mean for mean, found in zip(means, scores.values(), strict=True)]
+    axis.errorbar(list(scores), means, yerr=[below, above], elinewidth=1, **style)

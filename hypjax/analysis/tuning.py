@@ -1,0 +1,255 @@
+"""Variants of a configuration, each with the settings that suit it best: choosing and comparing.
+
+Settings are chosen by the score on validation classes, and the chosen ones are compared on the test
+classes, with bootstrap intervals over runs and classes.
+"""
+
+import itertools
+import pathlib
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from ml_collections import ConfigDict
+
+from hypjax.config import default_workdir, load_config, read_config
+from hypjax.errors import UserError
+from hypjax.evaluate import score_queries
+from hypjax.objectives import unused_fields
+from hypjax.runs.tables import selecting
+from hypjax.runs.workdir import Workdir
+
+_RESAMPLES = 4_000
+
+
+class Candidate(NamedTuple):
+    """A variant with one choice of settings.
+
+    Attributes:
+        variant: The variant.
+        settings: Overrides, such as 'objective.temperature=0.1'.
+    """
+
+    variant: str
+    settings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """The settings, as a table shows them."""
+        return " ".join(self.settings) or "as in the file"
+
+
+class Runs(NamedTuple):
+    """Where the runs of a comparison are.
+
+    Attributes:
+        config: The configuration file.
+        overrides: Overrides of all runs.
+    """
+
+    config: str
+    overrides: tuple[str, ...]
+
+    def arguments(self, candidate: Candidate, seed: str) -> str:
+        """Arguments of `hypjax.main`, quoted for a shell."""
+        fields = (*self.overrides, *candidate.settings, f"seed={seed}")
+        chosen = f"--config={self.config}:{candidate.variant}"
+        return shlex.join([chosen, *(f"--config.{field}" for field in fields)])
+
+    def load(self, candidate: Candidate, seed: str) -> ConfigDict:
+        """The run's configuration."""
+        fields = (*self.overrides, *candidate.settings, f"seed={seed}")
+        return load_config(f"{self.config}:{candidate.variant}", fields)
+
+    def folder(self, candidate: Candidate, seed: str) -> pathlib.Path:
+        """The run's default folder."""
+        unchanged = read_config(f"{self.config}:{candidate.variant}")
+        return pathlib.Path(default_workdir(self.load(candidate, seed), unchanged))
+
+    def results(self, candidate: Candidate, seed: str) -> dict[str, Any] | None:
+        """What the run's results.json holds; None if it is unfinished.
+
+        Raises:
+            UserError: The folder holds a run with another configuration.
+        """
+        return Workdir(self.folder(candidate, seed), self.load(candidate, seed)).results
+
+
+def candidates(text: str) -> list[Candidate]:
+    """All settings of a variant, from a text such as 'hyp objective.temperature=0.1,0.2'.
+
+    Raises:
+        UserError: A field has no values.
+    """
+    variant, *fields = text.split() or [""]
+    values = []
+    for field in fields:
+        name, _, listed = field.partition("=")
+        if not name or "" in listed.split(","):
+            raise UserError(f"--variant={text!r}: {field!r} is not FIELD=VALUE,VALUE,...")
+        values.append([f"{name}={value}" for value in listed.split(",")])
+    return [Candidate(variant, settings) for settings in itertools.product(*values)]
+
+
+def require_fair(runs: Runs, grids: Sequence[Sequence[Candidate]], seeds: Sequence[str]) -> None:
+    """Raises an error if a comparison would not be fair, or settings are no choice."""
+    sizes = [(grid[0].variant, len(grid)) for grid in grids]
+    for what, values in (("--variant", [each for each, _ in sizes]), ("--seeds", list(seeds))):
+        if twice := [value for value in values if values.count(value) > 1]:
+            raise UserError(f"{what} names {twice[0]} twice")
+    if len({size for _, size in sizes}) > 1:
+        listed = ", ".join(f"{variant} has {size}" for variant, size in sizes)
+        raise UserError(f"each variant needs as many settings to choose from: {listed}")
+    named: dict[pathlib.Path, Candidate] = {}
+    for candidate in itertools.chain(*grids):
+        objective = runs.load(candidate, seeds[0]).objective
+        for field in (setting.partition("=")[0] for setting in candidate.settings):
+            if field.removeprefix("objective.") in unused_fields(objective):
+                raise UserError(
+                    f"{candidate.variant} has no use for {field}, since objective.space is "
+                    f"{objective.space}"
+                )
+        other = named.setdefault(runs.folder(candidate, seeds[0]), candidate)
+        if other is not candidate:
+            raise UserError(
+                f"{candidate.variant} with {candidate} is the same run as {other.variant} with "
+                f"{other}"
+            )
+    for seed in seeds:
+        runs.load(grids[0][0], seed)  # Later seeds are trained last; an error is reported now.
+
+
+def _validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
+    """The score by which settings are chosen: the head's first recall on validation classes."""
+    held_out = results["validation"]
+    scores = held_out.get("best", held_out["final"])["head"]
+    name = selecting(scores)
+    return name, scores[name]
+
+
+def best(grid: Mapping[Candidate, Mapping[str, Any]]) -> Candidate:
+    """The settings with the best score on validation classes; the first one of equals.
+
+    Args:
+        grid: What results.json holds, for each candidate.
+
+    Raises:
+        UserError: A run has no validation classes.
+    """
+    for candidate, results in grid.items():
+        if not results.get("validation"):
+            raise UserError(
+                f"the run of {candidate.variant} with {candidate} has no validation classes to "
+                "choose by; set config.data.validation_classes"
+            )
+    return max(grid, key=lambda candidate: _validation_score(grid[candidate])[1])
+
+
+def print_choice(
+    tried: Mapping[Candidate, Mapping[str, Any]], chosen: Sequence[Candidate], seed: str
+) -> None:
+    """Prints the scores on validation classes, and which settings these choose."""
+    width = max(len(candidate.variant) for candidate in tried)
+    scores = {candidate: _validation_score(results) for candidate, results in tried.items()}
+    name, _ = list(scores.values())[-1]
+    print(f"{name} of the head on the validation classes, in percent, seed {seed}:")
+    for candidate, (_, score) in scores.items():
+        mark = "  chosen" if candidate in chosen else ""
+        print(f"  {candidate.variant:<{width}}  {100 * score:5.1f}  {candidate}{mark}")
+
+
+def print_comparison(runs: Runs, chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
+    """Prints scores on test classes, and their differences from the first, with intervals.
+
+    Raises:
+        UserError: The variants differ in their metrics or in their test images.
+    """
+    names, labels, methods = [], [], []
+    for candidate in chosen:
+        found = [score_queries(runs.folder(candidate, seed)) for seed in seeds]
+        names.append(selecting(found[0].scores["head"]))
+        labels.append(found[0].labels)
+        scores = np.stack([each.scores["head"][names[-1]] for each in found])
+        methods.append(Sums.of(scores, labels[-1]))
+    if len(set(names)) > 1 or not all(np.array_equal(labels[0], each) for each in labels):
+        raise UserError("the variants differ in eval.ks or in their test images")
+    means, differences = bootstrap(methods)
+    over = "seeds and classes" if len(seeds) > 1 else "classes alone, since there is one seed"
+    print(
+        f"{names[0]} of the head on the test classes, in percent: mean of seeds "
+        f"{', '.join(seeds)}, 95% interval over {over}, and difference from the first:"
+    )
+    width = max(len(candidate.variant) for candidate in chosen)
+    for i, (candidate, mean, other) in enumerate(zip(chosen, means, differences, strict=True)):
+        value, low, high = (100 * each for each in mean)
+        line = f"  {candidate.variant:<{width}}  {value:5.1f}  [{low:.1f}, {high:.1f}]"
+        if i:
+            value, low, high = (100 * each for each in other)
+            line += f"  {value:+5.1f}  [{low:+.1f}, {high:+.1f}]"
+        print(line)
+
+
+class Sums(NamedTuple):
+    """Scores of some runs of one method, summed by class.
+
+    Attributes:
+        totals: Sum of the scores of each class's queries, for each run.
+        counts: Number of queries of each class.
+    """
+
+    totals: Float[np.ndarray, "runs classes"]
+    counts: Int[np.ndarray, " classes"]
+
+    @classmethod
+    def of(
+        cls, scores: Float[np.ndarray, "runs queries"], labels: Int[np.ndarray, " queries"]
+    ) -> "Sums":
+        """Sums scores by label; NaN marks queries without a match, which do not count."""
+        valid = ~np.isnan(scores[0])
+        _, numbers, counts = np.unique(labels[valid], return_inverse=True, return_counts=True)
+        return cls(np.stack([np.bincount(numbers, run[valid]) for run in scores]), counts)
+
+
+class Interval(NamedTuple):
+    """A mean, and the 2.5th and the 97.5th percentile of the resampled means."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def bootstrap(methods: Sequence[Sums], *, seed: int = 0) -> tuple[list[Interval], list[Interval]]:
+    """Mean score of each method, and its difference from that of the first.
+
+    Queries of one class are alike, and so are those of one run. Classes and runs are therefore what
+    is drawn with replacement: the same classes for all methods, since all are tested on the same
+    images, but runs separately. Percentiles of 4,000 such draws bound an interval (Efron and
+    Tibshirani, An Introduction to the Bootstrap, 1993, Section 13.3). Few runs give an interval
+    that is too short.
+
+    Args:
+        methods: Scores of each method, on the same test classes.
+        seed: Seed of the draws.
+
+    Returns:
+        The means, and the differences from the first method, each with its 95% interval.
+    """
+    generator = np.random.default_rng(seed)
+    counts = methods[0].counts
+
+    def draw(count: int) -> Int[np.ndarray, "resamples count"]:
+        return generator.multinomial(count, np.full(count, 1 / count), _RESAMPLES)
+
+    classes = draw(len(counts))
+    pairs = []
+    for totals, _ in methods:
+        of_runs = classes @ totals.T / (classes @ counts)[:, None]
+        draws = np.mean(draw(len(totals)) * of_runs, axis=1)
+        pairs.append((totals.sum() / (len(totals) * counts.sum()), draws))
+    differences = [_interval(mean - pairs[0][0], draws - pairs[0][1]) for mean, draws in pairs]
+    return [_interval(*pair) for pair in pairs], differences
+
+
+def _interval(mean: float, draws: Float[np.ndarray, " resamples"]) -> Interval:
+    return Interval(float(mean), *map(float, np.percentile(draws, [2.5, 97.5])))
