@@ -124,10 +124,6 @@ def run_names(workdirs: flags.FlagHolder[list[str]]) -> list[str]:
 def figure(flag: flags.FlagHolder[str | None], *further: str) -> pathlib.Path | None:
     """Returns the file that a flag names for a figure; None if it names none.
 
-    Args:
-        flag: The flag.
-        further: Further suffixes that the file may have.
-
     Raises:
         UserError: Its suffix is not that of a figure, or it cannot be written.
     """

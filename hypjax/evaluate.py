@@ -82,9 +82,6 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
 def score_queries(workdir: pathlib.Path) -> QueryScores:
     """Scores each test query by the best model of a run, or else its last one.
 
-    Args:
-        workdir: The run's folder.
-
     Raises:
         UserError: The folder holds no trained run, or the images have changed.
     """

@@ -18,12 +18,8 @@ from hypjax.runs.files import REPORT
 from hypjax.runs.workdir import SharedRun
 from hypjax.system import console
 from hypjax.training.input import Feed, open_input
-from hypjax.training.loop import Timers, create_loop, create_monitor
-from hypjax.training.results import (
-    collect_results,
-    print_results,
-    write_times,
-)
+from hypjax.training.loop import Loop, create_monitor
+from hypjax.training.results import collect_results, print_results, write_times
 from hypjax.training.setup import build, circumstances, shared_fields
 from hypjax.training.states import begin, save, score_untrained, starting_parameters
 from hypjax.training.step import jit_train_step, make_train_step
@@ -79,7 +75,6 @@ def train_and_evaluate(
     config, learner, splits = setup.config, setup.learner, setup.splits
     total = config.train.total_steps
     trace = Trace(run.path / "profile", profile if processes.is_first() else None, total)
-    timers = Timers(trace, stopwatch)
     facts = circumstances(config, splits)
     processes.require_same({**facts, **splits.further_fingerprints, **shared_fields(config)})
     # Weights are read before the folder is claimed: a wrong name leaves nothing behind.
@@ -87,15 +82,15 @@ def train_and_evaluate(
 
     with run.claimed(facts, config) as checkpoints:
         console.say(f"the run's folder is {run.location}")
-        state, measured = begin(config, setup, checkpoints, pretrained)
+        state, measured = begin(setup, checkpoints, pretrained)
         del pretrained
         measured = measured or score_untrained(setup, state, stopwatch)
         steps = range(int(state.step), total)
         source = open_input(setup, steps, Workers.of(config.run), state.params["model"])
-        monitor = create_monitor(config, setup, steps, run.path, checkpoints, timers)
+        monitor = create_monitor(setup, steps, run.path, checkpoints, trace, stopwatch)
         step = jit_train_step(make_train_step(learner), learner.mesh, state)
         step = functools.partial(step, store=source.store)
-        loop = create_loop(config, setup, step, checkpoints, monitor)
+        loop = Loop(setup, step, checkpoints, monitor)
         with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:
             if steps.start == 0:
                 monitor.write(0, measured.untrained)

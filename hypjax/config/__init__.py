@@ -7,6 +7,7 @@ from hypjax.config.identity import (
     flatten,
     for_files,
     identity,
+    upgraded,
     without_secrets,
 )
 from hypjax.config.reading import load_config, override, read_config, show_origins
@@ -26,6 +27,7 @@ __all__ = [
     "override",
     "read_config",
     "show_origins",
+    "upgraded",
     "validate",
     "variant_error",
     "without_secrets",

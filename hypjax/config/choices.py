@@ -37,12 +37,20 @@ METRICS = (
     "map@r",
     "r_precision",
 )  # hypjax/retrieval/metric_rules.py
-
-
-# Each group is a subtree of the parameters {"model": ..., "objective": ...}, given by its path.
+# Parameters with a name, by their path in {"model": ..., "objective": ...}.
 GROUPS = {
     "patch_projection": ("model", "encoder", "patch_embed"),
     "encoder": ("model", "encoder"),
     "head": ("model", "head"),
     "objective": ("objective",),
 }
+
+
+def parameter_path(name: str) -> tuple[str, ...]:
+    """The path of the parameters that a field names: a key of `GROUPS`, or 'model/head/kernel'."""
+    return GROUPS.get(name) or tuple(name.split("/"))
+
+
+def names_parameters(value: object) -> bool:
+    """Whether a value is such a name; whether a model has such parameters is known later."""
+    return isinstance(value, str) and parameter_path(value)[0] in ("model", "objective")

@@ -7,7 +7,7 @@ whose value is the default, if the recipe differs between datasets.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from hypjax.config.choices import GROUPS, PARTS
+from hypjax.config.choices import PARTS
 from hypjax.objectives import OBJECTIVES
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
@@ -111,12 +111,7 @@ def _model() -> ConfigDict:
 
 
 def choose_objective(config: ConfigDict, name: str) -> None:
-    """Names another objective, with the defaults of its own fields; the space remains.
-
-    Args:
-        config: The configuration to change.
-        name: A name from `hypjax.objectives.OBJECTIVES`.
-    """
+    """Names another objective, with the defaults of its own fields; the space remains."""
     old, new = config.objective, _objective(name)
     kept = {field: old[field] for field in old if field in _objective(None)}
     new.update({**kept, "name": name})
@@ -163,14 +158,15 @@ def _optim() -> ConfigDict:
     optim.clip_norm = 3.0
     # Largest absolute value in the gradient; larger ones are clipped, before the norm (HIER).
     optim.clip_value = placeholder(float)
-    # Parameter groups that are not trained, by their names in hypjax/config/choices.py.
+    # Parameters that are not trained: names of groups in hypjax/config/choices.py, or paths such as
+    # 'model/encoder/blocks_*', in which each part may be a pattern.
     optim.frozen = ("patch_projection",)
-    # For each parameter group: factor of the learning rate; weight decay, None for the general one;
-    # and the step from which it changes, while its moments accumulate from the beginning (HIER).
-    optim.rates, optim.decays, optim.starts = ConfigDict(), ConfigDict(), ConfigDict()
-    for group in GROUPS:
-        optim.rates[group], optim.starts[group] = 1.0, 0
-        optim.decays[group] = placeholder(float)
+    # Parameters with settings of their own, as tuples of four: what `frozen` may name; the factor
+    # of their learning rate, and so of their decay; their weight decay, None for the general one;
+    # and the step from which they change, while their moments accumulate from the beginning (HIER).
+    # Of several paths to a parameter the longest counts, so 'encoder' leaves out
+    # 'patch_projection'; of equally long ones the last.
+    optim.groups = ()
     return optim
 
 

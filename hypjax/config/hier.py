@@ -60,12 +60,7 @@ def follows(variant: Variant) -> bool:
 
 
 def use(config: ConfigDict, variant: Variant) -> None:
-    """Changes the recipe of Hyp-ViT to that of HIER.
-
-    Args:
-        config: The configuration to change, whose dataset is named.
-        variant: One for which `follows` holds.
-    """
+    """Changes the recipe of Hyp-ViT to that of HIER."""
     schedule = SCHEDULES[config.data.name]
     config.data.resize = SHORTER_SIDE
     config.model.head = "norm_dense"
@@ -79,8 +74,9 @@ def use(config: ConfigDict, variant: Variant) -> None:
     optim.eps = 1e-4  # As the authors trained, in half precision.
     optim.weight_decay = schedule.weight_decay
     optim.clip_norm, optim.clip_value = None, 10.0
-    optim.rates.head = schedule.head_rate
-    optim.starts.encoder = schedule.frozen * schedule.epoch
+    optim.groups = (("encoder", 1.0, None, schedule.frozen * schedule.epoch),)
+    if variant.encoder != "resnet50" and schedule.head_rate != 1:
+        optim.groups += (("head", schedule.head_rate, None, 0),)
     train.batch_size, train.samples_per_class = _BATCH, 2
     train.sampling, train.repeat_images = "drawn_classes", True
     train.total_steps = schedule.epochs * schedule.epoch
@@ -89,7 +85,6 @@ def use(config: ConfigDict, variant: Variant) -> None:
         config.data.crop_area = (0.08, 1.0)
         config.model.head_dim = 512
         optim.frozen = ()
-        optim.rates.head = 1.0
         factor, epochs = schedule.resnet_decay
         optim.schedule, optim.decay_factor = "step", factor
         optim.decay_every = epochs * schedule.epoch

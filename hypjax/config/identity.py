@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from hypjax.config.choices import GROUPS
 from hypjax.errors import redacted
 
 _LONGEST = 60  # Characters of the changes in a folder's name.
@@ -30,6 +31,25 @@ def without_secrets(fields: dict[str, Any]) -> dict[str, Any]:
         field: redacted(value) if isinstance(value, str) else value
         for field, value in fields.items()
     }
+
+
+def upgraded(fields: dict[str, Any]) -> dict[str, Any]:
+    """Translates the fields of an older run's file, where they mean the same, to those of today.
+
+    What `optim.groups` says was said by optim.rates.GROUP, optim.decays.GROUP and
+    optim.starts.GROUP, one of each for every name in `GROUPS`.
+    """
+    defaults = {"rates": 1.0, "decays": None, "starts": 0}
+    old = {f"optim.{kind}.{group}" for kind in defaults for group in GROUPS}
+    if not old & fields.keys():
+        return fields
+    groups = [
+        [group, *(fields.get(f"optim.{kind}.{group}", x) for kind, x in defaults.items())]
+        for group in GROUPS
+    ]
+    groups = [each for each in groups if each[1:] != list(defaults.values())]
+    kept = {field: value for field, value in fields.items() if field not in old}
+    return {"optim.groups": groups, **kept}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

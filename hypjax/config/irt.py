@@ -60,10 +60,6 @@ def use(config: ConfigDict, variant: Variant) -> None:
     """Changes the recipe of Hyp-ViT to that of IRT.
 
     `irt-o` is the pretrained encoder, which is only evaluated: it has no steps.
-
-    Args:
-        config: The configuration to change, whose dataset is named.
-        variant: One for which `follows` holds.
     """
     schedule, encoder = SCHEDULES[config.data.name], ENCODERS[variant.encoder]
     data, model, optim, train = config.data, config.model, config.optim, config.train

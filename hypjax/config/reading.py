@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config.defaults import choose_objective, default_config
 from hypjax.config.identity import flatten
-from hypjax.config.rules import field_type, refuse, validate
+from hypjax.config.rules import field_types, refuse, validate
 from hypjax.errors import UserError, nearest
 from hypjax.fields import one_of
 from hypjax.objectives import OBJECTIVES
@@ -138,12 +138,19 @@ def _set(config: ConfigDict, override: str) -> None:
             raise UserError(
                 f"unknown field config.{field}; those of {config.objective.name} are {names}"
             )
+        if group in ("optim.rates", "optim.decays", "optim.starts"):
+            raise UserError(
+                f"config.{field} is part of optim.groups now: write --config.optim.groups="
+                f"\"('{own}', 1, None, 0)\", with the rate, decay and first step of this group"
+            )
         meant = _ALIASES.get(own, field)
         raise UserError(f"unknown field config.{field}{nearest(meant, known)}")
     if not equals:
         raise UserError(f"config.{field} needs a value: --config.{field}=VALUE")
     value = _parse(text, known[field])
-    rule = field_type(field, config.objective.name)
+    if field == "optim.groups" and value and not isinstance(value[0], tuple):
+        value = (value,)  # One group, without the outer brackets.
+    rule = field_types(config.objective.name)[field]
     if not rule.holds(value):
         refuse(field, text, rule.words)
     if isinstance(known[field], float) and value is not None:

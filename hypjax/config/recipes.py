@@ -152,12 +152,7 @@ def parse_variant(name: str, extra: Sequence[str] = (), *, with_irt: bool = Fals
 
 
 def variant_error(variant: str, valid: Collection[str]) -> UserError:
-    """Returns the error that a configuration file raises for an unknown variant.
-
-    Args:
-        variant: The unknown variant.
-        valid: The variants of the file.
-    """
+    """Returns the error that a configuration file raises for an unknown variant."""
     losses = LOSSES | {"mix": "hypmix", "hier": "hier+proxy_anchor"}
     loss = variant.partition("-")[0]
     if loss not in losses or any(name.partition("-")[0] == loss for name in valid):

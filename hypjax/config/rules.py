@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -17,6 +18,7 @@ from hypjax.config.choices import (
     SPLITS_BY,
     TEST_VIEWS,
     TRAIN_VIEWS,
+    names_parameters,
 )
 from hypjax.config.defaults import HYP_VIT, default_config
 from hypjax.config.identity import flatten
@@ -45,7 +47,6 @@ OPTIONAL = FITTED | frozenset(
         "objective.clip_radius",
         "optim.clip_norm",
         "optim.clip_value",
-        *(f"optim.decays.{group}" for group in GROUPS),
         "run.cache_dir",
         "run.data_dir",
         "run.wandb_project",
@@ -64,30 +65,48 @@ _SCALARS = {
 }
 
 
-def field_type(field: str, objective: str) -> Rule:
-    """Returns the rule that a value has the type of the field's default.
+def _is_group(value: Any) -> bool:
+    """Whether a value is an item of `optim.groups`."""
+    if not (isinstance(value, tuple) and len(value) == 4):
+        return False
+    (name, rate, decay, start), number = value, _SCALARS[float]
+    return (
+        names_parameters(name)
+        and (number.holds(rate) and rate >= 0)
+        and (decay is None or (number.holds(decay) and decay >= 0))
+        and (type(start) is int and 0 <= start <= _STEPS)
+    )
+
+
+@functools.cache
+def field_types(objective: str) -> Mapping[str, Rule]:
+    """The rule, for each field, that a value has the type of the default.
 
     Args:
-        field: A dotted name, such as 'train.total_steps'.
         objective: Name of the objective, which has fields of its own.
     """
-    default = flatten(default_config(objective))[field]
+    config = default_config(objective)
+    return {field: _type(field, value, config) for field, value in flatten(config).items()}
+
+
+def _type(field: str, default: Any, config: ConfigDict) -> Rule:
+    if field == "optim.groups":
+        return Rule(
+            lambda value: isinstance(value, tuple) and all(map(_is_group, value)),
+            "a list of (parameters, factor of the rate, decay or None, first step)",
+        )
     if isinstance(default, tuple):
         scalar = _SCALARS[type(default[0]) if default else str]
         return Rule(
             lambda value: isinstance(value, tuple) and all(map(scalar.holds, value)),
             f"a list whose items are each {scalar.words}",
         )
-    group, _, name = field.rpartition(".")
-    scalar = _SCALARS[_group(group).get_type(name) if default is None else type(default)]
+    *groups, name = field.split(".")
+    group = functools.reduce(getattr, groups, config)
+    scalar = _SCALARS[group.get_type(name) if default is None else type(default)]
     if field in OPTIONAL:
         return Rule(lambda value: value is None or scalar.holds(value), scalar.words + ", or None")
     return scalar
-
-
-def _group(name: str) -> ConfigDict:
-    """Returns the defaults of a group of fields."""
-    return functools.reduce(getattr, filter(None, name.split(".")), default_config())
 
 
 _CLASSES = Rule(
@@ -98,7 +117,6 @@ _SCORE_SPACES = Rule(
     lambda value: value and len(set(value)) == len(value) and set(value) <= {"objective", *SPACES},
     "one or more of objective, " + ", ".join(SPACES) + ", each once",
 )
-_NONE_OR_AT_LEAST_0 = Rule(lambda value: value is None or value >= 0, "at least 0, or None")
 _SHOWN = 200  # Characters of a value in a message.
 # Largest sizes: far beyond what runs use, and small enough that a configuration by anyone else is
 # refused, or its model fails, before it takes the machine's memory or days.
@@ -160,11 +178,9 @@ _RULES = {
     "optim.eps": ABOVE_0,
     "optim.clip_norm": _NONE_OR_ABOVE_0,
     "optim.clip_value": _NONE_OR_ABOVE_0,
-    **{f"optim.rates.{group}": at_least(0) for group in GROUPS},
-    **{f"optim.starts.{group}": within(0, _STEPS) for group in GROUPS},
-    **{f"optim.decays.{group}": _NONE_OR_AT_LEAST_0 for group in GROUPS},
     "optim.frozen": Rule(
-        lambda value: set(value) <= set(GROUPS), "names from " + ", ".join(GROUPS)
+        lambda value: all(map(names_parameters, value)),
+        f"names from {', '.join(GROUPS)}, or paths such as model/head",
     ),
     "train.total_steps": within(0, _STEPS),  # 0: only evaluated.
     "train.batch_size": within(1, _BATCH),
@@ -223,15 +239,14 @@ def validate(config: ConfigDict) -> None:
     fields = flatten(config)
     if (name := fields.get("objective.name", HYP_VIT)) not in list(OBJECTIVES):
         refuse("objective.name", name, one_of(*OBJECTIVES).words)
-    known = flatten(default_config(name))
+    known = field_types(name)
     for field in sorted(fields.keys() - known.keys()):
         raise UserError(f"unknown field config.{field}{nearest(field, known)}")
     for field in sorted(known.keys() - fields.keys()):
         raise UserError(f"config.{field} is missing; start from hypjax.config.default_config()")
     for field, value in fields.items():
-        kind = field_type(field, name)
-        if not kind.holds(value):
-            refuse(field, value, kind.words)
+        if not known[field].holds(value):
+            refuse(field, value, known[field].words)
     own = {f"objective.{field}": own.rule for field, own in OBJECTIVES[name].fields.items()}
     for field, rule in (_RULES | own).items():
         if not (field in FITTED and fields[field] is None) and not rule.holds(fields[field]):
@@ -347,13 +362,7 @@ def _validate_caches(config: ConfigDict) -> None:
 
 
 def refuse(field: str, value: Any, words: str) -> None:
-    """Raises a `UserError` for an invalid value.
-
-    Args:
-        field: The dotted name of the field.
-        value: Its value.
-        words: What it must be.
-    """
+    """Raises a `UserError` for an invalid value."""
     shown = repr(value)
     shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
     raise UserError(f"config.{field} is {shown}; it must be {words}")

@@ -38,9 +38,6 @@ def scored_spaces(config: ConfigDict) -> dict[str, Space]:
     By default the head is compared in the objective's space, the encoder by cosine (Hyp-ViT,
     Section 4.2).
 
-    Args:
-        config: The run's configuration.
-
     Returns:
         {"head": ..., "encoder": ...} with the first space of each part, and its further spaces
         under names such as "head:sphere".
@@ -48,19 +45,17 @@ def scored_spaces(config: ConfigDict) -> dict[str, Space]:
     spaces = {}
     for part in PARTS:
         for i, name in enumerate(config.eval.spaces[part]):
-            spaces[f"{part}:{name}" if i else part] = _space(config, name)
+            if name == "objective":
+                space = create_objective(config).score_space
+            else:
+                space = create_space(ConfigDict({**config.objective, "space": name}))
+            spaces[f"{part}:{name}" if i else part] = space
     return spaces
 
 
 def part_of(name: str) -> str:
     """The part of the model behind a name of `scored_spaces`."""
     return name.partition(":")[0]
-
-
-def _space(config: ConfigDict, name: str) -> Space:
-    if name == "objective":
-        return create_objective(config).score_space
-    return create_space(ConfigDict({**config.objective, "space": name}))
 
 
 PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
@@ -152,12 +147,7 @@ class EvaluationInput(NamedTuple):
 
 
 def evaluation_input(config: ConfigDict, mesh: Mesh | None = None) -> EvaluationInput:
-    """The input that a configuration describes.
-
-    Args:
-        config: The run's configuration.
-        mesh: Devices to use; by default those that `run.mesh` names.
-    """
+    """The input that a configuration describes."""
     run = config.run
     return EvaluationInput(
         view=View.of(config.data),
@@ -174,11 +164,8 @@ def embed_dataset(
 ) -> PyTree:
     """Embeds all images of a dataset under the test view.
 
-    Args:
-        embed: From the pixels of a batch, sharded over the devices and always of one size, to
-            arrays that are replicated.
-        dataset: The images.
-        source: View, workers, batch size and devices.
+    `embed` gets the pixels of a batch, sharded over the devices and always of one size, and returns
+    arrays that are replicated.
 
     Returns:
         NumPy arrays with one row per image.
@@ -240,15 +227,7 @@ class Encodings:
         scales: Sequence[float] = ONE_SCALE,
         datasets: Sequence[Dataset] = (),
     ) -> None:
-        """Computes nothing yet.
-
-        Args:
-            model: Encoder and head, as they are evaluated.
-            pixel_scaling: Mean and standard deviation of pixels.
-            source: View, workers, batch size and devices.
-            scales: Sides of the images that the model sees, relative to the given ones.
-            datasets: Images whose embeddings are kept.
-        """
+        """Computes nothing yet."""
         self.model, self.source, self.scales = model, source, tuple(scales)
         whole = [images for images in datasets if images.boxes is None]
         by_records = {id(images.records): images.records for images in whole}
@@ -276,11 +255,8 @@ class Encodings:
     ) -> dict[float, Float[np.ndarray, "images dim"]] | None:
         """The embeddings of images that are kept, by scale; None if they are not.
 
-        The first call for one of several datasets with the same records embeds all of them.
-
-        Args:
-            params: Parameters of the model; those of the encoder must be the same in all calls.
-            dataset: The images.
+        The first call for one of several datasets with the same records embeds all of them, so the
+        encoder's parameters must be the same in all calls.
 
         Raises:
             UserError: An image cannot be read, or the device's memory does not suffice.
@@ -298,10 +274,6 @@ class Encodings:
     def encode(self, params: PyTree, dataset: Dataset) -> list[Float[np.ndarray, "images dim"]]:
         """Embeds all images of a dataset; returns one array for each scale.
 
-        Args:
-            params: Parameters of the model.
-            dataset: The images.
-
         Raises:
             UserError: An image cannot be read, or the device's memory does not suffice.
         """
@@ -318,14 +290,7 @@ class Encodings:
 def frozen_encodings(
     config: ConfigDict, model: Embedder, source: EvaluationInput, splits: Splits
 ) -> Encodings | None:
-    """What a run keeps of its encoder's embeddings; None if the encoder is trained.
-
-    Args:
-        config: The run's configuration.
-        model: Encoder and head, as they are evaluated.
-        source: View, workers, batch size and devices.
-        splits: The images of the run.
-    """
+    """What a run keeps of its encoder's embeddings; None if the encoder is trained."""
     if "encoder" not in config.optim.frozen:
         return None
     train, embeds = config.train, any(config.eval.pca.values())

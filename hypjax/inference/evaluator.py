@@ -39,23 +39,13 @@ class Evaluator:
     def __init__(
         self, images: DatasetEmbedder, metrics: Sequence[str], processing: Processing
     ) -> None:
-        """Prepares the embedding, which is compiled at its first use.
-
-        Args:
-            images: Embeds datasets with the model, in the spaces in which its parts are compared.
-            metrics: Full names of the scores, such as "recall@1" and "map@r".
-            processing: What happens to embeddings before they are scored.
-        """
+        """Prepares the embedding, which is compiled at its first use."""
         self.images, self._metrics, self._processing = images, metrics, processing
         self._spaces = images.spaces
         self._fitted: tuple[PyTree, Projections] = None, {}
 
     def fit(self, params: PyTree, training: Dataset | None) -> Projections:
         """Fits the projections that `scores` needs for a model; none without PCA.
-
-        Args:
-            params: Parameters of the model.
-            training: The training images.
 
         Raises:
             UserError: There are no training images, an image cannot be read, the device's memory
@@ -77,11 +67,6 @@ class Evaluator:
         self, params: PyTree, task: Task, projections: Projections | None = None
     ) -> dict[str, dict[str, float]]:
         """Mean scores of each part of the model.
-
-        Args:
-            params: Parameters of the model.
-            task: Queries, the images that they search, and what they should find.
-            projections: What `fit` returned for these parameters; None without PCA.
 
         Returns:
             {"head": {"recall@1": ...}, "encoder": {...}}, the same in all processes; of a judged

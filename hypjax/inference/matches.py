@@ -78,13 +78,6 @@ def match_distance(
 ) -> float | None:
     """The distance within which 95% of the queries with a match find their nearest one.
 
-    Args:
-        queries: Points of the queries.
-        labels: Their classes.
-        gallery: Points that they search; None if they search each other.
-        gallery_labels: Their classes.
-        space: Space of the points.
-
     Returns:
         The distance; None if fewer than 10 queries have a match.
     """

@@ -31,10 +31,6 @@ class UnfinishedGallery:
     def __init__(self, path: pathlib.Path, facts: str) -> None:
         """Resumes earlier work on the same images by the same model, and drops anything else.
 
-        Args:
-            path: The file that the gallery will be.
-            facts: Names model and images.
-
         Raises:
             UserError: The folder cannot be written, or another process uses it.
         """
@@ -185,10 +181,6 @@ class Shard(NamedTuple):
 
 def merge(output: pathlib.Path, photos: Sequence[Photo]) -> Embeddings:
     """Joins the parts of a gallery into the gallery that one process would have written.
-
-    Args:
-        output: The gallery's file, from which the names of its parts follow.
-        photos: All images.
 
     Raises:
         UserError: The file exists, a part is missing, of another model or of other images, or the

@@ -50,10 +50,6 @@ class Processing(NamedTuple):
     def fit(self, training: Points, spaces: Mapping[str, Space]) -> Projections:
         """Fits the projections on the training images' embeddings, where there is PCA.
 
-        Args:
-            training: Embeddings of the training images.
-            spaces: Their spaces.
-
         Raises:
             UserError: The points do not have that many dimensions.
         """
@@ -71,14 +67,7 @@ class Processing(NamedTuple):
 
 
 def model_fingerprint(config: ConfigDict, part: str, space: Space, params: PyTree) -> str:
-    """Hash of everything that a model's embeddings depend on besides the images.
-
-    Args:
-        config: The run's configuration.
-        part: "head" or "encoder".
-        space: Space of that part's embeddings.
-        params: Parameters of the model.
-    """
+    """Hash of everything that a model's embeddings depend on besides the images."""
     data, scales = config.data, tuple(config.eval.scales)
     view = [data[name] for name in ("channels", "image_size", "resize", "mean", "std")]
     facts = [part, describe_space(space), view, config.model.eval_pooling]
@@ -97,12 +86,6 @@ def save_projections(
 ) -> None:
     """Saves a model's projections in the run's folder, under the model's fingerprints.
 
-    Args:
-        folder: The run's folder.
-        config: The run's configuration.
-        params: Parameters of the model.
-        projections: What was fitted on its embeddings.
-
     Raises:
         UserError: A file cannot be written.
     """
@@ -117,13 +100,6 @@ def saved_projection(
     folder: pathlib.Path, config: ConfigDict, part: str, space: Space, embeddings: str
 ) -> Projection | None:
     """Reads the projection of a model's embeddings; None if its run does not ask for one.
-
-    Args:
-        folder: The run's folder.
-        config: The run's configuration.
-        part: "head" or "encoder".
-        space: Space of that part's embeddings.
-        embeddings: Their fingerprint.
 
     Raises:
         UserError: The run's folder does not hold it, or it is damaged.
@@ -149,12 +125,6 @@ def copy_projections(
     source: pathlib.Path, target: pathlib.Path, config: ConfigDict, params: PyTree
 ) -> None:
     """Copies the projections of a model's parts; those of a run that is not finished are absent.
-
-    Args:
-        source: The run's folder.
-        target: Another folder.
-        config: The run's configuration.
-        params: Parameters of the model.
 
     Raises:
         UserError: A projection is damaged, or cannot be written.

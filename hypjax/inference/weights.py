@@ -30,10 +30,6 @@ def restore_models(
 ) -> tuple[Embedder, dict[str, PyTree]]:
     """Restores a run's model as it is evaluated, and its parameters.
 
-    Args:
-        config: The run's configuration.
-        workdir: The run's folder.
-
     Returns:
         The model, and its parameters under the names of `evaluate`: "final" (or "step N" if the
         run is not finished), and "best" if validation classes chose it.

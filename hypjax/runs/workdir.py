@@ -14,6 +14,7 @@ from hypjax.config import (
     flatten,
     for_files,
     identity,
+    upgraded,
     validate,
     without_secrets,
 )
@@ -55,6 +56,7 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
         raise damaged(path, "it was not written by hypjax")
     if path.name == PUBLISHED:
         fields = {name: v for name, v in fields.items() if not name.startswith("run.")}
+    fields = upgraded(fields)
     fields.setdefault("model.architecture", "vit")  # Older runs lack the field.
     objective = fields.get("objective.name")
     if objective not in list(OBJECTIVES):
@@ -62,7 +64,7 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     config = default_config(objective)
     for field in sorted(fields.keys() - flatten(config).keys()):
         raise UserError(f"{path} has the field {field}, which this version of hypjax does not know")
-    fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+    fields = {name: _tuples(v) for name, v in fields.items()}
     for name, value in fields.items():
         if isinstance(value, dict):
             raise damaged(path, f"{name} is an object")
@@ -86,6 +88,13 @@ def read_run_config(workdir: str | pathlib.Path) -> ConfigDict:
     """
     with reading(workdir) as folder:
         return saved_config(folder)
+
+
+def _tuples(value: Any) -> Any:
+    """A value of a file, whose lists, and the lists in these, become tuples."""
+    if not isinstance(value, list):
+        return value
+    return tuple(tuple(item) if isinstance(item, list) else item for item in value)
 
 
 def _config_path(workdir: pathlib.Path) -> pathlib.Path:
@@ -157,7 +166,7 @@ class Workdir:
         # A field that was added since the run began has had its default.
         name = saved["identity"].get("objective.name")
         defaults = default_config(name) if name in list(OBJECTIVES) else self._config
-        began = identity(defaults) | without_secrets(saved["identity"])
+        began = identity(defaults) | without_secrets(upgraded(saved["identity"]))
         changes = differences(began, identity(self._config))
         changes = [change for change in changes if change.startswith(compared)]
         if changes:

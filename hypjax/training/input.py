@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Generator
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -62,12 +61,6 @@ class Input:
 def open_input(setup: Setup, steps: range, workers: Workers, params: PyTree) -> Input:
     """Fills the caches of a run, unless no step remains.
 
-    Args:
-        setup: The run.
-        steps: Steps to train, counted from 0.
-        workers: What decodes images.
-        params: Parameters of the model, for cached features.
-
     Raises:
         UserError: An image cannot be read.
     """
@@ -105,19 +98,6 @@ def _feature_batches(
         yield Batch(images=images, labels=planned.labels, ids=planned.ids, flips=flips)
 
 
-class Mined(NamedTuple):
-    """An epoch's tuples.
-
-    Attributes:
-        table: Positions of each tuple's images in the training set: anchor, positive, negatives.
-        metrics: Mean lengths between anchors and positives, mined negatives, and random images, as
-            the loss measures them.
-    """
-
-    table: Int[np.ndarray, "tuples size"]
-    metrics: dict[str, float]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Miner:
     """Draws pairs and a pool, embeds them under the test view, and finds each anchor's negatives.
@@ -133,12 +113,15 @@ class Miner:
         """The plans of the run."""
         return self.setup.plans
 
-    def mine(self, params: PyTree, epoch: int) -> Mined:
-        """Mines the tuples of an epoch.
+    def mine(
+        self, params: PyTree, epoch: int
+    ) -> tuple[Int[np.ndarray, "tuples size"], dict[str, float]]:
+        """Mines the tuples of an epoch, counted from 0.
 
-        Args:
-            params: Parameters of the model.
-            epoch: Number of the epoch, from 0.
+        Returns:
+            Positions of each tuple's images in the training set: anchor, positive, negatives; and
+            mean lengths between anchors and positives, mined negatives, and random images, as the
+            loss measures them.
 
         Raises:
             UserError: An image cannot be read, the device's memory does not suffice, or the pool
@@ -149,7 +132,7 @@ class Miner:
         anchors, positives = pairs.T
         # Each image is embedded once, in the order of the files.
         ids, rows = np.unique(np.concatenate([anchors, positives, pool]), return_inverse=True)
-        points = self._points(params, ids)
+        points = self._images.points(params, self.setup.splits.train.take(ids))["head"]
         firsts, seconds, others = np.split(points[rows], [len(anchors), 2 * len(anchors)])
         labels = plans.labels
         negatives = hardest_negatives(
@@ -162,15 +145,12 @@ class Miner:
             "negative_distance": _mean_distance(space, firsts[:, None], others[negatives]),
             "random_distance": _mean_distance(space, firsts, np.resize(others, firsts.shape)),
         }
-        return Mined(table, distances)
+        return table, distances
 
     @functools.cached_property
     def _images(self) -> DatasetEmbedder:
         spaces = {"head": self.setup.learner.objective.space}
         return dataclasses.replace(self.setup.evaluator.images, spaces=spaces, scales=ONE_SCALE)
-
-    def _points(self, params: PyTree, ids: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n d"]:
-        return self._images.points(params, self.setup.splits.train.take(ids))["head"]
 
 
 def _mean_distance(
@@ -187,16 +167,13 @@ def _distances(
 
 
 class Feed:
-    """Hands out batches in the order of the steps, and mines tuples when an epoch begins."""
+    """Hands out batches in the order of the steps, and mines tuples when an epoch begins.
+
+    Epochs of mined tuples need the model as it is then, so their batches cannot be opened before.
+    """
 
     def __init__(self, source: Input, steps: range, monitor: Monitor) -> None:
-        """Opens nothing yet.
-
-        Args:
-            source: The images of the run.
-            steps: Steps to train, counted from 0.
-            monitor: Watches the run.
-        """
+        """Opens nothing yet."""
         self._source, self._stop, self._monitor = source, steps.stop, monitor
         plans = source.setup.plans
         self._miner = Miner(source.setup) if isinstance(plans, TuplePlans) else None
@@ -205,10 +182,6 @@ class Feed:
 
     def next(self, state: TrainState, step: int) -> tuple[TrainState, Batch]:
         """The state with the tuples of the step's epoch, and the step's batch.
-
-        Args:
-            state: The state before the step.
-            step: The step, counted from 0; the one after the last call's.
 
         Raises:
             UserError: An image cannot be read, or tuples cannot be mined.
@@ -232,9 +205,9 @@ class Feed:
         if rest:
             return state
         with self._monitor.timing("mining"):
-            mined = self._miner.mine(state.params["model"], epoch)
-        self._monitor.mined(step + 1, mined.metrics)  # A run resumed here writes it again.
-        return state._replace(tuples=parallel.place(mined.table, state.tuples.sharding))
+            table, metrics = self._miner.mine(state.params["model"], epoch)
+        self._monitor.mined(step + 1, metrics)  # A run resumed here writes it again.
+        return state._replace(tuples=parallel.place(table, state.tuples.sharding))
 
     def close(self) -> None:
         """Ends the workers."""

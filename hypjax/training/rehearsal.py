@@ -40,7 +40,7 @@ def rehearse(config: ConfigDict) -> None:
     state = with_pretrained(learner, state, starting_parameters(config, learner))
     embedding = _seconds_of_embedding(setup, state.params["model"]) * _embedded(setup)
     with machine.memory_explained("train.batch_size, data.image_size or the model's size"):
-        _report(setup, config, embedding, *_run(setup, state, config))
+        _report(setup, embedding, *_run(setup, state))
 
 
 def _seconds_of_embedding(setup: Setup, params: PyTree) -> float:
@@ -89,10 +89,9 @@ def _open(setup: Setup, steps: range, state: TrainState) -> Input:
     return open_input(setup, steps, workers, state.params["model"])
 
 
-def _run(setup: Setup, state: TrainState, config: ConfigDict) -> tuple[float, float, list[float]]:
+def _run(setup: Setup, state: TrainState) -> tuple[float, float, list[float]]:
     """Returns bytes of the program's arguments and of its temporaries, and seconds of each step."""
-    mesh, total = setup.learner.mesh, config.train.total_steps
-    plans = setup.plans
+    mesh, total, plans = setup.learner.mesh, setup.config.train.total_steps, setup.plans
     if isinstance(plans, TuplePlans):  # Any tuples take the time of mined ones.
         plans = dataclasses.replace(plans, table=np.zeros(setup.spec.tuples, np.int32))
     steps = range(min(_STEPS, total))
@@ -114,12 +113,7 @@ def _run(setup: Setup, state: TrainState, config: ConfigDict) -> tuple[float, fl
 
 
 def _report(
-    setup: Setup,
-    config: ConfigDict,
-    embedding: float,
-    arguments: float,
-    temporary: float,
-    seconds: list[float],
+    setup: Setup, embedding: float, arguments: float, temporary: float, seconds: list[float]
 ) -> None:
     free = machine.free_memory(setup.learner.mesh)
     available = "" if free is None else f"; {free / _GIB:.2f} GiB are free now"
@@ -127,7 +121,7 @@ def _report(
         f"memory of each device: {arguments / _GIB:.2f} GiB for parameters, their moments, the "
         f"batch and caches, and {temporary / _GIB:.2f} GiB during a step{available}"
     )
-    total = config.train.total_steps
+    config, total = setup.config, setup.config.train.total_steps
     aim = "evaluations and the report" if config.run.report else "evaluations"
     print(f"embedding images for {aim} takes about {_duration(embedding)}")
     if not seconds:

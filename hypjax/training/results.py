@@ -35,14 +35,6 @@ def collect_results(
 
     The best model is chosen on the validation classes alone; without them there is none.
 
-    Args:
-        checkpoints: The run's checkpoints.
-        state: The state after the last step.
-        measured: Scores measured so far.
-        setup: The run.
-        folder: The run's folder, in which the projections of both models are saved, and the
-            distance of matches for the one that searches use.
-
     Returns:
         What results.json holds, see `train_and_evaluate`.
 
@@ -131,13 +123,7 @@ def _warn_unless_improved(results: dict[str, Any]) -> None:
 
 
 def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:
-    """Writes times.json, in the first process, and says where the time of this launch went.
-
-    Args:
-        folder: The run's folder.
-        stopwatch: The stopwatch of this launch.
-        steps: Steps that this launch trained.
-    """
+    """Writes times.json, in the first process, and says where the time of this launch went."""
     if not processes.is_first():
         return
     times = {

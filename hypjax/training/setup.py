@@ -71,12 +71,15 @@ class Learner:
     seed: int
 
 
-def build_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
-    """Builds the learner that a configuration describes.
+def build_learner(
+    config: ConfigDict, mesh: Mesh | None = None, model: Embedder | None = None
+) -> Learner:
+    """Builds the learner that a validated configuration describes.
 
     Args:
-        config: The run's configuration, already validated.
+        config: The run's configuration.
         mesh: Devices to use; by default those that `run.mesh` names.
+        model: The model, if it is built already.
 
     Raises:
         UserError: The model or the mesh cannot be built.
@@ -85,7 +88,7 @@ def build_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
     schedule = learning_rate(config.optim, config.train.total_steps)
     objective = create_objective(config)
     return Learner(
-        model=create_embedder(config, device=mesh.devices.flat[0]),
+        model=model or create_embedder(config, device=mesh.devices.flat[0]),
         objective=objective,
         optimizer=create_optimizer(config.optim, schedule, objective.groups),
         schedule=schedule,
@@ -130,37 +133,37 @@ def build(config: ConfigDict) -> Setup:
         UserError: The model, the objective, the images, the batches or the devices do not fit
             together.
     """
-    create_embedder(config)  # Reports an unknown model before any image is read.
+    mesh = parallel.create_mesh(config.run.mesh)
+    # Before any image is read, so that an unknown model is reported at once.
+    model = create_embedder(config, device=mesh.devices.flat[0])
     splits = open_splits(config)
     train = splits.training_images()
     if config.train.cached_features:
         splits = splits._replace(train=_with_pairs(train))
     config = fit_to_images(config, splits.train)
     validate(config)
-    learner = build_learner(config)
+    learner = build_learner(config, mesh, model)
     check_depth(config, splits)
     plans = create_plans(config, splits)
-    spec = create_spec(learner, splits, config.train)
-    if isinstance(plans, TuplePlans):
-        spec = spec._replace(tuples=(plans.tuples, plans.tuple_size))
+    train, mined = splits.train, isinstance(plans, TuplePlans)
+    spec = Spec(
+        classes=train.num_classes,
+        samples_per_class=config.train.samples_per_class,
+        encoder_dim=model.encoder.dim,
+        head_dim=model.head_dim,
+        training_images=len(train),
+        batch_size=config.train.batch_size,
+        tuples=(plans.tuples, plans.tuple_size) if mined else (0, 0),
+    )
     # An objective refuses sizes that do not suit it, before the run has a folder.
     jax.eval_shape(lambda: learner.objective.init(jax.random.key(0), spec))
     layout = None
     if config.run.cache == "device":
         scalable = config.data.train_view == "area_crop"
-        channels = learner.view.channels
-        layout = plan_layout(plans.sizes, learner.mesh, channels, scalable=scalable)
-    return Setup(
-        config=config,
-        learner=learner,
-        spec=spec,
-        splits=splits,
-        plans=plans,
-        layout=layout,
-        evaluator=create_evaluator(
-            config, source=evaluation_input(config, learner.mesh), splits=splits
-        ),
-    )
+        layout = plan_layout(plans.sizes, mesh, learner.view.channels, scalable=scalable)
+    source = evaluation_input(config, mesh)
+    evaluator = create_evaluator(config, source=source, splits=splits)
+    return Setup(config, learner, spec, splits, plans, layout, evaluator)
 
 
 def _with_pairs(train: Dataset) -> Dataset:
@@ -169,18 +172,6 @@ def _with_pairs(train: Dataset) -> Dataset:
     if len(paired) < train.num_classes:
         console.say(f"{train.num_classes - len(paired)} classes with one image are left out")
     return train.with_classes(paired)
-
-
-def create_spec(learner: Learner, splits: Splits, train: ConfigDict) -> Spec:
-    """What the objective may need to know of the run, from `config.train` among others."""
-    return Spec(
-        classes=splits.train.num_classes,
-        samples_per_class=train.samples_per_class,
-        encoder_dim=learner.model.encoder.dim,
-        head_dim=learner.model.head_dim,
-        training_images=len(splits.train),
-        batch_size=train.batch_size,
-    )
 
 
 def create_plans(config: ConfigDict, splits: Splits) -> Plans:
@@ -269,12 +260,7 @@ def _views(config: ConfigDict) -> str:
 
 
 def describe(setup: Setup, parameters: int) -> None:
-    """Prints what is trained on what.
-
-    Args:
-        setup: The run.
-        parameters: Number of parameters, frozen ones included.
-    """
+    """Prints what is trained on what."""
     splits, plans, mesh = setup.splits, setup.plans, setup.learner.mesh
     named = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     named["gallery"] = splits.gallery
@@ -304,12 +290,7 @@ _SHOWN = 64_000  # Images that training shows, repetitions included: minutes on 
 
 
 def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
-    """Returns the configuration with the fields filled in that are None.
-
-    Args:
-        config: The run's configuration.
-        train: The training images.
-    """
+    """Returns the configuration with the fields filled in that are None."""
     config = config.copy_and_resolve_references()
     fields, optim = config.train, config.optim
     sizes = np.bincount(train.labels)
@@ -335,10 +316,6 @@ def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
 
 def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None) -> int:
     """Chooses the images per class: 4, or more if there are few classes with enough images.
-
-    Args:
-        sizes: Number of images of each class.
-        batch_size: Images per step, if that is set.
 
     Raises:
         UserError: The set batch size cannot be divided among the classes.

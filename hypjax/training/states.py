@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.config.choices import GROUPS
+from hypjax.config.choices import parameter_path
 from hypjax.inference.weights import pretrained_parameters
 from hypjax.models import model_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -17,7 +17,7 @@ from hypjax.objectives import Spec
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import SharedCheckpoints
 from hypjax.system import console
-from hypjax.training import optim
+from hypjax.training.optim import matches
 from hypjax.training.setup import Learner, Setup, describe
 from hypjax.training.step import TrainState, create_state, start_teacher
 from hypjax.types import Recalls
@@ -40,30 +40,21 @@ class Measured(NamedTuple):
 
 
 def begin(
-    config: ConfigDict,
-    setup: Setup,
-    checkpoints: SharedCheckpoints,
-    pretrained: PyTree | None,
+    setup: Setup, checkpoints: SharedCheckpoints, pretrained: PyTree | None
 ) -> tuple[TrainState, Measured | None]:
     """Restores the run's latest state and scores, or creates the first state.
-
-    Args:
-        config: The run's configuration.
-        setup: The run.
-        checkpoints: The run's checkpoints.
-        pretrained: Pretrained parameters of the model, if they are read already.
 
     Returns:
         The state, and the scores measured so far; None before the first step.
     """
-    learner = setup.learner
+    config, learner = setup.config, setup.learner
     state = random_state(learner, setup.spec)
     describe(setup, parameters=sum(x.size for x in jax.tree.leaves(state.params)))
     restored = restore(checkpoints, state)
     if restored is not None:
         console.say(f"continuing after step {int(restored[0].step)}")
         return restored
-    warn_of_frozen(state, learner.frozen, pretrained=config.model.weights is not None)
+    warn_of_groups(state, config.optim, pretrained=config.model.weights is not None)
     pretrained = pretrained or starting_parameters(config, learner)
     return with_pretrained(learner, state, pretrained), None
 
@@ -123,21 +114,15 @@ def with_pretrained(
     return state._replace(params=params, teacher=teacher)
 
 
-def warn_of_frozen(state: TrainState, frozen: tuple[str, ...], pretrained: bool) -> None:
-    """Warns if freezing a group has no effect, or freezes random parameters.
-
-    Args:
-        state: The state before the first step.
-        frozen: Names of the frozen groups.
-        pretrained: Whether the encoder starts from pretrained weights.
-    """
-    for group in frozen:
-        _, parameters = optim.split_frozen(state.params, (group,))
-        prefix = GROUPS[group]
-        if not any(path[: len(prefix)] == prefix for path in flatten_dict(parameters)):
-            console.warn(f"optim.frozen names {group}, but this model has no such parameters")
-        elif not pretrained:
-            console.warn(f"{group} stays random: it is frozen, and model.weights is None")
+def warn_of_groups(state: TrainState, optim: ConfigDict, pretrained: bool) -> None:
+    """Warns if `optim` names parameters that the model lacks, or freezes random ones."""
+    paths = list(flatten_dict(state.params))
+    for field in ("frozen", "groups"):
+        for name in (each if field == "frozen" else each[0] for each in optim[field]):
+            if not any(matches(parameter_path(name), path) for path in paths):
+                console.warn(f"optim.{field} names {name}, but this model has no such parameters")
+            elif field == "frozen" and not pretrained:
+                console.warn(f"{name} stays random: it is frozen, and model.weights is None")
 
 
 def save(
@@ -146,14 +131,7 @@ def save(
     measured: Measured,
     score: float | None = None,
 ) -> None:
-    """Saves a state unless it is saved already, the model apart from what only training needs.
-
-    Args:
-        checkpoints: The run's checkpoints.
-        state: The state.
-        measured: Scores to save with it.
-        score: Validation score that selects the best checkpoint, if it was measured at this step.
-    """
+    """Saves a state unless it is saved already, the model apart from what only training needs."""
     step = int(state.step)
     if step not in checkpoints.steps:
         record = measured._asdict()
@@ -161,12 +139,7 @@ def save(
 
 
 def restore(checkpoints: SharedCheckpoints, like: TrainState) -> tuple[TrainState, Measured] | None:
-    """Restores the latest undamaged state; None if there is none.
-
-    Args:
-        checkpoints: The run's checkpoints.
-        like: A state with the shapes and shardings to restore to.
-    """
+    """Restores the latest undamaged state; None if there is none."""
     restored = checkpoints.restore_latest(**trees(like))
     if restored is None:
         return None

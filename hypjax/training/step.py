@@ -80,10 +80,6 @@ def create_state(learner: Learner, spec: Spec) -> TrainState:
 def start_teacher(learner: Learner, params: PyTree) -> PyTree:
     """The teacher before the first step: a copy of the model's trained parameters.
 
-    Args:
-        learner: The learner.
-        params: {"model": ..., "objective": ...}.
-
     Returns:
         The trained subtree of the model's parameters; None if the objective needs no teacher.
     """

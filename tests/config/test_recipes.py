@@ -168,8 +168,6 @@ HIER = {
     "optim.clip_norm": None,
     "optim.clip_value": 10.0,
     "optim.frozen": ("patch_projection",),
-    "optim.rates.encoder": 1.0,
-    "optim.rates.head": 1.0,
     "train.batch_size": 180,
     "train.samples_per_class": 2,
     "train.sampling": "drawn_classes",
@@ -192,7 +190,7 @@ HIER_RATES = {"vit": 1e-5, "deit": 1e-5, "dino": 5e-6}
 HIER_STEPS = {"cub": (3200, 32), "cars": (4400, 44), "sop": (49500, 1650), "inshop": (21450, 715)}
 # Factor of the learning rate of ResNet-50, and the steps after each of which it applies.
 RESNET_DECAYS = {"cub": (0.5, 160), "cars": (0.5, 440), "sop": (0.3, 8250), "inshop": (0.3, 2860)}
-RESNET = {"optim.schedule": "step", "optim.frozen": (), "optim.rates.head": 1.0}
+RESNET = {"optim.schedule": "step", "optim.frozen": ()}
 RESNET |= {"model.head_dim": 512, "data.crop_area": (0.08, 1.0), **IMAGENET}
 RESNET |= {f"model.{mode}pooling": "avg_max" for mode in ("", "eval_")}
 
@@ -230,11 +228,13 @@ def test_another_loss_changes_the_objective_alone(load, dataset):
 @pytest.mark.parametrize("loss", ["hier", "pa", "hyp"])
 def test_the_recipe_of_hier_has_the_published_values(load, dataset, loss):
     steps, start = HIER_STEPS[dataset]
-    recipe = HIER | {"train.total_steps": steps, "optim.starts.encoder": start}
+    held, faster = ("encoder", 1.0, None, start), ("head", 100.0, None, 0)
+    recipe = HIER | {"train.total_steps": steps, "optim.groups": (held,)}
     if large := dataset in ("sop", "inshop"):
-        recipe |= {"optim.weight_decay": 1e-4, "optim.rates.head": 100.0}
+        recipe |= {"optim.weight_decay": 1e-4, "optim.groups": (held, faster)}
     for encoder in ("vit", "deit", "dino", "resnet50"):
         if encoder == "resnet50":
+            recipe["optim.groups"] = (held,)
             expected = recipe | RESNET | {"optim.learning_rate": 6e-4 if large else 1e-4}
             expected["optim.decay_factor"], expected["optim.decay_every"] = RESNET_DECAYS[dataset]
             if loss == "hyp":
@@ -439,7 +439,7 @@ def test_two_steps_change_all_parameters_that_are_not_frozen(
 @pytest.mark.slow
 def test_hier_moves_each_group_at_its_own_rate(load, splits):
     """Adam's first step moves a parameter by its learning rate, unless its gradient is tiny."""
-    changed = ["data.image_size=32", "optim.starts.encoder=1", "optim.weight_decay=0"]
+    changed = ["data.image_size=32", "optim.groups=('encoder', 1, None, 1)", "optim.weight_decay=0"]
     config = load("cub", "hier-dino", changed)
     config.train.batch_size = CLASSES * config.train.samples_per_class
     program = Program(config)

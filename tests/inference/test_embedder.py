@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import importlib
 import json
 import os
 import pathlib
@@ -15,10 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax import evaluate, train
+from hypjax import evaluate
 from hypjax.analysis.hit_grid import draw
 from hypjax.analysis.negatives import Hardest, Weighed, anchor_table
 from hypjax.analysis.run_embeddings import open_runs
+from hypjax.command import parse
 from hypjax.data.photos import Photo, find_photos
 from hypjax.data.pixels import read_image
 from hypjax.data.splits import open_splits
@@ -43,16 +45,7 @@ from hypjax.retrieval.reranking import Reranking, rerank
 from hypjax.runs.files import read_results
 from hypjax.runs.workdir import saved_config
 from tests.helpers import small_runs
-
-# Only the encoder's embeddings are projected.
-RUN = ["run.eval_batch_size=16", "eval.pca.encoder=5"]
-
-
-@pytest.fixture(scope="module")
-def run(photos_folder, tmp_path_factory) -> pathlib.Path:
-    workdir = tmp_path_factory.mktemp("run")
-    train.train_and_evaluate(small_runs.load(photos_folder, *RUN), workdir)
-    return workdir
+from tests.inference.conftest import RUN
 
 
 @pytest.fixture(scope="module")
@@ -566,7 +559,9 @@ def test_many_queries_are_drawn_on_several_pages(tmp_path):
         ("search", ["--workdir=w", "--gallery=g", "--query=q", "--alpha=3"], "give that flag, too"),
     ],
 )
-def test_mistakes_on_the_command_line_take_one_line(name, args, message, tmp_path):
-    done = command(name, *args, cwd=tmp_path)
-    assert done.returncode == 1
-    assert message in done.stderr and len(done.stderr.splitlines()) == 1
+def test_mistakes_on_the_command_line_are_told_before_the_model_is_read(name, args, message):
+    module = importlib.import_module(f"hypjax.{name}")
+    for flag in module.FLAGS:
+        module.FLAGS[flag].unparse()
+    with pytest.raises(UserError, match=message):
+        module.main(*parse([name, *args], module.FLAGS))

@@ -16,7 +16,6 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 import hypjax
-from hypjax import train
 from hypjax.config import default_config
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
@@ -29,14 +28,6 @@ from hypjax.runs.workdir import saved_config
 from hypjax.system import hub
 from hypjax.system.files import read_npz
 from tests.helpers import small_runs
-
-
-@pytest.fixture(scope="module")
-def run(photos_folder, tmp_path_factory) -> pathlib.Path:
-    workdir = tmp_path_factory.mktemp("runs") / "a"
-    fields = ("run.eval_batch_size=16", "eval.pca.encoder=5")
-    train.train_and_evaluate(small_runs.load(photos_folder, *fields), workdir)
-    return workdir
 
 
 @pytest.fixture(scope="module")
@@ -463,12 +454,3 @@ def test_how_a_published_model_is_executed_is_not_its_choice(published, tmp_path
     for name, value in {"run.workers": 10**6, "run.cache_dir": "/", "run.new": None}.items():
         of_field(name, value)(folder)
     assert hypjax.load(folder).config.run.to_dict() == default_config().run.to_dict()
-
-
-def test_importing_the_package_does_not_import_jax():
-    program = (
-        "import sys, hypjax; assert 'jax' not in sys.modules; hypjax.load; 'jax' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-    with pytest.raises(AttributeError, match="no attribute 'lode'"):
-        hypjax.lode  # noqa: B018

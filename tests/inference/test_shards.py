@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from hypjax import embed, train
+from hypjax import embed
 from hypjax.command import parse
 from hypjax.data.photos import find_photos
 from hypjax.errors import Interrupted, UserError
@@ -16,13 +16,6 @@ from hypjax.inference import embedder as inference
 from hypjax.inference.partial_gallery import Shard
 from hypjax.retrieval.embeddings import Embeddings
 from tests.helpers import small_runs
-
-
-@pytest.fixture(scope="module")
-def run(photos_folder, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("run")
-    train.train_and_evaluate(small_runs.load(photos_folder, "run.eval_batch_size=16"), workdir)
-    return workdir
 
 
 @pytest.fixture

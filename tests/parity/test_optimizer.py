@@ -92,9 +92,9 @@ def theirs(config, kind, schedule, clip):
     groups = []
     for path, parameter in params.items():
         name = GROUP_OF[path]
-        decay = config.decays[name]
+        decay = DECAYS[name]
         decay = config.weight_decay if decay is None else decay
-        rate = config.learning_rate * config.rates[name]
+        rate = config.learning_rate * RATES[name]
         groups.append({"params": [parameter], "lr": rate, "weight_decay": decay})
     optimizer = kind(groups, betas=(config.b1, config.b2), eps=config.eps)
     scheduler = schedule(optimizer)
@@ -121,9 +121,8 @@ def assert_agree(config, *arguments):
             np.testing.assert_allclose(value, expected[path], rtol=1e-6, atol=1e-7)
 
 
-def grouped(config):
-    config.rates.update(RATES)
-    config.decays.update(DECAYS)
+def grouped(config, **starts):
+    config.groups = tuple((name, RATES[name], DECAYS[name], starts.get(name, 0)) for name in RATES)
     return config
 
 
@@ -183,8 +182,7 @@ def test_clipping(changes, clip):
 
 def test_a_rate_of_0_until_a_step():
     """Moments accumulate before it, as with a learning rate of 0 in PyTorch."""
-    config = grouped(fields())
-    config.starts.encoder, config.starts.head = 10, 20
+    config = grouped(fields(), encoder=10, head=20)
     held = {("model", "encoder", "norm", "scale"): 10, ("model", "head", "kernel"): 20}
     starts = [held.get(path, 0) for path in SHAPES]
 

@@ -61,9 +61,13 @@ def test_a_decay_is_stepwise_or_gradual(load_glyphs):
 @pytest.mark.slow
 def test_a_group_does_not_change_before_its_start(photos_folder, tmp_path):
     """Its gradient counts in the norm, and its moments accumulate."""
-    config = small_runs.load(photos_folder, "optim.starts.encoder=12", "optim.clip_value=1")
+    config = small_runs.load(
+        photos_folder, "optim.groups=('encoder', 1, None, 12)", "optim.clip_value=1"
+    )
     train.train_and_evaluate(config, tmp_path / "held")
-    config = small_runs.load(photos_folder, "optim.starts.encoder=11", "optim.clip_value=1")
+    config = small_runs.load(
+        photos_folder, "optim.groups=('encoder', 1, None, 11)", "optim.clip_value=1"
+    )
     train.train_and_evaluate(config, tmp_path / "changed")
     held, changed = (
         restore_models(config, tmp_path / name)[1]["final"] for name in ("held", "changed")
@@ -76,16 +80,17 @@ def test_a_group_does_not_change_before_its_start(photos_folder, tmp_path):
     assert not np.array_equal(held["head"]["kernel"], first["head"]["kernel"])
 
 
-def test_the_longest_path_decides_how_a_group_of_the_objective_is_trained(load_glyphs):
+def test_the_longest_path_or_pattern_decides_how_a_parameter_is_trained(load_glyphs):
     """Adam's first steps on a constant gradient of 1 move everything by the learning rate."""
     config = load_glyphs(
-        *("optim.rates.objective=3", "optim.starts.objective=1", "optim.decays.objective=0"),
+        *("optim.groups=('objective', 3, 0, 1), ('model/*/b[12]', 5, None, 0)",),
         *("optim.weight_decay=0.1", "optim.clip_norm=None"),
     )
     groups = (Group(("proxies",), rate=50.0, start=2), Group(("proxies", "fixed"), weight_decay=0))
     optimizer = optim.create_optimizer(config.optim, lambda step: 1e-3, groups)
     names = {"scale": 1.0, "proxies": {"free": 1.0, "fixed": 1.0}}
-    params = {"objective": jax.tree.map(jnp.float32, names), "model": {"head": jnp.float32(1)}}
+    params = {"objective": jax.tree.map(jnp.float32, names), "model": {}}
+    params["model"]["head"] = jax.tree.map(jnp.float32, {"b1": 1.0, "b2": {"x": 1.0}, "b3": 1.0})
     state = optimizer.init(params)
     for step in range(4):
         updates, state = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
@@ -93,7 +98,8 @@ def test_the_longest_path_decides_how_a_group_of_the_objective_is_trained(load_g
             "scale": 3 * (step >= 1),
             "proxies": {"free": 50 * 1.1 * (step >= 2), "fixed": 1},
         }
-        expected = {"objective": expected, "model": {"head": 1.1}}
+        expected = {"objective": expected, "model": {}}
+        expected["model"]["head"] = {"b1": 5.5, "b2": {"x": 5.5}, "b3": 1.1}
         found = flatten_dict(updates)
         for path, value in flatten_dict(expected).items():
             np.testing.assert_allclose(found[path], -1e-3 * value, rtol=1e-4)
