@@ -22,7 +22,7 @@ from hypjax.data.photos import find_photos, read_table
 from hypjax.data.splits import Decoding, HeldOutClasses
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
-from hypjax.inference.partial_gallery import UnfinishedGallery
+from hypjax.inference.partial_gallery import PartialGallery
 from hypjax.models import VisionTransformer
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import load_timm, timm_state_dict
@@ -238,7 +238,7 @@ def test_runs_are_read_or_refused(tmp_path):
 
 def test_parts_of_a_gallery_are_read_or_embedded_again(tmp_path):
     def start():
-        return UnfinishedGallery(tmp_path / "gallery.npz", "facts")
+        return PartialGallery(tmp_path / "gallery.npz", "facts")
 
     with start() as unfinished:
         unfinished.add(np.ones((3, 2), np.float32), {1: "broken"}, saving=True)

@@ -18,7 +18,7 @@ from hypjax.data.pipeline import readable_batches
 from hypjax.errors import Interrupted, UserError
 from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.inference.matches import read_matches
-from hypjax.inference.partial_gallery import UnfinishedGallery, concatenated
+from hypjax.inference.partial_gallery import PartialGallery, concatenated
 from hypjax.inference.postprocess import model_fingerprint, saved_projection
 from hypjax.inference.weights import restore_best
 from hypjax.retrieval.embeddings import Embeddings
@@ -158,7 +158,7 @@ class TrainedEmbedder:
                 )
             console.say(f"{path} is complete already")
             return done
-        with UnfinishedGallery(path, f"{self.fingerprint} {fingerprint(photos)}") as unfinished:
+        with PartialGallery(path, f"{self.fingerprint} {fingerprint(photos)}") as unfinished:
             self._finish(unfinished, photos)
             embeddings = self._embeddings(photos, *unfinished.contents())
             if not len(embeddings):
@@ -171,7 +171,7 @@ class TrainedEmbedder:
             unfinished.remove()
         return embeddings
 
-    def _finish(self, unfinished: UnfinishedGallery, photos: Sequence[Photo]) -> None:
+    def _finish(self, unfinished: PartialGallery, photos: Sequence[Photo]) -> None:
         """Embeds the images that are not done yet.
 
         Raises:

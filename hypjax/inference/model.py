@@ -20,7 +20,7 @@ from hypjax.retrieval.refinement import Refinement
 from hypjax.system import hub
 from hypjax.system.caches import keep_compiled_programs
 
-Images = Given | Sequence[Given]
+AnyImages = Given | Sequence[Given]
 
 
 class Model:
@@ -46,7 +46,7 @@ class Model:
         self.space: Space = self._embedder.space
         self.fingerprint: str = self._embedder.fingerprint
 
-    def embed(self, images: Images) -> Float[np.ndarray, "images d"]:
+    def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
         """Embeds images.
 
         Args:
@@ -64,7 +64,7 @@ class Model:
             raise UserError(f"cannot read {name} ({reason})")
         return embeddings.vectors
 
-    def gallery(self, images: Images) -> Embeddings:
+    def gallery(self, images: AnyImages) -> Embeddings:
         """Embeds images to search among, with their paths and classes.
 
         Args:
@@ -81,8 +81,8 @@ class Model:
 
     def search(
         self,
-        gallery: Gallery | Images,
-        query: Images,
+        gallery: Gallery | AnyImages,
+        query: AnyImages,
         k: int = 10,
         refinement: Refinement | None = None,
     ) -> list[Hits]:

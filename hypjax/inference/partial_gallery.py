@@ -21,7 +21,7 @@ from hypjax.system.files import read_npz, write_text
 _SECONDS_BETWEEN_SAVES = 60
 
 
-class UnfinishedGallery:
+class PartialGallery:
     """Embeddings done so far; a context manager that holds the folder's lock.
 
     Attributes:

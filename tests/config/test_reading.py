@@ -1,4 +1,4 @@
-"""Configurations: overrides, identity, and the errors for invalid ones."""
+"""Configurations: names, overrides, identity, origins, and the errors for invalid ones."""
 
 import json
 import pathlib
@@ -7,6 +7,7 @@ import re
 import pytest
 
 from hypjax.config import (
+    choices,
     default_config,
     default_workdir,
     differences,
@@ -14,13 +15,19 @@ from hypjax.config import (
     for_files,
     identity,
     load_config,
+    override,
+    read_config,
+    show_origins,
     validate,
 )
 from hypjax.config.choices import GROUPS
+from hypjax.data.preparation.registry import BUILDERS
+from hypjax.data.views import TEST_VIEWS, TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.create import Entry
+from hypjax.retrieval import metric_rules
 from hypjax.runs.workdir import Workdir, saved_config
 
 
@@ -300,10 +307,10 @@ def test_an_objective_brings_its_own_fields(glyphs, toy):
 
 
 def test_hier_needs_more_points_than_neighbours(repository):
-    for override in ("objective.hier_proxies=20", "train.batch_size=20"):
-        field = override.partition("=")[0]
+    for setting in ("objective.hier_proxies=20", "train.batch_size=20"):
+        field = setting.partition("=")[0]
         with pytest.raises(UserError, match=rf"{field} is 20; it must be above objective\.hier_ne"):
-            load_config(f"{repository}/configs/cub.py:hier-dino", [override])
+            load_config(f"{repository}/configs/cub.py:hier-dino", [setting])
 
 
 def test_a_file_may_choose_another_objective(glyphs, toy, tmp_path):
@@ -352,3 +359,34 @@ def test_a_run_with_the_fields_of_an_older_version_is_the_same_run(tmp_path, rep
     (tmp_path / "config.json").write_text(json.dumps(file))
     with pytest.raises(UserError, match="optim.groups: .*'head', 100.0, 0.5, 0.* -> "):
         Workdir(tmp_path, config, compared=("optim.",))
+
+
+def rows(spec, *overrides):
+    config = override(read_config(spec), overrides)
+    lines = show_origins(config, spec, read_config(spec), overrides).splitlines()
+    assert len(lines) == len(flatten(config))
+    return {line.split()[0]: line for line in lines}
+
+
+def test_each_field_has_its_value_and_origin(repository):
+    spec = str(repository / "configs/glyphs.py:sph")
+    found = rows(spec, "train.total_steps=70", "objective.temperature=0.3")
+    assert found["config.train.total_steps"].split()[1:] == ["70", "command", "line"]
+    assert found["config.objective.temperature"].split()[1:] == ["0.3", "command", "line"]
+    assert found["config.data.image_size"].split()[1:] == ["32", spec]
+    assert found["config.optim.clip_norm"].endswith("3.0")  # A default.
+    assert "'sphere'" in found["config.objective.space"]
+
+
+def test_another_loss_on_the_command_line(repository):
+    found = rows(str(repository / "configs/glyphs.py:hyp"), "objective.name=triplet")
+    assert found["config.objective.name"].endswith("command line")
+    assert "config.objective.temperature" not in found
+
+
+def test_names_and_implementations_match():
+    assert {*choices.DATASETS, choices.DISTRACTORS} == {"folder", *BUILDERS}
+    assert {*choices.BENCHMARKS} < {*choices.DATASETS}
+    assert choices.TRAIN_VIEWS == tuple(TRAIN_VIEWS)
+    assert choices.TEST_VIEWS == tuple(TEST_VIEWS)
+    assert set(choices.METRICS) == {*metric_rules.AT_K, *metric_rules.WITHOUT_K}

@@ -32,7 +32,7 @@ from hypjax.inference import partial_gallery as unfinished
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.evaluator import create_evaluator
 from hypjax.inference.hits import Hits, find_hits
-from hypjax.inference.partial_gallery import UnfinishedGallery
+from hypjax.inference.partial_gallery import PartialGallery
 from hypjax.inference.postprocess import model_fingerprint
 from hypjax.inference.weights import restore_best, restore_models
 from hypjax.objectives import softmax_temperature
@@ -287,16 +287,16 @@ def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_pat
 
 
 def test_unfinished_work_of_a_damaged_description_is_done_again(tmp_path):
-    with UnfinishedGallery(tmp_path / "g.npz", "facts") as gallery:
+    with PartialGallery(tmp_path / "g.npz", "facts") as gallery:
         gallery.add(np.ones((3, 2), np.float32), {}, saving=True)
     (tmp_path / "g.npz.unfinished/facts").write_bytes(b"\xffacts")
-    with UnfinishedGallery(tmp_path / "g.npz", "facts") as gallery:
+    with PartialGallery(tmp_path / "g.npz", "facts") as gallery:
         assert gallery.done == 0
 
 
 def test_two_processes_do_not_write_one_file(embedder, photos_folder, tmp_path):
     found = find_photos(str(photos_folder))
-    with UnfinishedGallery(tmp_path / "g.npz", "facts"):
+    with PartialGallery(tmp_path / "g.npz", "facts"):
         with pytest.raises(UserError, match="g.npz is being written by another process"):
             embedder.embed_to(tmp_path / "g.npz", found)
 
