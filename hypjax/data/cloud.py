@@ -25,14 +25,9 @@ def copies() -> pathlib.Path:
 
 
 def local_copy(url: str, name: str, version: str) -> pathlib.Path:
-    """Copies a prepared dataset's folder to the cache, unless it is already there.
+    """Copies a dataset from the data directory at a URL to the cache, unless it is there.
 
     A copy is never compared with its source again, since a prepared version does not change.
-
-    Args:
-        url: URL of the data directory.
-        name: Name of the dataset.
-        version: The version to copy.
 
     Returns:
         A local data directory with the dataset.

@@ -148,6 +148,7 @@ class Dataset:
         """Returns the part of the i-th image that a function of its height and width selects."""
         with self._naming_errors(i):
             if (whole := self._cached(i)) is not None:
+                # Of a memory map, only the pixels of the box are read.
                 inner = self._inner(i, whole.shape[:2])
                 whole = whole[inner.top : inner.bottom, inner.left : inner.right]
                 own = whole.shape[:2]
@@ -159,7 +160,7 @@ class Dataset:
                 return pixels.show(pixels.from_array(whole), Frame(size, box), side)
             encoded = self._encoded(i)
             if self.fast:
-                inner = self._inner(i, tuple(map(int, self.sizes[i])))
+                inner = self._inner(i, self.sizes[i].tolist())
                 own = inner.bottom - inner.top, inner.right - inner.left
                 top, left, height, width = frame(*own).box_within(own)
                 box = top + inner.top, left + inner.left, height, width
@@ -172,7 +173,7 @@ class Dataset:
                 image = image.crop((inner.left, inner.top, inner.right, inner.bottom))
             return pixels.show(image, frame(image.height, image.width), side)
 
-    def _inner(self, i: int, size: tuple[int, int]) -> "_Inner":
+    def _inner(self, i: int, size: Sequence[int]) -> "_Inner":
         """Returns the i-th image's box within its height and width, or all of it."""
         height, width = size
         if self.boxes is None:
@@ -289,12 +290,8 @@ def joined(first: Dataset, second: Dataset) -> Dataset:
 def with_host_cache(dataset: Dataset, key: str, decoding: Decoding) -> Dataset:
     """Returns a dataset that reads decoded images from the host cache, if there is one.
 
-    `fill_cache` must then decode the images before they are read.
-
-    Args:
-        dataset: All images of a source, in its order.
-        key: Name of the cache's file; differs if any image differs.
-        decoding: Names the cache's folder.
+    `fill_cache` must then decode the images before they are read. The dataset holds all images of a
+    source, in its order; the key, by which the file is named, differs if any of them differs.
     """
     if decoding.cache_dir is None:
         return dataset

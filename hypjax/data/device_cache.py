@@ -7,6 +7,7 @@ Only the precision of the sums differs, so that a level is occasionally off by o
 `jax.image.scale_and_translate` rounds once, and mixes pixels beyond the edge of a box into it.
 """
 
+import bisect
 import concurrent.futures
 import dataclasses
 import functools
@@ -32,7 +33,7 @@ from hypjax.system import console, machine
 from hypjax.system.machine import usable_cores
 from hypjax.types import Batch, Crops
 
-_PART = 2**27  # Bytes copied to the devices at once.
+_PART = 2**27  # Bytes copied to the devices at once: the host needs memory for a part alone.
 _MIN_PARTS = 16
 _SHARE = 0.8  # Of free memory for images; the model and its activations need some too.
 _PADDING_BOX = (0, 0, 1, 1)  # One pixel.
@@ -101,7 +102,11 @@ class CacheLayout:
 
     @functools.cached_property
     def part_rows(self) -> int:
-        """Rows that are copied to the devices at once; as many are free after the last image."""
+        """Rows that are copied to the devices at once; as many are free after the last image.
+
+        All parts have this size, so that one program writes them; the last one extends beyond the
+        images.
+        """
         rows = int(self._stored_sizes[:, 0].sum())
         most = min(_PART // (self.channels * self.max_columns), rows // _MIN_PARTS)
         return max(self.max_rows, most)
@@ -187,14 +192,11 @@ def plan_layout(
 
 def _fitting_side(sizes: Int[np.ndarray, "images 2"], channels: int, room: float) -> int | None:
     """Returns the largest stored side with which images fit, or None if there is none."""
-    fits, fails = 0, int(sizes.min(axis=1).max())
-    while fails - fits > 1:
-        side = (fits + fails) // 2
-        if lay_out(stored_sizes(sizes, side), channels).bytes <= room:
-            fits = side
-        else:
-            fails = side
-    return fits or None
+    sides = range(1, int(sizes.min(axis=1).max()))
+    fitting = bisect.bisect_right(
+        sides, room, key=lambda side: lay_out(stored_sizes(sizes, side), channels).bytes
+    )
+    return fitting or None
 
 
 def _bytes(number: float) -> str:
@@ -246,16 +248,10 @@ def _put(store: Array, part: Array, row: Array) -> Array:
 def crop_batches(
     layout: CacheLayout, plan: Callable[[int], Plan], steps: range, rows: range
 ) -> Generator[Batch, None, None]:
-    """Yields the batches of the given steps, to be cropped on the device.
+    """Yields the batches of the given steps, counted from 0, to be cropped on the device.
 
-    Images and flips are those of the given rows of a batch; labels and ids are those of the whole
-    batch.
-
-    Args:
-        layout: Where images are stored.
-        plan: Returns the images of a step and their crop boxes.
-        steps: Steps to yield, counted from 0.
-        rows: Rows of each batch to deliver, padded beyond its end.
+    Images and flips are those of the given rows of a batch, padded beyond its end; labels and ids
+    are those of the whole batch.
     """
     for step in steps:
         planned = plan(step)
@@ -279,13 +275,8 @@ def _padded_rows(
 
 
 def cut(store: Store, crops: Crops, side: int) -> UInt8[Array, "crops side side channels"]:
-    """Crops boxes of stored images and resizes them to squares.
-
-    Args:
-        store: The images.
-        crops: The boxes.
-        side: Side of the squares, in pixels.
-    """
+    """Crops boxes of stored images and resizes them to squares with a side of so many pixels."""
+    # As many at a time as fit in memory as float32, in slices of equal size: one program.
     extent = max(store.length, store.pixels.shape[1] // store.channels)
     fitting = _MAX_BYTES // (4 * store.channels * extent**2)
     count = math.ceil(len(crops.row) / max(1, min(_MAX_IMAGES, fitting)))

@@ -35,9 +35,6 @@ class GroundTruth(NamedTuple):
 def read_ground_truth(path: str | pathlib.Path) -> GroundTruth:
     """Reads a file such as `gnd_roxford5k.pkl`, without running any code that it may hold.
 
-    Args:
-        path: The file.
-
     Raises:
         UserError: The file cannot be read, could run code, is damaged, or is of another kind.
     """
@@ -50,15 +47,7 @@ def read_ground_truth(path: str | pathlib.Path) -> GroundTruth:
 
 
 def parse_ground_truth(data: bytes, place: str) -> GroundTruth:
-    """Reads the bytes of such a file.
-
-    Args:
-        data: The file's bytes.
-        place: The file, for messages.
-
-    Raises:
-        UserError: See `read_ground_truth`.
-    """
+    """Reads the bytes of such a file, which is at a place, see `read_ground_truth`."""
     loaded = safe_pickle.loads(data, place)
     try:
         queries, gallery = (tuple(as_array(loaded[key]).tolist()) for key in ("qimlist", "imlist"))

@@ -35,13 +35,7 @@ class DecodedImages:
     """The pixels of images of known sizes, in a file."""
 
     def __init__(self, path: pathlib.Path, sizes: Int[np.ndarray, "images 2"], channels: int):
-        """Refers to a file that may not exist yet.
-
-        Args:
-            path: Path of the file.
-            sizes: Height and width of each image.
-            channels: 1 for greyscale, 3 for RGB.
-        """
+        """Refers to a file, which may not exist yet, of images of these heights and widths."""
         self._path, self._sizes, self._channels = path, np.asarray(sizes, np.int64), channels
         lengths = self._sizes.prod(axis=1) * channels
         self._offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -67,6 +61,7 @@ class DecodedImages:
             pixels = self._map[start:end]
         except FileNotFoundError as error:  # Another process has found it damaged.
             raise DamagedCacheError from error
+        # Memory maps report no damage: a truncated or overwritten file gives other pixels.
         if not self._verified[i]:
             if zlib.crc32(pixels) != self._checksums[i]:
                 self._discard()
@@ -117,10 +112,7 @@ class DecodedImages:
         return zlib.crc32(checksums).to_bytes(4, "little") == last
 
     def fill(self, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]) -> None:
-        """Writes the file, unless it exists.
-
-        Args:
-            decode: Returns the pixels of the i-th image.
+        """Writes the file, unless it exists; a function decodes the i-th image.
 
         Raises:
             UserError: If there is no space, the folder cannot be written, or an image cannot be
@@ -135,7 +127,9 @@ class DecodedImages:
                 console.warn(
                     f"the decoded images in {self._path} are damaged; they are decoded again"
                 )
+            # A full disk would show only after hours of decoding.
             self._require_space()
+            # A process that is killed leaves no file that looks complete.
             unfinished = self._path.with_suffix(".unfinished")
             try:
                 with unfinished.open("wb") as file:  # Overwrites that of a killed process.

@@ -146,10 +146,6 @@ def hold_out_images(dataset: Dataset, seed: int) -> tuple[Dataset, Dataset]:
 
     Classes with fewer than four images are only trained on.
 
-    Args:
-        dataset: The dataset.
-        seed: Seed of the choice.
-
     Returns:
         The remaining images and the held-out ones.
 
@@ -179,15 +175,7 @@ def hold_out_validation(
 ) -> tuple[Dataset, Dataset | None]:
     """Holds out validation classes; a share of few classes holds out none.
 
-    Args:
-        dataset: Training images.
-        held_out: Classes to hold out.
-
-    Returns:
-        The remaining images and the held-out ones, None if there are none.
-
-    Raises:
-        UserError: If a number of classes would leave fewer than two.
+    Returns and raises what `hold_out` does.
     """
     amount, classes = held_out.validation, dataset.num_classes
     if 0 < amount < 1 and classes < _FEW_CLASSES:
@@ -199,23 +187,25 @@ def hold_out_validation(
 def check_classes(name: str, splits: Splits) -> None:
     """Checks that parts can be trained on and searched, and warns of classes with one image.
 
-    Args:
-        name: Name of the dataset for messages.
-        splits: Its parts.
-
     Raises:
         UserError: If a part has fewer than two classes, or no query has an image to find.
     """
-    train, validation, test, gallery, *_ = splits
-    judged = splits.judgements is not None
-    parts = {"train": train, "validation": validation, "test": None if judged else test}
+    train, judged = splits.train, splits.judgements is not None
+    test = None if judged else splits.test
+    parts = {"train": train, "validation": splits.validation, "test": test}
     for part, images in parts.items():
         if images is not None and images.num_classes < 2:
             raise UserError(
                 f"the {part} part of {name} has {images.num_classes} class; it needs two or more"
             )
-    for part, items in (("validation", None), ("test", gallery)):
-        if parts[part] is not None and not _any_match(parts[part], items):
+    for part, gallery in (("validation", None), ("test", splits.gallery)):
+        if (queries := parts[part]) is None:
+            continue
+        if gallery is None:
+            match = np.bincount(queries.labels).max() > 1
+        else:
+            match = np.isin(queries.labels, gallery.labels).any()
+        if not match:
             raise UserError(
                 f"no image in the {part} part of {name} has another image of its class to find"
             )
@@ -229,10 +219,3 @@ def check_classes(name: str, splits: Splits) -> None:
             f"{single} of {train.num_classes} training classes have one image, "
             "which is compared with itself"
         )
-
-
-def _any_match(queries: Dataset, gallery: Dataset | None) -> bool:
-    """Whether any query has an image of its class to find."""
-    if gallery is None:
-        return np.bincount(queries.labels).max() > 1
-    return bool(np.isin(queries.labels, gallery.labels).any())

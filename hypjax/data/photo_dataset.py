@@ -76,16 +76,11 @@ def files_of(photos: Sequence[Photo]) -> Dataset:
 
 
 def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses) -> Splits:
-    """Opens the images of a folder or a table.
+    """Opens the images of a folder or a table; holds out classes if they are not split already.
 
     A folder has one sub-folder per class, or `train` and `test` with such sub-folders; see
     `photos.list_folder` and `photos.read_table`. Every image is decoded once to check that it is
     readable, unless that was done before and no file has changed.
-
-    Args:
-        path: The folder or table.
-        decoding: How images are decoded and cached.
-        held_out: Classes to hold out if the images are not split already.
 
     Raises:
         UserError: If there is no such folder or table, an image cannot be read, or there are too

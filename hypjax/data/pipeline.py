@@ -51,24 +51,22 @@ class _PlannedViews:
     view: View
 
     def __call__(self, step: int, piece: range) -> ReadableBatch:
-        plan = self.plan(step)
-        images = _black(self.view, len(piece))
-        for image, place in zip(images, piece, strict=True):
-            if (i := self.rows[place]) >= len(plan.ids):
-                break
-            image[...] = self.dataset.crop(
-                int(plan.ids[i]),
-                plan.boxes[i].tolist(),
-                self.view.side,
-                self.view.channels,
-                tuple(plan.sizes[i].tolist()),
-            )
+        plan, view = self.plan(step), self.view
+        images = _black(view, len(piece))
+        for image, row in zip(images, self._rows(plan, piece), strict=False):
+            box, size = plan.boxes[row].tolist(), tuple(plan.sizes[row].tolist())
+            image[...] = self.dataset.crop(int(plan.ids[row]), box, view.side, view.channels, size)
         return ReadableBatch(images, {})
 
     def describe(self, step: int, piece: range) -> str:
-        first = self.rows.start
-        ids = self.plan(step).ids[first + piece.start : first + piece.stop]
+        plan = self.plan(step)
+        ids = [int(plan.ids[row]) for row in self._rows(plan, piece)]
         return f"step {step + 1}, {_name_images(self.dataset, ids)}"
+
+    def _rows(self, plan: Plan, piece: range) -> range:
+        """Rows of the batch at some places, without those that pad it."""
+        rows = self.rows[piece.start : piece.stop]
+        return range(rows.start, min(rows.stop, len(plan.ids)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,14 +80,11 @@ class _TestViews:
     rows: range
     view: View
     batch_size: int
-    tolerant: bool = False
+    tolerant: bool
 
     def __call__(self, batch: int, piece: range) -> ReadableBatch:
-        images = _black(self.view, len(piece))
-        broken = {}
-        for image, place in zip(images, piece, strict=True):
-            if (i := batch * self.batch_size + self.rows[place]) >= len(self.dataset):
-                break
+        images, broken = _black(self.view, len(piece)), {}
+        for image, place, i in zip(images, piece, self._images(batch, piece), strict=False):
             try:
                 image[...] = self.dataset.test_view(i, self.view)
             except UserError as error:
@@ -99,9 +94,17 @@ class _TestViews:
         return ReadableBatch(images, broken)
 
     def describe(self, batch: int, piece: range) -> str:
-        first = batch * self.batch_size + self.rows.start
-        ids = range(first + piece.start, min(first + piece.stop, len(self.dataset)))
-        return f"an evaluation, {_name_images(self.dataset, ids)}"
+        return f"an evaluation, {_name_images(self.dataset, self._images(batch, piece))}"
+
+    def _images(self, batch: int, piece: range) -> range:
+        """Images at some places of a batch, without those that pad it."""
+        rows, first = self.rows[piece.start : piece.stop], batch * self.batch_size
+        return range(first + rows.start, min(first + rows.stop, len(self.dataset)))
+
+    def batches(self, workers: Workers) -> Generator[ReadableBatch, None, None]:
+        """Yields all batches."""
+        numbers = range(-(-len(self.dataset) // self.batch_size))
+        return assemble_batches(self, numbers, len(self.rows), workers)
 
 
 def _black(view: View, count: int) -> UInt8[np.ndarray, "count side side channels"]:
@@ -110,7 +113,7 @@ def _black(view: View, count: int) -> UInt8[np.ndarray, "count side side channel
 
 def _name_images(dataset: Dataset, ids: Iterable[int]) -> str:
     """Lists the names of images; of many, the first few and the last."""
-    names = [dataset.name(int(i)) for i in ids]
+    names = [dataset.name(i) for i in ids]
     if len(names) > _MAX_NAMED:
         names = [*names[: _MAX_NAMED - 1], "...", names[-1]]
     return f"images {', '.join(names)}"
@@ -142,6 +145,8 @@ def training_batches(
             images.
         StalledError: If a piece of a batch does not arrive in time.
     """
+    # A step's plan is made from (seed, step) alone, here and in each worker, so pixels depend
+    # neither on who prepares them nor on where a run was resumed.
     plan = _CachedPlans(plan)
     if not steps:
         return
@@ -180,9 +185,7 @@ def evaluation_batches(
         StalledError: If a piece of a batch does not arrive in time.
     """
     rows = range(batch_size) if rows is None else rows
-    views = _TestViews(dataset, rows, view, batch_size)
-    numbers = range(-(-len(dataset) // batch_size))
-    batches = assemble_batches(views, numbers, len(rows), workers)
+    batches = _TestViews(dataset, rows, view, batch_size, tolerant=False).batches(workers)
     with contextlib.closing(batches):
         for images, _ in batches:
             yield images
@@ -193,5 +196,4 @@ def readable_batches(
 ) -> Generator[ReadableBatch, None, None]:
     """Yields what `evaluation_batches` yields, but tolerates and reports unreadable images."""
     views = _TestViews(dataset, range(batch_size), view, batch_size, tolerant=True)
-    numbers = range(-(-len(dataset) // batch_size))
-    return assemble_batches(views, numbers, batch_size, workers)
+    return views.batches(workers)

@@ -12,7 +12,7 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Int
 
 from hypjax.data.views import TrainView
 
@@ -147,13 +147,11 @@ class ClassPlans(Plans):
         """Returns the positions of the step's images, class by class."""
         rng = self.rng(_IMAGES, step)
         classes = self.choose_classes(step)
-        return np.concatenate([self._draw(rng, self.members[c]) for c in classes])
-
-    def _draw(
-        self, rng: np.random.Generator, members: Shaped[np.ndarray, " members"]
-    ) -> Shaped[np.ndarray, " d"]:
-        repeats = self.repeats or len(members) < self.samples_per_class
-        return rng.choice(members, self.samples_per_class, replace=repeats)
+        drawn = []
+        for members in (self.members[c] for c in classes):
+            repeats = self.repeats or len(members) < self.samples_per_class
+            drawn.append(rng.choice(members, self.samples_per_class, replace=repeats))
+        return np.concatenate(drawn)
 
 
 class EpochClassPlans(ClassPlans):

@@ -233,10 +233,6 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 def open_records(builder: tfds.core.DatasetBuilder, split: str) -> Records:
     """Opens one split of a prepared dataset, without reading records.
 
-    Args:
-        builder: Builder of the dataset.
-        split: Name of a split in `builder.info.splits`.
-
     Raises:
         UserError: If files are damaged or missing.
     """
@@ -355,24 +351,8 @@ def _strings(column: pyarrow.ChunkedArray) -> Shaped[np.ndarray, " rows"]:
     return values.dictionary.to_numpy(zero_copy_only=False)[values.indices.to_numpy()]
 
 
-class Judged(NamedTuple):
-    """What is known of the queries, in their order.
-
-    Attributes:
-        boxes: Part of each query image that shows the object: left, top, right and bottom.
-        judgements: Positions of judged images in the gallery.
-    """
-
-    boxes: Int[np.ndarray, "queries 4"]
-    judgements: Judgements
-
-
 def read_pairs(builder: tfds.core.DatasetBuilder, names: Names) -> Int[np.ndarray, "pairs 2"]:
-    """Reads the pairs as positions of images.
-
-    Args:
-        builder: A prepared dataset that has pairs.
-        names: Names of the training images, by position.
+    """Reads a dataset's pairs as positions among the named training images.
 
     Raises:
         UserError: The table is damaged or missing.
@@ -383,13 +363,14 @@ def read_pairs(builder: tfds.core.DatasetBuilder, names: Names) -> Int[np.ndarra
     return pairs[(pairs >= 0).all(axis=1)]
 
 
-def read_judgements(builder: tfds.core.DatasetBuilder, queries: Names, gallery: Names) -> Judged:
-    """Reads the boxes and judgements of queries.
+def read_judgements(
+    builder: tfds.core.DatasetBuilder, queries: Names, gallery: Names
+) -> tuple[Int[np.ndarray, "queries 4"], Judgements]:
+    """Reads what is known of the named queries.
 
-    Args:
-        builder: A prepared dataset that has judgements.
-        queries: Names of the queries.
-        gallery: Names of the images to search, by position.
+    Returns:
+        Part of each query image that shows the object: left, top, right and bottom, in pixels;
+        and positions of judged images in the gallery.
 
     Raises:
         UserError: The table is damaged or missing, or lacks a query.
@@ -407,7 +388,7 @@ def read_judgements(builder: tfds.core.DatasetBuilder, queries: Names, gallery: 
         found = ([known[name] for name in listed[row] if name in known] for row in rows)
         return [np.array(positions, np.int64) for positions in found]
 
-    return Judged(boxes[rows], Judgements(*map(items, Judgements._fields)))
+    return boxes[rows], Judgements(*map(items, Judgements._fields))
 
 
 def _positions(wanted: Names, names: Names) -> Int[np.ndarray, " wanted"]:

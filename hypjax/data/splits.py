@@ -25,10 +25,7 @@ from hypjax.types import Judgements
 
 
 def open_splits(config: ConfigDict) -> Splits:
-    """Opens a dataset; one that needs no files is prepared first if necessary.
-
-    Args:
-        config: The run's configuration.
+    """Opens a run's dataset; one that needs no files is prepared first if necessary.
 
     Raises:
         UserError: If the dataset is unknown, is not prepared, cannot be read, or has too few
@@ -94,12 +91,7 @@ def _open_prepared(
     """Opens a prepared dataset; a built-in one is prepared first if necessary.
 
     If a partial copy has no test images, test classes are held out from the training classes.
-
-    Args:
-        name: Name of the dataset.
-        data_dir: Folder or cloud URL of prepared datasets; TFDS's default if None.
-        decoding: How images are decoded and cached.
-        held_out: Classes to hold out from the training classes.
+    `data_dir` is the folder or cloud URL of prepared datasets; TFDS's default if None.
     """
     opened = _open(name, data_dir, decoding)
     parts, notes = opened.parts, opened.notes
@@ -160,18 +152,19 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
 
     builder = prepare.open_builder(name, data_dir)
     records = {split: open_records(builder, split) for split in builder.info.splits}
-    pairs = judged = None
+    pairs = boxes = judgements = None
     if PAIRS in builder.TABLES and "train" in records:
         pairs = read_pairs(builder, records["train"].names)
     if JUDGEMENTS in builder.TABLES and {"query", "gallery"} <= records.keys():
-        judged = read_judgements(builder, records["query"].names, records["gallery"].names)
+        names = records["query"].names, records["gallery"].names
+        boxes, judgements = read_judgements(builder, *names)
     # What determines results: the name and version, and of the images labels, sizes and checksums.
     digest = hashlib.sha256(builder.info.full_name.encode())
     for part in records.values():
         for array in (part.labels, part.sizes, part.checksums):
             digest.update(array.tobytes())
     relations: list[Shaped[np.ndarray, ...]] = [] if pairs is None else [pairs]
-    relations += [] if judged is None else [judged.boxes, *itertools.chain(*judged.judgements)]
+    relations += [] if boxes is None else [boxes, *itertools.chain(*judgements)]
     for array in relations:
         digest.update(repr(array.shape).encode() + array.tobytes())
     fingerprint = digest.hexdigest()[:32]
@@ -189,10 +182,10 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
             class_names=part.class_names,
             group_names=groups,
             fast=decoding.fast,
-            boxes=judged.boxes if judged and split == "query" else None,
+            boxes=boxes if split == "query" else None,
             pairs=pairs if split == "train" else None,
         )
         parts[split] = with_host_cache(dataset, f"{fingerprint}-{split}", decoding)
     note = prepare.describe_partial(name, prepare.count(builder))
     notes = () if note is None else (note,)
-    return _Opened(parts, judged and judged.judgements, fingerprint, notes, str(builder.data_dir))
+    return _Opened(parts, judgements, fingerprint, notes, str(builder.data_dir))

@@ -192,13 +192,9 @@ class _ProgressLog:
 def _start_workers(
     pieces: _Pieces, workers: int, log: _ProgressLog, shared: "weakref.WeakSet[SharedMemory]"
 ) -> grain.IterDataset:
-    """Returns the pieces in order, as workers prepare them.
+    """Returns the pieces in order, as worker processes prepare them, or threads if there are 0.
 
-    Args:
-        pieces: The pieces.
-        workers: Number of worker processes; 0 uses threads.
-        log: Where worker processes note their progress.
-        shared: Receives the shared memory in which processes deliver.
+    Processes note their progress in the log; `shared` receives the memory in which they deliver.
     """
     dataset = grain.MapDataset.range(len(pieces)).map(pieces)
     ahead = _AHEAD // _PIECE
@@ -241,7 +237,7 @@ class _Deliveries:
     """The items of an iterable, each of which must arrive within a time limit.
 
     A separate thread creates the iterator, reads one item ahead, and closes it. If an item never
-    arrives or a worker never ends, only that thread is blocked.
+    arrives or a worker never ends, as with storage that hangs, only that thread is blocked.
     """
 
     def __init__(self, source: Iterable[ReadableBatch], timeout: float) -> None:
@@ -299,13 +295,10 @@ def _deliver(
 def _close(
     deliveries: _Deliveries, patience: float, survivors: list[multiprocessing.Process] | None
 ) -> bool:
-    """Closes an iterator, and returns whether it closed in time.
+    """Closes an iterator, and returns whether it closed in so many seconds.
 
-    Args:
-        deliveries: The iterator.
-        patience: Seconds to wait.
-        survivors: If given, all other child processes are killed while waiting: Grain would wait
-            for a stuck worker, and it starts workers one after the other.
+    If survivors are given, all other child processes are killed while waiting: Grain would wait for
+    a stuck worker, and it starts workers one after the other.
     """
     deadline = time.monotonic() + patience
     while True:

@@ -47,6 +47,14 @@ def prepared(tmp_path, config_name, write=None, **options):
     return written
 
 
+@pytest.fixture(scope="module")
+def cub(tmp_path_factory):
+    """A folder with a small copy of CUB, prepared once."""
+    folder = tmp_path_factory.mktemp("cub")
+    prepared(folder, "cub")
+    return folder
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[] if n == "inshop" else [pytest.mark.slow]) for n in WRITERS],
@@ -88,7 +96,7 @@ def test_a_copy_without_test_images_is_tested_on_held_out_classes(tmp_path, repo
     assert splits.notes[1] == "tested on 2 of the training classes, held out"
 
 
-def test_unusable_copies_are_rejected(tmp_path, repository):
+def test_unusable_copies_are_rejected(tmp_path, repository, cub):
     for i, (classes, message) in enumerate(
         [
             ((101, 102), r"this copy of cub200 in .* has no training images"),
@@ -100,11 +108,10 @@ def test_unusable_copies_are_rejected(tmp_path, repository):
         prepared(folder, "cub", lambda root, classes=classes: disk.write_cub(root, classes))
         with pytest.raises(UserError, match=message):
             open_splits(load(repository, folder, "cub"))
-    prepared(tmp_path, "cub")
     with pytest.raises(
         UserError, match="test_classes is 2.*; it must be 0: cub200 has its own tes"
     ):
-        open_splits(load(repository, tmp_path, "cub", "data.test_classes=2"))
+        open_splits(load(repository, cub, "cub", "data.test_classes=2"))
 
 
 @pytest.mark.parametrize("part", ["query", "gallery"])
@@ -131,30 +138,26 @@ def test_groups_have_the_same_numbers_in_all_splits(tmp_path, repository):
     ("sampling", "repeats", "kind"),
     [("epoch_classes", False, EpochClassPlans), ("drawn_classes", True, DrawnClassPlans)],
 )
-def test_a_configuration_selects_its_sampling(tmp_path, repository, sampling, repeats, kind):
-    prepared(tmp_path, "cub")
+def test_a_configuration_selects_its_sampling(cub, repository, sampling, repeats, kind):
     fields = [f"train.sampling={sampling}", f"train.repeat_images={repeats}"]
-    config = load(repository, tmp_path, "cub", *fields)
+    config = load(repository, cub, "cub", *fields)
     plans = create_plans(config, open_splits(config))
     assert type(plans) is kind and plans.repeats == repeats
     assert (plans.batch_size, plans.samples_per_class) == (4, 2)
     with pytest.raises(UserError, match="sampling is 'shuffled'; it must be epoch_classes or dr"):
-        train.validate(load(repository, tmp_path, "cub", "train.sampling=shuffled"))
+        train.validate(load(repository, cub, "cub", "train.sampling=shuffled"))
 
 
-def test_a_copy_with_other_pixels_is_another_dataset(tmp_path, repository):
+def test_a_copy_with_other_pixels_is_another_dataset(tmp_path, repository, cub):
     """Labels and sizes are equal, but one image has other pixels."""
-    prepared(tmp_path / "a", "cub")
     name = "images/001.Bird_1/Bird_1_0000.jpg"
     other = disk.picture(name, "other")
     classes = (1, 2, 3, 101, 102, 103)
-    prepared(
-        tmp_path / "b", "cub", lambda root: disk.write_cub(root, classes, broken={name: other})
-    )
-    a, b = (open_splits(load(repository, tmp_path / side, "cub")) for side in "ab")
+    prepared(tmp_path, "cub", lambda root: disk.write_cub(root, classes, broken={name: other}))
+    a, b = (open_splits(load(repository, folder, "cub")) for folder in (cub, tmp_path))
     np.testing.assert_array_equal(a.train.sizes, b.train.sizes)
     assert a.fingerprint != b.fingerprint
-    again = open_splits(load(repository, tmp_path / "a", "cub", "seed=5"))
+    again = open_splits(load(repository, cub, "cub", "seed=5"))
     assert again.fingerprint == a.fingerprint
 
 
@@ -179,12 +182,9 @@ def test_queries_without_a_match_are_left_out_and_counted(tmp_path, repository):
     assert scores["encoder"]["recall@1"] == 1 / 2  # but one query is at the point of another class.
 
 
-def test_cached_runs_see_the_same_pixels_and_store_them_once(tmp_path, repository, monkeypatch):
-    prepared(tmp_path, "cub")
-    config = load(repository, tmp_path, "cub")
-    cached = load(
-        *(repository, tmp_path, "cub", "run.cache=host", f"run.cache_dir={tmp_path / 'cache'}")
-    )
+def test_cached_runs_see_the_same_pixels_and_store_them_once(tmp_path, repository, cub):
+    config = load(repository, cub, "cub")
+    cached = load(repository, cub, "cub", "run.cache=host", f"run.cache_dir={tmp_path / 'cache'}")
     exact, kept = open_splits(config), open_splits(cached)
     assert kept.fingerprint == exact.fingerprint
     for a, b in zip(exact[:3], kept[:3], strict=True):
@@ -197,10 +197,9 @@ def test_cached_runs_see_the_same_pixels_and_store_them_once(tmp_path, repositor
     )
 
 
-def test_the_fast_decoder_is_noted_with_every_result(tmp_path, repository):
-    prepared(tmp_path, "cub")
-    splits = open_splits(load(repository, tmp_path, "cub", "data.decoder=fast"))
+def test_the_fast_decoder_is_noted_with_every_result(cub, repository):
+    splits = open_splits(load(repository, cub, "cub", "data.decoder=fast"))
     assert any("fast" in note for note in splits.notes)
     assert splits.train.fast and splits.test.fast
     with pytest.raises(UserError, match="config.run.cache is 'host'; it must be none"):
-        train.validate(load(repository, tmp_path, "cub", "data.decoder=fast", "run.cache=host"))
+        train.validate(load(repository, cub, "cub", "data.decoder=fast", "run.cache=host"))

@@ -233,8 +233,8 @@ def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(few, tmp
     pairs = read_pairs(builder, train.names)
     assert len(pairs) == 4 * 5 * 9
     assert np.array_equal(*train.labels[pairs.T])
-    judged = read_judgements(builder, query.names, gallery.names)
-    for label, *items in zip(query.labels, *judged.judgements, strict=True):
+    boxes, judgements = read_judgements(builder, query.names, gallery.names)
+    for label, *items in zip(query.labels, *judgements, strict=True):
         assert [len(found) for found in items] == [5, 5, 2]
         assert np.array_equal(np.flatnonzero(gallery.labels == label), np.concatenate(items))
-    assert (judged.boxes[:, :2] < judged.boxes[:, 2:]).all()
+    assert (boxes[:, :2] < boxes[:, 2:]).all()
