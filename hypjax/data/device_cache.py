@@ -26,6 +26,7 @@ from PIL import Image
 from hypjax import parallel
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
+from hypjax.data.host_cache import in_bytes
 from hypjax.data.plans import Plan
 from hypjax.data.views import stored_sizes
 from hypjax.errors import UserError
@@ -165,13 +166,9 @@ def lay_out(sizes: Int[np.ndarray, "images 2"], channels: int) -> CacheLayout:
 def plan_layout(
     sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int, *, scalable: bool
 ) -> CacheLayout:
-    """Lays training images out on the devices.
+    """Lays training images out on the devices, with the sizes at which they are cropped.
 
-    Args:
-        sizes: Heights and widths at which the images are cropped.
-        mesh: The devices.
-        channels: 1 or 3.
-        scalable: Whether the view allows smaller sizes (`data.stored_side`), for the message.
+    If `scalable`, the view allows smaller sizes, which the message advises (`data.stored_side`).
 
     Raises:
         UserError: If the images do not fit in memory.
@@ -183,8 +180,8 @@ def plan_layout(
         side = _fitting_side(sizes, channels, _SHARE * free) if scalable else None
         smaller = "" if side is None else f"set --config.data.stored_side={side} or less, or "
         raise UserError(
-            f"config.run.cache is device, but the training images take {_bytes(layout.bytes)}, "
-            f"more than {_SHARE:.0%} of the {_bytes(free)} free on each device ({kind}); "
+            f"config.run.cache is device, but the training images take {in_bytes(layout.bytes)}, "
+            f"more than {_SHARE:.0%} of the {in_bytes(free)} free on each device ({kind}); "
             f"{smaller}set --config.run.cache=host"
         )
     return layout
@@ -197,10 +194,6 @@ def _fitting_side(sizes: Int[np.ndarray, "images 2"], channels: int, room: float
         sides, room, key=lambda side: lay_out(stored_sizes(sizes, side), channels).bytes
     )
     return fitting or None
-
-
-def _bytes(number: float) -> str:
-    return tqdm.tqdm.format_sizeof(number, "B")
 
 
 def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
@@ -229,7 +222,7 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
             part, row = parallel.place((part, np.int32(row)), everywhere)
             store = put(store, part, row)
         store.block_until_ready()
-    console.say(f"the training images take {_bytes(layout.bytes)} on each device")
+    console.say(f"the training images take {in_bytes(layout.bytes)} on each device")
     return Store(store, layout.max_rows, layout.channels)
 
 

@@ -159,13 +159,14 @@ class DecodedImages:
         free = shutil.disk_usage(self._path.parent).free
         if self.bytes > free:
             raise UserError(
-                f"decoded images need {_bytes(self.bytes)} in {self._path.parent}, where "
-                f"{_bytes(free)} are free; choose another folder with --config.run.cache_dir, "
+                f"decoded images need {in_bytes(self.bytes)} in {self._path.parent}, where "
+                f"{in_bytes(free)} are free; choose another folder with --config.run.cache_dir, "
                 "or set --config.run.cache=none"
             )
 
 
-def _bytes(number: int) -> str:
+def in_bytes(number: float) -> str:
+    """Returns a number of bytes for messages, such as '1.25MB'."""
     return tqdm.tqdm.format_sizeof(number, "B")
 
 

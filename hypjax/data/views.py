@@ -73,7 +73,7 @@ class RandomCrop:
         area: Smallest and largest fraction of the image's area.
         ratio: Smallest and largest width / height; log-uniform.
         flip: Probability of mirroring.
-        stored_side: Length to which longer shorter sides are scaled down first, see `stored_sizes`.
+        stored_side: Images are scaled down first if their shorter side is longer than this.
     """
 
     area: tuple[float, float]
@@ -149,12 +149,9 @@ class ResizeCrop:
 def stored_sizes(
     sizes: Int[np.ndarray, "images 2"], stored_side: int | None
 ) -> Int[np.ndarray, "images 2"]:
-    """Returns heights and widths after scaling longer shorter sides down to a length.
+    """Returns heights and widths after scaling images down whose shorter side is longer.
 
-    Args:
-        sizes: Original heights and widths.
-        stored_side: The length. Images with a shorter side up to this length keep their size; all
-            do if None.
+    If `stored_side` is None, all images keep their size.
     """
     if stored_side is None:
         return sizes
