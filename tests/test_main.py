@@ -95,14 +95,11 @@ def test_errors_in_the_configuration_are_one_sentence(hypjax_main, glyphs):
 
 
 def test_imports_are_light(repository):
-    """`import hypjax` is without JAX, and training without TensorFlow and PyTorch."""
+    """`import hypjax` is without JAX, and training works without TensorFlow and PyTorch."""
     program = (
         "import sys, hypjax; assert {'load', 'push', 'Model'} <= set(dir(hypjax))\n"
         "assert not hasattr(hypjax, 'lode') and not {'jax', 'flax'} & set(sys.modules)\n"
-        "import hypjax.train, hypjax.evaluate; hypjax.load\n"
-        "print(sorted({'tensorflow', 'torch'} & set(sys.modules)))"
+        "sys.modules['tensorflow'] = sys.modules['torch'] = None  # Importing them is an error.\n"
+        "import hypjax.train, hypjax.evaluate; hypjax.load"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, check=True
-    )
-    assert finished.stdout.strip() == "[]"
+    subprocess.run([sys.executable, "-c", program], cwd=repository, check=True)

@@ -59,6 +59,7 @@ def test_variants_differ_in_their_space(glyphs):
         ("optim.frozen=head,encoder", "optim.frozen", ("head", "encoder")),
         ("optim.frozen=()", "optim.frozen", ()),
         ("name=7", "name", "7"),
+        ("optim.groups=('head', 1e2, None, 3)", "optim.groups", (("head", 100.0, None, 3),)),
     ],
 )
 def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
@@ -94,6 +95,13 @@ def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
         ("objective.c=-0.1", "config.objective.c is -0.1; it must be at least 0"),
         ("objective.clip_radius=0", "must be above 0, or None"),
         ("optim.frozen=heed", "must be names from patch_projection, encoder, head, objective"),
+        ("optim.groups=('head', -1, None, 0)", "must be a list of (parameters, factor of the rate"),
+        ("optim.groups=('heed', 1, None, 0)", "must be a list of (parameters, factor of the rate"),
+        ("optim.groups=head", "must be a list of (parameters, factor of the rate"),
+        (
+            "optim.rates.head=3",
+            "is part of optim.groups now: write --config.optim.groups=\"('head'",
+        ),
         (
             "train.batch_size=511",
             "must be a multiple of train.samples_per_class (2), and at least 4",

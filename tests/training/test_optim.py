@@ -32,6 +32,8 @@ def test_split_and_merge_are_inverse():
     trained, held = optim.split_frozen(params, ["patch_projection"])
     assert held == {"model": {"encoder": {"patch_embed": {"kernel": 1.0}}}}
     assert "patch_embed" not in trained["model"]["encoder"]
+    _, held = optim.split_frozen(params, ["model/*/n[no]rm", "model/he*/bias"])
+    assert held["model"] == {"encoder": {"norm": {"scale": 2.0}}, "head": {"bias": 3.0}}
 
 
 def test_learning_rate_rises_and_then_falls_or_stays(load_glyphs):
