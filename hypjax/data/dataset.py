@@ -11,7 +11,7 @@ from jaxtyping import Int, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.host_cache import DamagedCacheError, DecodedImages
+from hypjax.data.host_cache import DecodedImages
 from hypjax.data.views import TEST_VIEWS, Frame
 from hypjax.errors import UserError
 from hypjax.types import View
@@ -186,12 +186,7 @@ class Dataset:
 
     def _cached(self, i: int) -> UInt8[np.ndarray, "height width channels"] | None:
         """Returns the decoded pixels of the i-th image, if they are cached and undamaged."""
-        if self.decoded is None:
-            return None
-        try:
-            return self.decoded[int(self.positions[i])]
-        except DamagedCacheError:
-            return None
+        return None if self.decoded is None else self.decoded[int(self.positions[i])]
 
     def _decode(self, i: int, encoded: bytes, channels: int) -> Image.Image:
         image = pixels.decode(encoded, channels, upright=self.upright)

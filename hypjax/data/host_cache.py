@@ -27,10 +27,6 @@ from hypjax.system.machine import usable_cores
 _AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
 
 
-class DamagedCacheError(Exception):
-    """The cached pixels of an image are not those that were written."""
-
-
 class DecodedImages:
     """The pixels of images of known sizes, in a file."""
 
@@ -49,23 +45,22 @@ class DecodedImages:
         """Number of images."""
         return len(self._sizes)
 
-    def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"]:
+    def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"] | None:
         """Returns the i-th image; pixels are read from the file when accessed.
 
-        Raises:
-            DamagedCacheError: They are not those that were written. The file is removed, so that
-                the next start makes it again.
+        If they are not those that were written, returns None, and removes the file, so that the
+        next start makes it again.
         """
         start, end = self._offsets[i : i + 2]
         try:
             pixels = self._map[start:end]
-        except FileNotFoundError as error:  # Another process has found it damaged.
-            raise DamagedCacheError from error
+        except FileNotFoundError:  # Another process has found it damaged.
+            return None
         # Memory maps report no damage: a truncated or overwritten file gives other pixels.
         if not self._verified[i]:
             if zlib.crc32(pixels) != self._checksums[i]:
                 self._discard()
-                raise DamagedCacheError
+                return None
             self._verified[i] = True
         return pixels.reshape(*self._sizes[i], self._channels)
 
