@@ -1,10 +1,7 @@
 """One table of finished runs."""
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -33,24 +30,23 @@ def folder(repository, tmp_path, monkeypatch):
     return tmp_path
 
 
+def call(module, name, args, capsys):
+    """Runs a command in this process, without absl around it."""
+    saved = flagsaver.save_flag_values(module.FLAGS)
+    status = 0
+    try:
+        with errors.reported():
+            module.main(*command.parse([name, *args], module.FLAGS, getattr(module, "CHOICES", ())))
+    except SystemExit as exit:
+        status = exit.code
+    finally:
+        flagsaver.restore_flag_values(saved, module.FLAGS)
+    return Done(status, *capsys.readouterr())
+
+
 @pytest.fixture
 def compare(folder, capsys):
-    """Runs the command in this process, without absl around it."""
-
-    def run(*args):
-        saved = flagsaver.save_flag_values(command_module.FLAGS)
-        status = 0
-        try:
-            with errors.reported():
-                parsed = command.parse(["compare", *args], command_module.FLAGS, None)
-                command_module.main(*parsed)
-        except SystemExit as exit:
-            status = exit.code
-        finally:
-            flagsaver.restore_flag_values(saved, command_module.FLAGS)
-        return Done(status, *capsys.readouterr())
-
-    return run
+    return lambda *args: call(command_module, "compare", args, capsys)
 
 
 def finish(folder, *, best=None, validation=None, ks=(1, 10), config=None, images="a", **final):
@@ -130,16 +126,7 @@ def sweep_of_temperatures(folder, repository):
 def test_named_runs_are_drawn_against_a_field(compare, tmp_path, repository):
     names = sweep_of_temperatures(tmp_path, repository)
     plain = compare(*names)
-    drawn = subprocess.run(
-        [
-            *(sys.executable, "-m", "hypjax.compare", *names),
-            *("--x=objective.temperature", "--output=sweep.svg"),
-        ],
-        env=os.environ | {"PYTHONPATH": str(repository)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    drawn = compare(*names, "--x=objective.temperature", "--output=sweep.svg")
     assert drawn.returncode == 0 and drawn.stderr == "wrote sweep.svg\n"
     assert drawn.stdout == plain.stdout
     shown = texts(tmp_path / "sweep.svg")
@@ -192,9 +179,8 @@ def test_seeds_are_summarised_by_mean_and_standard_deviation(compare, tmp_path, 
     assert table[3:] == [["mean", "head", "0.6500"], ["std", "head", "0.1323"]]
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
+def test_errors_are_one_sentence(compare):
+    for args, message in [
         ([], "--config is missing"),
         (["runs/none"], "no finished run in runs/none"),
         (["runs/a", f"--config={CONFIG}"], "name either the folders of runs or --config"),
@@ -205,9 +191,7 @@ def test_seeds_are_summarised_by_mean_and_standard_deviation(compare, tmp_path, 
             [f"--config={CONFIG}", f"--field={FIELD}", "--value=x"],
             "config.objective.c is 'x'; it must be a finite number",
         ),
-    ],
-)
-def test_errors_are_one_sentence(compare, args, message):
-    done = compare(*args)
-    assert done.returncode == 1 and done.stderr.startswith(f"error: {message}")
-    assert len(done.stderr.splitlines()) == 1
+    ]:
+        done = compare(*args)
+        assert done.returncode == 1 and done.stderr.startswith(f"error: {message}"), done
+        assert len(done.stderr.splitlines()) == 1

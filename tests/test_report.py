@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from hypjax import report, train
-from hypjax.analysis.report import Search, _chosen, inspect, read_log
+from hypjax.analysis.report import Search, _chosen, read_log, report_data
 from hypjax.analysis.report_page import _curve, _marked
 from hypjax.command import parse
 from hypjax.data.splits import open_splits
@@ -104,8 +104,8 @@ def failing(queries):
     searches = [Search(int(q[1]), [int(h[1])], [0.0], [q[0] == h[0]]) for q, h in queries]
     names = {int(each[1]): (each[0], each) for pair in queries for each in pair}
     failures = sum(not search.right[0] for search in searches)
-    of_run = {"searches": searches, "failures": failures}
-    return SimpleNamespace(**of_run, query_name=names.__getitem__, hit_name=names.__getitem__)
+    images = SimpleNamespace(class_name=lambda i: names[i][0], name=lambda i: names[i][1])
+    return SimpleNamespace(searches=searches, failures=failures, test=images, items=images)
 
 
 def test_failures_of_runs_take_turns_and_mirrored_ones_are_shown_once():
@@ -131,7 +131,7 @@ def test_axes_of_constants_are_sensible(metric, low, monkeypatch):
 
 
 def test_searches_and_classes_are_those_of_the_results(runs):
-    found = inspect(runs / "hyp", k=4)
+    found = report_data(runs / "hyp", k=4)
     results = read_results(runs / "hyp" / "results.json")
     recall = results["best"]["head"]["recall@1"]
     assert found.interval[0] == pytest.approx(recall) and len(found.searches) == 18
@@ -217,7 +217,7 @@ def test_mistakes_are_one_sentence(arguments, message, tmp_path, monkeypatch):
 
 
 def test_names_of_classes_are_text(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("hypjax.analysis.report._name", lambda images, i: ("<b>&x", "a"))
+    monkeypatch.setattr("hypjax.data.dataset.Dataset.class_name", lambda images, i: "<b>&x")
     write(f"--workdir={runs / 'hyp'}", f"--output={tmp_path / 'r.html'}", "--queries=2")
     text = (tmp_path / "r.html").read_text()
     assert "&lt;b&gt;&amp;x" in text and "<b>&x" not in text

@@ -3,13 +3,13 @@
 import os
 import shlex
 import subprocess
-import sys
 
 import pytest
 
+from hypjax import tune as command_module
 from hypjax.config import default_workdir, load_config, read_config
 from tests.helpers.small_runs import SHORT_GLYPHS
-from tests.test_compare import finish
+from tests.test_compare import call, finish
 
 CONFIG = "configs/glyphs.py"
 GRIDS = (
@@ -19,29 +19,15 @@ GRIDS = (
 
 
 @pytest.fixture
-def folder(repository, tmp_path):
+def folder(repository, tmp_path, monkeypatch):
     (tmp_path / "configs").symlink_to(repository / "configs")
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def run(repository, folder):
-    def run(*command, timeout=60, **env):
-        return subprocess.run(
-            command,
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(repository)} | env,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-
-    return run
-
-
-@pytest.fixture
-def tune(run):
-    return lambda *args: run(sys.executable, "-m", "hypjax.tune", f"--config={CONFIG}", *args)
+def tune(folder, capsys):
+    return lambda *args: call(command_module, "tune", [f"--config={CONFIG}", *args], capsys)
 
 
 def finished(folder, variant, *fields, **scores):
@@ -50,7 +36,6 @@ def finished(folder, variant, *fields, **scores):
     finish(folder / default_workdir(config, read_config(spec)), config=config, **scores)
 
 
-@pytest.mark.slow
 def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(folder, tune):
     """Chosen by the validation classes, though other settings are better on the test classes."""
     finished(folder, "hyp", "objective.c=0.1", head=0.9, validation=0.5)
@@ -79,9 +64,8 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(folder, tun
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_an_unfair_comparison_is_refused(tune):
+    for arguments, message in [
         ([GRIDS[0], "--variant=sph"], "each variant needs as many settings to choose from: hyp"),
         ([GRIDS[0], GRIDS[0]], "--variant names hyp twice"),
         (["--variant=hyp objective.c="], "--variant='hyp objective.c=': 'objective.c=' is not"),
@@ -91,11 +75,9 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(folder, tun
             "ms with objective.beta=50.0 is the same run as ms with objective.beta=50",
         ),
         (["--variant=hip"], "unknown variant 'hip'; did you mean hyp?"),
-    ],
-)
-def test_an_unfair_comparison_is_refused(tune, arguments, message):
-    done = tune(*arguments, "--pending")
-    assert done.returncode == 1 and done.stderr.startswith(f"error: {message}"), done.stderr
+    ]:
+        done = tune(*arguments, "--pending")
+        assert done.returncode == 1 and done.stderr.startswith(f"error: {message}"), done
 
 
 def test_a_run_of_another_configuration_is_refused(folder, tune):
@@ -107,17 +89,18 @@ def test_a_run_of_another_configuration_is_refused(folder, tune):
 
 
 @pytest.mark.slow
-def test_the_script_trains_what_is_missing_and_prints_the_table(repository, data_dir, run):
+def test_the_script_trains_what_is_missing_and_prints_the_table(repository, data_dir, folder):
     command = [
         *(str(repository / "launch/compare.sh"), f"--config={CONFIG}", "--seeds=0,1"),
         *("--variant=hyp objective.temperature=0.1", "--variant=ms"),
         *(f"--config.{field}" for field in SHORT_GLYPHS),
     ]
-    data = {"TFDS_DATA_DIR": str(data_dir)}
-    done = run(*command, timeout=600, **data)
+    env = os.environ | {"PYTHONPATH": str(repository), "TFDS_DATA_DIR": str(data_dir)}
+    options = {"cwd": folder, "env": env, "capture_output": True, "text": True, "timeout": 600}
+    done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("== --config=") == 4
     table = done.stdout.partition("recall@1 of the head on the test classes")[2].splitlines()
     assert [line.split()[0] for line in table[1:]] == ["hyp", "ms"]
-    again = run(*command, **data)
+    again = subprocess.run(command, **options)
     assert "== " not in again.stdout and again.stdout.endswith("\n".join(table[1:]) + "\n")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
@@ -82,7 +81,14 @@ def draw(
     Raises:
         UserError: A file cannot be written.
     """
-    return draw_rows([_row(hits) for hits in found], output, read)
+    rows = []
+    for hits in found:
+        rows.append([Picture(hits.query, f"query {on_one_line(hits.label)}", "black")])
+        columns = zip(hits.paths, hits.labels, hits.distances, strict=True)
+        for i, (path, label, distance) in enumerate(columns):
+            title = f"{distance:.3f} {on_one_line(label)}"
+            rows[-1].append(Picture(path, title, _COLOURS[hits.mark(i)]))
+    return draw_rows(rows, output, read)
 
 
 def draw_rows(
@@ -133,37 +139,25 @@ def save(figure: Figure, file: pathlib.Path) -> None:
         raise UserError(f"cannot draw {file}: {error}") from error
 
 
-def _row(hits: Hits) -> list[Picture]:
-    """The query and its hits."""
-    query = Picture(hits.query, f"query {on_one_line(hits.label)}", "black")
-    columns = zip(hits.paths, hits.labels, hits.distances, strict=True)
-    return [query] + [
-        Picture(path, f"{distance:.3f} {on_one_line(label)}", _COLOURS[hits.mark(i)])
-        for i, (path, label, distance) in enumerate(columns)
-    ]
-
-
 def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image]) -> Figure:
-    titles = [[_wrapped(picture.title) for picture in row] for row in rows]
+    titles = [
+        [
+            "\n".join(textwrap.fill(line, _LINE) for line in each.title.strip().split("\n"))
+            for each in row
+        ]
+        for row in rows
+    ]
     lines = [max(title.count("\n") + 1 for title in row) for row in titles]
     heights = [_INCHES + 0.2 + _LINE_INCHES * count for count in lines]
     figure = Figure(figsize=(_INCHES * len(rows[0]), sum(heights)), layout="tight")
     axes = figure.subplots(len(rows), len(rows[0]), squeeze=False, height_ratios=heights)
     for axes_of_row, row, wrapped in zip(axes, rows, titles, strict=True):
         for axis, picture, title in zip(axes_of_row, row, wrapped, strict=True):
-            _show(axis, picture, title, read)
+            axis.set(xticks=[], yticks=[])
+            axis.set_title(title, fontsize=7)
+            for side in axis.spines.values():
+                side.set(color=picture.colour, linewidth=3)
+            thumbnail = read(picture.image)
+            thumbnail.thumbnail((256, 256))
+            axis.imshow(thumbnail)
     return figure
-
-
-def _wrapped(title: str) -> str:
-    return "\n".join(textwrap.fill(line, _LINE) for line in title.strip().split("\n"))
-
-
-def _show(axis: Axes, picture: Picture, title: str, read: Callable[[Any], Image.Image]) -> None:
-    axis.set(xticks=[], yticks=[])
-    axis.set_title(title, fontsize=7)
-    for side in axis.spines.values():
-        side.set(color=picture.colour, linewidth=3)
-    thumbnail = read(picture.image)
-    thumbnail.thumbnail((256, 256))
-    axis.imshow(thumbnail)

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import functools
 import itertools
 import json
 import operator
@@ -15,7 +14,6 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from ml_collections import ConfigDict
-from PIL import Image
 
 from hypjax.analysis.disk import Panel, draw_disks, read_rgb
 from hypjax.analysis.hit_grid import ImageReader
@@ -99,7 +97,7 @@ class ClassRecall(NamedTuple):
     times: int
 
 
-class Inspected(NamedTuple):
+class ReportData(NamedTuple):
     """The embeddings of a run's test images, and what searches among them find.
 
     Attributes:
@@ -115,10 +113,8 @@ class Inspected(NamedTuple):
         classes: By recall, the lowest first.
         delta: Relative δ of the head's features; NaN for fewer than four images.
         curvature: The c that suits it; NaN if there is none.
-        query: Reads a test image.
-        hit: Reads a searched image.
-        query_name: Class and name of a test image.
-        hit_name: Class and name of a searched image.
+        test: The test images.
+        items: The searched images.
     """
 
     images: Hashable
@@ -132,10 +128,8 @@ class Inspected(NamedTuple):
     classes: list[ClassRecall]
     delta: float
     curvature: float
-    query: Callable[[int], Image.Image]
-    hit: Callable[[int], Image.Image]
-    query_name: Callable[[int], tuple[str, str]]
-    hit_name: Callable[[int], tuple[str, str]]
+    test: Dataset
+    items: Dataset
 
 
 def read_log(workdir: str | pathlib.Path) -> Log:
@@ -204,7 +198,9 @@ class Opened(NamedTuple):
     encodings: Encodings | None
 
 
-def inspect(workdir: str | pathlib.Path, k: int = 8, opened: Opened | None = None) -> Inspected:
+def report_data(
+    workdir: str | pathlib.Path, k: int = 8, opened: Opened | None = None
+) -> ReportData:
     """Embeds the test images with a run's best model, or its last, and searches with each.
 
     Points are those of the head in the objective's `score_space`, without the projections of
@@ -235,66 +231,38 @@ def inspect(workdir: str | pathlib.Path, k: int = 8, opened: Opened | None = Non
         points, gallery, k=k, space=space, exclude_self=splits.gallery is None
     )
     right = items.labels[found] == test.labels[:, None]
-    answerable = _answerable(test, items, splits.gallery is None)
-    searches, failures = _ordered(distances, found, right, answerable)
+    # Queries with another image of their class, if there are several classes.
+    counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
+    answerable = (test.num_classes > 1) & (counts[test.labels] > (splits.gallery is None))
+    wrong = np.flatnonzero(answerable & ~right[:, 0])
+    correct = np.flatnonzero(answerable & right[:, 0])
+    wrong = wrong[np.argsort(distances[wrong, 0], kind="stable")]
+    correct = correct[np.argsort(-distances[correct, 0], kind="stable")]
+    searches = [
+        Search(i, found[i].tolist(), distances[i].tolist(), right[i].tolist())
+        for i in np.concatenate([wrong, correct]).tolist()
+    ]
+    first = right[answerable, 0].astype(np.float64)
     delta, curvature = _delta(np.asarray(space.features(points)))
     grouped = groupings(config.data.name, test)
     name = list(grouped)[min(1, len(grouped) - 1)]
     parts = {"training": splits.train, "validation": splits.validation, "test": test}
     parts["searched"] = splits.gallery
-    return Inspected(
+    return ReportData(
         images=(splits.fingerprint, test.positions.tobytes(), items.positions.tobytes()),
         counts={f"{part} images": each.describe() for part, each in parts.items() if each},
         points=points,
         space=space,
         grouping=(name, grouped[name]),
         searches=searches,
-        failures=failures,
-        interval=_interval(right[answerable, 0]),
+        failures=len(wrong),
+        interval=(float(first.mean()), *bootstrap_interval(first)) if len(first) else None,
         classes=_classes(test, items, found[:, 0], right[:, 0], answerable),
         delta=delta,
         curvature=curvature,
-        query=read_rgb(test),
-        hit=read_rgb(items),
-        query_name=functools.partial(_name, test),
-        hit_name=functools.partial(_name, items),
+        test=test,
+        items=items,
     )
-
-
-def _name(images: Dataset, i: int) -> tuple[str, str]:
-    return images.class_name(i), images.name(i)
-
-
-def _answerable(test: Dataset, items: Dataset, among_itself: bool) -> Bool[np.ndarray, " n"]:
-    """Marks the queries with another image of their class, if there are several classes."""
-    counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
-    if test.num_classes == 1:
-        return np.zeros(len(test), bool)
-    return counts[test.labels] > among_itself
-
-
-def _ordered(
-    distances: Float[np.ndarray, "n k"],
-    found: Int[np.ndarray, "n k"],
-    right: Bool[np.ndarray, "n k"],
-    answerable: Bool[np.ndarray, " n"],
-) -> tuple[list[Search], int]:
-    """The searches in the order of a report, and the number of failures."""
-    wrong = np.flatnonzero(answerable & ~right[:, 0])
-    correct = np.flatnonzero(answerable & right[:, 0])
-    wrong = wrong[np.argsort(distances[wrong, 0], kind="stable")]
-    correct = correct[np.argsort(-distances[correct, 0], kind="stable")]
-    searches = [
-        Search(int(i), found[i].tolist(), distances[i].tolist(), right[i].tolist())
-        for i in np.concatenate([wrong, correct])
-    ]
-    return searches, len(wrong)
-
-
-def _interval(right: Bool[np.ndarray, " n"]) -> tuple[float, float, float] | None:
-    if not len(right):
-        return None
-    return float(right.mean()), *bootstrap_interval(right.astype(np.float64))
 
 
 def _classes(
@@ -354,7 +322,7 @@ def write_report(
     logs = {name: read_log(workdir) for name, workdir in workdirs.items()}
     for name, log in logs.items():
         console.say(f"embedding the test images with {name}")
-        found = inspect(workdirs[name], k, opened)
+        found = report_data(workdirs[name], k, opened)
         images.setdefault(found.images, {})[name] = found
         runs.append(_run(name, log, found))
     page = render(runs, [_group(group, queries) for group in images.values()])
@@ -364,7 +332,7 @@ def write_report(
         raise UserError(f"cannot write to {output} ({error.strerror})") from error
 
 
-def _run(name: str, log: Log, found: Inspected) -> Run:
+def _run(name: str, log: Log, found: ReportData) -> Run:
     """What the page shows of a run, but for its searches."""
     defaults, fields = identity(default_config(log.config.objective.name)), identity(log.config)
     results = log.results or {}
@@ -386,12 +354,17 @@ def _run(name: str, log: Log, found: Inspected) -> Run:
     )
 
 
-def _group(runs: Mapping[str, Inspected], queries: int) -> dict[str, Any]:
+def _group(runs: Mapping[str, ReportData], queries: int) -> dict[str, Any]:
     """What the page shows of the searches of runs that have the same test images."""
     first = next(iter(runs.values()))
     answers = [{search.query: search for search in run.searches} for run in runs.values()]
+
+    def hits_of(search: Search) -> list[Shown]:
+        found = zip(search.hits, search.right, search.distances, strict=True)
+        return [_shown(first.items, i, right, f"{distance:.3f}") for i, right, distance in found]
+
     searches = [
-        (_shown(first, query), [_hits(first, answer[query]) for answer in answers])
+        (_shown(first.test, query), [hits_of(answer[query]) for answer in answers])
         for query in _chosen(list(runs.values()), queries)
     ]
     by_name = [sorted(run.classes, key=operator.attrgetter("name")) for run in runs.values()]
@@ -406,7 +379,7 @@ def _group(runs: Mapping[str, Inspected], queries: int) -> dict[str, Any]:
     }
 
 
-def _chosen(runs: Sequence[Inspected], queries: int) -> list[int]:
+def _chosen(runs: Sequence[ReportData], queries: int) -> list[int]:
     """Failures of each run in turn, then successes of all, half of the queries if there are any."""
     wrong = {search.query for run in runs for search in run.searches[: run.failures]}
     failures = _in_turn([_failures(run) for run in runs])
@@ -421,38 +394,32 @@ def _in_turn(queries: Sequence[Sequence[int]]) -> list[int]:
     return list(dict.fromkeys(query for row in rows for query in row if query is not None))
 
 
-def _failures(run: Inspected) -> list[int]:
+def _failures(run: ReportData) -> list[int]:
     """The failures of a run, pairs of classes in turn; of two images that find each other, one."""
     images, classes, ranked = set(), collections.Counter(), []
     for search in run.searches[: run.failures]:
-        names = run.query_name(search.query), run.hit_name(search.hits[0])
-        if frozenset(names) not in images:
-            images.add(frozenset(names))
-            pair = frozenset(class_name for class_name, _ in names)
+        both = (run.test, search.query), (run.items, search.hits[0])
+        pair = frozenset(each.class_name(i) for each, i in both)
+        mirrored = frozenset((each.class_name(i), each.name(i)) for each, i in both)
+        if mirrored not in images:
+            images.add(mirrored)
             ranked.append((classes[pair], search.query))
             classes[pair] += 1
     return [query for _, query in sorted(ranked, key=operator.itemgetter(0))]
 
 
-def _shown(found: Inspected, query: int) -> Shown:
-    return Shown(thumbnail(found.query(query)), found.query_name(query)[0])
+def _shown(images: Dataset, i: int, right: bool = True, distance: str = "") -> Shown:
+    return Shown(thumbnail(read_rgb(images)(i)), images.class_name(i), right, distance)
 
 
-def _hits(found: Inspected, search: Search) -> list[Shown]:
-    return [
-        Shown(thumbnail(found.hit(i)), found.hit_name(i)[0], right, f"{distance:.3f}")
-        for i, distance, right in zip(search.hits, search.distances, search.right, strict=True)
-    ]
-
-
-def _disk(name: str, found: Inspected) -> dict[str, Any]:
+def _disk(name: str, found: ReportData) -> dict[str, Any]:
     """The disk of a run, as the page shows it."""
     chosen = np.sort(np.random.default_rng(0).permutation(len(found.points))[:_POINTS])
     points, (title, grouping) = found.points[chosen], found.grouping
     places = layout.lay_out(points, found.space)
     ranks = layout.faithfulness(points, places, found.space)
     shown = f"{name}: {len(points):,} test images"
-    panel = Panel(shown, places, grouping.labels[chosen], [], ImageReader(found.query))
+    panel = Panel(shown, places, grouping.labels[chosen], [], ImageReader(read_rgb(found.test)))
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "disk.png"
         draw_disks([panel], grouping.names, title, file)

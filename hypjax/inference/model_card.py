@@ -89,6 +89,9 @@ def model_card(
     view = f"resized to {square} pixels, whatever their shape"
     if data.test_view == "centre_crop":
         view = f"resized to a shorter side of {data.resize} pixels, and cut to the central {square}"
+    notes = [f"Note: {note}." for note in (results or {}).get("notes", ())]
+    defaults = identity(default_config(config.objective.name))
+    changed = {f: value for f, value in identity(config).items() if value != defaults.get(f)}
     return _CARD.format(
         name=name,
         description=describe(config),
@@ -97,9 +100,9 @@ def model_card(
         view=view,
         mean=list(data.mean),
         std=list(data.std),
-        data=_data(config, results),
+        data="\n".join([f"`{data.name}`, in hypjax's split.", *notes]),
         version=__version__,
-        fields="\n".join(_fields(config)),
+        fields="\n".join(f"| `{field}` | `{value}` |" for field, value in changed.items()),
         results=_results(config, results),
     )
 
@@ -126,21 +129,6 @@ def _in_timm(config: ConfigDict, pools_as_timm: bool, head_in_timm: bool) -> str
             "those of `model.forward_features(images)`, then apply the classifier. "
         )
     return text and f"{text}\n\n"
-
-
-def _data(config: ConfigDict, results: Mapping[str, Any] | None) -> str:
-    lines = [f"`{config.data.name}`, in hypjax's split."]
-    lines += [f"Note: {note}." for note in (results or {}).get("notes", ())]
-    return "\n".join(lines)
-
-
-def _fields(config: ConfigDict) -> list[str]:
-    defaults = identity(default_config(config.objective.name))
-    return [
-        f"| `{field}` | `{value}` |"
-        for field, value in identity(config).items()
-        if value != defaults.get(field)
-    ]
 
 
 def _results(config: ConfigDict, results: Mapping[str, Any] | None) -> str:
