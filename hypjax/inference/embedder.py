@@ -116,6 +116,8 @@ class TrainedEmbedder:
 
     def _embed_on(self, devices: Sequence[jax.Device]) -> Callable[[PyTree], PyTree]:
         """The embedding of a batch on each device, whose roundings are those of one device."""
+        # Each device has a whole batch: a program of fewer rows would round differently, and a
+        # gallery must not depend on the number of devices, or on where it was resumed.
         if len(devices) not in self._compiled:
             mesh = parallel.create_mesh(devices=devices)
             params = parallel.place(self._params, parallel.replicated(mesh))

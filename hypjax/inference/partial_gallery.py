@@ -41,7 +41,7 @@ class PartialGallery:
         with _explained(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self._folder / "lock").open("w")
-            try:
+            try:  # Two processes that resume one gallery would overwrite each other's parts.
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise UserError(f"{path} is being written by another process") from error
@@ -89,6 +89,7 @@ class PartialGallery:
         points, broken = concatenated(self._pending)
         path = self._folder / f"{_stem(self.done)}.npz"
         with _explained(self._folder):
+            # Renamed once it is whole, so that a kill while it is written leaves no damaged part.
             unfinished = path.with_suffix(".unfinished")
             with unfinished.open("wb") as file:
                 places, reasons = np.array(list(broken), int), np.array(list(broken.values()), str)

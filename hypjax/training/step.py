@@ -121,6 +121,7 @@ def make_train_step(learner: Learner) -> TrainStep:
         if store is not None:
             with jax.named_scope("crop"):
                 images = crop_all(store, images)
+        # Drawn outside of the microbatches, so that their number does not change the noise.
         key, *noise = _with_noise(learner, key, batch)
 
         def outputs_of(model: PyTree, *noise: Array) -> Outputs:
@@ -153,6 +154,7 @@ def make_train_step(learner: Learner) -> TrainStep:
         }
         finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
         if learner.skip_nonfinite:
+            # Chosen on the devices: to ask the host would wait for every step.
             before = trained, state.opt_state, state.objective_state, state.teacher
             changed = _chosen(finite, changed, before)
         trained, opt_state, objective_state, teacher = changed
