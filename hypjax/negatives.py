@@ -71,7 +71,7 @@ def main(overrides: list[str]) -> None:
         negatives.draw_curves(found, output)
         hardest = output.with_stem(f"{output.stem}-hardest")
         files = [output, *negatives.draw_hardest(found, splits, hardest)]
-        of_runs = [negatives.as_json(each) for each in found]
+        of_runs = [each.numbers for each in found]
         numbers = output.with_suffix(".json")
         command.write_numbers(
             numbers, {"anchors": choice.anchors.tolist(), "runs": of_runs, **notes}

@@ -89,58 +89,25 @@ def _numbers_of_negatives(choice: Choice) -> list[int]:
     return [int(np.sum(items != label)) for label in np.unique(choice.labels)]
 
 
-class Hardest(NamedTuple):
-    """The hardest negatives of an anchor in one run, nearest first.
-
-    Attributes:
-        index: Index of the anchor among the test images.
-        name: Its name in the dataset.
-        label: Name of its class.
-        items: Indices of the negatives among the images that are searched.
-        classes: Names of their classes.
-        distances: Their distances from the anchor.
-        weights: Their weights, which over all negatives sum to 1.
-    """
-
-    index: int
-    name: str
-    label: str
-    items: list[int]
-    classes: list[str]
-    distances: list[float]
-    weights: list[float]
-
-
 class Weighed(NamedTuple):
     """What a run makes of the negatives of some anchors.
 
     Attributes:
-        run: Name of the run.
-        temperature: By what its loss divides distances.
-        carriers: For each anchor, the least number of negatives that carry 90% of the weight.
+        numbers: All numbers, as in negatives.json. "hardest" lists, for each anchor that is shown,
+            the negatives that are nearest to it, with their weights, which over all negatives of an
+            anchor sum to 1. "carriers" are the least numbers of negatives that carry 90% of it.
         curve: Mean weight of the hardest negative, of the second hardest, and so on.
-        hardest: The hardest negatives of each anchor that is shown.
+        cumulative: Mean weight of all of these together, up to each rank.
     """
 
-    run: str
-    temperature: float
-    carriers: Int[np.ndarray, " anchors"]
+    numbers: dict[str, Any]
     curve: Float[np.ndarray, " ranks"]
-    hardest: list[Hardest]
+    cumulative: Float[np.ndarray, " ranks"]
 
     @property
-    def cumulative(self) -> Float[np.ndarray, " ranks"]:
-        """Mean weight of the hardest negatives together, up to each rank."""
-        return np.minimum(np.cumsum(self.curve), 1)
-
-    def summary(self) -> dict[str, Any]:
-        """Numbers over all anchors: negatives that carry 90%, and shares of the hardest."""
-        cumulative = self.cumulative
-        return {
-            "carriers": {"mean": float(np.mean(self.carriers))}
-            | {f"{q:.0%}": float(np.quantile(self.carriers, q)) for q in _QUANTILES},
-            "shares": {n: float(cumulative[min(n, len(cumulative)) - 1]) for n in _HARDEST},
-        }
+    def run(self) -> str:
+        """Name of the run."""
+        return self.numbers["run"]
 
 
 def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
@@ -185,11 +152,45 @@ def weigh(
         for row in range(min(len(distances), choice.shown - len(hardest))):
             anchor = int(choice.anchors[len(hardest)])
             found = np.argsort(distances[row], stable=True)[: choice.k]
-            columns = (column[row][found].tolist() for column in (distances, weights))
-            own = found.tolist(), [*map(images.class_name, found)], *columns
-            hardest.append(Hardest(anchor, test.name(anchor), test.class_name(anchor), *own))
+            shown = {
+                "index": anchor,
+                "name": test.name(anchor),
+                "label": test.class_name(anchor),
+                "items": found.tolist(),
+                "classes": [*map(images.class_name, found)],
+                "distances": distances[row][found].tolist(),
+                "weights": weights[row][found].tolist(),
+            }
+            hardest.append(shown)
     curve = curve[: max(_numbers_of_negatives(choice))] / len(anchors)
-    return Weighed(name, temperature, np.concatenate(carriers), curve, hardest)
+    return summarise(name, temperature, np.concatenate(carriers), curve, hardest)
+
+
+def summarise(
+    name: str,
+    temperature: float,
+    carriers: Int[np.ndarray, " anchors"],
+    curve: Float[np.ndarray, " ranks"],
+    hardest: list[dict[str, Any]],
+) -> Weighed:
+    """Adds numbers over all anchors; of the curve, those at 200 ranks, evenly by logarithm."""
+    ranks = np.unique(np.geomspace(1, len(curve), _POINTS).round().astype(int))
+    cumulative = np.minimum(np.cumsum(curve), 1)
+    numbers = {
+        "run": name,
+        "temperature": temperature,
+        "carriers": {"mean": float(np.mean(carriers))}
+        | {f"{q:.0%}": float(np.quantile(carriers, q)) for q in _QUANTILES},
+        "shares": {n: float(cumulative[min(n, len(cumulative)) - 1]) for n in _HARDEST},
+        "carriers_of_anchors": carriers.tolist(),
+        "curve": {
+            "rank": ranks.tolist(),
+            "weight": curve[ranks - 1].tolist(),
+            "cumulative": cumulative[ranks - 1].tolist(),
+        },
+        "hardest": hardest,
+    }
+    return Weighed(numbers, curve, cumulative)
 
 
 def _blocks(
@@ -220,35 +221,37 @@ def _blocks(
         yield tuple(map(np.asarray, found))
 
 
-def only_here(runs: Sequence[Weighed], run: int, anchor: int) -> list[bool]:
-    """Which of an anchor's hardest negatives in one run no other run has among its own."""
-    others = [set(other.hardest[anchor].items) for i, other in enumerate(runs) if i != run]
-    items = runs[run].hardest[anchor].items
+def only_here(runs: Sequence[Weighed], run: int, place: int) -> list[bool]:
+    """Which of a shown anchor's hardest negatives in one run no other run has among its own."""
+    items, *others = (
+        each.numbers["hardest"][place]["items"]
+        for each in (runs[run], *runs[:run], *runs[run + 1 :])
+    )
     return [bool(others) and not any(item in other for other in others) for item in items]
 
 
 def summary_table(runs: Sequence[Weighed]) -> str:
     """Returns one line per run: negatives that carry 90% of the weight, shares of the hardest."""
     width = max(len(run.run) for run in runs)
-    summaries = [run.summary() for run in runs]
-    heads = ["".join(f"{name:>9}" for name in part) for part in summaries[0].values()]
+    names = (runs[0].numbers["carriers"], runs[0].numbers["shares"])
+    heads = ["".join(f"{name:>9}" for name in part) for part in names]
     lines = [
         f"{'':<{width}}{'carry 90% of the weight':>{len(heads[0])}} | share of the hardest",
         " " * width + " |".join(heads),
     ]
-    for run, found in zip(runs, summaries, strict=True):
-        counts = "".join(f"{value:>9.1f}" for value in found["carriers"].values())
-        shares = "".join(f"{value:>9.4f}" for value in found["shares"].values())
+    for run in runs:
+        counts = "".join(f"{value:>9.1f}" for value in run.numbers["carriers"].values())
+        shares = "".join(f"{value:>9.4f}" for value in run.numbers["shares"].values())
         lines.append(f"{run.run:<{width}}{counts} |{shares}")
     return "\n".join(lines)
 
 
 def anchor_table(runs: Sequence[Weighed], place: int) -> str:
     """Returns a shown anchor's hardest negatives in each run; * marks those of one run only."""
-    anchor = runs[0].hardest[place]
+    anchor = runs[0].numbers["hardest"][place]
     columns = [_column(runs, i, place) for i in range(len(runs))]
-    ranks = ["", "rank", *map(str, range(1, len(anchor.items) + 1))]
-    lines = [on_one_line(f"anchor {anchor.index} ({anchor.name}), {anchor.label}")]
+    ranks = ["", "rank", *map(str, range(1, len(anchor["items"]) + 1))]
+    lines = [on_one_line(f"anchor {anchor['index']} ({anchor['name']}), {anchor['label']}")]
     for first in range(0, len(runs), _ABREAST):
         rows = zip(ranks, *columns[first : first + _ABREAST], strict=True)
         lines += [" | ".join([f"{rank:>4}", *cells]).rstrip() for rank, *cells in rows]
@@ -257,35 +260,18 @@ def anchor_table(runs: Sequence[Weighed], place: int) -> str:
 
 def _column(runs: Sequence[Weighed], run: int, place: int) -> list[str]:
     """The lines of a run in an anchor's table, equally long."""
-    found = runs[run].hardest[place]
-    names = map(on_one_line, found.classes)
+    found = runs[run].numbers["hardest"][place]
+    names = map(on_one_line, found["classes"])
     classes = [name if len(name) <= _NAME else f"{name[: _NAME - 1]}…" for name in names]
     width = max(map(len, ["class", *classes]))
     head = f"{'image':>8}  {'class':<{width}}{'distance':>10}{'weight':>9} "
     lines = [f"{runs[run].run[-len(head) :]:<{len(head)}}", head]
-    only = only_here(runs, run, place)
-    rows = zip(found.items, classes, found.distances, found.weights, only, strict=True)
+    columns = (found["items"], classes, found["distances"], found["weights"])
+    rows = zip(*columns, only_here(runs, run, place), strict=True)
     for item, label, distance, weight, alone in rows:
         mark = "*" if alone else " "
         lines.append(f"{item:>8}  {label:<{width}}{distance:>10.4f}{weight:>9.5f}{mark}")
     return lines
-
-
-def as_json(run: Weighed) -> dict[str, Any]:
-    """Returns all numbers of a run; of its curve, those at 200 ranks, evenly by logarithm."""
-    ranks = np.unique(np.geomspace(1, len(run.curve), _POINTS).round().astype(int))
-    return {
-        "run": run.run,
-        "temperature": run.temperature,
-        **run.summary(),
-        "carriers_of_anchors": run.carriers.tolist(),
-        "curve": {
-            "rank": ranks.tolist(),
-            "weight": run.curve[ranks - 1].tolist(),
-            "cumulative": run.cumulative[ranks - 1].tolist(),
-        },
-        "hardest": [hardest._asdict() for hardest in run.hardest],
-    }
 
 
 def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:
@@ -325,12 +311,12 @@ def draw_hardest(
     """
     read_anchor, read_item = read_rgb(splits.test), read_rgb(searched(splits))
     rows = []
-    for place in range(len(runs[0].hardest)):
+    for place in range(len(runs[0].numbers["hardest"])):
         for i, run in enumerate(runs):
-            found, only = run.hardest[place], only_here(runs, i, place)
-            title = run.run if i else f"{found.label}\n{run.run}"
-            row = [Picture((read_anchor, found.index), title, "black")]
-            columns = zip(found.items, found.classes, found.weights, only, strict=True)
+            found, only = run.numbers["hardest"][place], only_here(runs, i, place)
+            title = run.run if i else f"{found['label']}\n{run.run}"
+            row = [Picture((read_anchor, found["index"]), title, "black")]
+            columns = zip(found["items"], found["classes"], found["weights"], only, strict=True)
             for item, name, weight, alone in columns:
                 colour = "tab:orange" if alone else "none"
                 row.append(Picture((read_item, item), f"{name}\np {weight:#.3g}", colour))

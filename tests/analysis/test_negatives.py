@@ -5,15 +5,7 @@ import numpy as np
 import pytest
 
 from hypjax.analysis import negatives
-from hypjax.analysis.negatives import (
-    Hardest,
-    Weighed,
-    anchor_table,
-    as_json,
-    choose,
-    only_here,
-    weigh,
-)
+from hypjax.analysis.negatives import anchor_table, choose, only_here, summarise, weigh
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError
@@ -51,16 +43,17 @@ def test_weights_are_those_of_a_loop(monkeypatch):
         count = 1
         while weights[:count].sum() < 0.9:
             count += 1
-        assert found.carriers[place] == count
+        assert found.numbers["carriers_of_anchors"][place] == count
         if place < choice.shown:
-            index, _, name, items, classes, shown, shares = found.hardest[place]
+            told = found.numbers["hardest"][place].values()
+            index, _, name, items, classes, shown, shares = told
             assert (index, name) == (anchor, f"class {label}")
             assert items == nearest[:4]
             assert classes == [f"class {label}" for label in TEST.test.labels[items]]
             np.testing.assert_allclose(shown, [distances[i] for i in items], rtol=1e-5)
             np.testing.assert_allclose(shares, weights[:4], rtol=1e-4)
     np.testing.assert_allclose(found.curve, curve, rtol=1e-4)
-    assert len(found.hardest) == choice.shown == 5
+    assert len(found.numbers["hardest"]) == choice.shown == 5
 
 
 def test_anchors_are_chosen_evenly_and_the_shown_ones_among_them():
@@ -78,7 +71,7 @@ def test_a_gallery_is_searched_instead_of_the_test_images():
     choice = choose(splits([0, 1], [0, 0, 1, 2]), [1], 1, 1, 3)
     points = np.array([[0.1], [0.0], [0.3], [0.2]], np.float32)
     found = weigh("a", np.array([[0.25]], np.float32), points, choice, BALL, 0.2)
-    assert found.hardest[0].items == [3, 0, 1]
+    assert found.numbers["hardest"][0]["items"] == [3, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -96,8 +89,9 @@ def test_impossible_choices_are_refused(named, k, message):
 
 def weighed(name, items):
     classes = ["Ö U+00D6", "b" * 99, "c"]
-    hardest = Hardest(5, "x.png", "Ŏ", items, classes, [0.1, 0.2, 0.3], [0.5, 0.3, 0.1])
-    return Weighed(name, 0.2, np.array([3, 1]), np.array([0.5, 0.3, 0.1, 0.1]), [hardest])
+    hardest = {"index": 5, "name": "x.png", "label": "Ŏ", "items": items, "classes": classes}
+    hardest |= {"distances": [0.1, 0.2, 0.3], "weights": [0.5, 0.3, 0.1]}
+    return summarise(name, 0.2, np.array([3, 1]), np.array([0.5, 0.3, 0.1, 0.1]), [hardest])
 
 
 def test_negatives_of_one_run_only_are_marked():
@@ -113,9 +107,8 @@ def test_negatives_of_one_run_only_are_marked():
 
 
 def test_numbers_over_all_anchors():
-    found = as_json(weighed("a", [1, 2, 3]))
+    found = weighed("a", [1, 2, 3]).numbers
     assert found["carriers"]["mean"] == found["carriers"]["50%"] == 2
     assert found["shares"] == pytest.approx({1: 0.5, 10: 1, 100: 1})
     assert found["curve"]["rank"] == [1, 2, 3, 4]
     assert found["curve"]["cumulative"] == pytest.approx([0.5, 0.8, 0.9, 1])
-    assert found["hardest"][0]["items"] == [1, 2, 3] and found["hardest"][0]["index"] == 5

@@ -18,7 +18,7 @@ from PIL import Image
 
 from hypjax import evaluate
 from hypjax.analysis.hit_grid import draw
-from hypjax.analysis.negatives import Hardest, Weighed, anchor_table
+from hypjax.analysis.negatives import anchor_table, summarise
 from hypjax.analysis.run_embeddings import open_runs
 from hypjax.command import parse
 from hypjax.data.photos import Photo, find_photos
@@ -444,8 +444,9 @@ def test_names_are_printed_on_one_line():
     lines = hits.table().split("\n")
     assert len(lines) == 4 and all(line.isprintable() for line in lines)
     assert lines[0] == r"a\nb.png (c\x1b[31m)" and lines[2].endswith(r"d\x00\u2028.png")
-    hardest = Hardest(3, "a\nb.png", "c\x1b[31m", [7], ["a\nb\0"], [0.1], [1.0])
-    weighed = Weighed("run", 0.1, np.array([1]), np.ones(1), [hardest])
+    hardest = {"index": 3, "name": "a\nb.png", "label": "c\x1b[31m", "items": [7]}
+    hardest |= {"classes": ["a\nb\0"], "distances": [0.1], "weights": [1.0]}
+    weighed = summarise("run", 0.1, np.array([1]), np.ones(1), [hardest])
     lines = anchor_table([weighed], 0).split("\n")
     assert len(lines) == 4 and all(line.isprintable() for line in lines)
 
