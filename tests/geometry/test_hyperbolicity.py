@@ -64,7 +64,7 @@ def test_delta_of_a_tree_is_0(edges):
     assert gromov_delta(tree(edges)) == 0  # Small integers and halves are exact.
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_delta_of_a_tree_with_real_weights_is_0_up_to_rounding(seed):
     rng = np.random.default_rng(seed)
     distances = tree(list(zip(rng.integers(0, 999, 39), rng.exponential(size=39), strict=True)))
@@ -192,28 +192,18 @@ def test_curvature_from_delta():
     np.testing.assert_allclose(curvature_from_delta(np.float32(0.288)), 0.25, rtol=1e-6)
 
 
-@pytest.mark.parametrize("delta", [0.0, -0.1, np.nan, np.inf])
-def test_curvature_from_invalid_delta_is_an_error(delta):
-    with pytest.raises(UserError, match=f"positive.*, got {delta:g}"):
-        curvature_from_delta(delta)
-
-
-@pytest.mark.parametrize(
-    ("distances", "message"),
-    [
+def test_invalid_arguments_are_an_error():
+    for delta in (0.0, -0.1, np.nan, np.inf):
+        with pytest.raises(UserError, match=f"positive.*, got {delta:g}"):
+            curvature_from_delta(delta)
+    for distances, message in [
         (np.zeros(9), r"square matrix, got shape \(9,\)"),
         (np.zeros((5, 4)), r"square matrix, got shape \(5, 4\)"),
         (np.zeros((3, 3)), "at least 4 points, got 3"),
-    ],
-)
-def test_invalid_distance_matrices_are_an_error(distances, message):
-    with pytest.raises(UserError, match=message):
-        gromov_delta(distances)
-
-
-@pytest.mark.parametrize(
-    ("points", "arguments", "message"),
-    [
+    ]:
+        with pytest.raises(UserError, match=message):
+            gromov_delta(distances)
+    for points, arguments, message in [
         (gaussian(3), {}, "at least 4 points, got 3"),
         (np.zeros(9), {}, r"\[number, dimension\], got shape \(9,\)"),
         (np.zeros((9, 0)), {}, r"\[number, dimension\], got shape \(9, 0\)"),
@@ -221,11 +211,9 @@ def test_invalid_distance_matrices_are_an_error(distances, message):
         (np.full((9, 2), 0.1), {}, "the 9 sampled points are identical"),
         (gaussian(9), {"num_samples": 3}, "num_samples must be at least 4, got 3"),
         (gaussian(9), {"num_trials": 0}, "num_trials must be at least 1, got 0"),
-    ],
-)
-def test_invalid_arguments_are_an_error(points, arguments, message):
-    with pytest.raises(UserError, match=message):
-        relative_delta(points, key=KEY, **arguments)
+    ]:
+        with pytest.raises(UserError, match=message):
+            relative_delta(points, key=KEY, **arguments)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
