@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import gc
+import itertools
 import json
 import logging
 import os
@@ -32,6 +33,9 @@ from hypjax.parallel import processes
 from hypjax.system import console
 from hypjax.system.files import sync, sync_all
 
+_OVERHEAD = 2**16  # Approximate size of a checkpoint without its arrays, in bytes.
+_RECORD = "record"  # The Orbax item with the JSON values that accompany the trees of arrays.
+
 
 class DamagedError(Exception):
     """A saved state cannot be read, or differs from what was saved."""
@@ -56,29 +60,9 @@ def checksum(tree: PyTree) -> UInt32[Array, ""]:
     return total
 
 
-def with_checksum(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns JSON values with a checksum of them under "checksum"."""
-    return {**facts, "checksum": _json_checksum(facts)}
-
-
-def require_intact(facts: dict[str, Any]) -> dict[str, Any]:
-    """Returns values that `with_checksum` returned.
-
-    Raises:
-        DamagedError: They were changed since.
-    """
-    if _json_checksum(facts) != facts["checksum"]:
-        raise DamagedError("its record differs from what was saved")
-    return facts
-
-
 def _json_checksum(facts: Mapping[str, Any]) -> int:
     content = {name: value for name, value in facts.items() if name != "checksum"}
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
-_OVERHEAD = 2**16  # Approximate size of a checkpoint without its arrays, in bytes.
-_RECORD = "record"  # The Orbax item with the JSON values that accompany the trees of arrays.
 
 
 class Restored(NamedTuple):
@@ -174,7 +158,7 @@ class Checkpoints:
             "record": record,
         }
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
-        items[_RECORD] = ocp.args.JsonSave(with_checksum(facts))
+        items[_RECORD] = ocp.args.JsonSave({**facts, "checksum": _json_checksum(facts)})
         self._saving, self._scores[step] = step, score
         self._failed.discard(step)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(trees)) + _OVERHEAD
@@ -205,17 +189,15 @@ class Checkpoints:
                     sync(path)
 
     def _attempt(self, action: Callable[[], object]) -> bool:
-        """Runs a part of a save. If it fails, abandons the save and returns False."""
+        """Runs a part of a save. If it fails, reports that, removes its files and returns False.
+
+        A full disk must not end a run: the next checkpoint may fit again.
+        """
         try:
             action()
             return True
         except Exception as error:  # For a full disk, TensorStore raises a ValueError.
             reason = _reason(error)
-        self._abandon(reason)
-        return False
-
-    def _abandon(self, reason: str) -> None:
-        """Reports a failed save and removes its files."""
         step, self._saving = self._saving, None
         self._failed.add(step)
         del self._scores[step]
@@ -231,6 +213,7 @@ class Checkpoints:
             shutil.rmtree(unfinished, ignore_errors=True)
         with contextlib.suppress(Exception):  # The disk may become writable again.
             self._open()
+        return False
 
     def restore_latest(self, **like: PyTree) -> Restored | None:
         """Reads the latest checkpoint that is not damaged, or returns None if there is none at all.
@@ -280,9 +263,7 @@ class Checkpoints:
         host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}
         try:
-            args = ocp.args.Composite(**items, record=ocp.args.JsonRestore())
-            read = self._manager.restore(step, args=args)
-            facts = require_intact(read[_RECORD])
+            facts, read = self._read(step, items)
             sums = {name: facts["checksums"][name] for name in like}
             trees = {name: read[name] for name in like}
         except Exception as error:  # Exceptions depend on the kind of damage.
@@ -305,11 +286,19 @@ class Checkpoints:
                 self._move_aside(self.best_step, str(error))
         return None
 
+    def _read(self, step: int, items: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+        """Reads the record of a checkpoint, and the given items."""
+        args = ocp.args.Composite(**items, record=ocp.args.JsonRestore())
+        read = self._manager.restore(step, args=args)
+        facts = read[_RECORD]
+        if _json_checksum(facts) != facts["checksum"]:
+            raise DamagedError("its record differs from what was saved")
+        return facts, read
+
     def _saved_score(self, step: int) -> float | None:
         """Returns the score saved with a checkpoint, if it is readable."""
         try:
-            args = ocp.args.Composite(record=ocp.args.JsonRestore())
-            return require_intact(self._manager.restore(step, args=args)[_RECORD])["score"]
+            return self._read(step, {})[0]["score"]
         except Exception:  # Exceptions depend on the kind of damage.
             self._unreadable.add(step)
             return None
@@ -321,11 +310,9 @@ class Checkpoints:
         if self._read_only:
             console.warn(f"{message}; using another one")
             return
-        target = self._path.parent / f"damaged-step-{step}"
-        number = 1
-        while target.exists():
-            number += 1
-            target = self._path.parent / f"damaged-step-{step}-{number}"
+        endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+        targets = (self._path.parent / f"damaged-step-{step}{ending}" for ending in endings)
+        target = next(target for target in targets if not target.exists())
         try:
             (self._path / str(step)).rename(target)
         except OSError as error:
@@ -389,11 +376,10 @@ def _reserve(path: pathlib.Path, size: int) -> None:
         try:
             os.posix_fallocate(probe.fileno(), 0, size)
         except (AttributeError, OSError) as error:  # Not on macOS and some file systems.
-            full = errno.ENOSPC, "No space left on device"
             if getattr(error, "errno", None) not in (None, errno.EOPNOTSUPP, errno.EINVAL):
                 raise
             if shutil.disk_usage(path).free < size:
-                raise OSError(*full) from error
+                raise OSError(errno.ENOSPC, "No space left on device") from error
 
 
 @functools.cache
@@ -424,10 +410,7 @@ class SharedCheckpoints:
     """
 
     def __init__(self, open_checkpoints: Callable[[], Checkpoints]) -> None:
-        """Opens the checkpoints in the first process.
-
-        Args:
-            open_checkpoints: Opens the folder; called in the first process only.
+        """Opens the checkpoints by a function that is called in the first process only.
 
         Raises:
             UserError: The folder cannot be opened.
@@ -482,8 +465,7 @@ class SharedCheckpoints:
             return None
         like = tuple(like.values())
         trees = processes.arrays_from_first(lambda: restored.trees, like)
-        trees = jax.tree.map(_place_like, trees, like)
-        return Restored(facts["step"], trees, facts["record"])
+        return Restored(facts["step"], jax.tree.map(_place_like, trees, like), facts["record"])
 
     def close(self) -> None:
         """See `Checkpoints.close`."""

@@ -82,17 +82,17 @@ def replacing_together(
     """
     staged = path.with_name(f".{path.name}.{os.urandom(4).hex()}.unfinished")
     with contextlib.ExitStack() as stack:
-        with _locked(path.parent):
+        with locked(path.parent):
             for left in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
                 # The process that holds its lock is writing to it.
-                with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_NB):
+                with contextlib.suppress(OSError), locked(left, fcntl.LOCK_NB):
                     shutil.rmtree(left)
             staged.mkdir()
             stack.callback(shutil.rmtree, staged, ignore_errors=True)
-            stack.enter_context(_locked(staged))
+            stack.enter_context(locked(staged))
         yield staged
         sync_all(staged)
-        with _locked(path.parent):
+        with locked(path.parent):
             _finish(path, stale)
             staged.replace(_pending(path))
             sync(path.parent)
@@ -107,7 +107,7 @@ def finish_replacing(path: pathlib.Path, stale: Callable[[], Iterable[str]] = tu
     """
     if os.path.lexists(_pending(path)):
         try:
-            with _locked(path.parent):
+            with locked(path.parent):
                 _finish(path, stale)
         except OSError as error:
             raise UserError(
@@ -185,7 +185,7 @@ def _version(path: pathlib.Path) -> tuple[int, int] | None:
 
 
 @contextlib.contextmanager
-def _locked(folder: pathlib.Path, flags: int = 0) -> Iterator[None]:
+def locked(folder: pathlib.Path, flags: int = 0) -> Iterator[None]:
     """Locks a folder for this process during the body, if the file system has locks.
 
     Raises:

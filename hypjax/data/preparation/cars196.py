@@ -2,17 +2,16 @@
 
 import io
 import pathlib
+from collections.abc import Iterator
 
 import numpy as np
 
 from hypjax.data.preparation.official import (
     Count,
-    Listing,
-    NameChecker,
+    Entry,
     OfficialBuilder,
     OfficialDataset,
     damaged_list,
-    listed_image,
 )
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 from hypjax.errors import UserError
@@ -26,23 +25,16 @@ class Cars196(OfficialBuilder, skip_registration=True):
     DESCRIPTION = "Stanford Cars, split by class over all images: 1 to 98, 99 to 196."
 
 
-def _list_images(tree: FileTree) -> Listing:
+def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images by class number; the official test flag plays no part."""
-    place = tree.root / "cars_annos.mat"
-    files, numbers, titles = _read_annotations(place, tree.read_list("cars_annos.mat"))
-    labels = {number: _label(titles, number) for number in set(numbers)}
-    names = NameChecker()
-    splits: Listing = {"train": [], "test": []}
+    file = tree.root / "cars_annos.mat"
+    files, numbers, titles = _read_annotations(file, tree.read_list("cars_annos.mat"))
     for i in np.argsort(numbers, kind="stable"):
-        name, number = files[i], numbers[i]
-        names.check(name, f"{place}, annotation {i + 1}")
+        place, number = f"{file}, annotation {i + 1}", numbers[i]
         if not 1 <= number <= _CLASSES:
-            raise damaged_list(f"{place}, annotation {i + 1}", f"there is no class {number}")
-        if names.has_file(name, tree):
-            split = "train" if number <= _CLASSES // 2 else "test"
-            splits[split].append(listed_image(tree, name, labels[number]))
-    names.warn_of_missing()
-    return splits
+            raise damaged_list(place, f"there is no class {number}")
+        split = "train" if number <= _CLASSES // 2 else "test"
+        yield Entry(split, files[i], _label(titles, number), place=place)
 
 
 def _read_annotations(

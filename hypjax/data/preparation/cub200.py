@@ -2,17 +2,14 @@
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from hypjax.data.preparation.official import (
     Count,
-    Listing,
-    NameChecker,
+    Entry,
     OfficialBuilder,
     OfficialDataset,
     Row,
     damaged_list,
-    listed_image,
     match_row,
     read_rows,
 )
@@ -27,36 +24,27 @@ class Cub200(OfficialBuilder, skip_registration=True):
     DESCRIPTION = "Caltech-UCSD Birds-200-2011, split by class: 1 to 100, 101 to 200."
 
 
-class _Entry(NamedTuple):
-    """An image as the lists, or the folders, give it; sorts by class, then by path."""
-
-    class_number: int
-    path: str
-    image_id: str
-    row: Row
-
-
-def _list_images(tree: FileTree) -> Listing:
+def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images by class number, then path.
 
     The class is the image's folder, which image_class_labels.txt must confirm.
     """
-    names, entries = NameChecker(), []
+    labels = None
+    if {"images.txt", "image_class_labels.txt"} <= tree.files:
+        rows = read_rows(tree, "image_class_labels.txt")
+        labels = dict(match_row(r"(\d+)\s+(\d+)", row, "1 1").groups() for row in rows)
+    entries = []
     for row, image_id, path in _paths(tree):
-        names.check(path, row.place)
         number = int(path[:3])
         if not 1 <= number <= _CLASSES:
             raise damaged_list(row.place, f"there is no class {number}")
-        entries.append(_Entry(number, path, image_id, row))
-    _check_labels(tree, entries)
-    splits: Listing = {"train": [], "test": []}
-    for number, path, _, _ in sorted(entries):
-        name = f"images/{path}"
-        if names.has_file(name, tree):
-            split = "train" if number <= _CLASSES // 2 else "test"
-            splits[split].append(listed_image(tree, name, label=path.split("/")[0]))
-    names.warn_of_missing()
-    return splits
+        if labels is not None and labels.get(image_id) != str(number):
+            found = f"class {labels[image_id]}" if image_id in labels else "no class"
+            raise damaged_list(row.place, f"{path} has {found} in image_class_labels.txt")
+        entries.append((number, path, row.place))
+    for number, path, place in sorted(entries):
+        split = "train" if number <= _CLASSES // 2 else "test"
+        yield Entry(split, f"images/{path}", label=path.split("/")[0], place=place)
 
 
 def _paths(tree: FileTree) -> Iterator[tuple[Row, str, str]]:
@@ -69,18 +57,6 @@ def _paths(tree: FileTree) -> Iterator[tuple[Row, str, str]]:
     for name in tree.files:
         if match := re.fullmatch(r"images/(\d{3}\.[^/]+/[^/]+\.jpe?g)", name, re.IGNORECASE):
             yield Row(str(tree.root / name), name), "", match[1]
-
-
-def _check_labels(tree: FileTree, entries: list[_Entry]) -> None:
-    """Compares folders with the official labels, if both lists exist."""
-    if not {"images.txt", "image_class_labels.txt"} <= tree.files:
-        return
-    rows = read_rows(tree, "image_class_labels.txt")
-    labels = dict(match_row(r"(\d+)\s+(\d+)", row, "1 1").groups() for row in rows)
-    for number, path, image_id, row in entries:
-        if labels.get(image_id) != str(number):
-            found = f"class {labels[image_id]}" if image_id in labels else "no class"
-            raise damaged_list(row.place, f"{path} has {found} in image_class_labels.txt")
 
 
 DATASET = OfficialDataset(

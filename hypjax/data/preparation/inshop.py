@@ -1,14 +1,14 @@
 """DeepFashion's In-Shop Clothes Retrieval: photos of clothes (Liu et al., CVPR 2016)."""
 
+from collections.abc import Iterator
+
 from hypjax.data.preparation.official import (
     Count,
-    Listing,
-    NameChecker,
+    Entry,
     OfficialBuilder,
     OfficialDataset,
     Row,
     damaged_list,
-    listed_image,
     match_row,
     read_rows,
 )
@@ -21,22 +21,16 @@ class Inshop(OfficialBuilder, skip_registration=True):
     DESCRIPTION = "In-Shop Clothes Retrieval, with its own train, query and gallery."
 
 
-def _list_images(tree: FileTree) -> Listing:
+def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images in the order of the list; the super-class is the category in the path."""
-    names = NameChecker()
-    splits: Listing = {"train": [], "query": [], "gallery": []}
+    pattern = r"(img/(\S+)/[^/\s]+/[^/\s]+)\s+(\S+)\s+(\S+)"
     for row in _image_rows(tree):
-        pattern = r"(img/(\S+)/[^/\s]+/[^/\s]+)\s+(\S+)\s+(\S+)"
         match = match_row(pattern, row, "img/WOMEN/Dresses/id_00000001/1.jpg id_00000001 train")
         name, group, item, status = match.groups()
-        names.check(name, row.place)
-        if status not in splits:
-            raise damaged_list(row.place, f"{status!r} is not one of {', '.join(splits)}")
+        if status not in DATASET.counts:
+            raise damaged_list(row.place, f"{status!r} is not one of {', '.join(DATASET.counts)}")
         file = f"Img/{name}" if f"Img/{name}" in tree.files else name
-        if names.has_file(file, tree):
-            splits[status].append(listed_image(tree, name, item, group, file=file))
-    names.warn_of_missing()
-    return splits
+        yield Entry(status, name, item, group, row.place, file)
 
 
 def _image_rows(tree: FileTree) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Official datasets: what describes one, from its published files to the images it lists.
+"""Official datasets: from the files that their authors published to the records we write.
 
 Class numbers, splits and counts follow the official lists and the protocol by which retrieval is
 reported on these datasets (Ermolov et al., CVPR 2022, section 4.1, and the papers it follows).
@@ -15,7 +15,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow
 import tensorflow_datasets as tfds
@@ -28,6 +28,10 @@ from hypjax.data.records import Example, RecordBuilder
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.machine import usable_cores
+
+SKIPPED = "skipped.tsv"
+_THREADS = min(usable_cores(), 16)  # The single writing thread keeps up with no more.
+_AHEAD = 4 * _THREADS  # Images read before they are written; they are held in memory.
 
 
 class Count(NamedTuple):
@@ -42,15 +46,35 @@ class Count(NamedTuple):
     classes: int | None
 
 
-class ListedImage(NamedTuple):
-    """One image that a dataset lists.
+class Entry(NamedTuple):
+    """One image of a dataset's list, whose file may be missing.
 
     Attributes:
+        split: Name of its split.
         name: Path within the dataset, with '/'; unique.
         label: Name of the class, unique within the dataset.
+        superlabel: Name of the coarser class; '' if the dataset has none.
+        place: Where it is listed, for messages.
+        file: Path of its file; '' if that is the name.
+    """
+
+    split: str
+    name: str
+    label: str
+    superlabel: str = ""
+    place: str = ""
+    file: str = ""
+
+
+class ListedImage(NamedTuple):
+    """One image that a dataset lists and whose file exists.
+
+    Attributes:
+        name: See `Entry`.
+        label: See `Entry`.
         read: Returns the file's bytes unchanged; safe to call from several threads. Raises OSError
             if the file cannot be read.
-        superlabel: Name of the coarser class; '' if the dataset has none.
+        superlabel: See `Entry`.
     """
 
     name: str
@@ -74,11 +98,6 @@ class Found(NamedTuple):
     tables: Mapping[str, pyarrow.Table]
 
 
-def _no_tables(tree: FileTree) -> Mapping[str, pyarrow.Table]:
-    del tree
-    return {}
-
-
 @dataclasses.dataclass(frozen=True)
 class OfficialDataset:
     """A dataset prepared from the files that its authors published.
@@ -87,15 +106,16 @@ class OfficialDataset:
         builder: TFDS builder of its records; the dataset has the builder's name.
         counts: Size of each split of the complete dataset.
         source: Where its files come from.
-        list_images: Lists the images of each split whose files exist.
+        list_images: Yields the images in the order of the records, whether or not their files
+            exist. Classes are numbered in the order in which they first appear.
         tables: Reads the tables of relations that its builder has.
     """
 
     builder: "type[OfficialBuilder]"
     counts: Mapping[str, Count]
     source: Source
-    list_images: Callable[[FileTree], Listing]
-    tables: Callable[[FileTree], Mapping[str, pyarrow.Table]] = _no_tables
+    list_images: Callable[[FileTree], Iterable[Entry]]
+    tables: Callable[[FileTree], Mapping[str, pyarrow.Table]] = lambda tree: {}
 
     @property
     def name(self) -> str:
@@ -115,26 +135,41 @@ class OfficialDataset:
             downloads: Folder for downloads and temporary files.
 
         Yields:
-            The images by split, in the dataset's own order of classes and readable within the
-            body, and the tables of relations.
+            The images by split, readable within the body, and the tables of relations.
 
         Raises:
             UserError: If no images are found, or a list or an archive is damaged.
         """
         with self.source.open(self.name, manual_dir, downloads) as tree:
-            listing = self.list_images(tree)
+            listing = self._existing(tree)
             if not any(listing.values()):
                 raise UserError(f"{tree.root} has no images of {self.name}; {self.source.advice}")
             yield Found(listing, self.tables(tree))
 
+    def _existing(self, tree: FileTree) -> Listing:
+        """Returns the listed images that have a file; warns of the others."""
+        splits: Listing = {split: [] for split in self.counts}
+        names, missing = set(), []
+        for split, name, label, superlabel, place, file in self.list_images(tree):
+            if name.startswith("/") or ".." in name.split("/"):
+                raise damaged_list(place, f"{name!r} points outside the dataset's folder")
+            if name in names:
+                raise damaged_list(place, f"{name!r} is listed twice")
+            names.add(name)
+            file = file or name
+            if file in tree.files:
+                read = functools.partial(tree.read, file)
+                splits[split].append(ListedImage(name, label, read, superlabel))
+            else:
+                missing.append(file)
+        if missing:
+            more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+            console.warn(f"listed but missing: {missing[0]}{more}")
+        return splits
+
 
 class Row(NamedTuple):
-    """A line of a list.
-
-    Attributes:
-        place: File and line number, for messages.
-        text: The line, stripped.
-    """
+    """A line of a list, stripped, with its file and number for messages."""
 
     place: str
     text: str
@@ -156,23 +191,8 @@ def read_rows(tree: FileTree, name: str) -> list[Row]:
     return [Row(f"{tree.root / name}, line {n}", line) for n, line in numbered if line]
 
 
-def damaged_list(place: str, problem: str) -> UserError:
-    """Returns the error for a damaged list.
-
-    Args:
-        place: File, and line if known.
-        problem: What is wrong there.
-    """
-    return UserError(f"{place}: {problem}; the list is damaged, fetch it again")
-
-
 def match_row(pattern: str, row: Row, example: str) -> re.Match[str]:
-    """Parses a line by a regular expression.
-
-    Args:
-        pattern: Must match the whole line.
-        row: The line.
-        example: A valid line, for the message.
+    """Parses a whole line by a regular expression; the example is a valid line, for the message.
 
     Raises:
         UserError: If the line does not match.
@@ -183,57 +203,9 @@ def match_row(pattern: str, row: Row, example: str) -> re.Match[str]:
     return match
 
 
-class NameChecker:
-    """Checks the image names of a dataset, and collects those without a file."""
-
-    def __init__(self) -> None:
-        """Starts with no names."""
-        self._seen: set[str] = set()
-        self._missing: list[str] = []
-
-    def check(self, name: str, place: str) -> None:
-        """Rejects duplicates, and names that point outside the dataset's folder.
-
-        Raises:
-            UserError: If the name is invalid.
-        """
-        if name.startswith("/") or ".." in name.split("/"):
-            raise damaged_list(place, f"{name!r} points outside the dataset's folder")
-        if name in self._seen:
-            raise damaged_list(place, f"{name!r} is listed twice")
-        self._seen.add(name)
-
-    def has_file(self, name: str, tree: FileTree) -> bool:
-        """Whether the name has a file; remembers the name if not."""
-        if name not in tree.files:
-            self._missing.append(name)
-        return name in tree.files
-
-    def warn_of_missing(self) -> None:
-        """Warns of names without a file."""
-        if self._missing:
-            more = f", and {len(self._missing) - 1} more" if len(self._missing) > 1 else ""
-            console.warn(f"listed but missing: {self._missing[0]}{more}")
-
-
-def listed_image(
-    tree: FileTree, name: str, label: str, superlabel: str = "", *, file: str | None = None
-) -> ListedImage:
-    """Returns a listed image that is read from the tree.
-
-    Args:
-        tree: The dataset's files.
-        name: Path within the dataset.
-        label: Name of the class.
-        superlabel: Name of the coarser class, if any.
-        file: Path within the tree, if it differs from the name.
-    """
-    return ListedImage(name, label, functools.partial(tree.read, file or name), superlabel)
-
-
-SKIPPED = "skipped.tsv"
-_THREADS = min(usable_cores(), 16)  # The single writing thread keeps up with no more.
-_AHEAD = 4 * _THREADS  # Images read before they are written; they are held in memory.
+def damaged_list(place: str, problem: str) -> UserError:
+    """Returns the error for a damaged list; the place is its file, and line if known."""
+    return UserError(f"{place}: {problem}; the list is damaged, fetch it again")
 
 
 @contextlib.contextmanager
@@ -244,17 +216,8 @@ def large_images() -> Iterator[None]:
         yield
 
 
-class _Checked(NamedTuple):
-    """An image that can be read."""
-
-    content: bytes
-    checksum: int
-    height: int
-    width: int
-
-
 class CheckedImages:
-    """Contents of an official dataset's records, see `builders.Contents`.
+    """A dataset's images, read ahead of the writer and decoded once to check them.
 
     Attributes:
         classes: Names of all classes, in the order of their labels.
@@ -269,19 +232,20 @@ class CheckedImages:
                 numbered in the order in which they first appear.
             skip_corrupt: Whether to leave out images that cannot be read.
         """
-        listing, self.tables = found
-        images = [image for part in listing.values() for image in part]
+        self._listing, self.tables = found
+        images = [image for part in self._listing.values() for image in part]
         self.classes = list(dict.fromkeys(image.label for image in images))
-        self._listing, self._skip_corrupt, self._total = listing, skip_corrupt, len(images)
+        self._skip_corrupt, self._total = skip_corrupt, len(images)
         self._broken: list[tuple[str, str]] = []
         self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS)
         self._bar = tqdm.tqdm(
             desc="preparing", total=self._total, unit="image", disable=None, leave=False
         )
 
-    def splits(self) -> dict[str, Iterator[Example]]:
-        """Returns the examples of each non-empty split, to be consumed split by split."""
-        return {name: self._examples(part) for name, part in self._listing.items() if part}
+    def splits(self) -> dict[str, Iterator[tuple[int, Example]]]:
+        """Returns the numbered examples of each non-empty split, to be consumed one by one."""
+        parts = self._listing.items()
+        return {name: enumerate(self._examples(part)) for name, part in parts if part}
 
     def finish(self, folder: pathlib.Path) -> None:
         """Reports images that could not be read, and lists them in a file if they are left out.
@@ -309,60 +273,36 @@ class CheckedImages:
         self._pool.shutdown(cancel_futures=True)
 
     def _examples(self, images: Sequence[ListedImage]) -> Iterator[Example]:
-        for image, outcome in self._read_ahead(images):
-            self._bar.update()
-            if isinstance(outcome, str):
-                self._broken.append((image.name, outcome))
-            elif self._skip_corrupt or not self._broken:  # Otherwise nothing will be kept.
-                yield {
-                    "image": outcome.content,
-                    "checksum": outcome.checksum,
-                    "height": outcome.height,
-                    "width": outcome.width,
-                    "label": image.label,
-                    "name": image.name,
-                    "class_name": image.label,
-                    "superlabel": image.superlabel,
-                }
-
-    def _read_ahead(
-        self, images: Sequence[ListedImage]
-    ) -> Iterator[tuple[ListedImage, _Checked | str]]:
-        """Yields images in order, each with its content or the reason why it cannot be read."""
         pending: collections.deque[concurrent.futures.Future] = collections.deque()
         remaining = iter(images)
         for image in images:
             while len(pending) < _AHEAD and (following := next(remaining, None)) is not None:
                 pending.append(self._pool.submit(_check, following))
-            yield image, pending.popleft().result()
+            outcome = pending.popleft().result()
+            self._bar.update()
+            if isinstance(outcome, str):
+                self._broken.append((image.name, outcome))
+            elif self._skip_corrupt or not self._broken:  # Otherwise nothing will be kept.
+                yield outcome
 
 
-def _check(image: ListedImage) -> _Checked | str:
-    """Reads and decodes an image, or returns the reason why that fails."""
+def _check(image: ListedImage) -> Example | str:
+    """Reads and decodes an image; returns its example, or the reason why that fails."""
     try:
         content = image.read()
         decoded = pixels.decode(content, channels=3)
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return pixels.reason(error)
-    return _Checked(content, zlib.crc32(content), decoded.height, decoded.width)
-
-
-class Contents(Protocol):
-    """What a dataset's records will hold.
-
-    Attributes:
-        classes: Names of all classes, in the order of their labels.
-        tables: Tables of relations.
-    """
-
-    classes: Sequence[str]
-    tables: Mapping[str, pyarrow.Table]
-
-    def splits(self) -> Mapping[str, Iterable[Example]]:
-        """Returns the examples of each split, to be consumed split by split."""
-
-    def finish(self, folder: pathlib.Path) -> None:
-        """Called after the last example; if it raises, the folder is discarded."""
+    return {
+        "image": content,
+        "checksum": zlib.crc32(content),
+        "height": decoded.height,
+        "width": decoded.width,
+        "label": image.label,
+        "name": image.name,
+        "class_name": image.label,
+        "superlabel": image.superlabel,
+    }
 
 
 class OfficialBuilder(RecordBuilder, skip_registration=True):
@@ -371,11 +311,7 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES = {"1.0.0": "First version."}
 
-    _contents: Contents | None = None
-
-    def set_contents(self, contents: Contents) -> None:
-        """Sets what `download_and_prepare` will write."""
-        self._contents = contents
+    contents: CheckedImages | None = None  # What `download_and_prepare` will write.
 
     def _generate_splits(
         self,
@@ -383,23 +319,22 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
         download_config: tfds.download.DownloadConfig,
     ) -> list[tfds.core.SplitInfo]:
         written = super()._generate_splits(dl_manager, download_config)
-        self._contents.finish(pathlib.Path(self.data_dir))
+        self.contents.finish(pathlib.Path(self.data_dir))  # If it raises, the folder is discarded.
         return written
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
         del dl_manager
-        if self._contents is None:
+        if self.contents is None:
             raise UserError(
                 f"{self.name} is not prepared in {self.data_dir}; "
                 f"run python -m hypjax.prepare --dataset={self.name}"
             )
-        self.info.features["label"].names = list(self._contents.classes)
-        splits = self._contents.splits()
-        return {name: self._generate_examples(part) for name, part in splits.items()}
+        self.info.features["label"].names = self.contents.classes
+        return self.contents.splits()
+
+    def _generate_examples(self) -> None:
+        """Not called, since `_split_generators` returns the examples; TFDS requires it."""
 
     def tables(self) -> Mapping[str, pyarrow.Table]:
         """Returns those of the published files."""
-        return self._contents.tables
-
-    def _generate_examples(self, examples: Iterable[Example]) -> Iterator[tuple[int, Example]]:
-        yield from enumerate(examples)
+        return self.contents.tables

@@ -1,15 +1,9 @@
 """Omniglot: handwritten characters (Lake et al., 2015)."""
 
 import re
+from collections.abc import Iterator
 
-from hypjax.data.preparation.official import (
-    Count,
-    ListedImage,
-    Listing,
-    OfficialBuilder,
-    OfficialDataset,
-    listed_image,
-)
+from hypjax.data.preparation.official import Count, Entry, OfficialBuilder, OfficialDataset
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 from hypjax.system import console
 
@@ -20,27 +14,29 @@ class Omniglot(OfficialBuilder, skip_registration=True):
     DESCRIPTION = "Omniglot, its background alphabets for training, its evaluation ones for test."
 
 
-def _list_images(tree: FileTree) -> Listing:
+def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images by path.
 
     Of the two small sets, the second is listed without the alphabets that the first also has.
     """
-    folders = ("images_background", "images_evaluation")
-    if any(name.split("/")[0] in folders for name in tree.files):
-        train, test = (_drawings(tree, folder) for folder in folders)
-        return {"train": train, "test": test}
-    train, test = (_drawings(tree, f"images_background_small{i}") for i in (1, 2))
-    alphabets = {drawing.superlabel for drawing in train}
-    if shared := sorted(alphabets & {drawing.superlabel for drawing in test}):
+    folders = {"train": "images_background", "test": "images_evaluation"}
+    small = not any(name.split("/")[0] in folders.values() for name in tree.files)
+    if small:
+        folders = {"train": "images_background_small1", "test": "images_background_small2"}
+    train, test = (list(_drawings(tree, split, folder)) for split, folder in folders.items())
+    yield from train
+    trained = {entry.superlabel for entry in train} if small else set()
+    if shared := sorted(trained & {entry.superlabel for entry in test}):
         console.say(f"in both small sets, and therefore only in train: {', '.join(shared)}")
-    return {"train": train, "test": [d for d in test if d.superlabel not in alphabets]}
+    yield from (entry for entry in test if entry.superlabel not in trained)
 
 
-def _drawings(tree: FileTree, folder: str) -> list[ListedImage]:
+def _drawings(tree: FileTree, split: str, folder: str) -> Iterator[Entry]:
     """Lists the drawings of a folder; the class is the character, its group the alphabet."""
     pattern = re.compile(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png")
-    matches = (match for name in sorted(tree.files) if (match := pattern.fullmatch(name)))
-    return [listed_image(tree, m[0], label=m[1], superlabel=m[2]) for m in matches]
+    for name in sorted(tree.files):
+        if match := pattern.fullmatch(name):
+            yield Entry(split, name, label=match[1], superlabel=match[2])
 
 
 # Addresses and checksums as in tensorflow_datasets.

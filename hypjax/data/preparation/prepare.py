@@ -1,6 +1,5 @@
 """Prepares datasets: lists the published files, checks every image once, and writes records."""
 
-import collections
 import contextlib
 import io
 import os
@@ -144,8 +143,8 @@ def describe_partial(name: str, found: Mapping[str, Count]) -> str | None:
     """
     expected = _expected(name)
     found = {
-        split: _comparable(found[split], count)
-        for split, count in expected.items()
+        split: _comparable(found[split], known)
+        for split, known in expected.items()
         if split in found
     }
     differing = [split for split in expected if found.get(split, _EMPTY) != expected[split]]
@@ -177,7 +176,6 @@ def _open(name: str, root: str) -> RecordBuilder:
 
 
 def _not_prepared(builder: RecordBuilder, root: str, data_dir: str | None) -> str:
-    """Returns the message for a dataset that is not prepared."""
     option = f" --data_dir={root}" if data_dir else ""
     command = f"python -m hypjax.prepare --dataset={builder.name}{option}"
     if versions := find_other_versions(builder):
@@ -216,13 +214,7 @@ def _prepare(
 ) -> RecordBuilder:
     """Writes a dataset under a lock that excludes other processes.
 
-    Args:
-        builder: Builder of the dataset.
-        root: Folder of prepared datasets.
-        flag: The flag or field that sets this folder, for messages.
-        manual_dir: See `prepare`.
-        allow_partial: See `prepare`.
-        skip_corrupt: See `prepare`.
+    `flag` is the flag or field that sets the folder, for messages.
     """
     name, folder = builder.name, pathlib.Path(builder.data_dir)
     with contextlib.ExitStack() as stack:
@@ -231,7 +223,8 @@ def _prepare(
         stack.callback(_remove_empty, pathlib.Path(root, "downloads"), name)
         if is_prepared(builder):  # By another process, while this one waited.
             return _open(name, root)
-        _remove_unfinished(folder)
+        for unfinished in folder.parent.glob(f"incomplete.*_{folder.name}"):
+            shutil.rmtree(unfinished, ignore_errors=True)  # TFDS's, of a process that was killed.
         console.say(f"preparing {name} in {folder} (once)")
         if isinstance(builder, OfficialBuilder):
             downloads = pathlib.Path(root, "downloads", name)
@@ -239,17 +232,14 @@ def _prepare(
             _check_listing(name, found.images, allow_partial)
             stack.enter_context(large_images())
             images = stack.enter_context(contextlib.closing(CheckedImages(found, skip_corrupt)))
-            builder.set_contents(images)
+            builder.contents = images
         started = time.monotonic()
         with _explaining_write_errors(folder, flag), contextlib.redirect_stdout(io.StringIO()):
             builder.download_and_prepare()
-    _report_speed(builder, time.monotonic() - started)
-    return _open(name, root)
-
-
-def _report_speed(builder: RecordBuilder, seconds: float) -> None:
     images = sum(split.num_examples for split in builder.info.splits.values())
+    seconds = time.monotonic() - started
     console.say(f"{images} images in {seconds:.0f} s ({images / seconds:.0f} images/s)")
+    return _open(name, root)
 
 
 def _remove_empty(downloads: pathlib.Path, name: str) -> None:
@@ -257,12 +247,6 @@ def _remove_empty(downloads: pathlib.Path, name: str) -> None:
     for folder in (downloads / "extracted", downloads / name, downloads):
         with contextlib.suppress(OSError):
             folder.rmdir()
-
-
-def _remove_unfinished(folder: pathlib.Path) -> None:
-    """Removes the folders that TFDS was writing when a process was killed."""
-    for unfinished in folder.parent.glob(f"incomplete.*_{folder.name}"):
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -279,16 +263,11 @@ def _explaining_write_errors(folder: pathlib.Path, flag: str) -> Iterator[None]:
 
 def _check_listing(name: str, listing: Listing, allow_partial: bool) -> None:
     """Rejects a listing that is neither the complete dataset nor an accepted part of it."""
-    names = collections.Counter(image.name for part in listing.values() for image in part)
-    if repeated := [image for image, times in names.items() if times > 1]:
-        raise UserError(f"{name} lists {repeated[0]} twice; use an unmodified copy")
     expected = OFFICIAL_DATASETS[name].counts
     found = {
         split: _comparable(Count(len(part), len({image.label for image in part})), expected[split])
         for split, part in listing.items()
     }
-    if not names:
-        raise UserError(f"there are no images of {name}")
     too_large = [
         split
         for split, (images, classes) in found.items()

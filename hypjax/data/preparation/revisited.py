@@ -5,19 +5,13 @@ judged to show the same building.
 """
 
 import functools
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow
 
 from hypjax.data.ground_truth import GroundTruth, parse_ground_truth
-from hypjax.data.preparation.official import (
-    Count,
-    Listing,
-    NameChecker,
-    OfficialBuilder,
-    OfficialDataset,
-    listed_image,
-)
+from hypjax.data.preparation.official import Count, Entry, OfficialBuilder, OfficialDataset
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 from hypjax.data.records import JUDGEMENTS, JUDGEMENTS_SCHEMA
 
@@ -45,18 +39,13 @@ def _ground_truth(name: str, tree: FileTree) -> GroundTruth:
     return parse_ground_truth(tree.read_list(file), str(tree.root / file))
 
 
-def _list_images(name: str, tree: FileTree) -> Listing:
+def _list_images(name: str, tree: FileTree) -> Iterator[Entry]:
     """Lists queries and gallery in the order of the ground truth, which has no suffixes."""
-    truth, names = _ground_truth(name, tree), NameChecker()
+    truth, place = _ground_truth(name, tree), str(tree.root / f"gnd_{name}.pkl")
     files = {file.rpartition("/")[2].removesuffix(".jpg"): file for file in sorted(tree.files)}
-    splits: Listing = {"query": [], "gallery": []}
     for split, listed in (("query", truth.queries), ("gallery", truth.gallery)):
         for image in listed:
-            names.check(image, str(tree.root / f"gnd_{name}.pkl"))
-            if names.has_file(files.get(image, image), tree):
-                splits[split].append(listed_image(tree, image, name, file=files[image]))
-    names.warn_of_missing()
-    return splits
+            yield Entry(split, image, name, place=place, file=files.get(image, ""))
 
 
 def _tables(name: str, tree: FileTree) -> dict[str, pyarrow.Table]:
@@ -101,10 +90,11 @@ class RevisitOp1M(OfficialBuilder, skip_registration=True):
     DESCRIPTION = "The distractors of Revisited Oxford and Paris, a gallery without queries."
 
 
-def _list_distractors(tree: FileTree) -> Listing:
+def _list_distractors(tree: FileTree) -> Iterator[Entry]:
     """Lists all photos by path."""
-    files = sorted(file for file in tree.files if file.endswith(".jpg"))
-    return {"gallery": [listed_image(tree, file, RevisitOp1M.name) for file in files]}
+    for file in sorted(tree.files):
+        if file.endswith(".jpg"):
+            yield Entry("gallery", file, RevisitOp1M.name)
 
 
 _PARTS = tuple(f"revisitop1m.{i}.tar.gz" for i in range(1, 101))

@@ -4,19 +4,13 @@ A class is a cluster, the photos of one reconstruction. Two photos of a cluster 
 sides of a building; the dataset lists pairs that show the same.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pyarrow
 
 from hypjax.data import safe_pickle
-from hypjax.data.preparation.official import (
-    Count,
-    Listing,
-    NameChecker,
-    OfficialBuilder,
-    OfficialDataset,
-    listed_image,
-)
+from hypjax.data.preparation.official import Count, Entry, OfficialBuilder, OfficialDataset
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 from hypjax.data.records import PAIRS, PAIRS_SCHEMA
 from hypjax.data.safe_pickle import as_array, as_indices
@@ -83,23 +77,13 @@ def _problem(part: _Part) -> str | None:
     return None
 
 
-def _file(name: str) -> str:
-    """Place of an image, in folders named by its last characters."""
-    return f"ims/{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}"
-
-
-def _list_images(tree: FileTree) -> Listing:
-    names = NameChecker()
-    splits: Listing = {}
+def _list_images(tree: FileTree) -> Iterator[Entry]:
+    place = str(tree.root / _LIST)
     for split, part in _read(tree).items():
-        splits[split] = []
         for name, cluster in zip(part.names, part.clusters, strict=True):
-            names.check(name, str(tree.root / _LIST))
-            if names.has_file(_file(name), tree):
-                image = listed_image(tree, name, f"{split} cluster {cluster}", file=_file(name))
-                splits[split].append(image)
-    names.warn_of_missing()
-    return splits
+            # Folders are named by the last characters.
+            file = f"ims/{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}"
+            yield Entry(split, name, f"{split} cluster {cluster}", place=place, file=file)
 
 
 def _tables(tree: FileTree) -> dict[str, pyarrow.Table]:

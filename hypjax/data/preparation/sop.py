@@ -1,13 +1,13 @@
 """Stanford Online Products: photos of things for sale (Oh Song et al., CVPR 2016)."""
 
+from collections.abc import Iterator
+
 from hypjax.data.preparation.official import (
     Count,
-    Listing,
-    NameChecker,
+    Entry,
     OfficialBuilder,
     OfficialDataset,
     damaged_list,
-    listed_image,
     match_row,
     read_rows,
 )
@@ -20,25 +20,18 @@ class Sop(OfficialBuilder, skip_registration=True):
     DESCRIPTION = "Stanford Online Products, with its own split by class."
 
 
-def _list_images(tree: FileTree) -> Listing:
+def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images in the order of the lists; the super-class is the folder."""
     columns = "image_id class_id super_class_id path"
-    names = NameChecker()
-    splits: Listing = {"train": [], "test": []}
-    for split, listed in splits.items():
+    for split in DATASET.counts:
         file = f"Ebay_{split}.txt"
         rows = read_rows(tree, file)
         if not rows or rows[0].text.split() != columns.split():
             raise damaged_list(str(tree.root / file), f"it does not begin with {columns!r}")
         for row in rows[1:]:
             pattern = r"\d+\s+(\d+)\s+\d+\s+(([^/\s]+)_final/[^/]+)"
-            match = match_row(pattern, row, "1 1 1 bicycle_final/1_0.JPG")
-            number, name, group = match.groups()
-            names.check(name, row.place)
-            if names.has_file(name, tree):
-                listed.append(listed_image(tree, name, f"{group}/{number}", group))
-    names.warn_of_missing()
-    return splits
+            number, name, group = match_row(pattern, row, "1 1 1 bicycle_final/1_0.JPG").groups()
+            yield Entry(split, name, f"{group}/{number}", group, row.place)
 
 
 DATASET = OfficialDataset(

@@ -21,183 +21,26 @@ import tqdm
 from hypjax.data.pixels import LARGEST_FILE, read_bytes
 from hypjax.errors import UserError
 from hypjax.system import console
+from hypjax.system.files import locked
 
 SUFFIXES = (".zip", ".tgz", ".tar.gz", ".tar")
 _ENCRYPTED = 1  # Bit of a member's flags.
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
-_UNREADABLE = (*_DAMAGED, RuntimeError)  # The latter for unsupported compression.
+_TIMEOUT = 30  # Seconds without a byte before a download is abandoned.
 
 Reader = Callable[[], bytes]
 
 
-def visible(name: str) -> bool:
-    """Whether a path counts: relative, not hidden, and none of macOS's extra files."""
-    parts = pathlib.PurePosixPath(name).parts
-    return not any(part.startswith((".", "/")) or part == "__MACOSX" for part in parts)
-
-
-def walk(folder: pathlib.Path) -> dict[str, Reader]:
-    """Returns readers of all visible files below a folder, by path; links are followed.
-
-    Raises:
-        OSError: If a folder cannot be listed.
-    """
-    readers, seen = {}, set()
-    for place, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
-        seen.add(os.path.realpath(place))
-        inner = (f for f in folders if visible(f))
-        folders[:] = sorted(f for f in inner if os.path.realpath(f"{place}/{f}") not in seen)
-        below = pathlib.PurePosixPath(place).relative_to(folder)
-        for file in filter(visible, files):
-            readers[str(below / file)] = functools.partial(read_bytes, pathlib.Path(place, file))
-    return readers
-
-
-@contextlib.contextmanager
-def opened(
-    path: pathlib.Path, scratch: Callable[[], pathlib.Path], wanted: Callable[[str], bool]
-) -> Iterator[Mapping[str, Reader]]:
-    """Opens an archive as readers of its files by name; safe to use from several threads.
-
-    Args:
-        path: Path of the archive.
-        scratch: Returns an empty folder; called if the archive has to be unpacked.
-        wanted: Whether to unpack the file of a given name.
-
-    Raises:
-        UserError: If the archive is damaged, cannot be read or cannot be unpacked.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            if path.name.endswith(".zip"):
-                readers = _members(stack.enter_context(zipfile.ZipFile(path)))
-            else:
-                readers = _unpack(path, scratch(), wanted)
-        except _DAMAGED as error:
-            raise UserError(f"{path} is damaged ({error}); fetch it again") from error
-        except OSError as error:
-            place = error.filename or path
-            raise UserError(f"cannot read {place} ({error.strerror or error})") from error
-        yield readers
-
-
-def _members(archive: zipfile.ZipFile) -> dict[str, Reader]:
-    infos = [i for i in archive.infolist() if not i.is_dir() and visible(i.filename)]
-    if any(info.flag_bits & _ENCRYPTED for info in infos):
-        raise UserError(
-            f"{archive.filename} is encrypted; unpack it with the password that its owners gave you"
-        )
-    return {info.filename: functools.partial(_read, archive, info) for info in infos}
-
-
-def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    if info.file_size > LARGEST_FILE:
-        raise OSError(f"larger than {LARGEST_FILE} bytes in {archive.filename}")
-    try:
-        return archive.read(info)
-    except _UNREADABLE as error:
-        raise OSError(f"damaged in {archive.filename} ({error})") from error
-
-
-def _unpack(
-    path: pathlib.Path, folder: pathlib.Path, wanted: Callable[[str], bool]
-) -> dict[str, Reader]:
-    console.say(f"unpacking {path} temporarily")
-    size = path.stat().st_size
-    bar = {"total": size, "desc": path.name, "disable": None, "leave": False}
-    # Reading a stream keeps the progress bar accurate.
-    with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as stream:
-        with tarfile.open(fileobj=stream, mode="r|*") as packed:
-            for member in packed:
-                if member.isreg() and visible(member.name) and wanted(member.name):
-                    _extract(packed, member, path, folder)
-    return walk(folder)
-
-
-def _extract(
-    packed: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path, folder: pathlib.Path
-) -> None:
-    """Extracts a file, but never outside the folder (Python 3.11.3 has no extraction filters)."""
-    name = pathlib.PurePosixPath(member.name)
-    if name.is_absolute() or ".." in name.parts:
-        raise tarfile.TarError(f"{member.name!r} would be extracted outside its folder")
-    if member.size > LARGEST_FILE:
-        raise tarfile.TarError(f"{member.name!r} is larger than {LARGEST_FILE} bytes")
-    target = folder / name
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with packed.extractfile(member) as source, target.open("wb") as file:
-            shutil.copyfileobj(source, file)
-    except OSError as error:
-        raise UserError(
-            f"cannot unpack {path} to {folder.parent} ({error.strerror or error}); unpack it where "
-            "there is room, and pass that folder with --manual_dir=FOLDER"
-        ) from error
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-_TIMEOUT = 30  # Seconds without a byte before a download is abandoned.
-
-
-def _fetch(
-    url: str, path: pathlib.Path, *, sha256: str, scratch: Callable[[], pathlib.Path]
-) -> None:
-    """Downloads a file, unless it exists with the right checksum.
-
-    Args:
-        url: Address of the file.
-        path: Destination.
-        sha256: Expected checksum.
-        scratch: Returns a folder on the same disk, for the unfinished download.
-
-    Raises:
-        OSError: If the file cannot be downloaded or written.
-        ValueError: If the checksum differs.
-    """
-    import pooch
-
-    if path.is_file() and pooch.file_hash(str(path)) == sha256:
-        return
-    unfinished = scratch() / path.name
-    console.say(f"downloading {url} to {path.parent}")
-    pooch.get_logger().setLevel(logging.WARNING)
-    bar = {"unit": "B", "unit_scale": True, "disable": None, "leave": False}
-    with tqdm.tqdm(total=1, desc=path.name, **bar) as progress:  # Pooch sets the total.
-        downloader = pooch.HTTPDownloader(progress, chunk_size=1 << 20, timeout=_TIMEOUT)
-        known = f"sha256:{sha256}"
-        pooch.retrieve(url, known, path.name, str(unfinished.parent), downloader=downloader)
-    unfinished.replace(path)
-
-
-def _reason(error: OSError | ValueError, url: str) -> str:
-    """Returns in a few words why a download failed."""
-    import requests
-
-    host = urllib.parse.urlsplit(url).netloc
-    if isinstance(error, requests.HTTPError):
-        return f"{host} answered {error.response.status_code} {error.response.reason}"
-    if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return f"the connection to {host} broke"
-    if isinstance(error, requests.RequestException):
-        return f"no connection to {host}"
-    if isinstance(error, ValueError):
-        return "its SHA-256 differs from that of the official file"
-    return error.strerror or str(error)
-
-
 class FileTree:
-    """A dataset's files by their paths below its folder, unpacked or in archives; read-only."""
+    """A dataset's files by their paths below its folder, unpacked or in archives; read-only.
+
+    Attributes:
+        root: The folder, as if its archives were unpacked there, for messages.
+        files: Paths of the files, with '/'.
+    """
 
     def __init__(self, root: pathlib.Path, readers: Mapping[str, Reader]) -> None:
-        """Creates a tree from readers.
-
-        Args:
-            root: The folder, as if its archives were unpacked there, for messages.
-            readers: Function that returns a file's bytes, by path with '/'.
-        """
+        """Takes functions that return the files' bytes, by path."""
         self.root = root
         self.files = frozenset(readers)
         self._readers = readers
@@ -245,7 +88,7 @@ class Archive:
 
     def find(self, root: pathlib.Path) -> pathlib.Path | None:
         """Returns the archive in a dataset's folder, or None if missing or already unpacked."""
-        if any(visible(path.name) for path in root.glob(self.unpacked)):
+        if any(_visible(path.name) for path in root.glob(self.unpacked)):
             return None
         stem = next(self.file.removesuffix(s) for s in SUFFIXES if self.file.endswith(s))
         paths = [root / self.file, *(root / f"{stem}{suffix}" for suffix in SUFFIXES)]
@@ -283,34 +126,34 @@ class Source:
 
     @contextlib.contextmanager
     def open(
-        self, name: str, manual_dir: pathlib.Path | None, downloads_dir: pathlib.Path
+        self, name: str, manual_dir: pathlib.Path | None, downloads: pathlib.Path
     ) -> Iterator[FileTree]:
         """Finds or downloads the files; they are readable within the body.
 
         Args:
             name: Name of the dataset, for messages.
             manual_dir: The dataset's folder, a folder that contains it, or a folder with its
-                archives. If None, `downloads_dir` is searched, and missing archives are downloaded
+                archives. If None, `downloads` is searched, and missing archives are downloaded
                 where possible.
-            downloads_dir: Folder for downloads and temporary files.
+            downloads: Folder for downloads and temporary files.
 
         Raises:
             UserError: If there are no files, or an archive is damaged.
         """
-        downloads_dir = downloads_dir.expanduser().absolute()
+        downloads = downloads.expanduser().absolute()
         with contextlib.ExitStack() as stack:
 
             def scratch() -> pathlib.Path:
-                return stack.enter_context(_scratch_folder(downloads_dir, name))
+                return stack.enter_context(_scratch_folder(downloads, name))
 
-            base = downloads_dir if manual_dir is None else manual_dir.expanduser().absolute()
+            base = downloads if manual_dir is None else manual_dir.expanduser().absolute()
             try:
                 if manual_dir is None:
-                    self._download(downloads_dir, scratch)
+                    self._download(downloads, scratch)
                 root = self._find_root(base)
                 if root is None:
                     raise UserError(self._not_found(name, manual_dir and base))
-                readers = self._entry_readers(root)
+                readers = self._unpacked(root)
             except OSError as error:
                 raise UserError(f"cannot read {error.filename} ({error.strerror})") from error
             tree = FileTree(root, readers)
@@ -318,8 +161,8 @@ class Source:
                 tree.read_list(file)  # Unpacking may take long.
             for archive in self.archives:
                 if path := archive.find(root):
-                    members = opened(path, scratch, self._entry_filter(archive))
-                    readers = self._renamed(archive, stack.enter_context(members)) | readers
+                    named = functools.partial(self._entry_name, archive)
+                    readers = stack.enter_context(_opened(path, scratch, named)) | readers
             yield FileTree(root, readers)
 
     def _find_root(self, base: pathlib.Path) -> pathlib.Path | None:
@@ -329,62 +172,44 @@ class Source:
         return next((root for root in (*nested, *inner, base) if self._has_files(root)), None)
 
     def _has_files(self, root: pathlib.Path) -> bool:
-        entries = (path for pattern in self.entries for path in root.glob(pattern))
-        return any(visible(path.name) for path in entries) or any(
-            archive.find(root) for archive in self.archives
-        )
+        found = any(_visible(path.name) for entry in self.entries for path in root.glob(entry))
+        return found or any(archive.find(root) for archive in self.archives)
 
-    def _entry_readers(self, root: pathlib.Path) -> dict[str, Reader]:
+    def _unpacked(self, root: pathlib.Path) -> dict[str, Reader]:
         """Returns readers of the unpacked files in the dataset's folder."""
         readers = {}
-        for path in (path for pattern in self.entries for path in root.glob(pattern)):
+        for path in (path for entry in self.entries for path in root.glob(entry)):
             name = path.relative_to(root).as_posix()
-            if path.is_dir() and visible(name):
+            if path.is_dir() and _visible(name):
                 readers |= {f"{name}/{file}": read for file, read in walk(path).items()}
-            elif visible(name):
+            elif _visible(name):
                 readers[name] = functools.partial(read_bytes, path)
         return readers
 
-    def _entry_filter(self, archive: Archive) -> Callable[[str], bool]:
-        """Returns a function that tells which members of an archive belong to the dataset."""
-        return lambda member: self._is_entry(self._entry_name(archive, member))
-
-    def _renamed(self, archive: Archive, members: Mapping[str, Reader]) -> dict[str, Reader]:
-        """Returns readers of an archive's files by their names in the dataset's folder."""
-        named = {self._entry_name(archive, member): read for member, read in members.items()}
-        return {name: read for name, read in named.items() if self._is_entry(name)}
-
-    def _entry_name(self, archive: Archive, member: str) -> str:
+    def _entry_name(self, archive: Archive, member: str) -> str | None:
+        """Path of an archive's file in the dataset's folder; None if it does not belong there."""
         path = pathlib.PurePosixPath(member)
         for folder in self.folders:
             if path.is_relative_to(folder):
                 path = path.relative_to(folder)
-        return (pathlib.PurePosixPath(archive.file).parent / path).as_posix()
-
-    def _is_entry(self, name: str) -> bool:
-        parts = name.split("/")
-        return any(
-            fnmatch.fnmatchcase("/".join(parts[: pattern.count("/") + 1]), pattern)
-            for pattern in self.entries
+        parts = (pathlib.PurePosixPath(archive.file).parent / path).parts
+        belongs = any(
+            fnmatch.fnmatchcase("/".join(parts[: entry.count("/") + 1]), entry)
+            for entry in self.entries
         )
+        return "/".join(parts) if belongs else None
 
     def _download(self, folder: pathlib.Path, scratch: Callable[[], pathlib.Path]) -> None:
-        """Downloads the archives that have an address, except those already unpacked."""
+        """Downloads the archives that have an address, except those already there or unpacked."""
         root = self._find_root(folder) or folder
         for archive in self.archives:
             if not archive.url or any(root.glob(archive.unpacked)):
                 continue
             try:
-                _fetch(
-                    archive.url,
-                    root / archive.file,
-                    sha256=archive.sha256,
-                    scratch=scratch,
-                )
+                _fetch(archive, root / archive.file, scratch)
             except (OSError, ValueError) as error:
-                reason = _reason(error, archive.url)
                 raise UserError(
-                    f"cannot download {archive.file} ({reason}); {self.advice}"
+                    f"cannot download {archive.file} ({_reason(error, archive.url)}); {self.advice}"
                 ) from error
 
     def _not_found(self, name: str, manual_dir: pathlib.Path | None) -> str:
@@ -401,6 +226,156 @@ class Source:
         )
 
 
+def _visible(name: str) -> bool:
+    """Whether a path counts: relative, not hidden, and none of macOS's extra files."""
+    parts = pathlib.PurePosixPath(name).parts
+    return not any(part.startswith((".", "/")) or part == "__MACOSX" for part in parts)
+
+
+def walk(folder: pathlib.Path) -> dict[str, Reader]:
+    """Returns readers of all visible files below a folder, by path; links are followed.
+
+    Raises:
+        OSError: If a folder cannot be listed.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    readers, seen = {}, set()
+    for place, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        seen.add(os.path.realpath(place))  # A link may lead to a folder around it.
+        inner = (f for f in folders if _visible(f))
+        folders[:] = sorted(f for f in inner if os.path.realpath(f"{place}/{f}") not in seen)
+        below = pathlib.PurePosixPath(place).relative_to(folder)
+        for file in filter(_visible, files):
+            readers[str(below / file)] = functools.partial(read_bytes, pathlib.Path(place, file))
+    return readers
+
+
+@contextlib.contextmanager
+def _opened(
+    path: pathlib.Path,
+    scratch: Callable[[], pathlib.Path],
+    named: Callable[[str], str | None],
+) -> Iterator[dict[str, Reader]]:
+    """Opens an archive as readers of its files; safe to use from several threads.
+
+    A .zip is read in place. A .tar is unpacked first, since it has no directory.
+
+    Args:
+        path: Path of the archive.
+        scratch: Returns an empty folder; called if the archive has to be unpacked.
+        named: From a file's name in the archive to the name we give it; None leaves it out.
+
+    Raises:
+        UserError: If the archive is damaged, cannot be read or cannot be unpacked.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            if path.name.endswith(".zip"):
+                readers = _members(stack.enter_context(zipfile.ZipFile(path)))
+            else:
+                readers = _unpack(path, scratch(), named)
+        except _DAMAGED as error:
+            raise UserError(f"{path} is damaged ({error}); fetch it again") from error
+        except OSError as error:
+            place = error.filename or path
+            raise UserError(f"cannot read {place} ({error.strerror or error})") from error
+        yield {ours: read for name, read in readers.items() if (ours := named(name)) is not None}
+
+
+def _members(archive: zipfile.ZipFile) -> dict[str, Reader]:
+    infos = [i for i in archive.infolist() if not i.is_dir() and _visible(i.filename)]
+    if any(info.flag_bits & _ENCRYPTED for info in infos):
+        raise UserError(
+            f"{archive.filename} is encrypted; unpack it with the password that its owners gave you"
+        )
+    return {info.filename: functools.partial(_read, archive, info) for info in infos}
+
+
+def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    if info.file_size > LARGEST_FILE:
+        raise OSError(f"larger than {LARGEST_FILE} bytes in {archive.filename}")
+    try:
+        return archive.read(info)
+    except (*_DAMAGED, RuntimeError) as error:  # The latter for unsupported compression.
+        raise OSError(f"damaged in {archive.filename} ({error})") from error
+
+
+def _unpack(
+    path: pathlib.Path, folder: pathlib.Path, named: Callable[[str], str | None]
+) -> dict[str, Reader]:
+    console.say(f"unpacking {path} temporarily")
+    bar = {"total": path.stat().st_size, "desc": path.name, "disable": None, "leave": False}
+    # Reading a stream keeps the progress bar accurate.
+    with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as stream:
+        with tarfile.open(fileobj=stream, mode="r|*") as packed:
+            for member in packed:
+                if member.isreg() and _visible(member.name) and named(member.name) is not None:
+                    _extract(packed, member, path, folder)
+    return walk(folder)
+
+
+def _extract(
+    packed: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path, folder: pathlib.Path
+) -> None:
+    """Extracts a file, but never outside the folder (Python 3.11.3 has no extraction filters)."""
+    name = pathlib.PurePosixPath(member.name)
+    if name.is_absolute() or ".." in name.parts:
+        raise tarfile.TarError(f"{member.name!r} would be extracted outside its folder")
+    if member.size > LARGEST_FILE:
+        raise tarfile.TarError(f"{member.name!r} is larger than {LARGEST_FILE} bytes")
+    target = folder / name
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with packed.extractfile(member) as source, target.open("wb") as file:
+            shutil.copyfileobj(source, file)
+    except OSError as error:
+        raise UserError(
+            f"cannot unpack {path} to {folder.parent} ({error.strerror or error}); unpack it where "
+            "there is room, and pass that folder with --manual_dir=FOLDER"
+        ) from error
+
+
+def _fetch(archive: Archive, path: pathlib.Path, scratch: Callable[[], pathlib.Path]) -> None:
+    """Downloads an archive, which appears only when verified, unless it is already there.
+
+    Raises:
+        OSError: If it cannot be downloaded or written.
+        ValueError: If the checksum differs.
+    """
+    import pooch
+
+    if path.is_file() and pooch.file_hash(str(path)) == archive.sha256:
+        return
+    unfinished = scratch() / path.name
+    console.say(f"downloading {archive.url} to {path.parent}")
+    pooch.get_logger().setLevel(logging.WARNING)
+    bar = {"unit": "B", "unit_scale": True, "disable": None, "leave": False}
+    with tqdm.tqdm(total=1, desc=path.name, **bar) as progress:  # Pooch sets the total.
+        downloader = pooch.HTTPDownloader(progress, chunk_size=1 << 20, timeout=_TIMEOUT)
+        known = f"sha256:{archive.sha256}"
+        pooch.retrieve(archive.url, known, path.name, str(unfinished.parent), downloader=downloader)
+    unfinished.replace(path)
+
+
+def _reason(error: OSError | ValueError, url: str) -> str:
+    """Returns in a few words why a download failed."""
+    import requests
+
+    host = urllib.parse.urlsplit(url).netloc
+    if isinstance(error, requests.HTTPError):
+        return f"{host} answered {error.response.status_code} {error.response.reason}"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return f"the connection to {host} broke"
+    if isinstance(error, requests.RequestException):
+        return f"no connection to {host}"
+    if isinstance(error, ValueError):
+        return "its SHA-256 differs from that of the official file"
+    return error.strerror or str(error)
+
+
 @contextlib.contextmanager
 def _scratch_folder(parent: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
     """Creates a temporary folder, and removes those that killed processes left behind."""
@@ -408,30 +383,11 @@ def _scratch_folder(parent: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         for leftover in parent.glob(f"{prefix}*"):
-            with _locked(leftover) as unused:
-                if unused:
-                    shutil.rmtree(leftover, ignore_errors=True)
+            # The process that holds its lock is writing to it.
+            with contextlib.suppress(OSError), locked(leftover, fcntl.LOCK_NB):
+                shutil.rmtree(leftover, ignore_errors=True)
         folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
     except OSError as error:
         raise UserError(f"cannot write to {parent} ({error.strerror})") from error
-    with folder as created, _locked(pathlib.Path(created)):
+    with folder as created, locked(pathlib.Path(created)):
         yield pathlib.Path(created)
-
-
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[bool]:
-    """Tries to lock a folder until the body or the process ends; yields whether it succeeded."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locked = True
-        except OSError:
-            locked = False
-        yield locked
-    finally:
-        os.close(handle)
