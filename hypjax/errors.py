@@ -70,10 +70,7 @@ class UserError(Exception):
 def require_package(module: str, use: str, install: str) -> None:
     """Raises an error if an optional package is missing; call it before what takes time.
 
-    Args:
-        module: Its module.
-        use: What needs it.
-        install: What pip installs.
+    `use` says what needs the module, and `install` what pip installs.
     """
     if importlib.util.find_spec(module) is None:
         raise UserError(f'{use} needs {module}: pip install "{install}"')

@@ -1,4 +1,4 @@
-"""Tuples of arrays that the rooms exchange, so that they need not import each other."""
+"""Tuples of arrays that the packages exchange, so that they need not import each other."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self

@@ -15,6 +15,8 @@ from hypjax.runs.checkpoints import SharedCheckpoints
 from hypjax.system import console
 from hypjax.system.files import write_json
 
+_FILE = "nonfinite.json"
+_NAMED = 3  # Images that a message names.
 _ADVICE = (
     "start from pretrained weights (model.weights), lower optim.learning_rate or "
     "objective.temperature, or lengthen optim.warmup_steps, in a new run"
@@ -49,11 +51,7 @@ class HealthWatch:
         self._warned: set[str] = set()
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Checks what the steps up to this one returned.
-
-        Args:
-            step: Number of steps done.
-            values: Means of their metrics; logits by their extremes.
+        """Checks the means of the metrics, and the extremes of the logits, of the last steps.
 
         Raises:
             UserError: Training has failed, and a fault ends the run.
@@ -95,9 +93,7 @@ class HealthWatch:
 def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> None:
     """Warns if all embeddings are so close that float32 keeps few digits of their distances.
 
-    Args:
-        points: The embeddings.
-        consequence: What that means for the result, and what to do.
+    The consequence says what that means for the result, and what to do.
     """
     points = np.asarray(points, np.float64)
     spread = np.linalg.norm(points - points.mean(0), axis=-1).max()
@@ -107,10 +103,6 @@ def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> Non
             f"the embeddings have collapsed: all lie within {spread:.1g} of one point of norm "
             f"{norm:.1g}; {consequence}"
         )
-
-
-_FILE = "nonfinite.json"
-_NAMED = 3  # Images that a message names.
 
 
 class FiniteWatch:
@@ -172,9 +164,6 @@ class FiniteWatch:
             return
         named = ", ".join(f"{image['id']} ({image['name']})" for image in images[:_NAMED])
         found += f" (images {named} and {len(images) - _NAMED} others, listed in {_FILE})"
-        self._stop(found)
-
-    def _stop(self, found: str) -> None:
         self._checkpoints.wait()
         steps = self._checkpoints.steps
         good = f"the last good checkpoint is of step {steps[-1]}" if steps else "none is saved"

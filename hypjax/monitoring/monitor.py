@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -27,12 +27,7 @@ class Meter:
     """
 
     def __init__(self, batch_size: int, stopwatch: Stopwatch) -> None:
-        """Starts the clock.
-
-        Args:
-            batch_size: Images per step.
-            stopwatch: The run's stopwatch, which measures the waiting for input.
-        """
+        """Starts the clock; the run's stopwatch measures the waiting for input."""
         self._batch_size, self._stopwatch = batch_size, stopwatch
         self._metrics: list[Mapping[str, Any]] = []
         self._all_steps, self._all_seconds, self._all_wait = 0, 0.0, 0.0
@@ -41,11 +36,8 @@ class Meter:
     def restart_clock(self) -> None:
         """Excludes the time since the last reading from the rates, for example a compilation."""
         jax.block_until_ready(self._metrics[-1:])
-        self._steps, self._waited, self._started = 0, self._input(), time.monotonic()
-
-    def _input(self) -> float:
-        """Seconds that the steps so far waited for input."""
-        return self._stopwatch.seconds()["input"]
+        self._waited = self._stopwatch.seconds()["input"]
+        self._steps, self._started = 0, time.monotonic()
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Adds a step's metrics, after the step before it has finished."""
@@ -62,10 +54,11 @@ class Meter:
         device in bytes.
         """
         metrics = jax.device_get(self._metrics)
-        seconds, wait = time.monotonic() - self._started, self._input() - self._waited
+        seconds = time.monotonic() - self._started
+        wait = self._stopwatch.seconds()["input"] - self._waited
         finite = [m for m in metrics if m["finite"]]
         names = metrics[0].keys() - {"finite", "skipped"} if finite else ()
-        values = {n: float(_summarise(n)([m[n] for m in finite])) for n in names}
+        values = {n: _summary_of(n, [m[n] for m in finite]) for n in names}
         values["skipped"] = int(metrics[-1]["skipped"])
         if self._steps:
             values["images_per_second"] = self._steps * self._batch_size / seconds
@@ -85,23 +78,18 @@ class Meter:
         return f"{rate:.0f} images/s, {self._all_wait / seconds:.1%} of the time waiting for input"
 
 
-def _summarise(name: str) -> Callable[[Sequence[float]], float]:
+def _summary_of(name: str, values: Sequence[float]) -> float:
+    """The latest learning rate; of names in _min and _max the extreme; of others the mean."""
     if name == "learning_rate":
-        return lambda values: values[-1]
-    ends = {"_min": np.min, "_max": np.max}
-    return ends.get(name[-4:], np.mean)
+        return float(values[-1])
+    return float({"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)(values))
 
 
 class Trace:
     """Traces the device and the host during some steps."""
 
     def __init__(self, folder: pathlib.Path, steps: tuple[int, int] | None, total: int) -> None:
-        """Prepares a trace.
-
-        Args:
-            folder: Where to write it.
-            steps: First and last step, or None for no trace.
-            total: Steps of the run.
+        """Prepares a trace from a first to a last step of a total; None for no trace.
 
         Raises:
             UserError: There are no such steps.
@@ -151,17 +139,7 @@ class Monitor:
         trace: Trace,
         stopwatch: Stopwatch,
     ) -> None:
-        """Starts to watch.
-
-        Args:
-            steps: Steps to watch, counted from 0.
-            batch_size: Images per step.
-            telemetry: Takes what is measured.
-            watch: Checks that each step is finite.
-            health: Checks that the steps learn something.
-            trace: Trace of the steps to profile.
-            stopwatch: The run's stopwatch.
-        """
+        """Starts to watch the steps, which are counted from 0."""
         self._first = self._reported = steps.start
         self._telemetry, self._trace, self._stopwatch = telemetry, trace, stopwatch
         self._watch, self._health = watch, health
@@ -190,12 +168,7 @@ class Monitor:
         return self._stopwatch.part(part)
 
     def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
-        """Records what a step returned.
-
-        Args:
-            step: Number of steps done, including this one.
-            ids: Indices of its images.
-            metrics: Its metrics, which may still be being computed.
+        """Records the metrics of a step, which may still be computed, and its images' indices.
 
         Raises:
             UserError: The step before was not finite.
@@ -212,12 +185,9 @@ class Monitor:
 
         Call it before a state is saved, so that no step's values are lost with the process.
 
-        Args:
-            step: Number of steps done.
-            judging: Whether training that has failed may end the run.
-
         Raises:
-            UserError: This step was not finite, or training has failed and may not go on.
+            UserError: This step was not finite, or training has failed and, where that is judged,
+                may not go on.
         """
         self.settle()
         if step == self._reported:
@@ -244,12 +214,7 @@ class Monitor:
         self._meter.restart_clock()
 
     def mined(self, step: int, values: Values) -> None:
-        """Records what was mined for a step and those after it, which does not count as training.
-
-        Args:
-            step: Number of steps done when the first of these is.
-            values: Measurements.
-        """
+        """Records what was mined for the steps from this one; it does not count as training."""
         self._telemetry.write(step, {"mining": values})
         self._meter.restart_clock()
 

@@ -42,11 +42,6 @@ class Telemetry:
     def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
         """Resumes a run's measurements; those written after its last checkpoint are removed.
 
-        Args:
-            folder: The run's folder.
-            first_step: Number of steps done at the checkpoint.
-            config: The run's configuration.
-
         Raises:
             UserError: Weights & Biases is requested but cannot be used.
         """
@@ -132,15 +127,14 @@ def _precedes(line: str, first_step: int) -> bool:
 
 
 class EventFiles:
-    """TensorBoard's event files: a new one for each start and after each failure."""
+    """TensorBoard's event files: a new one for each start and after each failure.
+
+    tensorboardX's own SummaryWriter writes in a thread. When a full disk ends that thread, nobody
+    is told, its queue fills, and the loop waits for it forever.
+    """
 
     def __init__(self, folder: pathlib.Path, first_step: int) -> None:
-        """Prepares to write; nothing is written yet.
-
-        Args:
-            folder: Folder of the files.
-            first_step: TensorBoard discards later steps in earlier files.
-        """
+        """Prepares to write; TensorBoard discards steps of earlier files from the first one on."""
         self._folder, self._first_step = folder, first_step
         self._writer: EventsWriter | None = None
         self._files, self._started = 0, False
@@ -149,31 +143,27 @@ class EventFiles:
         """Writes each number under a name like validation/head/recall@1."""
         try:
             if self._writer is None:
-                self._writer = self._begin()
+                self._begin()
             numbers = [Summary.Value(tag=name, simple_value=n) for name, n in _flat(values)]
-            summary = Summary(value=numbers)
-            self._writer.write_event(
-                event_pb2.Event(wall_time=time.time(), step=step, summary=summary)
-            )
-            self._writer.flush()
+            self._event(step, summary=Summary(value=numbers))
         except OSError:
             self._writer = None  # The file may end in a partial event.
             raise
 
-    def _begin(self) -> EventsWriter:
+    def _begin(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._files += 1
         suffix = f".{os.getpid()}.{self._files}"
-        writer = EventsWriter(str(self._folder / "events"), suffix)
+        self._writer = EventsWriter(str(self._folder / "events"), suffix)
         if not self._started:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            begins = self._first_step and self._first_step + 1  # Step 0 is written again.
-            writer.write_event(
-                event_pb2.Event(wall_time=time.time(), step=begins, session_log=start)
-            )
-            writer.flush()
+            # Step 0 is written again.
+            self._event(self._first_step and self._first_step + 1, session_log=start)
             self._started = True
-        return writer
+
+    def _event(self, step: int, **content: Any) -> None:
+        self._writer.write_event(event_pb2.Event(wall_time=time.time(), step=step, **content))
+        self._writer.flush()
 
     def close(self) -> None:
         """Closes the file."""

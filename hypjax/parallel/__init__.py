@@ -1,35 +1,212 @@
-"""Data parallelism over the devices and processes of one run."""
+"""Data parallelism: a mesh of devices, sharded batches, and replicated or sharded parameters.
 
-from hypjax.parallel.mesh import (
-    AXES,
-    EVERY_DEVICE,
-    Slices,
-    create_mesh,
-    gather,
-    local_rows,
-    map_images,
-    map_local_images,
-    parameter_shardings,
-    place,
-    replicated,
-    shard,
-    sharded,
-    slices,
-)
+Results do not depend on the number of devices: the loss is that of the whole batch, and its
+gradient is exact. A batch is split over the devices regardless of classes. It may also be embedded
+in slices (microbatches), one after the other, each over all devices, so that only one slice's
+activations are in memory.
+"""
 
-__all__ = [
-    "AXES",
-    "EVERY_DEVICE",
-    "Slices",
-    "create_mesh",
-    "gather",
-    "local_rows",
-    "map_images",
-    "map_local_images",
-    "parameter_shardings",
-    "place",
-    "replicated",
-    "shard",
-    "sharded",
-    "slices",
-]
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import PyTree
+
+from hypjax.errors import UserError
+
+# Mesh axes. Parameters are replicated along the first and sharded along the second; images are
+# sharded over both.
+AXES = ("copies", "parts")
+EVERY_DEVICE = (-1, 1)  # Mesh shape: a full copy of the parameters on each device.
+
+
+def create_mesh(
+    shape: tuple[int, int] = EVERY_DEVICE, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """Creates the mesh of a run's devices.
+
+    Args:
+        shape: Number of copies of the parameters, and number of shards of each copy; −1 copies
+            uses as many devices as possible.
+        devices: Devices to take the mesh from, in order. By default all devices, grouped by
+            process.
+
+    Raises:
+        UserError: There are too few devices, or some device of a process would be unused.
+    """
+    copies, shards = shape
+    every_device = devices is None
+    if every_device:
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    copies = len(devices) // shards if copies == -1 else copies
+    chosen = devices[: copies * shards]
+    processes = len({device.process_index for device in devices})
+    if not chosen or len(chosen) < copies * shards:
+        raise UserError(
+            f"config.run.mesh is {shape}, {max(copies, 1) * shards} devices, but there are "
+            f"{len(devices)}; copies times shards must not exceed that"
+        )
+    if processes > 1 and len(chosen) < len(devices) and every_device:
+        raise UserError(
+            f"config.run.mesh is {shape}, {len(chosen)} devices, but the {processes} processes "
+            f"have {len(devices)} and must use all of them; make copies times shards that many"
+        )
+    return Mesh(np.array(chosen).reshape(copies, shards), AXES)
+
+
+class Slices(NamedTuple):
+    """How a batch is split into slices (microbatches) and over devices.
+
+    Attributes:
+        count: Number of slices, which are embedded one after the other.
+        images: Images of one slice on one device.
+        devices: Number of devices.
+    """
+
+    count: int
+    images: int
+    devices: int
+
+    @property
+    def rows(self) -> int:
+        """Number of images including padding."""
+        return self.count * self.images * self.devices
+
+
+def slices(batch_size: int, mesh: Mesh, microbatch: int = 0) -> Slices:
+    """Splits a batch into slices of equal size, with as little padding as possible.
+
+    A slice has at most `microbatch` images, rounded up to a multiple of the devices; 0 makes one
+    slice.
+    """
+    count = math.ceil(batch_size / microbatch) if microbatch else 1
+    return Slices(count, math.ceil(batch_size / (count * mesh.size)), mesh.size)
+
+
+def local_rows(mesh: Mesh, rows: int) -> range:
+    """Returns the rows of a sharded array that this process's devices hold."""
+    indices = sharded(mesh).addressable_devices_indices_map((rows,)).values()
+    bounds = [index[0].indices(rows) for index in indices]
+    return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
+
+
+def shard(mesh: Mesh, rows: PyTree) -> PyTree:
+    """Shards arrays with one row per image over all devices, given this process's `local_rows`."""
+    return jax.tree.map(
+        lambda x: jax.make_array_from_process_local_data(sharded(mesh), np.asarray(x)), rows
+    )
+
+
+def place(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
+    """Moves arrays, equal in all processes, to one sharding or to a tree of shardings."""
+    if isinstance(sharding, NamedSharding):
+        sharding = jax.tree.map(lambda _: sharding, tree)
+    return jax.tree.map(_place, tree, sharding)
+
+
+def _place(x: Any, sharding: NamedSharding) -> jax.Array:
+    if isinstance(x, jax.Array) and x.sharding == sharding:
+        return x
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.jit(lambda y: y, out_shardings=sharding)(x)
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of an array that every device holds in full."""
+    return NamedSharding(mesh, P())
+
+
+def sharded(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of an array whose rows (images) are split over all devices."""
+    return NamedSharding(mesh, P(AXES))
+
+
+def parameter_shardings(mesh: Mesh, tree: PyTree) -> PyTree:
+    """Returns the shardings of parameters and optimiser state.
+
+    Each array is sharded along the longest axis that the second mesh axis divides evenly, and
+    replicated if there is none.
+    """
+    shards = mesh.shape[AXES[1]]
+
+    def sharding(x: Any) -> NamedSharding:
+        sizes = [size if size % shards == 0 else 0 for size in x.shape]
+        if shards == 1 or not any(sizes):
+            return replicated(mesh)
+        axis = int(np.argmax(sizes))
+        return NamedSharding(mesh, P(*[None] * axis, AXES[1]))
+
+    return jax.tree.map(sharding, tree)
+
+
+def gather(tree: PyTree) -> PyTree:
+    """Gathers sharded arrays and returns them as this process's first device holds them.
+
+    All processes must call this together.
+    """
+
+    def gather_leaf(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding):
+            return x
+        if not x.is_fully_replicated:
+            x = jax.jit(lambda y: y, out_shardings=replicated(x.sharding.mesh))(x)
+        return x.addressable_data(0)
+
+    return jax.tree.map(gather_leaf, tree)
+
+
+def map_images(
+    function: Callable[..., PyTree], mesh: Mesh, count: int = 1
+) -> Callable[..., PyTree]:
+    """Splits a function of images over the devices and replicates its result.
+
+    Several slices are computed one after the other. Their intermediate values are not stored for
+    the gradient but recomputed, slice by slice (rematerialisation).
+
+    Args:
+        function: Maps parameters and arrays with one row per image to arrays with one row per
+            image. Each row of the result may depend on the parameters and its own image only.
+        mesh: The devices.
+        count: Number of slices.
+
+    Returns:
+        The same function of all images, for use inside `jax.jit`; every device holds its result.
+    """
+
+    def in_slices(params: PyTree, *images: PyTree) -> PyTree:
+        if count == 1:
+            return function(params, *images)
+        slices = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), images)
+        rematerialised = jax.checkpoint(lambda images: function(params, *images), prevent_cse=False)
+        outputs = jax.lax.map(rematerialised, slices)
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
+
+    mapped = map_local_images(in_slices, mesh)
+
+    def mapped_and_gathered(params: PyTree, *images: PyTree) -> PyTree:
+        return jax.lax.with_sharding_constraint(mapped(params, *images), replicated(mesh))
+
+    return mapped_and_gathered
+
+
+def map_local_images(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..., PyTree]:
+    """Splits a function of images, see `map_images`, over the devices; its result stays sharded."""
+
+    def mapped(params: PyTree, *images: PyTree) -> PyTree:
+        specs = (P(), *(P(AXES) for _ in images))
+        # With check_vma, the bfloat16 gradients of the parameters would be summed over the devices
+        # before they are cast back to float32.
+        on_each_device = jax.shard_map(
+            function, mesh=mesh, in_specs=specs, out_specs=P(AXES), check_vma=False
+        )
+        return on_each_device(params, *images)
+
+    return mapped

@@ -153,16 +153,9 @@ def share(count: int) -> slice:
 
 
 def gather_rows(rows: np.ndarray, count: int) -> np.ndarray:
-    """Joins the rows that each process computed of its `share`.
+    """Joins the rows that each process computed of its `share` of `count` rows.
 
-    All processes must call this together.
-
-    Args:
-        rows: This process's share, on the host.
-        count: Number of rows of all processes.
-
-    Returns:
-        All rows, in every process.
+    All processes must call this together, with their rows on the host; all get all rows.
     """
     processes = jax.process_count()
     lengths = np.diff([count * i // processes for i in range(processes + 1)])
@@ -175,10 +168,7 @@ def gather_rows(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def require_same(facts: dict[str, Any]) -> None:
-    """Raises an error if facts differ between the processes.
-
-    Args:
-        facts: JSON values by name, which must be the same in all processes.
+    """Raises an error if JSON values differ between the processes.
 
     Raises:
         UserError: This process differs from the first one.
@@ -204,13 +194,10 @@ class Agreement:
         self._pending: jax.Array | None = None
 
     def __call__(self, status: int) -> int:
-        """Returns the highest exit status that any process has announced.
+        """Returns the highest exit status that any process has announced, 0 for none.
 
         With several processes this is the maximum of the previous call's, so that no process
         waits. All of them must call this once per step.
-
-        Args:
-            status: Status with which this process wants to exit, or 0.
         """
         if jax.process_count() == 1:
             return status

@@ -45,6 +45,7 @@ class DamagedError(Exception):
 def checksum(tree: PyTree) -> UInt32[Array, ""]:
     """Returns a checksum of a tree's arrays that any flipped bit changes; computed on the device.
 
+    Orbax reads a file with a flipped bit without complaint, and training would go on from it.
     The words of an array are mixed one by one, as in hash functions, and summed modulo 2³² with odd
     weights that depend on their position.
     """
@@ -371,7 +372,10 @@ def _reason(error: Exception) -> str:
 
 
 def _reserve(path: pathlib.Path, size: int) -> None:
-    """Raises an `OSError` if a folder has no space for a number of bytes."""
+    """Raises an `OSError` if a folder has no space for a number of bytes.
+
+    Otherwise a full disk shows only after a part is written, as errors of many types in threads.
+    """
     with tempfile.TemporaryFile(dir=path) as probe:
         try:
             os.posix_fallocate(probe.fileno(), 0, size)

@@ -7,6 +7,7 @@ has, or more. Otherwise the cloud's copy replaces the folder at the start.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -29,8 +30,6 @@ from hypjax.runs.files import (
     PUBLISHED,
     RESULTS,
     TIMES,
-    entries,
-    link,
     local_folder,
     present,
     read_state,
@@ -86,7 +85,6 @@ class CloudCopy:
         """
         self.location = redacted(url.rstrip("/"))
         self.folder = local_folder(url)
-        self._failing = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep_uploading, daemon=True)
         with reaching(url):
@@ -102,7 +100,11 @@ class CloudCopy:
     def _synchronise(self) -> None:
         with reaching(self.location):
             stored = self._cloud.list()
-            wrote_last = CONFIG in stored and self._is_writer() and self._is_intact()
+            wrote_last = (
+                CONFIG in stored
+                and (self._writer() or {}).get("folder") == self._id
+                and self._is_intact()
+            )
         console.say(f"{self.location} is kept in {self.folder} during the run")
         if not wrote_last:
             self._set_unsent_aside()
@@ -130,11 +132,10 @@ class CloudCopy:
         ]
         if not unsent:
             return
-        number = 1
-        while (aside := self.folder.with_name(f"{self.folder.name}-unsent-{number}")).exists():
-            number += 1
+        asides = (f"{self.folder.name}-unsent-{number}" for number in itertools.count(1))
+        aside = next(p for p in map(self.folder.with_name, asides) if not p.exists())
         aside.mkdir()
-        for path in entries(self.folder):
+        for path in _visible(self.folder):
             path.rename(aside / path.name)
         console.warn(
             f"{self.location} and its copy on this machine differ; the run continues from the "
@@ -153,7 +154,7 @@ class CloudCopy:
             remove(incoming)
             incoming.mkdir()
             self._cloud.get_all(files, incoming)
-            for path in entries(self.folder):
+            for path in _visible(self.folder):
                 remove(path)
             for path in incoming.iterdir():
                 path.rename(self.folder / path.name)
@@ -205,29 +206,28 @@ class CloudCopy:
             ) from error
 
     def _keep_uploading(self) -> None:
-        """Body of the thread: uploads a new checkpoint at once, other files at intervals."""
-        uploaded, last = steps(self.folder), time.monotonic()
+        """Body of the thread: uploads a new checkpoint at once, other files at intervals.
+
+        A series of failures is reported once and retried: storage may be away for hours.
+        """
+        uploaded, last, failing = steps(self.folder), time.monotonic(), False
         while not self._ending.wait(_POLL_SECONDS):
             now = steps(self.folder)
-            if now != uploaded or time.monotonic() - last >= _UPLOAD_SECONDS:
-                self._try_to_upload()
-                uploaded, last = now, time.monotonic()
-
-    def _try_to_upload(self) -> None:
-        """Uploads what is new; a series of failures is reported once and retried."""
-        try:
-            self._upload()
-        except Exception as error:
-            if not self._failing:
-                console.warn(
-                    f"cannot write to {self.location} ({reason(error)}); the run continues in "
-                    f"{self.folder}, and the upload will be retried"
-                )
-            self._failing = True
-            return
-        if self._failing:
-            console.say(f"{self.location} is up to date again")
-        self._failing = False
+            if now == uploaded and time.monotonic() - last < _UPLOAD_SECONDS:
+                continue
+            try:
+                self._upload()
+                if failing:
+                    console.say(f"{self.location} is up to date again")
+                failing = False
+            except Exception as error:
+                if not failing:
+                    console.warn(
+                        f"cannot write to {self.location} ({reason(error)}); the run continues in "
+                        f"{self.folder}, and the upload will be retried"
+                    )
+                failing = True
+            uploaded, last = now, time.monotonic()
 
     def _upload(self) -> None:
         """Uploads new and changed files, and removes from the cloud what was removed here.
@@ -241,7 +241,12 @@ class CloudCopy:
         removed = self._known.keys() - here.keys()
         if not changed and not removed:
             return
-        self._require_writer()
+        writer = self._writer()
+        if writer is None or writer.get("folder") != self._id:
+            change = "removed" if writer is None else f"taken over by {writer.get('by')}"
+            raise UserError(
+                f"{self.location} was {change} during this run, whose results are in {self.folder}"
+            )
         self._known |= dict.fromkeys(changed)
         self._write_state()  # So that files of a killed process are removed later.
         try:
@@ -274,34 +279,37 @@ class CloudCopy:
             target.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 if name.startswith(CHECKPOINTS):  # These never change.
-                    link(source, target)
+                    _link(source, target)
                 else:
                     shutil.copyfile(source, target)
                 preserved.add(name)
         return preserved
 
     def _writer(self) -> dict[str, Any] | None:
-        """Returns the content of the cloud's writer.json, or None if there is none."""
+        """Returns who copied a folder to the cloud last, or None if nobody did."""
         try:
             content = self._cloud.read(_WRITER)
             return content and json.loads(content)
         except ValueError:
             return {}
 
-    def _is_writer(self) -> bool:
-        return (self._writer() or {}).get("folder") == self._id
-
-    def _require_writer(self) -> None:
-        writer = self._writer()
-        if writer is None or writer.get("folder") != self._id:
-            change = "removed" if writer is None else f"taken over by {writer.get('by')}"
-            raise UserError(
-                f"{self.location} was {change} during this run, whose results are in {self.folder}"
-            )
-
     def _write_state(self) -> None:
-        state = {"url": self.location, "id": self._id, "known": self._known}
-        write_state(self.folder, state)
+        write_state(self.folder, {"url": self.location, "id": self._id, "known": self._known})
+
+
+def _visible(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Lists the files and folders of a run, without hidden ones."""
+    return [path for path in folder.iterdir() if path.name[0] != "."]
+
+
+def _link(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Makes a hard link to a file, or a copy if the file system has no hard links."""
+    try:
+        target.hardlink_to(source)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def open_folder(workdir: str | pathlib.Path) -> LocalFolder | CloudCopy:

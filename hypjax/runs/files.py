@@ -7,7 +7,7 @@ import pathlib
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hypjax.errors import UserError
@@ -47,11 +47,6 @@ def write_state(folder: pathlib.Path, state: Mapping[str, Any]) -> None:
     write_json(folder / _STATE, state)
 
 
-def entries(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Lists the files and folders of a run, without hidden ones."""
-    return [path for path in folder.iterdir() if path.name[0] != "."]
-
-
 def steps(folder: pathlib.Path) -> set[str]:
     """Returns the names of the complete checkpoints; the others' names are not numbers."""
     try:
@@ -61,16 +56,11 @@ def steps(folder: pathlib.Path) -> set[str]:
 
 
 def present(folder: pathlib.Path) -> dict[str, list[int]]:
-    """Returns [size in bytes, modification time in ns] of a run's files, by relative path."""
+    """Returns [size in bytes, modification time in ns] of a run's files, by relative path.
+
+    Hidden files, links, and what is still being written do not count.
+    """
     found = {}
-    for path in _paths(folder):
-        with contextlib.suppress(FileNotFoundError):  # A checkpoint may be removed meanwhile.
-            stat = path.lstat()
-            found[path.relative_to(folder).as_posix()] = [stat.st_size, stat.st_mtime_ns]
-    return found
-
-
-def _paths(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     for root, folders, names in os.walk(folder):
         parent = pathlib.Path(root)
         if parent == folder:
@@ -78,8 +68,12 @@ def _paths(folder: pathlib.Path) -> Iterator[pathlib.Path]:
             names = [name for name in names if name[0] != "."]
         elif parent == folder / CHECKPOINTS:
             folders[:], names = [name for name in folders if name.isdigit()], []
-        paths = [parent / name for name in names if not name.endswith(".unfinished")]
-        yield from (path for path in paths if not path.is_symlink())
+        for path in (parent / name for name in names if not name.endswith(".unfinished")):
+            with contextlib.suppress(FileNotFoundError):  # A checkpoint may be removed meanwhile.
+                if not path.is_symlink():
+                    stat = path.lstat()
+                    found[path.relative_to(folder).as_posix()] = [stat.st_size, stat.st_mtime_ns]
+    return found
 
 
 def is_hashed(name: str) -> bool:
@@ -93,16 +87,6 @@ def hashed_files(folder: pathlib.Path) -> list[str]:
     return sorted(filter(is_hashed, (path.relative_to(folder).as_posix() for path in found)))
 
 
-def link(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Makes a hard link to a file, or a copy if the file system has no hard links."""
-    try:
-        target.hardlink_to(source)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(source, target)
-
-
 def remove(path: pathlib.Path) -> None:
     """Removes a file or a folder if it exists."""
     if path.is_dir() and not path.is_symlink():
@@ -112,6 +96,14 @@ def remove(path: pathlib.Path) -> None:
 
 
 _MOST_CHARACTERS = 2**24
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object of some JSON text, unless readers may differ in what they read."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a name occurs twice in one object")
+    return value
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any] | None:
@@ -138,18 +130,6 @@ def read_object(path: pathlib.Path) -> dict[str, Any] | None:
         raise damaged(path, str(error)) from error
     if not isinstance(value, dict):
         raise damaged(path, "it holds no object")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the object of some JSON text.
-
-    Raises:
-        ValueError: A name occurs twice, so that readers may differ in what they read.
-    """
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("a name occurs twice in one object")
     return value
 
 
@@ -261,11 +241,7 @@ def _are_scores(value: Any) -> bool:
     parts = value.values() if isinstance(value, dict) and "head" in value else [None]
     return all(
         isinstance(scores, dict)
-        and any(_is_recall(name) or "/" in name for name in scores)
+        and any(re.fullmatch(r"recall@\d+|.*/.*", name) for name in scores)
         and all(map(is_number, scores.values()))
         for scores in parts
     )
-
-
-def _is_recall(name: str) -> bool:
-    return name.startswith("recall@") and name[7:].isdecimal()

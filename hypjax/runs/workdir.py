@@ -23,16 +23,22 @@ from hypjax.objectives import OBJECTIVES
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
 from hypjax.runs.cloud_copy import LocalFolder, open_folder, reading
-from hypjax.runs.files import PUBLISHED, damaged, is_published, read_object, read_results
+from hypjax.runs.files import (
+    CHECKPOINTS,
+    CONFIG,
+    PUBLISHED,
+    RESULTS,
+    damaged,
+    is_published,
+    read_object,
+    read_results,
+)
 from hypjax.system import console, machine, watchdog
 from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
 
-_CONFIG = "config.json"
-_PARTS = ("identity", "circumstances", "all")  # What it holds.
-_RESULTS = "results.json"
+_PARTS = ("identity", "circumstances", "all")  # What config.json holds.
 _PROVENANCE = "run.json"
-_CHECKPOINTS = "checkpoints"
 _LONGER = (
     ", where --config.model.weights={} --config.model.load_head=True starts from this run's model"
 )
@@ -50,7 +56,7 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     path = _config_path(workdir)
     saved = read_object(path)
     if saved is None:
-        raise UserError(f"{workdir} holds no run (there is no {_CONFIG})")
+        raise UserError(f"{workdir} holds no run (there is no {CONFIG})")
     fields = saved.get("all")
     if not isinstance(fields, dict):
         raise damaged(path, "it was not written by hypjax")
@@ -99,7 +105,7 @@ def _tuples(value: Any) -> Any:
 
 def _config_path(workdir: pathlib.Path) -> pathlib.Path:
     """Path of the configuration of a run, or of a published model, whose config.json is timm's."""
-    return workdir / (PUBLISHED if is_published(workdir) else _CONFIG)
+    return workdir / (PUBLISHED if is_published(workdir) else CONFIG)
 
 
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
@@ -131,10 +137,7 @@ class Workdir:
     ) -> None:
         """Opens a run's folder, which need not exist; writes nothing yet.
 
-        Args:
-            path: The folder.
-            config: The run's configuration.
-            compared: Prefixes of the fields that must equal those of the run in the folder.
+        The fields with the compared prefixes must equal those of the run in the folder.
 
         Raises:
             UserError: The folder belongs to a run with another configuration, or is damaged.
@@ -157,9 +160,9 @@ class Workdir:
         """Raises an error if fields with certain prefixes differ from the run in the folder."""
         saved = self._saved
         if saved is None:
-            if self.has_checkpoint or (self.path / _RESULTS).exists():
+            if self.has_checkpoint or (self.path / RESULTS).exists():
                 raise UserError(
-                    f"{self.path} holds a run without its {_CONFIG}, so nothing says which one it "
+                    f"{self.path} holds a run without its {CONFIG}, so nothing says which one it "
                     "is; restore that file, or name another folder with --workdir"
                 )
             return
@@ -215,13 +218,10 @@ class Workdir:
     ) -> Iterator[None]:
         """Locks the folder for this process during the body, and writes the configuration.
 
-        The operating system releases the lock when the process ends, for whatever reason.
-
         Args:
             circumstances: What must not change between resumes besides the configuration, see
                 `require`.
-            filled: The configuration with the fields filled in that fit the images; by default as
-                it is.
+            filled: The configuration with the fields filled in that fit the images.
 
         Raises:
             UserError: The folder cannot be written, another process uses it, or the circumstances
@@ -243,7 +243,7 @@ class Workdir:
 
     def _write_start(self) -> None:
         """Writes config.json, and adds this start to run.json."""
-        write_json(self.path / _CONFIG, self._begun)
+        write_json(self.path / CONFIG, self._begun)
         earlier = {}
         with contextlib.suppress(UserError):  # The run continues even if the file is damaged.
             earlier = read_object(self.path / _PROVENANCE) or {}
@@ -268,7 +268,7 @@ class Workdir:
     @property
     def results(self) -> dict[str, Any] | None:
         """Results of the run; None until it is finished."""
-        return read_results(self.path / _RESULTS)
+        return read_results(self.path / RESULTS)
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Writes results.json, which marks the run as finished.
@@ -277,31 +277,27 @@ class Workdir:
             UserError: The file cannot be written.
         """
         try:
-            if not (self.path / _CONFIG).exists():
+            if not (self.path / CONFIG).exists():
                 self._write_start()
                 console.warn(
                     f"files of {self.path} were removed during the run; its configuration is "
                     "written again, but measurements may be lost"
                 )
-            write_json(self.path / _RESULTS, results)
+            write_json(self.path / RESULTS, results)
         except OSError as error:
             raise UserError(
                 f"the results above could not be written to {self.path} ({error.strerror}); "
                 "fix that and repeat the command, which then only evaluates the model"
             ) from error
 
-    def has_state(self, step: int) -> bool:
-        """Whether the checkpoint of a step is on the disk."""
-        return (self.path / _CHECKPOINTS / str(step)).is_dir()
-
     @property
     def has_checkpoint(self) -> bool:
         """Whether the folder holds a checkpoint."""
-        return any(path.name.isdigit() for path in (self.path / _CHECKPOINTS).glob("*"))
+        return any(path.name.isdigit() for path in (self.path / CHECKPOINTS).glob("*"))
 
     def checkpoints(self, *, read_only: bool = False) -> Checkpoints:
         """Opens the checkpoints in the folder."""
-        return Checkpoints(self.path / _CHECKPOINTS, read_only=read_only)
+        return Checkpoints(self.path / CHECKPOINTS, read_only=read_only)
 
 
 class SharedRun:
@@ -313,11 +309,7 @@ class SharedRun:
     """
 
     def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
-        """Opens the folder; nothing is written yet.
-
-        Args:
-            workdir: The folder, or its URL.
-            config: The run's configuration.
+        """Opens the folder, or the copy of a URL; nothing is written yet.
 
         Raises:
             UserError: The folder holds a run with another configuration, is damaged or in use, or
@@ -349,20 +341,14 @@ class SharedRun:
     def claimed(
         self, circumstances: Mapping[str, str], filled: ConfigDict
     ) -> Iterator[SharedCheckpoints]:
-        """Claims the folder for this run during the body, and yields its checkpoints.
-
-        Args:
-            circumstances: What, apart from the configuration, may not change when the run resumes.
-            filled: The configuration with all fields filled in.
+        """Claims the folder as `Workdir.claimed` does, and yields the run's checkpoints.
 
         Raises:
-            UserError: The folder cannot be written, another process has it, the circumstances have
-                changed, or the last copy to the cloud failed.
+            UserError: As there, or the last copy to the cloud failed.
         """
+        lock = self._folder.claimed(circumstances, filled) if self._first else None
         with (
-            self._folder.claimed(circumstances, filled)
-            if self._first
-            else contextlib.nullcontext(),
+            lock or contextlib.nullcontext(),
             self._storage,
             contextlib.closing(SharedCheckpoints(self._folder.checkpoints)) as checkpoints,
             watchdog.protected_cleanup(),
@@ -370,18 +356,14 @@ class SharedRun:
             yield checkpoints
 
     def require_last_state(self, checkpoints: SharedCheckpoints, total: int) -> None:
-        """Waits until the state after the last step is saved.
-
-        Args:
-            checkpoints: The run's checkpoints.
-            total: Number of the last step.
+        """Waits until the state after the last step, number `total`, is saved.
 
         Raises:
             UserError: It could not be saved.
         """
         checkpoints.wait()
-        steps = checkpoints.steps
-        if not processes.from_first(lambda: total in steps and self._folder.has_state(total)):
+        steps, folder = checkpoints.steps, self.path / CHECKPOINTS / str(total)
+        if not processes.from_first(lambda: total in steps and folder.is_dir()):
             saved = [step for step in steps if step < total]
             saved = f"from step {saved[-1]}" if saved else "from the beginning"
             raise UserError(
@@ -395,9 +377,5 @@ class SharedRun:
             self._folder.write_warnings(warnings)
 
     def write_results(self, results: dict[str, Any]) -> None:
-        """Writes the results, which marks the run as finished.
-
-        Raises:
-            UserError: They cannot be written.
-        """
+        """Writes the results, see `Workdir.write_results`."""
         processes.from_first(lambda: self._folder.write_results(results))

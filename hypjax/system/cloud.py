@@ -36,12 +36,7 @@ _URL = re.compile(r"[a-zA-Z][\w+.-]*://.*[^/].*")
 
 
 class Stored(NamedTuple):
-    """Metadata of a file in cloud storage.
-
-    Attributes:
-        size: Size in bytes.
-        version: Opaque string that changes whenever the file is rewritten.
-    """
+    """Size of a file in bytes, and a string that changes whenever the file is rewritten."""
 
     size: int
     version: str
@@ -146,28 +141,26 @@ def _version(info: Mapping[str, Any]) -> str:
     return hashlib.sha256(str(facts).encode()).hexdigest()[:16]
 
 
-@contextlib.contextmanager
-def reaching(url: str) -> Iterator[None]:
+def reaching(url: str) -> contextlib.AbstractContextManager[None]:
     """Turns any failure to read from storage into a `UserError`."""
+    return _explained(f"cannot read {url}")
+
+
+def copying(url: str, folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    """Turns any failure of a download, remote or local, into a `UserError`."""
+    return _explained(f"cannot copy {url} to {folder}")
+
+
+@contextlib.contextmanager
+def _explained(problem: str) -> Iterator[None]:
     try:
         yield
     except UserError:
         raise
     except ImportError as error:
-        raise UserError(f"cannot read {url} without its driver ({error})") from error
+        raise UserError(f"{problem} without its driver ({error})") from error
     except Exception as error:
-        raise UserError(f"cannot read {url} ({reason(error)})") from error
-
-
-@contextlib.contextmanager
-def copying(url: str, folder: pathlib.Path) -> Iterator[None]:
-    """Turns any failure of a download, remote or local, into a `UserError`."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"cannot copy {url} to {folder} ({reason(error)})") from error
+        raise UserError(f"{problem} ({reason(error)})") from error
 
 
 def reason(error: Exception) -> str:

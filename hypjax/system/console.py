@@ -61,13 +61,7 @@ class Progress:
     """A progress bar on a terminal, or else one line every ten seconds."""
 
     def __init__(self, first: int, total: int, batch_size: int) -> None:
-        """Starts the display.
-
-        Args:
-            first: Number of steps already done.
-            total: Number of steps in the whole run.
-            batch_size: Images per step.
-        """
+        """Starts the display, after the first of a total of steps, with so many images in each."""
         self._step, self._total, self._batch_size = first, total, batch_size
         self._values: Mapping[str, float] = {}
         self._compiling = True

@@ -11,13 +11,16 @@ from typing import NoReturn
 from hypjax.errors import INTERRUPTED, TRY_AGAIN
 from hypjax.system import console
 
+# Exit status after each signal: schedulers send SIGTERM and should rerun the command later.
+ENDING = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TRY_AGAIN}
 _stuck = threading.Event()
 
 
 def mark_stuck() -> None:
     """Records that a thread or worker of this process may never end.
 
-    Python waits for all of them when it exits; after this call, commands do not.
+    A read from a storage that hangs never returns, and Python waits for its thread when it exits;
+    after this call, commands do not.
     """
     _stuck.set()
 
@@ -35,17 +38,16 @@ def at_once(status: int) -> NoReturn:
 
 
 def end_with_parent() -> None:
-    """Ends this worker process as soon as its parent ends, which may have been killed."""
+    """Ends this worker process as soon as its parent ends, which may have been killed.
+
+    Otherwise the workers of a killed run would keep its memory and its devices.
+    """
 
     def wait() -> None:
         multiprocessing.parent_process().join()
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-# Exit status after each signal: schedulers send SIGTERM and should rerun the command later.
-ENDING = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TRY_AGAIN}
 
 
 class Interrupt:
@@ -55,32 +57,19 @@ class Interrupt:
         status: Exit status for the signal that arrived, or 0.
     """
 
-    def __init__(self) -> None:
-        """Starts without a signal."""
-        self._received = threading.Event()
-        self.status = 0
+    status = 0
 
     def __call__(self) -> bool:
         """Whether a signal has arrived."""
-        return self._received.is_set()
-
-    def receive(self, signum: int) -> None:
-        """Records the arrival of a signal."""
-        self.status = ENDING[signum]
-        self._received.set()
+        return self.status != 0
 
 
 @contextlib.contextmanager
 def deferred(message: str) -> Iterator[Interrupt]:
     """Defers the first SIGINT or SIGTERM during the body; a second one acts at once.
 
-    Outside the main thread, where Python cannot catch signals, nothing is deferred.
-
-    Args:
-        message: Text to print when a signal arrives.
-
-    Yields:
-        An object that says whether a signal has arrived.
+    The message is printed when a signal arrives. Outside the main thread, where Python cannot catch
+    signals, nothing is deferred.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
@@ -89,7 +78,7 @@ def deferred(message: str) -> Iterator[Interrupt]:
 
     def handle(signum: int, frame: object) -> None:
         del frame
-        interrupt.receive(signum)
+        interrupt.status = ENDING[signum]
         restore()
         console.say_here(message)
 

@@ -119,13 +119,7 @@ def finish_replacing(path: pathlib.Path, stale: Callable[[], Iterable[str]] = tu
 def read_together(path: pathlib.Path, files: Sequence[pathlib.Path], read: Callable[[], _T]) -> _T:
     """Reads files that `replacing_together` replaces, again if they were replaced meanwhile.
 
-    Args:
-        path: Names the files; one of them.
-        files: All of them.
-        read: Reads them.
-
-    Returns:
-        What `read` returns.
+    The path is one of them and names them.
 
     Raises:
         UserError: They cannot be read.

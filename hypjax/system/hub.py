@@ -71,14 +71,6 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
 def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.Path:
     """Calls a function of huggingface_hub that downloads, or else looks into its cache.
 
-    Args:
-        download: The function.
-        args: Its arguments.
-        options: Its arguments by name.
-
-    Returns:
-        The path that it returns.
-
     Raises:
         UnreachableError: The hub cannot be reached, and its cache does not have the files.
         UserError: The cache cannot be written.

@@ -18,12 +18,9 @@ _LOCK = ".lock"
 def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
     """Locks a folder for this process during the body; waits while another process holds it.
 
-    The operating system releases the lock when the process ends, for whatever reason. If the body
-    fails and leaves nothing in the folder, the lock is removed, too, with the folders created here.
-
-    Args:
-        folder: The folder, which is created if it does not exist.
-        purpose: What the lock is for, shown while waiting.
+    The folder is created if it does not exist. The operating system releases the lock when the
+    process ends, for whatever reason. If the body fails and leaves nothing in the folder, the lock
+    is removed, too, with the folders created here. The purpose is shown while waiting.
 
     Raises:
         OSError: The folder cannot be written.
@@ -46,34 +43,38 @@ def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
 def _waited_for(folder: pathlib.Path, purpose: str) -> BinaryIO:
     """Opens and locks the lock of a folder."""
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / _LOCK).open("a+b", buffering=0)
+        lock = _opened(folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             console.say(f"waiting for {_owner(lock)} ({purpose})")
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
-            console.warn(f"{folder} cannot be locked; let no other process write to it")
+            _warn_without_locks(folder)
         with contextlib.suppress(FileNotFoundError):  # The process that held it has removed it.
             if os.path.samestat(os.fstat(lock.fileno()), (folder / _LOCK).stat()):
                 return lock
         lock.close()
 
 
+def _opened(folder: pathlib.Path) -> BinaryIO:
+    folder.mkdir(parents=True, exist_ok=True)
+    return (folder / _LOCK).open("a+b", buffering=0)
+
+
+def _warn_without_locks(folder: pathlib.Path) -> None:
+    console.warn(f"{folder} cannot be locked; let no other process write to it")
+
+
 @contextlib.contextmanager
 def claimed_or_refused(folder: pathlib.Path) -> Iterator[None]:
-    """Locks a run's folder for this process during the body; does not wait for another process.
-
-    Args:
-        folder: The folder, which is created if it does not exist.
+    """Locks a run's folder, which is created, during the body; does not wait for a process.
 
     Raises:
         UserError: Another process holds the lock, or the folder cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / _LOCK).open("a+b", buffering=0)
+        lock = _opened(folder)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror})") from error
     with lock:
@@ -86,7 +87,7 @@ def claimed_or_refused(folder: pathlib.Path) -> Iterator[None]:
                 "wait for it to end, or name another folder with --workdir"
             ) from error
         except OSError:
-            console.warn(f"{folder} cannot be locked; let no other process write to it")
+            _warn_without_locks(folder)
         yield
 
 

@@ -12,14 +12,18 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
-
-import jax
-from jax.sharding import Mesh
-from jax.stages import Compiled
+from typing import TYPE_CHECKING, Any
 
 import hypjax
 from hypjax.errors import UserError, redacted
+
+if TYPE_CHECKING:  # Commands that need no JAX start in less than half a second without it.
+    from jax.sharding import Mesh
+    from jax.stages import Compiled
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
+# What XLA says when memory is exhausted; the second, its library on CPUs.
+_FULL = ("RESOURCE_EXHAUSTED", "YNNPACK operation failed")
 
 
 def usable_cores() -> int:
@@ -29,17 +33,11 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-# What XLA says; the second, its library on CPUs.
-_FULL = ("RESOURCE_EXHAUSTED", "YNNPACK operation failed")
-
-
 @contextlib.contextmanager
 def memory_explained(remedy: str) -> Iterator[None]:
-    """Turns an out-of-memory error of a device into a `UserError`.
+    """Turns an out-of-memory error of a device into a `UserError`; the remedy is what to lower."""
+    import jax
 
-    Args:
-        remedy: The fields to lower, for the message.
-    """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -49,16 +47,11 @@ def memory_explained(remedy: str) -> Iterator[None]:
         raise UserError(f"out of memory on {device}; lower {remedy}") from error
 
 
-def require_memory(program: Compiled, mesh: Mesh, remedy: str) -> None:
-    """Checks that a program fits into the free memory of the devices, where it is known.
-
-    Args:
-        program: The compiled program.
-        mesh: Its devices.
-        remedy: The fields to lower, for the message.
+def require_memory(program: "Compiled", mesh: "Mesh", remedy: str) -> None:
+    """Checks that a compiled program fits into the free memory of its devices, where it is known.
 
     Raises:
-        UserError: It does not fit.
+        UserError: It does not fit; the remedy is what to lower.
     """
     needed, available = program.memory_analysis(), free_memory(mesh)
     if None not in (needed, available) and needed.temp_size_in_bytes > available:
@@ -68,28 +61,27 @@ def require_memory(program: Compiled, mesh: Mesh, remedy: str) -> None:
         )
 
 
-def free_memory(mesh: Mesh) -> int | None:
+def free_memory(mesh: "Mesh") -> int | None:
     """Returns the free bytes of each of this process's devices, or None if unknown.
 
     CPU devices share the memory of the machine equally.
     """
+    import jax
+
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     found = [device.memory_stats() or {} for device in local]
     if all("bytes_limit" in stats for stats in found):
         return min(stats["bytes_limit"] - stats.get("bytes_in_use", 0) for stats in found)
-    available = _free_host_memory()
-    return None if available is None else available // len(local)
-
-
-def _free_host_memory() -> int | None:
     with contextlib.suppress(OSError):
         match = re.search(r"MemAvailable: *(\d+) kB", pathlib.Path("/proc/meminfo").read_text())
-        return None if match is None else 1024 * int(match[1])
+        return None if match is None else 1024 * int(match[1]) // len(local)
     return None
 
 
 def memory_peaks() -> dict[str, int]:
     """Returns the peak memory of this process and its first device, in bytes, where known."""
+    import jax
+
     unit = 1 if sys.platform == "darwin" else 1024
     peak = {"host_memory_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     device = jax.local_devices()[0].memory_stats() or {}
@@ -98,15 +90,14 @@ def memory_peaks() -> dict[str, int]:
     return peak
 
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
-
-
 def describe(seed: int) -> dict[str, Any]:
     """Describes this process, its machine and its packages, as JSON.
 
     Args:
         seed: Seed of the run, which is included.
     """
+    import jax
+
     devices = jax.devices()
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -128,7 +119,7 @@ def describe(seed: int) -> dict[str, Any]:
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+    except importlib.metadata.PackageNotFoundError:  # A fork, such as pillow-simd.
         return None
 
 

@@ -36,14 +36,9 @@ _exiting = threading.Event()  # Whether this process is already exiting by itsel
 
 
 def listen(processes: int, host: str | None) -> dict[str, Any]:
-    """Opens the first process's port for the others.
+    """Opens the first process's port; returns what the others need in order to `connect`.
 
-    Args:
-        processes: Number of processes.
-        host: The name by which the others reach this machine, if known.
-
-    Returns:
-        What the others need in order to `connect`.
+    `host` is the name by which they reach this machine, if known.
     """
     _enabled.set()
     listener = socket.create_server(("", 0), backlog=processes)
@@ -54,13 +49,7 @@ def listen(processes: int, host: str | None) -> dict[str, Any]:
 
 
 def connect(server: Mapping[str, Any], process: int, processes: int) -> None:
-    """Connects to the first process; in the first process itself, does nothing.
-
-    Args:
-        server: What `listen` returned.
-        process: Index of this process.
-        processes: Number of processes.
-    """
+    """Connects this process to the first one, by what `listen` returned there."""
     _enabled.set()
     if process == 0:
         return
@@ -128,7 +117,7 @@ def _send(message: str) -> None:
 
 
 def _address() -> str:
-    """Returns this machine's address on the network."""
+    """Returns this machine's address on the network, for hosts that resolve no names."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # Sends nothing; it only selects a route.

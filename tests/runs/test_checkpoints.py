@@ -45,14 +45,6 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path):
     assert on_disk(tmp_path) == [8, 9, 10]
 
 
-def test_without_scores_there_is_no_best_checkpoint(tmp_path):
-    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-        for step in (1, 2, 3):
-            save(checkpoints, step)
-        assert checkpoints.best_step is None
-    assert on_disk(tmp_path) == [2, 3]
-
-
 def test_a_restored_state_equals_the_saved_one(tmp_path):
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
         save(checkpoints, 5, 0.25)
@@ -60,7 +52,8 @@ def test_a_restored_state_equals_the_saved_one(tmp_path):
     assert read.step == 5 and read.record == {"at": 5}
     for ours, saved in zip(jax.tree.leaves(read.trees[0]), jax.tree.leaves(state(5)), strict=True):
         np.testing.assert_array_equal(ours, saved)
-    assert Checkpoints(tmp_path / "none").restore_latest(model=state(0)) is None
+    empty_folder = Checkpoints(tmp_path / "none")
+    assert empty_folder.restore_latest(model=state(0)) is None and empty_folder.best_step is None
 
 
 def largest_file(folder):
@@ -110,13 +103,12 @@ def test_a_damaged_checkpoint_is_moved_aside_and_the_previous_one_is_used(tmp_pa
     assert on_disk(path) == [1, 2]
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty, lose_an_item])
-def test_a_damaged_best_checkpoint_is_moved_aside_and_the_next_is_used(tmp_path, capfd, damage):
+def test_a_damaged_best_checkpoint_is_moved_aside_and_the_next_is_used(tmp_path, capfd):
     path = tmp_path / "checkpoints"
     with contextlib.closing(Checkpoints(path)) as checkpoints:
         for step, score in ((1, 0.9), (2, 0.5), (3, 0.4)):
             save(checkpoints, step, score)
-    damage(path / "1")
+    flip_a_bit(path / "1")
     with contextlib.closing(Checkpoints(path)) as checkpoints:
         checkpoints.restore_latest(model=state(0))
         assert checkpoints.restore_best(model=state(0)).step == checkpoints.best_step == 2

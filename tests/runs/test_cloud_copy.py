@@ -242,7 +242,7 @@ def test_new_checkpoints_precede_removals_and_results_come_last(bucket, machine)
     assert "notes.txt" in in_cloud(bucket)
 
 
-@pytest.mark.parametrize("last", ["model/_METADATA", "record/metadata", "training/manifest.ocdbt"])
+@pytest.mark.parametrize("last", ["model/_METADATA", "training/manifest.ocdbt"])
 def test_a_partly_uploaded_checkpoint_is_skipped(bucket, machine, capfd, last):
     """The parameter is the last file that was uploaded."""
     like = {"kernel": jnp.arange(1000.0)}
@@ -277,7 +277,6 @@ def test_unreachable_storage_is_reported_once_and_retried(bucket, machine, quick
             time.sleep(0.05)
         bucket.fails = None
         wait_until(lambda: "checkpoints/3/record" in in_cloud(bucket))
-        wait_until(lambda: "results.json" not in in_cloud(bucket) and not run._failing)
     printed = capfd.readouterr().err
     assert printed.count("warning") == 1 and printed.count("is up to date again") == 1
     assert f"warning: cannot write to {URL} (storage unreachable); the run continues in" in printed

@@ -23,17 +23,9 @@ _MAX_BYTES = 200  # Of a file name; file systems allow 255.
 
 
 def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> int:
-    """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME.
+    """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME; returns their number.
 
-    Names get the suffix of the image's format. Glyphs is prepared first if necessary.
-
-    Args:
-        dataset: Name of the dataset.
-        output: A folder that does not exist yet.
-        data_dir: Folder of prepared datasets; TFDS's default if None.
-
-    Returns:
-        Number of images.
+    Names get the suffix of the image's format. The dataset is opened as by `open_builder`.
 
     Raises:
         UserError: If the folder exists or cannot be written, or there is no such dataset.

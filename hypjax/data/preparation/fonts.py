@@ -129,11 +129,7 @@ def _load_font(face: str) -> ImageFont.FreeTypeFont:
 def draw(glyph: Glyph) -> Image.Image:
     """Draws a glyph on the baseline, centred horizontally, light on dark.
 
-    Args:
-        glyph: The glyph.
-
-    Returns:
-        Greyscale ('L') image of side SIZE * SUPERSAMPLE.
+    Returns a greyscale ('L') image of side SIZE * SUPERSAMPLE.
     """
     font, character = _load_font(glyph.face), chr(glyph.codepoint)
     left, top, right, bottom = font.getbbox(character, anchor="ls")
@@ -159,14 +155,7 @@ def _shrink_to_fit(width: int, ascent: int, descent: int) -> float:
 
 
 def draw_small(glyph: Glyph) -> np.ndarray:
-    """Draws a glyph at the dataset's size, without random changes.
-
-    Args:
-        glyph: The glyph.
-
-    Returns:
-        (SIZE, SIZE) uint8, 0 for background and 255 for full ink.
-    """
+    """Draws a glyph without random changes: (SIZE, SIZE) uint8, 255 for full ink."""
     return np.asarray(draw(glyph).reduce(SUPERSAMPLE))
 
 
@@ -190,9 +179,8 @@ def _compare_candidates(
 ) -> tuple[dict[str, set[int]], np.ndarray]:
     """Compares all pairs of candidates in every face.
 
-    Returns:
-        The candidates that each face actually draws, and an (N, N) bool matrix of the pairs that
-        are the same letter.
+    Returns the candidates that each face actually draws, and an (N, N) bool matrix of the pairs
+    that are the same letter.
     """
     n = len(candidates)
     shared, same = np.zeros((n, n), np.int32), np.zeros((n, n), np.int32)

@@ -12,7 +12,7 @@ same file bytes, since protobuf may write the fields of a record in any order:
 import io
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import tqdm
 from PIL import Image
 
 from hypjax.data.preparation import fonts
-from hypjax.data.records import RecordBuilder
+from hypjax.data.records import Example, RecordBuilder
 
 _DESCRIPTION = """Letters rendered from the fonts of matplotlib under small random changes.
 
@@ -41,15 +41,9 @@ NOISE = 8.0  # Standard deviation, on the scale of 0 to 255.
 
 
 def render(glyph: fonts.Glyph) -> np.ndarray:
-    """Renders a glyph with random changes.
+    """Renders a glyph with random changes: (SIZE, SIZE) uint8, light ink on a dark background.
 
     The changes depend only on the character and the name of the face.
-
-    Args:
-        glyph: The glyph.
-
-    Returns:
-        (SIZE, SIZE) uint8, light ink on a dark background.
     """
     rng = np.random.default_rng([SEED, glyph.codepoint, zlib.crc32(glyph.face.encode())])
     drawn = fonts.draw(glyph)
@@ -72,10 +66,28 @@ def _random_affine(rng: np.random.Generator) -> tuple[float, ...]:
     return (*linear[0].tolist(), float(offset[0]), *linear[1].tolist(), float(offset[1]))
 
 
-def _png(pixels: np.ndarray) -> bytes:
+def drawn(pixels: np.ndarray) -> dict[str, Any]:
+    """Returns the parts of an example that follow from its picture."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "png")
-    return file.getvalue()
+    image, (height, width) = file.getvalue(), pixels.shape
+    return {"image": image, "checksum": zlib.crc32(image), "height": height, "width": width}
+
+
+def numbered(
+    splits: Mapping[str, Iterable[Example]], total: int, what: str
+) -> dict[str, Iterator[tuple[int, Example]]]:
+    """Numbers the examples of each split, with one progress bar for the total of all."""
+    bar = tqdm.tqdm(desc=f"drawing {what}", total=total, unit="image", disable=None, leave=False)
+
+    def counted(examples: Iterable[Example]) -> Iterator[tuple[int, Example]]:
+        for example in enumerate(examples):
+            bar.update()
+            yield example
+        if bar.n == bar.total:
+            bar.close()
+
+    return {name: counted(examples) for name, examples in splits.items()}
 
 
 def split_classes(
@@ -83,12 +95,7 @@ def split_classes(
 ) -> tuple[list[fonts.GlyphClass], list[fonts.GlyphClass]]:
     """Splits the classes into training and test classes, at random with a fixed seed.
 
-    Args:
-        classes: All classes.
-
-    Returns:
-        Training and test classes, each in the order given. A class's label is its index in the two
-        lists joined.
+    Both keep the given order. A class's label is its index in the two lists joined.
     """
     classes = list(classes)
     order = np.random.default_rng(SEED).permutation(len(classes))
@@ -98,16 +105,12 @@ def split_classes(
     return train, test
 
 
-def examples(classes: Iterable[fonts.GlyphClass]) -> Iterator[dict[str, Any]]:
+def examples(classes: Iterable[fonts.GlyphClass]) -> Iterator[Example]:
     """Yields the examples of the given classes, ordered by class, then by face."""
     for glyph_class in classes:
         for glyph in glyph_class.glyphs:
-            image = _png(render(glyph))
             yield {
-                "image": image,
-                "checksum": zlib.crc32(image),
-                "height": SIZE,
-                "width": SIZE,
+                **drawn(render(glyph)),
                 "label": glyph_class.name,
                 "name": f"U+{glyph.codepoint:04X}/{glyph.face}",
                 "class_name": glyph_class.name,
@@ -136,23 +139,8 @@ class Glyphs(RecordBuilder):
         # Finding the classes compares all drawings: too slow for opening a prepared dataset.
         train, test = split_classes(fonts.glyph_classes())
         self.info.features["label"].names = [c.name for c in train + test]
-        bar = tqdm.tqdm(
-            desc="drawing glyphs",
-            total=sum(len(c.glyphs) for c in train + test),
-            unit="image",
-            disable=None,
-            leave=False,
-        )
-        return {
-            "train": self._generate_examples(train, bar),
-            "test": self._generate_examples(test, bar),
-        }
+        total = sum(len(c.glyphs) for c in train + test)
+        return numbered({"train": examples(train), "test": examples(test)}, total, "glyphs")
 
-    def _generate_examples(
-        self, classes: list[fonts.GlyphClass], bar: tqdm.tqdm
-    ) -> Iterator[tuple[int, Any]]:
-        for numbered in enumerate(examples(classes)):
-            bar.update()
-            yield numbered
-        if bar.n == bar.total:
-            bar.close()
+    def _generate_examples(self) -> None:
+        """Not called, since `_split_generators` returns the examples; TFDS requires it."""

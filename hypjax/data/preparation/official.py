@@ -67,14 +67,10 @@ class Entry(NamedTuple):
 
 
 class ListedImage(NamedTuple):
-    """One image that a dataset lists and whose file exists.
+    """An `Entry` whose file exists.
 
-    Attributes:
-        name: See `Entry`.
-        label: See `Entry`.
-        read: Returns the file's bytes unchanged; safe to call from several threads. Raises OSError
-            if the file cannot be read.
-        superlabel: See `Entry`.
+    `read` returns the file's bytes unchanged and is safe to call from several threads; it raises
+    OSError if the file cannot be read.
     """
 
     name: str
@@ -87,12 +83,7 @@ Listing = dict[str, list[ListedImage]]  # Images by split.
 
 
 class Found(NamedTuple):
-    """What a copy of a dataset holds.
-
-    Attributes:
-        images: The images of each split.
-        tables: Its tables of relations, see `hypjax.data.records`.
-    """
+    """The images of each split, and the tables of relations (`hypjax.data.records`)."""
 
     images: Listing
     tables: Mapping[str, pyarrow.Table]
@@ -227,10 +218,8 @@ class CheckedImages:
     def __init__(self, found: Found, skip_corrupt: bool) -> None:
         """Starts the reading threads, which `close` ends.
 
-        Args:
-            found: Images of each split, in the order of the records, and tables. Classes are
-                numbered in the order in which they first appear.
-            skip_corrupt: Whether to leave out images that cannot be read.
+        The images are those of each split, in the order of the records. Corrupt ones may be
+        skipped.
         """
         self._listing, self.tables = found
         images = [image for part in self._listing.values() for image in part]

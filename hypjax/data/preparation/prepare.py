@@ -131,15 +131,10 @@ def summary(builder: RecordBuilder) -> str:
 
 
 def describe_partial(name: str, found: Mapping[str, Count]) -> str | None:
-    """Describes what a copy of a dataset lacks.
+    """Describes what a copy of a dataset lacks, by the size of each split that has images.
 
-    Args:
-        name: Name of the dataset.
-        found: Size of each split; splits without images may be absent.
-
-    Returns:
-        For example 'a partial copy of cub200: train 238 of 5864 images in 4 of 100 classes'; None
-        if the copy is complete, or the dataset has no official counts.
+    For example 'a partial copy of cub200: train 238 of 5864 images in 4 of 100 classes'. Returns
+    None if the copy is complete, or the dataset has no official counts.
     """
     expected = _expected(name)
     found = {

@@ -7,7 +7,6 @@ preparation gives the same records on one kind of machine; on others, roundings 
 might change single pixels.
 """
 
-import io
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,12 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow
 import tensorflow_datasets as tfds
-import tqdm
 from jaxtyping import Bool, Float, Float32, UInt8
 from PIL import Image, ImageDraw, ImageFilter
 
 from hypjax.data.preparation import fonts
-from hypjax.data.records import JUDGEMENTS, JUDGEMENTS_SCHEMA, PAIRS, PAIRS_SCHEMA, RecordBuilder
+from hypjax.data.preparation.glyphs import drawn, numbered
+from hypjax.data.records import (
+    JUDGEMENTS,
+    JUDGEMENTS_SCHEMA,
+    PAIRS,
+    PAIRS_SCHEMA,
+    Example,
+    RecordBuilder,
+)
 
 SIDE = 64  # Of a picture, in pixels.
 SEED = 20240301
@@ -85,10 +91,7 @@ class Rendered(NamedTuple):
 def render(glyph: fonts.Glyph, view_name: str, difficulty: str) -> Rendered:
     """Renders a view of an object, which depends on the arguments only.
 
-    Args:
-        glyph: The object.
-        view_name: Tells views of the object apart.
-        difficulty: A key of `DIFFICULTIES`.
+    `view_name` tells views of the object apart; `difficulty` is a key of `DIFFICULTIES`.
     """
     names = (zlib.crc32(name.encode()) for name in (glyph.face, view_name))
     rng = np.random.default_rng([SEED, glyph.codepoint, *names])
@@ -163,8 +166,7 @@ def _fragment(rng: np.random.Generator) -> Image.Image:
 def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tuple[Grey, Box]:
     """Puts a letter somewhere into the picture, turned and in perspective.
 
-    Returns:
-        Its ink, and the part of the picture that its canvas covers.
+    Returns its ink, and the part of the picture that its canvas covers.
     """
     side = drawn.width
     corners = np.array([(0, 0), (side, 0), (side, side), (0, side)], float)
@@ -258,13 +260,8 @@ class View(NamedTuple):
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
     """Chooses two faces of each letter without accents, at random with a fixed seed.
 
-    Letters that resemble an earlier one when drawn at the same size are left out.
-
-    Args:
-        classes: All letters.
-
-    Returns:
-        The objects for each key of `LETTERS`; no letter is in two of the lists.
+    Letters that resemble an earlier one when drawn at the same size are left out. Returns the
+    objects for each key of `LETTERS`; no letter is in two of the lists.
     """
     rng = np.random.default_rng(SEED)
     letters = [c for c in classes if c.base == chr(c.codepoints[0])]
@@ -319,17 +316,11 @@ def split_views(objects: Mapping[str, list[SceneObject]]) -> dict[str, list[View
     }
 
 
-def examples(views: Iterable[View]) -> Iterator[dict[str, Any]]:
+def examples(views: Iterable[View]) -> Iterator[Example]:
     """Yields the examples of views, in their order."""
     for view in views:
-        file = io.BytesIO()
-        Image.fromarray(view.render().pixels).save(file, "png")
-        image = file.getvalue()
         yield {
-            "image": image,
-            "checksum": zlib.crc32(image),
-            "height": SIDE,
-            "width": SIDE,
+            **drawn(view.render().pixels),
             "label": view.thing.name,
             "name": view.name,
             "class_name": view.thing.name,
@@ -376,8 +367,10 @@ class Scenes(RecordBuilder):
         self.info.features["label"].names = [thing.name for thing in things]
         splits = split_views(self._objects)
         total = sum(map(len, splits.values()))
-        bar = tqdm.tqdm(desc="drawing scenes", total=total, unit="image", disable=None, leave=False)
-        return {name: self._generate_examples(views, bar) for name, views in splits.items()}
+        return numbered({name: examples(views) for name, views in splits.items()}, total, "scenes")
+
+    def _generate_examples(self) -> None:
+        """Not called, since `_split_generators` returns the examples; TFDS requires it."""
 
     def tables(self) -> Mapping[str, pyarrow.Table]:
         """Returns the pairs of training images and the judgements of queries."""
@@ -385,10 +378,3 @@ class Scenes(RecordBuilder):
             PAIRS: pairs(self._objects["train"]),
             JUDGEMENTS: judgements(self._objects["query"]),
         }
-
-    def _generate_examples(self, views: list[View], bar: tqdm.tqdm) -> Iterator[tuple[int, Any]]:
-        for numbered in enumerate(examples(views)):
-            bar.update()
-            yield numbered
-        if bar.n == bar.total:
-            bar.close()

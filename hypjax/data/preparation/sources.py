@@ -128,14 +128,7 @@ class Source:
     def open(
         self, name: str, manual_dir: pathlib.Path | None, downloads: pathlib.Path
     ) -> Iterator[FileTree]:
-        """Finds or downloads the files; they are readable within the body.
-
-        Args:
-            name: Name of the dataset, for messages.
-            manual_dir: The dataset's folder, a folder that contains it, or a folder with its
-                archives. If None, `downloads` is searched, and missing archives are downloaded
-                where possible.
-            downloads: Folder for downloads and temporary files.
+        """Finds or downloads the files, see `OfficialDataset.open`; they are readable in the body.
 
         Raises:
             UserError: If there are no files, or an archive is damaged.
@@ -261,12 +254,9 @@ def _opened(
 ) -> Iterator[dict[str, Reader]]:
     """Opens an archive as readers of its files; safe to use from several threads.
 
-    A .zip is read in place. A .tar is unpacked first, since it has no directory.
-
-    Args:
-        path: Path of the archive.
-        scratch: Returns an empty folder; called if the archive has to be unpacked.
-        named: From a file's name in the archive to the name we give it; None leaves it out.
+    A .zip is read in place. A .tar is unpacked first, to an empty folder that `scratch` returns,
+    since it has no directory. `named` turns a file's name in the archive into ours; None leaves it
+    out.
 
     Raises:
         UserError: If the archive is damaged, cannot be read or cannot be unpacked.
@@ -339,12 +329,7 @@ def _extract(
 
 
 def _fetch(archive: Archive, path: pathlib.Path, scratch: Callable[[], pathlib.Path]) -> None:
-    """Downloads an archive, which appears only when verified, unless it is already there.
-
-    Raises:
-        OSError: If it cannot be downloaded or written.
-        ValueError: If the checksum differs.
-    """
+    """Downloads an archive, which appears only when verified, unless it is already there."""
     import pooch
 
     if path.is_file() and pooch.file_hash(str(path)) == archive.sha256:

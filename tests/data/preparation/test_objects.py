@@ -220,10 +220,3 @@ def test_a_damaged_or_malicious_list_is_one_sentence(tmp_path, words, monkeypatc
     sentence = str(caught.value)
     assert words in sentence and "retrieval-SfM-120k.pkl" in sentence and "\n" not in sentence
     assert not (tmp_path / "made").exists() and not (tmp_path / "data/sfm120k/1.0.0").exists()
-
-
-def test_the_list_is_required(tmp_path):
-    folder = object_files.write_sfm(tmp_path)
-    (folder / "retrieval-SfM-120k.pkl").unlink()
-    with pytest.raises(UserError, match="lacks retrieval-SfM-120k.pkl"):
-        prepared("sfm120k", folder, tmp_path / "data")

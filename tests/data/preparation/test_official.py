@@ -94,11 +94,10 @@ def test_lists_the_images_of_the_official_archives(name, tmp_path, downloads):
     assert not downloads.exists() or not list(downloads.iterdir())
 
 
-@pytest.mark.parametrize("name", ["cub200", "cars196", "sop", "inshop"])
-def test_the_dataset_folder_may_have_any_name(name, tmp_path, downloads):
-    written = WRITERS[name](tmp_path)
-    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    assert open_at(name, folder.rename(tmp_path / "renamed"), downloads) == written
+def test_the_dataset_folder_may_have_any_name(tmp_path, downloads):
+    written = disk.write_sop(tmp_path)
+    renamed = (tmp_path / "Stanford_Online_Products").rename(tmp_path / "renamed")
+    assert open_at("sop", renamed, downloads) == written
 
 
 def test_home_is_expanded_and_links_are_followed(tmp_path, downloads, monkeypatch):
@@ -123,7 +122,7 @@ def test_folders_without_the_datasets_names_are_not_walked(tmp_path, downloads, 
     assert sorted(walked) == ["bicycle_final", "chair_final"]
 
 
-@pytest.mark.parametrize("suffix", [".zip", ".tar", ".tar.gz"])
+@pytest.mark.parametrize("suffix", [".zip", ".tar"])
 def test_other_kinds_of_archives_are_read(suffix, tmp_path, downloads):
     written = disk.write_cub(tmp_path)
     disk.pack(tmp_path / "CUB_200_2011", tmp_path / f"CUB_200_2011{suffix}")
@@ -152,23 +151,6 @@ def test_threads_read_one_archive_concurrently(tmp_path, downloads):
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             read = list(pool.map(lambda image: image.read(), splits["train"]))
     assert read == [image.content for image in written["train"]]
-
-
-@pytest.mark.parametrize(
-    ("name", "image"),
-    [
-        ("cub200", "images/101.Bird_101/Bird_101_0001.jpg"),
-        ("cars196", "car_ims/000002.jpg"),
-        ("sop", "bicycle_final/110000000002_1.JPG"),
-        ("inshop", "img/WOMEN/Dresses/id_00000004/02_1_front.jpg"),
-    ],
-)
-def test_listed_images_without_a_file_are_left_out(name, image, tmp_path, downloads):
-    complete = WRITERS[name](tmp_path / "complete")
-    written = WRITERS[name](tmp_path, missing=[image])
-    lost = sum(map(len, complete.values())) - sum(map(len, written.values()))
-    assert lost == 1
-    assert open_at(name, tmp_path, downloads) == written
 
 
 def test_broken_files_are_listed_unchanged(tmp_path, downloads):
@@ -270,7 +252,6 @@ DAMAGED = [
     ("cub200", "image_class_labels.txt", 2, "2 one", "is not of the form"),
     ("sop", "Ebay_test.txt", 2, "10 11319 4", "is not of the form"),
     ("sop", "Ebay_test.txt", 2, "10 11319 4 ../chair_final/1.JPG", "is not of the form"),
-    ("sop", "Ebay_test.txt", 2, "1 1 4 chair_final/110000000001_0.JPG", "is listed twice"),
     ("inshop", "Eval/list_eval_partition.txt", 5, "img/M/D/i/1.jpg i both", "'both' is not one of"),
     ("inshop", "Eval/list_eval_partition.txt", 5, "img/M/D/i/1.jpg i", "is not of the form"),
     ("inshop", "Eval/list_eval_partition.txt", 5, "/img/M/D/i/1.jpg i train", "of the form"),
@@ -308,11 +289,10 @@ def test_a_damaged_list_is_named(name, file, content, problem, tmp_path, downloa
     assert sentence.startswith(str(root / file)) and problem in sentence and "fetch it" in sentence
 
 
-@pytest.mark.parametrize("keep", [0.2, 0.5, 0.9])
-def test_truncated_annotations_are_named(keep, tmp_path, downloads):
+def test_truncated_annotations_are_named(tmp_path, downloads):
     disk.write_cars(tmp_path)
     path = tmp_path / "cars196/cars_annos.mat"
-    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert f"{path} is damaged" in error_at("cars196", tmp_path, downloads)
 
 
@@ -333,36 +313,24 @@ def test_a_car_that_is_listed_twice_is_named(tmp_path, downloads):
     assert "annotation 3: 'car_ims/000002.jpg' is listed twice" in sentence
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("cars196", "cars_annos.mat"),
-        ("sop", "Ebay_test.txt"),
-        ("inshop", "Eval/list_eval_partition.txt"),
-    ],
-)
-def test_a_missing_list_is_named(name, file, tmp_path, downloads):
-    WRITERS[name](tmp_path)
-    (root,) = (path for path in tmp_path.iterdir() if path.is_dir())
+def test_a_missing_list_is_named(tmp_path, downloads):
+    disk.write_inshop(tmp_path)
+    root, file = tmp_path / "Inshop_Clothes", "Eval/list_eval_partition.txt"
     (root / file).unlink()
-    assert f"{root} lacks {file}" in error_at(name, tmp_path, downloads)
+    assert f"{root} lacks {file}" in error_at("inshop", tmp_path, downloads)
 
 
-@every_dataset
-def test_a_folder_without_the_dataset_gets_advice(name, tmp_path, downloads):
-    sentence = error_at(name, tmp_path, downloads)
-    assert (
-        f"{tmp_path} contains no files of {name}" in sentence and "--manual_dir=FOLDER" in sentence
-    )
-    assert f"no folder {tmp_path}/none" in error_at(name, tmp_path / "none", downloads)
+def test_a_folder_without_the_dataset_gets_advice(tmp_path, downloads):
+    sentence = error_at("sop", tmp_path, downloads)
+    assert f"{tmp_path} contains no files of sop" in sentence and "--manual_dir=FOLDER" in sentence
+    assert f"no folder {tmp_path}/none" in error_at("sop", tmp_path / "none", downloads)
 
 
-@pytest.mark.parametrize("name", ["cars196", "sop", "inshop"])
-def test_datasets_without_an_address_must_be_fetched_by_hand(name, tmp_path, downloads):
-    sentence = error_at(name, None, downloads)
-    assert f"{name} cannot be downloaded" in sentence and "--manual_dir=FOLDER" in sentence
-    written = WRITERS[name](downloads)
-    assert open_at(name, None, downloads) == written
+def test_datasets_without_an_address_must_be_fetched_by_hand(tmp_path, downloads):
+    sentence = error_at("sop", None, downloads)
+    assert "sop cannot be downloaded" in sentence and "--manual_dir=FOLDER" in sentence
+    written = disk.write_sop(downloads)
+    assert open_at("sop", None, downloads) == written
 
 
 def test_lists_without_any_image_are_rejected(tmp_path, downloads):
@@ -372,8 +340,10 @@ def test_lists_without_any_image_are_rejected(tmp_path, downloads):
     assert f"{tmp_path}/cars196 has no images of cars196" in sentence and "car_ims.tgz" in sentence
 
 
-@pytest.mark.parametrize("archive", ["CUB_200_2011.tgz", "CUB_200_2011.zip", "CUB_200_2011.tar"])
-@pytest.mark.parametrize("keep", [0, 0.5])
+@pytest.mark.parametrize(
+    ("archive", "keep"),
+    [("CUB_200_2011.tgz", 0.5), ("CUB_200_2011.zip", 0), ("CUB_200_2011.zip", 0.5)],
+)
 def test_a_damaged_archive_is_named(archive, keep, tmp_path, downloads):
     disk.write_cub(tmp_path)
     path = disk.pack(tmp_path / "CUB_200_2011", tmp_path / archive)
@@ -530,55 +500,46 @@ def real(*parts):
 
 
 def test_the_real_birds_are_in_the_training_classes(downloads):
-    with OFFICIAL_DATASETS["cub200"].open(real("CUB_200_2011"), downloads) as (splits, _):
-        train = splits["train"]
-        assert len(train) == 238 and not splits["test"]
-        assert sorted({image.label for image in train})[::3] == [
-            "001.Black_footed_Albatross",
-            "004.Groove_billed_Ani",
-        ]
-        assert all(image.read().startswith(b"\xff\xd8") for image in train)
+    found = open_at("cub200", real("CUB_200_2011"), downloads)
+    assert len(found["train"]) == 238 and not found["test"]
+    labels = sorted({image.label for image in found["train"]})
+    assert labels[::3] == ["001.Black_footed_Albatross", "004.Groove_billed_Ani"]
+    assert all(image.content.startswith(b"\xff\xd8") for image in found["train"])
 
 
 def test_the_real_letters_share_no_alphabet(downloads):
-    with OFFICIAL_DATASETS["omniglot"].open(real("omniglot"), downloads) as (splits, _):
-        found = {
-            split: Count(len(part), len({image.label for image in part}))
-            for split, part in splits.items()
-        }
-        assert found == {"train": Count(2720, 136), "test": Count(2120, 106)}
-        alphabets = {split: {i.superlabel for i in part} for split, part in splits.items()}
-        assert alphabets["test"] == {"Japanese_(katakana)", "Sanskrit", "Tagalog"}
-        assert not alphabets["train"] & alphabets["test"]
-        assert all(i.read().startswith(b"\x89PNG") for part in splits.values() for i in part)
+    found = open_at("omniglot", real("omniglot"), downloads)
+    counts = [Count(len(part), len({i.label for i in part})) for part in found.values()]
+    assert counts == [Count(2720, 136), Count(2120, 106)]
+    train, test = ({image.superlabel for image in part} for part in found.values())
+    assert test == {"Japanese_(katakana)", "Sanskrit", "Tagalog"} and not train & test
+    assert all(i.content.startswith(b"\x89PNG") for part in found.values() for i in part)
 
 
-def test_encrypted_archives_are_rejected_before_anything_is_read(tmp_path):
+def test_encrypted_archives_are_rejected_before_anything_is_read(tmp_path, downloads):
     disk.write_inshop(tmp_path)
     folder = tmp_path / "Inshop_Clothes/Img"
     content = bytearray(disk.pack(folder / "img", folder / "img.zip").read_bytes())
     for entry in re.finditer(b"PK\x01\x02", bytes(content)):  # Entries of the archive's directory.
         content[entry.start() + 8] |= 1
     (folder / "img.zip").write_bytes(content)
-    with pytest.raises(UserError, match=r"img.zip is encrypted; unpack it with the password"):
-        with OFFICIAL_DATASETS["inshop"].open(tmp_path, tmp_path / "downloads"):
-            pass
+    sentence = error_at("inshop", tmp_path, downloads)
+    assert "img.zip is encrypted; unpack it with the password" in sentence
 
 
-def test_listed_images_without_a_file_are_named(tmp_path, capsys):
+def test_listed_images_without_a_file_are_left_out_and_named(tmp_path, downloads, capsys):
     missing = ["images/001.Bird_1/Bird_1_0001.jpg", "images/101.Bird_101/Bird_101_0000.jpg"]
-    disk.write_cub(tmp_path, missing=missing)
-    with OFFICIAL_DATASETS["cub200"].open(tmp_path, tmp_path / "downloads") as (splits, _):
-        assert [len(part) for part in splits.values()] == [5, 5]
+    written = disk.write_cub(tmp_path, missing=missing)
+    assert [len(part) for part in written.values()] == [5, 5]
+    assert open_at("cub200", tmp_path, downloads) == written
     warning = f"warning: listed but missing: {missing[0]}, and 1 more\n"
     assert capsys.readouterr().err == warning
 
 
-def test_cars_without_their_list_are_rejected_before_unpacking(tmp_path, capsys):
+def test_cars_without_their_list_are_rejected_before_unpacking(tmp_path, downloads, capsys):
     disk.write_cars(tmp_path)
     disk.pack(tmp_path / "cars196/car_ims", tmp_path / "cars196/car_ims.tgz")
     (tmp_path / "cars196/cars_annos.mat").unlink()
-    with pytest.raises(UserError, match="lacks cars_annos.mat, which lists the images"):
-        with OFFICIAL_DATASETS["cars196"].open(tmp_path, tmp_path / "downloads"):
-            pass
+    sentence = error_at("cars196", tmp_path, downloads)
+    assert "lacks cars_annos.mat, which lists the images" in sentence
     assert "unpacking" not in capsys.readouterr().err

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.data.preparation import fonts, scenes
+from hypjax.data.preparation import fonts, glyphs, scenes
 from hypjax.data.records import open_records, read_judgements, read_pairs
 
 
@@ -44,19 +44,13 @@ def resemblance(view):
     return np.corrcoef(np.ravel(clean), np.ravel(seen))[0, 1]
 
 
-def test_sizes(objects):
-    assert {part: len(found) for part, found in objects.items()} == {
-        "train": 600,
-        "query": 70,
-        "distractor": 300,
-    }
+def test_sizes_and_names(objects):
+    sizes = {part: len(found) for part, found in objects.items()}
+    assert sizes == {"train": 600, "query": 70, "distractor": 300}
     splits = scenes.split_views(objects)
     assert [len(splits[name]) for name in ("train", "query", "gallery")] == [6000, 70, 1140]
-
-
-def test_names_are_unique(objects):
     things = list(itertools.chain.from_iterable(objects.values()))
-    views = list(itertools.chain.from_iterable(scenes.split_views(objects).values()))
+    views = list(itertools.chain.from_iterable(splits.values()))
     assert len({thing.name for thing in things}) == len(things)
     assert len({view.name for view in views}) == len(views)
 
@@ -82,27 +76,22 @@ def test_a_letter_has_two_faces_that_differ(objects):
             assert ((first - second) ** 2).sum() > 0.15 * ink
 
 
-def test_objects_are_chosen_alike_again(objects):
-    assert scenes.choose_objects(fonts.glyph_classes()) == objects
-
-
 @pytest.mark.parametrize("difficulty", scenes.DIFFICULTIES)
-def test_a_view_is_always_rendered_the_same(objects, difficulty):
+def test_views_differ_and_each_is_always_rendered_the_same(objects, difficulty):
     glyph = objects["query"][0].glyph
-    first = scenes.render(glyph, "any", difficulty)
-    scenes.render(objects["query"][1].glyph, "any", difficulty)
-    again = scenes.render(glyph, "any", difficulty)
+    first, again, other = (scenes.render(glyph, v, difficulty) for v in ("any", "any", "other"))
     assert first.pixels.dtype == np.uint8 and first.pixels.shape == (64, 64)
     assert np.array_equal(first.pixels, again.pixels) and first[1:] == again[1:]
-    assert not np.array_equal(first.pixels, scenes.render(glyph, "other", difficulty).pixels)
+    assert not np.array_equal(first.pixels, other.pixels)
 
 
 def test_another_process_renders_the_same(objects):
     glyph = objects["query"][0].glyph
     program = (
-        "import sys; from hypjax.data.preparation import fonts, scenes;"
-        f"pixels = scenes.render(fonts.{glyph!r}, 'hard0', 'hard').pixels;"
-        "sys.stdout.buffer.write(pixels.tobytes())"
+        "import sys; from hypjax.data.preparation import fonts, glyphs, scenes;"
+        f"glyph = fonts.{glyph!r}; write = sys.stdout.buffer.write;"
+        "write(scenes.render(glyph, 'hard0', 'hard').pixels.tobytes());"
+        "write(glyphs.render(glyph).tobytes())"
     )
     finished = subprocess.run(
         [sys.executable, "-c", program],
@@ -111,7 +100,8 @@ def test_another_process_renders_the_same(objects):
         capture_output=True,
         check=True,
     )
-    assert finished.stdout == scenes.render(glyph, "hard0", "hard").pixels.tobytes()
+    rendered = scenes.render(glyph, "hard0", "hard").pixels, glyphs.render(glyph)
+    assert finished.stdout == b"".join(pixels.tobytes() for pixels in rendered)
 
 
 @pytest.mark.parametrize("difficulty", ["query", "easy"])
