@@ -15,6 +15,7 @@ import fontTools.ttLib
 import fontTools.unicodedata
 import matplotlib
 import numpy as np
+import scipy.sparse.csgraph
 from PIL import Image, ImageDraw, ImageFont
 
 SIZE = 48  # Side of an image in pixels.
@@ -208,13 +209,21 @@ def _is_missing(images: np.ndarray, face: str) -> np.ndarray:
 
 def _alike(images: np.ndarray) -> np.ndarray:
     """Returns the (N, N) bool matrix of pairs within SAME_TOLERANCE of each other."""
-    # With six bits all sums of products are below 2**24, where float32 is exact: the classes do not
-    # depend on the order of summation.
+    difference, larger = squared_differences(images)
+    return difference <= SAME_TOLERANCE * larger
+
+
+def squared_differences(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (N, N) squared differences of (N, side, side) drawings, and the larger squared ink.
+
+    With six bits of ink all sums of products are below 2**24, where float32 is exact: the classes
+    do not depend on the order of summation.
+    """
     ink = (images.reshape(len(images), -1) >> 2).astype(np.float32)
     products = ink @ ink.T
     squares = np.diagonal(products)
     difference = squares[:, None] + squares - 2 * products
-    return difference <= SAME_TOLERANCE * np.maximum(squares[:, None], squares)
+    return difference, np.maximum(squares[:, None], squares)
 
 
 def _canonically_equal(candidates: np.ndarray) -> np.ndarray:
@@ -225,19 +234,10 @@ def _canonically_equal(candidates: np.ndarray) -> np.ndarray:
 
 def _connected(related: np.ndarray) -> list[list[int]]:
     """Returns the connected components of a symmetric (N, N) relation, ordered by first index."""
-    root = list(range(len(related)))
-
-    def find(i: int) -> int:
-        while root[i] != i:
-            i = root[i]
-        return i
-
-    for i, j in np.argwhere(np.triu(related, 1)).tolist():
-        first, second = sorted((find(i), find(j)))
-        root[second] = first
+    _, component = scipy.sparse.csgraph.connected_components(related, directed=False)
     groups = collections.defaultdict(list)
-    for i in range(len(related)):
-        groups[find(i)].append(i)
+    for i, label in enumerate(component):
+        groups[label].append(i)
     return list(groups.values())
 
 

@@ -289,20 +289,16 @@ def _two_faces(rng: np.random.Generator, letter: fonts.GlyphClass) -> list[fonts
 
 def _differences(glyphs: list[fonts.Glyph]) -> Float32[np.ndarray, "glyphs glyphs"]:
     """Returns squared differences of drawings, relative to the larger one's squared ink."""
-    canvas = np.zeros((len(glyphs), _SHAPE, _SHAPE), np.float32)
+    canvas = np.zeros((len(glyphs), _SHAPE, _SHAPE), np.uint8)
     for i, glyph in enumerate(glyphs):
         drawn = fonts.draw(glyph)
         drawn = drawn.crop(drawn.getbbox())
         width, height = (max(1, round(_SHAPE * n / max(drawn.size))) for n in drawn.size)
         top, left = (_SHAPE - height) // 2, (_SHAPE - width) // 2
         drawn = drawn.resize((width, height), Image.Resampling.BOX)
-        # With six bits all sums of products are exact in float32, see `fonts`.
-        canvas[i, top : top + height, left : left + width] = np.asarray(drawn) >> 2
-    flat = canvas.reshape(len(glyphs), -1)
-    products = flat @ flat.T
-    squares = np.diagonal(products)
-    difference = squares[:, None] + squares - 2 * products
-    return difference / np.maximum(squares[:, None], squares)
+        canvas[i, top : top + height, left : left + width] = np.asarray(drawn)
+    difference, larger = fonts.squared_differences(canvas)
+    return difference / larger
 
 
 def split_views(objects: Mapping[str, list[SceneObject]]) -> dict[str, list[View]]:
