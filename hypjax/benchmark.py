@@ -8,26 +8,19 @@ python -m hypjax.benchmark memory: memory of the train step, which is compiled b
 python -m hypjax.benchmark job: where the time of a whole run goes, from launch to results.
 """
 
-import functools
 import importlib
 import pathlib
-from collections.abc import Collection
-from typing import Any
 
 from absl import flags
 
 from hypjax import command
 from hypjax.errors import UserError
 
-SUITES = {  # With the optional package that each requires.
-    "loss": "",
-    "retrieval": "",
-    "input": "grain",
-    "train": "",
-}
-ALL, MEMORY, GROWTH, JOB = "all", "memory", "growth", "job"
-EXACTNESS, ANN = "exactness", "ann"
-CHOICES = (*SUITES, ALL, MEMORY, GROWTH, JOB, EXACTNESS, ANN)
+_TIMED = ("loss", "retrieval", "input", "train")
+_ALL, _JOB, _ANN = "all", "job", "ann"
+CHOICES = (*_TIMED, _ALL, "memory", "growth", _JOB, "exactness", _ANN)
+_MODULES = {"memory": "programs"}  # Of suites whose module has another name.
+_REQUIRED = {"input": "grain"}  # Optional packages.
 
 EXAMPLE = "python -m hypjax.benchmark loss --quick"
 FLAGS = flags.FlagValues()
@@ -79,96 +72,46 @@ _OUTPUT = flags.DEFINE_string(
 
 def main(overrides: list[str], suite: str | None) -> None:
     """Runs one suite, or the four timed ones, and prints the tables."""
-    if suite != JOB:
+    if suite != _JOB:
         command.refuse_overrides(overrides)
+    from hypjax.benchmarks import peers
+    from hypjax.benchmarks.measure import Options
     from hypjax.system import console, machine
     from hypjax.system.files import write_json
 
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if not output.parent.is_dir():
         raise UserError(f"--output is {output}, but the folder {output.parent} does not exist")
-    if suite == MEMORY:
-        results = _memory()
-    elif suite == GROWTH:
-        results = _growth()
-    elif suite == EXACTNESS:
-        results = _exactness()
-    elif suite == ANN:
-        results = _ann(output.with_suffix(".png"))
-    elif suite == JOB:
-        results = _job(overrides)
-    else:
-        results = _time_suites(SUITES if suite in (None, ALL) else [suite])
-    with console.tolerating(str(output)):
-        write_json(output, {"machine": machine.describe(seed=0), **results})
-        print(f"wrote all measurements and versions to {output}")
-
-
-def _time_suites(suites: Collection[str]) -> dict[str, Any]:
-    from hypjax.benchmarks import measure, peers
-    from hypjax.system import console
-
-    repeats = 1 if _QUICK.value else _REPEATS.value
-    results: dict[str, Any] = {"repeats": repeats}
-    for name in suites:
-        if SUITES[name] and not peers.installed(SUITES[name]):
-            missing = f"{name} requires {SUITES[name]} (pip install {SUITES[name]})"
-            if len(suites) == 1:
+    options = Options(
+        quick=_QUICK.value,
+        repeats=1 if _QUICK.value else _REPEATS.value,
+        images=_IMAGES.value,
+        target=_TARGET.value,
+        devices=_DEVICES.value,
+        cache=_CACHE.value,
+        points=_POINTS.value,
+        exported=_EXPORTED.value,
+        overrides=overrides,
+    )
+    results = options._asdict()
+    for name in _TIMED if suite in (None, _ALL) else (suite,):
+        if name in _REQUIRED and not peers.installed(_REQUIRED[name]):
+            missing = f"{name} requires {_REQUIRED[name]} (pip install {_REQUIRED[name]})"
+            if name == suite:
                 raise UserError(missing)
             console.warn(f"skipped: {missing}")
             continue
-        tasks = importlib.import_module(f"hypjax.benchmarks.{name}").tasks
-        if name == "input":
-            tasks = functools.partial(tasks, images=_IMAGES.value)
-        measurements = [measure.measure(task, repeats) for task in tasks(_QUICK.value)]
-        print(measure.table(measurements))
-        results[name] = measure.as_json(measurements)
-    return results
-
-
-def _memory() -> dict[str, Any]:
-    from hypjax.benchmarks import programs
-
-    rows = programs.step_memory(_TARGET.value, _DEVICES.value, _QUICK.value)
-    print(programs.memory_table(rows))
-    return {"target": _TARGET.value, MEMORY: rows}
-
-
-def _growth() -> dict[str, Any]:
-    from hypjax.benchmarks import growth
-
-    repeats = 1 if _QUICK.value else _REPEATS.value
-    curves = [growth.measure_growth(curve, repeats) for curve in growth.curves(_QUICK.value)]
-    print(growth.table(curves))
-    return {"repeats": repeats, GROWTH: curves}
-
-
-def _exactness() -> dict[str, Any]:
-    from hypjax.benchmarks import exactness
-
-    rows = list(exactness.rows(_QUICK.value))
-    print(exactness.table(rows))
-    return {EXACTNESS: rows}
-
-
-def _ann(figure: pathlib.Path) -> dict[str, Any]:
-    from hypjax.benchmarks import ann
-    from hypjax.system import console
-
-    rows = list(ann.rows(_QUICK.value, _REPEATS.value, _POINTS.value, _EXPORTED.value))
-    print(ann.table(rows))
-    with console.tolerating(str(figure)):
-        ann.draw(rows, figure)
-        print(f"drew recall against speed to {figure}")
-    return {ANN: rows}
-
-
-def _job(overrides: list[str]) -> dict[str, Any]:
-    from hypjax.benchmarks import job
-
-    runs = job.whole_runs(_QUICK.value, _CACHE.value, overrides)
-    print(job.table(runs))
-    return {"cache": _CACHE.value, "overrides": overrides, JOB: runs}
+        module = importlib.import_module(f"hypjax.benchmarks.{_MODULES.get(name, name)}")
+        results[name] = module.rows(options)
+        print(module.table(results[name]))
+    if suite == _ANN:
+        figure = output.with_suffix(".png")
+        with console.tolerating(str(figure)):
+            module.draw(results[_ANN], figure)
+            print(f"drew recall against speed to {figure}")
+    with console.tolerating(str(output)):
+        write_json(output, {"machine": machine.describe(seed=0), **results})
+        print(f"wrote all measurements and versions to {output}")
 
 
 if __name__ == "__main__":

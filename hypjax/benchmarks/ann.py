@@ -6,7 +6,7 @@ import itertools
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from jaxtyping import Float32, Int
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from hypjax.benchmarks import peers
+from hypjax.benchmarks import measure, peers
 from hypjax.engines import euclidean, qdrant_folders
 from hypjax.engines.graph import GraphGallery
 from hypjax.engines.qdrant import QdrantGallery
@@ -37,85 +37,67 @@ _SETTINGS = ((PoincareBall(0.1, 2.3), 128), (PoincareBall(1.0, None), 128))
 _SETTINGS += ((PoincareBall(0.1, 2.3), 8), (PoincareBall(1.0, None), 8))
 
 
+Search = Callable[[Float32[np.ndarray, "q e"], int], Int[np.ndarray, "q k"]]
+
+
 class _Engine(NamedTuple):
-    """A search of an engine in one setting.
+    """An engine with an index.
 
     Attributes:
-        engine: Name of the engine.
-        setting: Name of the setting.
+        name: Name of the engine.
         built: Seconds of building the index.
-        search: From query vectors to indices of neighbours, [queries, 10].
+        search: From query vectors and the number of a setting to neighbours, [queries, 10].
         queries: The query vectors.
+        settings: Number of each setting, by name.
     """
 
-    engine: str
-    setting: str
+    name: str
     built: float
-    search: Callable[[Float32[np.ndarray, "q e"]], Int[np.ndarray, "q k"]]
+    search: Search
     queries: Float32[np.ndarray, "q e"]
+    settings: Mapping[str, int]
 
 
-def rows(
-    quick: bool, repeats: int = 5, points: int | None = None, exported: bool = False
-) -> Iterator[dict[str, Any]]:
-    """Yields one row per ball, number of coordinates, engine and setting.
+def rows(options: measure.Options) -> measure.Rows:
+    """One row per ball, number of coordinates, engine and setting; if quick, of one ball.
 
     Each has the share of the 10 nearest neighbours that were found, queries per second and the
     seconds of building the index. Cosine is measured on the same features, against its own exact
-    neighbours. Times are medians of rounds that run all searches, in a random order, so that a
-    change in the speed of the machine affects all alike.
-
-    Args:
-        quick: Whether to take one ball, few points, and one round.
-        repeats: Number of rounds, after one that counts only for slow searches.
-        points: Number of points.
-        exported: Whether to leave out engines other than usearch's graphs by cosine and by the
-            own distance, which takes a tenth of the time.
+    neighbours. Times are medians.
 
     Raises:
         UserError: usearch or numba is not installed.
     """
     if not peers.installed("usearch", "numba"):
         raise UserError('ann requires usearch and numba: pip install "hypjax[ann]"')
-    count = points or (_QUICK_COUNT if quick else _COUNT)
-    for ball, dim in _SETTINGS[-1:] if quick else _SETTINGS:
+    count = options.points or (_QUICK_COUNT if options.quick else _COUNT)
+    found = []
+    for ball, dim in _SETTINGS[-1:] if options.quick else _SETTINGS:
         features = _features(count, dim)
-        engines = []
+        own, searches = [], []
         with contextlib.ExitStack() as stack:
             for space in (ball, Sphere()):
                 x = np.asarray(space.embed(features))
-                name = "cosine" if isinstance(space, Sphere) else "hyperbolic"
-                true = _exact(x[:_QUERIES], x, space)
+                cosine = isinstance(space, Sphere)
                 exact = functools.partial(_exact, gallery=x, space=space)
-                found = [_Engine("hypjax", "exact", 0.0, exact, x[:_QUERIES])]
-                more = _cosine if name == "cosine" else functools.partial(_hyperbolic, ball=space)
-                found += more(x, stack, exported)
-                engines += [(name, true, engine) for engine in found]
-            seconds, recalls = _measure(engines, 1 if quick else repeats)
-        for (name, _, engine), taken, recall in zip(engines, seconds, recalls, strict=True):
-            yield {
-                **{"c": float(ball.c), "dim": dim, "points": count, "distance": name},
-                **{"engine": engine.engine, "setting": engine.setting},
-                **{"recall": recall, "rate": _QUERIES / taken, "build": engine.built},
-            }
-
-
-def _measure(
-    engines: Sequence[tuple[str, Int[np.ndarray, "q k"], _Engine]], repeats: int
-) -> tuple[list[float], list[float]]:
-    """Seconds and recall of each search, in rounds."""
-    seconds, recalls = [], []
-    for _, true, engine in engines:
-        found, first = _timed(lambda engine=engine: engine.search(engine.queries))
-        seconds.append([first])
-        recalls.append(_recall(found, true))
-    rng = np.random.default_rng(0)
-    for _ in range(repeats):
-        for i in rng.permutation(len(engines)):
-            engine = engines[i][-1]
-            if seconds[i][0] < _SLOW:
-                seconds[i].append(_timed(lambda engine=engine: engine.search(engine.queries))[1])
-    return [float(np.median(taken[1:] or taken)) for taken in seconds], recalls
+                engines = [_Engine("hypjax", 0.0, exact, x[:_QUERIES], {"exact": 0})]
+                engines += (_cosine if cosine else _hyperbolic)(x, space, stack, options.exported)
+                true = exact(x[:_QUERIES], 0)
+                for engine in engines:
+                    for setting, number in engine.settings.items():
+                        run = functools.partial(engine.search, engine.queries, number)
+                        recall = float((true[:, :, None] == run()[:, None]).any(axis=2).mean())
+                        searches.append(run)
+                        own.append(
+                            {"c": float(ball.c), "dim": dim, "points": count}
+                            | {"distance": "cosine" if cosine else "hyperbolic"}
+                            | {"engine": engine.name, "setting": setting, "recall": recall}
+                            | {"build": engine.built}
+                        )
+            times = measure.interleaved(searches, options.repeats, slow=_SLOW)
+        for row, taken in zip(own, times, strict=True):
+            found.append(row | {"rate": _QUERIES / float(np.median(taken))})
+    return found
 
 
 def _features(count: int, dim: int) -> Float32[np.ndarray, "n d"]:
@@ -128,131 +110,111 @@ def _features(count: int, dim: int) -> Float32[np.ndarray, "n d"]:
 
 
 def _exact(
-    queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarray, "n d"], space: Space
+    queries: Float32[np.ndarray, "q d"],
+    _: int,
+    *,
+    gallery: Float32[np.ndarray, "n d"],
+    space: Space,
 ) -> Int[np.ndarray, "q k"]:
     return nearest_neighbors(queries, gallery, k=_K, space=space)[1]
 
 
 def _hyperbolic(
-    x: Float32[np.ndarray, "n d"], stack: contextlib.ExitStack, exported: bool, ball: PoincareBall
+    x: Float32[np.ndarray, "n d"], ball: PoincareBall, stack: contextlib.ExitStack, exported: bool
 ) -> Iterator[_Engine]:
-    gallery, built = _timed(lambda: GraphGallery.build(_embeddings(x, ball)))
-    chosen = gallery.candidates
+    ids = np.arange(len(x)).astype(str)
+    embeddings = Embeddings(x, ids, np.full(len(x), ""), ball, "benchmark", "benchmark", {})
+    queries = x[:_QUERIES]
+    gallery, built = _timed(lambda: GraphGallery.build(embeddings))
+    settings = {"as exported": gallery.candidates, **_candidates()}
 
     def own(q: np.ndarray, candidates: int) -> np.ndarray:
         gallery.candidates = candidates
         return gallery.nearest(q, _K)[1]
 
-    for name, number in [("as exported", chosen), *_candidates()]:
-        search = functools.partial(own, candidates=number)
-        yield _Engine(_OURS, name, built, search, x[:_QUERIES])
+    yield _Engine(_OURS, built, own, queries, settings)
     if exported:
         return
-    vectors, queries = (
-        np.ascontiguousarray(ball.search_vectors(part, role), np.float32)
-        for part, role in ((x, "gallery"), (x[:_QUERIES], "query"))
-    )
-    yield from _usearch("usearch, inner product of d + 1", vectors, queries, "ip")
-    yield from _usearch("usearch, L2 of the ball's points", x, x[:_QUERIES], "l2sq")
+    vectors, asked = peers.search_vectors(ball, x)
+    asked = asked[:_QUERIES]
+    yield _usearch("usearch, inner product of d + 1", vectors, asked, "ip")
+    yield _usearch("usearch, L2 of the ball's points", x, queries, "l2sq")
     if peers.installed("faiss"):
-        yield from _lists("faiss IVF, inner product of d + 1", vectors, queries)
-        yield from _twice(x, ball)
+        yield _lists("faiss IVF, inner product of d + 1", vectors, asked)
+        built, near = _faiss_graph(x, "METRIC_L2")
+
+        def twice(q: np.ndarray, candidates: int) -> np.ndarray:
+            """Two searches in a graph of Euclidean distances."""
+            search = functools.partial(near, candidates=candidates)
+            return euclidean.nearest(search, x, q, k=_K, space=ball, candidates=candidates)[1]
+
+        engine = "faiss HNSW, L2, two searches (--export=faiss:hnsw)"
+        yield _Engine(engine, built, twice, queries, _candidates(least=64))
     if peers.installed("qdrant_edge"):
-        yield from _qdrant(x, ball, stack)
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        engine = qdrant_folders.Folder(folder / "gallery.qdrant")
+        points = QdrantGallery.create(engine, embeddings)
+        _, built = _timed(lambda: points.add(embeddings))
+
+        def search(q: np.ndarray, candidates: int) -> np.ndarray:
+            points.candidates = candidates
+            return np.array([[int(name) for name in hits.ids] for hits in points.nearest(q, _K)])
+
+        name = "Qdrant, embedded (--export=qdrant)"
+        yield _Engine(name, built, search, queries, _candidates(least=64))
 
 
 def _cosine(
-    x: Float32[np.ndarray, "n d"], stack: contextlib.ExitStack, exported: bool
+    x: Float32[np.ndarray, "n d"], space: Sphere, stack: contextlib.ExitStack, exported: bool
 ) -> Iterator[_Engine]:
-    yield from _usearch(_PEER, x, x[:_QUERIES], "cos")
-    yield from _usearch(f"{_PEER} in bfloat16", x, x[:_QUERIES], "cos", dtype="bf16")
+    del space, stack
+    queries = x[:_QUERIES]
+    yield _usearch(_PEER, x, queries, "cos")
+    yield _usearch(f"{_PEER} in bfloat16", x, queries, "cos", dtype="bf16")
     if peers.installed("faiss") and not exported:
-        import faiss
+        built, search = _faiss_graph(x, "METRIC_INNER_PRODUCT")
 
-        index, built = _faiss_graph(x, faiss.METRIC_INNER_PRODUCT)
+        def nearest(q: np.ndarray, candidates: int) -> np.ndarray:
+            return search(q, _K, candidates)
 
-        def search(q: np.ndarray, candidates: int) -> np.ndarray:
-            index.hnsw.efSearch = candidates
-            return index.search(q, _K)[1]
-
-        for name, number in _candidates():
-            found = functools.partial(search, candidates=number)
-            yield _Engine("faiss HNSW, cosine", name, built, found, x[:_QUERIES])
+        yield _Engine("faiss HNSW, cosine", built, nearest, queries, _candidates())
 
 
-def _twice(x: Float32[np.ndarray, "n d"], ball: PoincareBall) -> Iterator[_Engine]:
-    """A graph of Euclidean distances, searched twice."""
+def _candidates(least: int = 0) -> dict[str, int]:
+    return {f"{number} candidates": number for number in _CANDIDATES if number >= least}
+
+
+def _faiss_graph(x: Float32[np.ndarray, "n d"], metric: str) -> tuple[float, Callable]:
+    """Seconds of building a graph, and its search for a number of neighbours by candidates."""
     import faiss
 
-    index, built = _faiss_graph(x, faiss.METRIC_L2)
-
-    def search(q: np.ndarray, candidates: int) -> np.ndarray:
-        index.hnsw.efSearch = candidates
-        near = lambda points, count: index.search(points, count)[1]  # noqa: E731
-        return euclidean.nearest(near, x, q, k=_K, space=ball, candidates=candidates)[1]
-
-    engine = "faiss HNSW, L2, two searches (--export=faiss:hnsw)"
-    for name, number in _candidates(least=64):
-        found = functools.partial(search, candidates=number)
-        yield _Engine(engine, name, built, found, x[:_QUERIES])
-
-
-def _qdrant(
-    x: Float32[np.ndarray, "n d"], ball: PoincareBall, stack: contextlib.ExitStack
-) -> Iterator[_Engine]:
-    """The engine of Qdrant, embedded."""
-    folder = stack.enter_context(tempfile.TemporaryDirectory())
-    embeddings = _embeddings(x, ball)
-    engine = qdrant_folders.Folder(pathlib.Path(folder) / "gallery.qdrant")
-    gallery = QdrantGallery.create(engine, embeddings)
-    _, built = _timed(lambda: gallery.add(embeddings))
-
-    def search(q: np.ndarray, candidates: int) -> np.ndarray:
-        gallery.candidates = candidates
-        return np.array([[int(name) for name in hits.ids] for hits in gallery.nearest(q, _K)])
-
-    for name, number in _candidates(least=64):
-        found = functools.partial(search, candidates=number)
-        yield _Engine("Qdrant, embedded (--export=qdrant)", name, built, found, x[:_QUERIES])
-
-
-def _candidates(least: int = 0) -> Iterator[tuple[str, int]]:
-    return ((f"{number} candidates", number) for number in _CANDIDATES if number >= least)
-
-
-def _faiss_graph(x: Float32[np.ndarray, "n d"], metric: int) -> tuple[Any, float]:
-    """A graph, and seconds of building it."""
-    import faiss
-
-    index = faiss.IndexHNSWFlat(x.shape[1], _LINKS, metric)
+    index = faiss.IndexHNSWFlat(x.shape[1], _LINKS, getattr(faiss, metric))
     index.hnsw.efConstruction = _ADDED
-    return index, _timed(lambda: index.add(x))[1]
+
+    def search(q: np.ndarray, count: int, candidates: int) -> np.ndarray:
+        index.hnsw.efSearch = candidates
+        return index.search(q, count)[1]
+
+    return _timed(lambda: index.add(x))[1], search
 
 
 def _usearch(
     engine: str, vectors: np.ndarray, queries: np.ndarray, metric: str, dtype: str = "f32"
-) -> Iterator[_Engine]:
+) -> _Engine:
     from usearch.index import Index
 
-    index = Index(
-        ndim=vectors.shape[1],
-        metric=metric,
-        dtype=dtype,
-        connectivity=_LINKS,
-        expansion_add=_ADDED,
-    )
+    settings = dict(metric=metric, dtype=dtype, connectivity=_LINKS, expansion_add=_ADDED)
+    index = Index(ndim=vectors.shape[1], **settings)
     _, built = _timed(lambda: index.add(np.arange(len(vectors)), vectors))
 
     def search(q: np.ndarray, candidates: int) -> np.ndarray:
         index.expansion_search = candidates
         return np.asarray(index.search(q, _K).keys, np.int64)
 
-    for name, number in _candidates():
-        found = functools.partial(search, candidates=number)
-        yield _Engine(engine, name, built, found, queries)
+    return _Engine(engine, built, search, queries, _candidates())
 
 
-def _lists(engine: str, vectors: np.ndarray, queries: np.ndarray) -> Iterator[_Engine]:
+def _lists(engine: str, vectors: np.ndarray, queries: np.ndarray) -> _Engine:
     import faiss
 
     lists = int(4 * len(vectors) ** 0.5)
@@ -267,15 +229,8 @@ def _lists(engine: str, vectors: np.ndarray, queries: np.ndarray) -> Iterator[_E
         index.nprobe = visited
         return index.search(q, _K)[1]
 
-    _, built = _timed(build)
-    for visited in _LISTS:
-        found = functools.partial(search, visited=visited)
-        yield _Engine(engine, f"{visited} of {lists} lists", built, found, queries)
-
-
-def _embeddings(x: Float32[np.ndarray, "n d"], space: Space) -> Embeddings:
-    ids = np.arange(len(x)).astype(str)
-    return Embeddings(x, ids, np.full(len(x), ""), space, "benchmark", "benchmark", {})
+    settings = {f"{visited} of {lists} lists": visited for visited in _LISTS}
+    return _Engine(engine, _timed(build)[1], search, queries, settings)
 
 
 def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
@@ -285,30 +240,20 @@ def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
     return found, time.perf_counter() - started
 
 
-def _recall(found: Int[np.ndarray, "n k"], true: Int[np.ndarray, "n k"]) -> float:
-    return float((true[:, :, None] == found[:, None]).any(axis=2).mean())
-
-
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Formats recall and speed of some settings in Markdown, a column for each ball.
 
     Below are our times over those of usearch's cosine, at a recall of at least 0.98.
     """
-    columns = {(row["c"], row["dim"]): f"c {row['c']:g}, {row['dim']}" for row in rows}
-    lines = [f"| distance | engine | setting | {' | '.join(columns.values())} |"]
-    lines.append("|---" * (3 + len(columns)) + "|")
-    names = ("distance", "engine", "setting")
-    cells = {
-        (*(row[name] for name in names), row["c"], row["dim"]): (
-            f"{row['recall']:.3f} · {row['rate']:,.0f}"
-        )
-        for row in rows
-    }
-    for key in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
-        if key[2].startswith(_SHOWN):
-            found = [cells.get((*key, *column), "") for column in columns]
-            lines.append(f"| {' | '.join((*key, *found))} |")
-    return "\n".join([*lines, "", *_ratios(rows)])
+    balls = {(row["c"], row["dim"]): f"c {row['c']:g}, {row['dim']}" for row in rows}
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        if row["setting"].startswith(_SHOWN):
+            cells = lines.setdefault((row["distance"], row["engine"], row["setting"]), {})
+            cells[balls[row["c"], row["dim"]]] = f"{row['recall']:.3f} · {row['rate']:,.0f}"
+    titles = ("distance", "engine", "setting", *balls.values())
+    shown = ((*key, *(cells.get(ball, "") for ball in titles[3:])) for key, cells in lines.items())
+    return "\n".join([measure.markdown(titles, shown), "", *_ratios(rows)])
 
 
 def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
@@ -345,23 +290,18 @@ def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
 
 def _ratios(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for c, dim in dict.fromkeys((row["c"], row["dim"]) for row in rows):
-        best = {}
-        for engine in (_OURS, _PEER):
-            enough = [
-                row
-                for row in rows
-                if (row["c"], row["dim"], row["engine"]) == (c, dim, engine)
-                and row["recall"] >= _WANTED
-            ]
-            best[engine] = max(enough, key=lambda row: row["rate"], default=None)
         text = f"c = {c:g}, {dim} coordinates, recall at least {_WANTED}: "
-        if None in best.values():
-            missing = [name for name, row in best.items() if row is None]
-            yield f"{text}not reached by {' and '.join(missing)}"
-        else:
-            ours, peer = best.values()
-            yield (
-                f"{text}{peer['rate'] / ours['rate']:.2f} times the time of usearch's cosine "
-                f"({ours['setting']}, {ours['recall']:.3f} · {ours['rate']:,.0f}; "
-                f"{peer['setting']}, {peer['recall']:.3f} · {peer['rate']:,.0f})"
-            )
+        best = {}
+        for row in rows:
+            engine = row["engine"]
+            if (row["c"], row["dim"]) == (c, dim) and row["recall"] >= _WANTED:
+                best[engine] = max(row, best.get(engine, row), key=lambda row: row["rate"])
+        if missing := {_OURS, _PEER} - best.keys():
+            yield f"{text}not reached by {' and '.join(sorted(missing))}"
+            continue
+        ours, peer = (
+            f"{row['setting']}, {row['recall']:.3f} · {row['rate']:,.0f}"
+            for row in (best[_OURS], best[_PEER])
+        )
+        ratio = best[_PEER]["rate"] / best[_OURS]["rate"]
+        yield f"{text}{ratio:.2f} times the time of usearch's cosine ({ours}; {peer})"

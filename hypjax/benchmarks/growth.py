@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hypjax.benchmarks.loss import gradient
-from hypjax.benchmarks.measure import Task, measure
-from hypjax.config import default_config
-from hypjax.geometry import PoincareBall
+from hypjax.benchmarks import measure
+from hypjax.benchmarks.loss import BALL, gradient
+from hypjax.benchmarks.measure import Task
 from hypjax.retrieval import recall_at_k
 
 _BATCH, _DIM, _QUERIES = 900, 128, 2000
@@ -18,85 +17,84 @@ _ITEMS_PER_CLASS = 10
 
 
 class Growth(NamedTuple):
-    """A task measured at several sizes.
-
-    Attributes:
-        work: Name of the task.
-        of: Name of the size that grows.
-        why: Explanation of the expected exponents.
-        make: Creates the task of a given size.
-        sizes: Sizes to measure, ascending.
-    """
+    """A task that is measured at several sizes: all, or the smaller ones if quick."""
 
     work: str
     of: str
     why: str
     make: Callable[[int], Task]
+    quick: Sequence[int]
     sizes: Sequence[int]
 
 
-def curves(quick: bool) -> list[Growth]:
-    """Returns what is measured, only at small sizes if quick."""
-    return [
-        Growth(
-            "loss and gradient",
-            "images in the batch",
-            "The distance matrix grows quadratically, and faster once it exceeds a CPU's caches; "
-            f"with {_DIM} coordinates the matrix product does not dominate.",
-            lambda batch: _loss(batch, _DIM),
-            (100, 200, 400) if quick else (100, 200, 400, 800, 1600, 3200),
-        ),
-        Growth(
-            "loss and gradient",
-            "coordinates",
-            f"Only the product of {_BATCH} × {_BATCH} points grows, linearly; the work per "
-            "distance is constant.",
-            lambda dim: _loss(_BATCH, dim),
-            (16, 32, 64) if quick else (16, 32, 64, 128, 256, 512, 1024),
-        ),
-        Growth(
-            f"recall of {_QUERIES} queries",
-            "gallery items",
-            "Each query is compared with each item once; nothing is sorted, and only the items "
-            "themselves are stored.",
-            _recall,
-            (1000, 3000) if quick else (10_000, 30_000, 100_000, 300_000, 1_000_000),
-        ),
-    ]
+def rows(options: measure.Options) -> measure.Rows:
+    """Seconds and bytes of each task at each of its sizes, and fitted exponents."""
+    return [_measure(curve, options) for curve in CURVES]
 
 
 def _loss(batch: int, dim: int) -> Task:
     features = np.random.default_rng(0).normal(size=(batch, dim)).astype(np.float32)
     run, memory = gradient(features, samples=2)
-    return Task(f"loss and gradient, {batch} × {dim}", run, None, "", memory=memory)
+    return Task(f"loss and gradient, {batch} × {dim}", run, memory=memory)
 
 
 def _recall(items: int) -> Task:
-    objective = default_config().objective
-    ball = PoincareBall(objective.c, objective.clip_radius)
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.arange(items) // _ITEMS_PER_CLASS)
-    gallery = np.array(ball.embed(rng.normal(size=(items, _DIM)).astype(np.float32)))
+    gallery = np.array(BALL.embed(rng.normal(size=(items, _DIM)).astype(np.float32)))
     asked = rng.choice(items, min(_QUERIES, items), replace=False)
     noise = 0.01 * rng.normal(size=(len(asked), _DIM)).astype(np.float32)
-    queries = np.array(ball.embed(gallery[asked] + noise))
+    queries = np.array(BALL.embed(gallery[asked] + noise))
 
     def run() -> dict[int, float]:
         ks = (1, 10, 100, 1000)
-        return recall_at_k(queries, labels[asked], gallery, labels, ks=ks, space=ball)
+        return recall_at_k(queries, labels[asked], gallery, labels, ks=ks, space=BALL)
 
-    return Task(f"recall, {items} items", run, None, "")
+    return Task(f"recall, {items} items", run)
 
 
-def measure_growth(growth: Growth, repeats: int) -> dict[str, Any]:
-    """Measures seconds and bytes at each size, and fits the exponents."""
-    measurements = [measure(growth.make(size), repeats) for size in growth.sizes]
-    seconds = [statistics.median(measurement.ours) for measurement in measurements]
-    memory = [measurement.memory for measurement in measurements]
-    found = {"work": growth.work, "of": growth.of, "why": growth.why}
-    found |= {"sizes": list(growth.sizes), "seconds": seconds, "memory": memory}
-    exponents = {name: exponent(growth.sizes, found[name]) for name in ("seconds", "memory")}
-    return found | {"exponents": exponents}
+CURVES = (
+    Growth(
+        "loss and gradient",
+        "images in the batch",
+        "The distance matrix grows quadratically, and faster once it exceeds a CPU's caches; "
+        f"with {_DIM} coordinates the matrix product does not dominate.",
+        lambda batch: _loss(batch, _DIM),
+        (100, 200, 400),
+        (100, 200, 400, 800, 1600, 3200),
+    ),
+    Growth(
+        "loss and gradient",
+        "coordinates",
+        f"Only the product of {_BATCH} × {_BATCH} points grows, linearly; the work per "
+        "distance is constant.",
+        lambda dim: _loss(_BATCH, dim),
+        (16, 32, 64),
+        (16, 32, 64, 128, 256, 512, 1024),
+    ),
+    Growth(
+        f"recall of {_QUERIES} queries",
+        "gallery items",
+        "Each query is compared with each item once; nothing is sorted, and only the items "
+        "themselves are stored.",
+        _recall,
+        (1000, 3000),
+        (10_000, 30_000, 100_000, 300_000, 1_000_000),
+    ),
+)
+
+
+def _measure(curve: Growth, options: measure.Options) -> dict[str, Any]:
+    sizes = list(curve.quick if options.quick else curve.sizes)
+    # One by one, so that no more than one task's arrays are held.
+    found = measure.measure((curve.make(size) for size in sizes), options.repeats)
+    measured = {
+        "seconds": [statistics.median(row["ours"]) for row in found],
+        "memory": [row["memory"] for row in found],
+    }
+    exponents = {name: exponent(sizes, values) for name, values in measured.items()}
+    words = {"work": curve.work, "of": curve.of, "why": curve.why, "sizes": sizes}
+    return words | measured | {"exponents": exponents}
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float | None]) -> float | None:
@@ -111,17 +109,17 @@ def exponent(sizes: Sequence[float], values: Sequence[float | None]) -> float | 
     return float(np.polyfit(np.log(sizes[-larger:]), np.log(values[-larger:]), 1)[0])
 
 
-def table(curves: Sequence[dict[str, Any]]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """Formats a Markdown table with one row per size, followed by the explanations."""
     titles = ("task", "grows with", "size", "time", "memory", "exponents of time, memory")
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for curve in curves:
+    lines = []
+    for curve in rows:
         fitted = ", ".join("–" if b is None else f"{b:.2f}" for b in curve["exponents"].values())
-        for size, seconds, memory in zip(
+        for size, taken, memory in zip(
             curve["sizes"], curve["seconds"], curve["memory"], strict=True
         ):
             held = "–" if memory is None else f"{memory / 2**20:.1f} MiB"
-            cells = (curve["work"], curve["of"], f"{size:,}", f"{seconds:.3g} s", held, fitted)
-            lines.append(f"| {' | '.join(cells)} |")
-    reasons = [f"{curve['work']}, {curve['of']}: {curve['why']}" for curve in curves]
-    return "\n".join([*lines, "", *reasons])
+            cells = (curve["work"], curve["of"], f"{size:,}", f"{taken:.3g} s", held, fitted)
+            lines.append(cells)
+    reasons = [f"{curve['work']}, {curve['of']}: {curve['why']}" for curve in rows]
+    return "\n".join([measure.markdown(titles, lines), "", *reasons])

@@ -13,8 +13,8 @@ from jaxtyping import Array
 from PIL import Image
 
 from hypjax import parallel
-from hypjax.benchmarks import peers
-from hypjax.benchmarks.measure import Task
+from hypjax.benchmarks import measure, peers
+from hypjax.benchmarks.measure import Task, table  # noqa: F401
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, fill_cache
 from hypjax.data.device_cache import CacheLayout, Store, crop_batches, cut, fill, lay_out
@@ -35,69 +35,53 @@ _BATCH = 100
 _INSTALL = "torchvision (pip install torchvision)"
 
 
-def tasks(quick: bool, images: str | None) -> Iterator[Task]:
-    """Yields the tasks: 2,000 training views, and the test views of all photos.
-
-    Args:
-        quick: Whether to run only a tenth of the training views.
-        images: Folder of photos, or None to synthesise some of CUB's typical size.
-    """
+def rows(options: measure.Options) -> measure.Rows:
+    """Measures 2,000 training views, or a tenth if quick, and the test views of all photos."""
     with contextlib.ExitStack() as stack:
-        if images is None:
-            folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            paths = _make_photos(folder)
+        folders = (stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(3))
+        small, large, cache = map(pathlib.Path, folders)
+        if options.images is None:
+            paths = _make_photos(small, width=500, count=64)  # Of CUB's typical size.
         else:
-            paths = [photo.path for photo in find_photos(images)]
-        cache = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        yield from _tasks(paths, cache, batches=2 if quick else 20)
+            paths = [photo.path for photo in find_photos(options.images)]
+        tasks = _tasks(paths, large, cache, batches=2 if options.quick else 20)
+        return measure.measure(tasks, options.repeats)
 
 
-def _tasks(paths: Sequence[pathlib.Path], cache: pathlib.Path, batches: int) -> Iterator[Task]:
-    files = _open_dataset(paths)
-    count = batches * _BATCH
+def _tasks(
+    paths: Sequence[pathlib.Path], large: pathlib.Path, cache: pathlib.Path, batches: int
+) -> Iterator[Task]:
+    files, count = _open_dataset(paths), batches * _BATCH
     height, width = files.sizes.mean(axis=0).round().astype(int)
-    crops = f"{count} crops of photos of {width}×{height}"
+    words = f"{count} crops of photos of {width}×{height}"
     train, name = _peer(paths, count, training=True)
-    for variant, dataset in (
-        ("exact pixels", files),
-        ("fast decoder", _with_fast_decoder(files)),
-        ("exact pixels, host cache", _with_host_cache(files, cache)),
-    ):
-        yield Task(
-            f"{crops}, {variant}",
-            functools.partial(_read_training_batches, dataset, batches),
-            train,
-            name,
-            items=count,
-        )
+
+    def crops(words: str, dataset: Dataset, batches: int, size: int, peer: Any) -> Task:
+        read = functools.partial(_read_training_batches, dataset, batches, size)
+        return Task(words, read, peer, name, items=batches * size)
+
+    def variants(files: Dataset) -> dict[str, Dataset]:
+        return {"exact pixels": files, "fast decoder": _with_fast_decoder(files)}
+
+    cached = {"exact pixels, host cache": _with_host_cache(files, cache)}
+    for variant, dataset in {**variants(files), **cached}.items():
+        yield crops(f"{words}, {variant}", dataset, batches, _BATCH, train)
     crop = functools.partial(_crop_on_device, *_fill_device_cache(files), batches)
     device = jax.local_devices()[0].device_kind
-    yield Task(f"{crops}, from the device cache ({device})", crop, train, name, items=count)
-    yield from _large_photos(batches * 5)
-    test, name = _peer(paths, len(paths), training=False)
+    yield Task(f"{words}, from the device cache ({device})", crop, train, name, items=count)
+    # Photos of a camera's size, for which the fast decoder is made.
+    photos, count = _make_photos(large, width=3000, count=8), batches * 5
+    train, _ = _peer(photos, count, training=True)
+    for variant, dataset in variants(_open_dataset(photos)).items():
+        words = f"{count} crops of photos 3000 pixels wide, {variant}"
+        yield crops(words, dataset, 5, batches, train)
+    test, _ = _peer(paths, len(paths), training=False)
     evaluate = functools.partial(_read_evaluation_batches, files)
     yield Task(f"{len(paths)} test views, exact pixels", evaluate, test, name, items=len(paths))
 
 
-def _large_photos(count: int) -> Iterator[Task]:
-    """Photos of a camera's size, for which the fast decoder is made."""
-    with tempfile.TemporaryDirectory() as folder:
-        paths = _make_photos(pathlib.Path(folder), width=3000, count=8)
-        files = _open_dataset(paths)
-        train, name = _peer(paths, count, training=True)
-        variants = {"exact pixels": files, "fast decoder": _with_fast_decoder(files)}
-        for variant, dataset in variants.items():
-            yield Task(
-                f"{count} crops of photos 3000 pixels wide, {variant}",
-                functools.partial(_read_training_batches, dataset, 5, count // 5),
-                train,
-                name,
-                items=count,
-            )
-
-
-def _make_photos(folder: pathlib.Path, width: int = 500, count: int = 64) -> list[pathlib.Path]:
-    """Writes JPEG files that take about as many bytes as photos; by default, of CUB's size."""
+def _make_photos(folder: pathlib.Path, width: int, count: int) -> list[pathlib.Path]:
+    """Writes JPEG files that take about as many bytes as photos."""
     rng = np.random.default_rng(0)
     for i in range(count):
         height = int(width * rng.uniform(0.65, 0.85))
@@ -129,7 +113,7 @@ def _with_host_cache(files: Dataset, folder: pathlib.Path) -> Dataset:
     return cached
 
 
-def _read_training_batches(dataset: Dataset, batches: int, size: int = _BATCH) -> None:
+def _read_training_batches(dataset: Dataset, batches: int, size: int) -> None:
     repeated, plans = _repeat_and_plan(dataset, size)
     for _ in training_batches(repeated, plans, range(batches), _VIEW):
         pass

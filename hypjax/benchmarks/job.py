@@ -5,6 +5,7 @@ use the command line and report their times in times.json.
 """
 
 import concurrent.futures
+import contextlib
 import importlib.util
 import json
 import os
@@ -20,6 +21,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
+from hypjax.benchmarks import measure
 from hypjax.config import load_config, recipes, variant_error
 from hypjax.errors import Interrupted, UserError
 from hypjax.monitoring.stopwatch import PARTS, TIMES
@@ -28,24 +30,15 @@ from hypjax.system.machine import usable_cores
 
 RUNS = ("cold", "warm")
 
-_NEEDED = {
-    "grain": "grain",
-    "orbax": "orbax-checkpoint",
-}  # Modules that a run imports, and their packages.
+# Modules that a run imports, and their packages.
+_NEEDED = {"grain": "grain", "orbax": "orbax-checkpoint"}
 _OPERATIONS = 6e15  # Per run: 200 steps of 900 images, forward and backward, and two evaluations.
 _CORE_RATE = 5e10  # Operations per second of a fast core.
 _TOLERANCE = 0.01  # Tolerance between the recalls of both runs; accelerators add in varying order.
 
 
 class Size(NamedTuple):
-    """Number and size of the photos.
-
-    Attributes:
-        classes: Number of training classes; there are as many test classes.
-        train: Number of training images.
-        test: Number of test images.
-        width: Longer side of a photo in pixels.
-    """
+    """Classes of training and as many of testing, images of both, and a photo's longer side."""
 
     classes: int
     train: int
@@ -77,13 +70,8 @@ def get_config(variant: str = "cub") -> ConfigDict:
     return config
 
 
-def whole_runs(quick: bool, cache: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Writes photos, and trains on them twice by the command line.
-
-    Args:
-        quick: Whether to use a tiny model and few photos.
-        cache: Value of `run.cache`.
-        overrides: Further fields, such as 'run.microbatch=100'.
+def rows(options: measure.Options) -> dict[str, Any]:
+    """Writes photos, and trains on them twice by the command line; on few photos if quick.
 
     Returns:
         For each of `RUNS`, the contents of times.json, the final recalls, and the duration of the
@@ -93,11 +81,14 @@ def whole_runs(quick: bool, cache: str, overrides: Sequence[str]) -> dict[str, A
         UserError: A package is missing, the machine is too slow, or a run failed.
         Interrupted: The user interrupted the runs.
     """
-    _require_packages()
-    if not quick:
+    missing = [package for name, package in _NEEDED.items() if not importlib.util.find_spec(name)]
+    if missing:
+        names = f"{' and '.join(missing)}: pip install {' '.join(missing)}"
+        raise UserError(f"a whole run requires {names}")
+    if not options.quick:
         _require_accelerator()
-    variant = "quick" if quick else "cub"
-    fields = [f"run.cache={cache}", *overrides]
+    variant = "quick" if options.quick else "cub"
+    fields = [f"run.cache={options.cache}", *options.overrides]
     message = "interrupted: waiting for the run to end"
     with (
         tempfile.TemporaryDirectory(prefix="hypjax-job-") as temporary,
@@ -111,14 +102,6 @@ def whole_runs(quick: bool, cache: str, overrides: Sequence[str]) -> dict[str, A
         console.say(f"writing {SIZES[variant].train + SIZES[variant].test} photos to {folder}")
         make_photos(folder / "photos", SIZES[variant])
         return {name: _run(folder, name, variant, fields, interrupted) for name in RUNS}
-
-
-def _require_packages() -> None:
-    missing = [package for name, package in _NEEDED.items() if not importlib.util.find_spec(name)]
-    if missing:
-        raise UserError(
-            f"a whole run requires {' and '.join(missing)}: pip install {' '.join(missing)}"
-        )
 
 
 def _require_accelerator() -> None:
@@ -184,7 +167,10 @@ def _run(
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     started = time.monotonic()
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-        while (status := _wait(process)) is None:
+        status = None
+        while status is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout=1)
             if interrupted():
                 process.terminate()
     seconds = time.monotonic() - started
@@ -197,35 +183,25 @@ def _run(
     return {**times, "process_seconds": seconds, "final": results["final"]}
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int | None:
-    """Waits up to a second for the process, and returns its status or None."""
-    try:
-        return process.wait(timeout=1)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def table(runs: Mapping[str, Mapping[str, Any]]) -> str:
+def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Formats a Markdown table with one row per part; warns if the final recalls differ."""
-    rows = [
-        (f"{name}, s", [f"{run['seconds'][name]:.2f}" for run in runs.values()])
-        for name in (*PARTS, "total")
-    ]
-    rows.append(("whole process, s", [f"{run['process_seconds']:.2f}" for run in runs.values()]))
-    for label, field in (("host", "host_memory_peak"), ("device", "device_memory_peak")):
-        rows.append(
-            (f"{label} memory, peak", [_format_size(run.get(field)) for run in runs.values()])
-        )
-    for label, field in (("compiled", "compiled"), ("read from the cache", "cached")):
-        counts = [str(run["programs"][field]) for run in runs.values()]
-        rows.append((f"programs {label}", counts))
-    recalls = [run["final"]["head"]["recall@1"] for run in runs.values()]
-    rows.append(("final recall@1 of the head", [f"{recall:.4f}" for recall in recalls]))
+    runs = rows.values()
+    recalls = [run["final"]["head"]["recall@1"] for run in runs]
     if max(recalls) - min(recalls) > _TOLERANCE:
         console.warn(f"the final recalls of the runs differ by more than {_TOLERANCE}")
-    titles = ["part", *runs]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows)])
+    lines = [
+        *(
+            [f"{name}, s", *(f"{r['seconds'][name]:.2f}" for r in runs)]
+            for name in (*PARTS, "total")
+        ),
+        ["whole process, s", *(f"{run['process_seconds']:.2f}" for run in runs)],
+        ["host memory, peak", *(_format_size(run.get("host_memory_peak")) for run in runs)],
+        ["device memory, peak", *(_format_size(run.get("device_memory_peak")) for run in runs)],
+        ["programs compiled", *(str(run["programs"]["compiled"]) for run in runs)],
+        ["programs read from the cache", *(str(run["programs"]["cached"]) for run in runs)],
+        ["final recall@1 of the head", *(f"{recall:.4f}" for recall in recalls)],
+    ]
+    return measure.markdown(["part", *rows], lines)
 
 
 def _format_size(number: int | None) -> str:

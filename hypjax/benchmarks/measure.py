@@ -1,26 +1,45 @@
-"""Times tasks alternately with those of other libraries, and prints the table."""
+"""What all suites share: tasks that are timed in turn with other libraries, and tables.
+
+A suite is a module of this package with `rows(options)`, which measures, and `table(rows)`, which
+formats. Its peers are skipped where they are not installed.
+"""
 
 import contextlib
-import dataclasses
 import math
 import os
 import pathlib
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from hypjax.system import console
 
 _SAMPLING_INTERVAL = 0.01  # Seconds between samples of the memory.
-_MIN_SECONDS = 0.1  # Of a measurement; faster tasks are repeated within it.
+_MIN_SECONDS = 0.1  # Of a measurement; faster calls are repeated within it.
+Rows = list[dict[str, Any]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
+class Options(NamedTuple):
+    """Flags of the command."""
+
+    quick: bool = False
+    repeats: int = 5
+    images: str | None = None
+    target: str | None = None
+    devices: int = 0
+    cache: str = "host"
+    points: int | None = None
+    exported: bool = False
+    overrides: Sequence[str] = ()
+
+
+class Task(NamedTuple):
     """Something to time.
 
     Attributes:
@@ -37,180 +56,172 @@ class Task:
 
     name: str
     ours: Callable[[], Any]
-    peer: Callable[[], Any] | None
-    peer_name: str
+    peer: Callable[[], Any] | None = None
+    peer_name: str = ""
     limit: float | None = None
     items: int | None = None
     moving: float | None = None
     memory: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """Time and memory that a task took.
+def measure(tasks: Iterable[Task], repeats: int) -> Rows:
+    """Times our implementation of each task and the other one in turn.
 
-    Attributes:
-        name: Description of the task.
-        ours: Seconds of each of our repeats.
-        peer: Seconds of each repeat of the other library.
-        peer_name: Name of the other library.
-        limit: Lower bound in seconds.
-        memory: Bytes, as known for the task; otherwise the largest growth of the process during one
-            call of ours, including its result; None if the system does not report it.
-        items: Number of items processed.
-        moving: Seconds to move all bytes that our program reads and writes.
+    Returns:
+        For each task its name, the seconds of each repeat of `ours` and `peer`, the `ratio` of
+        their medians, the bytes of `memory` (where not known for the task, the largest growth of
+        the process during one call, including its result), and the task's other attributes.
     """
-
-    name: str
-    ours: list[float]
-    peer: list[float]
-    peer_name: str
-    limit: float | None
-    memory: int | None
-    items: int | None = None
-    moving: float | None = None
-
-    @property
-    def ratio(self) -> float | None:
-        """Speed-up over the other library, from the medians."""
-        if not self.peer:
-            return None
-        return statistics.median(self.peer) / statistics.median(self.ours)
+    rows = []
+    for task in tasks:
+        console.say(task.name)
+        calls = [task.ours, task.peer] if task.peer else [task.ours]
+        ours, *others = interleaved(calls, repeats)
+        peer = others[0] if others else []
+        memory = _memory_growth(task.ours) if task.memory is None else task.memory
+        ratio = statistics.median(peer) / statistics.median(ours) if peer else None
+        rows.append(task._asdict() | dict(ours=ours, peer=peer, memory=memory, ratio=ratio))
+    return rows
 
 
-def measure(task: Task, repeats: int) -> Measurement:
-    """Times our implementation and the other one alternately, after two warm-up calls each.
+def interleaved(
+    calls: Sequence[Callable[[], Any]], repeats: int, slow: float = math.inf
+) -> list[list[float]]:
+    """Seconds of calls in rounds, so that a change in the machine's speed affects all alike.
 
-    Every measurement starts with an untimed call, since the other implementation has meanwhile
-    filled the caches, and memory returned to the system takes seconds to get back for tasks that
-    need gigabytes. Training and evaluation call the same program repeatedly, too.
+    Each measurement follows an untimed call: the other calls have meanwhile filled the caches, and
+    memory returned to the system takes seconds to get back for tasks that need gigabytes. Training
+    and evaluation call the same program repeatedly, too.
+
+    Args:
+        calls: What to time.
+        repeats: Number of rounds, after one in which programs are compiled.
+        slow: Calls that take more seconds are timed only once, in that round.
     """
-    console.say(task.name)
-    calls = [task.ours] + ([task.peer] if task.peer else [])
-    for run in calls:
-        run()
-    counts = [math.ceil(_MIN_SECONDS / _mean_seconds(run)) for run in calls]
-    seconds: list[list[float]] = [[] for _ in calls]
+    first = [seconds(run) for run in calls]
+    measured = [i for i, taken in enumerate(first) if taken <= slow]
+    counts = {i: math.ceil(_MIN_SECONDS / seconds(calls[i])) for i in measured}
+    times = [[] if i in counts else [taken] for i, taken in enumerate(first)]
+    rng = np.random.default_rng(0)
     for _ in range(repeats):
-        for run, count, times in zip(calls, counts, seconds, strict=True):
-            run()
-            times.append(_mean_seconds(run, count))
-    memory = task.memory
-    if memory is None:
-        with _memory_growth() as grown:
-            task.ours()
-        memory = grown.get("bytes")
-    return Measurement(
-        name=task.name,
-        ours=seconds[0],
-        peer=seconds[1] if task.peer else [],
-        peer_name=task.peer_name,
-        limit=task.limit,
-        memory=memory,
-        items=task.items,
-        moving=task.moving,
-    )
+        for i in rng.permutation(measured):
+            calls[i]()
+            times[i].append(seconds(calls[i], counts[i]))
+    return times
 
 
-def _mean_seconds(run: Callable[[], Any], count: int = 1) -> float:
+def seconds(run: Callable[[], Any], count: int = 1) -> float:
+    """Mean seconds of some calls."""
     started = time.perf_counter()
     for _ in range(count):
         run()
     return (time.perf_counter() - started) / count
 
 
-@contextlib.contextmanager
-def _memory_growth() -> Iterator[dict[str, int]]:
-    """Records the largest growth of the resident memory during the body, under "bytes"."""
-    grown: dict[str, int] = {}
-    before, ended = _private_memory(), threading.Event()
+def _memory_growth(run: Callable[[], Any]) -> int | None:
+    """Largest growth of the resident memory during a call; None if the system does not tell."""
+    before = _private_memory()
     if before is None:
-        yield grown
-        return
+        return None
+    grown, ended = [0], threading.Event()
 
     def watch() -> None:
         while not ended.wait(_SAMPLING_INTERVAL):
-            grown["bytes"] = max(grown.get("bytes", 0), _private_memory() - before)
+            grown.append(_private_memory() - before)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        yield grown
+        run()
     finally:
         ended.set()
         watcher.join()
+    return max(grown)
 
 
 def _private_memory() -> int | None:
     """Resident bytes of the process without mapped files; None if the system does not tell."""
-    try:
+    with contextlib.suppress(OSError):
         pages = pathlib.Path("/proc/self/statm").read_text().split()
-    except OSError:
-        return None
-    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
+        return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
-def product_rate(dim: int, side: int = 2048) -> float:
-    """Measures float32 operations per second of [side, dim] × [dim, side] at full precision."""
-    key = jax.random.key(0)
-    x = jax.random.normal(key, (side, dim))
+def compiled_gradient(
+    loss: Callable[..., jax.Array], *arguments: Any, by: tuple[int, ...] = (0,)
+) -> tuple[Callable[[], tuple[jax.Array, Any]], int]:
+    """Returns a function that computes a loss and gradients, and its temporary memory in bytes."""
+    arguments = jax.device_put(arguments)
+    program = jax.jit(jax.value_and_grad(loss, argnums=by)).lower(*arguments).compile()
+    memory = program.memory_analysis().temp_size_in_bytes
+    return lambda: jax.block_until_ready(program(*arguments)), memory
+
+
+def product_rate(dim: int, side: int = 2048, dtype: str = "float32", count: int = 50) -> float:
+    """Measures operations per second of products [side, dim] × [dim, side].
+
+    Args:
+        dim: Inner dimension.
+        side: Outer dimensions.
+        dtype: Dtype of the factors; float32 is multiplied at full precision.
+        count: Number of products in a measurement.
+    """
+    x = (jax.random.normal(jax.random.key(0), (side, dim)) / dim**0.5).astype(dtype)
+    precision = "highest" if dtype == "float32" else "default"
 
     @jax.jit
     def products(x: jax.Array) -> jax.Array:
         def multiply(_: int, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             x, _ = carried
-            result = jax.numpy.matmul(x, x.T, precision="highest")
-            return x.at[0, 0].add(1e-6 * result[0, 0]), result
+            result = jnp.matmul(x, x.T, precision=precision)
+            # Each product depends on the one before, or the compiler would compute it once.
+            return x.at[0, 0].add((1e-6 * result[0, 0]).astype(x.dtype)), result
 
-        return jax.lax.fori_loop(0, 50, multiply, (x, jax.numpy.zeros((side, side))))[1]
+        return jax.lax.fori_loop(0, count, multiply, (x, jnp.zeros((side, side), dtype)))[1]
 
-    products(x).block_until_ready()
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        products(x).block_until_ready()
-        seconds.append(time.perf_counter() - started)
-    return 50 * 2 * side * side * dim / min(seconds)
+    return count * 2 * side * side * dim / min_seconds(lambda: products(x))
 
 
-def table(measurements: Sequence[Measurement]) -> str:
+def min_seconds(run: Callable[[], Any]) -> float:
+    """Least seconds of five calls that return arrays, after one that compiles."""
+
+    def ended() -> None:
+        jax.block_until_ready(run())
+
+    ended()
+    return min(seconds(ended) for _ in range(5))
+
+
+def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Formats a Markdown table."""
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in rows)])
+
+
+def table(rows: Rows) -> str:
     """Formats a Markdown table with one row per task."""
     shares = {"share of product rate": "limit", "share of copy rate": "moving"}
-    shares = {
-        title: field
-        for title, field in shares.items()
-        if any(getattr(x, field) for x in measurements)
-    }
+    shares = {name: field for name, field in shares.items() if any(row[field] for row in rows)}
     titles = ["task", "ours", "peer", "ratio", *shares, "our memory"]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for measurement in measurements:
-        ours = statistics.median(measurement.ours)
-        spread = f"{min(measurement.ours):.3g}–{max(measurement.ours):.3g}"
-        peer = measurement.peer_name
-        if measurement.peer:
-            peer += f" {_format_time(measurement.peer, measurement.items)}"
-        ratio = "" if measurement.ratio is None else f"{measurement.ratio:.2f}"
-        bounds = [getattr(measurement, field) for field in shares.values()]
-        bounds = ["" if bound is None else f"{bound / ours:.0%}" for bound in bounds]
-        memory = "" if measurement.memory is None else f"{measurement.memory / 2**20:.0f} MiB"
-        elapsed = f"{_format_time(measurement.ours, measurement.items)} ({spread})"
-        cells = [measurement.name, elapsed, peer, ratio, *bounds, memory]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return markdown(titles, (list(_cells(row, shares.values())) for row in rows))
 
 
-def _format_time(seconds: Sequence[float], items: int | None) -> str:
+def _cells(row: dict[str, Any], bounds: Iterable[str]) -> Iterator[str]:
+    yield row["name"]
+    spread = f"{min(row['ours']):.3g}–{max(row['ours']):.3g}"
+    yield f"{_format_time(row['ours'], row['items'])} ({spread})"
+    timed = f" {_format_time(row['peer'], row['items'])}" if row["peer"] else ""
+    yield row["peer_name"] + timed
+    yield "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    for bound in bounds:
+        yield row[bound] and f"{row[bound] / statistics.median(row['ours']):.0%}" or ""
+    yield "" if row["memory"] is None else f"{row['memory'] / 2**20:.0f} MiB"
+
+
+def _format_time(times: Sequence[float], items: int | None) -> str:
     """Formats the median, and the rate if there are items."""
-    median = statistics.median(seconds)
+    median = statistics.median(times)
     if items is None:
         return f"{median:.3g} s"
     rate = items / median
     return f"{median:.3g} s, {rate:.3g}/s" if rate < 100 else f"{median:.3g} s, {rate:,.0f}/s"
-
-
-def as_json(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Converts measurements for benchmark.json, with the ratios."""
-    return [
-        dataclasses.asdict(measurement) | {"ratio": measurement.ratio}
-        for measurement in measurements
-    ]

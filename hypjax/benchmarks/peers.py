@@ -5,6 +5,11 @@ import importlib
 import sys
 import types
 
+import jax
+import numpy as np
+
+from hypjax.geometry import InnerProductSpace
+
 
 @functools.cache
 def installed(*names: str) -> bool:
@@ -36,8 +41,25 @@ def torchvision() -> types.ModuleType | None:
     return None
 
 
-def timm() -> types.ModuleType | None:
-    """Returns timm, or None if it or torchvision is missing."""
-    if torchvision() is None or not installed("timm"):
-        return None
-    return importlib.import_module("timm")
+def missing_torch(install: str, *others: str) -> str | None:
+    """What tasks lack to be compared with PyTorch, or None.
+
+    Args:
+        install: What to install if a module is missing.
+        others: Modules that are needed besides torch.
+    """
+    # Without torchvision, or where it does not fit torch, timm cannot be imported.
+    if not installed("torch") or "timm" in others and not torchvision() or not installed(*others):
+        return install
+    import torch
+
+    gpu = jax.default_backend() == "gpu" and torch.cuda.is_available()
+    return None if gpu or jax.default_backend() == "cpu" else "torch for this device"
+
+
+def search_vectors(space: InnerProductSpace, x: np.ndarray) -> list[np.ndarray]:
+    """Vectors of points as gallery items and as queries of an inner-product index."""
+    return [
+        np.ascontiguousarray(space.search_vectors(x, role), np.float32)
+        for role in ("gallery", "query")
+    ]

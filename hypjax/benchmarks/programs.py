@@ -16,13 +16,14 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hypjax import parallel
+from hypjax.benchmarks import measure
 from hypjax.config import default_config
 from hypjax.errors import UserError
 from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Spec
 from hypjax.system import console
-from hypjax.training.setup import build_learner
+from hypjax.training.setup import Learner, build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step
 from hypjax.types import Batch
 
@@ -43,6 +44,7 @@ _COLLECTIVE = re.compile(
     r"= (?P<types>.*?) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all)(?:-start)?\("
     r".*channel_id=(?P<channel>\d+)"
 )
+_TYPE = re.compile(r"(\w+)\[")
 
 
 class Program(NamedTuple):
@@ -63,25 +65,28 @@ class Program(NamedTuple):
     products: dict[str, int]
 
 
-def step_memory(target: str | None, devices: int, quick: bool) -> list[dict[str, Any]]:
-    """Compiles the train step of ViT-S/16 in bfloat16 for several batches.
-
-    Args:
-        target: A TPU slice, or None for this machine.
-        devices: Number of devices to use; 0 for all.
-        quick: Whether to use a smaller model and only one batch.
+def rows(options: measure.Options) -> measure.Rows:
+    """Compiles the train step of ViT-S/16 in bfloat16 for several batches; if quick, a tiny one.
 
     Returns:
         One row per batch: its settings and the fields of its `Program`, or why it does not fit.
     """
-    chosen = devices_of(target)
-    mesh = parallel.create_mesh((devices or len(chosen), 1), chosen)
+    chosen = devices_of(options.target)
+    mesh = parallel.create_mesh((options.devices or len(chosen), 1), chosen)
     rows = []
-    for batch, side, microbatch, remat in STEPS[:1] if quick else STEPS:
-        config = _config(batch, side, microbatch, remat, quick)
+    for batch, side, microbatch, remat in STEPS[:1] if options.quick else STEPS:
         console.say(f"batch {batch}, {side} pixels, microbatch {microbatch or 'none'}")
         case = {"batch": batch, "image_size": side, "microbatch": microbatch, "remat": remat}
         case["devices"] = mesh.size
+        config = default_config()
+        with config.unlocked():
+            config.data.image_size = config.data.resize = side
+            config.model.precision = "bfloat16"
+            config.train.batch_size, config.train.samples_per_class = batch, 2
+            config.run.microbatch, config.run.remat = microbatch, remat
+            if options.quick:
+                config.model.architecture = "vit"
+                config.model.update(dict(patch_size=16, width=128, depth=2, num_heads=2))
         try:
             program = compiled_step(config, mesh)
         except jax.errors.JaxRuntimeError as error:
@@ -95,46 +100,19 @@ def step_memory(target: str | None, devices: int, quick: bool) -> list[dict[str,
     return rows
 
 
-def _config(batch: int, side: int, microbatch: int, remat: bool, quick: bool) -> ConfigDict:
-    config = default_config()
-    with config.unlocked():
-        config.data.image_size = config.data.resize = side
-        config.model.precision = "bfloat16"
-        config.train.batch_size, config.train.samples_per_class = batch, 2
-        config.run.microbatch, config.run.remat = microbatch, remat
-        if quick:
-            config.model.architecture = "vit"
-            sizes = {"patch_size": 16, "width": 128, "depth": 2, "num_heads": 2}
-            config.model.update(sizes)
-    return config
-
-
-def memory_table(rows: Sequence[dict[str, Any]]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """Formats a Markdown table with one row per batch."""
-    titles = (
-        "batch",
-        "image size",
-        "microbatch",
-        "remat",
-        "devices",
-        "temporary memory",
-        "arguments",
-    )
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    titles = ("batch", "image size", "microbatch", "remat", "devices")
+    lines = []
     for row in rows:
-        cells = [
-            *(str(row["batch"]), f"{row['image_size']} pixels", str(row["microbatch"] or "–")),
-            *("yes" if row["remat"] else "–", str(row["devices"])),
-            *(_format_size(row, kind) for kind in ("temporary", "arguments")),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _format_size(row: dict[str, Any], kind: str) -> str:
-    if kind in row:
-        return f"{row[kind] / 1e9:.2f} GB"
-    return f"does not fit: {row['does_not_fit']}" if kind == "temporary" else "–"
+        cells = [str(row["batch"]), f"{row['image_size']} pixels", str(row["microbatch"] or "–")]
+        cells += ["yes" if row["remat"] else "–", str(row["devices"])]
+        if "does_not_fit" in row:
+            cells += [f"does not fit: {row['does_not_fit']}", "–"]
+        else:
+            cells += [f"{row[kind] / 1e9:.2f} GB" for kind in ("temporary", "arguments")]
+        lines.append(cells)
+    return measure.markdown((*titles, "temporary memory", "arguments"), lines)
 
 
 def devices_of(target: str | None) -> Sequence[jax.Device]:
@@ -147,10 +125,9 @@ def devices_of(target: str | None) -> Sequence[jax.Device]:
         return jax.devices()
     from jax.experimental import topologies
 
-    os.environ.setdefault(
-        "TPU_SKIP_MDS_QUERY", "1"
-    )  # Keeps libtpu from asking for a TPU's metadata
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # and from locking the chips.
+    # Keeps libtpu from asking for a TPU's metadata, and from locking the chips.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=target).devices
     except Exception as error:  # libtpu raises errors of several types.
@@ -162,17 +139,23 @@ def devices_of(target: str | None) -> Sequence[jax.Device]:
     return found
 
 
-def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
-    """Compiles the train step of a configuration, as `train_and_evaluate` runs it."""
-    learner = build_learner(config, mesh)
+def learner_and_spec(config: ConfigDict, mesh: Mesh) -> tuple[Learner, Spec]:
+    """What a run of this configuration trains, as if on the images of one batch."""
+    learner, train = build_learner(config, mesh), config.train
     spec = Spec(
-        classes=config.train.batch_size // config.train.samples_per_class,
-        samples_per_class=config.train.samples_per_class,
+        classes=train.batch_size // train.samples_per_class,
+        samples_per_class=train.samples_per_class,
         encoder_dim=learner.model.encoder.dim,
         head_dim=config.model.head_dim,
-        training_images=config.train.batch_size,
-        batch_size=config.train.batch_size,
+        training_images=train.batch_size,
+        batch_size=train.batch_size,
     )
+    return learner, spec
+
+
+def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
+    """Compiles the train step of a configuration, as `train_and_evaluate` runs it."""
+    learner, spec = learner_and_spec(config, mesh)
     state = jax.eval_shape(lambda: create_state(learner, spec))
     state = _with_shardings(state, parallel.parameter_shardings(mesh, state))
     step = jit_train_step(make_train_step(learner), mesh, state)
@@ -226,19 +209,14 @@ def describe(lowered: jax.stages.Lowered) -> Program:
             products[" × ".join(sorted(types[product[side]] for side in ("left", "right")))] += 1
         elif "{highest,highest}" not in line:
             rounded.append(line.strip())
+    exchanges = {}
+    for found in _COLLECTIVE.finditer(text):  # Each channel may occur several times.
+        dtypes = "+".join(sorted(set(_TYPE.findall(found["types"]))))
+        exchanges[found["channel"]] = f"{found['kind']} {dtypes}"
     return Program(
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
-        collectives=_collectives(text),
+        collectives=sorted(exchanges.values()),
         rounded=rounded,
         products=dict(products),
     )
-
-
-def _collectives(text: str) -> list[str]:
-    """Finds collectives such as 'all-reduce f32'; each channel may occur several times."""
-    found = {}
-    for match in _COLLECTIVE.finditer(text):
-        types = sorted(set(re.findall(r"(\w+)\[", match["types"])))
-        found[match["channel"]] = f"{match['kind']} {'+'.join(types)}"
-    return sorted(found.values())

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from hypjax.benchmarks import peers
-from hypjax.benchmarks.measure import Task, product_rate
+from hypjax.benchmarks import measure, peers
+from hypjax.benchmarks.measure import Task, product_rate, table  # noqa: F401
 from hypjax.geometry import PoincareBall, Space, Sphere
 from hypjax.retrieval import nearest_neighbors, recall_at_k
 
@@ -19,8 +19,12 @@ _SPACES = {"cosine": Sphere(), "hyperbolic": PoincareBall(0.1, 2.3)}
 _INSTALL = "faiss (pip install faiss-cpu)"
 
 
-def tasks(quick: bool) -> Iterator[Task]:
-    """Yields the tasks: SOP's size and a gallery of two million, or a tenth of each if quick."""
+def rows(options: measure.Options) -> measure.Rows:
+    """Measures SOP's size and a gallery of two million, or a tenth of each if quick."""
+    return measure.measure(_tasks(options.quick), options.repeats)
+
+
+def _tasks(quick: bool) -> Iterator[Task]:
     n, classes, streamed = (6050, 1131, 200_000) if quick else (60_500, 11_316, 2_000_000)
     rate = product_rate(_DIM)
     labels = np.random.default_rng(0).integers(0, classes, n)
@@ -106,11 +110,7 @@ def _neighbors(points: dict[str, np.ndarray], rate: float) -> Iterator[Task]:
         for k in (10, 100):
             peer = None
             if peers.installed("faiss"):
-                vectors = [
-                    np.ascontiguousarray(space.search_vectors(x, role), np.float32)
-                    for role in ("gallery", "query")
-                ]
-                peer = _faiss_search(*vectors, k)
+                peer = _faiss_search(*peers.search_vectors(space, x), k)
             yield Task(
                 f"{k} nearest, {len(x)}×{len(x)}×{_DIM}, {name}",
                 lambda x=x, k=k, space=space: nearest_neighbors(x, x, k=k, space=space),

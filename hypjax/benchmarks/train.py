@@ -2,8 +2,7 @@
 
 import functools
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -12,30 +11,21 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.benchmarks import peers
-from hypjax.benchmarks.measure import Task
+from hypjax.benchmarks import measure, peers
+from hypjax.benchmarks.measure import Task, table  # noqa: F401
+from hypjax.benchmarks.programs import learner_and_spec
 from hypjax.config import default_config
 from hypjax.inference.embedding import embed_function, scored_spaces
-from hypjax.objectives import Spec
 from hypjax.system import console
-from hypjax.training.setup import build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step, shard_batch
 from hypjax.types import Batch
 
 _INSTALL = "torch and timm (pip install torch timm)"
-_FALSE = ("false", "0")
 _PATCH16, _PATCH8 = "vit_small_patch16_224", "vit_small_patch8_224"
 
 
 class Case(NamedTuple):
-    """An encoder and a batch to train it on.
-
-    Attributes:
-        architecture: Encoder, as in `config.model.architecture`.
-        batch: Number of images.
-        samples: Images per class.
-        steps: Steps per measurement.
-    """
+    """An encoder as in `config.model.architecture`, a batch, and steps per measurement."""
 
     architecture: str
     batch: int
@@ -52,14 +42,19 @@ _ON_CPUS = (Case(_PATCH16, 24, 2, 1),)
 _QUICK = (Case("vit", 24, 2, 2),)
 
 
-def tasks(quick: bool) -> Iterator[Task]:
-    """Yields the tasks: training steps of the published recipe, and embedding of images.
+def rows(options: measure.Options) -> measure.Rows:
+    """Measures training steps of the published recipe, and embedding of images.
 
     On CPUs with smaller batches and in float32; with a tiny encoder if quick.
     """
+    return measure.measure(_tasks(options.quick), options.repeats)
+
+
+def _tasks(quick: bool) -> Iterator[Task]:
     on_cpu = jax.default_backend() == "cpu"
     cases = _QUICK if quick else _ON_CPUS if on_cpu else _ON_ACCELERATORS
-    rate = matrix_rate(1024 if on_cpu or quick else 8192, "float32" if on_cpu else "bfloat16")
+    side, dtype = 1024 if on_cpu or quick else 8192, "float32" if on_cpu else "bfloat16"
+    rate = measure.product_rate(side, side, dtype, count=20)
     copies = copy_rate(2**28 if on_cpu or quick else 2**31)
     console.say(f"products: {rate / 1e12:.3g} TFLOP/s; copies: {copies / 1e9:.3g} GB/s")
     for case in cases:
@@ -67,11 +62,15 @@ def tasks(quick: bool) -> Iterator[Task]:
         what = f"ViT-S/{16 if case.architecture == _PATCH16 else 8}"
         what = "tiny ViT" if quick else what
         trainer = Trainer(config)
-        for act, count in (("train", case.steps), ("embed", 3 * case.steps)):
-            classes = f" ({case.batch // case.samples} × {case.samples})"
-            words = {"train": f"training steps{classes}", "embed": "embeddings"}[act]
+        steps = f"training steps ({case.batch // case.samples} × {case.samples})"
+        for act, words, count in (
+            ("train", steps, case.steps),
+            ("embed", "embeddings", 3 * case.steps),
+        ):
             images = case.batch * count
             flops = operations(config, trainer.model.encoder, training=act == "train")
+            program = trainer.programs[act]
+            memory = program.memory_analysis()
             for peer, name in _peers(config):
                 yield Task(
                     f"{count} {words}, {what}, {case.batch} images",
@@ -80,31 +79,29 @@ def tasks(quick: bool) -> Iterator[Task]:
                     name,
                     limit=flops * images / rate,
                     items=images,
-                    moving=count * trainer.bytes_moved[act] / copies,
-                    memory=trainer.memory[act],
+                    moving=count * program.cost_analysis()["bytes accessed"] / copies,
+                    memory=memory.argument_size_in_bytes + memory.temp_size_in_bytes,
                 )
 
 
 def _peers(config: ConfigDict) -> Iterator[tuple[Any, str]]:
     """Yields PyTorch eager and then compiled, with names; or None and what is missing."""
-    if not peers.installed("torch") or peers.timm() is None:
-        yield None, _INSTALL
+    if missing := peers.missing_torch(_INSTALL, "timm"):
+        yield None, missing
         return
     import torch
 
     from hypjax.benchmarks import torch_peers
 
-    device = torch_peers.device()
-    if device is None:
-        yield None, "torch for this device"
-    elif device.type == "cuda" and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") not in _FALSE:
+    preallocated = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") not in ("false", "0")
+    if torch_peers.device().type == "cuda" and preallocated:
         yield None, "memory for torch: set XLA_PYTHON_CLIENT_PREALLOCATE=false"
-    else:
-        for compiled in (False, True):
-            peer = torch_peers.TorchTrainer(config, compiled)
-            yield peer, peer.name
-            del peer
-            torch.cuda.empty_cache()
+        return
+    for compiled in (False, True):
+        peer = torch_peers.TorchTrainer(config, compiled)
+        yield peer, peer.name
+        del peer
+        torch.cuda.empty_cache()
 
 
 def _config(case: Case, on_cpu: bool) -> ConfigDict:
@@ -125,44 +122,34 @@ class Trainer:
 
     Attributes:
         model: The model that is trained.
-        memory: Bytes of each program, "train" and "embed": arguments and temporary memory.
-        bytes_moved: Bytes that each program reads and writes, as estimated by XLA.
+        programs: The compiled programs, "train" and "embed".
     """
 
     def __init__(self, config: ConfigDict) -> None:
         """Initialises the state and compiles both programs."""
-        learner = build_learner(config, parallel.create_mesh((1, 1)))
+        learner, spec = learner_and_spec(config, parallel.create_mesh((1, 1)))
         self.model, mesh = learner.model, learner.mesh
-        size, samples = config.train.batch_size, config.train.samples_per_class
-        spec = Spec(
-            size // samples, samples, self.model.encoder.dim, config.model.head_dim, size, size
-        )
         state = create_state(learner, spec)
-        state = parallel.place(state, parallel.parameter_shardings(mesh, state))
+        self._state = parallel.place(state, parallel.parameter_shardings(mesh, state))
         self._batch = shard_batch(mesh, _noise(config))
-        step = jit_train_step(make_train_step(learner), mesh, state)
-        self._step = step.lower(state, self._batch).compile()
+        step = jit_train_step(make_train_step(learner), mesh, self._state)
         function = embed_function(self.model, learner.pixel_scaling, scored_spaces(config))
-        embed = parallel.map_images(function, mesh)
-        params = state.params["model"]
-        self._embed = jax.jit(embed).lower(params, self._batch.images).compile()
-        self._state = state
-        programs = {"train": self._step, "embed": self._embed}
-        self.memory = {name: _memory(program) for name, program in programs.items()}
-        self.bytes_moved = {name: _bytes_moved(program) for name, program in programs.items()}
+        embed, params = parallel.map_images(function, mesh), self._state.params["model"]
+        self.programs = {
+            "train": step.lower(self._state, self._batch).compile(),
+            "embed": jax.jit(embed).lower(params, self._batch.images).compile(),
+        }
 
     def train(self, count: int) -> None:
         """Runs the given number of steps."""
         for _ in range(count):
-            self._state, metrics = self._step(self._state, self._batch)
+            self._state, metrics = self.programs["train"](self._state, self._batch)
         jax.block_until_ready((self._state, metrics))
 
     def embed(self, count: int) -> None:
         """Embeds the batch the given number of times, as evaluation does."""
-        points = [
-            self._embed(self._state.params["model"], self._batch.images) for _ in range(count)
-        ]
-        jax.block_until_ready(points)
+        params, images = self._state.params["model"], self._batch.images
+        jax.block_until_ready([self.programs["embed"](params, images) for _ in range(count)])
 
 
 def _noise(config: ConfigDict) -> Batch:
@@ -172,15 +159,6 @@ def _noise(config: ConfigDict) -> Batch:
     numbers = np.arange(size, dtype=np.int32)
     labels = numbers // config.train.samples_per_class
     return Batch(images, labels, numbers, rng.random(size) < 0.5)
-
-
-def _memory(program: jax.stages.Compiled) -> int:
-    memory = program.memory_analysis()
-    return memory.argument_size_in_bytes + memory.temp_size_in_bytes
-
-
-def _bytes_moved(program: jax.stages.Compiled) -> float:
-    return program.cost_analysis()["bytes accessed"]
 
 
 def operations(config: ConfigDict, encoder: Any, training: bool) -> int:
@@ -201,32 +179,9 @@ def operations(config: ConfigDict, encoder: Any, training: bool) -> int:
     return int(patches + blocks)
 
 
-def matrix_rate(side: int, dtype: str) -> float:
-    """Measures operations per second of a large matrix product in the precision of training."""
-    x, count = (jax.random.normal(jax.random.key(0), (side, side)) / side**0.5).astype(dtype), 20
-    precision = "highest" if dtype == "float32" else "default"
-    multiply = jax.jit(
-        lambda x: jax.lax.fori_loop(0, count, lambda _, y: jnp.matmul(x, y, precision=precision), x)
-    )
-    return count * 2 * side**3 / _min_seconds(lambda: multiply(x))
-
-
 def copy_rate(size: int) -> float:
-    """Measures bytes per second that the device reads and writes.
-
-    Args:
-        size: Number of bytes to copy.
-    """
+    """Measures bytes per second that the device reads and writes, from copies of so many bytes."""
     x, count = jnp.zeros(size // 4, jnp.float32), 10
     add = jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda _, x: x + 1, x))
-    return (count + 1) * 2 * size / _min_seconds(lambda: add(x))  # The loop starts with a copy.
-
-
-def _min_seconds(run: Callable[[], Any]) -> float:
-    jax.block_until_ready(run())
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
+    # The loop starts with a copy.
+    return (count + 1) * 2 * size / measure.min_seconds(lambda: add(x))

@@ -104,14 +104,7 @@ def inner_products(x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> Fl
     """Inner products ⟨x_i, y_j⟩ of all pairs.
 
     By default GPUs multiply float32 matrices in TF32 and TPUs in bfloat16, which leaves three
-    digits. Results on a CPU do not show the difference.
-
-    Args:
-        x: Left vectors, [n, d].
-        y: Right vectors, [m, d], of the same dtype.
-
-    Returns:
-        Products, [n, m], in the dtype of the inputs.
+    digits. Results on a CPU do not show the difference. They have the dtype of the inputs.
     """
     x, y = inexact(x, y)
     return jnp.matmul(x, y.T, precision="highest")
@@ -122,14 +115,7 @@ def square_distances(x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> 
 
     Two measures limit the float32 rounding error to a few 2⁻²³·(‖x‖² + ‖y‖²): coordinates are
     summed in two halves, and ⟨x, y⟩ is subtracted from each squared norm before the two differences
-    are added.
-
-    Args:
-        x: Left vectors, [n, d].
-        y: Right vectors, [m, d], of the same dtype.
-
-    Returns:
-        Squared distances, [n, m], in the dtype of the inputs.
+    are added. Results have the dtype of the inputs.
     """
     x, y = inexact(x, y)
     half = x.shape[-1] // 2

@@ -48,12 +48,7 @@ def lambda_x(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b 1"]:
 def clip_features(v: Float[ArrayLike, "*b d"], radius: Scalar | None) -> Float[Array, "*b d"]:
     """Shortens vectors longer than `radius` to that length (Guo et al., CVPR 2022, Eq. 5).
 
-    Args:
-        v: Tangent vectors at the origin, [..., d].
-        radius: Largest Euclidean norm, or None for no clipping.
-
-    Returns:
-        Clipped vectors, [..., d].
+    The vectors are [..., d]; with None, none is shortened.
     """
     (v,) = arithmetic.floating(v)
     if radius is None:
@@ -75,16 +70,7 @@ def project(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
 def mobius_add(
     x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
 ) -> Float[Array, "*b d"]:
-    """Möbius addition x ⊕ y (Hyp-ViT, Eq. 1).
-
-    Args:
-        x: Points of the ball, [..., d].
-        y: Points of the ball, [..., d].
-        c: Negative curvature.
-
-    Returns:
-        Points of the ball, [..., d].
-    """
+    """Möbius addition x ⊕ y of points of the ball, [..., d] (Hyp-ViT, Eq. 1)."""
     x, y = arithmetic.floating(x, y)
     xx, yy = arithmetic.square_norm(x), arithmetic.square_norm(y)
     xy = jnp.sum(x * y, axis=-1, keepdims=True)
@@ -95,29 +81,15 @@ def mobius_add(
 def expmap0(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     """Exponential map at the origin, tanh(√c‖v‖)·v / (√c‖v‖) (Hyp-ViT, Eq. 3 at x = 0).
 
-    For long vectors tanh rounds to 1 and the result is on the boundary; `project` moves it inside.
-
-    Args:
-        v: Tangent vectors at the origin, [..., d].
-        c: Negative curvature.
-
-    Returns:
-        Points of the ball, [..., d].
+    Maps tangent vectors at the origin to points of the ball, both [..., d]. For long vectors tanh
+    rounds to 1 and the result is on the boundary; `project` moves it inside.
     """
     (v,) = arithmetic.floating(v)
     return v * arithmetic.tanh_ratio(c * arithmetic.square_norm(v))
 
 
 def logmap0(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
-    """Logarithmic map at the origin, artanh(√c‖x‖)·x / (√c‖x‖): the inverse of `expmap0`.
-
-    Args:
-        x: Points of the ball, [..., d].
-        c: Negative curvature.
-
-    Returns:
-        Tangent vectors at the origin, [..., d].
-    """
+    """Logarithmic map at the origin, artanh(√c‖x‖)·x / (√c‖x‖): the inverse of `expmap0`."""
     (x,) = arithmetic.floating(x)
     return x * arithmetic.artanh_ratio(c * arithmetic.square_norm(x))
 
@@ -125,17 +97,9 @@ def logmap0(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
 def expmap(
     x: Float[ArrayLike, "*#b d"], v: Float[ArrayLike, "*#b d"], c: Scalar
 ) -> Float[Array, "*b d"]:
-    """Exponential map at x of the tangent vector v (Hyp-ViT, Eq. 3).
+    """Exponential map at the points x, [..., d], of tangent vectors v, [..., d] (Hyp-ViT, Eq. 3).
 
     Like `expmap0`, it may round a result to the boundary; `project` moves it inside.
-
-    Args:
-        x: Points of the ball, [..., d].
-        v: Tangent vectors at x, [..., d].
-        c: Negative curvature.
-
-    Returns:
-        Points of the ball, [..., d].
     """
     x, v = arithmetic.floating(x, v)
     w = clip_features(v, _LONGEST) * lambda_x(x, c) / 2
@@ -173,16 +137,7 @@ def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
 def logmap(
     x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
 ) -> Float[Array, "*b d"]:
-    """Logarithmic map at x of the point y: the inverse of `expmap` in its second argument.
-
-    Args:
-        x: Points of the ball, [..., d].
-        y: Points of the ball, [..., d].
-        c: Negative curvature.
-
-    Returns:
-        Tangent vectors at x, [..., d].
-    """
+    """Logarithmic map at x of the point y, both [..., d]: the inverse of `expmap` by v."""
     x, y = arithmetic.floating(x, y)
     difference, q = _mobius_difference(x, y, c)
     # artanh(√c‖w‖) / (√c‖w‖) for w = −x ⊕ y.
@@ -209,15 +164,8 @@ def dist(
     """Geodesic distances, elementwise over the leading axes (Hyp-ViT, Eq. 2).
 
     Computed as (2/√c)·asinh(√(c·s/P)), which equals the paper's (2/√c)·artanh(√c‖−x ⊕ y‖) but
-    neither saturates near the boundary nor loses digits for close points.
-
-    Args:
-        x: Points of the ball, [..., d].
-        y: Points of the ball, [..., d].
-        c: Negative curvature.
-
-    Returns:
-        Distances, [...].
+    neither saturates near the boundary nor loses digits for close points. Points are [..., d] and
+    distances [...].
     """
     return dist_at(separation(x, y, c), c)
 
@@ -225,16 +173,7 @@ def dist(
 def separation(
     x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
 ) -> Float[Array, "*b"]:
-    """s/P = sinh²(√c·d/2)/c, elementwise over the leading axes: increases with the distance d.
-
-    Args:
-        x: Points of the ball, [..., d].
-        y: Points of the ball, [..., d].
-        c: Negative curvature.
-
-    Returns:
-        Separations, [...].
-    """
+    """s/P = sinh²(√c·d/2)/c, elementwise over the leading axes: increases with the distance d."""
     x, y = arithmetic.floating(x, y)
     s = arithmetic.square_norm(x - y, keepdims=False)
     x_gap, y_gap = (1 - c * arithmetic.square_norm(point, keepdims=False) for point in (x, y))
@@ -257,14 +196,6 @@ def dist_matrix(
     2⁻²³·(‖x‖² + ‖y‖²) matters for points that are close beside their distance from the mean: at
     c = 0.1 and clip radius 2.3, distances of coincident points are up to 4e-3 in a batch that is
     spread out, and gradients of distances below about 0.01 are too small. `dist` has no such error.
-
-    Args:
-        x: Points of the ball, [n, d].
-        y: Points of the ball, [m, d].
-        c: Negative curvature.
-
-    Returns:
-        Distances, [n, m].
     """
     x, y = arithmetic.floating(x, y)
     centre = _best_origin(lax.stop_gradient(x), c)
@@ -293,14 +224,7 @@ def _moved_to_origin(x: Array, centre: Array, c: Scalar) -> tuple[Array, Array]:
 def to_lorentz(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d+1"]:
     """Coordinates on the unit hyperboloid ⟨X, X⟩_L = −1, time coordinate first.
 
-    Distances on the hyperboloid are √c times those in the ball.
-
-    Args:
-        x: Points of the ball, [..., d].
-        c: Negative curvature, above 0.
-
-    Returns:
-        Points of the hyperboloid, [..., d + 1].
+    Distances on the hyperboloid are √c times those in the ball; c must be above 0.
     """
     (x,) = arithmetic.floating(x)
     u = c * arithmetic.square_norm(x)
@@ -308,15 +232,7 @@ def to_lorentz(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d+1"]
 
 
 def from_lorentz(x: Float[ArrayLike, "*b d+1"], c: Scalar) -> Float[Array, "*b d"]:
-    """Ball coordinates of points on the unit hyperboloid: the inverse of `to_lorentz`.
-
-    Args:
-        x: Points of the hyperboloid, [..., d + 1], time coordinate first.
-        c: Negative curvature, above 0.
-
-    Returns:
-        Points of the ball, [..., d].
-    """
+    """Ball coordinates of points on the unit hyperboloid: the inverse of `to_lorentz`."""
     (x,) = arithmetic.floating(x)
     return x[..., 1:] / (jnp.sqrt(c) * (1 + x[..., :1]))
 

@@ -58,126 +58,51 @@ class Space(Protocol):
     """
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
-        """Maps features (the unbounded output of a head) to points of the space.
-
-        Args:
-            features: Coordinates, [..., d].
-
-        Returns:
-            Points of the space, [..., d].
-        """
+        """Maps features (the unbounded output of a head) to points of the space."""
 
     def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
-        """Marks the features that `embed` shortens before it maps them.
-
-        Args:
-            features: Coordinates, [..., d].
-
-        Returns:
-            Booleans, [...].
-        """
+        """Marks the features that `embed` shortens before it maps them."""
 
     def distance(
         self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
     ) -> Float[Array, "*b"]:
-        """Distances, elementwise over the leading axes; accurate for close points.
-
-        Args:
-            x: Points, [..., d].
-            y: Points, [..., d]; the leading axes broadcast.
-
-        Returns:
-            Distances, [...].
-        """
+        """Distances, elementwise over the leading axes; accurate for close points."""
 
     def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
-        """A decreasing function of the distance, 1 for equal points.
-
-        Args:
-            distance: Distances, [...].
-
-        Returns:
-            Similarities, [...].
-        """
+        """A decreasing function of the distance, 1 for equal points."""
 
     def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
-        """Features that `embed` maps to given points, as far as it can be inverted.
-
-        Args:
-            x: Points, [..., d].
-
-        Returns:
-            Coordinates, [..., d].
-        """
+        """Features that `embed` maps to given points, as far as it can be inverted."""
 
     def mean(
         self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
     ) -> Float[Array, "*b d"]:
-        """Weighted mean of n points.
-
-        Args:
-            x: Points, [..., n, d].
-            weights: Non-negative weights, [..., n], not all 0; None stands for equal ones.
-
-        Returns:
-            Points, [..., d].
-        """
+        """Mean of n points by weights of at least 0, not all 0; None stands for equal ones."""
 
     def separation(
         self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
     ) -> Float[Array, "*b"]:
         """An increasing function of the distance that costs only arithmetic, by subtraction.
 
-        Args:
-            x: Points, [..., d].
-            y: Points, [..., d]; the leading axes broadcast.
-
-        Returns:
-            Separations, [...]; exactly 0 for equal points.
+        It is exactly 0 for equal points.
         """
 
     def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
-        """The distance of points with a given separation.
-
-        Args:
-            separation: Separations, [...].
-
-        Returns:
-            Distances, [...].
-        """
+        """The distance of points with a given separation."""
 
     def distance_matrix(
         self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
     ) -> Float[Array, "n m"]:
-        """Distances of all pairs, from one matrix product.
-
-        Args:
-            x: Points, [n, d].
-            y: Points, [m, d].
-
-        Returns:
-            Distances, [n, m].
-        """
+        """Distances of all pairs, from one matrix product."""
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
-        """Marks the rows that are not points of the space.
-
-        Args:
-            x: Coordinates, [n, d].
-
-        Returns:
-            {name of the flaw: rows that have it, [n]}.
-        """
+        """Marks the rows that are not points of the space, by the name of the flaw."""
 
     def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
         """Checks that all rows are points of the space.
 
-        Args:
-            x: Coordinates, [n, d].
-            first: Number of the first row in messages.
-
         Raises:
-            UserError: A row is not a point of the space; the message names the first such row.
+            UserError: A row is not; the message names it, and counts from `first`.
         """
 
 
@@ -186,14 +111,9 @@ class InnerProductSpace(Space, Protocol):
     """A space whose points are ranked by inner products of vectors."""
 
     def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n k"]:
-        """Vectors for an inner-product index: nearer points have larger arithmetic.
+        """Vectors for an inner-product index: nearer points have larger products.
 
-        Args:
-            x: Points, [n, d].
-            role: Whether the points are queries or gallery items.
-
-        Returns:
-            Vectors, [n, k], to be multiplied with those of the other role.
+        They are to be multiplied with vectors of the other role.
         """
 
     def search_terms(
@@ -201,15 +121,8 @@ class InnerProductSpace(Space, Protocol):
     ) -> SearchTerms:
         """Terms whose products rank points like `separation`.
 
-        They are those of the points after an isometry that takes `centre` to the origin. Products
-        of points close to the centre keep more digits.
-
-        Args:
-            x: Points, [n, d].
-            centre: A point in the convex hull of the space, [d].
-
-        Returns:
-            Vectors [n, k] for both roles, offsets [n] and condition factors [n].
+        They are those of the points after an isometry that takes `centre`, a point in the convex
+        hull of the space, to the origin. Products of points close to the centre keep more digits.
         """
 
 

@@ -67,11 +67,13 @@ def create_encoder(
             f"unknown architecture {timm_name!r}; it must be {supported(timm_name)}, or, in a "
             "configuration, vit with model.patch_size, width, depth and num_heads of your own"
         )
+    options = {"dtype": dtype, "remat": remat}
     if timm_name in _RESNETS:
-        size, stages = image_size or 224, _RESNETS[timm_name]
-        options = {"pooling": pooling or "avg", "dtype": dtype, "remat": remat}
-        return check_encoder(ResNet(size, stages, **options))
-    family, size, *distilled, patch_size, native_size = timm_name.split("_")
+        encoder = ResNet(
+            image_size or 224, _RESNETS[timm_name], pooling=pooling or "avg", **options
+        )
+        return check_encoder(encoder)
+    _, size, *distilled, patch_size, native_size = timm_name.split("_")
     width, num_heads = _SIZES[size]
     encoder = VisionTransformer(
         image_size=image_size or int(native_size),
@@ -81,8 +83,7 @@ def create_encoder(
         num_heads=num_heads,
         distilled=bool(distilled),
         pooling=pooling or ("cls_dist_mean" if distilled else "cls"),
-        dtype=dtype,
-        remat=remat,
+        **options,
     )
     return check_encoder(encoder)
 
@@ -127,15 +128,7 @@ def same_architecture(one: Encoder, other: Encoder) -> bool:
 
 
 def encoder_shapes(encoder: Encoder, channels: int = 3) -> PyTree:
-    """Shapes and dtypes of an encoder's parameters, without computing them.
-
-    Args:
-        encoder: Encoder.
-        channels: Channels of the images.
-
-    Returns:
-        A tree of `jax.ShapeDtypeStruct`.
-    """
+    """A tree of `jax.ShapeDtypeStruct` of an encoder's parameters, without computing them."""
     side = encoder.image_size
     images = jax.ShapeDtypeStruct((1, side, side, channels), jnp.float32)
     return jax.eval_shape(encoder.init, jax.random.key(0), images)["params"]

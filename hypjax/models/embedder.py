@@ -86,31 +86,17 @@ def create_embedder(
         UserError: The architecture is unknown, or does not support the image size or pooling.
     """
     model = config.model
-    pooling = model.eval_pooling if evaluating else model.pooling
-    dtype = compute_dtype(model.precision, device)
-    if model.architecture != "vit":
-        encoder = create_encoder(
-            model.architecture,
-            image_size=config.data.image_size,
-            pooling=pooling,
-            dtype=dtype,
-            remat=config.run.remat,
-        )
-        return _with_head(encoder, model)
-    encoder = VisionTransformer(
-        image_size=config.data.image_size,
-        patch_size=model.patch_size,
-        width=model.width,
-        depth=model.depth,
-        num_heads=model.num_heads,
-        pooling=pooling,
-        dtype=dtype,
-        remat=config.run.remat,
-    )
-    return _with_head(check_encoder(encoder), model)
-
-
-def _with_head(encoder: Encoder, model: ConfigDict) -> Embedder:
+    options = {
+        "image_size": config.data.image_size,
+        "pooling": model.eval_pooling if evaluating else model.pooling,
+        "dtype": compute_dtype(model.precision, device),
+        "remat": config.run.remat,
+    }
+    if model.architecture == "vit":
+        sizes = {name: model[name] for name in ("patch_size", "width", "depth", "num_heads")}
+        encoder = check_encoder(VisionTransformer(**sizes, **options))
+    else:
+        encoder = create_encoder(model.architecture, **options)
     dim = encoder.dim if model.head == "none" else model.head_dim
     return Embedder(encoder=encoder, head_dim=dim, head_kind=model.head)
 
@@ -121,27 +107,16 @@ def example_images(view: View) -> Float[Array, "1 side side channels"]:
 
 
 def model_shapes(model: Embedder, view: View) -> PyTree:
-    """Shapes and dtypes of a model's parameters, without computing them.
-
-    Args:
-        model: Encoder and head.
-        view: Size of the images.
-
-    Returns:
-        A tree of `jax.ShapeDtypeStruct`.
-    """
+    """A tree of `jax.ShapeDtypeStruct` of a model's parameters, without computing them."""
     return jax.eval_shape(model.init, jax.random.key(0), example_images(view))["params"]
 
 
 def scaled_side(encoder: Encoder, scale: float) -> int:
     """Returns the side of images at a scale, in pixels.
 
-    It is rounded to whole patches, halves up, and at least one patch: a position embedding belongs
-    to a whole patch. For a ResNet it is rounded to whole pixels.
-
-    Args:
-        encoder: Encoder of the images.
-        scale: Ratio to `encoder.image_size`.
+    The scale is relative to `encoder.image_size`. The side is rounded to whole patches, halves up,
+    and at least one patch: a position embedding belongs to a whole patch. For a ResNet it is
+    rounded to whole pixels.
     """
     unit = getattr(encoder, "patch_size", 1)
     return unit * max(1, math.floor(encoder.image_size * scale / unit + 0.5))
@@ -154,10 +129,6 @@ def resize_images(
 
     Centres of pixels are at halves, as in PyTorch's `interpolate` with `align_corners=False`, which
     the released multi-scale evaluations of image retrieval use.
-
-    Args:
-        images: Images, float32.
-        side: Side of the squares, in pixels.
     """
     shape = (len(images), side, side, images.shape[-1])
     return jax.image.resize(images, shape, "linear", antialias=False)

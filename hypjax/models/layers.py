@@ -20,13 +20,7 @@ def normalize(
 ) -> Float[Array, "batch height width channels"]:
     """Scales pixels to [0, 1], subtracts the mean, and divides by the standard deviation.
 
-    Args:
-        images: Pixels, [batch, height, width, channels], uint8.
-        mean: Mean of each channel, on the scale [0, 1].
-        std: Standard deviation of each channel, on the scale [0, 1].
-
-    Returns:
-        Normalised pixels, of the same shape, float32.
+    Both have one value for each channel, on the scale [0, 1]. Results are float32.
     """
     scaled = images.astype(jnp.float32) / 255
     return (scaled - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
@@ -35,15 +29,7 @@ def normalize(
 def mirror(
     images: Shaped[Array, "batch height width channels"], flips: Bool[Array, " batch"]
 ) -> Shaped[Array, "batch height width channels"]:
-    """Mirrors the selected images left to right.
-
-    Args:
-        images: Images, [batch, height, width, channels], of any dtype.
-        flips: Whether to mirror each image, [batch].
-
-    Returns:
-        Images, of the same shape and dtype.
-    """
+    """Mirrors the selected images left to right."""
     return jnp.where(flips[:, None, None, None], images[:, :, ::-1], images)
 
 
@@ -76,9 +62,6 @@ def full_products_in(dtype: DTypeLike) -> contextlib.AbstractContextManager:
     """Context in which float32 products are true float32 on every device.
 
     By default GPUs and TPUs round the factors. Products of other dtypes are not affected.
-
-    Args:
-        dtype: Dtype of the products.
     """
     if jnp.dtype(dtype) == jnp.float32:
         return jax.default_matmul_precision("highest")

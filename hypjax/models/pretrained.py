@@ -38,14 +38,7 @@ _MAX_LISTED = 3  # Names of tensors in a message.
 
 
 class _Tensor(NamedTuple):
-    """A tensor of timm's and its counterpart among an encoder's parameters.
-
-    Attributes:
-        timm: timm's name of the tensor.
-        path: Path of the parameter.
-        to_hypjax: Converts timm's array to the parameter.
-        to_timm: Converts the parameter to timm's array.
-    """
+    """timm's name of a tensor, the path of the parameter, and the conversion in both directions."""
 
     timm: str
     path: tuple[str, ...]
@@ -115,8 +108,8 @@ def convert_timm(
     for name, shape in expected.items():
         if state[name].shape != shape:
             raise UserError(
-                f"{name} has the shape {_format_shape(state[name].shape)}, but the encoder needs "
-                f"{_format_shape(shape)}: the weights belong to another model"
+                f"{name} has the shape {'×'.join(map(str, state[name].shape))}, but the encoder "
+                f"needs {'×'.join(map(str, shape))}: the weights belong to another model"
             )
     return unflatten_dict({tensor.path: tensor.to_hypjax(state[tensor.timm]) for tensor in table})
 
@@ -133,15 +126,9 @@ def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
 def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
     """Converts a Dense layer on an encoder to timm's classifier.
 
-    timm averages the two classifiers of a distilled model, one per token. Two copies of the layer
-    therefore compute what the layer computes from the mean of the tokens.
-
-    Args:
-        head: `kernel` [dim, outputs] and `bias` [outputs].
-        encoder: Encoder below the layer.
-
-    Returns:
-        Arrays under timm's names.
+    The layer has a `kernel` [dim, outputs] and a `bias` [outputs]. timm averages the two
+    classifiers of a distilled model, one per token. Two copies of the layer therefore compute what
+    the layer computes from the mean of the tokens.
     """
     weight, bias = np.ascontiguousarray(np.asarray(head["kernel"]).T), np.asarray(head["bias"])
     return {
@@ -161,11 +148,6 @@ def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
     """Writes a model as a .safetensors file under timm's names.
 
     A head of one Dense layer becomes the classifier. Other heads have no counterpart.
-
-    Args:
-        path: File to write.
-        params: Parameters of the model.
-        model: Encoder and head.
 
     Raises:
         UserError: The file cannot be written.
@@ -187,11 +169,6 @@ def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
 def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: int = 3) -> PyTree:
     """Converts the arrays of a file that `save_timm` wrote: the inverse, bit for bit.
 
-    Args:
-        state_dict: Arrays under timm's names.
-        model: Encoder and head.
-        channels: Channels of the images.
-
     Returns:
         Parameters as a tree of float32 NumPy arrays, without a head that has no counterpart.
 
@@ -212,10 +189,6 @@ def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: 
 def check_head(head: Mapping[str, np.ndarray], model: Embedder) -> PyTree:
     """Returns a head's parameters, contiguous and in float32.
 
-    Args:
-        head: `kernel` [dim, outputs] and `bias` [outputs].
-        model: Encoder and head.
-
     Raises:
         UserError: They are not those of the model's head.
     """
@@ -233,19 +206,14 @@ def timm_constructor(params: PyTree, model: Embedder) -> str:
     timm's model may pool tokens differently, see `pools_as_timm`.
     """
     name, settings = _timm_model(params, model)
+    arguments = ", ".join(f"{key}={value}" for key, value in settings.items())
     if name is None:
-        return f"timm.models.VisionTransformer({_arguments(settings)})"
-    return f'timm.create_model("{name}", {_arguments(settings)})'
+        return f"timm.models.VisionTransformer({arguments})"
+    return f'timm.create_model("{name}", {arguments})'
 
 
 def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, Any]:
-    """The config.json with which timm builds a model from a folder or a repository.
-
-    Args:
-        params: Parameters of the model.
-        model: Encoder and head.
-        data: The run's `config.data`.
-    """
+    """The config.json with which timm builds a model from a folder or a repository."""
     name, settings = _timm_model(params, model)
     classes, side = settings.pop("num_classes"), model.encoder.image_size
     squashed = data.test_view == "squash"
@@ -272,10 +240,14 @@ def _timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, 
     """Name of a model in timm, None if it has none, and the settings that differ from its own."""
     encoder = model.encoder
     settings = {"num_classes": model.head_dim if model.head_kind == "dense" else 0}
-    channels = _channels(params["encoder"], encoder)
+    if isinstance(encoder, ResNet):
+        channels = params["encoder"]["stem_conv"]["kernel"].shape[2]
+    else:
+        channels = len(params["encoder"]["patch_embed"]["kernel"]) // encoder.patch_size**2
     if channels != 3:
         settings["in_chans"] = channels
-    name = _find_name(encoder)
+    same = (name for name in ARCHITECTURES if same_architecture(create_encoder(name), encoder))
+    name = next(same, None)
     if name is None:
         settings |= dict(img_size=encoder.image_size, patch_size=encoder.patch_size)
         settings |= dict(embed_dim=encoder.width, depth=encoder.depth, num_heads=encoder.num_heads)
@@ -291,29 +263,11 @@ def pools_as_timm(encoder: Encoder) -> bool:
     return encoder.pooling == ("cls_dist_mean" if encoder.distilled else "cls")
 
 
-def _find_name(encoder: Encoder) -> str | None:
-    same = (name for name in ARCHITECTURES if same_architecture(create_encoder(name), encoder))
-    return next(same, None)
-
-
-def _channels(params: PyTree, encoder: Encoder) -> int:
-    if isinstance(encoder, ResNet):
-        return params["stem_conv"]["kernel"].shape[2]
-    return len(params["patch_embed"]["kernel"]) // encoder.patch_size**2
-
-
-def _arguments(settings: dict[str, int]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings.items())
-
-
 def _tensors(encoder: Encoder) -> Iterator[_Tensor]:
     """Yields all tensors of an encoder."""
-    return (
-        _resnet_tensors(encoder) if isinstance(encoder, ResNet) else _transformer_tensors(encoder)
-    )
-
-
-def _transformer_tensors(encoder: Encoder) -> Iterator[_Tensor]:
+    if isinstance(encoder, ResNet):
+        yield from _resnet_tensors(encoder)
+        return
     tokens = ("cls_token", "dist_token")[: encoder.num_prefix_tokens]
     for name in (*tokens, "pos_embed"):
         yield _Tensor(name, (name,))
@@ -388,15 +342,9 @@ def _timm_shapes(
 
 def _raise_on_names(words: str, names: set[str]) -> None:
     if names:
-        listed = ", ".join(sorted(names, key=_natural_order)[:_MAX_LISTED])
+        # Numbers as numbers: block 2 before block 10.
+        parts = {name: re.split(r"(\d+)", name) for name in names}
+        order = {n: [int(p) if p.isdigit() else p for p in split] for n, split in parts.items()}
+        listed = ", ".join(sorted(names, key=order.get)[:_MAX_LISTED])
         more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
         raise UserError(f"{words} {listed}{more}: the weights belong to another model")
-
-
-def _natural_order(name: str) -> list[str | int]:
-    """Sort key that puts block 2 before block 10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-
-
-def _format_shape(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape))

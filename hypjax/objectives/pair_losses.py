@@ -9,7 +9,7 @@ with one class, is no special case: sums over no pairs are 0.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,9 +64,6 @@ def contrastive(
         references: Points to compare the images with, such as those of a memory; None compares
             them with each other.
 
-    Returns:
-        The loss, a scalar.
-
     Raises:
         ValueError: There is not one label for each image, or the images are no multiple of
             `samples_per_class`.
@@ -96,10 +93,9 @@ def multi_similarity(
     (1/n) Σ_i [log(1 + Σ_{same class} exp(−α·(s_ij − λ)))/α + log(1 + Σ_{other class} exp(β·(s_ij −
     λ)))/β], over j ≠ i, where s is the cosine on the sphere and 1 − distance / 2 in other spaces.
 
-    Args:
-        embeddings: Points of the space, as from `space.embed`.
-        labels: Class of each image.
-        space: Space that measures the distances.
+    Other arguments, and errors, are those of `contrastive`.
+
+    Settings:
         alpha: α > 0, the scale of positives.
         beta: β > 0, the scale of negatives.
         base: λ, the similarity that separates them.
@@ -107,14 +103,6 @@ def multi_similarity(
             similar positive, less ε, and its positives only if they are less similar than its most
             similar negative, plus ε (Eqs. 11 and 12). An image without either has the loss 0 then.
         epsilon: ε.
-        samples_per_class: See `contrastive`.
-        references: See `contrastive`.
-
-    Returns:
-        The loss, a scalar.
-
-    Raises:
-        ValueError: See `contrastive`.
     """
     pairs = compare_images(space, embeddings, labels, samples_per_class, references)
     positives, negatives = pairs.same, pairs.other
@@ -146,19 +134,10 @@ def supcon(
     the images. Here the loss is their mean over the images with a positive. The released code also
     multiplies it by τ/0.07.
 
-    Args:
-        embeddings: Points of the space, as from `space.embed`.
-        labels: Class of each image.
-        space: Space that measures the distances.
+    Other arguments, and errors, are those of `contrastive`.
+
+    Settings:
         temperature: τ > 0.
-        samples_per_class: See `contrastive`.
-        references: See `contrastive`.
-
-    Returns:
-        The loss, a scalar.
-
-    Raises:
-        ValueError: See `contrastive`.
     """
     pairs = compare_images(space, embeddings, labels, samples_per_class, references)
     logits = -pairs.distances / (2 * temperature)
@@ -184,19 +163,10 @@ def scalable_nca(
     the mean over the images with a positive. The paper draws neighbours from a memory of all
     training images, which can be the `references`; by default they are those of the batch.
 
-    Args:
-        embeddings: Points of the space, as from `space.embed`.
-        labels: Class of each image.
-        space: Space that measures the distances.
+    Other arguments, and errors, are those of `contrastive`.
+
+    Settings:
         temperature: τ > 0.
-        samples_per_class: See `contrastive`.
-        references: See `contrastive`.
-
-    Returns:
-        The loss, a scalar.
-
-    Raises:
-        ValueError: See `contrastive`.
     """
     pairs = compare_images(space, embeddings, labels, samples_per_class, references)
     logits = -pairs.distances / (2 * temperature)
@@ -227,23 +197,18 @@ def triplet(
     (Schroff et al., CVPR 2015, Section 3.2); the loss is the mean over these pairs, of which those
     without such a negative count as 0.
 
-    Args:
-        embeddings: Points of the space, as from `space.embed`.
-        labels: Class of each image.
-        space: Space that measures the distances. On the sphere they are squared chords, as in
-            Schroff et al.; Hermans et al. use Euclidean distances without normalisation.
+    On the sphere distances are squared chords, as in Schroff et al.; Hermans et al. use Euclidean
+    distances without normalisation. Other arguments are those of `contrastive`.
+
+    Settings:
         margin: Margin of the distances.
         mining: How triplets are chosen.
-        samples_per_class: See `hypjax.objectives.contrastive`. For semi-hard triplets with traced
-            labels, as by `jit`, no class may have more images.
-        references: See `hypjax.objectives.contrastive`; only for the hardest triplets.
-
-    Returns:
-        The loss, a scalar.
+        samples_per_class: See `contrastive`. For semi-hard triplets with traced labels, as by
+            `jit`, no class may have more images.
+        references: See `contrastive`; only for the hardest triplets.
 
     Raises:
-        ValueError: There is no such mining, or none with references; or see
-            `hypjax.objectives.contrastive`.
+        ValueError: There is no such mining, or none with references; or see `contrastive`.
     """
     if mining not in MININGS:
         raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")
@@ -308,9 +273,6 @@ def tuple_contrastive(
         margin: m, the distance above which a negative does not count. IRT does not give it; this is
             that of the code on which it builds.
 
-    Returns:
-        The loss, a scalar.
-
     Raises:
         ValueError: The images are no multiple of `size`, or that is below 3.
     """
@@ -348,9 +310,6 @@ def koleo(
         space: The space.
         ids: Image of each point. An image may be in a batch several times, as tuples share
             negatives, and is not pushed away from itself; None if all are different.
-
-    Returns:
-        The mean, a scalar.
 
     Raises:
         ValueError: There are fewer than two points.
@@ -447,9 +406,12 @@ def create(name: str, config: ConfigDict, space: Space) -> "PairObjective":
     settings = {own: fields[own] for own in loss.settings}
     if loss.by_tuple:
         size = 2 + config.train.tuples.negatives
-        function = functools.partial(loss.function, size=size, **settings)
-        function = functools.partial(_of_tuples, function)
-        return PairObjective(space, function, None, koleo_weight=fields.koleo_weight)
+
+        def of_tuples(points: Array, labels: Array, *, space: Space, **_: None) -> Array:
+            del labels  # The order of a batch tells its tuples apart.
+            return loss.function(points, size=size, space=space, **settings)
+
+        return PairObjective(space, of_tuples, None, koleo_weight=fields.koleo_weight)
     if fields.memory and fields.get("mining") == "semihard":
         raise UserError("config.objective.memory must be 0 for semi-hard triplets")
     if fields.memory_decay and not fields.memory:
@@ -461,19 +423,6 @@ def create(name: str, config: ConfigDict, space: Space) -> "PairObjective":
         samples_per_class=config.train.samples_per_class if adjacent else None,
         **{own: fields[own] for own in (*_MEMORY, *_KOLEO)},
     )
-
-
-def _of_tuples(
-    function: Callable[..., Array],
-    points: Float[Array, "n dim"],
-    labels: Int[Array, " n"],
-    *,
-    samples_per_class: None,
-    **settings: Any,
-) -> Float[Array, ""]:
-    """Calls a loss of tuples, which the order of a batch tells apart, with a batch's labels."""
-    del labels, samples_per_class
-    return function(points, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -549,8 +498,10 @@ class PairObjective:
         loss = self.function(points, labels, **compared)
         metrics = batch_metrics(outputs.projected, points, labels, **compared)
         if self.memory:
-            memory = state["memory"].written(self._remembered(points, teacher), labels)
-            own = None if self.memory_decay else state["memory"].rows(len(labels))
+            taught = self.memory_decay > 0
+            new = self.space.embed(teacher.projected) if taught else lax.stop_gradient(points)
+            memory = state["memory"].written(new, labels)
+            own = None if taught else state["memory"].rows(len(labels))
             others = References(memory.points, memory.labels, own)
             of_memory = self.function(points, labels, space=self.space, references=others)
             loss, state = loss + of_memory, {"memory": memory}
@@ -559,11 +510,3 @@ class PairObjective:
             metrics["koleo"] = koleo(points, space=self.space, ids=batch.ids)
             loss += self.koleo_weight * metrics["koleo"]
         return loss, (state, metrics)
-
-    def _remembered(
-        self, points: Float[Array, "n dim"], teacher: Outputs | None
-    ) -> Float[Array, "n dim"]:
-        """The points of the batch for the memory."""
-        if self.memory_decay:
-            return self.space.embed(teacher.projected)
-        return lax.stop_gradient(points)

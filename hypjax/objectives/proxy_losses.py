@@ -55,9 +55,6 @@ def proxy_anchor(
         margin: δ.
         alpha: α > 0.
 
-    Returns:
-        The loss, a scalar.
-
     Raises:
         ValueError: There is not one label for each image, or a label that is not traced has no
             proxy.
@@ -84,18 +81,10 @@ def proxy_nca(
     original leaves the proxy of the image's class out of the denominator, which makes the loss
     unbounded below.
 
-    Args:
-        embeddings: Points of the space, as from `space.embed`.
-        labels: Class of each image, from 0.
-        proxies: Points of the space, one for each class.
-        space: Space that measures the distances.
+    Other arguments, and errors, are those of `proxy_anchor`.
+
+    Settings:
         temperature: τ > 0: 1 in the original, 1/9 in ProxyNCA++.
-
-    Returns:
-        The loss, a scalar.
-
-    Raises:
-        ValueError: See `proxy_anchor`.
     """
     distances, own = _compare(space, embeddings, labels, proxies)
     return _cross_entropy(-distances / temperature, own)
@@ -114,18 +103,10 @@ def normalized_softmax(
     The cross-entropy of the logits s/τ, where s is the cosine on the sphere, −distance / 2 in any
     space. It equals `proxy_nca` at twice the temperature.
 
-    Args:
-        embeddings: Points of the space, as from `space.embed`.
-        labels: Class of each image, from 0.
-        proxies: Points of the space, one for each class: the weights of the classifier.
-        space: Space that measures the distances.
+    Other arguments, and errors, are those of `proxy_anchor`.
+
+    Settings:
         temperature: τ > 0.
-
-    Returns:
-        The loss, a scalar.
-
-    Raises:
-        ValueError: See `proxy_anchor`.
     """
     return proxy_nca(embeddings, labels, proxies, space=space, temperature=2 * temperature)
 
@@ -150,21 +131,14 @@ def soft_triple(
     of Σ √separation, over pairs of centres, divided by K·(K − 1). On the sphere, that is the
     length of the chord; in the ball, sinh(√c·distance/2)/√c.
 
-    Args:
-        embeddings: Points of the space, as from `space.embed`.
-        labels: Class of each image, from 0.
+    Other arguments, and errors, are those of `proxy_anchor`.
+
+    Settings:
         proxies: Points of the space, K centres for each class.
-        space: Space that measures the distances.
         scale: λ > 0.
         gamma: γ > 0.
         margin: δ.
         regularization: Weight of the regularisation, the paper's τ; none with 0.
-
-    Returns:
-        The loss, a scalar.
-
-    Raises:
-        ValueError: See `proxy_anchor`.
     """
     distances, own = compare_proxies(space, embeddings, labels, proxies)
     s = similarity(distances)

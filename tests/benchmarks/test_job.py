@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from hypjax.benchmarks import job
+from hypjax.benchmarks.measure import Options
 from hypjax.errors import UserError
 from hypjax.monitoring import stopwatch
 
@@ -35,10 +36,10 @@ def test_the_table_compares_the_runs(capsys):
 def test_runs_without_accelerator_or_package_are_refused(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     with pytest.raises(UserError, match="no accelerator, .* hours; try --quick"):
-        job.whole_runs(quick=False, cache="none", overrides=[])
+        job.rows(Options(quick=False))
     monkeypatch.setattr(job.importlib.util, "find_spec", lambda name: name != "grain" or None)
     with pytest.raises(UserError, match="a whole run requires grain: pip install grain$"):
-        job.whole_runs(quick=True, cache="none", overrides=[])
+        job.rows(Options(quick=True))
 
 
 @pytest.mark.slow

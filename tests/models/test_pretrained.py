@@ -144,9 +144,18 @@ def test_pickled_objects_are_an_error(tmp_path):
         load_timm(str(path), SMALL)
 
 
-def test_error_without_network_and_cache_says_what_to_download(tmp_path):
+def test_without_network_weights_come_from_the_cache_or_the_error_says_what_to_download(tmp_path):
+    repository = tmp_path / "hub/models--timm--vit_tiny_patch16_224.mine"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text("0123")
+    (repository / "snapshots/0123").mkdir(parents=True)
+    encoder = create_encoder("vit_tiny_patch16_224")
+    params = weights_of(encoder)
+    save_file(timm_state_dict(params, encoder), repository / "snapshots/0123/model.safetensors")
     code = (
         "from hypjax.models import create_encoder; from hypjax.models.pretrained import load_timm\n"
+        "encoder = create_encoder('vit_tiny_patch16_224')\n"
+        "print(load_timm('vit_tiny_patch16_224.mine', encoder)['norm']['scale'].sum())\n"
         "load_timm('vit_small_patch16_224.dino', create_encoder('vit_small_patch16_224'))"
     )
     env = {
@@ -157,36 +166,12 @@ def test_error_without_network_and_cache_says_what_to_download(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | env, capture_output=True, text=True
     )
+    assert float(done.stdout) == pytest.approx(params["norm"]["scale"].sum(), rel=1e-5)
     assert (
         "download https://huggingface.co/timm/vit_small_patch16_224.dino/resolve/main/"
         "model.safetensors elsewhere, and give its path: --config.model.weights=PATH" in done.stderr
     )
     assert str(tmp_path) in done.stderr
-
-
-def test_cached_weights_are_read_without_network(tmp_path):
-    encoder = create_encoder("vit_tiny_patch16_224")
-    repository = tmp_path / "hub/models--timm--vit_tiny_patch16_224.mine"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs/main").write_text("0123")
-    (repository / "snapshots/0123").mkdir(parents=True)
-    params = weights_of(encoder)
-    save_file(timm_state_dict(params, encoder), repository / "snapshots/0123/model.safetensors")
-    code = (
-        "from hypjax.models import create_encoder; from hypjax.models.pretrained import load_timm\n"
-        "encoder = create_encoder('vit_tiny_patch16_224')\n"
-        "print(load_timm('vit_tiny_patch16_224.mine', encoder)['norm']['scale'].sum())"
-    )
-    env = {
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(tmp_path),
-        "PYTHONPATH": str(small_runs.REPOSITORY),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == pytest.approx(params["norm"]["scale"].sum(), rel=1e-5)
 
 
 def test_unknown_architectures_and_unsupported_options_are_an_error(repository):

@@ -1,5 +1,6 @@
 """HIER: triplets of mutual neighbours, ancestors among proxies, and the objective of both."""
 
+import dataclasses
 import functools
 
 import jax
@@ -15,7 +16,12 @@ from hypjax.types import Batch, Outputs
 
 BALL = PoincareBall(0.1, 2.3)
 KEY = jax.random.key(0)
-LOSS = jax.jit(functools.partial(hier, space=BALL))  # Compiled as one: it takes less time.
+# Compiled as one, and quickly: op by op, these take most of the tests' time.
+FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+LOSS = jax.jit(functools.partial(hier, space=BALL), compiler_options=FAST)
+draw = jax.jit(
+    reciprocal_triplets, static_argnames=("neighbors", "per_anchor"), compiler_options=FAST
+)
 
 
 def brute_force(similarity, k):
@@ -31,7 +37,7 @@ def test_triplets_are_of_mutual_neighbours_and_others(n, k):
     similarity = np.random.default_rng(n).normal(size=(n, n))
     similarity += similarity.T
     similarity[2] -= 100  # A point that is nobody's neighbour.
-    indices, valid = reciprocal_triplets(similarity, KEY, neighbors=k, per_anchor=40)
+    indices, valid = draw(similarity, KEY, neighbors=k, per_anchor=40)
     mutual = brute_force(similarity, k)
     for anchor in range(n):
         rows = slice(anchor * 40, (anchor + 1) * 40)
@@ -44,7 +50,7 @@ def test_triplets_are_of_mutual_neighbours_and_others(n, k):
 
 def test_all_mutual_neighbours_are_equally_likely():
     similarity = -np.abs(np.subtract.outer(np.arange(9.0), np.arange(9.0)))
-    indices, valid = reciprocal_triplets(similarity, KEY, neighbors=5, per_anchor=20_000)
+    indices, valid = draw(similarity, KEY, neighbors=5, per_anchor=20_000)
     _, j, k = np.asarray(indices).reshape(9, 20_000, 3)[4].T
     assert valid.reshape(9, -1)[4].all()
     assert np.bincount(j, minlength=9)[[2, 3, 5, 6]] == pytest.approx(5_000, rel=0.05)
@@ -58,7 +64,8 @@ def test_without_an_anchor_the_loss_is_zero_and_gradients_are_finite():
     def loss(points, proxies):
         return hier(points, proxies, TRIPLETS[:2], noise, space=BALL, valid=np.zeros(2, bool))
 
-    value, slopes = jax.jit(jax.value_and_grad(loss, (0, 1)))(points, jnp.zeros((5, 3)))
+    both = jax.jit(jax.value_and_grad(loss, (0, 1)), compiler_options=FAST)
+    value, slopes = both(points, jnp.zeros((5, 3)))
     assert value == 0 and all(np.all(slope == 0) for slope in slopes)
 
 
@@ -91,47 +98,34 @@ def objective(**fields):
     return create_objective(config)
 
 
-def outputs_and_batch():
-    projected = jnp.asarray(np.random.default_rng(0).normal(size=(12, 8)), jnp.float32)
-    labels = jnp.arange(12) // 2
-    return Outputs(None, projected), Batch(None, labels, labels, None)
-
-
-def test_it_adds_the_other_loss_on_the_sphere():
+def test_it_adds_the_other_loss_on_the_sphere_whose_gradients_the_inverse_metric_scales():
     built = objective(hier_proxies=16, hier_neighbors=4)
     assert built.base.space == Sphere() and built.score_space == BALL and built.space.riemannian
     params, state = built.init(KEY, Spec(6, 2, 8, 8, 12, 12))
-    outputs, batch = outputs_and_batch()
+    features = np.random.default_rng(0).normal(size=(12, 8)).astype(np.float32)
+    labels = jnp.arange(12) // 2
+    batch = Batch(None, labels, labels, None)
 
-    @jax.jit
-    def losses(params):
-        total, (_, metrics) = built.loss(params, state, outputs, None, batch, KEY)
-        base, _ = built.base.loss(params["base"], state, outputs, None, batch, KEY)
-        return total, metrics, base
+    def loss(features, of, params):
+        found, (_, metrics) = of.loss(params, state, Outputs(None, features), None, batch, KEY)
+        return found, metrics
 
-    total, metrics, base = losses(params)
+    @functools.partial(jax.jit, compiler_options=FAST)
+    def compute(features, params):
+        total, metrics = loss(features, built, params)
+        slope = jax.value_and_grad(loss, has_aux=True)
+        weightless = dataclasses.replace(built, weight=0.0)
+        _, scaled = slope(features, weightless, params)
+        (base, _), alone = slope(features, built.base, params["base"])
+        return total, metrics, base, scaled, alone
+
+    total, metrics, base, scaled, alone = compute(features, params)
     assert total == pytest.approx(float(base + 0.5 * metrics["hier_loss"]))
     told = metrics["feature_norm"], metrics["clipped_share"]
-    lengths = np.linalg.norm(outputs.projected, axis=1)
+    lengths = np.linalg.norm(features, axis=1)
     np.testing.assert_allclose(told, (np.mean(lengths), np.mean(lengths > 2.3)), rtol=1e-5)
     assert metrics["hier_loss"] > 0 and 0 < metrics["hier_anchors"] <= 1
-
-
-def test_gradients_of_the_other_loss_are_scaled_by_the_inverse_metric():
-    built = objective(hier_proxies=16, hier_neighbors=4, hier_weight=0.0)
-    params, state = built.init(KEY, Spec(6, 2, 8, 8, 12, 12))
-    outputs, batch = outputs_and_batch()
-
-    @jax.jit
-    def slopes(projected):
-        def loss(of, params, projected):
-            return of.loss(params, state, Outputs(None, projected), None, batch, KEY)[0]
-
-        total = jax.grad(functools.partial(loss, built, params))(projected)
-        return total, jax.grad(functools.partial(loss, built.base, params["base"]))(projected)
-
-    scaled, alone = slopes(outputs.projected)
-    norms = np.linalg.norm(BALL.embed(outputs.projected), axis=1, keepdims=True)
+    norms = np.linalg.norm(BALL.embed(features), axis=1, keepdims=True)
     np.testing.assert_allclose(scaled, alone * (1 - 0.1 * norms**2) ** 2 / 4, rtol=1e-3, atol=1e-6)
 
 

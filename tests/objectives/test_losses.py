@@ -163,24 +163,25 @@ def all_slopes(space, features, labels, proxies):
 
 
 @pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
-@pytest.mark.parametrize("name", ALL)
-def test_a_loss_equals_a_plain_loop(float64, name, space):
+def test_losses_equal_plain_loops_in_any_order_of_images(float64, space):
     points, proxies = batch(space)
-    _, loop, settings = ALL[name]
-    if name in PAIRS:
-        d = np.asarray(space.distance(points[:, None], points))
-        alike = LABELS[:, None] == LABELS
-        expected = loop(d, alike & ~np.eye(len(d), dtype=bool), ~alike, **settings)
-    else:
-        d = np.array(space.distance(points[:, None, None], proxies))
-        if name == "soft_triple":
-            between = lambda k, s, t: space.separation(proxies[k, s], proxies[k, t])  # noqa: E731
-            expected = loop(d, LABELS, between, **settings)
+    among = np.asarray(space.distance(points[:, None], points))
+    to_proxies = np.array(space.distance(points[:, None, None], proxies))
+    alike = LABELS[:, None] == LABELS
+    between = lambda k, s, t: space.separation(proxies[k, s], proxies[k, t])  # noqa: E731
+    order = np.random.default_rng(1).permutation(len(LABELS))
+    found = all_losses(space, points, LABELS, proxies)
+    shuffled = all_losses(space, points[order], LABELS[order], proxies)
+    for name, (_, loop, settings) in ALL.items():
+        if name in PAIRS:
+            expected = loop(among, alike & ~np.eye(len(among), dtype=bool), ~alike, **settings)
+        elif name == "soft_triple":
+            expected = loop(to_proxies, LABELS, between, **settings)
         else:
-            expected = loop(d[..., :1], LABELS, **settings)
-    found = all_losses(space, points, LABELS, proxies)[name]
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
-    assert expected > 0
+            expected = loop(to_proxies[..., :1], LABELS, **settings)
+        np.testing.assert_allclose(found[name], expected, rtol=1e-10, err_msg=name)
+        np.testing.assert_allclose(shuffled[name], expected, rtol=1e-10, err_msg=name)
+        assert expected > 0, name
 
 
 @pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
@@ -202,19 +203,13 @@ def test_semihard_triplets_count_all_images_of_a_class(float64):
     """Twice two adjacent images of one class, and two of each other class."""
     points, _ = batch(SPHERE)
     labels = np.array([0, 0, 0, 0, 1, 1, 2, 2])
-    compared = {"space": SPHERE, "mining": "semihard", "margin": 1.0}
-    expected = objectives.triplet(points[:8], labels, **compared)
-    found = objectives.triplet(points[:8], labels, samples_per_class=2, **compared)
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
 
+    @functools.partial(jax.jit, compiler_options=FAST_COMPILATION)
+    def both(points):
+        loss = functools.partial(objectives.triplet, mining="semihard", margin=1.0, space=SPHERE)
+        return loss(points, labels), loss(points, labels, samples_per_class=2)
 
-@pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
-def test_losses_do_not_depend_on_the_order_of_images(float64, space):
-    points, proxies = batch(space)
-    order = np.random.default_rng(1).permutation(len(LABELS))
-    found = all_losses(space, points[order], LABELS[order], proxies)
-    for name, expected in all_losses(space, points, LABELS, proxies).items():
-        np.testing.assert_allclose(found[name], expected, rtol=1e-10, err_msg=name)
+    np.testing.assert_allclose(*both(points[:8]), rtol=1e-10)
 
 
 @pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
@@ -273,25 +268,29 @@ def test_gradients_of_close_images_keep_their_digits():
     assert error(found[1], exact[1]) < 0.01
 
 
-@pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
-@pytest.mark.parametrize("row", [0, 6], ids=["one of its class", "alone in its class"])
-def test_a_point_that_is_nan_makes_every_loss_nan(float64, space, row):
-    """The step's check of its loss relies on it."""
-    points, proxies = batch(space)
-    points = points.copy()
-    points[row, 1] = np.nan
-    found = all_losses(space, points, LABELS, proxies) | {
+@functools.partial(jax.jit, compiler_options=FAST_COMPILATION)
+def other_losses(space, points, proxies):
+    """Those that take no labels."""
+    grouped, triplets = points.reshape(5, 2, DIM), np.arange(9).reshape(3, 3)
+    hier = objectives.hier(points, proxies[:, 0], triplets, np.zeros((2, 3, 6)), space=BALL)
+    return {
         "tuple_contrastive": objectives.tuple_contrastive(points, size=5, space=space),
         "koleo": objectives.koleo(points, space=space),
-        "pairwise": objectives.pairwise_cross_entropy(
-            points.reshape(5, 2, DIM), space=space, temperature=1
-        ),
-        "hier": objectives.hier(
-            points, proxies[:, 0], np.arange(9).reshape(3, 3), np.zeros((2, 3, 6)), space=BALL
-        ),
+        "pairwise": objectives.pairwise_cross_entropy(grouped, space=space, temperature=1),
+        "hier": hier,
     }
-    assert {*PAIR_LOSSES, *PROXY_LOSSES} <= {*found}
-    assert [name for name, loss in found.items() if not np.isnan(loss)] == []
+
+
+@pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
+def test_a_point_that_is_nan_makes_every_loss_nan(float64, space):
+    """The step's check of its loss relies on it. One image is alone in its class."""
+    points, proxies = batch(space)
+    for row in (0, 6):
+        spoilt = points.copy()
+        spoilt[row, 1] = np.nan
+        found = all_losses(space, spoilt, LABELS, proxies) | other_losses(space, spoilt, proxies)
+        assert {*PAIR_LOSSES, *PROXY_LOSSES} <= {*found}
+        assert [name for name, loss in found.items() if not np.isnan(loss)] == []
 
 
 def test_one_image_and_one_class_are_no_error():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hypjax import objectives
-from hypjax.benchmarks import cross_batch
+from hypjax.benchmarks.loss import make_data, memory_peer, memory_step
 from hypjax.geometry import Sphere
 from hypjax.objectives import PairObjective, Spec
 from hypjax.types import Batch, Outputs
@@ -98,9 +98,9 @@ def test_koleo():
 def test_the_benchmark_compares_equal_work():
     torch.set_default_dtype(torch.float32)
     with jax.enable_x64(False):
-        data = cross_batch.make_data(300)
-        ours, _ = cross_batch.step(data)
-        theirs = cross_batch.peer(data)
+        data = make_data(300)
+        ours, _ = memory_step(data)
+        theirs = memory_peer(data)
         for _ in range(10):  # Batches of 64: the memory is overwritten twice.
             (value, slope), (expected, gradient) = ours(), theirs()
             np.testing.assert_allclose(value, expected.numpy(), rtol=1e-4)
