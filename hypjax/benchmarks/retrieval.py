@@ -15,7 +15,8 @@ from hypjax.retrieval import nearest_neighbors, recall_at_k
 
 _KS = (1, 10, 100, 1000)
 _DIM = 128
-_SPACES = {"cosine": Sphere(), "hyperbolic": PoincareBall(0.1, 2.3)}
+_BALL = PoincareBall(0.1, 2.3)
+_SPACES = {"cosine": Sphere(), "hyperbolic": _BALL}
 _INSTALL = "faiss (pip install faiss-cpu)"
 
 
@@ -29,9 +30,46 @@ def _tasks(quick: bool) -> Iterator[Task]:
     rate = product_rate(_DIM)
     labels = np.random.default_rng(0).integers(0, classes, n)
     points = {name: _points(space, labels) for name, space in _SPACES.items()}
-    yield from _recalls(points, labels, rate)
-    yield from _neighbors(points, rate)
-    yield from _collapsed(points["hyperbolic"], labels, rate)
+    rng = np.random.default_rng(3)
+    # Three tight crowds far from each other, where products cannot tell who is nearest.
+    centres = rng.normal(size=(3, _DIM))[rng.integers(0, 3, n)]
+    features = centres + 0.003 * rng.normal(size=(n, _DIM))
+    points["collapsed"] = np.array(_BALL.embed(features.astype(np.float32)))
+    product, size = 2 * n * n * _DIM / rate, f"{n}×{n}×{_DIM}"
+    recall = f"Recall@{{{','.join(map(str, _KS))}}}, {size}"
+
+    def recalls(name: str, separate: bool = False) -> Callable[[], object]:
+        gallery = (points[name].copy(), labels) if separate else ()
+        space = _SPACES.get(name, _BALL)
+        return lambda: recall_at_k(points[name], labels, *gallery, ks=_KS, space=space)
+
+    def nearest(name: str, k: int) -> Callable[[], object]:
+        x, space = points[name], _SPACES.get(name, _BALL)
+        return lambda: nearest_neighbors(x, x, k=k, space=space)
+
+    faiss = peers.installed("faiss")
+    for separate in (False, True):
+        words = f"{recall}, {'separate gallery' if separate else 'within one set'}"
+        limit = product if separate else product / 2
+        ours, peer = recalls("cosine", separate), None
+        if faiss:
+            peer = _faiss_recall(points["cosine"], labels, not separate)
+        name = "faiss k=1001 and hit counting" if faiss else _INSTALL
+        yield Task(f"{words}, cosine", ours, peer, name, limit)
+        own = recalls("hyperbolic", separate)
+        yield Task(f"{words}, hyperbolic", own, ours, "ours, cosine", limit)
+    for name, space in _SPACES.items():
+        for k in (10, 100):
+            peer = None
+            if faiss:
+                peer = _faiss_search(*peers.search_vectors(space, points[name]), k)
+            what = "faiss IndexFlatIP" if faiss else _INSTALL
+            yield Task(f"{k} nearest, {size}, {name}", nearest(name, k), peer, what, product)
+    healthy, collapsed = "ours, not collapsed", "hyperbolic, collapsed"
+    both = [recalls(name) for name in ("collapsed", "hyperbolic")]
+    yield Task(f"{recall}, {collapsed}", *both, healthy, product / 2)
+    both = [nearest(name, 10) for name in ("collapsed", "hyperbolic")]
+    yield Task(f"10 nearest, {size}, {collapsed}", *both, healthy, product)
     yield from _streamed(streamed, rate)
 
 
@@ -40,33 +78,6 @@ def _points(space: Space, labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n
     centres = rng.normal(size=(labels.max() + 1, _DIM))
     features = centres[labels] + 1.2 * rng.normal(size=(len(labels), _DIM))
     return np.array(space.embed(features.astype(np.float32)))
-
-
-def _recalls(
-    points: dict[str, np.ndarray], labels: Int[np.ndarray, " n"], rate: float
-) -> Iterator[Task]:
-    def ours(name: str, within_queries: bool) -> Callable[[], object]:
-        gallery = () if within_queries else (points[name].copy(), labels)
-        return lambda: recall_at_k(points[name], labels, *gallery, ks=_KS, space=_SPACES[name])
-
-    n = len(labels)
-    product = 2 * n * n * _DIM / rate
-    for within_queries in (True, False):
-        words = f"Recall@{{{','.join(map(str, _KS))}}}, {n}×{n}×{_DIM}, "
-        words += "within one set" if within_queries else "separate gallery"
-        limit = product / 2 if within_queries else product
-        peer = None
-        if peers.installed("faiss"):
-            peer = _faiss_recall(points["cosine"], labels, within_queries)
-        name = "faiss k=1001 and hit counting" if peer else _INSTALL
-        yield Task(f"{words}, cosine", ours("cosine", within_queries), peer, name, limit)
-        yield Task(
-            f"{words}, hyperbolic",
-            ours("hyperbolic", within_queries),
-            ours("cosine", within_queries),
-            "ours, cosine",
-            limit,
-        )
 
 
 def _faiss_search(
@@ -103,53 +114,9 @@ def _faiss_recall(
     return run
 
 
-def _neighbors(points: dict[str, np.ndarray], rate: float) -> Iterator[Task]:
-    for name, space in _SPACES.items():
-        x = points[name]
-        product = 2 * len(x) ** 2 * _DIM / rate
-        for k in (10, 100):
-            peer = None
-            if peers.installed("faiss"):
-                peer = _faiss_search(*peers.search_vectors(space, x), k)
-            yield Task(
-                f"{k} nearest, {len(x)}×{len(x)}×{_DIM}, {name}",
-                lambda x=x, k=k, space=space: nearest_neighbors(x, x, k=k, space=space),
-                peer,
-                "faiss IndexFlatIP" if peer else _INSTALL,
-                product,
-            )
-
-
-def _collapsed(
-    healthy: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"], rate: float
-) -> Iterator[Task]:
-    """Three tight crowds far from each other, where products cannot tell who is nearest."""
-    space, n = _SPACES["hyperbolic"], len(labels)
-    rng = np.random.default_rng(3)
-    centres = rng.normal(size=(3, _DIM))[rng.integers(0, 3, n)]
-    features = centres + 0.003 * rng.normal(size=(n, _DIM))
-    x = np.array(space.embed(features.astype(np.float32)))
-    words = f"{n}×{n}×{_DIM}, hyperbolic, collapsed"
-    product = 2 * n * n * _DIM / rate
-    yield Task(
-        f"Recall@{{{','.join(map(str, _KS))}}}, {words}",
-        lambda: recall_at_k(x, labels, ks=_KS, space=space),
-        lambda: recall_at_k(healthy, labels, ks=_KS, space=space),
-        "ours, not collapsed",
-        product / 2,
-    )
-    yield Task(
-        f"10 nearest, {words}",
-        lambda: nearest_neighbors(x, x, k=10, space=space),
-        lambda: nearest_neighbors(healthy, healthy, k=10, space=space),
-        "ours, not collapsed",
-        product,
-    )
-
-
 def _streamed(items: int, rate: float) -> Iterator[Task]:
     """A gallery on disk, compared with the same gallery in memory."""
-    space, queries = _SPACES["hyperbolic"], 2000
+    space, queries = _BALL, 2000
     rng = np.random.default_rng(2)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "gallery.npy")
