@@ -159,12 +159,15 @@ def test_riemannian_scaling_does_not_change_the_gradient_of_the_curvature():
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_check_names_the_first_nonfinite_row(space, value):
-    x = np.array(space.embed(features))
-    x[[7, 9], 3] = value
-    with pytest.raises(UserError, match=r"embedding 7 is not finite \(2 of 30 rows\)"):
-        space.check(x)
+def test_what_is_not_finite_is_no_point(space):
+    for value in (np.nan, np.inf, -np.inf):
+        x = np.array(space.embed(features))
+        x[[7, 9], 3] = value
+        with pytest.raises(UserError, match=r"embedding 7 is not finite \(2 of 30 rows\)"):
+            space.check(x)
+        embedded = space.embed(np.array([value, 1], np.float32))
+        with pytest.raises(UserError, match="embedding 0 is not finite"):
+            space.check(embedded[None])
 
 
 def test_check_rejects_points_outside_the_space():
@@ -181,26 +184,24 @@ def test_large_features_are_embedded_inside_the_ball():
     assert np.linalg.norm(x, axis=-1).max() <= poincare.MAX_NORM + 1e-7
 
 
-@pytest.mark.parametrize("length", [1e-30, 1e-3, 1.0, 1e18, 1e25, 3e37])
-def test_embedding_does_not_depend_on_overflow(length):
+def test_embedding_does_not_depend_on_overflow():
     """The square of these lengths is not a finite float32, or rounds to 0."""
-    long = (features / np.linalg.norm(features, axis=-1, keepdims=True) * length).astype(np.float32)
-    unit = long.astype(np.float64) / np.linalg.norm(long.astype(np.float64), axis=-1, keepdims=True)
-    np.testing.assert_allclose(Sphere().embed(long), unit, atol=3e-7)
-    for c, radius in ((0.1, 2.3), (0.1, None), (1.0, 1.5)):
-        ball = PoincareBall(c, radius)
-        norm = np.tanh(np.sqrt(c) * min(length, radius or np.inf)) / np.sqrt(c)
-        norm = min(norm, poincare.MAX_NORM / np.sqrt(c))
-        np.testing.assert_allclose(ball.embed(long), norm * unit, rtol=1e-5, atol=1e-38)
-        assert np.all(ball.clipped(long) == (length > (radius or np.inf)))
-
-
-@pytest.mark.parametrize("space", SPACES, ids=str)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_features_that_are_not_finite_do_not_become_points(space, value):
-    embedded = space.embed(np.array([value, 1], np.float32))
-    with pytest.raises(UserError, match="embedding 0 is not finite"):
-        space.check(embedded[None])
+    directions = features / np.linalg.norm(features, axis=-1, keepdims=True)
+    for length in (1e-30, 1e-3, 1.0, 1e18, 1e25, 3e37):
+        long = (directions * length).astype(np.float32)
+        exact = long.astype(np.float64)
+        unit = exact / np.linalg.norm(exact, axis=-1, keepdims=True)
+        np.testing.assert_allclose(Sphere().embed(long), unit, atol=3e-7)
+        for c, radius in ((0.1, 2.3), (0.1, None), (1.0, 1.5)):
+            ball = PoincareBall(c, radius)
+            norm = np.tanh(np.sqrt(c) * min(length, radius or np.inf)) / np.sqrt(c)
+            norm = min(norm, poincare.MAX_NORM / np.sqrt(c))
+            np.testing.assert_allclose(ball.embed(long), norm * unit, rtol=1e-5, atol=1e-38)
+            assert np.all(ball.clipped(long) == (length > (radius or np.inf)))
+    with jax.enable_x64(True):
+        long = np.array([[1e200, 1e200], [1e-200, 0]])
+        np.testing.assert_allclose(Sphere().embed(long), [[0.5**0.5] * 2, [1, 0]])
+        assert PoincareBall().embed(long)[0, 0] > 1
 
 
 @pytest.mark.parametrize(
@@ -280,9 +281,3 @@ def test_integers_count_as_floats(space):
 
     for found, expected in zip(results(x), results(x.astype(np.float32)), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_embedding_does_not_depend_on_overflow_in_float64(float64):
-    long = np.array([[1e200, 1e200], [1e-200, 0]])
-    np.testing.assert_allclose(Sphere().embed(long), [[0.5**0.5] * 2, [1, 0]])
-    assert PoincareBall().embed(long)[0, 0] > 1

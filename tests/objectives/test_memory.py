@@ -22,6 +22,7 @@ SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
 SPACES = pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
 LABELS = np.array([0, 0, 3, 3, 1, 1])
 REMEMBERED = np.array([3, 0, 2, 0, 1, 3, 1, 0, 3])
+NAMES = [name for name in PAIRS if "semihard" not in name]  # Those that take references.
 
 
 def points_of(space, n, seed=0):
@@ -57,14 +58,18 @@ def test_a_memory_takes_no_points_that_are_not_finite():
 
 
 @SPACES
-@pytest.mark.parametrize("name", [name for name in PAIRS if "semihard" not in name])
-def test_losses_of_references_equal_plain_loops(float64, name, space):
-    function, loop, settings = PAIRS[name]
+def test_losses_of_references_equal_plain_loops(float64, space):
     """Of references with empty rows and images' own ones, with positives alone, and with none."""
     points, others = points_of(space, 6), points_of(space, 9, 1)
     d = np.asarray(space.distance(points[:, None], others))
     own = np.array([4, 5, 6, 7, 8, 0])
     mixed, alike, different = REMEMBERED, np.full(9, 3), np.full(9, 7)
+
+    @compiled
+    def losses(points, batch, references):
+        common = {"space": space, "references": references}
+        return [PAIRS[name][0](points, batch, **common, **PAIRS[name][2]) for name in NAMES]
+
     for batch, labels, shown in (
         (LABELS, np.where(np.arange(9) < 3, -1, mixed), own),
         (np.full(6, 3), alike, None),
@@ -75,24 +80,21 @@ def test_losses_of_references_equal_plain_loops(float64, name, space):
         other = ~same & (labels >= 0)
         if shown is not None:
             same[np.arange(6), own] = False
-
-        def loss(points, references, batch=batch):
-            return function(points, batch, space=space, references=references, **settings)
-
-        found = compiled(loss)(points, references)
-        np.testing.assert_allclose(found, loop(d, same, other, **settings), rtol=1e-10, atol=1e-12)
+        for name, found in zip(NAMES, losses(points, batch, references), strict=True):
+            _, loop, settings = PAIRS[name]
+            expected = loop(d, same, other, **settings)
+            np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
 @SPACES
 def test_references_that_do_not_count_leave_losses_and_gradients_at_0(space):
     points, others = (points_of(space, n).astype("f") for n in (6, 9))
     nothing = References(jnp.asarray(others), jnp.full(9, -1))
-    named = [name for name in PAIRS if "semihard" not in name]
 
     def losses(points):
         common = {"space": space, "references": nothing}
         return jnp.stack(
-            [PAIRS[name][0](points, LABELS, **common, **PAIRS[name][2]) for name in named]
+            [PAIRS[name][0](points, LABELS, **common, **PAIRS[name][2]) for name in NAMES]
         )
 
     values, slopes = compiled(lambda points: (losses(points), jax.jacrev(losses)(points)))(points)
@@ -178,12 +180,8 @@ def test_a_teacher_embeds_the_images_of_the_memory(float64):
     config = configured(memory=12.0, memory_decay=0.9)
     assert create_objective(config).teacher_decay == 0.9
     assert create_objective(configured(memory=12.0)).teacher_decay is None
+    assert create_objective(configured()).init(jax.random.key(0), SPEC) == ({}, {})
     assert_steps(config, 12, expected, taught=True)
-
-
-def test_without_memory_and_koleo_there_is_no_state():
-    objective = create_objective(configured())
-    assert objective.init(jax.random.key(0), SPEC) == ({}, {})
 
 
 def test_wrong_settings_are_refused():
