@@ -59,7 +59,7 @@ def transcribed(features, weight):
     return total
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("weight", [0.0, 3.0])
 def test_value_and_gradient_are_those_of_the_paper(float64, weight):
     config = default_config("hypmix")
     config.objective.update(
