@@ -12,32 +12,42 @@ from PIL import Image
 
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+_QUICKLY_COMPILED = ("inference", "training")
 
 
 def pytest_configure(config):
     """Sets up a compilation cache for all tests and for the commands that they run.
 
-    It lasts for one run of pytest; other processes find it in the environment.
+    Other processes find it in the environment. It lasts for one run of pytest, unless the
+    environment names a folder already.
     """
-    del config
-    if not _IS_XDIST_WORKER:
-        os.environ[_CACHE] = tempfile.mkdtemp(prefix="programs-")
-        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        jax.config.update("jax_compilation_cache_dir", os.environ[_CACHE])
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-
-
-def pytest_unconfigure(config):
-    """Removes the compilation cache."""
-    del config
-    if not _IS_XDIST_WORKER:
-        shutil.rmtree(os.environ[_CACHE], ignore_errors=True)
+    if not _IS_XDIST_WORKER and _CACHE not in os.environ:
+        folder = os.environ[_CACHE] = tempfile.mkdtemp(prefix="programs-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    jax.config.update("jax_compilation_cache_dir", os.environ[_CACHE])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def pytest_xdist_auto_num_workers(config):
     """Returns the number of processes by default, unless --pdb is given."""
     del config
     return 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilation(request):
+    """Drops a module's programs from memory: they take gigabytes in all.
+
+    Where programs of training only have to run, they are compiled without most optimisations.
+    """
+    package = request.path.relative_to(request.config.rootpath / "tests").parts[0]
+    quick = package in _QUICKLY_COMPILED
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", str(quick))
+        jax.config.update("jax_disable_most_optimizations", quick)
+        yield
+    jax.clear_caches()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """hypjax's commands, and those that a page of documentation shows."""
 
 import copy
+import functools
 import importlib
 import pathlib
 import re
@@ -47,10 +48,16 @@ class Snippet(NamedTuple):
     error: str | None = None
 
 
+@functools.cache
 def names() -> list[str]:
     """Modules that run as python -m hypjax.NAME."""
     modules = sorted((REPOSITORY / "hypjax").glob("*.py"))
     return [path.stem for path in modules if "\n    command.run(" in path.read_text()]
+
+
+@functools.cache
+def _fields() -> frozenset[str]:
+    return frozenset(flatten(default_config()))
 
 
 def problems(page: str) -> list[str]:
@@ -92,7 +99,7 @@ def _inline(page: str) -> Iterator[Snippet]:
 
 def _check(text: str) -> None:
     """Raises a `UserError` if the text is a command or a field that would be refused."""
-    groups = {field.split(".")[0] for field in flatten(default_config()) if "." in field}
+    groups = {field.split(".")[0] for field in _fields() if "." in field}
     if field := re.fullmatch(r"(?:config\.)?((\w+)\.(\w+))(=\S+)?", text):
         if field[2] in groups and field[3] not in _FILE_SUFFIXES:
             _check_field(field[1] + (field[4] or ""))
@@ -208,12 +215,13 @@ def _check_config(spec: str, overrides: Sequence[str]) -> None:
             _check_field(override)
 
 
+@functools.cache
 def _check_field(override: str) -> None:
     """Checks a field outside any command: that it exists and that some configuration takes it."""
     field, _, value = override.partition("=")
     if field.endswith("*") or field.isupper():
         return
-    if field not in flatten(default_config()):
+    if field not in _fields():
         load_config("configs/glyphs.py", [override])  # Raises the message that users see.
     if not value or _is_placeholder(override):
         return

@@ -1,4 +1,9 @@
-"""Writes small copies of the official datasets, in their official folders and lists."""
+"""Writes small copies of the official datasets, in their official folders and lists.
+
+Each function takes the folder to write to, the number of images per class, the content of broken
+files by image name, and the names of images that are listed but not written. It returns the
+images of each split except the missing ones, in the order of the dataset.
+"""
 
 import io
 import pathlib
@@ -33,19 +38,7 @@ def write_cub(
     missing: Collection[str] = (),
     labels: bool = True,
 ) -> Listing:
-    """Writes root/CUB_200_2011.
-
-    Args:
-        root: Parent of the dataset's folder; created if missing.
-        classes: Class numbers: up to 100 in the training split, above in the test split.
-        images: Images per class.
-        broken: Content of broken files by image name, as in the returned listing.
-        missing: Names of images that are listed but not written.
-        labels: Whether to write image_class_labels.txt.
-
-    Returns:
-        The images of each split except the missing ones, sorted by class and path.
-    """
+    """Writes root/CUB_200_2011; class numbers above 100 are in the test split."""
     folder = root / "CUB_200_2011"
     splits, listed, numbers = {"train": [], "test": []}, [], []
     for number in classes:
@@ -70,19 +63,7 @@ def write_cars(
     missing: Collection[str] = (),
     names: bool = True,
 ) -> Listing:
-    """Writes root/cars196.
-
-    Args:
-        root: Parent of the dataset's folder; created if missing.
-        classes: Class numbers: up to 98 in the training split, above in the test split.
-        images: Images per class.
-        broken: Content of broken files by image name, as in the returned listing.
-        missing: Names of images that are listed but not written.
-        names: Whether the annotations name the classes.
-
-    Returns:
-        The images of each split except the missing ones, by class, then in listed order.
-    """
+    """Writes root/cars196; class numbers above 98 are in the test split."""
     splits, rows = {"train": [], "test": []}, []
     for number in classes:
         for i in range(images):
@@ -103,18 +84,7 @@ def write_sop(
     broken: Mapping[str, bytes] | None = None,
     missing: Collection[str] = (),
 ) -> Listing:
-    """Writes root/Stanford_Online_Products: bicycles and chairs.
-
-    Args:
-        root: Parent of the dataset's folder; created if missing.
-        classes: Classes per split.
-        images: Images per class.
-        broken: Content of broken files by image name, as in the returned listing.
-        missing: Names of images that are listed but not written.
-
-    Returns:
-        The images of each split except the missing ones, in listed order.
-    """
+    """Writes root/Stanford_Online_Products: bicycles and chairs."""
     folder = root / "Stanford_Online_Products"
     splits, image_id = {"train": [], "test": []}, 0
     for split, first in (("train", 1), ("test", 11319)):
@@ -137,18 +107,7 @@ def write_inshop(
     broken: Mapping[str, bytes] | None = None,
     missing: Collection[str] = (),
 ) -> Listing:
-    """Writes root/Inshop_Clothes.
-
-    Args:
-        root: Parent of the dataset's folder; created if missing.
-        classes: Number of training classes, and of test classes.
-        images: Images per class; of a test class, one is a query and the others are the gallery.
-        broken: Content of broken files by image name, as in the returned listing.
-        missing: Names of images that are listed but not written.
-
-    Returns:
-        The images of each split except the missing ones, in listed order.
-    """
+    """Writes root/Inshop_Clothes; of a test class, one image is a query, the others the gallery."""
     folder = root / "Inshop_Clothes"
     splits, rows = {"train": [], "query": [], "gallery": []}, []
     for number in range(1, 2 * classes + 1):
@@ -173,16 +132,7 @@ def write_omniglot(
 ) -> Listing:
     """Writes root/images_background and root/images_evaluation, or the two small background sets.
 
-    Args:
-        root: Parent of these folders; created if missing.
-        characters: Characters in each of the three alphabets of a set.
-        images: Images per character.
-        broken: Content of broken files by image name, as in the returned listing.
-        missing: Names of images that are not written.
-        small: Whether to write the two small sets, both of which contain the alphabet Greek.
-
-    Returns:
-        The images of each split except the missing ones, sorted; Greek only in the first set.
+    Both small sets contain the alphabet Greek, which counts only in the first one.
     """
     alphabets = {"train": ("Balinese", "Greek", "Latin"), "test": ("Atlantean", "Greek2", "Oriya")}
     folders = {"train": "images_background", "test": "images_evaluation"}
