@@ -12,7 +12,7 @@ from PIL import Image
 
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-_QUICKLY_COMPILED = ("inference", "training")
+_QUICKLY_COMPILED = ("training",)
 
 
 def pytest_configure(config):

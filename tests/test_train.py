@@ -128,23 +128,24 @@ def test_a_batch_of_more_classes_than_there_are_is_refused(load_glyphs, tmp_path
 
 
 @pytest.mark.parametrize("file", ["config.json", "results.json"])
-@pytest.mark.parametrize(
-    "content", ["5", "[1]", "{}", '{"all": 5}', "nul", '{"final": {"head": 1}}']
-)
-def test_files_that_are_no_runs_are_refused(file, content, load_glyphs, tmp_path):
-    begin(load_glyphs(), tmp_path)
-    (tmp_path / file).write_text(content)
-    with pytest.raises(UserError, match=f"{file} is damaged "):
-        train.train_and_evaluate(load_glyphs(), tmp_path)
+def test_files_that_are_no_runs_are_refused(file, load_glyphs, tmp_path):
+    config = load_glyphs()
+    begin(config, tmp_path)
+    for content in ("5", "[1]", "{}", '{"all": 5}', "nul", '{"final": {"head": 1}}'):
+        (tmp_path / file).write_text(content)
+        with pytest.raises(UserError, match=f"{file} is damaged "):
+            train.train_and_evaluate(config, tmp_path)
 
 
-@pytest.mark.parametrize("remains", ["results.json", "checkpoints/5"])
-def test_a_run_without_its_configuration_is_refused(remains, load_glyphs, tmp_path):
+def test_a_run_without_its_configuration_is_refused(load_glyphs, tmp_path):
     """Nothing says whether its results are those of this configuration."""
-    (tmp_path / remains).parent.mkdir(exist_ok=True)
-    (tmp_path / remains).mkdir() if remains[0] == "c" else (tmp_path / remains).write_text("{}")
-    with pytest.raises(UserError, match="holds a run without its config.json"):
-        train.train_and_evaluate(load_glyphs(), tmp_path)
+    config = load_glyphs()
+    (tmp_path / "saved" / "checkpoints" / "5").mkdir(parents=True)
+    (tmp_path / "ended").mkdir()
+    (tmp_path / "ended" / "results.json").write_text("{}")
+    for run in ("saved", "ended"):
+        with pytest.raises(UserError, match="holds a run without its config.json"):
+            train.train_and_evaluate(config, tmp_path / run)
 
 
 @pytest.mark.slow

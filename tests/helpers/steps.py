@@ -9,7 +9,8 @@ import numpy as np
 from hypjax import parallel
 from hypjax.objectives import Spec
 from hypjax.training.setup import build_learner
-from hypjax.training.step import create_state, jit_train_step, make_train_step
+from hypjax.training.states import random_state
+from hypjax.training.step import jit_train_step, make_train_step
 from hypjax.types import Batch
 
 _PRODUCT = r"stablehlo\.(dot_general|convolution)\b"
@@ -23,8 +24,7 @@ def learner_of(config, **changes):
 def start(config, **changes):
     """The first state, and the step, of a learner with changed attributes."""
     learner = learner_of(config, **changes)
-    state = create_state(learner, Spec(12, 2, config.model.width, config.model.head_dim, 100, 24))
-    state = parallel.place(state, parallel.parameter_shardings(learner.mesh, state))
+    state = random_state(learner, Spec(12, 2, config.model.width, config.model.head_dim, 100, 24))
     return state, jit_train_step(make_train_step(learner), learner.mesh, state)
 
 

@@ -25,7 +25,8 @@ from hypjax.config import choose_objective, default_config
 from hypjax.objectives import Spec
 from hypjax.retrieval import recall_at_k
 from hypjax.training.setup import build_learner
-from hypjax.training.step import create_state, jit_train_step, make_train_step, shard_batch
+from hypjax.training.states import random_state
+from hypjax.training.step import jit_train_step, make_train_step, shard_batch
 from hypjax.types import Batch
 from tests.helpers import shown_objective
 
@@ -100,8 +101,7 @@ def trajectory(config, steps):
         100,
         config.train.batch_size,
     )
-    state = create_state(learner, spec)
-    state = parallel.place(state, parallel.parameter_shardings(mesh, state))
+    state = random_state(learner, spec)
     step = make_train_step(learner)
     step = jit_train_step(step, mesh, state)
     slices = parallel.slices(config.train.batch_size, mesh, config.run.microbatch)

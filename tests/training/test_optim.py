@@ -14,6 +14,7 @@ from hypjax.inference.weights import restore_models
 from hypjax.objectives import Group, PairwiseCrossEntropy, Spec
 from hypjax.training import optim
 from hypjax.training.setup import build, build_learner
+from hypjax.training.states import random_state
 from hypjax.training.step import create_state
 from tests.helpers import small_runs
 
@@ -75,7 +76,7 @@ def test_a_group_does_not_change_before_its_start(photos_folder, tmp_path):
         restore_models(config, tmp_path / name)[1]["final"] for name in ("held", "changed")
     )
     setup = build(small_runs.load(photos_folder))
-    first = create_state(setup.learner, setup.spec).params["model"]
+    first = random_state(setup.learner, setup.spec).params["model"]
     name = ("encoder", "norm", "scale")
     start, kept, moved = (flatten_dict(tree)[name] for tree in (first, held, changed))
     assert np.array_equal(kept, start) and not np.array_equal(moved, start)

@@ -28,6 +28,10 @@ def test_frozen_groups_stay_bit_identical_and_all_else_moves(load_glyphs):
         assert held == np.array_equal(after, before[name]), name
 
 
+def global_norm(arrays):
+    return np.sqrt(sum(np.sum(array**2) for array in arrays.values()))
+
+
 def test_an_update_is_adamw_on_the_clipped_gradient_of_the_trained_parameters(load_glyphs):
     """One step beside AdamW written out: clip by the global norm, decay everything, decoupled."""
     clip, decay, rate, eps = 0.01, 0.3, 0.01, 1e-4
@@ -45,18 +49,18 @@ def test_an_update_is_adamw_on_the_clipped_gradient_of_the_trained_parameters(lo
         outputs = learner.model.apply({"params": params["model"]}, images)
         return learner.objective.loss({}, {}, outputs, None, batch, jax.random.key(0))[0]
 
-    gradient = jax.jit(jax.grad(loss_of))(state.params)["model"]
+    gradient = leaves(jax.jit(jax.grad(loss_of))(state.params)["model"])
     before = leaves(jax.device_get(state.params["model"]))
-    everything = optax.tree.norm(gradient)
-    del gradient["encoder"]["patch_embed"]
-    norm = optax.tree.norm(gradient)
+    everything = global_norm(gradient)
+    gradient = {name: g for name, g in gradient.items() if "patch_embed" not in name}
+    norm = global_norm(gradient)
     assert everything > 1.002 * norm > 100 * clip
     state, metrics = step(state, batch)
     np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-4)
     after = leaves(state.params["model"])
     moments = leaves(optax.tree.get(state.opt_state, "mu")["model"])
-    assert moments.keys() == leaves(gradient).keys()
-    for name, g in leaves(gradient).items():
+    assert moments.keys() == gradient.keys()
+    for name, g in gradient.items():
         clipped = g * clip / norm
         np.testing.assert_allclose(moments[name], 0.1 * clipped, rtol=1e-3, atol=1e-8)
         moved = rate * (clipped / (np.abs(clipped) + eps) + decay * before[name])
