@@ -15,9 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from hypjax.benchmarks import measure, peers
-from hypjax.engines import euclidean, qdrant_folders
+from hypjax.engines import euclidean
 from hypjax.engines.graph import GraphGallery
 from hypjax.engines.qdrant import QdrantGallery
+from hypjax.engines.qdrant_collections import Folder
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space, Sphere
 from hypjax.retrieval import nearest_neighbors
@@ -152,7 +153,7 @@ def _hyperbolic(
         yield _Engine(engine, built, twice, queries, _candidates(least=64))
     if peers.installed("qdrant_edge"):
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        engine = qdrant_folders.Folder(folder / "gallery.qdrant")
+        engine = Folder(folder / "gallery.qdrant")
         points = QdrantGallery.create(engine, embeddings)
         _, built = _timed(lambda: points.add(embeddings))
 

@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 
 from hypjax.benchmarks import measure, peers
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.retrieval import nearest_neighbors, subtraction
+from hypjax.retrieval import nearest_neighbors
+from hypjax.retrieval.neighbors import nearest_by_subtraction
 
 _CLASSES, _DIM, _K = 600, 128, 10
 _SPREADS = (1, 0.1, 0.01, 0.003, 1e-6)
@@ -29,7 +30,7 @@ def rows(options: measure.Options) -> measure.Rows:
     for name, space in _SPACES.items():
         for spread in _SPREADS:
             x = np.array(space.embed((centres + spread * noise).astype(np.float32)))
-            true = _without_self(subtraction.nearest(space, x, x, _K + 1).ids)
+            true = _without_self(nearest_by_subtraction(space, x, x, _K + 1)[1])
             found = {"hypjax": nearest_neighbors(x, x, k=_K, space=space, exclude_self=True)[1]}
             if peers.installed("faiss"):
                 found["faiss"] = _without_self(_faiss_neighbors(space, x))

@@ -1,11 +1,12 @@
 """Names that configuration fields accept; the packages above implement them.
 
-A new dataset, view or metric adds its name here and its code there. A test checks that they agree.
-Objectives and spaces have registries of their own: `hypjax.objectives.OBJECTIVES` and
-`hypjax.geometry.SPACES`.
+A new dataset or view adds its name here and its code there. A test checks that they agree.
+Objectives, spaces and metrics have registries of their own: `hypjax.objectives.OBJECTIVES`,
+`hypjax.geometry.SPACES`, and `AT_K` and `WITHOUT_K` in `hypjax.retrieval.metrics`.
 """
 
 from hypjax.objectives.base import GROUPED
+from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
 DATASETS = (
     "glyphs",
@@ -28,15 +29,7 @@ TRAIN_VIEWS = ("area_crop", "resize_crop")  # hypjax/data/views.py
 TEST_VIEWS = ("centre_crop", "squash")  # hypjax/data/views.py
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
 SPLITS_BY = ("classes", "images")  # hypjax/data/photos/splitting.py
-METRICS = (
-    "recall",
-    "precision",
-    "mp",
-    "mrr",
-    "map",
-    "map@r",
-    "r_precision",
-)  # hypjax/retrieval/metric_rules.py
+METRICS = (*AT_K, *WITHOUT_K)
 # Parameters with a name, by their path in {"model": ..., "objective": ...}.
 GROUPS = {
     "patch_projection": ("model", "encoder", "patch_embed"),

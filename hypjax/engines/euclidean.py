@@ -1,21 +1,35 @@
-"""Hyperbolic neighbours from an index of Euclidean distances, exact or approximate.
+"""Hyperbolic neighbours from an index of Euclidean distances, or from any other candidates.
 
 A ball of the Poincaré metric is also a Euclidean ball, with another centre. So the k nearest points
 of a query are the k nearest, in Euclidean distance, to the centre of the ball on whose surface the
 k-th of them lies. A first search at the query bounds the separation of the k-th; a second one at
 that centre finds the neighbours. Near the boundary, where the Euclidean neighbours of the query
 itself are others, this finds what the first search misses.
+
+Whatever finds candidates, they are ranked by their exact distances, and the share of neighbours
+among them is measured.
 """
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
 
-from hypjax.engines.candidates import rank, separation_factors
+from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space, Sphere
+from hypjax.system import console
 
+WANTED, NEAREST = 0.98, 10  # Recall of so many neighbours that an export aims at.
+LINKS, ADDED = 32, 256  # Links of a point in a graph, and candidates when it is added.
+SAMPLE = 500  # Points whose neighbours an export searches for.
+_CANDIDATES = (64, 128, 256, 512, 1024)  # Of a search, of which the least is taken.
+_MEASURED = 512  # Candidates whose distances are computed at once, in the cache of a core.
+_TIED = 1e-5  # Relative difference of distances up to which they are equal.
+
+_Found = tuple[Float[np.ndarray, "n k"], Shaped[np.ndarray, "n k"]]  # Distances, and items.
 # From points and a number m to the indices of the m items nearest to each point in Euclidean
 # distance, [n, m]; −1 where there is none.
 Search = Callable[[Float32[np.ndarray, "n d"], int], Int[np.ndarray, "n m"]]
@@ -76,3 +90,137 @@ def nearest(
         return first
     reached = np.isfinite(first[0][:, -1])
     return best(centres(queries, np.where(reached, first[0][:, -1], 0), space))
+
+
+def separation_factors(points: Float[np.ndarray, "n d"], space: Space) -> Float64[np.ndarray, " n"]:
+    """Factors by which ‖x − y‖² is multiplied, one of each point, for their separation.
+
+    Args:
+        points: Points of a ball or of the sphere, [n, d].
+        space: Their space.
+
+    Returns:
+        1 / (1 − c‖x‖²) in a ball and 1 on the sphere, [n], float64.
+
+    Raises:
+        UserError: The space is another one.
+    """
+    if isinstance(space, Sphere):
+        return np.ones(len(points))
+    if not isinstance(space, PoincareBall):
+        raise UserError(f"there is no approximate search in {space}; search the .npz file")
+    return 1 / (1 - float(space.c) * np.einsum("nd,nd->n", points, points, dtype=np.float64))
+
+
+def assured(hits: Bool[np.ndarray, "s k"], own: Bool[np.ndarray, "s k"]) -> float:
+    """Lower bound of the share of neighbours that searches find, from a sample of queries.
+
+    Args:
+        hits: Whether a search finds each neighbour.
+        own: Whether the neighbour is the query itself.
+
+    Returns:
+        The mean over the queries less two of its standard errors, at least 0; with the queries
+        themselves or without, the less. It tends to hold for new queries, but is no strict bound:
+        a sample does not show misses that are rare and come together.
+    """
+    others = ~own | own.all(axis=1, keepdims=True)  # All, where there is a single image.
+    shares = hits.mean(axis=1), hits.mean(axis=1, where=others)
+    bounds = [each.mean() - 2 * each.std() / len(each) ** 0.5 for each in shares]
+    return max(0.0, float(min(bounds)))
+
+
+def rank(
+    queries: Float32[np.ndarray, "n d"],
+    gallery: Float32[np.ndarray, "m d"],
+    rows: Int[np.ndarray, " p"],
+    items: Int[np.ndarray, " p"],
+    *,
+    k: int,
+    space: Space,
+) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+    """Ranks candidates by their separations, which are computed by subtraction.
+
+    Args:
+        queries: Points of a ball or of the sphere.
+        gallery: Points of the same space, which may be memory-mapped.
+        rows: Rows of the queries, one for each candidate.
+        items: Indices of the candidates; one may be listed several times.
+        k: Number of items to return for each query.
+        space: The space.
+
+    Returns:
+        Separations and indices of the items, nearest first, ties in the order of the gallery. Where
+        a query has fewer candidates, the separation is infinite and the index −1.
+    """
+    pairs = np.sort(rows * len(gallery) + items)
+    pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+    rows, items = np.divmod(pairs, max(len(gallery), 1))
+    own = separation_factors(queries, space)
+
+    def measure(block: slice) -> Float64[np.ndarray, " b"]:
+        found = gallery[items[block]].astype(np.float64)
+        scales = separation_factors(found, space) * own[rows[block]]
+        found -= queries[rows[block]]
+        return scales * np.einsum("pd,pd->p", found, found)
+
+    blocks = [slice(start, start + _MEASURED) for start in range(0, len(rows), _MEASURED)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        separations = np.concatenate([np.empty(0), *pool.map(measure, blocks)])
+    order = np.lexsort((separations, rows))
+    rows, items, separations = rows[order], items[order], separations[order]
+    places = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    kept = places < k
+    listed = np.full((len(queries), k), np.inf), np.full((len(queries), k), -1)
+    for array, values in zip(listed, (separations, items), strict=True):
+        array[rows[kept], places[kept]] = values[kept]
+    return listed
+
+
+def found_neighbours(exact: _Found, found: _Found) -> Bool[np.ndarray, "n k"]:
+    """Marks the nearest neighbours that a search found.
+
+    Where more than k items qualify, since several are as far as the k-th, any of these count.
+
+    Args:
+        exact: Distances or separations of the nearest neighbours, ascending, and the items.
+        found: The same of the items that the search found, in any order, each listed once.
+
+    Returns:
+        Whether each neighbour, or an item as far as the last that takes its place, was found.
+    """
+    hits = (exact[1][:, :, None] == found[1][:, None]).any(axis=2)
+    known = (found[1][:, :, None] == exact[1][:, None]).any(axis=2)
+    last = exact[0][:, -1:]
+    places = ~hits & (exact[0] >= last * (1 - _TIED))
+    others = ~known & (found[0] <= last * (1 + _TIED))
+    return hits | (places & (np.cumsum(places, axis=1) <= others.sum(axis=1, keepdims=True)))
+
+
+def tune(search: Callable[[int], _Found], exact: _Found, own: Bool[np.ndarray, "s k"]) -> float:
+    """Raises the number of candidates until a sample of queries finds its neighbours.
+
+    Args:
+        search: Searches for the sample with a number of candidates, the last of which is chosen.
+        exact: Its nearest neighbours.
+        own: Whether the neighbour is the query itself.
+
+    Returns:
+        The share of neighbours that searches find. If it is too low, a warning says so.
+    """
+    recall = 0.0
+    for candidates in _CANDIDATES:
+        recall = assured(found_neighbours(exact, search(candidates)), own)
+        if recall >= WANTED:
+            break
+    warn_of_misses(recall)
+    return recall
+
+
+def warn_of_misses(recall: float) -> None:
+    """Warns if searches find too few of the nearest neighbours."""
+    if recall < WANTED:
+        console.warn(
+            f"searches of the graph find {recall:.1%} of the {NEAREST} nearest neighbours; a "
+            "search of the .npz file finds all"
+        )

@@ -1,6 +1,5 @@
 """Galleries in the formats of search engines and viewers, and those that searches read again."""
 
-import functools
 import importlib
 import json
 import os
@@ -12,7 +11,7 @@ import numpy as np
 
 from hypjax.engines import faiss_files, graph, qdrant
 from hypjax.engines.hyperview import export_hyperview
-from hypjax.engines.qdrant_engines import SCHEMES
+from hypjax.engines.qdrant_collections import SCHEMES
 from hypjax.errors import UserError, require_utf8
 from hypjax.retrieval.embeddings import Embeddings, describe_space, replacing_file
 
@@ -57,11 +56,9 @@ def open_gallery(location: str | os.PathLike[str]) -> Gallery:
         UserError: It is missing, damaged or something else.
     """
     location = os.fspath(location)
-    if location.startswith(SCHEMES):
-        return qdrant.QdrantGallery.open(location)
     path = pathlib.Path(location).expanduser()
-    if path.suffix == qdrant.SUFFIX:
-        return qdrant.QdrantGallery.open(path)
+    if location.startswith(SCHEMES) or path.suffix == qdrant.SUFFIX:
+        return qdrant.QdrantGallery.open(location if location.startswith(SCHEMES) else path)
     return graph.GraphGallery.open(path) if path.suffix == graph.SUFFIX else Embeddings.load(path)
 
 
@@ -79,8 +76,11 @@ def find_export(name: str) -> Export:
     """
     export = EXPORTS.get(name)
     if name.startswith(SCHEMES):
-        writer = functools.partial(_write_to, name)
-        export = Export(writer, "qdrant_client", '"hypjax[qdrant]"')
+        export = Export(
+            lambda embeddings, _: qdrant.export_qdrant(embeddings, name),
+            "qdrant_client",
+            '"hypjax[qdrant]"',
+        )
     if not export:
         names = ", ".join(EXPORTS)
         raise UserError(f"--export={name} is unknown; it must be one of {names}, or qdrant://…")
@@ -91,10 +91,6 @@ def find_export(name: str) -> Export:
             f"--export={name} needs {export.module}: pip install {export.package}"
         ) from error
     return export
-
-
-def _write_to(url: str, embeddings: Embeddings, _: pathlib.Path) -> str:
-    return qdrant.export_qdrant(embeddings, url)
 
 
 def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:

@@ -6,14 +6,8 @@ from typing import Any
 import numpy as np
 
 from hypjax.engines import euclidean
-from hypjax.engines.candidates import assured, found_neighbours, separation_factors
 from hypjax.retrieval.embeddings import Embeddings, replacing_file
 from hypjax.retrieval.neighbors import search
-from hypjax.system import console
-
-_LINKS, _ADDED = 32, 256  # Links of a point in a graph, and candidates when it is added.
-_CANDIDATES = (64, 128, 256, 512, 1024)  # Candidates of a search, of which the least is taken.
-_WANTED, _NEAREST, _SAMPLE = 0.98, 10, 500  # Recall of so many neighbours of so many points.
 
 
 def export_flat(embeddings: Embeddings, path: pathlib.Path) -> str:
@@ -49,42 +43,38 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     import faiss
 
     points, space = embeddings.vectors, embeddings.space
-    separation_factors(points[:1], space)  # Checks the space.
-    index = faiss.IndexHNSWFlat(points.shape[1], _LINKS)
-    index.hnsw.efConstruction = _ADDED
+    euclidean.separation_factors(points[:1], space)  # Checks the space.
+    index = faiss.IndexHNSWFlat(points.shape[1], euclidean.LINKS)
+    index.hnsw.efConstruction = euclidean.ADDED
     index.add(points)
     recall = _tune(index, embeddings)
     _write(index, path)
     return (
-        f"{path}, a graph of the points with Euclidean distances; two searches, as docs/search.md "
-        f"describes, with {index.hnsw.efSearch} candidates find {recall:.1%} of the {_NEAREST} "
-        "nearest neighbours"
+        f"{path}, a graph of the points with Euclidean distances; two searches, as docs/engines.md "
+        f"describes, with {index.hnsw.efSearch} candidates find {recall:.1%} of the "
+        f"{euclidean.NEAREST} nearest neighbours"
     )
 
 
 def _tune(index: Any, embeddings: Embeddings) -> float:
     """Chooses the candidates of searches; returns the share of neighbours that they find."""
     points, space = embeddings.vectors, embeddings.space
-    chosen = np.random.default_rng(0).permutation(len(points))[:_SAMPLE]
-    sample, k = points[chosen], min(_NEAREST + 1, len(points))
-    distances, exact = search(sample, None, points, k=k, space=space)
-    recall = 0.0
-    for candidates in _CANDIDATES:
+    chosen = np.random.default_rng(0).permutation(len(points))[: euclidean.SAMPLE]
+    sample, k = points[chosen], min(euclidean.NEAREST + 1, len(points))
+    exact = search(sample, None, points, k=k, space=space)
+
+    def found(candidates: int) -> tuple[np.ndarray, np.ndarray]:
         index.hnsw.efSearch = candidates
-        separations, found = euclidean.nearest(
+        separations, items = euclidean.nearest(
             lambda queries, m: index.search(queries, m)[1],
             *(points, sample),
             k=k,
             space=space,
             candidates=min(candidates, len(points)),
         )
-        reached = np.asarray(space.distance_at(separations))
-        hits = found_neighbours((distances, exact), (reached, found))
-        recall = assured(hits, exact == chosen[:, None])
-        if recall >= _WANTED:
-            return recall
-    console.warn(f"searches of the graph find {recall:.1%} of the {_NEAREST} nearest neighbours")
-    return recall
+        return np.asarray(space.distance_at(separations)), items
+
+    return euclidean.tune(found, exact, exact[1] == chosen[:, None])
 
 
 def _write(index: Any, path: pathlib.Path) -> None:

@@ -1,32 +1,48 @@
 """Approximate search in a space's own distance: galleries in an HNSW graph of usearch.
 
-The graph returns candidates. In a ball, the points near its centre may be scanned, too: they are
-near to all points. The candidates are ranked by the exact distances of the points themselves.
+Graphs and lists for inner products assume vectors of similar length, which those of hyperbolic
+points are not. So this graph compares points by ‖x − y‖² / ((1 − c‖x‖²)(1 − c‖y‖²)), their
+separation, of which the distance 2/√c·asinh(√(c·separation)) is an increasing function. A vector of
+the graph holds the coordinates of a point and, last, 1 / (1 − c‖x‖²); on the sphere, it holds the
+coordinates alone.
+
+The time of a search is that of reading vectors from memory. So they are rounded to bfloat16, the
+upper half of a float32, where that is fine enough to find candidates. In a ball, the points near
+its centre may be scanned, too: they are near to all points. The candidates are ranked by the exact
+distances of the points themselves.
 """
 
 import functools
+import json
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
-from jaxtyping import Float32, Float64, Int
+from jaxtyping import Array, Bool, Float32, Float64, Int
 
-from hypjax.engines import graph_files, graph_index
-from hypjax.engines.candidates import Centre, assured, found_neighbours, rank
-from hypjax.engines.graph_files import Facts, Table
+from hypjax.engines.euclidean import (
+    NEAREST,
+    WANTED,
+    assured,
+    found_neighbours,
+    rank,
+    separation_factors,
+    warn_of_misses,
+)
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Space
-from hypjax.retrieval.embeddings import Embeddings
+from hypjax.geometry import PoincareBall, Space, Sphere, arithmetic
+from hypjax.retrieval import inputs
+from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.neighbors import search
-from hypjax.system import console
-from hypjax.system.files import read_together
+from hypjax.system.files import checksums, read_together, replacing_together
 
 SUFFIX = ".usearch"
-_WANTED, _NEAREST, _SAMPLE = 0.98, 10, 1000  # Recall of so many neighbours of so many points.
+_SAMPLE = 1000  # Points whose neighbours are searched for to choose a setting.
 # Settings of searches, of which the cheapest is taken: candidates, and scanned shares of a ball.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 112, 128, 160, 192, 224, 256)
 _CANDIDATES += (320, 384, 448, 512, 768, 1024)
@@ -34,6 +50,17 @@ _SCANNED = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 # Cost of a scan, in distances that are computed in the graph: that of a point, and of the ranking.
 _SCAN_COST, _RANK_COST = 0.07, 300
 _SPARE = 4  # Candidates beyond k that are ranked, at least, if vectors are rounded.
+
+_SPARSE, _DENSE = (32, 256), (64, 512)  # Links of a point, and candidates when it is added.
+_SHORT = 32  # Vectors of fewer coordinates fill few cache lines, so that rounding gains nothing.
+_ROUNDING = 2**-9  # Typical relative error of a point in bfloat16.
+_TOLERATED = 0.05  # Error of points, as a share of the distances between neighbours.
+_MOST = 0.01  # Share of the points whose error may be larger.
+_SLICE = 256  # Queries whose products with the centre are computed at once.
+_SLACK = 1e-5  # Relative error of those products, in float32, that is allowed for.
+# Types of the facts in the table's metadata.
+_TYPES = {"space": dict, "fingerprint": str, "rounded": bool, "candidates": int, "recall": float}
+_TYPES |= {"checksums": dict}
 
 _Ranked = tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]  # Separations and items.
 
@@ -45,6 +72,112 @@ class _Setting(NamedTuple):
     scanned: int
     recall: float
     cost: float
+
+
+class _Table(NamedTuple):
+    """What a gallery holds beside its graph, one row per image.
+
+    Attributes:
+        keys: Keys of the images in the graph, ascending.
+        ids: Paths, [n] strings.
+        labels: Names of the classes, [n] strings; empty if unknown.
+        scanned: Whether the image is near the centre, and is compared with every query.
+        points: Points of the space, which may be memory-mapped.
+    """
+
+    keys: Int[np.ndarray, " n"]
+    ids: np.ndarray
+    labels: np.ndarray
+    scanned: Bool[np.ndarray, " n"]
+    points: Float32[np.ndarray, "n d"]
+
+
+class _Facts(NamedTuple):
+    """What a gallery is, and how it is searched.
+
+    Attributes:
+        space: Space of the points.
+        fingerprint: Fingerprint of the model.
+        rounded: Whether the vectors of the graph are rounded to bfloat16.
+        candidates: Number of candidates of a search for 10 neighbours.
+        recall: Share of them that searches find.
+    """
+
+    space: Space
+    fingerprint: str
+    rounded: bool
+    candidates: int
+    recall: float
+
+
+class _Centre:
+    """The points nearest to the centre of a ball, for a scan of all of them.
+
+    They are near to every point, and in many dimensions they are almost equally near, so that a
+    graph needs many candidates to find the nearest of them. A matrix product compares them all.
+    """
+
+    def __init__(
+        self, gallery: Float32[np.ndarray, "m d"], items: Int[np.ndarray, " s"], space: Space
+    ) -> None:
+        """Copies points.
+
+        Args:
+            gallery: Points of a ball or of the sphere.
+            items: Indices of those to scan.
+            space: The space.
+        """
+        points = gallery[items].astype(np.float64)
+        scales = separation_factors(points, space)[:, None]
+        squares = np.sum(points**2, axis=1, keepdims=True)
+        vectors = scales * np.concatenate([points, np.ones_like(squares), squares], axis=1)
+        # A product of NumPy would keep a core busy for a while after its end.
+        self._vectors = jax.device_put(
+            vectors.astype(np.float32), jax.local_devices(backend="cpu")[0]
+        )
+        self._items = items
+        self._largest = (squares.max(initial=0), scales.max(initial=1))
+        self._space = space
+
+    def within(
+        self, queries: Float32[np.ndarray, "n d"], separations: Float64[np.ndarray, " n"]
+    ) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]:
+        """Finds the points within given separations of queries.
+
+        Args:
+            queries: Points of the space.
+            separations: A separation for each.
+
+        Returns:
+            Rows of the queries and indices of the items. Points slightly farther away may be
+            listed, too.
+        """
+        pairs = [(np.empty(0, int),) * 2, *self._scan(queries, separations)]
+        rows, places = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+        return rows, self._items[places]
+
+    def _scan(
+        self, queries: Float32[np.ndarray, "n d"], separations: Float64[np.ndarray, " n"]
+    ) -> Iterator[tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]]:
+        squares = np.sum(np.square(queries, dtype=np.float64), axis=1, keepdims=True)
+        vectors = np.concatenate([-2 * queries, squares, np.ones_like(squares)], axis=1)
+        square, scale = self._largest
+        slack = _SLACK * scale * (squares[:, 0] + square)
+        limits = separations / separation_factors(queries, self._space) + slack
+        vectors, limits = vectors.astype(np.float32), limits.astype(np.float32)
+        size = min(_SLICE, 1 << (len(queries) - 1).bit_length())  # Few sizes to compile for.
+        for start in range(0, len(queries), size):
+            block = [inputs.pad_rows(x[start : start + size], size) for x in (vectors, limits)]
+            near = np.asarray(_near(*block, self._vectors))[: len(queries) - start]
+            rows, places = np.divmod(np.flatnonzero(near), max(len(self._items), 1))
+            yield rows + start, places
+
+
+@jax.jit
+def _near(
+    queries: Float32[Array, "q e"], limits: Float32[Array, " q"], vectors: Float32[Array, "s e"]
+) -> Bool[Array, "q s"]:
+    return arithmetic.inner_products(queries, vectors) <= limits[:, None]
 
 
 class GraphGallery:
@@ -62,7 +195,7 @@ class GraphGallery:
             built.
     """
 
-    def __init__(self, index: Any, table: Table, facts: Facts, writable: bool = True) -> None:
+    def __init__(self, index: Any, table: _Table, facts: _Facts, writable: bool = True) -> None:
         """Keeps a graph with its table; see `build` and `open`."""
         self._index, self._table, self._writable = index, table, writable
         self.space, self.fingerprint = facts.space, facts.fingerprint
@@ -98,21 +231,17 @@ class GraphGallery:
             UserError: usearch or numba is not installed, or the space is another one.
         """
         points, space = embeddings.vectors, embeddings.space
-        graph_index.create(space, points.shape[1], rounded=False)  # Checks the space.
+        _create(space, points.shape[1], rounded=False)  # Checks the space.
         sample, exact = _sample(points, space)
-        rounded = graph_index.can_round(points[sample], points[exact[1][:, -1]])
-        index = graph_index.create(space, points.shape[1], rounded=rounded)
+        rounded = _can_round(points[sample], points[exact[1][:, -1]])
+        index = _create(space, points.shape[1], rounded=rounded)
         keys, scanned = np.arange(len(points)), np.zeros(len(points), bool)
-        table = Table(keys, embeddings.ids, embeddings.labels, scanned, points)
-        facts = Facts(space, embeddings.fingerprint, rounded, _CANDIDATES[0], recall=1.0)
+        table = _Table(keys, embeddings.ids, embeddings.labels, scanned, points)
+        facts = _Facts(space, embeddings.fingerprint, rounded, _CANDIDATES[0], recall=1.0)
         gallery = cls(index, table, facts)
         gallery._insert(keys, points)
         gallery._tune(sample, exact)
-        if gallery.recall < _WANTED:
-            console.warn(
-                f"searches of the graph find {gallery.recall:.1%} of the {_NEAREST} nearest "
-                "neighbours; a search of the .npz file finds all"
-            )
+        warn_of_misses(gallery.recall)
         return gallery
 
     @classmethod
@@ -130,21 +259,45 @@ class GraphGallery:
         path = pathlib.Path(path)
 
         def read() -> Self:
-            table, facts = graph_files.read(path)
-            index = graph_index.create(facts.space, table.points.shape[1], rounded=facts.rounded)
-            graph_index.read(index, path, writable=writable)
+            table, facts = _read_files(path)
+            index = _create(facts.space, table.points.shape[1], rounded=facts.rounded)
+            _read_graph(index, path, writable=writable)
             return cls(index, table, facts, writable)
 
-        return read_together(path, graph_files.files(path), read)
+        return read_together(path, _files(path), read)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the files.
+        """Writes the files, which replace earlier ones at the end, all at once.
+
+        The table holds checksums of all three, so that neither damaged files nor those of different
+        galleries are searched.
 
         Raises:
             UserError: A file cannot be written.
         """
-        facts = Facts(self.space, self.fingerprint, self._rounded, self.candidates, self.recall)
-        graph_files.write(pathlib.Path(path), self._index.save, self._table, facts)
+        import pyarrow
+        import pyarrow.parquet
+
+        path, table = pathlib.Path(path), self._table
+        facts = _Facts(self.space, self.fingerprint, self._rounded, self.candidates, self.recall)
+        try:
+            with replacing_together(path) as folder:
+                graph, points, rows = _files(folder / path.name)
+                self._index.save(str(graph))
+                np.save(points, table.points)
+                described = facts._asdict() | {
+                    "space": describe_space(self.space),
+                    "checksums": {"graph": checksums(graph), "points": checksums(points)},
+                }
+                text = json.dumps(described)
+                columns = [table.keys, table.ids.tolist(), table.labels.tolist(), table.scanned]
+                metadata = {"hypjax": text, "hypjax.checksum": _checksum(text, *columns)}
+                written = pyarrow.table(columns, schema=_schema())
+                pyarrow.parquet.write_table(written.replace_schema_metadata(metadata), rows)
+        except (OSError, RuntimeError) as error:  # usearch raises the latter.
+            raise UserError(
+                f"cannot write to {path} ({getattr(error, 'strerror', None) or error})"
+            ) from error
 
     def add(self, embeddings: Embeddings) -> None:
         """Adds images.
@@ -166,8 +319,8 @@ class GraphGallery:
         self._insert(keys, points)
         farthest = np.linalg.norm(table.points[table.scanned], axis=1).max(initial=-1)
         scanned = np.linalg.norm(points, axis=1) <= farthest
-        added = Table(keys, embeddings.ids, embeddings.labels, scanned, points)
-        self._replace(Table(*map(np.concatenate, zip(table, added, strict=True))))
+        added = _Table(keys, embeddings.ids, embeddings.labels, scanned, points)
+        self._replace(_Table(*map(np.concatenate, zip(table, added, strict=True))))
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes images.
@@ -181,7 +334,7 @@ class GraphGallery:
             raise UserError(f"{missing[0]} is not in the gallery")
         removed = np.isin(self.ids, ids)
         self._index.remove(self._table.keys[removed])
-        self._replace(Table(*(column[~removed] for column in self._table)))
+        self._replace(_Table(*(column[~removed] for column in self._table)))
 
     def nearest(
         self,
@@ -239,8 +392,8 @@ class GraphGallery:
         wanted = k + (own is not None)
         spare = max(_SPARE, wanted // 3) if self._rounded else 0
         listed = min(wanted + spare, len(self))
-        self._index.expansion_search = max(self.candidates * k // _NEAREST, self.candidates, listed)
-        found = self._index.search(graph_index.vectors(points, self.space), listed)
+        self._index.expansion_search = max(self.candidates * k // NEAREST, self.candidates, listed)
+        found = self._index.search(_vectors(points, self.space), listed)
         # For one query, usearch returns arrays of one axis, without those that are missing.
         shape = len(points), -1 if len(points) else listed
         keys = np.asarray(found.keys, np.int64).reshape(shape)
@@ -274,10 +427,10 @@ class GraphGallery:
         return rank(points, self._table.points, *pairs, k=k, space=self.space)
 
     @functools.cached_property
-    def _centre(self) -> Centre:
-        return Centre(self._table.points, np.flatnonzero(self._table.scanned), self.space)
+    def _centre(self) -> _Centre:
+        return _Centre(self._table.points, np.flatnonzero(self._table.scanned), self.space)
 
-    def _replace(self, table: Table) -> None:
+    def _replace(self, table: _Table) -> None:
         self._table = table
         self.__dict__.pop("_centre", None)
 
@@ -286,7 +439,7 @@ class GraphGallery:
         # centre are near to all. If they came last, they would displace the links among the others.
         order = np.argsort(np.linalg.norm(points, axis=1), kind="stable")
         shown = "points added" if sys.stderr.isatty() else False
-        self._index.add(keys[order], graph_index.vectors(points[order], self.space), log=shown)
+        self._index.add(keys[order], _vectors(points[order], self.space), log=shown)
 
     def _tune(self, sample: Int[np.ndarray, " s"], exact: _Ranked) -> None:
         """Chooses a setting of searches by the exact neighbours of a sample."""
@@ -305,7 +458,7 @@ class GraphGallery:
                 recall = assured(hits | (places < scanned), own)
                 scan_cost = _SCAN_COST * scanned + _RANK_COST if scanned else 0
                 settings.append(_Setting(candidates, scanned, recall, cost + scan_cost))
-            enough = [setting for setting in settings if setting.recall >= _WANTED]
+            enough = [setting for setting in settings if setting.recall >= WANTED]
             best = min(enough, key=lambda setting: setting.cost, default=None)
             if candidates >= len(self) or (best and best.cost <= cost):
                 break
@@ -328,7 +481,7 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
     """
     gallery = GraphGallery.build(embeddings)
     gallery.save(path)
-    return f"{path}; it finds {gallery.recall:.1%} of the {_NEAREST} nearest neighbours"
+    return f"{path}; it finds {gallery.recall:.1%} of the {NEAREST} nearest neighbours"
 
 
 def _sample(
@@ -336,7 +489,207 @@ def _sample(
 ) -> tuple[Int[np.ndarray, " s"], _Ranked]:
     """Some points, and their nearest neighbours by an exact search, themselves included."""
     sample = np.random.default_rng(0).permutation(len(points))[:_SAMPLE]
-    k = min(_NEAREST + 1, len(points))
+    k = min(NEAREST + 1, len(points))
     items = search(points[sample], None, points, k=k, space=space)[1]
     rows = np.repeat(np.arange(len(sample)), k)
     return sample, rank(points[sample], points, rows, items.ravel(), k=k, space=space)
+
+
+def _files(path: pathlib.Path) -> list[pathlib.Path]:
+    """All files of a gallery, given that of its graph."""
+    return [path, _beside(path, "npy"), _beside(path, "parquet")]
+
+
+def _read_files(path: pathlib.Path) -> tuple[_Table, _Facts]:
+    """Reads the files beside a graph and compares all with their checksums.
+
+    Args:
+        path: The graph's file.
+
+    Returns:
+        The table, whose points are memory-mapped, and what the gallery is.
+
+    Raises:
+        UserError: A file is missing or damaged, or belongs to another gallery.
+    """
+    if not path.exists():
+        raise UserError(f"there is no gallery at {path}")
+    columns, facts, recorded = _read_rows(path)
+    points = _beside(path, "npy")
+    if not points.exists():
+        raise UserError(f"{path} needs its points, {points}; export it again")
+    for file, expected in zip((path, points), recorded, strict=True):
+        try:
+            found = checksums(file)
+        except OSError as error:
+            raise UserError(f"cannot read {file} ({error.strerror})") from error
+        if found != expected:
+            raise UserError(
+                f"{file} is damaged, or not the one that the table beside it describes; export the "
+                "gallery again"
+            )
+    return _Table(*columns, np.load(points, mmap_mode="r")), facts
+
+
+def _read_rows(path: pathlib.Path) -> tuple[list[np.ndarray], _Facts, list[list[int]]]:
+    """Columns of the table, what the gallery is, and the checksums of the graph and the points."""
+    import pyarrow.parquet
+
+    beside = _beside(path, "parquet")
+    try:
+        rows = pyarrow.parquet.read_table(beside)
+        text, checksum = (rows.schema.metadata[name] for name in (b"hypjax", b"hypjax.checksum"))
+        if not rows.schema.equals(_schema()) or any(column.null_count for column in rows.columns):
+            raise ValueError("its columns are others")
+        keys, scanned = (rows[name].to_numpy() for name in ("key", "scanned"))
+        ids, labels = (rows[name].to_pylist() for name in ("id", "label"))
+        if _checksum(text.decode(), keys, ids, labels, scanned) != checksum.decode():
+            raise ValueError("its checksum is another one")
+        described = json.loads(text)
+        types = {name: type(described[name]) for name in _TYPES}
+        if types != _TYPES:
+            raise TypeError(f"its fields are {types}")
+        described["space"] = space_of(described["space"])
+        facts = _Facts(*(described[name] for name in _Facts._fields))
+        recorded = [described["checksums"][name] for name in ("graph", "points")]
+        return [keys, np.array(ids, str), np.array(labels, str), scanned], facts, recorded
+    except FileNotFoundError as error:
+        raise UserError(f"{path} needs its table, {beside}; export it again") from error
+    except Exception as error:  # pyarrow raises almost anything on damaged files.
+        raise UserError(
+            f"the table beside {path} is damaged, or of an earlier version of hypjax; export the "
+            "gallery again"
+        ) from error
+
+
+def _schema() -> Any:
+    """Columns of the table."""
+    import pyarrow
+
+    types = {"key": "int64", "id": "string", "label": "string", "scanned": "bool"}
+    return pyarrow.schema([(name, pyarrow.type_for_alias(kind)) for name, kind in types.items()])
+
+
+def _checksum(
+    described: str,
+    keys: Int[np.ndarray, " n"],
+    ids: list[str],
+    labels: list[str],
+    scanned: Bool[np.ndarray, " n"],
+) -> str:
+    """CRC-32 of a table."""
+    parts = [described.encode(), keys.tobytes(), scanned.tobytes()]
+    parts += ["\0".join(strings).encode() for strings in (ids, labels)]
+    return str(zlib.crc32(b"\0".join(parts)))
+
+
+def _beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
+    return path.with_name(f"{path.name}.{suffix}")
+
+
+def _vectors(points: Float32[np.ndarray, "n d"], space: Space) -> Float32[np.ndarray, "n e"]:
+    """Vectors of the graph for points of a ball or of the sphere."""
+    if not isinstance(space, PoincareBall):
+        return points
+    factors = separation_factors(points, space)[:, None]
+    return np.concatenate([points, factors], axis=1).astype(np.float32)
+
+
+def _can_round(points: Float32[np.ndarray, "n d"], neighbours: Float32[np.ndarray, "n d"]) -> bool:
+    """Whether bfloat16 makes searches faster and is fine enough for a graph.
+
+    Args:
+        points: Some points of the gallery.
+        neighbours: For each, its tenth neighbour, or another one that a search should find.
+
+    Returns:
+        Whether vectors are long, and the rounding errors of nearly all points are small beside the
+        distances.
+    """
+    if points.shape[1] < _SHORT:
+        return False
+    lengths, distances = (np.linalg.norm(x, axis=1) for x in (points, points - neighbours))
+    return bool(np.mean(_ROUNDING * lengths < _TOLERATED * distances) >= 1 - _MOST)
+
+
+def _create(space: Space, dim: int, *, rounded: bool) -> Any:
+    """An empty graph for points of a space.
+
+    Args:
+        space: A ball or the sphere.
+        dim: Number of coordinates.
+        rounded: Whether vectors are rounded to bfloat16.
+
+    Raises:
+        UserError: usearch or numba is not installed, or the space is another one.
+    """
+    try:
+        import usearch.index
+    except ImportError as error:
+        raise UserError('a .usearch gallery needs usearch: pip install "hypjax[ann]"') from error
+    if isinstance(space, Sphere):
+        metric, size = usearch.index.MetricKind.L2sq, dim
+    elif isinstance(space, PoincareBall):
+        metric, size = _separation(dim, rounded)[0], dim + 1
+    else:
+        raise UserError(f"there is no graph for {space}; search the .npz file")
+    links, added = _DENSE if dim >= _SHORT else _SPARSE
+    return usearch.index.Index(
+        ndim=size,
+        metric=metric,
+        dtype="bf16" if rounded else "f32",
+        connectivity=links,
+        expansion_add=added,
+    )
+
+
+def _read_graph(index: Any, path: pathlib.Path, *, writable: bool) -> None:
+    """Reads the file of a graph.
+
+    Args:
+        index: What `_create` returned.
+        path: The file.
+        writable: Whether to read it into memory. Otherwise it is memory-mapped.
+
+    Raises:
+        UserError: The file is damaged, or a graph of other vectors.
+    """
+    metric, kind = index.metric, (index.ndim, index.dtype)
+    try:
+        (index.load if writable else index.view)(str(path))
+    except Exception as error:  # usearch raises almost anything.
+        raise UserError(f"{path} is damaged; export the gallery again") from error
+    if (index.ndim, index.dtype) != kind:
+        raise UserError(f"{path} is not the graph that its table describes; export it again")
+    index.metric = metric  # The file holds none.
+
+
+@functools.cache
+def _separation(dim: int, rounded: bool) -> tuple[Any, Any]:
+    """The separation of two vectors of the graph as a metric of usearch, and its function.
+
+    usearch keeps the address of the function alone, so that the cache has to keep the function.
+    """
+    try:
+        import numba
+    except ImportError as error:
+        raise UserError('a .usearch gallery needs numba: pip install "hypjax[ann]"') from error
+    from usearch.index import CompiledMetric, MetricKind, MetricSignature
+
+    @numba.njit(inline="always")
+    def wide(value: Any) -> Any:
+        """The float32 whose upper half is given."""
+        return np.uint32(value << 16).view(np.float32) if rounded else value
+
+    vector = numba.types.CPointer(numba.types.uint16 if rounded else numba.types.float32)
+
+    @numba.cfunc(numba.types.float32(vector, vector), fastmath={"reassoc", "contract", "nsz"})
+    def separation(x: Any, y: Any) -> Any:
+        total = numba.types.float32(0)
+        for i in range(dim):
+            difference = wide(x[i]) - wide(y[i])
+            total += difference * difference
+        return total * wide(x[dim]) * wide(y[dim])
+
+    metric = CompiledMetric(separation.address, MetricKind.Unknown, MetricSignature.ArrayArray)
+    return metric, separation

@@ -19,20 +19,25 @@ from jaxtyping import Float32
 from tqdm import tqdm
 
 from hypjax.engines import euclidean
-from hypjax.engines.candidates import assured, found_neighbours, separation_factors
-from hypjax.engines.qdrant_engines import SCHEMES, Ask, Engine, Item, Server, strange_answer
-from hypjax.engines.qdrant_folders import Folder
+from hypjax.engines.euclidean import separation_factors
+from hypjax.engines.qdrant_collections import (
+    SCHEMES,
+    Ask,
+    Collection,
+    Folder,
+    Item,
+    Server,
+    strange_answer,
+)
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
-from hypjax.system import console
 
 SUFFIX = ".qdrant"
 _BATCH = 500  # Items of one request that adds them.
 _SEARCHES = 50  # Searches of one request.
 _ROUNDING = 1e-5  # By which −distance may exceed 0.
-_CANDIDATES = (64, 128, 256, 512, 1024)  # Of a search, of which the least is taken.
-_WANTED, _NEAREST, _SAMPLE = 0.98, 10, 500  # Recall of so many neighbours of so many points.
+_LEAST_CANDIDATES = 64  # Of a search.
 
 
 class Neighbours(NamedTuple):
@@ -62,9 +67,9 @@ class QdrantGallery:
             the last export.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, collection: Collection) -> None:
         """Keeps a collection; see `open` and `create`."""
-        self._engine = engine
+        self._collection = collection
         self._read_facts()
 
     @classmethod
@@ -79,34 +84,34 @@ class QdrantGallery:
             UserError: There is none, it is damaged or something else, the server does not answer,
                 or a package is missing.
         """
-        return cls(open_engine(os.fspath(location)))
+        return cls(open_collection(os.fspath(location)))
 
     @classmethod
-    def create(cls, engine: Engine, embeddings: Embeddings) -> Self:
+    def create(cls, collection: Collection, embeddings: Embeddings) -> Self:
         """Opens the gallery of these embeddings, or creates an empty one.
 
         Raises:
             UserError: The collection holds embeddings of another model or something else.
         """
         separation_factors(embeddings.vectors[:1], embeddings.space)  # Checks the space.
-        with engine.changing():
-            if engine.facts() is None:
+        with collection.changing():
+            if collection.facts() is None:
                 facts = {
                     "space": describe_space(embeddings.space),
                     "fingerprint": embeddings.fingerprint,
-                    "candidates": _CANDIDATES[0],
+                    "candidates": _LEAST_CANDIDATES,
                     "recall": 0.0,
                 }
-                engine.create(embeddings.vectors.shape[1], facts)
-            return cls(engine)
+                collection.create(embeddings.vectors.shape[1], facts)
+            return cls(collection)
 
     def __len__(self) -> int:
         """Number of images."""
-        return self._engine.count()
+        return self._collection.count()
 
     def has_class(self, name: str) -> bool:
         """Whether an image is of this class."""
-        return self._engine.count(name) > 0
+        return self._collection.count(name) > 0
 
     def add(self, embeddings: Embeddings) -> None:
         """Adds images, or replaces those with the same paths.
@@ -117,17 +122,17 @@ class QdrantGallery:
         """
         embeddings.check()
         count = len(embeddings)
-        with self._engine.changing(), tqdm(total=count, unit="image", disable=None) as bar:
+        with self._collection.changing(), tqdm(total=count, unit="image", disable=None) as bar:
             self._read_facts()
             if embeddings.fingerprint != self.fingerprint:
                 raise UserError(
-                    f"{self._engine.name} holds images that another model embedded; name another "
-                    "collection"
+                    f"{self._collection.name} holds images that another model embedded; name "
+                    "another collection"
                 )
             for items in _chunks(_items(embeddings), _BATCH):
-                self._engine.add(items)
+                self._collection.add(items)
                 bar.update(len(items))
-            self._engine.finish()
+            self._collection.finish()
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes the images with these paths, if they are in the gallery.
@@ -135,8 +140,8 @@ class QdrantGallery:
         Raises:
             UserError: The collection cannot be written.
         """
-        with self._engine.changing():
-            self._engine.remove([_uuid(path) for path in ids])
+        with self._collection.changing():
+            self._collection.remove([_uuid(path) for path in ids])
 
     def nearest(
         self,
@@ -170,7 +175,7 @@ class QdrantGallery:
         paths = [""] * len(points) if paths is None else paths
         neighbours = [_neighbours(*pair, k) for pair in zip(found, paths, strict=True)]
         if any(len(each.ids) < k for each in neighbours):
-            raise UserError(f"k is {k}, but there are {len(self)} items in {self._engine.name}")
+            raise UserError(f"k is {k}, but there are {len(self)} items in {self._collection.name}")
         return neighbours
 
     def tune(self, embeddings: Embeddings) -> None:
@@ -181,30 +186,25 @@ class QdrantGallery:
         """
         if not len(embeddings):
             return
-        chosen = np.random.default_rng(0).permutation(len(embeddings))[:_SAMPLE]
+        chosen = np.random.default_rng(0).permutation(len(embeddings))[: euclidean.SAMPLE]
         sample = embeddings.vectors[chosen]
-        k = min(_NEAREST + 1, len(self))
-        self.candidates = _CANDIDATES[-1]
+        k = min(euclidean.NEAREST + 1, len(self))
         exact = _ranked(self.nearest(sample, k, exact=True))
+
+        def found(candidates: int) -> tuple[np.ndarray, np.ndarray]:
+            self.candidates = candidates
+            return _ranked(self.nearest(sample, k))
+
         own = exact[1] == embeddings.ids[chosen][:, None]
-        for self.candidates in _CANDIDATES:
-            found = _ranked(self.nearest(sample, k))
-            self.recall = assured(found_neighbours(exact, found), own)
-            if self.recall >= _WANTED:
-                break
-        else:
-            console.warn(
-                f"searches find {self.recall:.1%} of the {_NEAREST} nearest neighbours; a search "
-                "of the .npz file finds all"
-            )
+        self.recall = euclidean.tune(found, exact, own)
         tuned = {"candidates": self.candidates, "recall": self.recall}
-        with self._engine.changing():
-            self._engine.describe((self._engine.facts() or {}) | tuned)
+        with self._collection.changing():
+            self._collection.describe((self._collection.facts() or {}) | tuned)
 
     def _read_facts(self) -> None:
-        facts = self._engine.facts()
+        facts = self._collection.facts()
         if facts is None:
-            raise UserError(self._engine.absence)
+            raise UserError(self._collection.absence)
         try:
             self.space: Space = space_of(facts["space"])
             self.fingerprint, self.candidates = str(facts["fingerprint"]), int(facts["candidates"])
@@ -212,7 +212,7 @@ class QdrantGallery:
             if not (self.candidates >= 1 and 0 <= self.recall <= 1):
                 raise ValueError(f"{self.candidates} candidates, a recall of {self.recall}")
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{self._engine.name} was not written by hypjax.embed") from error
+            raise UserError(f"{self._collection.name} was not written by hypjax.embed") from error
 
     def _search(
         self,
@@ -229,14 +229,14 @@ class QdrantGallery:
         candidates = max(self.candidates, 5 * k)
         found = []
         for part in _chunks(asks, _SEARCHES):
-            results = self._engine.search(part, k, candidates, exact=exact)
+            results = self._collection.search(part, k, candidates, exact=exact)
             if len(results) != len(part) or not all(_is_result(hits, k) for hits in results):
-                raise strange_answer(self._engine.name)
+                raise strange_answer(self._collection.name)
             found += results
         return found
 
 
-def open_engine(location: str) -> Engine:
+def open_collection(location: str) -> Collection:
     """The collection at a URL, qdrant://host:6333/name or qdrant+https://…, or in a folder.
 
     Raises:
@@ -256,14 +256,14 @@ def export_qdrant(embeddings: Embeddings, location: str | os.PathLike[str]) -> s
     Returns:
         Where the gallery is, and how many neighbours searches find.
     """
-    engine = open_engine(os.fspath(location))
-    with engine.changing():
-        gallery = QdrantGallery.create(engine, embeddings)
+    collection = open_collection(os.fspath(location))
+    with collection.changing():
+        gallery = QdrantGallery.create(collection, embeddings)
         gallery.add(embeddings)
         gallery.tune(embeddings)
     return (
-        f"{engine.name}, which holds {len(gallery)} images now; it finds {gallery.recall:.1%} of "
-        f"the {_NEAREST} nearest neighbours"
+        f"{collection.name}, which holds {len(gallery)} images now; it finds "
+        f"{gallery.recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
     )
 
 

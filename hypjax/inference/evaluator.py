@@ -25,7 +25,7 @@ from hypjax.inference.postprocess import Processing, Projections
 from hypjax.models import create_embedder
 from hypjax.parallel import processes
 from hypjax.retrieval import LEVELS, mean_score, query_scores, relevance_at, relevance_scores
-from hypjax.retrieval.metric_rules import metric_names
+from hypjax.retrieval.metrics import metric_names
 from hypjax.types import Judgements, Recalls
 
 

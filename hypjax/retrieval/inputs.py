@@ -16,6 +16,7 @@ MULTIPLE = 64  # Factors of a matrix product have a multiple of this many rows.
 # Separations are computed for a multiple of this many items. A vector loop would leave the rest to
 # another one, which may round differently, and duplicates must be equally far.
 LANES = 16
+PART_BYTES = 32 * 2**20  # Largest size of the points that are held at once.
 
 
 class Labelled(NamedTuple):
@@ -45,6 +46,25 @@ def items_of_classes(labels: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, " c"
 def float32(x: Float[ArrayLike, "n d"]) -> Float[ArrayLike, "n d"]:
     """Converts points to float32; JAX arrays stay on their devices."""
     return x.astype(jnp.float32) if isinstance(x, jax.Array) else np.asarray(x, np.float32)
+
+
+def host_rows(
+    x: Float[np.ndarray | Array, "n d"], rows: slice | Int[np.ndarray, " r"]
+) -> Float[np.ndarray, "r d"]:
+    """Some points in host memory, float32."""
+    return np.asarray(x[rows], np.float32)
+
+
+def split(rows: Int[np.ndarray, " r"], size: int) -> list[Int[np.ndarray, " s"]]:
+    """Splits rows into parts of a size; the last one may be smaller."""
+    return np.split(rows, range(max(size, 1), len(rows), max(size, 1))) if len(rows) else []
+
+
+def parts_of(
+    x: Float[np.ndarray | Array, "n d"], rows: Int[np.ndarray, " r"]
+) -> list[Int[np.ndarray, " s"]]:
+    """Splits rows of points into parts that fit into memory."""
+    return split(rows, PART_BYTES // (4 * x.shape[1]))
 
 
 def pad_rows(x: Array, rows: int, fill: float = 0) -> Array:

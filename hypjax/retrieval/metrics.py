@@ -1,7 +1,8 @@
 """Retrieval metrics: a score for each query, and means over queries."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -9,16 +10,123 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.retrieval import inputs, metric_rules
-from hypjax.retrieval.metric_rules import Metric
+from hypjax.retrieval import inputs
 from hypjax.retrieval.neighbors import search
-from hypjax.retrieval.rankings import positive_ranks
-from hypjax.retrieval.ranks import match_ranks
+from hypjax.retrieval.ranks import NO_MATCH, match_ranks, positive_ranks
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.relevance import Relevance, by_labels
-from hypjax.retrieval.summaries import mean_score
 
 _MAX_ENTRIES = 2**24  # Largest number of neighbours in memory at once.
+FIRST, ALL = "first", "all"  # Depths: the nearest positive, and all positives.
+
+
+class Metric(NamedTuple):
+    """A rule that scores queries by the ranks of their positives.
+
+    Attributes:
+        depth: Which ranks it needs: that of the first positive, all, or those below a number, which
+            is a function of the queries' numbers of positives.
+        score: Scores [b] as a function of the ranks of positives, [b, p], ascending and filled up
+            with `NO_MATCH`, and of the numbers of positives, [b].
+        k: Number such that the score depends on whether the first rank is below it, or None if it
+            depends on more.
+    """
+
+    depth: Literal["first", "all"] | Callable[[Int[np.ndarray, " n"]], int]
+    score: Callable[[Int[np.ndarray, "b p"], Int[np.ndarray, " b"]], Float[np.ndarray, " b"]]
+    k: int | None = None
+
+
+def ranks_of_hits(hits: Bool[np.ndarray, "b k"]) -> Int[np.ndarray, "b p"]:
+    """Ranks of the positives in lists of neighbours, filled up with `NO_MATCH`."""
+    rows, ranks = np.nonzero(hits)
+    counts = hits.sum(axis=1)
+    found = np.full((len(hits), max(counts.max(), 1)), NO_MATCH)
+    found[np.arange(found.shape[1]) < counts[:, None]] = ranks
+    return found
+
+
+def _precision_at_r(
+    ranks: Int[np.ndarray, "b p"], positives: Int[np.ndarray, " b"]
+) -> Float[np.ndarray, " b"]:
+    return np.sum(ranks < positives[:, None], axis=1) / np.maximum(positives, 1)
+
+
+def _average_precision_at_r(
+    ranks: Int[np.ndarray, "b p"], positives: Int[np.ndarray, " b"]
+) -> Float[np.ndarray, " b"]:
+    precision = np.arange(1, ranks.shape[1] + 1) / (ranks + 1.0)
+    within = ranks < positives[:, None]
+    return np.sum(precision, axis=1, where=within) / np.maximum(positives, 1)
+
+
+def _average_precision(
+    ranks: Int[np.ndarray, "b p"], positives: Int[np.ndarray, " b"]
+) -> Float[np.ndarray, " b"]:
+    before = np.arange(ranks.shape[1])
+    precision_before = np.where(ranks == 0, 1, before / np.maximum(ranks, 1))
+    mean = (precision_before + (before + 1) / (ranks + 1.0)) / 2
+    return np.sum(mean, axis=1) / np.maximum(positives, 1)
+
+
+def _precision_at(k: int) -> Metric:
+    return Metric(lambda positives: k, lambda ranks, _: np.sum(ranks < k, axis=1) / k)
+
+
+def _mean_precision_at(k: int) -> Metric:
+    """Precision among the K nearest items, or up to the last positive if all are among these.
+
+    The code of Revisited Oxford and Paris (Radenović et al., CVPR 2018) takes its mean as mP@K.
+    """
+
+    def score(
+        ranks: Int[np.ndarray, "b p"], positives: Int[np.ndarray, " b"]
+    ) -> Float[np.ndarray, " b"]:
+        last = np.take_along_axis(ranks, np.maximum(positives - 1, 0)[:, None], axis=1)
+        listed = np.minimum(last + 1, k)
+        return np.sum(ranks < listed, axis=1) / listed[:, 0]
+
+    return Metric(ALL, score)
+
+
+# Metrics at K, as functions of K; and metrics without a K.
+AT_K: dict[str, Callable[[int], Metric]] = {
+    "recall": lambda k: Metric(FIRST, lambda ranks, _: ranks[:, 0] < k, k),
+    "precision": _precision_at,
+    "mp": _mean_precision_at,
+}
+WITHOUT_K: dict[str, Metric] = {
+    "mrr": Metric(FIRST, lambda ranks, _: 1 / (ranks[:, 0] + 1.0)),
+    "map": Metric(ALL, _average_precision),
+    "map@r": Metric(np.max, _average_precision_at_r),
+    "r_precision": Metric(np.max, _precision_at_r),
+}
+
+
+def metric_names(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
+    """Full names of metrics: one name per K for those that take a K, the plain name for others."""
+    return [
+        full
+        for name in metrics
+        for full in ([f"{name}@{k}" for k in ks] if name in AT_K else [name])
+    ]
+
+
+def find_metric(name: str) -> Metric:
+    """The metric of a full name.
+
+    Raises:
+        UserError: There is none.
+    """
+    kind, _, number = name.partition("@")
+    if name in WITHOUT_K:
+        return WITHOUT_K[name]
+    if kind in AT_K and number.isdecimal() and int(number):
+        return AT_K[kind](int(number))
+    raise UserError(
+        f"unknown metric {name!r}; choose among {', '.join(f'{kind}@K' for kind in AT_K)} (with a "
+        f"number for K), {', '.join(WITHOUT_K)}"
+    )
 
 
 def recall_at_k(
@@ -156,60 +264,51 @@ def query_scores(
             unknown, K of a precision exceeds the number of items, or no query has a match.
     """
     inputs.check_space(space)
-    selected = {name: metric_rules.metric(name) for name in metrics}
-    own_ids = np.arange(len(queries)) if gallery is None else None
-    searched = (queries, query_labels) if gallery is None else (gallery, gallery_labels)
-    query_labels, labels = inputs.check_labelled(queries, query_labels, *searched)
+    selected = {name: find_metric(name) for name in metrics}
+    own_ids = None
+    if among_themselves := gallery is None:
+        gallery, gallery_labels, own_ids = queries, query_labels, np.arange(len(queries))
+    query_labels, labels = inputs.check_labelled(queries, query_labels, gallery, gallery_labels)
     matches = np.bincount(labels, minlength=int(query_labels.max()) + 1)[query_labels]
-    matches -= own_ids is not None
+    matches -= among_themselves
     _report_excluded(matches)
-    _report_trivial(metrics, items=len(labels) - (own_ids is not None))
-    separate_gallery = () if own_ids is not None else (gallery, labels)
+    _report_trivial(metrics, items=len(labels) - among_themselves)
     if rows is not None:
         space.check(inputs.float32(queries))  # All, so that all processes raise the same error.
         queries, query_labels, matches = queries[rows], query_labels[rows], matches[rows]
         own_ids = None if own_ids is None else own_ids[rows]
-        separate_gallery = searched[0], labels
-    scores = {name: np.full(len(queries), np.nan) for name in metrics}
     reordered = None  # Whether the first results are matches, in their new order.
     if refinement is not None:
-        queries = refinement.expanded(queries, own_ids, searched[0], space)
-        if refinement.expansion:
-            separate_gallery = searched[0], labels
+        queries = refinement.expanded(queries, own_ids, gallery, space)
         if refinement.reranking is not None:
-            found = refinement.first_results(queries, own_ids, searched[0], space)
+            found = refinement.first_results(queries, own_ids, gallery, space)
             reordered = labels[found] == query_labels[:, None]
-    first = {
-        name: metric for name, metric in selected.items() if metric.depth is metric_rules.FIRST
-    }
+    scores = {}
+    first = {name: metric for name, metric in selected.items() if metric.depth is FIRST}
     if first:
+        # Ranks among the queries themselves take half of the products.
+        halved = among_themselves and queries is gallery
         ks = [metric.k for metric in first.values()]
         ranks = match_ranks(
-            *(queries, query_labels, *separate_gallery),
+            *(queries, query_labels),
+            *(() if halved else (gallery, labels)),
             space=space,
             ks=None if None in ks else ks,
             own_ids=own_ids,
         )
         if reordered is not None:
             ranks = np.where(reordered.any(axis=1), reordered.argmax(axis=1), ranks)
-        for name, metric in first.items():
-            scores[name][:] = metric.score(ranks[:, None], matches)
+        scores |= {name: metric.score(ranks[:, None], matches) for name, metric in first.items()}
     listed = {name: metric for name, metric in selected.items() if callable(metric.depth)}
     if listed:
-        k = max(metric.depth(matches) for metric in listed.values())
-        for part in _parts(len(queries), k):
-            part_ids = None if own_ids is None else own_ids[part]
-            found = search(queries[part], part_ids, searched[0], k=k, space=space)[1]
-            hits = labels[found] == query_labels[part, None]
-            if reordered is not None:
-                hits[:, : reordered.shape[1]] = reordered[part, :k]
-            ranks = metric_rules.ranks_of_hits(hits)
-            for name, metric in listed.items():
-                scores[name][part] = metric.score(ranks, matches[part])
-    full = {name: metric for name, metric in selected.items() if metric.depth is metric_rules.ALL}
+        scores |= _scores_of_lists(
+            *(queries, query_labels, gallery, labels, own_ids),
+            *(matches, listed, space, reordered),
+        )
+    full = {name: metric for name, metric in selected.items() if metric.depth is ALL}
     if full:
         relevance = by_labels(query_labels, labels, own_ids)
-        scores |= _scores_of_all(queries, searched[0], relevance, full, space, reordered)
+        scores |= _scores_of_all(queries, gallery, relevance, full, space, reordered)
     return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
 
 
@@ -249,7 +348,7 @@ def relevance_scores(
         raise UserError(f"relevance is a {type(relevance).__name__}; make a Relevance of it")
     queries, gallery = inputs.check_points(queries, gallery)
     relevance = relevance.checked(len(queries), len(gallery))
-    selected = {name: metric_rules.metric(name) for name in metrics}
+    selected = {name: find_metric(name) for name in metrics}
     counts = np.array([len(items) for items in relevance.positives])
     if np.any(counts == 0):
         _warn_of_excluded(counts)
@@ -287,6 +386,33 @@ def average_precision(
     return relevance_scores(queries, gallery, relevance, metrics=["map"], space=space)["map"]
 
 
+def _scores_of_lists(
+    queries: Float[ArrayLike, "n d"],
+    query_labels: Int[np.ndarray, " n"],
+    gallery: Float[ArrayLike, "m d"],
+    labels: Int[np.ndarray, " m"],
+    own_ids: Int[np.ndarray, " n"] | None,
+    matches: Int[np.ndarray, " n"],
+    metrics: Mapping[str, Metric],
+    space: Space,
+    reordered: Bool[np.ndarray, "n depth"] | None,
+) -> dict[str, Float[np.ndarray, " n"]]:
+    """Scores from the nearest items, as many as the metrics need."""
+    scores = {name: np.empty(len(queries)) for name in metrics}
+    k = max(metric.depth(matches) for metric in metrics.values())
+    size = max(_MAX_ENTRIES // k, 1)
+    for part in (slice(at, at + size) for at in range(0, len(queries), size)):
+        part_ids = None if own_ids is None else own_ids[part]
+        found = search(queries[part], part_ids, gallery, k=k, space=space)[1]
+        hits = labels[found] == query_labels[part, None]
+        if reordered is not None:
+            hits[:, : reordered.shape[1]] = reordered[part, :k]
+        ranks = ranks_of_hits(hits)
+        for name, metric in metrics.items():
+            scores[name][part] = metric.score(ranks, matches[part])
+    return scores
+
+
 def _scores_of_all(
     queries: Float[ArrayLike, "n d"],
     gallery: Float[ArrayLike, "m d"],
@@ -322,12 +448,6 @@ def _means_at_k(
     return {k: mean_score(values[f"{name}@{k}"]) for k in ks}
 
 
-def _parts(queries: int, k: int) -> Iterator[slice]:
-    """Splits the queries into parts whose neighbours fit into memory."""
-    size = max(_MAX_ENTRIES // k, 1)
-    return (slice(start, start + size) for start in range(0, queries, size))
-
-
 def _report_trivial(metrics: Sequence[str], items: int) -> None:
     """Warns of recalls that are 1 by definition, because K reaches the number of items."""
     names = [name for name in metrics if name.startswith("recall@")]
@@ -353,3 +473,61 @@ def _warn_of_excluded(matches: Int[np.ndarray, " n"]) -> None:
         f"{excluded} of {len(matches)} queries have no match and are left out of the scores",
         stacklevel=4,
     )
+
+
+def mean_score(scores: Float[np.ndarray, " n"]) -> float:
+    """Mean of scores [n] over the queries that have a match; NaN marks the others."""
+    return float(np.nanmean(scores))
+
+
+def scores_by_class(
+    scores: Float[np.ndarray, " n"], labels: Shaped[ArrayLike, " n"]
+) -> dict[int, float]:
+    """Mean score of each class, without queries that have no match.
+
+    Args:
+        scores: Scores of the queries, [n]; NaN for queries without a match.
+        labels: Class numbers or names of the queries, [n].
+
+    Returns:
+        {class: mean score}, without classes that have no match.
+    """
+    labels = np.asarray(labels)
+    kept = ~np.isnan(scores)
+    classes, indices = np.unique(labels[kept], return_inverse=True)
+    means = np.bincount(indices, scores[kept]) / np.bincount(indices)
+    return dict(zip(classes.tolist(), means.tolist(), strict=True))
+
+
+def bootstrap_interval(
+    scores: Float[np.ndarray, " n"],
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean score over queries (Efron, 1979).
+
+    It shows how much the mean depends on the choice of queries, not how much it varies between
+    training runs.
+
+    Args:
+        scores: Scores of the queries, [n]; NaN for queries without a match.
+        confidence: Share of the resampled means that the interval contains.
+        num_resamples: Number of resamples.
+        seed: Random seed of the resamples.
+
+    Returns:
+        (low, high), the ends of the interval.
+
+    Raises:
+        UserError: No query has a match.
+    """
+    scores = scores[~np.isnan(scores)]
+    if not len(scores):
+        raise UserError("there are no scores to resample: no query has a match")
+    rng = np.random.default_rng(seed)
+    means = [rng.choice(scores, len(scores)).mean() for _ in range(num_resamples)]
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(low), float(high)

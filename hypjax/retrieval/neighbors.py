@@ -1,11 +1,12 @@
 """Exact nearest neighbours in blocks: in memory, from disk, or over several devices."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
@@ -13,21 +14,32 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.retrieval import inputs, scores, subtraction
-from hypjax.retrieval.galleries import as_gallery
-from hypjax.retrieval.scores import Precision, Score
-from hypjax.retrieval.selection import Best, Selector, num_threads
-from hypjax.retrieval.subtraction import Neighbors
+from hypjax.retrieval import inputs
+from hypjax.retrieval.scores import (
+    FETCH_BYTES,
+    Precision,
+    Score,
+    certify,
+    separations,
+    unique_rows,
+)
+from hypjax.retrieval.selection import (
+    Best,
+    DeviceGallery,
+    HostGallery,
+    Selector,
+    num_threads,
+    sample,
+)
 
 _BLOCK_SIZE = 512  # Queries of a block.
 _SCORE_BYTES = 128 * 2**20  # Largest size of the scores of a block and a chunk.
 _CHUNK_BYTES = 32 * 2**20  # Largest size of the points of a chunk.
-_PART_BYTES = 32 * 2**20  # Largest size of the queries that are searched for in one pass.
 _RESULT_BYTES = 4 * 2**20  # Largest size of the candidates of a block.
 _MIN_BLOCK = 4  # Queries of a block are a multiple of this.
 _SPARE = 2  # Candidates beyond k. The last one's score bounds those of all other items.
 _MORE = 48  # The same beyond 2·k, for queries that are searched for again.
-_SAMPLE = 4096  # Queries whose mean is the centre of a crowd.
+_BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
 
 
 def nearest_neighbors(
@@ -97,38 +109,17 @@ def search(
 ) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
     """Like `nearest_neighbors`, but excludes a given gallery item from the results of each query.
 
-    Args:
-        queries: Points of the space, [n, d].
-        own_ids: Gallery index to exclude for each query, [n]; None excludes nothing.
-        gallery: Points of the space to search, [m, d].
-        k: Number of neighbours per query.
-        space: Space that measures the distances.
-        block_size: Number of queries searched at once.
-
-    Returns:
-        Distances [n, k], float32, and indices into the gallery [n, k], int32; nearest first.
-
-    Raises:
-        UserError: A point is not finite or not in the space, or k is not between 1 and the number
-            of items.
+    `own_ids` holds its index for each query, [n], −1 for none; None excludes nothing. Other
+    arguments, results and errors are those of `nearest_neighbors`.
     """
     inputs.check_own_ids(own_ids, len(queries), len(gallery))
     check_number(k, gallery, own_ids)
     if not len(queries):
         return np.empty((0, k), np.float32), np.empty((0, k), np.int32)
     task = _Search(queries, own_ids, gallery, k, space, block_size)
-    task.by_products(np.arange(len(queries)), Score.around(space, task.gallery.sample()), _SPARE)
-    uncertain = task.uncertain()
-    effort = [len(queries), len(uncertain)]
-    if not subtraction.is_cheapest(task.points(uncertain)):
-        for crowd in scores.crowds(task.points(uncertain)):
-            score = Score.around(space, task.sample(uncertain[crowd]), Precision.DOUBLE)
-            task.by_products(uncertain[crowd], score, k + _MORE)
-        uncertain = task.uncertain()
-    effort.append(len(uncertain))
-    task.by_subtraction(uncertain)
-    scores.report("neighbours", *effort)
-    return task.found.distances, task.found.ids
+    score = Score.around(space, sample(gallery))
+    certify("neighbours", queries, score, task.by_products, task.by_subtraction)
+    return task.distances, task.ids
 
 
 def check_number(
@@ -145,13 +136,7 @@ def check_number(
 
 
 class _Block(NamedTuple):
-    """Some queries, padded to the block size.
-
-    Attributes:
-        rows: Rows of the queries.
-        points: Points of the space, float32.
-        vectors: Query vectors of the scores.
-    """
+    """Some queries, padded to the block size: their rows, points, and query vectors."""
 
     rows: Int[np.ndarray, " r"]
     points: Float[Array, "b d"]
@@ -159,7 +144,7 @@ class _Block(NamedTuple):
 
 
 class _Search:
-    """A search, and what it has found so far."""
+    """A search, and the distances and ids it has found so far."""
 
     def __init__(
         self,
@@ -172,88 +157,145 @@ class _Search:
     ) -> None:
         """Allocates the results; the arguments are those of `search`."""
         self._queries, self._own_ids, self._points = queries, own_ids, gallery
-        self._space, self._block_size = space, block_size
-        self.gallery = as_gallery(gallery)
+        self._space, self._block_size, self._dim = space, block_size, queries.shape[1]
+        self._gallery = (DeviceGallery if isinstance(gallery, jax.Array) else HostGallery)(gallery)
         # A query that is not among its k + 1 nearest items is not among its k nearest ones either.
         self._listed = k + (own_ids is not None)
         shape = (len(queries), k)
-        arrays = np.empty(shape, np.float32), np.empty(shape, np.int32)
-        self.found = Neighbors(*arrays, np.zeros(len(queries), bool))
+        self.distances, self.ids = np.empty(shape, np.float32), np.empty(shape, np.int32)
+        self._certain = np.zeros(len(queries), bool)
 
-    def uncertain(self) -> Int[np.ndarray, " r"]:
-        """Rows of the queries whose neighbours are not known yet."""
-        return np.flatnonzero(~self.found.certain)
-
-    def points(self, rows: Int[np.ndarray, " r"]) -> Iterator[Float[np.ndarray, "c d"]]:
-        """Yields some of the queries in order, not too many at once."""
-        return (self._take(part) for part in _split(rows, _PART_BYTES // (4 * self._dim)))
-
-    def sample(self, rows: Int[np.ndarray, " r"]) -> Float[np.ndarray, "s d"]:
-        """At most `_SAMPLE` of the given queries."""
-        return self._take(rows[:: -(-len(rows) // _SAMPLE)])
-
-    def by_products(self, rows: Int[np.ndarray, " r"], score: Score, spare: int) -> None:
-        """Sorts the items with the highest scores by their distances.
-
-        Args:
-            rows: Rows of the queries to search for.
-            score: How points are compared.
-            spare: Number of items beyond those needed. The last one's score bounds those of all
-                others.
-        """
-        candidates = min(self._listed + spare, self.gallery.size)
+    def by_products(self, rows: Int[np.ndarray, " r"], score: Score) -> Int[np.ndarray, " u"]:
+        """Sorts the items with the highest scores by their distances; see `scores.certify`."""
+        again = score.precision is Precision.DOUBLE
+        spare = self.ids.shape[1] + _MORE if again else _SPARE
+        candidates = min(self._listed + spare, self._gallery.size)
         itemsize = np.dtype(score.precision.value).itemsize
         most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
         size = inputs.round_up(min(self._block_size, len(rows), most), _MIN_BLOCK)
         limits = _SCORE_BYTES // (itemsize * size), _CHUNK_BYTES // (itemsize * self._dim)
-        shape = size, inputs.round_up(max(min(self.gallery.rows, *limits), 1), inputs.MULTIPLE)
-        blocks_of_part = _PART_BYTES // (itemsize * max(self._dim, 2 * candidates) * size)
-        with ThreadPoolExecutor(num_threads(self.gallery.mesh)) as pool:
-            selector = Selector(self.gallery.mesh, candidates, shape, score, pool)
-            for part in _split(rows, size * max(blocks_of_part, 1)):
-                blocks = [self._block(rows, score, size) for rows in _split(part, size)]
+        shape = size, inputs.round_up(max(min(self._gallery.rows, *limits), 1), inputs.MULTIPLE)
+        part_bytes = itemsize * max(self._dim, 2 * candidates) * size
+        blocks_of_part = max(inputs.PART_BYTES // part_bytes, 1)
+        with ThreadPoolExecutor(num_threads(self._gallery.mesh)) as pool:
+            selector = Selector(self._gallery.mesh, candidates, shape, score, pool)
+            for part in inputs.split(rows, size * blocks_of_part):
+                # The gallery passes once for all blocks of a part: it may be read from a disk.
+                blocks = [self._block(each, score, size) for each in inputs.split(part, size)]
                 best = [None] * len(blocks)
-                for chunk in self.gallery.chunks(score, shape[1]):
+                for chunk in self._gallery.chunks(score, shape[1]):
                     for i, block in enumerate(blocks):
                         best[i] = selector.update(chunk, block.vectors, best[i])
                 list(pool.map(self._sort, blocks, best))
+        return rows[~self._certain[rows]]
 
     def by_subtraction(self, rows: Int[np.ndarray, " r"]) -> None:
         """Measures all distances of some queries."""
-        for part in _split(rows, _PART_BYTES // (4 * self._dim)):
-            listed = subtraction.nearest(self._space, self._take(part), self._points, self._listed)
-            self._store(part, listed)
-
-    @property
-    def _dim(self) -> int:
-        return self._queries.shape[1]
-
-    def _take(self, rows: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r d"]:
-        return inputs.float32(np.asarray(self._queries[rows]))
+        for part in inputs.parts_of(self._queries, rows):
+            queries = inputs.host_rows(self._queries, part)
+            listed = nearest_by_subtraction(self._space, queries, self._points, self._listed)
+            self._store(part, *listed)
 
     def _block(self, rows: Int[np.ndarray, " r"], score: Score, size: int) -> _Block:
         points = inputs.float32(self._queries[rows])
         self._space.check(points, first=rows[0])
-        everywhere = NamedSharding(self.gallery.mesh, P())
+        everywhere = NamedSharding(self._gallery.mesh, P())
         points = jax.device_put(inputs.pad_rows(points, size), everywhere)
-        return _Block(rows, points, score.of(points).query)
+        return _Block(rows, points, score.factors(points).query)
 
     def _sort(self, block: _Block, best: Best) -> None:
-        listed = subtraction.nearest_candidates(
-            self._space, self.gallery, self._listed, block.points, best
-        )
-        self._store(block.rows, Neighbors(*(array[: len(block.rows)] for array in listed)))
+        """Sorts the candidates of a block by their distances, and stores the nearest.
 
-    def _store(self, rows: Int[np.ndarray, " r"], listed: Neighbors) -> None:
-        distances, ids, certain = listed
+        They are certain if the k-th is surely nearer than any item that is no candidate: no such
+        item scores higher than the last candidate, and −separation is at most the score.
+        """
+        found = self._candidate_separations(block.points, best.ids)
+        ids, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
+        order = _ascending(found, ids)[:, : self._listed]
+        found = np.take_along_axis(found, order, axis=1)
+        certain = (-found[:, -1] > last) | (ids.shape[1] == self._gallery.size)
+        ids, number = np.take_along_axis(ids, order, axis=1), len(block.rows)
+        self._store(block.rows, _distances(self._space, found)[:number], ids[:number])
+        self._certain[block.rows] = certain[:number]
+
+    def _candidate_separations(
+        self, queries: Float[Array, "b d"], ids: Int[np.ndarray | Array, "b c"]
+    ) -> Float[np.ndarray, "b c"]:
+        """Separations of queries and candidates, which are fetched in parts."""
+        size, candidates = ids.shape
+        items = max(FETCH_BYTES // (4 * self._dim), 1)
+        width, height = min(items, candidates), max(items // candidates, 1)
+        found = np.empty((size, candidates))
+        for row in range(0, size, height):
+            for column in range(0, candidates, width):
+                part = np.s_[row : row + height, column : column + width]
+                points, rows = self._gallery.points(ids[part])
+                with jax.enable_x64(True):
+                    pad = np.pad if isinstance(rows, np.ndarray) else jnp.pad
+                    rows = pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
+                    parted = _separations_of_rows(self._space, queries[part[0]], points, rows)
+                found[part] = np.asarray(parted)[:, : found[part].shape[1]]
+        return found
+
+    def _store(
+        self,
+        rows: Int[np.ndarray, " r"],
+        distances: Float[np.ndarray, "r listed"],
+        ids: Int[np.ndarray, "r listed"],
+    ) -> None:
         if self._own_ids is not None:
             kept = ids != self._own_ids[rows, None]
             kept[kept.all(axis=1), -1] = False  # The query was not found: drop the last item.
             distances, ids = (x[kept].reshape(len(rows), -1) for x in (distances, ids))
-        self.found.distances[rows], self.found.ids[rows] = distances, ids
-        self.found.certain[rows] = certain
+        self.distances[rows], self.ids[rows] = distances, ids
 
 
-def _split(rows: Int[np.ndarray, " r"], size: int) -> list[Int[np.ndarray, " s"]]:
-    """Splits rows into parts of a size; the last one may be smaller."""
-    return np.split(rows, range(max(size, 1), len(rows), max(size, 1))) if len(rows) else []
+@jax.jit
+def _separations_of_rows(
+    space: Space, queries: Float[Array, "b d"], points: Float[Array, "m d"], rows: Int[Array, "b c"]
+) -> Float[Array, "b c"]:
+    def separations(inputs: tuple[Array, Array]) -> Float[Array, " c"]:
+        query, rows = inputs
+        return space.separation(query.astype(jnp.float64), points[rows].astype(jnp.float64))
+
+    batch = max(1, _BATCH_ELEMENTS // (rows.shape[1] * queries.shape[1]))
+    return lax.map(separations, (queries, rows), batch_size=batch)
+
+
+def _ascending(
+    separations: Float[np.ndarray, "b c"], ids: Int[np.ndarray, "b c"]
+) -> Int[np.ndarray, "b c"]:
+    """Places of the candidates in each row by separation, ties by id."""
+    order = np.argsort(separations, axis=1)
+    tied = np.diff(np.take_along_axis(separations, order, axis=1), axis=1) == 0
+    for row in np.flatnonzero(tied.any(axis=1)):
+        order[row] = np.lexsort((ids[row], separations[row]))
+    return order
+
+
+def nearest_by_subtraction(
+    space: Space, queries: Float[np.ndarray, "n d"], gallery: Float[np.ndarray, "m d"], k: int
+) -> tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+    """Distances and ids of the k nearest items, from all distances of each query."""
+    unique, inverse = unique_rows(queries)
+    ids, found = np.empty((len(unique), k), np.int32), np.empty((len(unique), k))
+    for row, own in enumerate(separations(space, unique, gallery)):
+        kth = np.partition(own, k - 1)[k - 1]
+        nearer = np.flatnonzero(own < kth)
+        tied = np.flatnonzero(own == kth)[: k - len(nearer)]
+        order = np.argsort(own[nearer], kind="stable")
+        ids[row] = np.concatenate([nearer[order], tied])
+        found[row] = own[ids[row]]
+    return _distances(space, found)[inverse], ids[inverse]
+
+
+def _distances(space: Space, separations: Float[np.ndarray, "b k"]) -> Float[np.ndarray, "b k"]:
+    """Distances at ascending separations, in float32 and ascending, too."""
+    with jax.enable_x64(True):
+        distances = np.asarray(_distance_at(space, separations), np.float32)
+    return np.maximum.accumulate(distances, axis=1)
+
+
+@jax.jit
+def _distance_at(space: Space, separations: Float[Array, "b k"]) -> Float[Array, "b k"]:
+    return space.distance_at(separations)

@@ -13,7 +13,8 @@ from jaxtyping import Float
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.system.files import flush, read_npz, replacing
+from hypjax.retrieval.embeddings import replacing_file
+from hypjax.system.files import flush, read_npz
 
 _FORMAT = "hypjax projection 1"
 _MOST_BYTES = 2**30  # Of a file: components of 16384 coordinates each.
@@ -90,19 +91,10 @@ class Projection:
         Raises:
             UserError: The file cannot be written.
         """
-        try:
-            with replacing(path) as temporary, temporary.open("wb") as file:
-                np.savez(
-                    file,
-                    format=np.array(_FORMAT),
-                    mean=self.mean,
-                    components=self.components,
-                    variances=self.variances,
-                    whiten=np.array(self.whiten),
-                )
-                flush(file)
-        except OSError as error:
-            raise UserError(f"cannot write to {path} ({error.strerror or error})") from error
+        arrays = {name: getattr(self, name) for name in ("mean", "components", "variances")}
+        with replacing_file(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, format=np.array(_FORMAT), whiten=np.array(self.whiten), **arrays)
+            flush(file)
 
     @classmethod
     def load(cls, path: pathlib.Path, space: Space) -> "Projection":

@@ -1,16 +1,44 @@
-"""Exact rank of each query's nearest match."""
+"""Exact ranks of relevant items: of each query's nearest match, or of all its positives."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from hypjax.geometry import Space
-from hypjax.retrieval import inputs, scores, subtraction
-from hypjax.retrieval.galleries import sample
-from hypjax.retrieval.scores import Precision, Score
-from hypjax.retrieval.tiles import NO_MATCH, Labelled, RankBounds, bound_ranks
+from hypjax.geometry import Fused, Space
+from hypjax.retrieval import inputs
+from hypjax.retrieval.inputs import Labelled
+from hypjax.retrieval.relevance import Relevance
+from hypjax.retrieval.scores import (
+    Factors,
+    Precision,
+    Score,
+    certify,
+    highest,
+    largest_slack,
+    lowest,
+    separation_matrix,
+    separations,
+    unique_rows,
+    widened,
+)
+from hypjax.retrieval.selection import sample
+from hypjax.system.machine import usable_cores
+
+NO_MATCH = np.iinfo(np.int32).max
+_TILE = 2048  # Queries and items of a tile, so that its scores fit into a CPU's cache.
+_AXIS = "tiles"  # Mesh axis over which tiles are distributed.
+_BOUND_BYTES = 2**28  # Largest size of the bounds of a block of queries.
+_CHUNK_BYTES = 2**25  # Largest size of the points of a chunk of the gallery.
 
 
 def match_ranks(
@@ -57,33 +85,448 @@ def match_ranks(
     inputs.check_own_ids(own_ids, len(queries), len(gallery))
     asked = Labelled(queries, query_labels, own_ids)
     searched = Labelled(gallery, gallery_labels)
-    score = Score.around(space, sample(gallery))
-    bounds = bound_ranks(asked, None if exclude_self else searched, score)
-    found = bounds.least.copy()
-    rows = np.flatnonzero(_undecided(bounds, ks))
-    effort = [len(queries), len(rows)]
-    points = inputs.float32(np.asarray(queries[rows]))
-    if not subtraction.is_cheapest([points]):
-        left = []
-        for crowd in scores.crowds([points]):
-            score = Score.around(space, points[crowd], Precision.DOUBLE)
-            bounds = bound_ranks(asked.part(rows[crowd]), searched, score)
-            found[rows[crowd]] = bounds.least
-            left.append(rows[crowd][_undecided(bounds, ks)])
-        rows = np.sort(np.concatenate(left))
-    effort.append(len(rows))
-    if len(rows):
-        found[rows] = subtraction.ranks(space, asked.part(rows), searched)
-    scores.report("ranks", *effort)
+    found = np.empty(len(queries), np.int32)
+
+    def by_products(rows: Int[np.ndarray, " r"], score: Score) -> Int[np.ndarray, " u"]:
+        first = score.precision is Precision.SINGLE  # All queries are asked.
+        of_rows = asked if first else asked.part(rows)
+        bounds = _bound_ranks(of_rows, None if first and exclude_self else searched, score)
+        found[rows] = bounds[:, 0]
+        return rows[_undecided(bounds, ks)]
+
+    def by_subtraction(rows: Int[np.ndarray, " r"]) -> None:
+        found[rows] = _ranks_by_subtraction(space, asked.part(rows), searched)
+
+    certify("ranks", queries, Score.around(space, sample(gallery)), by_products, by_subtraction)
     return found
 
 
-def _undecided(bounds: RankBounds, ks: Sequence[int] | None) -> Bool[np.ndarray, " n"]:
+def _undecided(bounds: Int[np.ndarray, "n 2"], ks: Sequence[int] | None) -> Bool[np.ndarray, " n"]:
     """Marks ranks that are not known, or of which it is not known below which K they are."""
-    if ks is None:
-        return bounds.least != bounds.most
-    least, most = (np.searchsorted(np.sort(ks), rank, side="right") for rank in bounds)
-    return least != most
+    if ks is not None:
+        bounds = np.searchsorted(np.sort(ks), bounds, side="right")
+    return bounds[:, 0] != bounds[:, 1]
 
 
-__all__ = ["NO_MATCH", "match_ranks"]
+def _ranks_by_subtraction(
+    space: Space, queries: Labelled, gallery: Labelled
+) -> Int[np.ndarray, " n"]:
+    """Rank of each query's nearest match, which exists, from its distances to the whole gallery."""
+    found = np.empty(len(queries.labels), np.int32)
+    own_ids = np.full(len(found), -1) if queries.ids is None else queries.ids
+    of_class = inputs.items_of_classes(gallery.labels)
+    unique, inverse = unique_rows(inputs.host_rows(queries.points, np.s_[:]))
+    copies = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse)))
+    for rows, own in zip(copies, separations(space, unique, gallery.points), strict=False):
+        for row in rows:
+            items = of_class[queries.labels[row]]
+            found[row] = _rank(own, items[items != own_ids[row]], own_ids[row])
+    return found
+
+
+def _rank(separations: Float[np.ndarray, " m"], matches: Int[np.ndarray, " r"], own: int) -> int:
+    """Number of items before the nearest match, without the query's own (−1 for none)."""
+    first = matches[np.argmin(separations[matches])]  # The smallest index among ties.
+    nearest = separations[first]
+    before = np.count_nonzero(separations < nearest)
+    before += np.count_nonzero(separations[:first] == nearest)
+    return before - (own >= 0 and (separations[own], own) < (nearest, first))
+
+
+def _bound_ranks(
+    queries: Labelled, gallery: Labelled | None, score: Score
+) -> Int[np.ndarray, "n 2"]:
+    """Numbers of items that surely, and may, come before each query's nearest match.
+
+    Queries and items are sorted by class, so that matches are confined to few tiles of the score
+    matrix. These are computed twice: to bound the score of the nearest match, and to count the
+    items before it. In all other tiles every item counts, which takes two comparisons of the same
+    score, and no sort: so a rank costs little more than the matrix product.
+
+    Args:
+        queries: Queries. If they have ids, each is left out of its own results.
+        gallery: Points to search; by default the queries.
+        score: How points are compared.
+
+    Returns:
+        Bounds, [n, 2]; `NO_MATCH` for queries without a match.
+    """
+    symmetric = gallery is None and score.precision is Precision.SINGLE
+    query_points = _sort_by_class(score, queries)
+    gallery_points = query_points if gallery is None else _sort_by_class(score, gallery)
+    mesh = Mesh(jax.local_devices(), _AXIS)
+    matching, others = _tiles(query_points.labels, gallery_points.labels, symmetric)
+    with score.precision.enabled():
+        replicated = NamedSharding(mesh, P())
+        points = jax.device_put((query_points, gallery_points), replicated)
+        matching, others = _distribute(mesh, matching), _distribute(mesh, others)
+        thresholds = _thresholds(mesh, queries.ids is not None)(score.space, *points, matching)
+        counts = _count_before(mesh, symmetric)(score.space, *points, thresholds, matching, others)
+    place = query_points.place
+    valid = place >= 0
+    bounds = np.empty((len(queries.labels), 2), np.int32)
+    bounds[place[valid]] = np.asarray(counts)[valid]
+    return bounds
+
+
+class _Points(NamedTuple):
+    """Points sorted by class and padded to whole tiles.
+
+    Attributes:
+        factors: Factors of the scores.
+        labels: Class numbers; −1 for padding.
+        ids: Indices in the gallery; `NO_MATCH` for padding.
+        place: Places before the sort; −1 for padding.
+    """
+
+    factors: Factors
+    labels: Int[np.ndarray | Array, " p"]
+    ids: Int[np.ndarray | Array, " p"]
+    place: Int[np.ndarray | Array, " p"]
+
+
+class _Thresholds(NamedTuple):
+    """Scores that tell on which side of a query's nearest match an item is.
+
+    Attributes:
+        may: An item with a lower score surely comes after the match.
+        must: An item with a higher score surely comes before the match; −inf if there is no match.
+    """
+
+    may: Float[Array, " p"]
+    must: Float[Array, " p"]
+
+
+class _Tiles(NamedTuple):
+    """Some tiles of the score matrix, distributed over devices.
+
+    Attributes:
+        rows: Row indices of each device's tiles.
+        columns: Column indices of each device's tiles.
+        counts: Number of tiles of each device; the rest of `rows` and `columns` is padding.
+    """
+
+    rows: Int[Array, "devices t"]
+    columns: Int[Array, "devices t"]
+    counts: Int[Array, " devices"]
+
+
+def _sort_by_class(score: Score, given: Labelled) -> _Points:
+    points, labels = inputs.float32(given.points), given.labels
+    ids = np.arange(len(labels)) if given.ids is None else given.ids
+    score.space.check(points)
+    order = np.argsort(labels, kind="stable")
+    rows = _rows_of_classes(np.bincount(labels), _tile_side(len(labels)))
+    place = np.full(inputs.round_up(rows[-1] + 1, _tile_side(len(labels))), -1)
+    place[rows] = order
+    valid = place >= 0
+    return _Points(
+        score.factors(points[place], valid),
+        np.where(valid, labels[place], -1).astype(np.int32),
+        np.where(valid, ids[place], NO_MATCH).astype(np.int32),
+        place,
+    )
+
+
+def _rows_of_classes(sizes: Int[np.ndarray, " classes"], tile: int) -> Int[np.ndarray, " n"]:
+    """Rows for points sorted by class, with gaps so that small classes never cross a tile boundary.
+
+    Fewer tiles next to the diagonal then contain matches and are computed twice.
+    """
+    starts, end = [], 0
+    for size in sizes.tolist():
+        left = -end % tile
+        if left < size <= tile // 16:
+            end += left
+        starts.append(end)
+        end += size
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(np.array(starts) - before, sizes) + np.arange(sizes.sum())
+
+
+def _tile_side(points: int) -> int:
+    """Side of the tiles for a number of points."""
+    return min(_TILE, inputs.round_up(points, inputs.MULTIPLE))
+
+
+def _tiles(
+    query_labels: Int[np.ndarray, " p"], labels: Int[np.ndarray, " q"], symmetric: bool
+) -> tuple[Int[np.ndarray, "t 2"], Int[np.ndarray, "u 2"]]:
+    """Tiles (row, column) that may contain matches, and all others.
+
+    If the gallery is the queries, each of the others also stands for its transpose.
+    """
+    rows, columns = (x.reshape(-1, _tile_side(len(x))) for x in (query_labels, labels))
+    row_first, first = rows[:, 0], columns[:, 0]
+    row_last, last = rows.max(axis=1), columns.max(axis=1)
+    matching = (row_first[:, None] <= last) & (first <= row_last[:, None])
+    others = np.triu(~matching) if symmetric else ~matching
+    return np.argwhere(matching), np.argwhere(others)
+
+
+def _distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"]) -> _Tiles:
+    """Distributes tiles over devices, padded to a power of two so that programs are reused."""
+    devices = mesh.size
+    capacity = 1 << max(len(tiles) - 1, 1).bit_length()
+    capacity = max(inputs.round_up(capacity, devices) // devices, 1)
+    indices = np.zeros((devices, capacity, 2), np.int32)
+    for device in range(devices):
+        share = tiles[device::devices]
+        indices[device, : len(share)] = share
+    counts = np.array([len(tiles[device::devices]) for device in range(devices)], np.int32)
+    return jax.device_put(
+        _Tiles(indices[..., 0], indices[..., 1], counts), NamedSharding(mesh, P(_AXIS))
+    )
+
+
+def _rows(points: Any, number: Int[Array, ""], tile: int) -> Any:
+    """The rows of a tile, from each array of a tree."""
+    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, number * tile, tile), points)
+
+
+def _visit(tiles: _Tiles, visit: Callable[[Array, Array, Any], Any], state: Any) -> Any:
+    """Updates a state by each tile in turn.
+
+    Each step loads the tile indices of the next one. If a step loaded its own, XLA on a CPU would
+    reload them for each comparison.
+    """
+
+    def step(i: Int[Array, ""], carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
+        state, row, column = carry
+        return visit(row, column, state), tiles.rows[0, i + 1], tiles.columns[0, i + 1]
+
+    first = (state, tiles.rows[0, 0], tiles.columns[0, 0])
+    return lax.fori_loop(0, tiles.counts[0], step, first)[0]
+
+
+@functools.cache
+def _thresholds(
+    mesh: Mesh, exclude_self: bool
+) -> Callable[[Space, _Points, _Points, _Tiles], _Thresholds]:
+    """Jitted function that bounds the score of each query's nearest match."""
+
+    def thresholds(
+        space: Space, query_points: _Points, gallery_points: _Points, tiles: _Tiles
+    ) -> _Thresholds:
+        height, width = _tile_side(len(query_points.ids)), _tile_side(len(gallery_points.ids))
+
+        def update(row: Int[Array, ""], column: Int[Array, ""], best: _Thresholds) -> _Thresholds:
+            queries = _rows(query_points, row, height)
+            items = _rows(gallery_points, column, width)
+            matches = queries.labels[:, None] == items.labels
+            if exclude_self:
+                matches &= queries.ids[:, None] != items.ids
+            most = highest(space, queries.factors.query, items.factors.gallery)
+            least = lowest(space, queries.factors, items.factors)
+            found = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (least, most))
+            return jax.tree.map(
+                lambda x, part: lax.dynamic_update_slice_in_dim(
+                    x, jnp.maximum(part, _rows(x, row, height)), row * height, axis=0
+                ),
+                best,
+                _Thresholds(*found),
+            )
+
+        none_found = jnp.full_like(query_points.factors.slack[0][:, 0], -jnp.inf)
+        least, most = lax.pmax(_visit(tiles, update, _Thresholds(none_found, none_found)), _AXIS)
+        most = widened(most, 1)
+        if not _bounds_pairs(space, most):
+            most += 2 * largest_slack(query_points.factors, gallery_points.factors)
+        return _Thresholds(widened(least, -1), widened(most, 1))
+
+    return _over_tiles(mesh, thresholds, points=2, tiles=1)
+
+
+@functools.cache
+def _count_before(
+    mesh: Mesh, symmetric: bool
+) -> Callable[[Space, _Points, _Points, _Thresholds, _Tiles, _Tiles], Int[Array, "p 2"]]:
+    """Jitted function that counts the items that surely, or may, precede each nearest match."""
+
+    def count_all(
+        space: Space,
+        query_points: _Points,
+        gallery_points: _Points,
+        thresholds: _Thresholds,
+        matching: _Tiles,
+        others: _Tiles,
+    ) -> Int[Array, "p 2"]:
+        height, width = _tile_side(len(query_points.ids)), _tile_side(len(gallery_points.ids))
+
+        def count_matching(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
+            queries = _rows(query_points, row, height)
+            items = _rows(gallery_points, column, width)
+            mismatches = queries.labels[:, None] != items.labels
+            scores = highest(space, queries.factors.query, items.factors.gallery)
+            scores = jnp.where(mismatches, scores, -jnp.inf)
+            least = _least(space, scores, queries.factors, items.factors)
+            found = _rows(thresholds, row, height)
+            return _add(counts, row, _count_in_rows(scores, least, found))
+
+        def count_other(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
+            queries = _rows(query_points.factors, row, height)
+            items = _rows(gallery_points.factors, column, width)
+            scores = highest(space, queries.query, items.gallery)
+            least = _least(space, scores, queries, items)
+            found = _rows(thresholds, row, height)
+            counts = _add(counts, row, _count_in_rows(scores, least, found))
+            if symmetric:  # The transposed tile: columns are queries and rows are items.
+                of_columns = _count_in_columns(scores, least, _rows(thresholds, column, width))
+                counts = _add(counts, column, of_columns)
+            return counts
+
+        counts = jnp.zeros((len(query_points.ids), 2), jnp.int32)
+        counts = _visit(others, count_other, _visit(matching, count_matching, counts))
+        matched = thresholds.must > -jnp.inf
+        return jnp.where(matched[:, None], lax.psum(counts, _AXIS), NO_MATCH)
+
+    return _over_tiles(mesh, count_all, points=3, tiles=2)
+
+
+def _bounds_pairs(space: Space, scores: Array) -> bool:
+    """Whether each pair has a lower bound of its own.
+
+    In float32, the largest slack of any item is added to thresholds instead, which is faster. In
+    float64, where items may be in several crowds, it is large for items of other crowds; and it
+    does not bound sums of distances.
+    """
+    return scores.dtype == jnp.float64 or isinstance(space, Fused)
+
+
+def _least(
+    space: Space, scores: Float[Array, "h w"], queries: Factors, items: Factors
+) -> Float[Array, "h w"]:
+    """Scores that must exceed a threshold for items that surely come before a match."""
+    if not _bounds_pairs(space, scores):
+        return scores
+    return jnp.minimum(scores, lowest(space, queries, items))  # Scores may be masked by −∞.
+
+
+def _count_in_rows(
+    scores: Float[Array, "h w"], least: Float[Array, "h w"], thresholds: _Thresholds
+) -> Int[Array, "h 2"]:
+    """Numbers of items that surely, and may, come before each row's nearest match.
+
+    One sum counts both: it is below 2²⁴, up to which float32 is exact.
+    """
+    both = jnp.where(scores >= thresholds.may[:, None], jnp.float32(1), jnp.float32(0))
+    both = jnp.where(least > thresholds.must[:, None], jnp.float32(1 + 2 * _TILE), both)
+    total = jnp.sum(both, axis=1).astype(jnp.int32)
+    return jnp.stack([total // (2 * _TILE), total % (2 * _TILE)], axis=1)
+
+
+def _count_in_columns(
+    scores: Float[Array, "h w"], least: Float[Array, "h w"], thresholds: _Thresholds
+) -> Int[Array, "w 2"]:
+    """Like `_count_in_rows`, for columns; this way of adding is the fastest one on a CPU."""
+    both = jnp.where(scores >= thresholds.may, jnp.int16(1), jnp.int16(0))
+    both = jnp.where(least > thresholds.must, jnp.int16(1 + 256), both)
+    # Of 64 rows, each count is at most 64, so that the low one fits below 256, and both into int16.
+    groups = both.reshape(-1, inputs.MULTIPLE, scores.shape[1])
+    sums = jnp.sum(groups, axis=1, dtype=jnp.int16).astype(jnp.int32)
+    return jnp.stack([jnp.sum(sums >> 8, axis=0), jnp.sum(sums & 255, axis=0)], axis=1)
+
+
+def _add(counts: Int[Array, "p 2"], tile: Int[Array, ""], more: Int[Array, "h 2"]) -> Array:
+    start = tile * len(more)
+    more += lax.dynamic_slice_in_dim(counts, start, len(more))
+    return lax.dynamic_update_slice_in_dim(counts, more, start, axis=0)
+
+
+def _over_tiles(mesh: Mesh, function: Callable, *, points: int, tiles: int) -> Callable:
+    """Jits a function of a space, replicated points, and tiles that devices share."""
+    specs = (P(),) * (1 + points) + (P(_AXIS),) * tiles
+    return jax.jit(
+        jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    )
+
+
+def positive_ranks(
+    queries: Float[np.ndarray | Array, "n d"],
+    gallery: Float[np.ndarray | Array, "m d"],
+    relevance: Relevance,
+    space: Space,
+) -> Iterator[Int[np.ndarray, " positives"]]:
+    """Yields the ranks of each query's positives, in ascending order.
+
+    A rank is the number of items that an exact search lists before the positive: those strictly
+    nearer, and those equally far with a smaller index, without ignored items. Matrix products bound
+    the separations; where the bounds leave the order open, subtraction in float64 decides it.
+
+    Args:
+        queries: Points of the space, [n, d].
+        gallery: Points of the space, [m, d].
+        relevance: Positives and ignored items, checked.
+        space: Space that measures the distances.
+
+    Raises:
+        UserError: A point is not finite or not in the space.
+    """
+    score = Score.around(space, sample(gallery))
+    size = max(min(_BOUND_BYTES // (8 * len(gallery)), len(queries)), 1)
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for first in range(0, len(queries), size):
+            block = inputs.host_rows(queries, np.s_[first : first + size])
+            space.check(block, first=first)
+            bounds = _score_bounds(score, inputs.pad_rows(block, size), gallery)
+            rows = range(first, first + len(block))
+            positives, ignored = ([items[i] for i in rows] for items in relevance)
+            ranks = functools.partial(_ranks_of_query, space, gallery)
+            yield from pool.map(ranks, block, *bounds, positives, ignored)
+
+
+def _score_bounds(
+    score: Score, queries: Float[np.ndarray, "b d"], gallery: Float[np.ndarray | Array, "m d"]
+) -> Float[np.ndarray, "2 b m"]:
+    """Lower and upper bounds on −separation of some queries and all items."""
+    rows = min(max(_CHUNK_BYTES // (4 * gallery.shape[1]), 1), len(gallery))
+    bounds = np.empty((2, len(queries), len(gallery)), np.float32)
+    factors = score.factors(queries)
+    for first in range(0, len(gallery), rows):
+        points = inputs.host_rows(gallery, np.s_[first : first + rows])
+        score.space.check(points, first=first)
+        found = _chunk_bounds(score.space, factors, score.factors(inputs.pad_rows(points, rows)))
+        bounds[..., first : first + rows] = np.asarray(found)[..., : len(points)]
+    return bounds
+
+
+@jax.jit
+def _chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array, "2 b r"]:
+    least = lowest(space, queries, items)
+    return jnp.stack([widened(least, -1), widened(highest(space, queries.query, items.gallery), 1)])
+
+
+def _ranks_of_query(
+    space: Space,
+    gallery: Float[np.ndarray | Array, "m d"],
+    query: Float[np.ndarray, " d"],
+    least: Float[np.ndarray, " m"],
+    most: Float[np.ndarray, " m"],
+    positives: Int[np.ndarray, " p"],
+    ignored: Int[np.ndarray, " i"],
+) -> Int[np.ndarray, " p"]:
+    """Ranks of one query's positives from the bounds on −separation of all items."""
+    least[ignored] = most[ignored] = -np.inf
+    own_least, own_most = least[positives], most[positives]
+    surely = len(least) - np.searchsorted(np.sort(least), own_most, side="right")
+    perhaps = len(most) - np.searchsorted(np.sort(most), own_least, side="left") - 1
+    undecided = np.flatnonzero(surely != perhaps)
+    if len(undecided):
+        windows = [(most >= own_least[p]) & (least <= own_most[p]) for p in undecided]
+        items = np.flatnonzero(np.logical_or.reduce(windows))
+        separations = _separations_from(space, query, inputs.host_rows(gallery, items))
+        for p, window in zip(undecided, windows, strict=True):
+            own = separations[np.searchsorted(items, positives[p])]
+            first = (separations < own) | ((separations == own) & (items < positives[p]))
+            surely[p] += np.count_nonzero(first & window[items])
+    return np.sort(surely)
+
+
+def _separations_from(
+    space: Space, query: Float[np.ndarray, " d"], items: Float[np.ndarray, "m d"]
+) -> Float[np.ndarray, " m"]:
+    # Padded to a power of two, so that few programs are compiled.
+    size = max(1 << (len(items) - 1).bit_length(), inputs.LANES)
+    with jax.enable_x64(True):
+        found = separation_matrix(space, query[None], inputs.pad_rows(items, size))
+    return np.asarray(found)[0, : len(items)]

@@ -8,7 +8,9 @@ from jaxtyping import Int
 
 from hypjax.errors import UserError
 from hypjax.retrieval import inputs
+from hypjax.types import Judgements
 
+LEVELS = ("easy", "medium", "hard")
 Items = Sequence[Int[np.ndarray, " items"]]  # Gallery indices for each query.
 
 
@@ -80,3 +82,30 @@ def by_labels(
         return Relevance(positives, [none] * len(positives))
     kept = [items[items != own] for items, own in zip(positives, own_ids, strict=True)]
     return Relevance(kept, list(own_ids[:, None].astype(np.int64)))
+
+
+def relevance_at(level: str, judgements: Judgements) -> Relevance:
+    """What counts at a level of difficulty (Radenović et al., CVPR 2018, Section 3).
+
+    At level easy, hard items are ignored; at level medium, both are positive; at level hard, easy
+    items are ignored. Queries without a positive at a level have no score there.
+
+    Args:
+        level: One of `LEVELS`.
+        judgements: The judged items.
+
+    Raises:
+        UserError: There is no such level.
+    """
+    easy, hard, junk = judgements
+    if level == "easy":
+        return Relevance(easy, _joined(junk, hard))
+    if level == "medium":
+        return Relevance(_joined(easy, hard), junk)
+    if level == "hard":
+        return Relevance(hard, _joined(junk, easy))
+    raise UserError(f"there is no level {level!r}; choose among {', '.join(LEVELS)}")
+
+
+def _joined(first: Items, second: Items) -> Items:
+    return [[*a, *b] for a, b in zip(first, second, strict=True)]

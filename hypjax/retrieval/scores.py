@@ -1,6 +1,10 @@
-"""Scores from matrix products, with a bound on their rounding errors.
+"""How points are compared: by matrix products with a bound on their errors, or by subtraction.
 
-For each query i and item j, the product ⟨query_i, gallery_j⟩ is a score from which
+`certify` is the exact search in short: it answers each query by the cheapest arithmetic that leaves
+no doubt.
+
+Products make scores. For each query i and item j, the product ⟨query_i, gallery_j⟩ is a score from
+which
 
     score − 2·slack  ≤  −separation  ≤  score,      slack = a_i·b_j + b_i·a_j,
 
@@ -22,7 +26,7 @@ import enum
 import functools
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -47,6 +51,10 @@ _SMALLEST_OFFSET = 2.0**-80
 _OTHER_ROUNDINGS = 16
 _TERM_ELEMENTS = 2**17  # Coordinates of points whose terms are computed at once.
 _MAX_CROWDS, _CROWD = 16, 1024  # Largest number of groups of points, and their least mean size.
+_CENTRED = 4096  # Points of a crowd whose mean is its centre, at most.
+_FEW = 64  # Different queries for which subtraction costs less than products in float64.
+FETCH_BYTES = 16 * 2**20  # Largest size of items that are subtracted from at once.
+_SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are held at once.
 
 
 class Precision(enum.Enum):
@@ -70,30 +78,7 @@ class Precision(enum.Enum):
         return 2.0**-44 if platform == "tpu" else 2.0**-53
 
 
-def crowds(points: Iterable[Float[np.ndarray, "n d"]]) -> list[Int[np.ndarray, " r"]]:
-    """Splits points into groups, so that crowds far from each other are in different ones.
-
-    Points are cut where their projections on a line are farthest apart.
-
-    Args:
-        points: Points of the space, in parts.
-
-    Returns:
-        The rows of each group.
-    """
-    line = np.concatenate([_projections(part) for part in points])
-    order = np.argsort(line)
-    cuts = int(np.clip(len(line) // _CROWD, 1, _MAX_CROWDS)) - 1
-    widest = np.argsort(np.diff(line[order]))[len(line) - 1 - cuts :]
-    return np.split(order, np.sort(widest) + 1)
-
-
-def _projections(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-    """Projections of points on a line in float64."""
-    return points @ np.random.default_rng(0).normal(size=points.shape[1])
-
-
-class Scored(NamedTuple):
+class Factors(NamedTuple):
     """Factors of the scores of points, for each space whose products rank them.
 
     Attributes:
@@ -136,7 +121,9 @@ class Score:
         inputs.check_space(space)
         return cls(space, np.mean(points, axis=0, dtype=np.float64), precision)
 
-    def of(self, x: Float[ArrayLike, "n d"], valid: Bool[ArrayLike, " n"] | None = None) -> Scored:
+    def factors(
+        self, x: Float[ArrayLike, "n d"], valid: Bool[ArrayLike, " n"] | None = None
+    ) -> Factors:
         """Factors of the scores of points, computed in float64 and rounded to the precision.
 
         Args:
@@ -148,7 +135,7 @@ class Score:
         platform = (next(iter(x.devices())) if on_devices else jax.local_devices()[0]).platform
         roundoffs = tuple(p.roundoff(platform) for p in (self.precision, Precision.DOUBLE))
         with jax.enable_x64(True):
-            return _scored(self.space, x, valid, self.centre, self.precision, roundoffs)
+            return _factors_of(self.space, x, valid, self.centre, self.precision, roundoffs)
 
 
 def highest(
@@ -156,51 +143,37 @@ def highest(
     queries: tuple[Float[Array, "n v"], ...],
     items: tuple[Float[Array, "m v"], ...],
 ) -> Float[Array, "n m"]:
-    """Scores of all pairs: upper bounds on −separation.
-
-    Args:
-        space: Space of the points.
-        queries: Vectors of the queries, see `Scored`.
-        items: Vectors of the gallery items.
-    """
-    products = list(map(inner_products, queries, items))
-    if not isinstance(space, Fused):
-        return products[0]
-    distance = _fused(space, [-product for product in products])
-    padding = products[0] <= PADDING / 2  # Its distance may not be finite.
-    return jnp.where(padding, PADDING, (_distance_error(distance) - 1) * distance)
+    """Scores of all pairs, which are upper bounds on −separation, from vectors of `Factors`."""
+    return _in_space(space, list(map(inner_products, queries, items)), 1)
 
 
-def lowest(space: Space, queries: Scored, items: Scored) -> Float[Array, "n m"]:
+def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"]:
     """Lower bounds on −separation of all pairs."""
     products = map(inner_products, queries.query, items.gallery)
     slacks = map(_slack_of_pairs, queries.slack, items.slack)
     bounds = [product - 2 * slack for product, slack in zip(products, slacks, strict=True)]
+    return _in_space(space, bounds, -1)
+
+
+def _in_space(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Float[Array, "n m"]:
+    """Upper (1) or lower (−1) bounds on −separation in a space from those in each of its parts."""
     if not isinstance(space, Fused):
         return bounds[0]
-    distance = _fused(space, [-bound for bound in bounds])
-    padding = bounds[0] <= PADDING / 2
-    return jnp.where(padding, PADDING, (-_distance_error(distance) - 1) * distance)
-
-
-def _fused(space: Fused, separations: list[Float[Array, "n m"]]) -> Float[Array, "n m"]:
-    """Distances of points from their separations in each space."""
-    return sum(
-        weight * part.distance_at(jnp.maximum(separation, 0))
-        for (part, weight), separation in zip(space.parts, separations, strict=True)
+    distance = sum(
+        weight * part.distance_at(jnp.maximum(-bound, 0))
+        for (part, weight), bound in zip(space.parts, bounds, strict=True)
     )
-
-
-def _distance_error(distance: Float[Array, "..."]) -> float:
-    """Bound on the relative error of distances computed from separations."""
-    return 2.0**-16 if distance.dtype == jnp.float32 else 2.0**-36
+    # Bounds the relative error of distances that are computed from separations.
+    error = 2.0**-16 if distance.dtype == jnp.float32 else 2.0**-36
+    padding = bounds[0] <= PADDING / 2  # Its distance may not be finite.
+    return jnp.where(padding, PADDING, (sign * error - 1) * distance)
 
 
 def _slack_of_pairs(queries: Float[Array, "n 2"], items: Float[Array, "m 2"]) -> Array:
     return queries[:, :1] * items[:, 1] + queries[:, 1:] * items[:, 0]
 
 
-def largest_slack(queries: Scored, items: Scored) -> Float[Array, " n"]:
+def largest_slack(queries: Factors, items: Factors) -> Float[Array, " n"]:
     """A bound on the slack of each query and any item, where one space ranks them."""
     (of_queries,), (of_items,) = queries.slack, items.slack
     largest = jnp.max(of_items, axis=0)
@@ -213,39 +186,23 @@ def widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:
     return jnp.where(jnp.isinf(threshold), threshold, moved)
 
 
-def report(what: str, queries: int, repeated: int, subtracted: int) -> None:
-    """Logs how many queries products in float32 answered with certainty.
-
-    Args:
-        what: What was searched for.
-        queries: Number of queries.
-        repeated: Number of those that products in float32 left uncertain.
-        subtracted: Number of those that products in float64 left uncertain, too.
-    """
-    _LOG.info(
-        "%s of %d queries, all exact: certified=%d by products in float32, "
-        "%d by products in float64, %d by subtraction",
-        *(what, queries, queries - repeated, repeated - subtracted, subtracted),
-    )
-
-
 @functools.partial(jax.jit, static_argnames=("precision", "roundoffs"))
-def _scored(
+def _factors_of(
     space: Space,
     x: Float[ArrayLike, "n d"],
     valid: Bool[ArrayLike, " n"] | None,
     centre: Float[ArrayLike, " d"],
     precision: Precision,
     roundoffs: tuple[float, float],
-) -> Scored:
-    def score(inputs: tuple[Array, Array]) -> Scored:
+) -> Factors:
+    def score(inputs: tuple[Array, Array]) -> Factors:
         x, valid = inputs
         x = x.astype(jnp.float64)
         parts = [(space, x, centre)]
         if isinstance(space, Fused):
             spaces = [part for part, _ in space.parts]
             parts = list(zip(spaces, space.split(x), space.split(centre), strict=True))
-        factors = Scored(*zip(*(_factors(*part, valid, roundoffs) for part in parts), strict=True))
+        factors = Factors(*zip(*(_factors(*part, valid, roundoffs) for part in parts), strict=True))
         return jax.tree.map(lambda x: x.astype(precision.value), factors)
 
     valid = jnp.ones(len(x), bool) if valid is None else valid
@@ -263,9 +220,11 @@ def _factors(
     valid: Bool[Array, " n"],
     roundoffs: tuple[float, float],
 ) -> tuple[Float[Array, "n v"], Float[Array, "n v"], Float[Array, "n 2"]]:
-    """The fields of `Scored` in one space."""
+    """The fields of `Factors` in one space."""
     terms = space.search_terms(x, centre)
     a, b = _slack(terms, x.shape[1], roundoffs)
+    # One product gives ⟨query_i, gallery_j⟩ − offset_i − offset_j + slack: the score itself, which
+    # is by the slack above −separation, so that rounding errors of at most the slack keep it above.
     offset, one = terms.offset[:, None], jnp.ones_like(a)
     factors = (
         jnp.concatenate([terms.query, -offset, one, a, b], axis=1),
@@ -300,3 +259,110 @@ def _slack(
     f = jnp.sqrt(jnp.maximum(1, square / (2 * offset)))
     b = (2 * epsilon) ** 0.5 * (1 + rho / epsilon) * f
     return (b * offset)[:, None], b[:, None]
+
+
+def certify(
+    what: str,
+    queries: Float[np.ndarray | Array, "n d"],
+    score: Score,
+    by_products: Callable[[Int[np.ndarray, " r"], Score], Int[np.ndarray, " u"]],
+    by_subtraction: Callable[[Int[np.ndarray, " u"]], None],
+) -> None:
+    """Answers all queries exactly, and logs how many each arithmetic answered.
+
+    Products in float32 answer most queries. Where points crowd, their differences drown in the
+    roundings of their lengths: those queries are asked again with products in float64, in which
+    points are taken relative to the centre of their crowd. Queries with duplicates or near-ties
+    beyond the candidates remain, and are answered by subtraction.
+
+    Args:
+        what: What is searched for.
+        queries: Points of the space.
+        score: How products in float32 compare points.
+        by_products: Answers the queries in some rows by products, and returns the rows of those
+            whose answer is not certain.
+        by_subtraction: Answers the queries in some rows.
+    """
+    rows = by_products(np.arange(len(queries)), score)
+    repeated = len(rows)
+    if not _are_few(queries, rows):
+        left = []
+        for crowd in _crowds(queries, rows):
+            sample = inputs.host_rows(queries, crowd[:: -(-len(crowd) // _CENTRED)])
+            left.append(by_products(crowd, Score.around(score.space, sample, Precision.DOUBLE)))
+        rows = np.sort(np.concatenate(left))
+    if len(rows):
+        by_subtraction(rows)
+    _LOG.info(
+        "%s of %d queries, all exact: certified=%d by products in float32, "
+        "%d by products in float64, %d by subtraction",
+        *(what, len(queries), len(queries) - repeated, repeated - len(rows), len(rows)),
+    )
+
+
+def _are_few(queries: Float[np.ndarray | Array, "n d"], rows: Int[np.ndarray, " r"]) -> bool:
+    """Whether few of the queries differ, so that subtraction costs less than another search."""
+    found: set[bytes] = set()
+    for part in inputs.split(rows, _CROWD):
+        found.update(row.tobytes() for row in unique_rows(inputs.host_rows(queries, part))[0])
+        if len(found) > _FEW:
+            return False
+    return True
+
+
+def _crowds(
+    queries: Float[np.ndarray | Array, "n d"], rows: Int[np.ndarray, " r"]
+) -> list[Int[np.ndarray, " c"]]:
+    """Splits rows into groups, so that crowds far from each other are in different ones.
+
+    Points are cut where their projections on a line are farthest apart.
+    """
+    line = np.random.default_rng(0).normal(size=queries.shape[1])
+    places = np.concatenate(
+        [inputs.host_rows(queries, part) @ line for part in inputs.parts_of(queries, rows)]
+    )
+    order = np.argsort(places)
+    cuts = int(np.clip(len(rows) // _CROWD, 1, _MAX_CROWDS)) - 1
+    widest = np.argsort(np.diff(places[order]))[len(rows) - 1 - cuts :]
+    return np.split(rows[order], np.sort(widest) + 1)
+
+
+def unique_rows(
+    x: Float[np.ndarray, "n d"],
+) -> tuple[Float[np.ndarray, "u d"], Int[np.ndarray, " n"]]:
+    """The different rows, and which of them each row is."""
+    rows = np.ascontiguousarray(x).view(np.dtype((np.void, x.shape[1] * x.itemsize))).ravel()
+    _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
+    return x[first], inverse
+
+
+def separations(
+    space: Space, queries: Float[np.ndarray, "n d"], gallery: Float[np.ndarray | Array, "m d"]
+) -> Iterator[Float[np.ndarray, " m"]]:
+    """Yields each query's separations from all items, by subtraction in float64.
+
+    Points are float32 numbers, taken as exact. Items at equal separations tie, and ties are in the
+    order of the gallery.
+    """
+    size, dim = len(gallery), queries.shape[1]
+    block = int(np.clip(_SEPARATION_BYTES // (8 * size), 1, len(queries)))
+    rows = inputs.round_up(min(max(FETCH_BYTES // (4 * dim), 1), size), inputs.LANES)
+    for start in range(0, len(queries), block):
+        part = queries[start : start + block]
+        padded = inputs.pad_rows(part, block)
+        found = np.empty((block, size))
+        for first in range(0, size, rows):
+            items = inputs.host_rows(gallery, np.s_[first : first + rows])
+            with jax.enable_x64(True):
+                matrix = separation_matrix(space, padded, inputs.pad_rows(items, rows))
+            found[:, first : first + rows] = np.asarray(matrix)[:, : len(items)]
+        yield from found[: len(part)]
+
+
+@jax.jit
+def separation_matrix(
+    space: Space, queries: Float[Array, "b d"], items: Float[Array, "r d"]
+) -> Float[Array, "b r"]:
+    """Separations by subtraction; needs float64 to be enabled."""
+    items = items.astype(jnp.float64)
+    return lax.map(lambda query: space.separation(query, items), queries.astype(jnp.float64))

@@ -1,8 +1,8 @@
-"""Selection of the items with the highest scores, block by block."""
+"""The items with the highest scores, chunk by chunk of a gallery in host or device memory."""
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import NamedTuple
 
@@ -14,14 +14,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.retrieval import host_selection
-from hypjax.retrieval.galleries import AXIS, Chunk
+from hypjax.retrieval import inputs
 from hypjax.retrieval.scores import Score, highest
 from hypjax.system.machine import usable_cores
 
+_AXIS = "gallery"  # Mesh axis over which the rows of a gallery are distributed.
+_SAMPLED_BLOCKS, _SAMPLED_ROWS = 16, 256  # Of a sample.
 _GROUP = 64  # Items of a group; only the groups with the largest maxima are searched further.
-_QUERY_BATCH = 64  # Queries selected for at once, which limits the memory for candidates.
+_QUERY_BATCH = 64  # Queries selected for at once, which limits candidates to a CPU's cache.
 _MAX_THREADS = 4
 
 
@@ -32,16 +34,162 @@ class Best(NamedTuple):
     ids: Int[Array | np.ndarray, "b k"]
 
 
+class Chunk(NamedTuple):
+    """Some rows of a gallery on each device.
+
+    Attributes:
+        vectors: Gallery vectors of the scores; padding for rows that are not to be found.
+        first: Gallery index of each device's first row.
+    """
+
+    vectors: tuple[Float[Array, "devices*r v"], ...]
+    first: Int[Array, " devices"]
+
+
+def sample(gallery: Float[np.ndarray | Array, "m d"]) -> Float[np.ndarray, "s d"]:
+    """Some points from all parts of a gallery, as float32.
+
+    They are blocks of consecutive rows, which a disk reads faster than single rows.
+    """
+    starts = np.linspace(0, max(len(gallery) - _SAMPLED_ROWS, 0), _SAMPLED_BLOCKS, dtype=int)
+    blocks = [np.asarray(gallery[at : at + _SAMPLED_ROWS]) for at in np.unique(starts)]
+    return np.concatenate(blocks).astype(np.float32)
+
+
+class HostGallery:
+    """A NumPy array, possibly memory-mapped, that is streamed to all local devices.
+
+    Attributes:
+        mesh: Devices that search the points.
+        size: Number of points.
+        rows: Largest number of points on one device.
+    """
+
+    def __init__(self, gallery: Float[np.ndarray, "m d"]) -> None:
+        """Keeps the array."""
+        devices = jax.local_devices()
+        self.mesh = Mesh(devices, _AXIS)
+        self.size = len(gallery)
+        self.rows = -(-len(gallery) // len(devices))
+        self._gallery = gallery
+        self._on_devices: Array | None = None
+
+    def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
+        """Yields chunks that together contain every point once, in order on each device.
+
+        Args:
+            score: How points are compared.
+            rows: Rows of a chunk on each device.
+
+        Raises:
+            UserError: A point does not belong to the space.
+        """
+        ahead = self._chunk(score, 0, rows)
+        for start in range(0, self.size, rows * self.mesh.size)[1:]:
+            # The next chunk is checked and sent to the devices before this one is searched.
+            chunk, ahead = ahead, self._chunk(score, start, rows)
+            yield chunk
+        yield ahead
+
+    def _chunk(self, score: Score, start: int, rows: int) -> Chunk:
+        step = rows * self.mesh.size
+        part = inputs.float32(self._gallery[start : start + step])
+        score.space.check(part, first=start)
+        points = jax.device_put(inputs.pad_rows(part, step), _by_rows(self.mesh))
+        if len(part) == self.size:  # Candidates are then looked up where they are already.
+            self._on_devices = points
+        first = start + rows * np.arange(self.mesh.size)
+        return _chunk(score, self.mesh, points, first, np.arange(step) < len(part))
+
+    def points(self, ids: Int[Array, "b k"]) -> tuple[Float[Array, "m d"], Int[Array, "b k"]]:
+        """Looks up items: an array of points, and the rows of it that are the items."""
+        if self._on_devices is not None:
+            return self._on_devices, ids
+        rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
+        return inputs.float32(self._gallery[np.asarray(ids).reshape(-1)]), rows
+
+
+class DeviceGallery:
+    """A JAX array; each device that holds it searches an equal share of its rows.
+
+    Attributes and methods are those of `HostGallery`.
+    """
+
+    def __init__(self, gallery: Float[Array, "m d"]) -> None:
+        """Distributes the rows, or raises a `UserError` if devices cannot share them evenly."""
+        devices = sorted(gallery.sharding.device_set, key=lambda device: device.id)
+        if gallery.sharding.is_fully_replicated:
+            devices = devices[:1]
+        if len(gallery) % len(devices):
+            raise UserError(
+                f"a gallery of {len(gallery)} points cannot be split evenly over {len(devices)} "
+                "devices; pass it as a NumPy array"
+            )
+        self.mesh = Mesh(devices, _AXIS)
+        self.size = len(gallery)
+        self.rows = len(gallery) // len(devices)
+        self._gallery = jax.device_put(inputs.float32(gallery), _by_rows(self.mesh))
+
+    def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
+        """See `HostGallery`."""
+        score.space.check(self._gallery)
+        for start in range(0, self.rows, rows):
+            # The last chunk starts earlier, so that it has as many rows as the others.
+            begin = max(min(start, self.rows - rows), 0)
+            points = _slice_each(self.mesh, rows)(self._gallery, begin)
+            items = begin + np.arange(rows)
+            valid = (items >= start) & (items < self.rows)
+            first = begin + self.rows * np.arange(self.mesh.size)
+            yield _chunk(score, self.mesh, points, first, np.tile(valid, self.mesh.size))
+
+    def points(self, ids: Int[Array, "b k"]) -> tuple[Float[Array, "m d"], Int[Array, "b k"]]:
+        """See `HostGallery`."""
+        return self._gallery, ids
+
+
+def _chunk(
+    score: Score,
+    mesh: Mesh,
+    points: Float[Array, "devices*r d"],
+    first: Int[np.ndarray, " devices"],
+    valid: np.ndarray,
+) -> Chunk:
+    vectors = score.factors(points, jax.device_put(valid, _by_rows(mesh))).gallery
+    return Chunk(vectors, jax.device_put(first.astype(np.int32), _by_rows(mesh)))
+
+
+def _by_rows(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P(_AXIS))
+
+
+@functools.cache
+def _slice_each(mesh: Mesh, rows: int):
+    """Jitted function that slices the same rows from every device's share, padded if too short."""
+
+    def slice_rows(points: Float[Array, "r d"], begin: Int[Array, ""]) -> Float[Array, "rows d"]:
+        if len(points) <= rows:
+            return inputs.pad_rows(points, rows)
+        return lax.dynamic_slice_in_dim(points, begin, rows)
+
+    specs = (P(_AXIS), P())
+    return jax.jit(jax.shard_map(slice_rows, mesh=mesh, in_specs=specs, out_specs=P(_AXIS)))
+
+
 def num_threads(mesh: Mesh) -> int:
     """Number of threads that select on a CPU."""
     return min(usable_cores(), _MAX_THREADS) if _is_host(mesh) else 1
 
 
+def _is_host(mesh: Mesh) -> bool:
+    return mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
+
+
 class Selector:
-    """Searches chunks of the gallery for blocks of queries.
+    """Searches chunks of a gallery for blocks of queries.
 
     On a CPU, a matrix product uses all cores but a selection only one. There, several threads
-    select by NumPy for parts of a block.
+    select by NumPy for parts of a block: NumPy compares many numbers at once to partition a row,
+    where XLA keeps a heap for each.
     """
 
     def __init__(
@@ -64,9 +212,7 @@ class Selector:
         # All products reuse this buffer, because memory is expensive when it is first touched.
         size = (mesh.size * shape[0], shape[1])
         with score.precision.enabled():
-            self._buffer = jnp.zeros(
-                size, score.precision.value, device=NamedSharding(mesh, P(AXIS))
-            )
+            self._buffer = jnp.zeros(size, score.precision.value, device=_by_rows(mesh))
 
     def update(
         self, chunk: Chunk, queries: tuple[Float[Array, "b v"], ...], best: Best | None
@@ -74,46 +220,37 @@ class Selector:
         """Merges the best items of a chunk into those found so far."""
         with self._score.precision.enabled():
             self._buffer, maxima = self._multiply(self._buffer, self._score.space, queries, chunk)
-        if self._on_host:
-            return self._update_on_host(maxima, chunk, best)
-        with self._score.precision.enabled():
-            found = self._select(self._buffer, maxima, chunk)
-        if best is None and chunk.first.size == 1:
-            return found
-        with self._score.precision.enabled():
-            return _merge(best, found, chunk.first.size, self._k)
-
-    def _update_on_host(
-        self, maxima: Float[Array, "b groups"], chunk: Chunk, best: Best | None
-    ) -> Best:
+            if not self._on_host:
+                found = self._select(self._buffer, maxima, chunk)
+                if best is None and chunk.first.size == 1:
+                    return found
+                return _merge(best, found, chunk.first.size, self._k)
         scores, maxima, first = np.asarray(self._buffer), np.asarray(maxima), int(chunk.first[0])
 
-        def update(part: slice) -> host_selection.Items:
-            found = host_selection.select(scores[part], maxima[part], first, self._k)
+        def update(part: slice) -> Best:
+            found = _select_on_host(scores[part], maxima[part], first, self._k)
             if best is None:
                 return found
-            return host_selection.merge((best.scores[part], best.ids[part]), found, self._k)
+            both = zip((best.scores[part], best.ids[part]), found, strict=True)
+            joined = [np.concatenate(arrays, axis=1) for arrays in both]
+            return _highest(*joined, min(self._k, joined[0].shape[1]))
 
         parts = self._pool.map(update, self._parts)
         return Best(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def _is_host(mesh: Mesh) -> bool:
-    return mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
-
-
 @functools.cache
 def _programs(mesh: Mesh, k: int) -> tuple[Callable, Callable]:
     """The two jitted steps of a search; each device has its own rows of the gallery."""
-    shared = Chunk(P(AXIS), P(AXIS))
+    shared = Chunk(P(_AXIS), P(_AXIS))
     multiply = jax.shard_map(
-        _multiply, mesh=mesh, in_specs=(P(AXIS), P(), P(), shared), out_specs=P(AXIS)
+        _multiply, mesh=mesh, in_specs=(P(_AXIS), P(), P(), shared), out_specs=P(_AXIS)
     )
     select = jax.shard_map(
         functools.partial(_select, k=k),
         mesh=mesh,
-        in_specs=(P(AXIS), P(AXIS), shared),
-        out_specs=P(AXIS),
+        in_specs=(P(_AXIS), P(_AXIS), shared),
+        out_specs=P(_AXIS),
         check_vma=False,
     )
     return jax.jit(multiply, donate_argnums=0, keep_unused=True), jax.jit(select)
@@ -132,11 +269,7 @@ def _multiply(
 
 
 def _select(
-    scores: Float[Array, "b r"],
-    maxima: Float[Array, "b groups"],
-    chunk: Chunk,
-    *,
-    k: int,
+    scores: Float[Array, "b r"], maxima: Float[Array, "b groups"], chunk: Chunk, *, k: int
 ) -> Best:
     """The k best items of a chunk by descending score, or all if it has fewer.
 
@@ -179,3 +312,45 @@ def _merge(best: Best | None, found: Best, devices: int, k: int) -> Best:
         found = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), best, found)
     scores, places = lax.top_k(found.scores, min(k, found.scores.shape[1]))
     return Best(scores, jnp.take_along_axis(found.ids, places, axis=1))
+
+
+def _select_on_host(
+    scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], first: int, k: int
+) -> Best:
+    """The k best items of a chunk that starts with item `first`, or all if it has fewer."""
+    k = min(k, scores.shape[1])
+    parts = (np.s_[at : at + _QUERY_BATCH] for at in range(0, len(scores), _QUERY_BATCH))
+    found = [_select_rows(scores[part], maxima[part], k) for part in parts]
+    best, items = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    return Best(best, items + np.int32(first))
+
+
+def _select_rows(
+    scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], k: int
+) -> Best:
+    num_groups = maxima.shape[1]
+    size = scores.shape[1] // num_groups
+    least = np.full((len(scores), 1), -np.inf, scores.dtype)
+    if k <= num_groups:  # At least k items reach the k-th largest maximum.
+        least = np.partition(maxima, num_groups - k, axis=1)[:, num_groups - k, None]
+    # A score that is not a number is kept: another chunk may hold the invalid point to report.
+    groups = np.flatnonzero(~(maxima < least))
+    rows, own_groups = np.divmod(groups, num_groups)
+    grouped = scores.reshape(-1, size).take(groups, axis=0)
+    chosen = np.flatnonzero(~(grouped < least[rows]))
+    group, place = np.divmod(chosen, size)
+    rows, items = rows[group], own_groups[group] * size + place
+    # The chosen items of each row, which has at least k, in an array padded by scores of −∞.
+    numbers = np.bincount(rows)
+    columns = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+    shape = len(numbers), numbers.max()
+    padded = np.full(shape, -np.inf, scores.dtype), np.zeros(shape, np.int32)
+    for array, values in zip(padded, (grouped.reshape(-1)[chosen], items), strict=True):
+        array[rows, columns] = values
+    return _highest(*padded, k)
+
+
+def _highest(scores: Float[np.ndarray, "b n"], ids: Int[np.ndarray, "b n"], k: int) -> Best:
+    """The k highest scores of each row, in any order but for the lowest one, which is the last."""
+    order = np.argpartition(scores, scores.shape[1] - k, axis=1)[:, ::-1][:, :k]
+    return Best(*(np.take_along_axis(array, order, axis=1) for array in (scores, ids)))

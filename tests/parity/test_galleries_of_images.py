@@ -18,7 +18,6 @@ from tests.helpers.galleries import embeddings
 
 OMNIGLOT = pathlib.Path(__file__).parents[3] / "shared/data/omniglot/images_background_small1.zip"
 COUNT, QUERIES, NEAREST, SIZE, DIM = 2000, 100, 10, 16, 64
-SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, None)]
 
 
 def letters():
@@ -55,8 +54,14 @@ def in_faiss(path, points, space):
     return euclidean.nearest(near, points, points[:QUERIES], **how)[1]
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
-@pytest.mark.parametrize("source", [letters, omniglot])
+@pytest.mark.parametrize(
+    ("source", "space"),
+    [
+        *((letters, Sphere()), (letters, PoincareBall(1.0, None))),
+        (omniglot, PoincareBall(0.1, 2.3)),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 @pytest.mark.parametrize(
     ("export", "module", "least"),
     [

@@ -1,4 +1,4 @@
-"""Recall beside pytorch-metric-learning and faiss."""
+"""Recall beside pytorch-metric-learning and faiss; principal components beside scikit-learn."""
 
 import pathlib
 
@@ -14,6 +14,7 @@ from hypjax.retrieval import (
     recall_at_k,
 )
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.projection import fit
 
 
 def labelled(space, n=1500, dim=24, classes=60):
@@ -24,7 +25,7 @@ def labelled(space, n=1500, dim=24, classes=60):
     return np.asarray(space.embed(features.astype(np.float32))), labels
 
 
-@pytest.mark.parametrize("dim", [8, 24, 128])
+@pytest.mark.parametrize("dim", [8, 128])
 def test_scores_are_those_of_pytorch_metric_learning(dim):
     pytest.importorskip("pytorch_metric_learning", reason="needs the parity extra")
     pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
@@ -43,9 +44,7 @@ def test_scores_are_those_of_pytorch_metric_learning(dim):
     assert got == pytest.approx([expected[name] for name in names], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "space", [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 0.8)], ids=str
-)
+@pytest.mark.parametrize("space", [Sphere(), PoincareBall(1.0, 0.8)], ids=str)
 def test_recall_is_that_of_a_sorted_inner_product_search(space):
     faiss = pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
     x, labels = labelled(space)
@@ -68,7 +67,7 @@ def test_the_documented_index_finds_the_same_neighbours(space, tmp_path, monkeyp
     gallery = Embeddings(x, ids, labels.astype(str), space, "0", "0", {})
     gallery.save(tmp_path / "gallery.npz")
     export_flat(gallery, tmp_path / "gallery.faiss")
-    page = (pathlib.Path(__file__).parents[2] / "docs/search.md").read_text()
+    page = (pathlib.Path(__file__).parents[2] / "docs/engines.md").read_text()
     examples = [part for part in page.split("```") if "faiss.read_index" in part]
     (example,) = [part for part in examples if "euclidean" not in part]
     monkeypatch.chdir(tmp_path)
@@ -76,3 +75,20 @@ def test_the_documented_index_finds_the_same_neighbours(space, tmp_path, monkeyp
     exec(example.removeprefix("python"), names)
     _, found = nearest_neighbors(x, x, k=10, space=space)
     np.testing.assert_array_equal(names["found"], found)
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_projections_are_those_of_scikit_learn(whiten):
+    decomposition = pytest.importorskip("sklearn.decomposition", reason="needs scikit-learn")
+    flat = PoincareBall(0.0, None)  # Its points are its features.
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(300, 24)) @ rng.normal(size=(24, 24)) + 1).astype(np.float32)
+    expected = decomposition.PCA(8, whiten=whiten, svd_solver="full").fit(x.astype(np.float64))
+    found = fit(x, space=flat, dim=8, whiten=whiten)
+    np.testing.assert_allclose(found.variances, expected.explained_variance_, rtol=1e-9)
+    signs = np.sign(np.sum(found.components * expected.components_, axis=1))
+    np.testing.assert_allclose(found.components, signs[:, None] * expected.components_, atol=1e-9)
+    projected = signs * expected.transform(x)
+    if whiten:  # scikit-learn's have the variance 1.
+        projected *= np.sqrt(found.variances.mean())
+    np.testing.assert_allclose(found.apply(x), projected, atol=2e-4)

@@ -11,7 +11,7 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval import host_selection, match_ranks, nearest_neighbors, neighbors, recall_at_k
+from hypjax.retrieval import nearest_neighbors, neighbors, selection
 
 SPACES = [Sphere(), PoincareBall(1.0, 0.8), PoincareBall(0.0, None)]
 
@@ -54,16 +54,13 @@ def excess(space, queries, gallery, found):
 CASES = {
     "random": lambda space: (points(space, 0, 200, 32), points(space, 1, 1500, 32)),
     "2d": lambda space: (points(space, 0, 130, 2), points(space, 1, 700, 2)),
-    "512d": lambda space: (points(space, 0, 65, 512), points(space, 1, 900, 512)),
     "clusters": lambda space: (clusters(space, 150, 64), clusters(space, 1000, 64)),
     "one item": lambda space: (points(space, 0, 3, 8), points(space, 1, 1, 8)),
 }
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-@pytest.mark.parametrize(
-    "case", [pytest.param(n, marks=[pytest.mark.slow] if n == "512d" else []) for n in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_equals_float64_brute_force(space, case):
     x, y = CASES[case](space)
     k = min(50, len(y))
@@ -76,7 +73,7 @@ def test_equals_float64_brute_force(space, case):
     np.testing.assert_allclose(distances, expected, rtol=3e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("c", [0.01, 0.1, 1.0, 10.0])
+@pytest.mark.parametrize("c", [0.01, 10.0])
 def test_equals_brute_force_up_to_the_boundary(c):
     space, x = PoincareBall(c, None), near_the_boundary(c, 600, 16)
     _, ids = nearest_neighbors(x[:100], x, k=20, space=space)
@@ -102,21 +99,6 @@ def test_ties_are_ranked_by_index(space):
     first = [np.flatnonzero(copies == i)[:5] for i in range(70)]
     for row, expected in zip(ids, first, strict=True):
         np.testing.assert_array_equal(row[: len(expected)], expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_recall_from_neighbours_equals_recall_by_counting(space):
-    x = points(space, 0, 1200, 16)
-    x[np.arange(0, 1200, 3)] = x[np.arange(1, 1200, 3)]  # Many ties, some within a class.
-    labels = np.random.default_rng(1).integers(0, 40, 1200)
-    _, ids = nearest_neighbors(x, x, k=100, space=space, exclude_self=True)
-    hits = labels[ids] == labels[:, None]
-    ranks = match_ranks(x, labels, space=space)
-    listed = np.where(hits.any(axis=1), hits.argmax(axis=1), 100)
-    np.testing.assert_array_equal(np.minimum(ranks, 100), listed)
-    for k, recall in recall_at_k(x, labels, ks=(1, 10, 100), space=space).items():
-        assert recall == pytest.approx(hits[:, :k].any(axis=1).mean(), abs=1e-12)
 
 
 def test_excludes_the_query_but_not_its_copies():
@@ -149,9 +131,9 @@ def test_result_does_not_depend_on_the_size_of_streamed_chunks(monkeypatch, tmp_
             np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.1)], ids=str)
-def test_half_precision_points_are_compared_in_float32(space):
+def test_half_precision_points_are_compared_in_float32():
     """Rounding to bfloat16 changes the length of unit vectors by up to 0.4%."""
+    space = Sphere()
     x = jnp.asarray(points(Sphere(), 0, 200, 8), jnp.bfloat16)
     distances, ids = nearest_neighbors(x, x, k=5, space=space)
     exact = np.asarray(x, np.float32)
@@ -253,8 +235,10 @@ def test_selection_on_the_host_equals_sorting(dtype, k):
     """Scores of 70 queries with ties, in 8 groups of 32; then merged with others."""
     scores = np.random.default_rng(0).integers(0, 50, (2, 70, 256)).astype(dtype)
     scores[:, 3] = 7
-    parts = [host_selection.select(x, x.reshape(70, 8, 32).max(axis=2), 256, k) for x in scores]
-    merged = host_selection.merge(*parts, k)
+    maxima = scores.reshape(2, 70, 8, 32).max(axis=3)
+    parts = [selection._select_on_host(*pair, 256, k) for pair in zip(scores, maxima, strict=True)]
+    joined = [np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True)]
+    merged = selection._highest(*joined, min(k, 512))
     both = np.concatenate(scores, axis=1)
     for (found, _), given in zip([*parts, merged], [*scores, both], strict=True):
         expected = -np.sort(-given, axis=1)[:, :k]

@@ -20,8 +20,9 @@ def points(space, n=60, dim=6, seed=0):
     return np.asarray(space.embed(features.astype(np.float32)))
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
-@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize(
+    ("space", "whiten"), [*((space, True) for space in SPACES), (BALL, False)], ids=str
+)
 def test_equals_singular_vectors_of_the_centred_features(space, whiten, monkeypatch):
     monkeypatch.setattr(projection, "_BLOCK_BYTES", 700)
     x = points(space)
@@ -41,14 +42,6 @@ def test_equals_singular_vectors_of_the_centred_features(space, whiten, monkeypa
     space.check(got)
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, space.embed(projected.astype(np.float32)), atol=1e-6)
-
-
-def test_all_components_keep_the_distances_of_centred_features():
-    x = points(FLAT)
-    got = fit(x, space=FLAT, dim=6).apply(x)
-    with jax.enable_x64(True):
-        expected = FLAT.distance(np.float64(x)[:, None], np.float64(x))
-        np.testing.assert_allclose(FLAT.distance(got[:, None], got), expected, atol=1e-5)
 
 
 def test_whitened_features_have_equal_variances_and_their_former_length():
@@ -97,19 +90,16 @@ def test_a_memory_mapped_file_gives_the_same(tmp_path):
     np.testing.assert_array_equal(first.apply(x), second.apply(mapped))
 
 
-def test_a_file_that_compression_makes_small_is_refused(tmp_path, monkeypatch):
-    fit(points(Sphere()), space=Sphere(), dim=3).save(tmp_path / "p.npz")
+def test_files_hold_the_projection_and_have_a_largest_size(tmp_path, monkeypatch):
+    """A file of any size would otherwise be read: compression makes zeros small."""
+    found = fit(points(Sphere()), space=Sphere(), dim=3, whiten=True)
+    found.save(tmp_path / "p.npz")
+    x = points(Sphere(), seed=1)
+    read = Projection.load(tmp_path / "p.npz", Sphere())
+    np.testing.assert_array_equal(read.apply(x), found.apply(x))
     monkeypatch.setattr(projection, "_MOST_BYTES", 500)
     with pytest.raises(UserError, match="damaged, or not an .npz file"):
         Projection.load(tmp_path / "p.npz", Sphere())
-
-
-def test_files_hold_the_projection(tmp_path):
-    found = fit(points(Sphere()), space=Sphere(), dim=3, whiten=True)
-    found.save(tmp_path / "p.npz")
-    read = Projection.load(tmp_path / "p.npz", Sphere())
-    x = points(Sphere(), seed=1)
-    np.testing.assert_array_equal(read.apply(x), found.apply(x))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypjax import parallel
 from hypjax.benchmarks import programs
 from hypjax.config import default_config
 from hypjax.geometry import PoincareBall
-from hypjax.retrieval import tiles
+from hypjax.retrieval import ranks
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Score
 
@@ -54,14 +54,14 @@ def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
 
 def test_ranks_of_60502_queries_compile_and_round_nothing(slice_of_eight):
     """The test split of Stanford Online Products, on all devices."""
-    mesh, space = Mesh(slice_of_eight, tiles._AXIS), PoincareBall(0.1)
+    mesh, space = Mesh(slice_of_eight, ranks._AXIS), PoincareBall(0.1)
     given = Labelled(np.zeros((60_502, 128), np.float32), np.arange(60_502) // 5)
-    points = tiles._sort_by_class(Score.around(space, given.points), given)
-    assigned = tiles._Tiles(np.zeros((8, 64)), np.zeros((8, 64)), np.zeros(8))
+    points = ranks._sort_by_class(Score.around(space, given.points), given)
+    assigned = ranks._Tiles(np.zeros((8, 64)), np.zeros((8, 64)), np.zeros(8))
     assigned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.int32), assigned)
     points = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), points)
-    found = tiles._thresholds(mesh, True).lower(space, points, points, assigned)
-    counted = tiles._count_before(mesh, True).lower(
+    found = ranks._thresholds(mesh, True).lower(space, points, points, assigned)
+    counted = ranks._count_before(mesh, True).lower(
         space, points, points, found.out_info, assigned, assigned
     )
     for lowered in (found, counted):
