@@ -14,8 +14,8 @@ from hypjax.config import validate
 from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import redacted
-from hypjax.inference.embedding import evaluation_input
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
+from hypjax.inference.features import evaluation_input
 from hypjax.inference.weights import pretrained_encoder, restore_best, restore_models
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.parallel import processes

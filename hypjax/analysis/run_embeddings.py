@@ -15,7 +15,7 @@ from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
-from hypjax.inference.embedding import DatasetEmbedder, Encodings, evaluation_input
+from hypjax.inference.features import DatasetEmbedder, Encodings, evaluation_input
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Hier, create_objective

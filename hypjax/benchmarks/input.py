@@ -17,7 +17,8 @@ from hypjax.benchmarks import measure, peers
 from hypjax.benchmarks.measure import Task, table  # noqa: F401
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, fill_cache
-from hypjax.data.device_cache import CacheLayout, Store, crop_batches, cut, fill, lay_out
+from hypjax.data.device_cache import CacheLayout, crop_batches, fill, lay_out
+from hypjax.data.device_crops import Store, cut
 from hypjax.data.host_cache import DecodedImages
 from hypjax.data.photo_dataset import Files
 from hypjax.data.photos import find_photos

@@ -23,7 +23,7 @@ from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Spec
 from hypjax.system import console
-from hypjax.training.setup import Learner, build_learner
+from hypjax.training.learner import Learner, build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step
 from hypjax.types import Batch
 

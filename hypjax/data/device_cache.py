@@ -1,31 +1,26 @@
 """The device cache: training images decoded once into the memory of every device.
 
-A batch of input is then a few numbers, the boxes to crop. The train step crops and resizes them
-like Pillow, which resizes along one axis, then along the other, and rounds to whole levels after
-each pass. `cut` does the same with two matrix products per image, whose weights depend on the box.
-Only the precision of the sums differs, so that a level is occasionally off by one.
-`jax.image.scale_and_translate` rounds once, and mixes pixels beyond the edge of a box into it.
+A batch of input is then a few numbers, the boxes to crop, see `hypjax.data.device_crops`.
 """
 
 import bisect
 import concurrent.futures
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Generator, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import PIL
 import tqdm
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, Shaped, UInt8
+from jaxtyping import Array, Bool, Int, Shaped, UInt8
 from PIL import Image
 
 from hypjax import parallel
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
+from hypjax.data.device_crops import Store
 from hypjax.data.host_cache import in_bytes
 from hypjax.data.plans import Plan
 from hypjax.data.views import stored_sizes
@@ -38,30 +33,6 @@ _PART = 2**27  # Bytes copied to the devices at once: the host needs memory for 
 _MIN_PARTS = 16
 _SHARE = 0.8  # Of free memory for images; the model and its activations need some too.
 _PADDING_BOX = (0, 0, 1, 1)  # One pixel.
-_MAX_IMAGES = 32  # Images resized at the same time,
-_MAX_BYTES = 2**27  # and the memory of their pixels as float32.
-# Since this version Pillow starts with the vertical axis if it shrinks by far more pixels.
-_PILLOW_CHECKS_AXES = int(PIL.__version__.split(".")[0]) >= 13
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["pixels"], meta_fields=["length", "channels"]
-)
-@dataclasses.dataclass(frozen=True)
-class Store:
-    """Images on the device, one below the other, some of them transposed.
-
-    Attributes:
-        pixels: Rows of all images. A row holds the channels one after the other, each padded to the
-            same width; a separate axis for channels would be padded by the device.
-        length: Largest number of rows of an image; at least as many follow the first row of the
-            last image.
-        channels: 1 or 3.
-    """
-
-    pixels: UInt8[Array, "rows channels*width"]
-    length: int
-    channels: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -265,82 +236,3 @@ def _padded_rows(
     present = values[rows.start : rows.stop]
     padded[: len(present)] = present
     return padded
-
-
-def cut(store: Store, crops: Crops, side: int) -> UInt8[Array, "crops side side channels"]:
-    """Crops boxes of stored images and resizes them to squares with a side of so many pixels."""
-    # As many at a time as fit in memory as float32, in slices of equal size: one program.
-    extent = max(store.length, store.pixels.shape[1] // store.channels)
-    fitting = _MAX_BYTES // (4 * store.channels * extent**2)
-    count = math.ceil(len(crops.row) / max(1, min(_MAX_IMAGES, fitting)))
-    size = math.ceil(len(crops.row) / count)
-    places = jnp.arange(count * size).reshape(count, size) % len(crops.row)
-    slices = jax.tree.map(lambda x: x[places], crops)
-    views = jax.lax.map(jax.vmap(functools.partial(_cut, store, side)), slices)
-    return views.reshape(-1, *views.shape[2:])[: len(crops.row)]
-
-
-def _cut(store: Store, side: int, crop: Crops) -> UInt8[Array, "side side channels"]:
-    """Crops and resizes one box, first along the last axis, then along the first."""
-    down, across = crop.boxes[0::2], crop.boxes[1::2]  # Start and length along each axis.
-    tall = _vertical_first(down[1], across[1], side)
-    planes = _planes(store, crop.row)
-    planes = _transpose_where(crop.transposed ^ tall, planes).astype(jnp.float32)
-    extent = planes.shape[-1]
-    first = weights(*jnp.where(tall, down, across), extent, side)
-    second = weights(*jnp.where(tall, across, down), extent, side)
-    planes = _levels(_product("mcn,sn->mcs", planes, first))
-    planes = _levels(_product("tm,mcs->tcs", second, planes))
-    return _transpose_where(tall, planes.astype(jnp.uint8)).swapaxes(1, 2)
-
-
-def _planes(store: Store, row: Int[Array, ""]) -> UInt8[Array, "extent channels extent"]:
-    """Returns the image that begins in a row, padded to a square that fits any image."""
-    width = store.pixels.shape[1]
-    rows = jax.lax.dynamic_slice(store.pixels, (row, jnp.zeros_like(row)), (store.length, width))
-    planes = rows.reshape(store.length, store.channels, -1)
-    missing = [max(planes.shape[::2]) - size for size in planes.shape]
-    return jnp.pad(planes, [(0, missing[0]), (0, 0), (0, missing[2])])
-
-
-def _transpose_where(condition: Array, planes: Shaped[Array, "n channels n"]) -> Array:
-    return jnp.where(condition, planes.transpose(2, 1, 0), planes)
-
-
-def _vertical_first(height: Int[Array, ""], width: Int[Array, ""], side: int) -> Array:
-    """Whether Pillow resizes the vertical axis first."""
-    return (height > side) & (height - side > 2 * (width - side)) & _PILLOW_CHECKS_AXES
-
-
-def weights(
-    start: Int[Array, ""], size: Int[Array, ""], extent: int, side: int
-) -> Float[Array, "side extent"]:
-    """Returns the weight of each pixel of an axis in each pixel of the resized box.
-
-    This is Pillow's bicubic filter (Keys with a = −1/2), widened by the scale when shrinking.
-    Pixels outside the box have no weight.
-
-    Args:
-        start: First pixel of the box.
-        size: Pixels of the box.
-        extent: Pixels of the axis.
-        side: Pixels of the resized box.
-    """
-    scale = size.astype(jnp.float32) / side
-    place = jnp.arange(extent) - start
-    center = (jnp.arange(side, dtype=jnp.float32) + 0.5) * scale
-    distance = (place + 0.5) - center[:, None]
-    t = jnp.abs(distance) / jnp.maximum(scale, 1)
-    near, far = (1.5 * t - 2.5) * t * t + 1, ((2.5 - 0.5 * t) * t - 4) * t + 2
-    values = jnp.where(t < 1, near, jnp.where(t < 2, far, 0))
-    values = jnp.where((place >= 0) & (place < size), values, 0)
-    return values / values.sum(axis=1, keepdims=True)
-
-
-def _product(axes: str, left: Array, right: Array) -> Array:
-    return jnp.einsum(axes, left, right, precision=jax.lax.Precision.HIGHEST)
-
-
-def _levels(values: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Rounds to whole levels, halves up, and clips to 0...255."""
-    return jnp.clip(jnp.floor(values + 0.5), 0, 255)

@@ -12,13 +12,12 @@ from hypjax.config.choices import PARTS
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
-from hypjax.inference.embedding import (
+from hypjax.inference.embedding import part_of, scored_spaces
+from hypjax.inference.features import (
     DatasetEmbedder,
     EvaluationInput,
     evaluation_input,
     frozen_encodings,
-    part_of,
-    scored_spaces,
 )
 from hypjax.inference.matches import Match, choose, match_distance
 from hypjax.inference.postprocess import Processing, Projections

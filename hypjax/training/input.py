@@ -9,11 +9,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from hypjax import parallel
-from hypjax.data.device_cache import Store, crop_batches, fill
+from hypjax.data.device_cache import crop_batches, fill
+from hypjax.data.device_crops import Store
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans, TuplePlans
 from hypjax.geometry import Space
-from hypjax.inference.embedding import ONE_SCALE, DatasetEmbedder, Encodings
+from hypjax.inference.embedding import ONE_SCALE
+from hypjax.inference.features import DatasetEmbedder, Encodings
 from hypjax.monitoring.monitor import Monitor
 from hypjax.objectives.comparisons import lengths
 from hypjax.parallel import processes

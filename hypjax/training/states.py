@@ -17,8 +17,9 @@ from hypjax.objectives import Spec
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import SharedCheckpoints
 from hypjax.system import console
+from hypjax.training.learner import Learner
 from hypjax.training.optim import matches
-from hypjax.training.setup import Learner, Setup, describe
+from hypjax.training.setup import Setup, describe
 from hypjax.training.step import TrainState, create_state, start_teacher
 from hypjax.types import Recalls
 

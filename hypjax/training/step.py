@@ -12,14 +12,14 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
-from hypjax.data import device_cache
+from hypjax.data import device_crops
 from hypjax.models import example_images
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.vit import drop_path_factors
 from hypjax.objectives import Metrics, Spec
 from hypjax.objectives.memory import Memory
 from hypjax.training import optim
-from hypjax.training.setup import Learner
+from hypjax.training.learner import Learner
 from hypjax.types import Batch, Outputs
 
 
@@ -106,11 +106,11 @@ def make_train_step(learner: Learner) -> TrainStep:
     from as a third argument.
     """
     embed = _embedding(learner)
-    crop = functools.partial(device_cache.cut, side=learner.view.side)
+    crop = functools.partial(device_crops.cut, side=learner.view.side)
     crop_all = parallel.map_local_images(crop, learner.mesh)
 
     def train_step(
-        state: TrainState, batch: Batch, store: device_cache.Store | None = None
+        state: TrainState, batch: Batch, store: device_crops.Store | None = None
     ) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(learner.seed), state.step)
         trained, frozen = optim.split_frozen(state.params, learner.frozen)

@@ -22,7 +22,8 @@ from hypjax.errors import UserError
 from hypjax.models import Embedder, VisionTransformer, create_embedder
 from hypjax.objectives import Spec
 from hypjax.objectives.pair_losses import PAIR_LOSSES
-from hypjax.training.setup import build_learner, create_plans
+from hypjax.training.learner import build_learner
+from hypjax.training.setup import create_plans
 from hypjax.training.step import create_state, make_train_step
 from hypjax.types import View
 

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from hypjax import parallel, train
-from hypjax.data import device_cache, pixels
+from hypjax.data import device_cache, device_crops, pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import fill, lay_out
 from hypjax.data.plans import Plan
@@ -56,7 +56,7 @@ def random_plan(sizes, count, seed=0):
 def cut(dataset, layout, crops, side):
     mesh = parallel.create_mesh((1, 1))
     return np.asarray(
-        jax.jit(device_cache.cut, static_argnums=2)(fill(layout, dataset, mesh), crops, side)
+        jax.jit(device_crops.cut, static_argnums=2)(fill(layout, dataset, mesh), crops, side)
     )
 
 
@@ -114,13 +114,13 @@ def test_padding_of_a_batch_does_no_harm():
 
 
 def test_the_stored_images_are_not_copied():
-    store = device_cache.Store(jax.ShapeDtypeStruct((2**20, 300), np.uint8), 100, 3)
+    store = device_crops.Store(jax.ShapeDtypeStruct((2**20, 300), np.uint8), 100, 3)
     crops = Crops(
         row=jax.ShapeDtypeStruct((40,), np.int32),
         transposed=jax.ShapeDtypeStruct((40,), bool),
         boxes=jax.ShapeDtypeStruct((40, 4), np.int32),
     )
-    program = jax.jit(device_cache.cut, static_argnums=2).lower(store, crops, 32).compile()
+    program = jax.jit(device_crops.cut, static_argnums=2).lower(store, crops, 32).compile()
     assert program.memory_analysis().temp_size_in_bytes < 2**25
 
 

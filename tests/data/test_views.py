@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from hypjax import parallel
-from hypjax.data import device_cache, pixels
+from hypjax.data import device_crops, pixels
 from hypjax.data.dataset import Dataset, fill_cache
 from hypjax.data.device_cache import crop_batches, fill, lay_out
 from hypjax.data.host_cache import DecodedImages
@@ -75,7 +75,7 @@ def test_the_device_cache_holds_squares_and_cuts_exactly_the_hosts_pixels():
     layout = lay_out(plans.sizes, 3)
     assert (layout.sizes == 24).all() and layout.max_rows == layout.max_columns == 24
     store = fill(layout, dataset, parallel.create_mesh((1, 1)))
-    cut = jax.jit(device_cache.cut, static_argnums=2)
+    cut = jax.jit(device_crops.cut, static_argnums=2)
     device = crop_batches(layout, plans, range(4), range(8))
     for ours, hosts in zip(device, training_batches(dataset, plans, range(4), VIEW), strict=True):
         np.testing.assert_array_equal(cut(store, ours.images, 16), hosts.images)

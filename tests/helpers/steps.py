@@ -8,7 +8,7 @@ import numpy as np
 
 from hypjax import parallel
 from hypjax.objectives import Spec
-from hypjax.training.setup import build_learner
+from hypjax.training.learner import build_learner
 from hypjax.training.states import random_state
 from hypjax.training.step import jit_train_step, make_train_step
 from hypjax.types import Batch

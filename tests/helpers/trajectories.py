@@ -24,7 +24,7 @@ from hypjax import parallel
 from hypjax.config import choose_objective, default_config
 from hypjax.objectives import Spec
 from hypjax.retrieval import recall_at_k
-from hypjax.training.setup import build_learner
+from hypjax.training.learner import build_learner
 from hypjax.training.states import random_state
 from hypjax.training.step import jit_train_step, make_train_step, shard_batch
 from hypjax.types import Batch

@@ -18,7 +18,7 @@ from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained
-from hypjax.inference.embedding import pretrained_features
+from hypjax.inference.features import pretrained_features
 from hypjax.inference.weights import pretrained_encoder, restore_best
 from hypjax.models import ResNet, VisionTransformer, create_embedder, create_encoder
 from hypjax.models.architectures import encoder_shapes

@@ -15,7 +15,7 @@ from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.monitoring.health import HealthWatch, warn_if_collapsed
 from hypjax.objectives import Spec
-from hypjax.training.setup import build_learner
+from hypjax.training.learner import build_learner
 from hypjax.training.step import create_state, make_train_step
 from hypjax.types import Batch
 from tests.helpers import small_runs

@@ -20,7 +20,7 @@ from hypjax.models import create_embedder
 from hypjax.models.pretrained import convert_timm
 from hypjax.objectives import Spec
 from hypjax.training import optim
-from hypjax.training.setup import build_learner
+from hypjax.training.learner import build_learner
 from hypjax.training.step import TrainState, make_train_step
 from hypjax.types import Batch
 from tests.parity import conftest

@@ -13,7 +13,8 @@ from hypjax.config.choices import GROUPS
 from hypjax.inference.weights import restore_models
 from hypjax.objectives import Group, PairwiseCrossEntropy, Spec
 from hypjax.training import optim
-from hypjax.training.setup import build, build_learner
+from hypjax.training.learner import build_learner
+from hypjax.training.setup import build
 from hypjax.training.states import random_state
 from hypjax.training.step import create_state
 from tests.helpers import small_runs

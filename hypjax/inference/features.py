@@ -1,0 +1,264 @@
+"""Embeddings of datasets, whose images are read on the way."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, PyTree, UInt8
+from ml_collections import ConfigDict
+
+from hypjax import parallel
+from hypjax.config import validate
+from hypjax.data.dataset import Dataset, union
+from hypjax.data.parts import Splits
+from hypjax.data.pipeline import evaluation_batches
+from hypjax.data.splits import open_splits
+from hypjax.errors import UserError
+from hypjax.geometry import Space
+from hypjax.inference.embedding import (
+    ONE_SCALE,
+    PixelScaling,
+    embed_function,
+    encode_function,
+    place_function,
+)
+from hypjax.inference.weights import pretrained_encoder
+from hypjax.models import Embedder, create_embedder
+from hypjax.system import console, machine
+from hypjax.types import View, Workers
+
+
+class EvaluationInput(NamedTuple):
+    """How images reach a model that is evaluated.
+
+    Attributes:
+        view: The test view.
+        workers: What decodes images.
+        batch_size: Images embedded at once.
+        mesh: Devices that share each batch.
+    """
+
+    view: View
+    workers: Workers
+    batch_size: int
+    mesh: Mesh
+
+
+def evaluation_input(config: ConfigDict, mesh: Mesh | None = None) -> EvaluationInput:
+    """The input that a configuration describes."""
+    run = config.run
+    return EvaluationInput(
+        view=View.of(config.data),
+        workers=Workers.of(run),
+        batch_size=run.eval_batch_size,
+        mesh=mesh or parallel.create_mesh(run.mesh),
+    )
+
+
+def embed_dataset(
+    embed: Callable[[UInt8[Array, "batch side side channels"]], PyTree],
+    dataset: Dataset,
+    source: EvaluationInput,
+) -> PyTree:
+    """Embeds all images of a dataset under the test view.
+
+    `embed` gets the pixels of a batch, sharded over the devices and always of one size, and returns
+    arrays that are replicated.
+
+    Returns:
+        NumPy arrays with one row per image.
+    """
+    mesh = source.mesh
+    size = parallel.slices(source.batch_size, mesh).rows
+    rows = parallel.local_rows(mesh, size)
+    batches = evaluation_batches(dataset, source.view, size, source.workers, rows)
+    with contextlib.closing(batches):
+        embedded = [parallel.gather(embed(parallel.shard(mesh, images))) for images in batches]
+    return jax.tree.map(
+        lambda *parts: np.concatenate([np.asarray(part) for part in parts])[: len(dataset)],
+        *embedded,
+    )
+
+
+def pretrained_features(
+    config: ConfigDict,
+) -> tuple[Float[np.ndarray, "images dim"], tuple[str, ...]]:
+    """Embeds the training images with the encoder that `model.weights` names.
+
+    As in Hyp-ViT's Table 1, the features are not normalised, and a centre crop cuts nothing off the
+    shorter side, whatever `data.resize` says.
+
+    Returns:
+        The features, and the notes that every result computed from these images must carry.
+
+    Raises:
+        UserError: There are no such weights, the images cannot be read, or `eval.scales` names
+            several scales, of which these features, unlike points of a space, have no mean.
+    """
+    validate(config)
+    if tuple(config.eval.scales) != ONE_SCALE:
+        raise UserError(
+            f"config.eval.scales is {config.eval.scales}, but the encoder's features are measured "
+            "at one scale; set --config.eval.scales=1, or measure a gallery with --embeddings"
+        )
+    model = create_embedder(config, evaluating=True)
+    splits = open_splits(config)
+    train, source = splits.training_images(), evaluation_input(config)
+    source = source._replace(view=source.view._replace(resize=source.view.side))
+    params = {"encoder": pretrained_encoder(config, model.encoder)}
+    encodings = Encodings(model, (config.data.mean, config.data.std), source)
+    return encodings.encode(params, train)[0], splits.notes
+
+
+class Encodings:
+    """The encoder's embeddings of images under the test view, at each of some scales.
+
+    Those of `datasets` are computed once, all together, and kept in memory: an encoder that is not
+    trained embeds an image in the same way whenever it is scored.
+    """
+
+    def __init__(
+        self,
+        model: Embedder,
+        pixel_scaling: PixelScaling,
+        source: EvaluationInput,
+        scales: Sequence[float] = ONE_SCALE,
+        datasets: Sequence[Dataset] = (),
+    ) -> None:
+        """Computes nothing yet."""
+        self.model, self.source, self.scales = model, source, tuple(scales)
+        whole = [images for images in datasets if images.boxes is None]
+        by_records = {id(images.records): images.records for images in whole}
+        # By the identity of the records: the images, and their embeddings at each scale.
+        self._images = {
+            key: union([images for images in whole if images.records is records])
+            for key, records in by_records.items()
+        }
+        self._function = encode_function(model, pixel_scaling, scales)
+        self._kept: dict[int, list[np.ndarray]] = {}
+
+    def __len__(self) -> int:
+        """Number of images whose embeddings are kept."""
+        return sum(map(len, self._images.values()))
+
+    def keeps(self, dataset: Dataset) -> bool:
+        """Whether the embeddings of a dataset's images are kept."""
+        images = self._images.get(id(dataset.records))
+        if images is None or dataset.boxes is not None:
+            return False
+        return bool(np.isin(dataset.positions, images.positions).all())
+
+    def of(
+        self, params: PyTree, dataset: Dataset
+    ) -> dict[float, Float[np.ndarray, "images dim"]] | None:
+        """The embeddings of images that are kept, by scale; None if they are not.
+
+        The first call for one of several datasets with the same records embeds all of them, so the
+        encoder's parameters must be the same in all calls.
+
+        Raises:
+            UserError: An image cannot be read, or the device's memory does not suffice.
+        """
+        if not self.keeps(dataset):
+            return None
+        if (key := id(dataset.records)) not in self._kept:
+            images = self._images[key]
+            console.say(f"embedding {len(images)} images with the frozen encoder, once")
+            self._kept[key] = self.encode(params, images)
+        rows = np.searchsorted(self._images[key].positions, dataset.positions)
+        kept = zip(self.scales, self._kept[key], strict=True)
+        return {scale: each[rows] for scale, each in kept}
+
+    def encode(self, params: PyTree, dataset: Dataset) -> list[Float[np.ndarray, "images dim"]]:
+        """Embeds all images of a dataset; returns one array for each scale.
+
+        Raises:
+            UserError: An image cannot be read, or the device's memory does not suffice.
+        """
+        params = {"encoder": params["encoder"]}
+        params = parallel.place(params, parallel.replicated(self.source.mesh))
+        with machine.memory_explained("run.eval_batch_size"):
+            return embed_dataset(functools.partial(self._encode, params), dataset, self.source)
+
+    @functools.cached_property
+    def _encode(self) -> Callable[[PyTree, Array], list[Array]]:
+        return jax.jit(parallel.map_images(self._function, self.source.mesh))
+
+
+def frozen_encodings(
+    config: ConfigDict, model: Embedder, source: EvaluationInput, splits: Splits
+) -> Encodings | None:
+    """What a run keeps of its encoder's embeddings; None if the encoder is trained."""
+    if "encoder" not in config.optim.frozen:
+        return None
+    train, embeds = config.train, any(config.eval.pca.values())
+    embeds |= train.cached_features or train.sampling == "tuples"
+    parts = (splits.test, splits.gallery, splits.validation, splits.train if embeds else None)
+    scaling = (config.data.mean, config.data.std)
+    return Encodings(model, scaling, source, config.eval.scales, list(filter(None, parts)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DatasetEmbedder:
+    """Embeds datasets with a model; compiled once, whatever their sizes.
+
+    Attributes:
+        model: Encoder and head, as they are evaluated.
+        spaces: The spaces in which parts of the model are embedded, by the names of
+            `hypjax.inference.embedding`.
+        pixel_scaling: Mean and standard deviation of pixels.
+        source: How images reach the model.
+        scales: Scales of the images over which embeddings are averaged.
+        encodings: The frozen encoder's embeddings, if they are kept.
+    """
+
+    model: Embedder
+    spaces: Mapping[str, Space]
+    pixel_scaling: PixelScaling
+    source: EvaluationInput
+    scales: Sequence[float] = ONE_SCALE
+    encodings: Encodings | None = None
+
+    def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
+        """Embeds all images of a dataset, each part of the model in its space.
+
+        Raises:
+            UserError: An image cannot be read, or the device's memory does not suffice.
+        """
+        if self.encodings is not None and set(self.scales) <= set(self.encodings.scales):
+            if (kept := self.encodings.of(params, dataset)) is not None:
+                return self._placed(params, [kept[scale] for scale in self.scales])
+        params = parallel.place(params, parallel.replicated(self.source.mesh))
+        with machine.memory_explained("run.eval_batch_size"):
+            return embed_dataset(functools.partial(self._embed, params), dataset, self.source)
+
+    def _placed(
+        self, params: PyTree, encoded: Sequence[Float[np.ndarray, "images dim"]]
+    ) -> dict[str, np.ndarray]:
+        """From the encoder's embeddings at each scale to points."""
+        mesh = self.source.mesh
+        params = {name: own for name, own in params.items() if name != "encoder"}
+        params = parallel.place(params, parallel.replicated(mesh))
+        count, size = len(encoded[0]), parallel.slices(self.source.batch_size, mesh).rows
+        local, parts = list(parallel.local_rows(mesh, size)), []
+        for start in range(0, count, size):
+            rows = [each[start : start + size] for each in encoded]
+            padded = [np.resize(each, (size, each.shape[1]))[local] for each in rows]
+            batch = parallel.shard(mesh, padded)
+            parts.append(parallel.gather(self._place(params, batch)))
+        return jax.tree.map(lambda *rows: np.concatenate(rows)[:count], *parts)
+
+    @functools.cached_property
+    def _embed(self) -> Callable[[PyTree, Array], dict[str, Array]]:
+        function = embed_function(self.model, self.pixel_scaling, self.spaces, self.scales)
+        return jax.jit(parallel.map_images(function, self.source.mesh))
+
+    @functools.cached_property
+    def _place(self) -> Callable[[PyTree, Sequence[Array]], dict[str, Array]]:
+        function = place_function(self.model, self.spaces)
+        return jax.jit(parallel.map_images(function, self.source.mesh))
