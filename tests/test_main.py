@@ -103,3 +103,14 @@ def test_imports_are_light(repository):
         "import hypjax.train, hypjax.evaluate; hypjax.load"
     )
     subprocess.run([sys.executable, "-c", program], cwd=repository, check=True)
+
+
+def test_training_needs_neither_tensorflow_nor_torch(repository):
+    program = (
+        "import sys, hypjax.train, hypjax.evaluate;"
+        "print(sorted({'tensorflow', 'torch'} & set(sys.modules)))"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, check=True
+    )
+    assert finished.stdout.strip() == "[]"

@@ -223,8 +223,8 @@ def _eval() -> ConfigDict:
     for part in PARTS:
         evaluation.pca[part] = placeholder(int)
     evaluation.whiten = False  # Whether principal components get equal variances.
-    # Nearest images of which, with the query itself, the mean is searched for (0: none), and the
-    # exponent of their similarities as weights (0: average).
+    # Query expansion: number of nearest images whose mean with the query is searched for (0: none),
+    # and the exponent of their similarities as weights (0: average).
     evaluation.expansion = 0
     evaluation.expansion_alpha = 0.0
     evaluation.rerank = False  # Whether the first 100 results are re-ranked (k-reciprocal).

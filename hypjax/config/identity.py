@@ -36,8 +36,8 @@ def without_secrets(fields: dict[str, Any]) -> dict[str, Any]:
 def upgraded(fields: dict[str, Any]) -> dict[str, Any]:
     """Translates the fields of an older run's file, where they mean the same, to those of today.
 
-    What `optim.groups` says was said by optim.rates.GROUP, optim.decays.GROUP and
-    optim.starts.GROUP, one of each for every name in `GROUPS`.
+    Before `optim.groups`, each name in `GROUPS` had the fields optim.rates.NAME, optim.decays.NAME
+    and optim.starts.NAME.
     """
     defaults = {"rates": 1.0, "decays": None, "starts": 0}
     old = {f"optim.{kind}.{group}" for kind in defaults for group in GROUPS}

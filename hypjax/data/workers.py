@@ -279,7 +279,7 @@ class _Deliveries:
 def _deliver(
     source: Iterable[ReadableBatch], requests: queue.SimpleQueue, delivered: queue.SimpleQueue
 ) -> None:
-    """Puts an item, or the error that prevents it, into a queue for every request."""
+    """Answers each request with the next item of the source, or with the error that it raises."""
     iterator = None
     try:
         iterator = iter(source)

@@ -195,7 +195,7 @@ class ProxyLoss(NamedTuple):
     def fields(self) -> dict[str, Field]:
         """Its fields of `config.objective`."""
         centres = {} if self.centres is None else {"centres": self.centres}
-        # Factor of the proxies' learning rate. That of Proxy-Anchor and SoftTriple.
+        # Factor of the proxies' learning rate. Default from Proxy-Anchor and SoftTriple.
         return {**self.settings, **centres, "proxy_rate": Field(100.0, at_least(0))}
 
 

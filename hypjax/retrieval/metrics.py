@@ -250,10 +250,8 @@ def query_scores(
         metrics: Names: recall@K, precision@K and mp@K with a number for K, mrr, map, map@r and
             r_precision.
         space: Space that measures the distances.
-        refinement: How queries are expanded and results re-ranked before they are scored. Beyond
-            the results that are re-ranked, the order is that of the distances.
-        rows: Queries to score, for processes that share the work; by default all. Re-ranking needs
-            all.
+        refinement: How queries are expanded and results re-ranked before they are scored.
+        rows: Queries to score, for processes that share the work; by default and to re-rank, all.
 
     Returns:
         {metric: scores [r], float64}. The score is NaN for queries without a match in the gallery,

@@ -96,7 +96,7 @@ class _Row(NamedTuple):
 
     @property
     def pretrained(self) -> bool:
-        """Whether it tells of an encoder before training; Table 1 of Hyp-ViT names no loss."""
+        """Whether the row reports an encoder before training; some of these name no loss."""
         return self.method.startswith(("pretrained-", "irt-o-")) or "-" not in self.method
 
 

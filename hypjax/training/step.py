@@ -100,10 +100,8 @@ def make_train_step(learner: Learner) -> TrainStep:
     The teacher, if the objective needs one, embeds the same pixels without stochastic depth. It
     follows the parameters after each update, and stays as it is where an update is dropped.
 
-    With cached features, `batch.images` are the encoder's embeddings, which go to the head.
-
-    With the device cache, `batch.images` are `Crops`, and the step takes the store to cut them
-    from as a third argument.
+    With cached features, `batch.images` are the encoder's embeddings. With the device cache they
+    are `Crops`, and the step takes the store to cut them from as a third argument.
     """
     embed = _embedding(learner)
     crop = functools.partial(device_crops.cut, side=learner.view.side)
@@ -154,7 +152,7 @@ def make_train_step(learner: Learner) -> TrainStep:
         }
         finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
         if learner.skip_nonfinite:
-            # Chosen on the devices: to ask the host would wait for every step.
+            # Selected on the devices: a branch on the host would have to wait for every step.
             before = trained, state.opt_state, state.objective_state, state.teacher
             changed = _chosen(finite, changed, before)
         trained, opt_state, objective_state, teacher = changed
