@@ -11,8 +11,6 @@ python -m hypjax.benchmark job: where the time of a whole run goes, from launch 
 import importlib
 import pathlib
 
-from absl import flags
-
 from hypjax import command
 from hypjax.errors import UserError
 
@@ -23,51 +21,28 @@ _MODULES = {"memory": "programs"}  # Of suites whose module has another name.
 _REQUIRED = {"input": "grain"}  # Optional packages.
 
 EXAMPLE = "python -m hypjax.benchmark loss --quick"
-FLAGS = flags.FlagValues()
-_QUICK = flags.DEFINE_bool(
-    "quick",
-    False,
-    "Run once at a tenth of the size, to check that everything works.",
-    flag_values=FLAGS,
+FLAGS = command.Flags()
+_QUICK = FLAGS.boolean(
+    "quick", False, "Run once at a tenth of the size, to check that everything works."
 )
-_REPEATS = flags.DEFINE_integer(
-    "repeats", 5, "Number of timed repeats.", lower_bound=1, flag_values=FLAGS
-)
-_IMAGES = flags.DEFINE_string(
-    "images", None, "input: folder of photos. Default: synthetic ones.", flag_values=FLAGS
-)
-_TARGET = flags.DEFINE_string(
+_REPEATS = FLAGS.integer("repeats", 5, "Number of timed repeats.", lower_bound=1)
+_IMAGES = FLAGS.string("images", None, "input: folder of photos. Default: synthetic ones.")
+_TARGET = FLAGS.string(
     "target",
     None,
     "memory: TPU slice to compile for, such as v5e:2x4 (requires libtpu). Default: this machine.",
-    flag_values=FLAGS,
 )
-_DEVICES = flags.DEFINE_integer(
-    "devices",
-    0,
-    "memory: number of devices to compile for; 0 for all.",
-    lower_bound=0,
-    flag_values=FLAGS,
+_DEVICES = FLAGS.integer(
+    "devices", 0, "memory: number of devices to compile for; 0 for all.", lower_bound=0
 )
-_CACHE = flags.DEFINE_enum(
-    "cache",
-    "host",
-    ["none", "host", "device"],
-    "job: value of config.run.cache.",
-    flag_values=FLAGS,
+_CACHE = FLAGS.enum("cache", "host", ["none", "host", "device"], "job: value of config.run.cache.")
+_POINTS = FLAGS.integer(
+    "points", None, "ann: number of points. Default: 100,000.", lower_bound=1000
 )
-_POINTS = flags.DEFINE_integer(
-    "points", None, "ann: number of points. Default: 100,000.", lower_bound=1000, flag_values=FLAGS
+_EXPORTED = FLAGS.boolean(
+    "exported", False, "ann: only --export=usearch and its peer, which takes a tenth of the time."
 )
-_EXPORTED = flags.DEFINE_bool(
-    "exported",
-    False,
-    "ann: only --export=usearch and its peer, which takes a tenth of the time.",
-    flag_values=FLAGS,
-)
-_OUTPUT = flags.DEFINE_string(
-    "output", "benchmark.json", "File for the measurements.", flag_values=FLAGS
-)
+_OUTPUT = FLAGS.string("output", "benchmark.json", "File for the measurements.")
 
 
 def main(overrides: list[str], suite: str | None) -> None:

@@ -1,7 +1,7 @@
 """What all commands share: they parse flags, call one function and report errors in one sentence.
 
-A command module defines its flags on its own `FLAGS = flags.FlagValues()`, so that one process can
-import several commands. They join absl's global flags only when the module runs as a command.
+A command module defines its flags on its own `FLAGS = Flags()`, so that one process can import
+several commands. They join absl's global flags only when the module runs as a command.
 """
 
 import contextlib
@@ -22,6 +22,30 @@ from hypjax.system import exits, watchdog
 
 _OVERRIDE = "--config."
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
+
+flags.disclaim_key_flags()  # A flag belongs to the module that calls a method of `Flags`.
+
+
+def _method(define: Callable[..., flags.FlagHolder[Any]]) -> Callable[..., flags.FlagHolder[Any]]:
+    """Returns a function of absl that defines a flag, as a method of `Flags`."""
+
+    def method(own: "Flags", *args: Any, **options: Any) -> flags.FlagHolder[Any]:
+        return define(*args, flag_values=own, **options)
+
+    return method
+
+
+class Flags(flags.FlagValues):
+    """The flags of one command: each method defines a flag by its name, default and help."""
+
+    string = _method(flags.DEFINE_string)
+    strings = _method(flags.DEFINE_multi_string)  # A flag that may be repeated.
+    words = _method(flags.DEFINE_list)  # Separated by commas.
+    integer = _method(flags.DEFINE_integer)
+    integers = _method(flags.DEFINE_multi_integer)
+    number = _method(flags.DEFINE_float)
+    boolean = _method(flags.DEFINE_boolean)
+    enum = _method(flags.DEFINE_enum)  # With the list of choices before the help.
 
 
 def run(

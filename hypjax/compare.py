@@ -10,41 +10,29 @@ that differ in one field, in their default folders.
 import pathlib
 from collections.abc import Sequence
 
-from absl import flags
-
 from hypjax import command
 from hypjax.errors import UserError
 
 CHOICES = None  # Any folders.
 
 EXAMPLE = "python -m hypjax.compare runs/glyphs-hyp"
-FLAGS = flags.FlagValues()
-_CONFIG = flags.DEFINE_string(
+FLAGS = command.Flags()
+_CONFIG = FLAGS.string(
     "config",
     None,
     "Configuration file of the runs, optionally with a variant after a colon. "
     "--config.FIELD=VALUE sets one of its fields in all of them.",
-    flag_values=FLAGS,
 )
-_FIELD = flags.DEFINE_string(
-    "field", None, "Field in which the runs differ, such as objective.c.", flag_values=FLAGS
-)
-_VALUES = flags.DEFINE_multi_string(
-    "value", [], "Value of the field in one run; repeat the flag.", flag_values=FLAGS
-)
-_OUTPUT = flags.DEFINE_string(
+_FIELD = FLAGS.string("field", None, "Field in which the runs differ, such as objective.c.")
+_VALUES = FLAGS.strings("value", [], "Value of the field in one run; repeat the flag.")
+_OUTPUT = FLAGS.string(
     "output",
     None,
     "Figure to draw, such as sweep.png: the recall against the field, one line for each "
     "combination of other fields in which the runs differ.",
-    flag_values=FLAGS,
 )
-_CHECK = flags.DEFINE_bool(
-    "check", False, "Only check --config, --field, --value and --output.", flag_values=FLAGS
-)
-_X = flags.DEFINE_string(
-    "x", None, "Field on the horizontal axis of the figure of named runs.", flag_values=FLAGS
-)
+_CHECK = FLAGS.boolean("check", False, "Only check --config, --field, --value and --output.")
+_X = FLAGS.string("x", None, "Field on the horizontal axis of the figure of named runs.")
 
 
 def main(overrides: list[str], runs: Sequence[str]) -> None:

@@ -2,19 +2,13 @@
 
 import pathlib
 
-from absl import flags
-
 from hypjax import command
 from hypjax.errors import UserError
 
 EXAMPLE = "python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors"
-FLAGS = flags.FlagValues()
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of a trained run, or its URL.", flag_values=FLAGS
-)
-_OUTPUT = flags.DEFINE_string(
-    "output", None, "File to write, such as model.safetensors.", flag_values=FLAGS
-)
+FLAGS = command.Flags()
+_WORKDIR = FLAGS.string("workdir", None, "Folder of a trained run, or its URL.")
+_OUTPUT = FLAGS.string("output", None, "File to write, such as model.safetensors.")
 
 
 def main(overrides: list[str]) -> None:

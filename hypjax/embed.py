@@ -5,8 +5,6 @@ from __future__ import annotations
 import pathlib
 from typing import TYPE_CHECKING
 
-from absl import flags
-
 from hypjax import command
 from hypjax.errors import UserError, on_one_line
 
@@ -14,43 +12,30 @@ if TYPE_CHECKING:  # It imports JAX.
     from hypjax.retrieval.embeddings import Embeddings
 
 EXAMPLE = "python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test --output=test.npz"
-FLAGS = flags.FlagValues()
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of a trained run, or its URL.", flag_values=FLAGS
-)
-_IMAGES = flags.DEFINE_string(
+FLAGS = command.Flags()
+_WORKDIR = FLAGS.string("workdir", None, "Folder of a trained run, or its URL.")
+_IMAGES = FLAGS.string(
     "images",
     None,
     "A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt file with "
     "one path per line, or a .csv or .parquet table.",
-    flag_values=FLAGS,
 )
-_OUTPUT = flags.DEFINE_string(
-    "output", None, "File to write, such as gallery.npz.", flag_values=FLAGS
+_OUTPUT = FLAGS.string("output", None, "File to write, such as gallery.npz.")
+_EMBEDDING = FLAGS.enum(
+    "embedding", "head", ["head", "encoder"], "Output of the trained head, or of the encoder."
 )
-_EMBEDDING = flags.DEFINE_enum(
-    "embedding",
-    "head",
-    ["head", "encoder"],
-    "Output of the trained head, or of the encoder.",
-    flag_values=FLAGS,
-)
-_EXPORT = flags.DEFINE_multi_string(
+_EXPORT = FLAGS.strings(
     "export",
     [],
     "Additional format: usearch, qdrant, qdrant://host:6333/name or faiss:hnsw for an approximate "
     "search, faiss or parquet for other engines, or hyperview, a viewer.",
-    flag_values=FLAGS,
 )
-_SHARD = flags.DEFINE_string(
+_SHARD = FLAGS.string(
     "shard",
     None,
     "Part of the images to embed, such as 3/16, into a file of its own; then --merge.",
-    flag_values=FLAGS,
 )
-_MERGE = flags.DEFINE_boolean(
-    "merge", False, "Join the parts of --shard, which needs no --workdir.", flag_values=FLAGS
-)
+_MERGE = FLAGS.boolean("merge", False, "Join the parts of --shard, which needs no --workdir.")
 
 
 def main(overrides: list[str]) -> None:

@@ -2,20 +2,14 @@
 
 import pathlib
 
-from absl import flags
-
 from hypjax import command
 from hypjax.errors import UserError
 
 EXAMPLE = "python -m hypjax.export --output=letters"
-FLAGS = flags.FlagValues()
-_DATASET = flags.DEFINE_string("dataset", "glyphs", "Name of the dataset.", flag_values=FLAGS)
-_OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder to write, with one sub-folder per split.", flag_values=FLAGS
-)
-_DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Folder of prepared datasets. Default: that of TFDS.", flag_values=FLAGS
-)
+FLAGS = command.Flags()
+_DATASET = FLAGS.string("dataset", "glyphs", "Name of the dataset.")
+_OUTPUT = FLAGS.string("output", None, "Folder to write, with one sub-folder per split.")
+_DATA_DIR = FLAGS.string("data_dir", None, "Folder of prepared datasets. Default: that of TFDS.")
 
 
 def main(overrides: list[str]) -> None:

@@ -2,37 +2,30 @@
 
 import pathlib
 
-from absl import flags
-
 from hypjax import command
 from hypjax.errors import UserError
 
 EXAMPLE = "python -m hypjax.hierarchy --workdir=runs/glyphs-hyp --output=hierarchy"
-FLAGS = flags.FlagValues()
-_WORKDIRS = flags.DEFINE_multi_string(
+FLAGS = command.Flags()
+_WORKDIRS = FLAGS.strings(
     "workdir",
     [],
     "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset.",
-    flag_values=FLAGS,
 )
-_OUTPUT = flags.DEFINE_string(
+_OUTPUT = FLAGS.string(
     "output",
     None,
     "Folder to write: hierarchy.json with all numbers, and a folder of trees and figures for each "
     "run.",
-    flag_values=FLAGS,
 )
-_IMAGES = flags.DEFINE_integer(
+_IMAGES = FLAGS.integer(
     "images",
     5000,
     "Largest number of test images; of more, random classes are chosen. Memory and time grow with "
     "its square.",
     lower_bound=3,
-    flag_values=FLAGS,
 )
-_SEED = flags.DEFINE_integer(
-    "seed", 0, "Seed of the choice of images.", lower_bound=0, flag_values=FLAGS
-)
+_SEED = FLAGS.integer("seed", 0, "Seed of the choice of images.", lower_bound=0)
 
 
 def main(overrides: list[str]) -> None:

@@ -2,33 +2,23 @@
 
 import pathlib
 
-from absl import flags
-
 from hypjax import command
 from hypjax.errors import UserError
 
 EXAMPLE = "python -m hypjax.hyperbolicity --embeddings=gallery.npz"
-FLAGS = flags.FlagValues()
-_CONFIG = flags.DEFINE_string(
+FLAGS = command.Flags()
+_CONFIG = FLAGS.string(
     "config",
     None,
     "Configuration whose pretrained encoder embeds its training images. --config.FIELD=VALUE sets "
     "one of its fields.",
-    flag_values=FLAGS,
 )
-_EMBEDDINGS = flags.DEFINE_string(
-    "embeddings",
-    None,
-    "File written by python -m hypjax.embed, instead of --config.",
-    flag_values=FLAGS,
+_EMBEDDINGS = FLAGS.string(
+    "embeddings", None, "File written by python -m hypjax.embed, instead of --config."
 )
-_SAMPLES = flags.DEFINE_integer(
-    "samples", 2000, "Number of points in each random draw.", lower_bound=4, flag_values=FLAGS
-)
-_TRIALS = flags.DEFINE_integer(
-    "trials", 100, "Number of random draws.", lower_bound=1, flag_values=FLAGS
-)
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of the draws.", 0, 2**32 - 1, flag_values=FLAGS)
+_SAMPLES = FLAGS.integer("samples", 2000, "Number of points in each random draw.", lower_bound=4)
+_TRIALS = FLAGS.integer("trials", 100, "Number of random draws.", lower_bound=1)
+_SEED = FLAGS.integer("seed", 0, "Seed of the draws.", 0, 2**32 - 1)
 
 
 def main(overrides: list[str]) -> None:

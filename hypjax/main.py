@@ -2,76 +2,56 @@
 
 import pathlib
 
-from absl import flags
-
 from hypjax import command
 from hypjax.errors import UserError
 from hypjax.monitoring import stopwatch
 
 EXAMPLE = "python -m hypjax.main --config=configs/glyphs.py:sph"
-FLAGS = flags.FlagValues()
-_CONFIG = flags.DEFINE_string(
+FLAGS = command.Flags()
+_CONFIG = FLAGS.string(
     "config",
     None,
     "Configuration file, optionally with a variant after a colon: configs/glyphs.py:sph. "
     "--config.FIELD=VALUE sets one of its fields.",
-    flag_values=FLAGS,
 )
-_WORKDIR = flags.DEFINE_string(
+_WORKDIR = FLAGS.string(
     "workdir",
     None,
     "Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>, followed by "
     "the fields that were set, or a hash of them if they are long.",
-    flag_values=FLAGS,
 )
-_NAME = flags.DEFINE_string(
-    "name",
-    None,
-    "Name of the default folder: --name=birds is short for --workdir=runs/birds.",
-    flag_values=FLAGS,
+_NAME = FLAGS.string(
+    "name", None, "Name of the default folder: --name=birds is short for --workdir=runs/birds."
 )
-_MODE = flags.DEFINE_enum(
+_MODE = FLAGS.enum(
     "mode",
     "train",
     ["train", "evaluate"],
     "Train and then evaluate, or only evaluate the run in --workdir. Without that flag it is the "
     "run in the default folder or, if model.weights is set, the pretrained encoder.",
-    flag_values=FLAGS,
 )
-_PRINT = flags.DEFINE_boolean(
+_PRINT = FLAGS.boolean(
     "print",
     False,
     "Print all fields of the configuration, their values and where these come from; then stop.",
-    flag_values=FLAGS,
 )
-_DRY_RUN = flags.DEFINE_boolean(
+_DRY_RUN = FLAGS.boolean(
     "dry_run",
     False,
     "Open the images and weights, compile the training step, run a few steps, print memory and "
     "expected time; then stop. Nothing is saved.",
-    flag_values=FLAGS,
 )
-_COORDINATOR = flags.DEFINE_string(
+_COORDINATOR = FLAGS.string(
     "coordinator",
     None,
     "For runs with several processes: HOST:PORT of the first one, or auto (Slurm, Open MPI, TPU).",
-    flag_values=FLAGS,
 )
-_NUM_PROCESSES = flags.DEFINE_integer(
-    "num_processes",
-    None,
-    "Number of processes, unless --coordinator=auto.",
-    lower_bound=1,
-    flag_values=FLAGS,
+_NUM_PROCESSES = FLAGS.integer(
+    "num_processes", None, "Number of processes, unless --coordinator=auto.", lower_bound=1
 )
-_PROCESS_ID = flags.DEFINE_integer(
-    "process_id", None, "Index of this process, from 0.", lower_bound=0, flag_values=FLAGS
-)
-_PROFILE = flags.DEFINE_string(
-    "profile",
-    None,
-    "Range of steps to trace for TensorBoard or Perfetto, such as 10:15.",
-    flag_values=FLAGS,
+_PROCESS_ID = FLAGS.integer("process_id", None, "Index of this process, from 0.", lower_bound=0)
+_PROFILE = FLAGS.string(
+    "profile", None, "Range of steps to trace for TensorBoard or Perfetto, such as 10:15."
 )
 
 

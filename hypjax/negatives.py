@@ -1,42 +1,29 @@
 """Shows the hardest negatives of trained runs, and their weights in the loss (HypMix)."""
 
-from absl import flags
-
 from hypjax import command
 
 EXAMPLE = "python -m hypjax.negatives --workdir=runs/glyphs-hyp --output=negatives.png"
-FLAGS = flags.FlagValues()
-_WORKDIRS = flags.DEFINE_multi_string(
+FLAGS = command.Flags()
+_WORKDIRS = FLAGS.strings(
     "workdir",
     [],
     "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset.",
-    flag_values=FLAGS,
 )
-_ANCHORS = flags.DEFINE_integer(
-    "anchors",
-    1000,
-    "Number of anchors, at equal distances among the test images.",
-    lower_bound=1,
-    flag_values=FLAGS,
+_ANCHORS = FLAGS.integer(
+    "anchors", 1000, "Number of anchors, at equal distances among the test images.", lower_bound=1
 )
-_SHOW = flags.DEFINE_integer(
-    "show", 4, "Number of anchors whose negatives are shown.", lower_bound=0, flag_values=FLAGS
-)
-_INDICES = flags.DEFINE_multi_integer(
+_SHOW = FLAGS.integer("show", 4, "Number of anchors whose negatives are shown.", lower_bound=0)
+_INDICES = FLAGS.integers(
     "index",
     [],
     "Index of a test image as an anchor, from 0, instead of --anchors and --show; repeat the flag.",
-    flag_values=FLAGS,
 )
-_K = flags.DEFINE_integer(
-    "k", 10, "Number of negatives to show for each anchor.", lower_bound=1, flag_values=FLAGS
-)
-_OUTPUT = flags.DEFINE_string(
+_K = FLAGS.integer("k", 10, "Number of negatives to show for each anchor.", lower_bound=1)
+_OUTPUT = FLAGS.string(
     "output",
     None,
     "Figure of the weights to draw, such as negatives.png. Beside it, negatives-hardest.png shows "
     "the hardest negatives, and negatives.json holds all numbers.",
-    flag_values=FLAGS,
 )
 
 

@@ -2,61 +2,45 @@
 
 import pathlib
 
-from absl import flags
-
 from hypjax import command
 from hypjax.errors import UserError, require_package
 
 EXAMPLE = "python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png"
-FLAGS = flags.FlagValues()
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of a trained run, or its URL.", flag_values=FLAGS
+FLAGS = command.Flags()
+_WORKDIR = FLAGS.string("workdir", None, "Folder of a trained run, or its URL.")
+_EMBEDDINGS = FLAGS.string(
+    "embeddings", None, "Instead of --workdir: file written by python -m hypjax.embed."
 )
-_EMBEDDINGS = flags.DEFINE_string(
-    "embeddings",
-    None,
-    "Instead of --workdir: file written by python -m hypjax.embed.",
-    flag_values=FLAGS,
-)
-_OUTPUT = flags.DEFINE_string(
+_OUTPUT = FLAGS.string(
     "output",
     None,
     "Figure to write, such as disk.png, disk.svg or disk.pdf, or an interactive page, disk.html.",
-    flag_values=FLAGS,
 )
-_PARTS = flags.DEFINE_list(
+_PARTS = FLAGS.words(
     "parts",
     ["test"],
     "With --workdir: the images to draw, train, test, or both beside each other: train,test.",
-    flag_values=FLAGS,
 )
-_LAYOUT = flags.DEFINE_enum(
+_LAYOUT = FLAGS.enum(
     "layout",
     "mds",
     ["mds", "umap"],
     "How points are placed: mds preserves distances, umap neighbours (extra viz).",
-    flag_values=FLAGS,
 )
-_COLOUR = flags.DEFINE_string(
+_COLOUR = FLAGS.string(
     "colour",
     None,
     "What colours stand for: class, or what classes are grouped by. Default: the groups, if any.",
-    flag_values=FLAGS,
 )
-_THUMBNAILS = flags.DEFINE_boolean(
-    "thumbnails", False, "disk: draw images, as many as do not overlap.", flag_values=FLAGS
-)
-_IMAGES = flags.DEFINE_integer(
+_THUMBNAILS = FLAGS.boolean("thumbnails", False, "disk: draw images, as many as do not overlap.")
+_IMAGES = FLAGS.integer(
     "images",
     None,
     "Largest number of images of each part; of more, random ones are drawn. Default: 5000 in a "
     "disk, 2000 on a page, 400 on a grid.",
     lower_bound=1,
-    flag_values=FLAGS,
 )
-_SEED = flags.DEFINE_integer(
-    "seed", 0, "Seed of the choice of images and of the layout.", lower_bound=0, flag_values=FLAGS
-)
+_SEED = FLAGS.integer("seed", 0, "Seed of the choice of images and of the layout.", lower_bound=0)
 _NOTES = {
     "mds": "distances resemble those of the embeddings (scaling in the hyperbolic plane)",
     "umap": "neighbours are those of the embeddings (UMAP on the hyperboloid)",

@@ -1,28 +1,20 @@
 """Writes a report of trained runs: one HTML page that opens from the disk."""
 
-from absl import flags
-
 from hypjax import command
 
 EXAMPLE = "python -m hypjax.report --workdir=runs/glyphs-hyp --output=report.html"
-FLAGS = flags.FlagValues()
-_WORKDIRS = flags.DEFINE_multi_string(
-    "workdir",
-    [],
-    "Folder of a trained run, or its URL; repeat the flag to compare runs.",
-    flag_values=FLAGS,
+FLAGS = command.Flags()
+_WORKDIRS = FLAGS.strings(
+    "workdir", [], "Folder of a trained run, or its URL; repeat the flag to compare runs."
 )
-_OUTPUT = flags.DEFINE_string("output", "report.html", "File to write.", flag_values=FLAGS)
-_QUERIES = flags.DEFINE_integer(
+_OUTPUT = FLAGS.string("output", "report.html", "File to write.")
+_QUERIES = FLAGS.integer(
     "queries",
     50,
     "Queries to show with their nearest images in each run; up to half are successes.",
     lower_bound=0,
-    flag_values=FLAGS,
 )
-_HITS = flags.DEFINE_integer(
-    "k", 6, "Nearest images to show of each query.", lower_bound=1, flag_values=FLAGS
-)
+_HITS = FLAGS.integer("k", 6, "Nearest images to show of each query.", lower_bound=1)
 
 
 def main(overrides: list[str]) -> None:

@@ -2,8 +2,6 @@
 
 import functools
 
-from absl import flags
-
 from hypjax import command
 from hypjax.errors import UserError
 
@@ -11,54 +9,37 @@ EXAMPLE = (
     "python -m hypjax.search --workdir=runs/glyphs-hyp --gallery=gallery.npz"
     " --query='letters/test/D */*.png' --k=5"
 )
-FLAGS = flags.FlagValues()
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder or URL of the run that embedded the gallery.", flag_values=FLAGS
-)
-_GALLERY = flags.DEFINE_string(
+FLAGS = command.Flags()
+_WORKDIR = FLAGS.string("workdir", None, "Folder or URL of the run that embedded the gallery.")
+_GALLERY = FLAGS.string(
     "gallery",
     None,
     "What python -m hypjax.embed wrote: a .npz file, or for an approximate search a .usearch file, "
     "a .qdrant folder or qdrant://host:6333/name.",
-    flag_values=FLAGS,
 )
-_QUERY = flags.DEFINE_string(
-    "query",
-    None,
-    "An image, or several as in --images of python -m hypjax.embed.",
-    flag_values=FLAGS,
+_QUERY = FLAGS.string(
+    "query", None, "An image, or several as in --images of python -m hypjax.embed."
 )
-_K = flags.DEFINE_integer("k", 10, "Number of neighbours.", lower_bound=1, flag_values=FLAGS)
-_EXPAND = flags.DEFINE_integer(
+_K = FLAGS.integer("k", 10, "Number of neighbours.", lower_bound=1)
+_EXPAND = FLAGS.integer(
     "expand",
     0,
     "Query expansion: search for the mean of the query and its N nearest images.",
     lower_bound=0,
-    flag_values=FLAGS,
 )
-_ALPHA = flags.DEFINE_float(
+_ALPHA = FLAGS.number(
     "alpha",
     0.0,
     "With --expand: exponent of their similarities as weights; 0 weights all alike.",
     lower_bound=0,
-    flag_values=FLAGS,
 )
-_RERANK = flags.DEFINE_boolean(
-    "rerank",
-    False,
-    "Re-rank results by their neighbours: the first 100, or k if that is more.",
-    flag_values=FLAGS,
+_RERANK = FLAGS.boolean(
+    "rerank", False, "Re-rank results by their neighbours: the first 100, or k if that is more."
 )
-_EMBEDDING = flags.DEFINE_enum(
-    "embedding",
-    "head",
-    ["head", "encoder"],
-    "Embedding that the gallery contains.",
-    flag_values=FLAGS,
+_EMBEDDING = FLAGS.enum(
+    "embedding", "head", ["head", "encoder"], "Embedding that the gallery contains."
 )
-_OUTPUT = flags.DEFINE_string(
-    "output", None, "Figure of the hits to draw, such as hits.png.", flag_values=FLAGS
-)
+_OUTPUT = FLAGS.string("output", None, "Figure of the hits to draw, such as hits.png.")
 
 
 def main(overrides: list[str]) -> None:

@@ -1,34 +1,27 @@
 """Shows how the embeddings of trained runs spread, before and after training (IRT, Analysis)."""
 
-from absl import flags
-
 from hypjax import command
 
 EXAMPLE = "python -m hypjax.spectrum --workdir=runs/glyphs-hyp --output=spectrum.png"
-FLAGS = flags.FlagValues()
-_WORKDIRS = flags.DEFINE_multi_string(
+FLAGS = command.Flags()
+_WORKDIRS = FLAGS.strings(
     "workdir",
     [],
     "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset.",
-    flag_values=FLAGS,
 )
-_OUTPUT = flags.DEFINE_string(
+_OUTPUT = FLAGS.string(
     "output",
     None,
     "Figure to draw, such as spectrum.png; beside it, spectrum.json holds all numbers.",
-    flag_values=FLAGS,
 )
-_IMAGES = flags.DEFINE_integer(
+_IMAGES = FLAGS.integer(
     "images",
     5000,
     "Largest number of test images; of more, random classes are chosen. Time grows with its "
     "square.",
     lower_bound=3,
-    flag_values=FLAGS,
 )
-_SEED = flags.DEFINE_integer(
-    "seed", 0, "Seed of the choice of images.", lower_bound=0, flag_values=FLAGS
-)
+_SEED = FLAGS.integer("seed", 0, "Seed of the choice of images.", lower_bound=0)
 
 
 def main(overrides: list[str]) -> None:

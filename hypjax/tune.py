@@ -8,8 +8,6 @@ launch/compare.sh, with the same arguments, trains the runs first.
 
 import itertools
 
-from absl import flags
-
 from hypjax import command
 from hypjax.errors import UserError
 
@@ -17,34 +15,30 @@ EXAMPLE = (
     "python -m hypjax.tune --config=configs/glyphs.py"
     ' --variant="hyp train.batch_size=256" --seeds=0'
 )
-FLAGS = flags.FlagValues()
-_CONFIG = flags.DEFINE_string(
+FLAGS = command.Flags()
+_CONFIG = FLAGS.string(
     "config",
     None,
     "Configuration file of all runs, without a variant. --config.FIELD=VALUE sets one of its "
     "fields in all of them.",
-    flag_values=FLAGS,
 )
-_VARIANTS = flags.DEFINE_multi_string(
+_VARIANTS = FLAGS.strings(
     "variant",
     [],
     "A variant, followed by fields with the values to choose from on the validation classes, as in "
     '"hyp objective.temperature=0.1,0.2"; repeat the flag. Several fields are tried in all '
     "combinations.",
-    flag_values=FLAGS,
 )
-_SEEDS = flags.DEFINE_list(
+_SEEDS = FLAGS.words(
     "seeds",
     ["0", "1", "2"],
     "Seeds of the runs. Settings are chosen with the first; the chosen ones are trained with all.",
-    flag_values=FLAGS,
 )
-_PENDING = flags.DEFINE_bool(
+_PENDING = FLAGS.boolean(
     "pending",
     False,
     "Print the arguments of python -m hypjax.main for the runs to train next, one line each, "
     "instead of the table.",
-    flag_values=FLAGS,
 )
 
 
