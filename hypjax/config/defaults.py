@@ -14,11 +14,7 @@ HYP_VIT = "pairwise_cross_entropy"  # Its objective.
 
 
 def default_config(objective: str = HYP_VIT) -> ConfigDict:
-    """Returns the defaults: the recipe of Ermolov et al., CVPR 2022 (Section 4 and code).
-
-    Args:
-        objective: Name of the objective, see `hypjax.objectives.OBJECTIVES`.
-    """
+    """Returns the defaults: the recipe of Ermolov et al., CVPR 2022 (Section 4 and code)."""
     config = ConfigDict()
     config.name = ""  # Name of the configuration file; set when it is loaded.
     config.variant = ""  # Name of the file's variant. Both name the default workdir.

@@ -19,22 +19,10 @@ _OBJECTIVES = {
     "pa": "proxy_anchor",
     "hyp": "pairwise_cross_entropy",
 }
-_BATCH = 180
-SHORTER_SIDE = 256  # Of the test view.
 
 
 class Schedule(NamedTuple):
-    """What depends on the dataset.
-
-    Attributes:
-        epoch: Steps in an epoch: training images // 180.
-        epochs: Length of training.
-        frozen: Epochs through which the encoder stays as it is.
-        weight_decay: Weight decay of all parameters.
-        head_rate: Factor of the head's learning rate, for Transformers.
-        resnet_rate: Learning rate of ResNet-50.
-        resnet_decay: Factor of that rate, and the number of epochs after each of which it applies.
-    """
+    """What depends on the dataset."""
 
     epoch: int
     epochs: int
@@ -62,7 +50,7 @@ def follows(variant: Variant) -> bool:
 def use(config: ConfigDict, variant: Variant) -> None:
     """Changes the recipe of Hyp-ViT to that of HIER."""
     schedule = SCHEDULES[config.data.name]
-    config.data.resize = SHORTER_SIDE
+    config.data.resize = 256  # Shorter side of the test view.
     config.model.head = "norm_dense"
     config.model.head_dim = 384  # Of the paper's tables.
     choose_objective(config, _OBJECTIVES[variant.space])
@@ -77,7 +65,7 @@ def use(config: ConfigDict, variant: Variant) -> None:
     optim.groups = (("encoder", 1.0, None, schedule.frozen * schedule.epoch),)
     if variant.encoder != "resnet50" and schedule.head_rate != 1:
         optim.groups += (("head", schedule.head_rate, None, 0),)
-    train.batch_size, train.samples_per_class = _BATCH, 2
+    train.batch_size, train.samples_per_class = 180, 2
     train.sampling, train.repeat_images = "drawn_classes", True
     train.total_steps = schedule.epochs * schedule.epoch
     config.run.checkpoint_every = 10 * schedule.epoch

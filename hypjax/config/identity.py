@@ -64,10 +64,6 @@ def default_workdir(config: ConfigDict, unchanged: ConfigDict) -> str:
     The fields that the command line changed follow as in 'runs/glyphs-hyp-c=0.3+seed=1', or as a
     hash if that is long or ambiguous, or no file name. Fields of `config.run` do not count, nor do
     values that equal the file's.
-
-    Args:
-        config: The run's configuration.
-        unchanged: The configuration before fields were set on the command line.
     """
     old, new = identity(unchanged), identity(config)
     workdir = f"runs/{unchanged.name}-{unchanged.variant}"

@@ -12,31 +12,17 @@ from ml_collections import ConfigDict
 
 from hypjax.config.recipes import KOLEO_WEIGHTS, PretrainedEncoder, Variant, choose_irt
 
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # IRT takes the class token, in training and in tests.
 ENCODERS = {
-    "deit": PretrainedEncoder(
-        "deit_small_patch16_224", "deit_small_patch16_224.fb_in1k", 3e-5, _MEAN, _STD
-    ),
+    "deit": PretrainedEncoder("deit_small_patch16_224", "deit_small_patch16_224.fb_in1k", 3e-5),
     "deit-distilled": PretrainedEncoder(
-        "deit_small_distilled_patch16_224",
-        "deit_small_distilled_patch16_224.fb_in1k",
-        3e-5,
-        _MEAN,
-        _STD,
+        "deit_small_distilled_patch16_224", "deit_small_distilled_patch16_224.fb_in1k", 3e-5
     ),
 }
 
 
 class Schedule(NamedTuple):
-    """What depends on the dataset.
-
-    Attributes:
-        steps: Length of training.
-        sampling: How batches are drawn.
-        memory: Size of the memory, as a share of the training images.
-        memory_decay: Decay of the teacher that embeds the images of the memory; 0 for none.
-    """
+    """What depends on the dataset."""
 
     steps: int
     sampling: str

@@ -12,21 +12,14 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from hypjax.config.defaults import choose_objective, default_config
-from hypjax.config.recipes import spread_decoding, variant_error
+from hypjax.config.recipes import IMAGENET_MEAN, IMAGENET_STD, spread_decoding, variant_error
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BENCHMARKS = ("roxford5k", "rparis6k")
 EPOCHS = 100
 
 
 class Encoder(NamedTuple):
-    """A pretrained encoder of IRT.
-
-    Attributes:
-        architecture: timm's name of the architecture.
-        weights: timm's name of the pretrained weights.
-        image_size: Side of the images in pixels.
-    """
+    """A pretrained encoder of IRT, by timm's names."""
 
     architecture: str
     weights: str
@@ -59,9 +52,6 @@ def recipe(variant: str) -> ConfigDict:
 
     `irt-o` is the pretrained encoder, which is only evaluated: it has no steps, and is scored on
     Revisited Oxford and Paris alone, so that SfM-120k need not be prepared.
-
-    Raises:
-        UserError: There is no such variant.
     """
     if variant not in VARIANTS:
         raise variant_error(variant, VARIANTS)
@@ -71,7 +61,7 @@ def recipe(variant: str) -> ConfigDict:
     config.variant = variant
     data, model, optim, train = config.data, config.model, config.optim, config.train
     data.name, config.eval.benchmarks = "sfm120k", BENCHMARKS
-    data.mean, data.std = MEAN, STD
+    data.mean, data.std = IMAGENET_MEAN, IMAGENET_STD
     data.image_size = data.resize = encoder.image_size
     data.train_view, data.test_view, data.flip = "resize_crop", "squash", 0.0
     model.architecture, model.weights = encoder.architecture, encoder.weights

@@ -18,7 +18,7 @@ from hypjax.fields import one_of
 from hypjax.objectives import OBJECTIVES
 
 _CONFIGS = pathlib.Path("configs")
-_PACKAGED = pathlib.Path(__file__).parents[1] / "configs"  # The same files, as installed.
+PACKAGED = pathlib.Path(__file__).parents[1] / "configs"  # The same files, as installed.
 
 # Usual names of fields, for suggestions.
 _ALIASES = {
@@ -49,15 +49,7 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
 
 def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
-    """Sets fields of a configuration, validates it and returns it.
-
-    Args:
-        config: The configuration; it is changed.
-        overrides: See `load_config`.
-
-    Raises:
-        UserError: A field is unknown or invalid.
-    """
+    """Sets fields of a configuration as `load_config` does, validates it and returns it."""
     # The objective first, since it has fields of its own.
     for text in sorted(overrides, key=lambda text: not text.startswith("objective.name=")):
         _set(config, text)
@@ -66,11 +58,7 @@ def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
 
 
 def read_config(spec: str) -> ConfigDict:
-    """Loads a configuration file without validation: required fields may still be missing.
-
-    Raises:
-        UserError: The file or the variant does not exist.
-    """
+    """Loads a configuration file without validation: required fields may still be missing."""
     named, _, variant = spec.partition(":")
     path = _find(pathlib.Path(named))
     config = _call(_module(path), str(path), variant)
@@ -85,13 +73,13 @@ def _find(path: pathlib.Path) -> pathlib.Path:
     if path.is_file() or path.parent not in (pathlib.Path("."), _CONFIGS):
         return path
     name = path.name.removesuffix(".py") + ".py"
-    return next((f / name for f in (_CONFIGS, _PACKAGED) if (f / name).is_file()), path)
+    return next((f / name for f in (_CONFIGS, PACKAGED) if (f / name).is_file()), path)
 
 
 def _module(path: pathlib.Path) -> types.ModuleType:
     if not path.is_file():
         others = {str(other) for folder in (path.parent, _CONFIGS) for other in folder.glob("*.py")}
-        for other in _PACKAGED.glob("*.py"):
+        for other in PACKAGED.glob("*.py"):
             others.add(str(_CONFIGS / other.name) if path.suffix else other.stem)
         raise UserError(
             f"no configuration file {path}" + (nearest(str(path), others) if others else "")
@@ -187,15 +175,9 @@ def show_origins(
 ) -> str:
     """Lists all fields with their values, and where each value comes from.
 
-    Args:
-        config: The configuration as it is run.
-        source: What the configuration was loaded from: a file with its variant, or a run's folder.
-        named: What the source holds.
-        overrides: Fields that were set on the command line, as 'FIELD=VALUE'.
-
-    Returns:
-        One line for each field, in the order of `docs/configuration.md`. The origin is the command
-        line, the source, or empty for a default.
+    That is the command line, the source (a file with its variant, or a run's folder), which holds
+    the fields of `named`, or nothing for a default. There is one line for each field, in the order
+    of `docs/configuration.md`.
     """
     given = {override.partition("=")[0] for override in overrides}
     defaults, held = flatten(default_config(config.objective.name)), flatten(named)

@@ -8,7 +8,6 @@ Numbers are the paper's; comments say where the authors' released code differs.
 """
 
 import dataclasses
-import pathlib
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -18,11 +17,10 @@ from hypjax.config.defaults import choose_objective, default_config
 from hypjax.errors import UserError, nearest
 from hypjax.system.machine import usable_cores
 
-SHORTER_SIDES = {"cub200": 256}  # Of the test view, if not the crop's side.
 SPACES = {"hyp": "poincare", "sph": "sphere"}
 
 _HALF = (0.5, 0.5, 0.5)
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _RELEASED = ",released"
 
 
@@ -43,8 +41,8 @@ class PretrainedEncoder:
     architecture: str
     weights: str
     learning_rate: float
-    mean: tuple[float, ...] = _IMAGENET_MEAN
-    std: tuple[float, ...] = _IMAGENET_STD
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
     eval_pooling: str = "cls"
     pooling: str = "cls"
 
@@ -96,8 +94,6 @@ LOSSES = {
     "supcon": "supcon",
     "snca": "scalable_nca",
 }
-# λ of HypMix, the weight of the hyperbolic distance.
-MIX_WEIGHTS = {"cub200": 3.0, "cars196": 8.0, "sop": 8.0}
 LOSS_VARIANTS = tuple(
     f"{loss}-{encoder}" for loss in ("mix", *LOSSES) for encoder in ("vit", "deit", "dino")
 )
@@ -130,15 +126,10 @@ class Variant(NamedTuple):
 
 
 def parse_variant(name: str, extra: Sequence[str] = (), *, with_irt: bool = False) -> Variant:
-    """Parses a variant, such as 'hyp-dino' or 'hyp-dino,released'.
+    """Parses the variant after a file's colon, such as 'hyp-dino' or 'hyp-dino,released'.
 
-    Args:
-        name: The text after the configuration file's colon.
-        extra: Variants of this dataset in addition to those of all.
-        with_irt: Whether IRT has a recipe for this dataset.
-
-    Raises:
-        UserError: There is no such variant; the message suggests the most similar one.
+    A dataset may have extra variants, and those of IRT. An unknown one is a `UserError` that
+    suggests the most similar one.
     """
     valid = [one + suffix for suffix in ("", _RELEASED) for one in (*VARIANTS, *extra)]
     valid += (*LOSS_VARIANTS, *HIER_VARIANTS)  # Of these there are no released commands.
@@ -164,12 +155,9 @@ def variant_error(variant: str, valid: Collection[str]) -> UserError:
 
 
 def choose_loss(config: ConfigDict, name: str, *, proxy_rate: float) -> None:
-    """Chooses a loss to compare with, on the sphere and with its default settings.
+    """Chooses a loss of `LOSSES`, on the sphere and with its default settings.
 
-    Args:
-        config: The configuration to change.
-        name: A key of `LOSSES`.
-        proxy_rate: Factor of the proxies' learning rate, if the loss has proxies.
+    The rate is the factor of the proxies' learning rate, if the loss has proxies.
     """
     choose_objective(config, LOSSES[name])
     config.objective.space = "sphere"
@@ -200,10 +188,7 @@ def choose_hier(config: ConfigDict) -> None:
 def choose_irt(config: ConfigDict, *, koleo_weight: float, margin: float = 0.5) -> None:
     """Chooses the loss of IRT (El-Nouby et al., 2021), with a memory of all training images.
 
-    Args:
-        config: The configuration to change.
-        koleo_weight: λ: 0.7 for IRT_R, 0 for IRT_L.
-        margin: β.
+    λ, `koleo_weight`, is 0.7 for IRT_R and 0 for IRT_L; the margin is β.
     """
     choose_objective(config, "contrastive")
     config.objective.space = "sphere"
@@ -256,17 +241,3 @@ def spread_decoding(config: ConfigDict) -> None:
     """
     cores = usable_cores()
     config.run.workers = min(8, cores) if cores > 4 else 0
-
-
-def names_weights(weights: str, place: str) -> bool:
-    """Whether a hub name or a file path names these weights of timm.
-
-    Args:
-        weights: timm's name.
-        place: Value of `model.weights`.
-    """
-    path = pathlib.PurePath(place)
-    if place.removeprefix("hf-hub:") in (weights, f"timm/{weights}"):
-        return True
-    cached = path.name == "model.safetensors" and f"models--timm--{weights}" in path.parts
-    return cached or path.name in {weights + ending for ending in (".safetensors", ".npz", ".pth")}

@@ -80,11 +80,7 @@ def _is_group(value: Any) -> bool:
 
 @functools.cache
 def field_types(objective: str) -> Mapping[str, Rule]:
-    """The rule, for each field, that a value has the type of the default.
-
-    Args:
-        objective: Name of the objective, which has fields of its own.
-    """
+    """The rule, for each field of an objective's runs, that a value has the type of the default."""
     config = default_config(objective)
     return {field: _type(field, value, config) for field, value in flatten(config).items()}
 
@@ -231,11 +227,7 @@ _RULES = {
 
 
 def validate(config: ConfigDict) -> None:
-    """Validates a configuration before anything is compiled.
-
-    Raises:
-        UserError: A field is unknown, missing or invalid; the message names it.
-    """
+    """Validates a configuration before anything is compiled; an error names the field."""
     fields = flatten(config)
     if (name := fields.get("objective.name", HYP_VIT)) not in list(OBJECTIVES):
         refuse("objective.name", name, one_of(*OBJECTIVES).words)

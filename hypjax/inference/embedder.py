@@ -80,10 +80,8 @@ class TrainedEmbedder:
     ) -> Iterator[tuple[Float[np.ndarray, "batch d"], dict[int, str]]]:
         """Yields the embeddings of a dataset's images in order, one batch at a time.
 
-        Each device of this process embeds whole batches.
-
-        Each batch comes with the images that could not be read, as {index in the batch: reason}.
-        The embeddings of these are meaningless.
+        Each device of this process embeds whole batches. With each batch come the images that could
+        not be read, as {index in the batch: reason}; their embeddings are meaningless.
 
         Raises:
             UserError: An embedding is not finite, or the device's memory does not suffice.
@@ -174,11 +172,7 @@ class TrainedEmbedder:
         return embeddings
 
     def _finish(self, unfinished: PartialGallery, photos: Sequence[Photo]) -> None:
-        """Embeds the images that are not done yet.
-
-        Raises:
-            Interrupted: An interrupt arrived, and what is done is saved.
-        """
+        """Embeds the images that are not done yet; after an interrupt it saves, and raises that."""
         total, done = len(photos), unfinished.done
         with (
             tqdm.tqdm(total=total, unit="image", disable=None, initial=done) as bar,

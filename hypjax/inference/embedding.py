@@ -18,14 +18,11 @@ from hypjax.types import Outputs
 
 
 def scored_spaces(config: ConfigDict) -> dict[str, Space]:
-    """The spaces in which `eval.spaces` compares the embeddings.
+    """The spaces in which `eval.spaces` compares the embeddings, by name.
 
-    By default the head is compared in the objective's space, the encoder by cosine (Hyp-ViT,
-    Section 4.2).
-
-    Returns:
-        {"head": ..., "encoder": ...} with the first space of each part, and its further spaces
-        under names such as "head:sphere".
+    The first space of each part is named "head" or "encoder", further ones as in "head:sphere". By
+    default the head is compared in the objective's space, the encoder by cosine (Hyp-ViT, Section
+    4.2).
     """
     spaces = {}
     for part in PARTS:
@@ -55,16 +52,9 @@ def embed_function(
 ) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], dict[str, Array]]:
     """Returns the function from parameters and pixels to the points of each space, to be jitted.
 
-    Of several scales, it returns the mean of the points in their space; on the sphere that is the
-    mean of the unit vectors, normalised again.
-
-    Args:
-        model: Encoder and head, as they are evaluated.
-        pixel_scaling: Mean and standard deviation of pixels.
-        spaces: The spaces in which parts of the model are embedded, by the names of
-            `hypjax.inference.embedding`.
-        scales: Sides of the images that the model sees, relative to the given ones; see
-            `hypjax.models.embedder.scaled_side`.
+    Scales are sides of the images that the model sees, relative to the given ones (`scaled_side`).
+    Of several, it returns the mean of the points in their space; on the sphere that is the mean of
+    the unit vectors, normalised again.
     """
     encode, place = encode_function(model, pixel_scaling, scales), place_function(model, spaces)
     return lambda params, images: place(params, encode(params, images))

@@ -29,11 +29,7 @@ from hypjax.types import Judgements, Recalls
 
 
 class Evaluator:
-    """Scores a model on datasets; compiled once, whatever their sizes.
-
-    Attributes:
-        images: Embeds datasets with the model.
-    """
+    """Scores a model on datasets; compiled once, whatever their sizes."""
 
     def __init__(
         self, images: DatasetEmbedder, metrics: Sequence[str], processing: Processing
@@ -44,12 +40,7 @@ class Evaluator:
         self._fitted: tuple[PyTree, Projections] = None, {}
 
     def fit(self, params: PyTree, training: Dataset | None) -> Projections:
-        """Fits the projections that `scores` needs for a model; none without PCA.
-
-        Raises:
-            UserError: There are no training images, an image cannot be read, the device's memory
-                does not suffice, or the embeddings have fewer dimensions.
-        """
+        """Fits the projections that `scores` needs for a model; none without PCA."""
         if not any(part_of(name) in self._processing.pca for name in self._spaces):
             return {}
         if training is None:
@@ -65,14 +56,10 @@ class Evaluator:
     def scores(
         self, params: PyTree, task: Task, projections: Projections | None = None
     ) -> dict[str, dict[str, float]]:
-        """Mean scores of each part of the model.
+        """Mean scores of each part of the model, the same in all processes.
 
-        Returns:
-            {"head": {"recall@1": ...}, "encoder": {...}}, the same in all processes; of a judged
-            task, {"head": {"easy/map": ..., "easy/mp@1": ..., ..., "hard/map": ...}, ...}.
-
-        Raises:
-            UserError: An image cannot be read, or the device's memory does not suffice.
+        They are {"head": {"recall@1": ...}, "encoder": {...}} or, of a judged task, {"head":
+        {"easy/map": ..., "easy/mp@1": ..., ..., "hard/map": ...}, ...}.
         """
         found = self.query_scores(params, task, projections)
         means = {
@@ -84,7 +71,7 @@ class Evaluator:
     def query_scores(
         self, params: PyTree, task: Task, projections: Projections | None = None
     ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
-        """Scores of each query, of which `scores` are the means; arguments and errors are alike.
+        """Scores of each query, of which `scores` are the means.
 
         Processes share the queries, and each of them has all scores.
         """
@@ -154,10 +141,7 @@ class Evaluator:
     def matches(
         self, params: PyTree, splits: Splits, projections: Projections | None = None
     ) -> dict[str, Match]:
-        """The distance of matches for each part of the model, where enough images have one.
-
-        Arguments and errors are those of `test_scores`.
-        """
+        """The distance of matches for each part of the model, where enough images have one."""
         if (chosen := choose(splits)) is None:
             return {}
         images, queries, gallery = chosen
@@ -179,7 +163,6 @@ class Evaluator:
         """Mean scores on the test images and on all benchmarks.
 
         Those of judged datasets name these, too: {"head": {"roxford5k/easy/map": ...}, ...}.
-        Arguments and errors are those of `scores`.
         """
         found: dict[str, dict[str, float]] = {}
         for dataset, task in splits.tasks.items():
@@ -215,14 +198,10 @@ def create_evaluator(
     source: EvaluationInput | None = None,
     splits: Splits | None = None,
 ) -> Evaluator:
-    """Builds the evaluator that a configuration describes.
+    """Builds the evaluator that a configuration describes, for these parts of the model.
 
-    Args:
-        config: The run's configuration.
-        parts: Parts of the model to score.
-        source: How images reach the model; by default as the configuration says.
-        splits: The images of a run, each of which a frozen encoder then embeds once; all models
-            that are scored must have that encoder.
+    With the splits of a run, a frozen encoder embeds each of their images once; all models that are
+    scored must then have that encoder.
     """
     spaces, model = scored_spaces(config), create_embedder(config, evaluating=True)
     source = source or evaluation_input(config)
@@ -240,11 +219,7 @@ def create_evaluator(
 
 
 def check_depth(config: ConfigDict, splits: Splits) -> None:
-    """Refuses more neighbours than there are images to find, in precision or query expansion.
-
-    Raises:
-        UserError: `eval.ks` holds such a K, or `eval.expansion` is such a number.
-    """
+    """Refuses more neighbours than there are images to find, in precision or query expansion."""
     items = [task.items for task in splits.tasks.values()]
     items += [len(splits.validation) - 1] if splits.validation else []
     if config.eval.expansion > min(items):

@@ -34,14 +34,7 @@ from hypjax.types import View, Workers
 
 
 class EvaluationInput(NamedTuple):
-    """How images reach a model that is evaluated.
-
-    Attributes:
-        view: The test view.
-        workers: What decodes images.
-        batch_size: Images embedded at once.
-        mesh: Devices that share each batch.
-    """
+    """How images reach a model that is evaluated."""
 
     view: View
     workers: Workers
@@ -65,13 +58,10 @@ def embed_dataset(
     dataset: Dataset,
     source: EvaluationInput,
 ) -> PyTree:
-    """Embeds all images of a dataset under the test view.
+    """Embeds all images of a dataset under the test view; returns one row for each, on the host.
 
     `embed` gets the pixels of a batch, sharded over the devices and always of one size, and returns
     arrays that are replicated.
-
-    Returns:
-        NumPy arrays with one row per image.
     """
     mesh = source.mesh
     size = parallel.slices(source.batch_size, mesh).rows
@@ -91,14 +81,9 @@ def pretrained_features(
     """Embeds the training images with the encoder that `model.weights` names.
 
     As in Hyp-ViT's Table 1, the features are not normalised, and a centre crop cuts nothing off the
-    shorter side, whatever `data.resize` says.
-
-    Returns:
-        The features, and the notes that every result computed from these images must carry.
-
-    Raises:
-        UserError: There are no such weights, the images cannot be read, or `eval.scales` names
-            several scales, of which these features, unlike points of a space, have no mean.
+    shorter side, whatever `data.resize` says. Beside them are the notes that every result computed
+    from these images must carry. Several scales are refused: unlike points of a space, these
+    features have no mean.
     """
     validate(config)
     if tuple(config.eval.scales) != ONE_SCALE:
@@ -160,9 +145,6 @@ class Encodings:
 
         The first call for one of several datasets with the same records embeds all of them, so the
         encoder's parameters must be the same in all calls.
-
-        Raises:
-            UserError: An image cannot be read, or the device's memory does not suffice.
         """
         if not self.keeps(dataset):
             return None
@@ -175,11 +157,7 @@ class Encodings:
         return {scale: each[rows] for scale, each in kept}
 
     def encode(self, params: PyTree, dataset: Dataset) -> list[Float[np.ndarray, "images dim"]]:
-        """Embeds all images of a dataset; returns one array for each scale.
-
-        Raises:
-            UserError: An image cannot be read, or the device's memory does not suffice.
-        """
+        """Embeds all images of a dataset; returns one array for each scale."""
         params = {"encoder": params["encoder"]}
         params = parallel.place(params, parallel.replicated(self.source.mesh))
         with machine.memory_explained("run.eval_batch_size"):
@@ -205,17 +183,7 @@ def frozen_encodings(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DatasetEmbedder:
-    """Embeds datasets with a model; compiled once, whatever their sizes.
-
-    Attributes:
-        model: Encoder and head, as they are evaluated.
-        spaces: The spaces in which parts of the model are embedded, by the names of
-            `hypjax.inference.embedding`.
-        pixel_scaling: Mean and standard deviation of pixels.
-        source: How images reach the model.
-        scales: Scales of the images over which embeddings are averaged.
-        encodings: The frozen encoder's embeddings, if they are kept.
-    """
+    """Embeds datasets with a model; compiled once, whatever their sizes."""
 
     model: Embedder
     spaces: Mapping[str, Space]
@@ -225,11 +193,7 @@ class DatasetEmbedder:
     encodings: Encodings | None = None
 
     def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
-        """Embeds all images of a dataset, each part of the model in its space.
-
-        Raises:
-            UserError: An image cannot be read, or the device's memory does not suffice.
-        """
+        """Embeds all images of a dataset, each part of the model in its space."""
         if self.encodings is not None and set(self.scales) <= set(self.encodings.scales):
             if (kept := self.encodings.of(params, dataset)) is not None:
                 return self._placed(params, [kept[scale] for scale in self.scales])

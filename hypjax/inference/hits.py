@@ -19,15 +19,9 @@ from hypjax.retrieval.refinement import Refinement
 
 
 class Hits(NamedTuple):
-    """The hits of a query.
+    """The hits of a query, nearest first; classes are '' where they are unknown.
 
-    Attributes:
-        query: Path of the query image.
-        label: Its class, or '' if unknown.
-        paths: Paths of the hits, nearest first.
-        labels: Their classes, or '' if unknown.
-        distances: Their distances from the query.
-        remark: What to say of the nearest of them, such as that it is far away; '' for nothing.
+    The remark says of the nearest, for example, that it is far away; '' says nothing.
     """
 
     query: str
@@ -78,9 +72,6 @@ def find_hits(
     With a refinement, queries are expanded or results are re-ranked, which approximate searches
     cannot do. An image is not found as its own neighbour. A query's class is known if it is given,
     if the gallery holds the image, or if the image's folder is named like one of its classes.
-
-    Raises:
-        UserError: The gallery comes from another run, a query cannot be read, or k is too large.
     """
     if gallery.fingerprint != embedder.fingerprint:
         raise UserError(

@@ -24,11 +24,9 @@ _SOURCES = ("validation", "test")
 
 
 class Match(NamedTuple):
-    """What a run knows of the distance between a query and its nearest match.
+    """The distance within which 95% of the queries that have a match find their nearest one.
 
-    Attributes:
-        distance: Within it, 95% of the queries that have a match found their nearest one.
-        images: The part of the dataset on which that was measured: validation or test.
+    It was measured on the part `images` of the dataset: validation or test.
     """
 
     distance: float
@@ -47,9 +45,8 @@ class Match(NamedTuple):
 def choose(splits: Splits) -> tuple[str, Dataset, Dataset | None] | None:
     """Chooses images to measure on: of validation classes or, without these, of the test.
 
-    Returns:
-        The name of the part, queries, and the images that they search, None if that is each other;
-        or None for judged queries, whose matches are not those of a class.
+    They are the name of the part, queries, and the images that these search, None if that is each
+    other. None of judged queries, whose matches are not those of a class.
     """
     if splits.validation is not None:
         return _SOURCES[0], _of_some_classes(splits.validation), None
@@ -76,11 +73,7 @@ def match_distance(
     *,
     space: Space,
 ) -> float | None:
-    """The distance within which 95% of the queries with a match find their nearest one.
-
-    Returns:
-        The distance; None if fewer than 10 queries have a match.
-    """
+    """The distance of a `Match`; None if fewer than 10 queries have a match."""
     among_itself = gallery is None
     items, item_labels = (queries, labels) if among_itself else (gallery, gallery_labels)
     distances = np.array(space.distance_matrix(queries, items))

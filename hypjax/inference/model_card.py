@@ -75,14 +75,10 @@ def model_card(
     pools_as_timm: bool,
     head_in_timm: bool,
 ) -> str:
-    """Writes the card of a run's model.
+    """Writes the card of a run's model; results are None if the run is not finished.
 
-    Args:
-        name: OWNER/NAME of the repository.
-        config: The run's configuration.
-        results: The run's results; None if it is not finished.
-        pools_as_timm: Whether timm's model pools tokens as this one does.
-        head_in_timm: Whether timm's model includes the head.
+    The flags say whether timm's model pools tokens as this one does, and whether it includes the
+    head.
     """
     data = config.data
     square = f"{data.image_size} × {data.image_size}"

@@ -22,18 +22,10 @@ _SECONDS_BETWEEN_SAVES = 60
 
 
 class PartialGallery:
-    """Embeddings done so far; a context manager that holds the folder's lock.
-
-    Attributes:
-        done: Number of images whose embeddings are saved.
-    """
+    """Embeddings done so far; a context manager that holds the folder's lock."""
 
     def __init__(self, path: pathlib.Path, facts: str) -> None:
-        """Resumes earlier work on the same images by the same model, and drops anything else.
-
-        Raises:
-            UserError: The folder cannot be written, or another process uses it.
-        """
+        """Resumes earlier work on the same images by the same model, and drops anything else."""
         self._folder = path.with_name(f"{path.name}.unfinished")
         self._pending: list[tuple[np.ndarray, dict[int, str]]] = []
         self._saved = time.monotonic()
@@ -134,23 +126,14 @@ def _explained(folder: pathlib.Path) -> Iterator[None]:
 
 
 class Shard(NamedTuple):
-    """A part of the images.
-
-    Attributes:
-        index: Which part, from 1.
-        count: Number of parts.
-    """
+    """A part of the images: its index from 1, and the number of parts."""
 
     index: int
     count: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses '3/16'.
-
-        Raises:
-            UserError: It is something else.
-        """
+        """Parses '3/16'."""
         found = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
         shard = cls(*map(int, found.groups())) if found else cls(0, 0)
         if not 1 <= shard.index <= shard.count:
@@ -162,9 +145,6 @@ class Shard(NamedTuple):
 
         Parts begin with whole batches, so that each image is embedded in the batch, and with the
         roundings, that it has without parts.
-
-        Raises:
-            UserError: There are more parts than batches.
         """
         batches = -(-len(photos) // batch_size)
         if self.count > batches:
@@ -181,12 +161,7 @@ class Shard(NamedTuple):
 
 
 def merge(output: pathlib.Path, photos: Sequence[Photo]) -> Embeddings:
-    """Joins the parts of a gallery into the gallery that one process would have written.
-
-    Raises:
-        UserError: The file exists, a part is missing, of another model or of other images, or the
-            file cannot be written.
-    """
+    """Joins the parts of a gallery into the gallery that one process would have written."""
     if output.exists():
         raise UserError(f"{output} exists already; remove it, or name another --output")
     count = _count(output)

@@ -28,10 +28,7 @@ Projections = Mapping[str, Projection]
 class Processing(NamedTuple):
     """The fields of `config.eval` that change embeddings or results.
 
-    Attributes:
-        pca: Dimension of the principal components, by part of the model that has any.
-        whiten: Whether principal components are whitened.
-        refinement: How the results of searches are refined.
+    `pca` has the dimension of each part that is reduced to its principal components.
     """
 
     pca: Mapping[str, int]
@@ -48,11 +45,7 @@ class Processing(NamedTuple):
         return cls(pca, fields.whiten, refinement)
 
     def fit(self, training: Points, spaces: Mapping[str, Space]) -> Projections:
-        """Fits the projections on the training images' embeddings, where there is PCA.
-
-        Raises:
-            UserError: The points do not have that many dimensions.
-        """
+        """Fits the projections on the training images' embeddings, where there is PCA."""
         projections = {}
         for name, points in training.items():
             part = part_of(name)
@@ -84,11 +77,7 @@ def model_fingerprint(config: ConfigDict, part: str, space: Space, params: PyTre
 def save_projections(
     folder: pathlib.Path, config: ConfigDict, params: PyTree, projections: Projections
 ) -> None:
-    """Saves a model's projections in the run's folder, under the model's fingerprints.
-
-    Raises:
-        UserError: A file cannot be written.
-    """
+    """Saves a model's projections in the run's folder, under the model's fingerprints."""
     for name, projection in projections.items():
         part = part_of(name)
         path = _path(folder, part, model_fingerprint(config, part, projection.space, params))
@@ -99,11 +88,7 @@ def save_projections(
 def saved_projection(
     folder: pathlib.Path, config: ConfigDict, part: str, space: Space, embeddings: str
 ) -> Projection | None:
-    """Reads the projection of a model's embeddings; None if its run does not ask for one.
-
-    Raises:
-        UserError: The run's folder does not hold it, or it is damaged.
-    """
+    """Reads the projection of a model's embeddings; None if its run does not ask for one."""
     processing = Processing.of(config)
     if part not in processing.pca:
         return None
@@ -124,11 +109,7 @@ def saved_projection(
 def copy_projections(
     source: pathlib.Path, target: pathlib.Path, config: ConfigDict, params: PyTree
 ) -> None:
-    """Copies the projections of a model's parts; those of a run that is not finished are absent.
-
-    Raises:
-        UserError: A projection is damaged, or cannot be written.
-    """
+    """Copies the projections of a model's parts; those of a run that is not finished are absent."""
     for part in Processing.of(config).pca:
         space = scored_spaces(config)[part]
         fingerprint = model_fingerprint(config, part, space, params)

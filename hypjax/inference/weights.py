@@ -30,12 +30,8 @@ def restore_models(
 ) -> tuple[Embedder, dict[str, PyTree]]:
     """Restores a run's model as it is evaluated, and its parameters.
 
-    Returns:
-        The model, and its parameters under the names of `evaluate`: "final" (or "step N" if the
-        run is not finished), and "best" if validation classes chose it.
-
-    Raises:
-        UserError: The folder holds no checkpoint, or one of another run.
+    These have the names of `evaluate`: "final" (or "step N" if the run is not finished), and "best"
+    if validation classes chose it.
     """
     if is_published(pathlib.Path(workdir)):
         model = create_embedder(config, evaluating=True)
@@ -70,11 +66,7 @@ def _published_parameters(folder: pathlib.Path, model: Embedder, config: ConfigD
 
 
 def restore_best(workdir: pathlib.Path) -> tuple[Embedder, PyTree]:
-    """Restores a run's model as it is evaluated, with its best parameters, or else its last.
-
-    Raises:
-        UserError: The folder holds no trained run.
-    """
+    """Restores a run's model as it is evaluated, with its best parameters, or else its last."""
     model, states = restore_models(saved_config(workdir), workdir)
     return model, states.get("best", next(iter(states.values())))
 
@@ -83,9 +75,6 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
     """Reads the encoder's parameters that `model.weights` names: a hub id, a file, or a run.
 
     From a run, they are those of its best model, or else its last.
-
-    Raises:
-        UserError: There are none, or they do not fit the encoder.
     """
     weights = config.model.weights
     if not weights:
@@ -98,11 +87,7 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
     """Reads the parameters with which training starts, as `pretrained_encoder` does.
 
-    Returns:
-        Those of the "encoder" and, if `model.load_head` is set, of the "head".
-
-    Raises:
-        UserError: There are none, or they do not fit the model.
+    They are those of the "encoder" and, if `model.load_head` is set, of the "head".
     """
     weights = config.model.weights
     if not config.model.load_head:

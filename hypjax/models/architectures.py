@@ -95,11 +95,7 @@ def supported(name: str) -> str:
 
 
 def check_encoder(encoder: Encoder) -> Encoder:
-    """Returns an encoder after checking its image size and pooling.
-
-    Raises:
-        UserError: The encoder does not support its image size or pooling.
-    """
+    """Returns an encoder after checking its image size and pooling."""
     names = poolings(encoder.num_prefix_tokens)
     if encoder.pooling not in names:
         raise UserError(

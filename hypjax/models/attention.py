@@ -21,14 +21,6 @@ def attend(query: Heads, key: Heads, value: Heads) -> Heads:
     In half precision on NVIDIA GPUs this is cuDNN's fused kernel, which does not store the matrix
     of probabilities (Dao et al., FlashAttention, NeurIPS 2022); otherwise it is compiled by XLA.
     The softmax is always float32.
-
-    Args:
-        query: Queries, [batch, tokens, heads, dim].
-        key: Keys, of the same shape and dtype.
-        value: Values, of the same shape and dtype.
-
-    Returns:
-        Weighted sums of the values, of the same shape and dtype.
     """
     kernels = {"cpu": _by_head, "default": _by_xla}
     if query.dtype in (jnp.bfloat16, jnp.float16):

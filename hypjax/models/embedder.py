@@ -135,14 +135,10 @@ def resize_images(
 
 
 def at_side(model: Embedder, params: PyTree, side: int) -> tuple[Embedder, PyTree]:
-    """Returns a model for images of another side, with its parameters.
+    """Returns a model for images of another side, in pixels, with its parameters.
 
-    Position embeddings are interpolated as those of pretrained weights are.
-
-    Args:
-        model: Encoder and head.
-        params: Parameters of the model.
-        side: Side of the images, in pixels; a multiple of the patches' side.
+    The side is a multiple of the patches' side. Position embeddings are interpolated as those of
+    pretrained weights are.
     """
     encoder = model.encoder.clone(image_size=side)
     positions = params["encoder"].get("pos_embed")

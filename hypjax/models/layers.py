@@ -38,12 +38,10 @@ _BEFORE_AMPERE = re.compile(r"[1-7]\.")
 
 
 def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype:
-    """Dtype of the encoder's matrix products.
+    """Dtype of the encoder's matrix products on a device; by default JAX's first one.
 
-    Args:
-        precision: `float32`, `bfloat16`, or `auto`: bfloat16, but float32 on CPUs. On GPUs that
-            cannot multiply bfloat16, all are float32.
-        device: The device that computes; by default JAX's first one.
+    The precision is `float32`, `bfloat16`, or `auto`: bfloat16, but float32 on CPUs. On GPUs that
+    cannot multiply bfloat16, all are float32.
     """
     device = device or jax.local_devices()[0]
     if _BEFORE_AMPERE.match(getattr(device, "compute_capability", "")):
@@ -110,15 +108,12 @@ _PREFIX_POOLINGS = {"cls": 1, "cls_dist_mean": 2}  # Number of leading tokens av
 
 
 def poolings(num_prefix_tokens: int) -> list[str]:
-    """Names of the poolings that an encoder supports.
+    """Names of the poolings that an encoder with so many tokens before the patch tokens supports.
 
     `cls` is the class token, and `cls_dist_mean` the mean of the class and distillation tokens
     (DeiT). The others act on the patch tokens alone: `avg`, `max`, their sum `avg_max`, `gem`, the
     generalised mean with exponent 3, and `rmac`, regional maxima (El-Nouby et al., IRT, 2021,
     compare these).
-
-    Args:
-        num_prefix_tokens: Number of tokens that precede the patch tokens.
     """
     return [name for name, n in _PREFIX_POOLINGS.items() if n <= num_prefix_tokens] + list(
         _PATCH_POOLINGS
@@ -128,16 +123,7 @@ def poolings(num_prefix_tokens: int) -> list[str]:
 def pool_tokens(
     tokens: Float[Array, "batch tokens dim"], num_prefix_tokens: int, pooling: str
 ) -> Float[Array, "batch dim"]:
-    """Pools the tokens of each image into one embedding.
-
-    Args:
-        tokens: Prefix tokens, then patch tokens, [batch, tokens, dim].
-        num_prefix_tokens: Number of prefix tokens.
-        pooling: One of `poolings`.
-
-    Returns:
-        Embeddings, [batch, dim], in the dtype of the tokens.
-    """
+    """Pools prefix tokens, then patch tokens, into one embedding by one of the `poolings`."""
     if pooling in _PREFIX_POOLINGS:
         return jnp.mean(tokens[:, : _PREFIX_POOLINGS[pooling]], axis=1)
     return _PATCH_POOLINGS[pooling](tokens[:, num_prefix_tokens:])

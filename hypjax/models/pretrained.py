@@ -148,9 +148,6 @@ def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
     """Writes a model as a .safetensors file under timm's names.
 
     A head of one Dense layer becomes the classifier. Other heads have no counterpart.
-
-    Raises:
-        UserError: The file cannot be written.
     """
     from safetensors.numpy import save
 
@@ -169,11 +166,7 @@ def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
 def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: int = 3) -> PyTree:
     """Converts the arrays of a file that `save_timm` wrote: the inverse, bit for bit.
 
-    Returns:
-        Parameters as a tree of float32 NumPy arrays, without a head that has no counterpart.
-
-    Raises:
-        UserError: A tensor is missing, unknown or of another shape.
+    Parameters are float32 NumPy arrays, without a head that has no counterpart.
     """
     params = {"encoder": convert_timm(state_dict, model.encoder, channels, interpolate=False)}
     if model.head_kind == "dense":
@@ -187,11 +180,7 @@ def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: 
 
 
 def check_head(head: Mapping[str, np.ndarray], model: Embedder) -> PyTree:
-    """Returns a head's parameters, contiguous and in float32.
-
-    Raises:
-        UserError: They are not those of the model's head.
-    """
+    """Returns a head's parameters, contiguous and float32, if they fit the model's head."""
     shapes = {"kernel": (model.encoder.dim, model.head_dim), "bias": (model.head_dim,)}
     if {name: value.shape for name, value in head.items()} != shapes or not all(
         jnp.issubdtype(value.dtype, jnp.floating) for value in head.values()

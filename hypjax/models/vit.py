@@ -111,18 +111,10 @@ def drop_path_factors(
 ) -> Float[Array, "images depth 2"]:
     """Draws the factors of residual branches for stochastic depth (Huang et al., ECCV 2016).
 
-    As in timm, each of a block's two branches is dropped for each image independently, at a rate
-    that rises linearly from 0 in the first block to the given one in the last. What is kept is
-    divided by the probability to keep it, so that the mean of every factor is 1.
-
-    Args:
-        key: Random key.
-        rate: Rate of the last block, at least 0 and below 1.
-        depth: Number of blocks.
-        images: Number of images.
-
-    Returns:
-        float32 factors of the attention and the perceptron of each block.
+    As in timm, each of a block's two branches, attention and perceptron, is dropped for each image
+    independently, at a rate that rises linearly from 0 in the first block to the given one in the
+    last. What is kept is divided by the probability to keep it, so that the mean of every factor is
+    1. Factors are float32.
     """
     kept = 1 - jnp.linspace(0, rate, depth, dtype=jnp.float32)[:, None]
     return jax.random.bernoulli(key, kept, (images, depth, 2)) / kept
@@ -177,12 +169,8 @@ def resize_positions(
 ) -> Float[ArrayLike, "1 tokens2 dim"]:
     """Interpolates the position embeddings of a square of patches, bicubic with antialiasing.
 
-    timm does the same. Embeddings that do not belong to a square remain as they are.
-
-    Args:
-        positions: Position embeddings; those of other tokens come first and are not changed.
-        tokens: Number of embeddings to return.
-        prefix: Number of tokens before those of patches.
+    timm does the same. The prefix, embeddings of other tokens, comes first and is not changed.
+    Embeddings that do not belong to a square remain as they are.
     """
     old, new = (math.isqrt(max(n - prefix, 0)) for n in (positions.shape[1], tokens))
     if old in (0, new) or old**2 + prefix != positions.shape[1]:

@@ -23,14 +23,7 @@ _MIN_TORCH = (2, 6)
 
 
 def read_state_dict(name_or_path: str) -> StateDict:
-    """Reads weights as arrays under timm's names.
-
-    Args:
-        name_or_path: Name on the hub or path, see `hypjax.models.pretrained.load_timm`.
-
-    Raises:
-        UserError: The weights do not exist, cannot be downloaded, or are damaged.
-    """
+    """Reads weights as arrays under timm's names, see `hypjax.models.pretrained.load_timm`."""
     path = pathlib.Path(name_or_path).expanduser()
     if path.suffix not in _READERS:
         return _read_safetensors(_download(name_or_path))

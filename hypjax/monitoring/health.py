@@ -51,11 +51,7 @@ class HealthWatch:
         self._warned: set[str] = set()
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Checks the means of the metrics, and the extremes of the logits, of the last steps.
-
-        Raises:
-            UserError: Training has failed, and a fault ends the run.
-        """
+        """Checks the means of the metrics, and the extremes of the logits, of the last steps."""
         if step <= self._settled:
             return
         fault, evidence = self._fault(values)
@@ -115,33 +111,21 @@ class FiniteWatch:
         name: Callable[[int], str],
         most_skipped: int = 0,
     ) -> None:
-        """Starts to watch.
+        """Starts to watch; 0 skipped updates at most stop at the first that is not finite.
 
-        Args:
-            folder: The run's folder, for a report of what was found.
-            checkpoints: The run's checkpoints.
-            name: From the index of a training image to its name in messages.
-            most_skipped: Most updates to skip; 0 stops at the first that is not finite.
+        `name` tells an image's name from its index in the training set.
         """
         self._folder, self._most_skipped = folder, most_skipped
         self._checkpoints, self._name = checkpoints, name
         self._last: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
 
     def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
-        """Adds the metrics of a running step, and checks the step before it.
-
-        Raises:
-            UserError: The step before was not finite, and may not be skipped.
-        """
+        """Adds the metrics of a running step, and checks the step before it."""
         self.settle()
         self._last = step, ids, metrics
 
     def settle(self) -> None:
-        """Checks the last step; call it before its state is saved.
-
-        Raises:
-            UserError: It was not finite, and may not be skipped.
-        """
+        """Checks the last step; call it before its state is saved."""
         if self._last is None:
             return
         (step, ids, metrics), self._last = self._last, None

@@ -89,11 +89,7 @@ class Trace:
     """Traces the device and the host during some steps."""
 
     def __init__(self, folder: pathlib.Path, steps: tuple[int, int] | None, total: int) -> None:
-        """Prepares a trace from a first to a last step of a total; None for no trace.
-
-        Raises:
-            UserError: There are no such steps.
-        """
+        """Prepares a trace from a first to a last step of a total; None for no trace."""
         if steps is not None and not 1 <= steps[0] <= steps[1] <= total:
             raise UserError(
                 f"--profile is {steps[0]}:{steps[1]}; "
@@ -170,8 +166,7 @@ class Monitor:
     def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
         """Records the metrics of a step, which may still be computed, and its images' indices.
 
-        Raises:
-            UserError: The step before was not finite.
+        The step before is checked.
         """
         self._trace.after(step, metrics)
         self._meter.add(metrics)
@@ -183,11 +178,8 @@ class Monitor:
     def report(self, step: int, *, judging: bool = True) -> None:
         """Writes the metrics of the steps since the last report, at most once per step.
 
-        Call it before a state is saved, so that no step's values are lost with the process.
-
-        Raises:
-            UserError: This step was not finite, or training has failed and, where that is judged,
-                may not go on.
+        Call it before a state is saved, so that no step's values are lost with the process. It ends
+        the run if this step was not finite, or, where that is judged, training has failed.
         """
         self.settle()
         if step == self._reported:
@@ -200,11 +192,7 @@ class Monitor:
             self._health.check(step, values)
 
     def settle(self) -> None:
-        """Waits for the last step and checks it; call it before its state is used.
-
-        Raises:
-            UserError: It was not finite.
-        """
+        """Waits for the last step and checks it; call it before its state is used."""
         self._watch.settle()
 
     def validated(self, step: int, recalls: Recalls) -> None:

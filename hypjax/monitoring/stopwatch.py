@@ -39,11 +39,7 @@ class Stopwatch:
     """
 
     def __init__(self, launched: float | None = None) -> None:
-        """Starts; the first part is "import".
-
-        Args:
-            launched: Value of `time.monotonic` to count from, see `launch`; by default now.
-        """
+        """Starts with the part "import", at a value of `time.monotonic` (see `launch`), or now."""
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._programs = {"compiled": 0, "cached": 0}
         self._compiled: list[tuple[float, float]] = []  # End and length of the outermost events.

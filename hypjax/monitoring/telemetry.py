@@ -40,11 +40,7 @@ class Telemetry:
     """Writes measurements to all sinks, and retries later what a sink cannot write now."""
 
     def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
-        """Resumes a run's measurements; those written after its last checkpoint are removed.
-
-        Raises:
-            UserError: Weights & Biases is requested but cannot be used.
-        """
+        """Resumes a run's measurements; those written after its last checkpoint are removed."""
         self._sinks: list[Sink] = []
         if processes.is_first():
             self._sinks += [
@@ -172,11 +168,7 @@ class EventFiles:
 
 
 def require_wandb(config: ConfigDict) -> None:
-    """Checks early that Weights & Biases is installed, if it is requested.
-
-    Raises:
-        UserError: It is not.
-    """
+    """Checks early that Weights & Biases is installed, if it is requested."""
     wanted = config.run.wandb_project and processes.is_first()
     if wanted and importlib.util.find_spec("wandb") is None:
         raise UserError(

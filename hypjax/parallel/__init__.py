@@ -27,16 +27,11 @@ EVERY_DEVICE = (-1, 1)  # Mesh shape: a full copy of the parameters on each devi
 def create_mesh(
     shape: tuple[int, int] = EVERY_DEVICE, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """Creates the mesh of a run's devices.
+    """Creates the mesh of a run's devices: copies of the parameters, and shards of each copy.
 
-    Args:
-        shape: Number of copies of the parameters, and number of shards of each copy; −1 copies
-            uses as many devices as possible.
-        devices: Devices to take the mesh from, in order. By default all devices, grouped by
-            process.
-
-    Raises:
-        UserError: There are too few devices, or some device of a process would be unused.
+    −1 copies use as many devices as possible. Devices are taken in order, by default all of them,
+    grouped by process. It is an error if there are too few, or some device of a process would be
+    unused.
     """
     copies, shards = shape
     every_device = devices is None
@@ -59,13 +54,7 @@ def create_mesh(
 
 
 class Slices(NamedTuple):
-    """How a batch is split into slices (microbatches) and over devices.
-
-    Attributes:
-        count: Number of slices, which are embedded one after the other.
-        images: Images of one slice on one device.
-        devices: Number of devices.
-    """
+    """How a batch is split into slices (microbatches), one after the other, and over devices."""
 
     count: int
     images: int
@@ -166,19 +155,12 @@ def gather(tree: PyTree) -> PyTree:
 def map_images(
     function: Callable[..., PyTree], mesh: Mesh, count: int = 1
 ) -> Callable[..., PyTree]:
-    """Splits a function of images over the devices and replicates its result.
+    """Splits a function of parameters and images over the devices and replicates its result.
 
+    It maps arrays with one row per image to such arrays. Each row of the result may depend on the
+    parameters and its own image only. The function that is returned is for use inside `jax.jit`.
     Several slices are computed one after the other. Their intermediate values are not stored for
     the gradient but recomputed, slice by slice (rematerialisation).
-
-    Args:
-        function: Maps parameters and arrays with one row per image to arrays with one row per
-            image. Each row of the result may depend on the parameters and its own image only.
-        mesh: The devices.
-        count: Number of slices.
-
-    Returns:
-        The same function of all images, for use inside `jax.jit`; every device holds its result.
     """
 
     def in_slices(params: PyTree, *images: PyTree) -> PyTree:

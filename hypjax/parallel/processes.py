@@ -127,11 +127,8 @@ def from_first(make: Callable[[], Any]) -> Any:
 def arrays_from_first(make: Callable[[], PyTree | None], like: PyTree) -> PyTree | None:
     """Calls a function in the first process and broadcasts its arrays, or None, to all.
 
-    With several processes, the result is on the host.
-
-    Args:
-        make: Returns a tree of arrays, or None; called in the first process only.
-        like: Arrays or `jax.ShapeDtypeStruct`s of the same structure, shapes and dtypes.
+    `like` holds arrays or `jax.ShapeDtypeStruct`s of the same structure, shapes and dtypes. With
+    several processes, the result is on the host.
     """
     if jax.process_count() == 1:
         return make()
@@ -168,11 +165,7 @@ def gather_rows(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def require_same(facts: dict[str, Any]) -> None:
-    """Raises an error if JSON values differ between the processes.
-
-    Raises:
-        UserError: This process differs from the first one.
-    """
+    """Raises an error in a process whose JSON values differ from those of the first one."""
     if jax.process_count() == 1:
         return
     for name, expected in from_first(lambda: facts).items():

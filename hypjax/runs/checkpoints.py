@@ -67,13 +67,7 @@ def _json_checksum(facts: Mapping[str, Any]) -> int:
 
 
 class Restored(NamedTuple):
-    """A checkpoint that was read.
-
-    Attributes:
-        step: Number of steps done when it was saved.
-        trees: The requested trees, in the order of the request.
-        record: The JSON values saved with them.
-    """
+    """A checkpoint that was read: its trees in the order of the request, and its JSON values."""
 
     step: int
     trees: tuple[PyTree, ...]
@@ -88,15 +82,7 @@ class Checkpoints:
     """
 
     def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
-        """Opens a folder of checkpoints, and creates it if it does not exist.
-
-        Args:
-            path: The folder.
-            read_only: Whether to change nothing in the folder.
-
-        Raises:
-            UserError: The folder cannot be created.
-        """
+        """Opens a folder of checkpoints; creates it, unless nothing in it may be changed."""
         _silence_orbax()
         self._path = path
         self._read_only = read_only
@@ -146,11 +132,8 @@ class Checkpoints:
     ) -> None:
         """Starts to save a checkpoint; once it is complete, superseded ones are deleted.
 
-        Args:
-            step: Number of steps done.
-            record: JSON values to save with the arrays.
-            score: Validation score, higher is better; None if it was not measured.
-            **trees: Trees of arrays, by name.
+        The record holds JSON values. The validation score, higher is better, is None if it was not
+        measured.
         """
         self.wait()
         facts = {
@@ -219,14 +202,9 @@ class Checkpoints:
     def restore_latest(self, **like: PyTree) -> Restored | None:
         """Reads the latest checkpoint that is not damaged, or returns None if there is none at all.
 
-        Damaged ones are reported and, unless the folder is read-only, moved out of it.
-
-        Args:
-            **like: Trees of the same structure, shapes and dtypes, of arrays or
-                `jax.ShapeDtypeStruct`s.
-
-        Raises:
-            UserError: All checkpoints are damaged; they are left where they are.
+        Trees are like those given, whose leaves may be `jax.ShapeDtypeStruct`s. Damaged checkpoints
+        are reported and, unless the folder is read-only, moved out of it. If all are damaged, that
+        is an error, and they are left where they are.
         """
         damaged = {}
         for step in reversed(self.steps):
@@ -249,17 +227,10 @@ class Checkpoints:
         return None
 
     def restore(self, step: int, **like: PyTree) -> Restored:
-        """Reads trees of one checkpoint.
+        """Reads trees of one checkpoint; raises `DamagedError` if they are not what was saved.
 
         Arrays are read to the host first, since they may have been saved on other devices. They are
         returned uncommitted, like new ones: committed arrays would compile a second train step.
-
-        Args:
-            step: The checkpoint's step.
-            **like: See `restore_latest`.
-
-        Raises:
-            DamagedError: It cannot be read, or differs from what was saved.
         """
         host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}
@@ -414,11 +385,7 @@ class SharedCheckpoints:
     """
 
     def __init__(self, open_checkpoints: Callable[[], Checkpoints]) -> None:
-        """Opens the checkpoints by a function that is called in the first process only.
-
-        Raises:
-            UserError: The folder cannot be opened.
-        """
+        """Opens the checkpoints by a function that is called in the first process only."""
         self._local = open_checkpoints() if processes.is_first() else None
 
     @property

@@ -50,12 +50,7 @@ _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the d
 
 
 class LocalFolder(contextlib.AbstractContextManager):
-    """The folder of a run on this machine, with the interface of `CloudCopy`.
-
-    Attributes:
-        folder: The folder.
-        location: Its absolute path, for messages.
-    """
+    """The folder of a run on this machine, with the interface of `CloudCopy`."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         """Takes a folder, which may not exist yet."""
@@ -69,20 +64,12 @@ class LocalFolder(contextlib.AbstractContextManager):
 class CloudCopy:
     """The local folder of a run in the cloud; as a context manager it uploads what is new.
 
-    Attributes:
-        folder: The local folder in which the run is executed.
-        location: The URL without its secrets, for messages.
+    `folder` is the local folder in which the run is executed, and `location` the URL without its
+    secrets.
     """
 
     def __init__(self, url: str) -> None:
-        """Synchronises the local folder and the cloud's copy.
-
-        Args:
-            url: The run's folder in the cloud, which may not exist yet.
-
-        Raises:
-            UserError: Another process uses the local folder, or the storage cannot be reached.
-        """
+        """Synchronises the local folder and the cloud's copy, which may not exist yet."""
         self.location = redacted(url.rstrip("/"))
         self.folder = local_folder(url)
         self._ending = threading.Event()
@@ -163,11 +150,7 @@ class CloudCopy:
             self._write_state()
 
     def __enter__(self) -> Self:
-        """Becomes the writer of the cloud's copy and starts to upload; the folder must be locked.
-
-        Raises:
-            UserError: The storage cannot be written.
-        """
+        """Becomes the writer of the cloud's copy and starts to upload into it."""
         who = f"process {os.getpid()} on {socket.gethostname()}"
         with self._errors_explained():
             self._write_state()
@@ -177,11 +160,7 @@ class CloudCopy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *args: object) -> None:
-        """Uploads what is left.
-
-        Raises:
-            UserError: The upload failed, and no other exception is being handled.
-        """
+        """Uploads what is left; a failure is an error unless another one is being handled."""
         self._ending.set()
         self._thread.join()
         try:
@@ -313,15 +292,7 @@ def _link(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def open_folder(workdir: str | pathlib.Path) -> LocalFolder | CloudCopy:
-    """Opens a run's folder, which may be in the cloud, for writing.
-
-    Args:
-        workdir: A folder or a URL.
-
-    Raises:
-        UserError: Another process on this machine uses the URL, or its storage cannot be reached
-            or ends with this process.
-    """
+    """Opens a run's folder, or the copy of one at a URL, for writing."""
     if is_url(workdir) and str(workdir).startswith("memory:"):
         raise UserError(f"{workdir} ends with this process; name another --workdir")
     return CloudCopy(workdir) if is_url(workdir) else LocalFolder(pathlib.Path(workdir))
@@ -331,15 +302,9 @@ def open_folder(workdir: str | pathlib.Path) -> LocalFolder | CloudCopy:
 def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[pathlib.Path]:
     """Opens a run for reading its models; what lies elsewhere is downloaded first.
 
-    Args:
-        workdir: A folder, a URL, or a published model on the hub, hf://OWNER/NAME.
-        training: Whether to read what only training needs, too, such as the objective's parameters.
-
-    Yields:
-        The local folder. A downloaded copy is locked for this process during the body.
-
-    Raises:
-        UserError: The storage cannot be reached, or the URL holds no run.
+    A run is a folder, a URL, or a published model on the hub, hf://OWNER/NAME. What only training
+    needs, such as the objective's parameters, is left out unless it is asked for. A downloaded copy
+    is locked for this process during the body.
     """
     if hub.is_repository(workdir):
         folder = hub.download(workdir, _PUBLISHED)

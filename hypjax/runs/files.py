@@ -107,11 +107,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any] | None:
-    """Reads an object from a JSON file of a run; None if there is no file.
-
-    Raises:
-        UserError: The file cannot be read, or holds something else.
-    """
+    """Reads an object from a JSON file of a run; None if there is no file."""
     try:
         if path.exists() and not path.is_file():
             raise UserError(f"cannot read {path} (it is no file)")
@@ -146,11 +142,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_published(folder: pathlib.Path) -> bool:
-    """Whether a folder holds a published model; ends its replacement if that was interrupted.
-
-    Raises:
-        UserError: The replacement cannot be ended.
-    """
+    """Whether a folder holds a published model; ends its replacement if that was interrupted."""
     path = folder / PUBLISHED
     finish_replacing(path, lambda: stale_files(folder))
     return path.exists()
@@ -163,11 +155,7 @@ def stale_files(folder: pathlib.Path) -> set[str]:
 
 
 def require_published(folder: pathlib.Path) -> None:
-    """Checks a published model's files against their hashes, which older ones do not have.
-
-    Raises:
-        UserError: A file is missing, or is not the one with which hypjax.json was written.
-    """
+    """Checks a published model's files against their hashes, which older ones do not have."""
     hashes = (read_object(folder / PUBLISHED) or {}).get("files", {})
     if not isinstance(hashes, dict):
         raise damaged(folder / PUBLISHED, "files is no object")
@@ -190,11 +178,7 @@ def require_published(folder: pathlib.Path) -> None:
 
 
 def read_results(path: pathlib.Path) -> dict[str, Any] | None:
-    """Reads a run's results.json; None if there is none.
-
-    Raises:
-        UserError: It cannot be read, or does not hold results.
-    """
+    """Reads a run's results.json; None if there is none."""
     if is_published(path.parent):
         require_published(path.parent)
     results = read_object(path)

@@ -1,7 +1,7 @@
 """Published results, to compare a run's own with.
 
-`published.csv` holds what papers report for the methods in `hypjax.config.recipes`. A method is
-named like the variant that trains it, and by the fields that it changes.
+`published.csv` holds what papers report, with the run of `configs/` that repeats it and the fields
+that this run changes.
 
 - Hyp-ViT (Ermolov et al., CVPR 2022): Tables 1 (δ-hyperbolicity), 2 (heads), 3 (encoders), 4
   (patches of 8×8 pixels) and 5 (ablations). Heads are compared in their space, encoders by cosine.
@@ -22,43 +22,18 @@ named like the variant that trains it, and by the fields that it changes.
 import csv
 import functools
 import importlib.resources
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from hypjax.config import flatten, hier, irt, irt_objects
-from hypjax.config.recipes import MIX_WEIGHTS, SHORTER_SIDES, Variant, hyp_vit, names_weights
+from hypjax.config import flatten, override, read_config
+from hypjax.config.reading import PACKAGED
 from hypjax.objectives import unused_fields
 from hypjax.objectives.base import GROUPED
 
 _TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # Of papers; the rest is IRT.
-_SPELLED = {
-    "hyp": "Hyp",
-    "sph": "Sph",
-    "mix": "HypMix",
-    "hier": "HIER",
-    "irt": "IRT",
-    **{kind: kind.upper() for kind in "olr"},  # Of IRT.
-    "vit": "ViT",
-    "deit": "DeiT",
-    "dino": "DINO",
-    "resnet50": "ResNet50",
-    **{size: size.upper() for size in ("s", "b", "r50", "r101")},
-    "gem": "GeM",
-    "rmac": "R-MAC",
-}
-_CONVOLUTIONAL = {"r50": "resnet50", "r101": "resnet101"}
-_CHANGES = {  # Fields by their names in methods.
-    "batch_size": ["train.batch_size"],
-    "c": ["objective.c"],
-    "head_dim": ["model.head_dim"],
-    "lambda": ["objective.koleo_weight"],
-    "margin": ["objective.margin"],
-    "pca": ["eval.pca.encoder"],
-    "pooling": ["model.pooling", "model.eval_pooling"],
-    "temperature": ["objective.temperature"],
-}
 # Fields in which a run and the recipe of a method are equal, besides the space: of every paper;
 # then of each one, whether it is trained or not; and if it is. Batch size, steps and optimiser may
 # differ: the comparison shows their effect.
@@ -90,14 +65,17 @@ class _Row(NamedTuple):
     paper: str
     table: str
     method: str
+    state: str  # Trained, or pretrained; some of the latter name no loss.
     part: str
     dim: str
     dataset: str
+    run: str  # Configuration file and variant.
+    fields: str  # Those that set the method apart from the run's variant.
 
-    @property
-    def pretrained(self) -> bool:
-        """Whether the row reports an encoder before training; some of these name no loss."""
-        return self.method.startswith(("pretrained-", "irt-o-")) or "-" not in self.method
+    def __str__(self) -> str:
+        """Names the row, as in 'Hyp-ViT, Table 3, pretrained DINO, 384-d'."""
+        table = f"Table {self.table}" if self.table.isdigit() else f"{self.table} table"
+        return f"{_TITLES.get(self.paper, 'IRT')}, {table}, {self.method}, {self.dim}-d"
 
 
 def published_delta(config: ConfigDict) -> float | None:
@@ -105,7 +83,7 @@ def published_delta(config: ConfigDict) -> float | None:
 
     It belongs to the same encoder, weights, views and pixel scaling.
     """
-    rows = (_scores()[row] for row in _find(config, "encoder", pretrained=True))
+    rows = (_scores()[row] for row in _find(config, "encoder", "pretrained"))
     return next((scores["relative_delta"] for scores in rows if "relative_delta" in scores), None)
 
 
@@ -139,20 +117,10 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
     for state in ("pretrained", "untrained", trained):
         whose = "best" if state == "best" else "ours"
         for part, ours in results.get(state, {}).items():
-            for row in _find(config, part, pretrained=state != trained):
+            for row in _find(config, part, "trained" if state == trained else "pretrained"):
                 if differences := list(_differences(_scores()[row], ours, whose)):
-                    lines.append(f"published ({_place(row)}): {', '.join(differences)}")
+                    lines.append(f"published ({row}): {', '.join(differences)}")
     return "\n".join(lines)
-
-
-def _place(row: _Row) -> str:
-    """'Hyp-ViT, Table 3, pretrained DINO, 384-d'."""
-    table = f"Table {row.table}" if row.table.isdigit() else f"{row.table} table"
-    name, _, change = row.method.partition(" ")
-    spelled = "-".join(_SPELLED.get(word, word) for word in name.split("-"))
-    method = f"{spelled} {change}".strip().replace("pretrained-", "pretrained ")
-    whose = " (Radenovic et al.)" if name.partition("-")[0] in _CONVOLUTIONAL else ""
-    return f"{_TITLES.get(row.paper, 'IRT')}, {table}, {method}{whose}, {row.dim}-d"
 
 
 def _differences(
@@ -165,13 +133,13 @@ def _differences(
             yield f"{name.replace('recall', 'R')} {100 * value:.1f} ({whose} {points:+.1f})"
 
 
-def _find(config: ConfigDict, part: str, *, pretrained: bool) -> list[_Row]:
+def _find(config: ConfigDict, part: str, state: str) -> list[_Row]:
     """The rows whose recipe is a run's. A row for its batch size replaces that for any."""
     ours = flatten(config)
     found = [
         row
         for row in _scores()
-        if (row.part, row.pretrained) == (part, pretrained)
+        if (row.part, row.state) == (part, state)
         and (row.dataset == config.data.name or row.paper == "irt-objects")
         and all(_equal(row, field, ours, value) for field, value in _expected(row).items())
     ]
@@ -183,20 +151,30 @@ def _find(config: ConfigDict, part: str, *, pretrained: bool) -> list[_Row]:
 def _equal(row: _Row, field: str, ours: Mapping[str, Any], value: Any) -> bool:
     own = ours.get(field)
     if field == "model.weights":
-        return names_weights(value, own or "")
+        return _names_weights(value, own or "")
     if field.startswith("eval.spaces"):
         by_cosine = row.paper.startswith("irt") and own[0] == "objective"
         return value[0] == (ours["objective.space"] if by_cosine else own[0])
     return own == value
 
 
+def _names_weights(weights: str, place: str) -> bool:
+    """Whether a hub name or a file path, `model.weights`, names these weights of timm."""
+    path = pathlib.PurePath(place)
+    if place.removeprefix("hf-hub:") in (weights, f"timm/{weights}"):
+        return True
+    cached = path.name == "model.safetensors" and f"models--timm--{weights}" in path.parts
+    return cached or path.name in {weights + ending for ending in (".safetensors", ".npz", ".pth")}
+
+
 @functools.cache
 def _expected(row: _Row) -> dict[str, Any]:
     """The fields that make a row's method, with their values."""
-    recipe = _recipe(row)
+    changes = row.fields.split()
+    recipe = override(read_config(f"{PACKAGED}/{row.run}"), changes)
     always, trained = _FIELDS[row.paper]
     paths = f"{_EMBEDDING} {always} eval.spaces.{row.part}"
-    paths = (paths if row.pretrained else f"{paths} {trained} objective").split()
+    paths = (f"{paths} {trained} objective" if row.state == "trained" else paths).split()
     ignored = {f"objective.{field}" for field in _RATES}
     if row.paper not in ("irt", "irt-studies"):
         ignored |= {f"objective.{field}" for field in unused_fields(recipe.objective)}
@@ -204,47 +182,12 @@ def _expected(row: _Row) -> dict[str, Any]:
         ignored.add("train.samples_per_class")
     if "relative_delta" in _scores()[row]:  # However embeddings are compared.
         paths = [path for path in paths if not path.startswith("eval.") or path == "eval.scales"]
-    values = flatten(recipe)
-    for change in row.method.split()[1:]:
-        name, _, value = change.partition("=")
-        for field in _CHANGES[name]:
-            values[field] = value if name == "pooling" else float(value)
-            paths.append(field)
+    paths += [change.partition("=")[0] for change in changes]
     return {
         field: value
-        for field, value in values.items()
+        for field, value in flatten(recipe).items()
         if field not in ignored and any(f"{field}.".startswith(f"{path}.") for path in paths)
     }
-
-
-def _recipe(row: _Row) -> ConfigDict:
-    """The configuration that trains a row's method, but for what the method changes."""
-    method = row.method.partition(" ")[0]
-    name, _, rest = method.partition("-")
-    if name in _CONVOLUTIONAL:
-        config = irt_objects.recipe("irt-l-deit-s")
-        config.model.architecture = _CONVOLUTIONAL[name]
-        config.model.weights = f"{_CONVOLUTIONAL[name]}.tv_in1k"
-        pooling, _, size = rest.partition("-")
-        config.model.pooling = config.model.eval_pooling = pooling
-        config.data.image_size = config.data.resize = int(size)
-        return config
-    if row.paper == "irt-objects":
-        return irt_objects.recipe(method)
-    space, encoder = ("hyp", rest or name) if row.pretrained else (name, rest)
-    if row.paper.startswith("irt"):  # 'irt-r-deit', or 'irt-deit' in the study of margin and λ.
-        space, encoder = (method[:5], method[6:]) if rest != "deit" else ("irt-r", rest)
-    variant = Variant(method, space, encoder, released=False)
-    config = hyp_vit(variant)
-    config.data.name = row.dataset
-    config.data.resize = SHORTER_SIDES.get(row.dataset, config.data.resize)
-    if space == "mix":
-        config.objective.ball_weight = MIX_WEIGHTS[row.dataset]
-    if row.paper == "hier":
-        hier.use(config, variant)
-    elif row.paper.startswith("irt"):
-        irt.use(config, variant)
-    return config
 
 
 @functools.cache

@@ -45,9 +45,6 @@ def format_results(results: Mapping[str, Recalls]) -> str:
     """Returns a table with one row for each state of the model and each of its embeddings.
 
     Scores by judgements have rows of their own for each dataset and level, in a table below.
-
-    Args:
-        results: {"untrained": {"head": {"recall@1": ...}, "encoder": ...}, "final": ...}.
     """
     rows: dict[bool, dict[tuple[str, ...], dict[str, float]]] = {False: {}, True: {}}
     for state, parts in results.items():

@@ -49,9 +49,6 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
 
     Fields that were added since get their defaults. So do those of `config.run` in a published
     model: how it is executed is this machine's choice.
-
-    Raises:
-        UserError: The folder holds no run, or a run that this version cannot read.
     """
     path = _config_path(workdir)
     saved = read_object(path)
@@ -87,11 +84,7 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
 
 
 def read_run_config(workdir: str | pathlib.Path) -> ConfigDict:
-    """Reads the configuration of a run in a folder, at a URL or on the hub.
-
-    Raises:
-        UserError: There is no run.
-    """
+    """Reads the configuration of a run in a folder, at a URL or on the hub."""
     with reading(workdir) as folder:
         return saved_config(folder)
 
@@ -109,11 +102,7 @@ def _config_path(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
-    """Hash of the images of the run in a folder; None if it is not known.
-
-    Raises:
-        UserError: The configuration in the folder cannot be read.
-    """
+    """Hash of the images of the run in a folder; None if it is not known."""
     circumstances = (read_object(_config_path(workdir)) or {}).get("circumstances")
     images = circumstances.get("images") if isinstance(circumstances, dict) else None
     return images if isinstance(images, str) else None
@@ -138,9 +127,6 @@ class Workdir:
         """Opens a run's folder, which need not exist; writes nothing yet.
 
         The fields with the compared prefixes must equal those of the run in the folder.
-
-        Raises:
-            UserError: The folder belongs to a run with another configuration, or is damaged.
         """
         self.path = path.absolute()
         self._config = config
@@ -190,14 +176,7 @@ class Workdir:
         return {field: began[field] for field in unset if field in began}
 
     def require(self, circumstances: Mapping[str, str]) -> None:
-        """Raises an error if the run was started with other images or another precision.
-
-        Args:
-            circumstances: {"images": fingerprint, "precision": dtype}, or one of the two.
-
-        Raises:
-            UserError: One of them differs.
-        """
+        """Refuses other images or another precision than those with which the run began."""
         saved = (self._saved or {}).get("circumstances", {})
         changed = [name for name in circumstances if circumstances[name] != saved.get(name)]
         if saved and "images" in changed:
@@ -218,14 +197,8 @@ class Workdir:
     ) -> Iterator[None]:
         """Locks the folder for this process during the body, and writes the configuration.
 
-        Args:
-            circumstances: What must not change between resumes besides the configuration, see
-                `require`.
-            filled: The configuration with the fields filled in that fit the images.
-
-        Raises:
-            UserError: The folder cannot be written, another process uses it, or the circumstances
-                have changed.
+        The circumstances, see `require`, must not change between resumes, either. In the filled
+        configuration, fields that fit the images have their values.
         """
         with claimed_or_refused(self.path):
             self._require_same_identity()
@@ -271,11 +244,7 @@ class Workdir:
         return read_results(self.path / RESULTS)
 
     def write_results(self, results: dict[str, Any]) -> None:
-        """Writes results.json, which marks the run as finished.
-
-        Raises:
-            UserError: The file cannot be written.
-        """
+        """Writes results.json, which marks the run as finished."""
         try:
             if not (self.path / CONFIG).exists():
                 self._write_start()
@@ -303,18 +272,11 @@ class Workdir:
 class SharedRun:
     """The folder of a run, possibly in cloud storage. All processes call each method at once.
 
-    Attributes:
-        path: The folder on this machine.
-        location: The folder or its URL, for messages.
+    `path` is the folder on this machine, and `location` the folder or its URL, for messages.
     """
 
     def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
-        """Opens the folder, or the copy of a URL; nothing is written yet.
-
-        Raises:
-            UserError: The folder holds a run with another configuration, is damaged or in use, or
-                its storage cannot be reached.
-        """
+        """Opens the folder, or the copy of a URL; nothing is written yet."""
         self._first, self._config = processes.is_first(), config
         self._storage = open_folder(workdir) if self._first else LocalFolder(pathlib.Path(workdir))
         compared = ("",) if self._first else ()
@@ -343,8 +305,7 @@ class SharedRun:
     ) -> Iterator[SharedCheckpoints]:
         """Claims the folder as `Workdir.claimed` does, and yields the run's checkpoints.
 
-        Raises:
-            UserError: As there, or the last copy to the cloud failed.
+        The end raises a `UserError` if the last copy to the cloud failed.
         """
         lock = self._folder.claimed(circumstances, filled) if self._first else None
         with (
@@ -356,11 +317,7 @@ class SharedRun:
             yield checkpoints
 
     def require_last_state(self, checkpoints: SharedCheckpoints, total: int) -> None:
-        """Waits until the state after the last step, number `total`, is saved.
-
-        Raises:
-            UserError: It could not be saved.
-        """
+        """Waits until the state after the last step is saved, or refuses to go on."""
         checkpoints.wait()
         steps, folder = checkpoints.steps, self.path / CHECKPOINTS / str(total)
         if not processes.from_first(lambda: total in steps and folder.is_dir()):

@@ -17,8 +17,7 @@ from hypjax.system import console
 def is_url(location: str | pathlib.Path) -> bool:
     """Whether a location is a URL and not a path on this machine.
 
-    Raises:
-        UserError: It looks like a URL, but lacks the scheme or the rest.
+    What looks like a URL, but lacks the scheme or the rest, is a `UserError`.
     """
     if not isinstance(location, str) or "://" not in location:
         return False
@@ -45,10 +44,8 @@ class Stored(NamedTuple):
 class CloudFolder:
     """The files below a URL, addressed by their paths relative to it.
 
-    Drivers raise errors of many types: callers must treat any `Exception` as a failure.
-
-    Attributes:
-        url: The folder's URL, without its secrets and a trailing slash.
+    Drivers raise errors of many types: callers must treat any `Exception` as a failure. `url` is
+    the folder's, without its secrets and a trailing slash.
     """
 
     def __init__(self, url: str) -> None:

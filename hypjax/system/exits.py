@@ -51,11 +51,7 @@ def end_with_parent() -> None:
 
 
 class Interrupt:
-    """Whether a signal has arrived.
-
-    Attributes:
-        status: Exit status for the signal that arrived, or 0.
-    """
+    """Whether a signal has arrived, and the exit status for it, or 0."""
 
     status = 0
 

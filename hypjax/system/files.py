@@ -70,15 +70,8 @@ def replacing_together(
 
     One renaming of the folder decides: a process that is killed before it leaves the old files, and
     after it the new ones, which `finish_replacing` moves to their places. Several processes may do
-    so at once: the last one counts.
-
-    Args:
-        path: Names the files; one of them.
-        stale: Lists the files that the new ones make obsolete, relative to the folder of `path`,
-            once these are in their places.
-
-    Raises:
-        OSError: The files cannot be written.
+    so at once: the last one counts. The path is one of the files, and names them; `stale` lists
+    those that the new ones make obsolete, once these are in their places.
     """
     staged = path.with_name(f".{path.name}.{os.urandom(4).hex()}.unfinished")
     with contextlib.ExitStack() as stack:
@@ -100,11 +93,7 @@ def replacing_together(
 
 
 def finish_replacing(path: pathlib.Path, stale: Callable[[], Iterable[str]] = tuple) -> None:
-    """Ends what a process began that was killed in `replacing_together`; waits for one that lives.
-
-    Raises:
-        UserError: The files cannot be moved.
-    """
+    """Ends what a killed process began in `replacing_together`; waits for one that lives."""
     if os.path.lexists(_pending(path)):
         try:
             with locked(path.parent):
@@ -120,9 +109,6 @@ def read_together(path: pathlib.Path, files: Sequence[pathlib.Path], read: Calla
     """Reads files that `replacing_together` replaces, again if they were replaced meanwhile.
 
     The path is one of them and names them.
-
-    Raises:
-        UserError: They cannot be read.
     """
 
     def unchanged() -> bool:
@@ -182,8 +168,7 @@ def _version(path: pathlib.Path) -> tuple[int, int] | None:
 def locked(folder: pathlib.Path, flags: int = 0) -> Iterator[None]:
     """Locks a folder for this process during the body, if the file system has locks.
 
-    Raises:
-        OSError: It cannot be opened or, with LOCK_NB in the flags, not be locked at once.
+    With LOCK_NB in the flags, an `OSError` says that it cannot be locked at once.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -240,11 +225,7 @@ def sync_all(folder: pathlib.Path) -> None:
 
 
 def checksums(path: pathlib.Path) -> list[int]:
-    """CRC-32 of each 16 MB of a file.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """CRC-32 of each 16 MB of a file."""
 
     def of(start: int) -> int:
         with path.open("rb") as file:
@@ -258,13 +239,10 @@ def checksums(path: pathlib.Path) -> list[int]:
 def read_npz(path: pathlib.Path, most_bytes: float = math.inf) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz file, without executing anything in it.
 
-    Args:
-        path: The file.
-        most_bytes: Largest size of all arrays, which compression can hide.
-
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is damaged, too large, or holds something else than plain arrays.
+        ValueError: It is damaged, larger than `most_bytes`, which compression can hide, or holds
+            something else than plain arrays.
     """
     try:
         with zipfile.ZipFile(path) as archive:

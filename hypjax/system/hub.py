@@ -16,11 +16,7 @@ class UnreachableError(Exception):
 
 
 def is_repository(location: str | pathlib.Path) -> bool:
-    """Whether a location is a repository, hf://OWNER/NAME.
-
-    Raises:
-        UserError: It has this scheme, but names no repository.
-    """
+    """Whether a location is a repository, hf://OWNER/NAME; one of this scheme must be."""
     if not isinstance(location, str) or not location.startswith(SCHEME):
         return False
     if not is_name(location.removeprefix(SCHEME)):
@@ -41,17 +37,9 @@ def is_name(text: str) -> bool:
 
 
 def download(location: str, files: Sequence[str]) -> pathlib.Path:
-    """Downloads files of a repository, unless they are in the hub's cache (HF_HOME).
+    """Downloads files of a repository by patterns, unless they are in the hub's cache (HF_HOME).
 
-    Args:
-        location: hf://OWNER/NAME.
-        files: Patterns of the files' names.
-
-    Returns:
-        The folder that holds them. If the hub cannot be reached, some may be missing.
-
-    Raises:
-        UserError: There is no such repository, or it cannot be reached.
+    Returns the folder that holds them. If the hub cannot be reached, some may be missing.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -106,18 +94,8 @@ def upload(
 ) -> str:
     """Uploads files to a repository in one commit; the repository is created if it does not exist.
 
-    Args:
-        folder: Folder of the files.
-        files: Relative paths of the files to upload.
-        name: OWNER/NAME.
-        private: Whether a repository that is created is private.
-        owned: Whether another file of the repository, by its path, is removed in the same commit.
-
-    Returns:
-        The repository's address on the web.
-
-    Raises:
-        UserError: There is no token that may write to it, or the hub cannot be reached.
+    The same commit removes other files that are `owned`. Returns the repository's address on the
+    web.
     """
     import huggingface_hub
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, errors

@@ -21,9 +21,6 @@ def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
     The folder is created if it does not exist. The operating system releases the lock when the
     process ends, for whatever reason. If the body fails and leaves nothing in the folder, the lock
     is removed, too, with the folders created here. The purpose is shown while waiting.
-
-    Raises:
-        OSError: The folder cannot be written.
     """
     folder = folder.absolute()
     created = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -68,11 +65,7 @@ def _warn_without_locks(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def claimed_or_refused(folder: pathlib.Path) -> Iterator[None]:
-    """Locks a run's folder, which is created, during the body; does not wait for a process.
-
-    Raises:
-        UserError: Another process holds the lock, or the folder cannot be written.
-    """
+    """Locks a run's folder, which is created, during the body; does not wait for a process."""
     try:
         lock = _opened(folder)
     except OSError as error:

@@ -48,10 +48,9 @@ def memory_explained(remedy: str) -> Iterator[None]:
 
 
 def require_memory(program: "Compiled", mesh: "Mesh", remedy: str) -> None:
-    """Checks that a compiled program fits into the free memory of its devices, where it is known.
+    """Refuses a program that does not fit into the free memory of its devices, where it is known.
 
-    Raises:
-        UserError: It does not fit; the remedy is what to lower.
+    The remedy is what to lower.
     """
     needed, available = program.memory_analysis(), free_memory(mesh)
     if None not in (needed, available) and needed.temp_size_in_bytes > available:
@@ -91,11 +90,7 @@ def memory_peaks() -> dict[str, int]:
 
 
 def describe(seed: int) -> dict[str, Any]:
-    """Describes this process, its machine and its packages, as JSON.
-
-    Args:
-        seed: Seed of the run, which is included.
-    """
+    """Describes this process with its seed, its machine and its packages, as JSON."""
     import jax
 
     devices = jax.devices()

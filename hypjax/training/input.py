@@ -30,12 +30,8 @@ from hypjax.types import Batch, Workers
 class Input:
     """The images of a run, from which batches are made.
 
-    Attributes:
-        setup: The run.
-        workers: What decodes images.
-        features: The encoder's embeddings of all training images, if they are cached.
-        store: The images in device memory, from which steps cut their crops, if there is that
-            cache.
+    Features are the encoder's embeddings of all training images, the store holds the images in
+    device memory, from which steps cut their crops; each is None without that cache.
     """
 
     setup: Setup
@@ -44,11 +40,7 @@ class Input:
     store: Store | None = None
 
     def batches(self, steps: range, plans: Plans) -> Generator[Batch, None, None]:
-        """Opens the batches of some steps, counted from 0; close them to end the workers.
-
-        Raises:
-            UserError: An image cannot be read, when its batch is taken.
-        """
+        """Opens the batches of some steps, counted from 0; close them to end the workers."""
         setup, learner = self.setup, self.setup.learner
         slices = parallel.slices(plans.batch_size, learner.mesh, learner.microbatch)
         rows = parallel.local_rows(learner.mesh, slices.rows)
@@ -61,11 +53,7 @@ class Input:
 
 
 def open_input(setup: Setup, steps: range, workers: Workers, params: PyTree) -> Input:
-    """Fills the caches of a run, unless no step remains.
-
-    Raises:
-        UserError: An image cannot be read.
-    """
+    """Fills the caches of a run, unless no step remains."""
     learner = setup.learner
     if not steps:
         return Input(setup, workers)
@@ -102,11 +90,7 @@ def _feature_batches(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Miner:
-    """Draws pairs and a pool, embeds them under the test view, and finds each anchor's negatives.
-
-    Attributes:
-        setup: The run, whose plans are tuples.
-    """
+    """Draws pairs and a pool, embeds them under the test view, finds each anchor's negatives."""
 
     setup: Setup
 
@@ -120,14 +104,9 @@ class Miner:
     ) -> tuple[Int[np.ndarray, "tuples size"], dict[str, float]]:
         """Mines the tuples of an epoch, counted from 0.
 
-        Returns:
-            Positions of each tuple's images in the training set: anchor, positive, negatives; and
-            mean lengths between anchors and positives, mined negatives, and random images, as the
-            loss measures them.
-
-        Raises:
-            UserError: An image cannot be read, the device's memory does not suffice, or the pool
-                has too few classes.
+        Their images are positions in the training set: anchor, positive, negatives. Beside them are
+        mean lengths between anchors and positives, mined negatives, and random images, as the loss
+        measures them.
         """
         plans, space = self.plans, self.setup.learner.objective.space
         pairs, pool = plans.candidates(epoch)
@@ -183,11 +162,7 @@ class Feed:
         self._end = steps.start  # First step whose batch is not in the open generator.
 
     def next(self, state: TrainState, step: int) -> tuple[TrainState, Batch]:
-        """The state with the tuples of the step's epoch, and the step's batch.
-
-        Raises:
-            UserError: An image cannot be read, or tuples cannot be mined.
-        """
+        """The state with the tuples of the step's epoch, and the step's batch."""
         if step == self._end:
             self.close()
             plans: Plans = self._source.setup.plans

@@ -16,23 +16,7 @@ from hypjax.types import View
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """A model with its objective, its optimiser, and the devices that share the work.
-
-    Attributes:
-        model: Encoder and head.
-        objective: Training objective.
-        optimizer: Optimiser of the trained parameters.
-        schedule: Learning rate at each step.
-        frozen: Names of the parameter groups that are not trained.
-        pixel_scaling: Mean and standard deviation of pixels, one number per channel each.
-        view: Size of the images.
-        mesh: Devices that share each batch.
-        microbatch: Most images embedded at once; 0 for the whole batch.
-        skip_nonfinite: Whether an update that is not finite is dropped.
-        cached_features: Whether batches hold embeddings of the frozen encoder instead of pixels.
-        drop_path: Rate of stochastic depth in the encoder's last block.
-        seed: Seed of the initial parameters and of the steps' random keys.
-    """
+    """A model with its objective, its optimiser, and the devices that share the work."""
 
     model: Embedder
     objective: Objective
@@ -52,16 +36,7 @@ class Learner:
 def build_learner(
     config: ConfigDict, mesh: Mesh | None = None, model: Embedder | None = None
 ) -> Learner:
-    """Builds the learner that a validated configuration describes.
-
-    Args:
-        config: The run's configuration.
-        mesh: Devices to use; by default those that `run.mesh` names.
-        model: The model, if it is built already.
-
-    Raises:
-        UserError: The model or the mesh cannot be built.
-    """
+    """Builds the learner that a validated configuration describes."""
     mesh = mesh or parallel.create_mesh(config.run.mesh)
     schedule = learning_rate(config.optim, config.train.total_steps)
     objective = create_objective(config)

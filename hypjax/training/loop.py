@@ -29,12 +29,6 @@ class Loop:
 
     A checkpoint is saved every `run.checkpoint_every` steps, whenever the validation score is the
     highest so far, after the last step, and when training has to stop.
-
-    Attributes:
-        setup: The run.
-        train_step: One step, jitted.
-        checkpoints: The run's checkpoints.
-        monitor: Watches every step.
     """
 
     setup: Setup
@@ -48,10 +42,7 @@ class Loop:
         return f"recall@{min(self.setup.config.eval.ks)}"
 
     def run(self, state: TrainState, measured: Measured, feed: Feed) -> tuple[TrainState, Measured]:
-        """Runs the steps that remain.
-
-        Returns:
-            The state after the last step, and the scores measured until then.
+        """Runs the steps that remain; returns the last state, and the scores measured until then.
 
         Raises:
             UserError: A loss is not finite, or an image can no longer be read.
@@ -122,11 +113,7 @@ class Loop:
         return measured
 
     def _stop(self, step: int, status: int) -> NoReturn:
-        """Ends training after an interrupt, with a status.
-
-        Raises:
-            Interrupted: Always.
-        """
+        """Ends training after an interrupt, with a status."""
         self.checkpoints.wait()
         if step in self.checkpoints.steps:
             message = f"step {step} is saved, and the same command resumes from there"

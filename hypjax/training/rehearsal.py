@@ -28,10 +28,7 @@ def rehearse(config: ConfigDict) -> None:
     """Opens the data and the weights, embeds a batch, runs a few steps and reports.
 
     Memory and expected time, evaluations included, are printed. No folder is created, and nothing
-    is saved but the caches.
-
-    Raises:
-        UserError: What the run itself would raise until then.
+    is saved but the caches. Raises what the run itself would raise until then.
     """
     setup = build(config)
     learner, config = setup.learner, setup.config

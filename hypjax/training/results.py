@@ -31,15 +31,9 @@ def collect_results(
     setup: Setup,
     folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """Scores the last model and the best one, and collects all scores of the run.
+    """Scores the last model and the best one, and collects what results.json holds.
 
     The best model is chosen on the validation classes alone; without them there is none.
-
-    Returns:
-        What results.json holds, see `train_and_evaluate`.
-
-    Raises:
-        UserError: A projection cannot be saved.
     """
     evaluator, splits = setup.evaluator, setup.splits
 

@@ -32,16 +32,9 @@ from hypjax.training.learner import Learner, build_learner
 
 
 class Setup(NamedTuple):
-    """What a configuration means.
+    """What a configuration means; all its fields are filled in.
 
-    Attributes:
-        config: The configuration, with all fields filled in.
-        learner: Model, objective, optimiser and devices.
-        spec: What the objective may need to know of the run.
-        splits: The images.
-        plans: The batches of all steps.
-        layout: Layout of the device cache, or None if the host crops images.
-        evaluator: Scores the model.
+    There is no layout if the host crops images.
     """
 
     config: ConfigDict
@@ -56,9 +49,7 @@ class Setup(NamedTuple):
 def build(config: ConfigDict) -> Setup:
     """Builds a run from its configuration; nothing is computed or written yet.
 
-    Raises:
-        UserError: The model, the objective, the images, the batches or the devices do not fit
-            together.
+    Raises a `UserError` if model, objective, images, batches and devices do not fit together.
     """
     mesh = parallel.create_mesh(config.run.mesh)
     # Before any image is read, so that an unknown model is reported at once.
@@ -102,11 +93,7 @@ def _with_pairs(train: Dataset) -> Dataset:
 
 
 def create_plans(config: ConfigDict, splits: Splits) -> Plans:
-    """The batches of a run.
-
-    Raises:
-        UserError: A batch asks for more classes, or more images, than there are.
-    """
+    """The batches of a run."""
     images, train = splits.train, config.train
     crop = TRAIN_VIEWS[config.data.train_view](config.data)
     common = (images.labels, crop.sizes(images.sizes), train.batch_size, crop, config.seed)
@@ -244,8 +231,7 @@ def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
 def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None) -> int:
     """Chooses the images per class: 4, or more if there are few classes with enough images.
 
-    Raises:
-        UserError: The set batch size cannot be divided among the classes.
+    A batch size that is set must be divisible among the classes.
     """
     batch = batch_size or _BATCH
     classes = max(min(len(sizes), batch // _SAMPLES), 2)

@@ -43,11 +43,7 @@ class Measured(NamedTuple):
 def begin(
     setup: Setup, checkpoints: SharedCheckpoints, pretrained: PyTree | None
 ) -> tuple[TrainState, Measured | None]:
-    """Restores the run's latest state and scores, or creates the first state.
-
-    Returns:
-        The state, and the scores measured so far; None before the first step.
-    """
+    """Restores the run's latest state and scores, or creates the first state, without scores."""
     config, learner = setup.config, setup.learner
     state = random_state(learner, setup.spec)
     describe(setup, parameters=sum(x.size for x in jax.tree.leaves(state.params)))
@@ -77,14 +73,9 @@ def random_state(learner: Learner, spec: Spec) -> TrainState:
 
 
 def starting_parameters(config: ConfigDict, learner: Learner) -> dict[str, PyTree] | None:
-    """The model's parameters that `model.weights` names, read by the first process.
+    """The parameters that `model.weights` names, read by the first process and sent to all.
 
-    Returns:
-        Those of the "encoder" and perhaps the "head", in all processes; None if the model starts
-        at random.
-
-    Raises:
-        UserError: There are no such weights, or they do not fit the model.
+    They are those of the "encoder" and perhaps the "head"; None if the model starts at random.
     """
     loaded = ("encoder", "head") if config.model.load_head else ("encoder",)
 

@@ -52,11 +52,7 @@ TrainStep = Callable[..., tuple[TrainState, Metrics]]
 
 
 def create_state(learner: Learner, spec: Spec) -> TrainState:
-    """The state before the first step, a function of the seed.
-
-    Raises:
-        ValueError: The objective names a group of parameters that it does not have.
-    """
+    """The state before the first step, a function of the seed."""
     model_key, objective_key = jax.random.split(jax.random.key(learner.seed))
     model_params = learner.model.init(model_key, example_images(learner.view))["params"]
     objective_params, objective_state = learner.objective.init(objective_key, spec)
@@ -78,11 +74,7 @@ def create_state(learner: Learner, spec: Spec) -> TrainState:
 
 
 def start_teacher(learner: Learner, params: PyTree) -> PyTree:
-    """The teacher before the first step: a copy of the model's trained parameters.
-
-    Returns:
-        The trained subtree of the model's parameters; None if the objective needs no teacher.
-    """
+    """The teacher before the first step: a copy of the model's trained parameters, or None."""
     if learner.objective.teacher_decay is None:
         return None
     trained, _ = optim.split_frozen(params, learner.frozen)

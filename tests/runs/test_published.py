@@ -11,14 +11,8 @@ ALONE = {"recall@1": 0.5, "roxford5k/medium/map": 0.5}
 EVERY = {"final": {"head": ALONE, "encoder": ALONE}}
 
 
-@pytest.fixture
-def load(repository):
-    def load(spec, *overrides):
-        name, _, variant = spec.partition(":")
-        colon = ":" if variant else ""
-        return load_config(f"{repository}/configs/{name}.py{colon}{variant}", overrides)
-
-    return load
+def load(spec, *overrides):
+    return load_config(spec, overrides)
 
 
 FIRST = [  # Run, part, its fields, and the first recall of the first paper with its row.
@@ -116,44 +110,21 @@ NONE = [  # Runs, and fields that set them apart from every row.
 ]
 
 
-def test_a_recipe_has_its_row_and_other_settings_have_none(load):
+def test_a_recipe_has_its_row_and_other_settings_have_none():
     for spec, part, overrides, first in FIRST:
-        row = published._find(load(spec, *overrides), part, pretrained=False)[0]
+        row = published._find(load(spec, *overrides), part, "trained")[0]
         assert published._scores()[row]["recall@1"] == pytest.approx(first), (spec, overrides)
     for spec, overrides in NONE:
         assert compare(EVERY, load(spec, *overrides)) == "", (spec, overrides)
 
 
-def test_table_1_tells_of_pretrained_encoders(load):
+def test_table_1_tells_of_pretrained_encoders():
     assert published_delta(load("cub:hyp-vit")) == 0.28
     assert published_delta(load("inshop:sph-dino", "eval.rerank=True")) == 0.318
     assert published_delta(load("glyphs")) is None
 
 
-FILES = {"cub200": "cub", "cars196": "cars", "sop": "sop", "inshop": "inshop"}
-
-
-def command(row):
-    """Variant and fields of the run that a row reports, as `docs/papers.md` lists them."""
-    base, _, change = row.method.partition(" ")
-    changes = [each.partition("=")[::2] for each in change.split()]
-    fields = [f"{name}={value}" for each, value in changes for name in published._CHANGES[each]]
-    if row.paper == "irt-objects" and base.startswith("r"):
-        depth, pooling, size = base.split("-")
-        name = {"r50": "resnet50", "r101": "resnet101"}[depth]
-        fields += [f"model.architecture={name}", f"model.weights={name}.tv_in1k"]
-        fields += [f"model.{name}={pooling}" for name in ("pooling", "eval_pooling")]
-        return "sfm:irt-l-deit-s", [*fields, f"data.image_size={size}", f"data.resize={size}"]
-    if row.paper == "irt-objects":
-        return f"sfm:{base}", fields
-    if row.paper.startswith("irt"):
-        base = {"irt-deit": "irt-r"}.get(base, base.replace("-deit", ""))
-    elif "-" not in base:  # Table 1.
-        base = f"hyp-{base}"
-    return f"{FILES[row.dataset]}:{base.replace('pretrained', 'hyp')}", fields
-
-
-def test_every_row_belongs_to_a_command(load):
+def test_every_row_belongs_to_a_command():
     rows = list(published._scores())
     count = lambda *papers: sum(row.paper in papers for row in rows)  # noqa: E731
     assert count("hyp-vit") == 4 * 3 + 4 * (6 + 6 + 3) + 2 + 2 * (5 + 3 + 3)  # Tables 1 to 5.
@@ -164,20 +135,17 @@ def test_every_row_belongs_to_a_command(load):
     assert count("irt", "irt-studies") == 3 * (2 + 1 + 2) + (5 * 5 - 1) + 3 * 4
     # Each for Oxford and Paris: Tables 3, 7 (IRT's and convolutional), 9, and λ from 0 to 5.
     assert count("irt-objects") == 2 * (3 + 6 + 12 + 4 + 6)
-    configs = {}
+    configs = {(row.run, row.fields): load(row.run, *row.fields.split()) for row in rows}
     for row in rows:
-        spec, fields = command(row)
-        if (key := (spec, *fields)) not in configs:
-            configs[key] = load(spec, *fields)
-        assert row in published._find(configs[key], row.part, pretrained=row.pretrained), row
+        assert row in published._find(configs[row.run, row.fields], row.part, row.state), row
 
 
-def test_further_spaces_of_a_part_have_no_rows(load):
+def test_further_spaces_of_a_part_have_no_rows():
     for spec in ("cub", "sop:irt-r"):
         assert compare({"final": {"head:poincare": {"recall@1": 0.5}}}, load(spec)) == ""
 
 
-def test_rows_of_irt_are_named(load):
+def test_rows_of_irt_are_named():
     results = {"final": {"encoder": {"recall@1": 0.84}, "head": {"recall@1": 0.84}}}
     assert compare(results, load("sop:irt-r")).splitlines() == [
         "published (IRT, Table 2, IRT-R-DeiT, 384-d): R@1 84.0 (ours +0.0)",
@@ -193,7 +161,7 @@ def test_rows_of_irt_are_named(load):
         )
 
 
-def test_differences_are_told_in_percentage_points(load):
+def test_differences_are_told_in_percentage_points():
     results = {
         "untrained": {"head": {"recall@1": 0.2}, "encoder": {"recall@1": 0.7076}},
         "final": {"head": {"recall@1": 0.79}, "encoder": HYP_DINO | {"recall@1": 0.805}},
@@ -214,7 +182,7 @@ def test_differences_are_told_in_percentage_points(load):
     ]
 
 
-def test_a_pretrained_encoder_and_an_ablation_are_named_as_such(load):
+def test_a_pretrained_encoder_and_an_ablation_are_named_as_such():
     results = {"pretrained": {"encoder": {"recall@1": 0.5}}}
     assert compare(results, load("cars:sph-deit")) == (
         "published (Hyp-ViT, Table 3, pretrained DeiT, 384-d): R@1 52.8 (ours -2.8)"
@@ -226,7 +194,7 @@ def test_a_pretrained_encoder_and_an_ablation_are_named_as_such(load):
     assert compare({"final": {"head": {"map@r": 0.5}}}, load("cub")) == ""
 
 
-def test_differences_are_shown_for_each_dataset(load):
+def test_differences_are_shown_for_each_dataset():
     scores = {"roxford5k/medium/map": 0.35, "roxford5k/hard/map": 0.1, "rparis6k/hard/map": 0.402}
     both = dict.fromkeys(("head", "encoder"), {"recall@1": 0.5, **scores})
     lines = compare({"final": both}, load("sfm:irt-r-deit-s"))
