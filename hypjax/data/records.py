@@ -16,10 +16,11 @@ box and what it should find in the gallery. They refer to images by name; names 
 lacks are skipped.
 """
 
+import abc
 import itertools
 import pathlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +64,7 @@ JUDGEMENTS_SCHEMA = pyarrow.schema(
 )
 
 Names = Shaped[np.ndarray, " images"]
-Example = Mapping[str, Any]
+Example = Mapping[str, Any]  # Values of an image's features by name.
 
 
 class EncodedImages(Sequence):
@@ -74,10 +75,7 @@ class EncodedImages(Sequence):
     """
 
     def __init__(self, records: Sequence[bytes], index: pyarrow.Table, name: str, folder: str):
-        """Takes the records of a split, its index, and for messages the dataset's name and folder.
-
-        It holds no builder, since worker processes receive it.
-        """
+        """Takes what worker processes need, but no builder; name and folder are for messages."""
         self._records, self._name, self._folder = records, name, folder
         self._offsets, self._lengths = (index[key].to_numpy() for key in ("offset", "length"))
 
@@ -86,11 +84,7 @@ class EncodedImages(Sequence):
         return len(self._offsets)
 
     def __getitem__(self, i: int) -> Mapping[str, bytes]:
-        """Returns the i-th image's bytes under `image`.
-
-        Raises:
-            UserError: If its record is damaged.
-        """
+        """Returns the i-th image's bytes under `image`; raises UserError if they are damaged."""
         start = int(self._offsets[i])
         try:
             record = self._records[int(i)]
@@ -100,25 +94,15 @@ class EncodedImages(Sequence):
 
 
 class Records(NamedTuple):
-    """One split of a prepared dataset.
-
-    Attributes:
-        images: Random access to the records; `image` holds the encoded bytes.
-        labels: Class of each image, an index into the names of the builder's feature `label`.
-        sizes: Height and width of each image, in pixels.
-        checksums: zlib.crc32 of each image's encoded bytes.
-        names: Unique name of each image in the dataset.
-        class_names: Name of each image's class.
-        superlabels: Name of the group of each image's class; None if classes are not grouped.
-    """
+    """One split of a prepared dataset."""
 
     images: EncodedImages
-    labels: Int[np.ndarray, " images"]
-    sizes: Int[np.ndarray, "images 2"]
-    checksums: UInt32[np.ndarray, " images"]
-    names: Shaped[np.ndarray, " images"]
-    class_names: Shaped[np.ndarray, " images"]
-    superlabels: Shaped[np.ndarray, " images"] | None
+    labels: Int[np.ndarray, " images"]  # Indices into the names of the builder's feature `label`.
+    sizes: Int[np.ndarray, "images 2"]  # Height and width, in pixels.
+    checksums: UInt32[np.ndarray, " images"]  # zlib.crc32 of the encoded bytes.
+    names: Names  # Unique in the dataset.
+    class_names: Names
+    superlabels: Names | None  # Groups of the images' classes, if classes are grouped.
 
 
 class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -161,17 +145,25 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             disable_shuffling=True,
         )
 
+    @abc.abstractmethod
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> Mapping[str, Iterable[Example]]:
+        """Returns the examples of each split, in the order of the records."""
+
+    def _generate_examples(self) -> None:
+        """Not called, since `_split_generators` returns the examples; TFDS requires it."""
+
     def _generate_splits(
         self,
         dl_manager: tfds.download.DownloadManager,
         download_config: tfds.download.DownloadConfig,
     ) -> list[tfds.core.SplitInfo]:
         """Writes all splits except empty ones, which TFDS cannot describe."""
-        generators = self._split_generators(dl_manager)
         limit = download_config.max_examples_per_split
         written = (
-            self._write_split(name, (example for _, example in itertools.islice(examples, limit)))
-            for name, examples in generators.items()
+            self._write_split(name, itertools.islice(examples, limit))
+            for name, examples in self._split_generators(dl_manager).items()
         )
         splits = [split for split in written if split.num_examples]
         for name, table in self.tables().items():
@@ -233,8 +225,7 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 def open_records(builder: tfds.core.DatasetBuilder, split: str) -> Records:
     """Opens one split of a prepared dataset, without reading records.
 
-    Raises:
-        UserError: If files are damaged or missing.
+    Raises UserError if files are damaged or missing, as all functions below do.
     """
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
@@ -242,9 +233,8 @@ def open_records(builder: tfds.core.DatasetBuilder, split: str) -> Records:
     try:
         records = ArrayRecordDataSource([str(path) for path in info.filepaths])
     except Exception as error:  # TFDS and ArrayRecord raise almost anything.
-        raise damaged(
-            builder.name, builder.data_dir, f"the records of {split} cannot be read"
-        ) from error
+        problem = f"the records of {split} cannot be read"
+        raise damaged(builder.name, builder.data_dir, problem) from error
     if not len(records) == info.num_examples == len(index):
         found = min(len(records), info.num_examples)
         problem = f"{split} has {found} records, but its index {len(index)}"
@@ -264,11 +254,7 @@ def open_records(builder: tfds.core.DatasetBuilder, split: str) -> Records:
 def read_index(
     builder: tfds.core.DatasetBuilder, split: str, columns: Sequence[str] = tuple(_SCHEMA.names)
 ) -> pyarrow.Table:
-    """Reads columns of a split's index.
-
-    Raises:
-        UserError: If the index is damaged or missing.
-    """
+    """Reads columns of a split's index."""
     schema = pyarrow.schema([_SCHEMA.field(column) for column in columns])
     return read_table(builder, _index_name(split), schema)
 
@@ -276,11 +262,7 @@ def read_index(
 def read_table(
     builder: tfds.core.DatasetBuilder, file: str, schema: pyarrow.Schema
 ) -> pyarrow.Table:
-    """Reads the columns of a schema from a table in the dataset's folder.
-
-    Raises:
-        UserError: If the table is damaged or missing.
-    """
+    """Reads the columns of a schema from a table in the dataset's folder."""
     path = pathlib.Path(builder.data_dir) / file
     try:
         content = path.read_bytes()
@@ -306,11 +288,7 @@ def find_other_versions(builder: tfds.core.DatasetBuilder) -> list[str]:
 
 
 def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
-    """Returns whether the dataset's folder exists, which appears when all files are written.
-
-    Raises:
-        UserError: If files that describe the dataset are missing in it.
-    """
+    """Returns whether the dataset's folder exists, which appears when all files are written."""
     folder = pathlib.Path(builder.data_dir)
     for name in ("dataset_info.json", "features.json", "label.labels.txt"):
         if folder.exists() and not (folder / name).exists():
@@ -352,11 +330,7 @@ def _strings(column: pyarrow.ChunkedArray) -> Shaped[np.ndarray, " rows"]:
 
 
 def read_pairs(builder: tfds.core.DatasetBuilder, names: Names) -> Int[np.ndarray, "pairs 2"]:
-    """Reads a dataset's pairs as positions among the named training images.
-
-    Raises:
-        UserError: The table is damaged or missing.
-    """
+    """Reads a dataset's pairs as positions among the named training images."""
     table = read_table(builder, f"{PAIRS}.parquet", PAIRS_SCHEMA)
     columns = [_positions(table[column].to_numpy(), names) for column in PAIRS_SCHEMA.names]
     pairs = np.stack(columns, axis=1)
@@ -366,15 +340,7 @@ def read_pairs(builder: tfds.core.DatasetBuilder, names: Names) -> Int[np.ndarra
 def read_judgements(
     builder: tfds.core.DatasetBuilder, queries: Names, gallery: Names
 ) -> tuple[Int[np.ndarray, "queries 4"], Judgements]:
-    """Reads what is known of the named queries.
-
-    Returns:
-        Part of each query image that shows the object: left, top, right and bottom, in pixels;
-        and positions of judged images in the gallery.
-
-    Raises:
-        UserError: The table is damaged or missing, or lacks a query.
-    """
+    """Reads the box of each named query, in pixels, and positions of judged gallery images."""
     table = read_table(builder, f"{JUDGEMENTS}.parquet", JUDGEMENTS_SCHEMA)
     rows = _positions(queries, table["query"].to_numpy())
     boxes = np.array(table["box"].to_pylist(), np.int32).reshape(-1, 4)

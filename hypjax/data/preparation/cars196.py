@@ -6,23 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hypjax.data.preparation.official import (
-    Count,
-    Entry,
-    OfficialBuilder,
-    OfficialDataset,
-    damaged_list,
-)
+from hypjax.data.preparation.official import Count, Entry, OfficialDataset, damaged_list
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 from hypjax.errors import UserError
 
 _CLASSES = 196  # The first half is for training.
-
-
-class Cars196(OfficialBuilder, skip_registration=True):
-    """Cars-196: car models, trained on the first 98 and tested on the others."""
-
-    DESCRIPTION = "Stanford Cars, split by class over all images: 1 to 98, 99 to 196."
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
@@ -67,7 +55,8 @@ def _label(titles: list[str], number: int) -> str:
 
 
 DATASET = OfficialDataset(
-    builder=Cars196,
+    name="cars196",
+    description="Stanford Cars, split by class over all images: 1 to 98, 99 to 196.",
     counts={"train": Count(8054, 98), "test": Count(8131, 98)},
     source=Source(
         folders=("cars196",),

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from hypjax.data.preparation.official import (
     Count,
     Entry,
-    OfficialBuilder,
     OfficialDataset,
     Row,
     damaged_list,
@@ -16,12 +15,6 @@ from hypjax.data.preparation.official import (
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 
 _CLASSES = 200  # The first half is for training.
-
-
-class Cub200(OfficialBuilder, skip_registration=True):
-    """CUB-200-2011: birds, trained on the first hundred species and tested on the others."""
-
-    DESCRIPTION = "Caltech-UCSD Birds-200-2011, split by class: 1 to 100, 101 to 200."
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
@@ -60,7 +53,8 @@ def _paths(tree: FileTree) -> Iterator[tuple[Row, str, str]]:
 
 
 DATASET = OfficialDataset(
-    builder=Cub200,
+    name="cub200",
+    description="Caltech-UCSD Birds-200-2011, split by class: 1 to 100, 101 to 200.",
     counts={"train": Count(5864, 100), "test": Count(5924, 100)},
     source=Source(
         folders=("CUB_200_2011",),

@@ -23,11 +23,6 @@ from PIL import Image
 from hypjax.data.preparation import fonts
 from hypjax.data.records import Example, RecordBuilder
 
-_DESCRIPTION = """Letters rendered from the fonts of matplotlib under small random changes.
-
-A class is a letter, its images are the faces that contain it; the classes of the splits are
-disjoint."""
-
 SIZE = fonts.SIZE
 SEED = 20240229
 TEST_SHARE = 0.25  # Fraction of the classes.
@@ -74,14 +69,14 @@ def drawn(pixels: np.ndarray) -> dict[str, Any]:
     return {"image": image, "checksum": zlib.crc32(image), "height": height, "width": width}
 
 
-def numbered(
+def with_progress(
     splits: Mapping[str, Iterable[Example]], total: int, what: str
-) -> dict[str, Iterator[tuple[int, Example]]]:
-    """Numbers the examples of each split, with one progress bar for the total of all."""
+) -> dict[str, Iterator[Example]]:
+    """Shows one progress bar for the examples of all splits, while they are consumed."""
     bar = tqdm.tqdm(desc=f"drawing {what}", total=total, unit="image", disable=None, leave=False)
 
-    def counted(examples: Iterable[Example]) -> Iterator[tuple[int, Example]]:
-        for example in enumerate(examples):
+    def counted(examples: Iterable[Example]) -> Iterator[Example]:
+        for example in examples:
             bar.update()
             yield example
         if bar.n == bar.total:
@@ -126,7 +121,7 @@ class Glyphs(RecordBuilder):
 
     VERSION = tfds.core.Version("1.1.0")
     RELEASE_NOTES = {"1.1.0": "An index beside the records.", "1.0.0": "First version."}
-    DESCRIPTION = _DESCRIPTION
+    DESCRIPTION = "Letters rendered from the fonts of matplotlib under small random changes."
     IMAGE_SHAPE = (SIZE, SIZE, 1)
     FURTHER_FEATURES = {
         "script": tfds.features.Text(doc="The superlabel, too."),
@@ -134,13 +129,12 @@ class Glyphs(RecordBuilder):
         "face": tfds.features.Text(doc="Name of the font file."),
     }
 
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> dict[str, Iterator[Example]]:
         del dl_manager
         # Finding the classes compares all drawings: too slow for opening a prepared dataset.
         train, test = split_classes(fonts.glyph_classes())
         self.info.features["label"].names = [c.name for c in train + test]
         total = sum(len(c.glyphs) for c in train + test)
-        return numbered({"train": examples(train), "test": examples(test)}, total, "glyphs")
-
-    def _generate_examples(self) -> None:
-        """Not called, since `_split_generators` returns the examples; TFDS requires it."""
+        return with_progress({"train": examples(train), "test": examples(test)}, total, "glyphs")

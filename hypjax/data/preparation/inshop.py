@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from hypjax.data.preparation.official import (
     Count,
     Entry,
-    OfficialBuilder,
     OfficialDataset,
     Row,
     damaged_list,
@@ -13,12 +12,6 @@ from hypjax.data.preparation.official import (
     read_rows,
 )
 from hypjax.data.preparation.sources import Archive, FileTree, Source
-
-
-class Inshop(OfficialBuilder, skip_registration=True):
-    """DeepFashion's In-Shop Clothes Retrieval: queries search a gallery."""
-
-    DESCRIPTION = "In-Shop Clothes Retrieval, with its own train, query and gallery."
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
@@ -50,7 +43,8 @@ def _image_rows(tree: FileTree) -> list[Row]:
 
 
 DATASET = OfficialDataset(
-    builder=Inshop,
+    name="inshop",
+    description="In-Shop Clothes Retrieval, with its own train, query and gallery.",
     counts={
         "train": Count(25882, 3997),
         "query": Count(14218, 3985),

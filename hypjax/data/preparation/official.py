@@ -9,13 +9,12 @@ import concurrent.futures
 import contextlib
 import csv
 import dataclasses
-import functools
 import pathlib
 import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow
 import tensorflow_datasets as tfds
@@ -35,56 +34,30 @@ _AHEAD = 4 * _THREADS  # Images read before they are written; they are held in m
 
 
 class Count(NamedTuple):
-    """Size of a split.
-
-    Attributes:
-        images: Number of images.
-        classes: Number of classes; None if it is not known, so that it is not compared.
-    """
+    """Size of a split; a number of classes that is not known (None) is not compared."""
 
     images: int
     classes: int | None
 
 
 class Entry(NamedTuple):
-    """One image of a dataset's list, whose file may be missing.
-
-    Attributes:
-        split: Name of its split.
-        name: Path within the dataset, with '/'; unique.
-        label: Name of the class, unique within the dataset.
-        superlabel: Name of the coarser class; '' if the dataset has none.
-        place: Where it is listed, for messages.
-        file: Path of its file; '' if that is the name.
-    """
+    """One image of a dataset's list, whose file may be missing."""
 
     split: str
-    name: str
-    label: str
-    superlabel: str = ""
-    place: str = ""
-    file: str = ""
+    name: str  # Path within the dataset, with '/'; unique.
+    label: str  # Name of the class, unique within the dataset.
+    superlabel: str = ""  # Name of the coarser class; '' if the dataset has none.
+    place: str = ""  # Where it is listed, for messages.
+    file: str = ""  # Path of its file; '' if that is the name.
 
 
-class ListedImage(NamedTuple):
-    """An `Entry` whose file exists.
-
-    `read` returns the file's bytes unchanged and is safe to call from several threads; it raises
-    OSError if the file cannot be read.
-    """
-
-    name: str
-    label: str
-    read: Callable[[], bytes]
-    superlabel: str = ""
-
-
-Listing = dict[str, list[ListedImage]]  # Images by split.
+Listing = dict[str, list[Entry]]  # Images by split.
 
 
 class Found(NamedTuple):
-    """The images of each split, and the tables of relations (`hypjax.data.records`)."""
+    """A dataset's files, readable while they are open, with those images that have a file."""
 
+    tree: FileTree
     images: Listing
     tables: Mapping[str, pyarrow.Table]
 
@@ -94,28 +67,38 @@ class OfficialDataset:
     """A dataset prepared from the files that its authors published.
 
     Attributes:
-        builder: TFDS builder of its records; the dataset has the builder's name.
+        name: Name of the dataset.
+        description: What it holds, in a sentence.
         counts: Size of each split of the complete dataset.
         source: Where its files come from.
         list_images: Yields the images in the order of the records, whether or not their files
             exist. Classes are numbered in the order in which they first appear.
-        tables: Reads the tables of relations that its builder has.
+        tables: Read its tables of relations (`hypjax.data.records`), by name.
     """
 
-    builder: "type[OfficialBuilder]"
+    name: str
+    description: str
     counts: Mapping[str, Count]
     source: Source
     list_images: Callable[[FileTree], Iterable[Entry]]
-    tables: Callable[[FileTree], Mapping[str, pyarrow.Table]] = lambda tree: {}
+    tables: Mapping[str, Callable[[FileTree], pyarrow.Table]] = dataclasses.field(
+        default_factory=dict
+    )
 
     @property
-    def name(self) -> str:
-        """Name of the dataset."""
-        return self.builder.name
+    def builder(self) -> "type[OfficialBuilder]":
+        """Returns the class of the TFDS builder of its records."""
+        facts = {
+            "__module__": __name__,
+            "name": self.name,
+            "DESCRIPTION": self.description,
+            "TABLES": tuple(self.tables),
+        }
+        return type(self.name, (OfficialBuilder,), facts, skip_registration=True)
 
     @contextlib.contextmanager
     def open(self, manual_dir: pathlib.Path | None, downloads: pathlib.Path) -> Iterator[Found]:
-        """Finds or downloads the files, and lists the images of each split.
+        """Finds or downloads the files; they are readable in the body.
 
         Listed images whose files are missing are left out, so a split may be empty.
 
@@ -125,32 +108,29 @@ class OfficialDataset:
                 where possible.
             downloads: Folder for downloads and temporary files.
 
-        Yields:
-            The images by split, readable within the body, and the tables of relations.
-
         Raises:
-            UserError: If no images are found, or a list or an archive is damaged.
+            UserError: No images are found, or a list or an archive is damaged.
         """
         with self.source.open(self.name, manual_dir, downloads) as tree:
             listing = self._existing(tree)
             if not any(listing.values()):
                 raise UserError(f"{tree.root} has no images of {self.name}; {self.source.advice}")
-            yield Found(listing, self.tables(tree))
+            yield Found(tree, listing, {name: read(tree) for name, read in self.tables.items()})
 
     def _existing(self, tree: FileTree) -> Listing:
         """Returns the listed images that have a file; warns of the others."""
         splits: Listing = {split: [] for split in self.counts}
         names, missing = set(), []
-        for split, name, label, superlabel, place, file in self.list_images(tree):
-            if name.startswith("/") or ".." in name.split("/"):
-                raise damaged_list(place, f"{name!r} points outside the dataset's folder")
-            if name in names:
-                raise damaged_list(place, f"{name!r} is listed twice")
-            names.add(name)
-            file = file or name
+        for entry in self.list_images(tree):
+            if entry.name.startswith("/") or ".." in entry.name.split("/"):
+                problem = f"{entry.name!r} points outside the dataset's folder"
+                raise damaged_list(entry.place, problem)
+            if entry.name in names:
+                raise damaged_list(entry.place, f"{entry.name!r} is listed twice")
+            names.add(entry.name)
+            file = entry.file or entry.name
             if file in tree.files:
-                read = functools.partial(tree.read, file)
-                splits[split].append(ListedImage(name, label, read, superlabel))
+                splits[entry.split].append(entry._replace(file=file))
             else:
                 missing.append(file)
         if missing:
@@ -167,11 +147,7 @@ class Row(NamedTuple):
 
 
 def read_rows(tree: FileTree, name: str) -> list[Row]:
-    """Reads the non-empty lines of a list.
-
-    Raises:
-        UserError: If the list is missing, unreadable or not UTF-8.
-    """
+    """Reads the non-empty lines of a list; raises UserError if it is missing or damaged."""
     try:
         lines = tree.read_list(name).decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
@@ -183,11 +159,7 @@ def read_rows(tree: FileTree, name: str) -> list[Row]:
 
 
 def match_row(pattern: str, row: Row, example: str) -> re.Match[str]:
-    """Parses a whole line by a regular expression; the example is a valid line, for the message.
-
-    Raises:
-        UserError: If the line does not match.
-    """
+    """Parses a whole line by a regular expression, or raises UserError with the example of one."""
     match = re.fullmatch(pattern, row.text)
     if match is None:
         raise damaged_list(row.place, f"{row.text[:100]!r} is not of the form {example!r}")
@@ -199,31 +171,14 @@ def damaged_list(place: str, problem: str) -> UserError:
     return UserError(f"{place}: {problem}; the list is damaged, fetch it again")
 
 
-@contextlib.contextmanager
-def large_images() -> Iterator[None]:
-    """Silences Pillow's warning of large images; it still rejects huge ones."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        yield
-
-
 class CheckedImages:
-    """A dataset's images, read ahead of the writer and decoded once to check them.
-
-    Attributes:
-        classes: Names of all classes, in the order of their labels.
-        tables: Tables of relations.
-    """
+    """A dataset's images, read ahead of the writer and decoded once to check them."""
 
     def __init__(self, found: Found, skip_corrupt: bool) -> None:
-        """Starts the reading threads, which `close` ends.
-
-        The images are those of each split, in the order of the records. Corrupt ones may be
-        skipped.
-        """
-        self._listing, self.tables = found
+        """Starts the reading threads, which `close` ends. Corrupt images may be skipped."""
+        self._tree, self._listing, self.tables = found
         images = [image for part in self._listing.values() for image in part]
-        self.classes = list(dict.fromkeys(image.label for image in images))
+        self.classes = list(dict.fromkeys(image.label for image in images))  # By label.
         self._skip_corrupt, self._total = skip_corrupt, len(images)
         self._broken: list[tuple[str, str]] = []
         self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS)
@@ -231,16 +186,14 @@ class CheckedImages:
             desc="preparing", total=self._total, unit="image", disable=None, leave=False
         )
 
-    def splits(self) -> dict[str, Iterator[tuple[int, Example]]]:
-        """Returns the numbered examples of each non-empty split, to be consumed one by one."""
-        parts = self._listing.items()
-        return {name: enumerate(self._examples(part)) for name, part in parts if part}
+    def splits(self) -> dict[str, Iterator[Example]]:
+        """Returns the examples of each non-empty split, to be consumed one by one."""
+        return {name: self._examples(part) for name, part in self._listing.items() if part}
 
     def finish(self, folder: pathlib.Path) -> None:
         """Reports images that could not be read, and lists them in a file if they are left out.
 
-        Raises:
-            UserError: If there are any and they may not be left out, or if no others remain.
+        Raises UserError if there are any and they may not be left out, or if no others remain.
         """
         self._bar.close()
         for name, reason in self._broken:
@@ -261,12 +214,12 @@ class CheckedImages:
         self._bar.close()
         self._pool.shutdown(cancel_futures=True)
 
-    def _examples(self, images: Sequence[ListedImage]) -> Iterator[Example]:
+    def _examples(self, images: Sequence[Entry]) -> Iterator[Example]:
         pending: collections.deque[concurrent.futures.Future] = collections.deque()
         remaining = iter(images)
         for image in images:
             while len(pending) < _AHEAD and (following := next(remaining, None)) is not None:
-                pending.append(self._pool.submit(_check, following))
+                pending.append(self._pool.submit(_check, self._tree, following))
             outcome = pending.popleft().result()
             self._bar.update()
             if isinstance(outcome, str):
@@ -275,10 +228,10 @@ class CheckedImages:
                 yield outcome
 
 
-def _check(image: ListedImage) -> Example | str:
+def _check(tree: FileTree, image: Entry) -> Example | str:
     """Reads and decodes an image; returns its example, or the reason why that fails."""
     try:
-        content = image.read()
+        content = tree.read(image.file)
         decoded = pixels.decode(content, channels=3)
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return pixels.reason(error)
@@ -307,11 +260,16 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
         dl_manager: tfds.download.DownloadManager,
         download_config: tfds.download.DownloadConfig,
     ) -> list[tfds.core.SplitInfo]:
-        written = super()._generate_splits(dl_manager, download_config)
+        with warnings.catch_warnings():
+            # Large images are welcome. Pillow still rejects huge ones.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            written = super()._generate_splits(dl_manager, download_config)
         self.contents.finish(pathlib.Path(self.data_dir))  # If it raises, the folder is discarded.
         return written
 
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> dict[str, Iterator[Example]]:
         del dl_manager
         if self.contents is None:
             raise UserError(
@@ -320,9 +278,6 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
             )
         self.info.features["label"].names = self.contents.classes
         return self.contents.splits()
-
-    def _generate_examples(self) -> None:
-        """Not called, since `_split_generators` returns the examples; TFDS requires it."""
 
     def tables(self) -> Mapping[str, pyarrow.Table]:
         """Returns those of the published files."""

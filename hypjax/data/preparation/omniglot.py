@@ -3,15 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from hypjax.data.preparation.official import Count, Entry, OfficialBuilder, OfficialDataset
+from hypjax.data.preparation.official import Count, Entry, OfficialDataset
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 from hypjax.system import console
-
-
-class Omniglot(OfficialBuilder, skip_registration=True):
-    """Omniglot: handwritten characters of fifty alphabets, thirty of which are for training."""
-
-    DESCRIPTION = "Omniglot, its background alphabets for training, its evaluation ones for test."
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
@@ -43,7 +37,8 @@ def _drawings(tree: FileTree, split: str, folder: str) -> Iterator[Entry]:
 _URL = "https://github.com/brendenlake/omniglot/raw/master/python"
 
 DATASET = OfficialDataset(
-    builder=Omniglot,
+    name="omniglot",
+    description="Omniglot, its background alphabets for training, its evaluation ones for test.",
     counts={"train": Count(19280, 964), "test": Count(13180, 659)},
     source=Source(
         folders=("omniglot/python", "omniglot", "omniglot-py"),

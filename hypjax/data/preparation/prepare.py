@@ -11,13 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow_datasets as tfds
 
 from hypjax.data import cloud
-from hypjax.data.preparation.official import (
-    CheckedImages,
-    Count,
-    Listing,
-    OfficialBuilder,
-    large_images,
-)
+from hypjax.data.preparation.official import CheckedImages, Count, Listing, OfficialBuilder
 from hypjax.data.preparation.registry import BUILDERS, OFFICIAL_DATASETS
 from hypjax.data.records import (
     RecordBuilder,
@@ -52,12 +46,9 @@ def prepare(
         allow_partial: Whether to accept fewer images than the complete dataset has.
         skip_corrupt: Whether to leave out images that cannot be read.
 
-    Returns:
-        The builder of the prepared dataset.
-
     Raises:
-        UserError: If there is no such dataset, its files are missing, damaged or of the wrong
-            number, images cannot be read, or the folder cannot be written.
+        UserError: There is no such dataset, its files are missing, damaged or of the wrong number,
+            images cannot be read, or the folder cannot be written.
     """
     root = _root(name, data_dir)
     if is_url(root):
@@ -71,25 +62,15 @@ def prepare(
         return builder
     if manual_dir and not isinstance(builder, OfficialBuilder):
         raise UserError(f"{name} is not made from files; omit --manual_dir")
-    return _prepare(
-        builder,
-        root,
-        "--data_dir",
-        manual_dir=pathlib.Path(manual_dir).expanduser() if manual_dir else None,
-        allow_partial=allow_partial,
-        skip_corrupt=skip_corrupt,
-    )
+    files = pathlib.Path(manual_dir).expanduser() if manual_dir else None
+    return _prepare(builder, root, "--data_dir", files, allow_partial, skip_corrupt)
 
 
 def open_builder(name: str, data_dir: str | None) -> RecordBuilder:
     """Opens a prepared dataset; glyphs, which needs no files, is prepared first if necessary.
 
-    Args:
-        name: Name of the dataset.
-        data_dir: Folder or cloud URL of prepared datasets; TFDS's default if None.
-
-    Raises:
-        UserError: If there is no such dataset, or it is not prepared or is damaged.
+    `data_dir` is the folder or cloud URL of prepared datasets; TFDS's default if None. Raises
+    UserError if there is no such dataset, or it is not prepared or is damaged.
     """
     root = _root(name, data_dir)
     if is_url(root):
@@ -103,29 +84,21 @@ def open_builder(name: str, data_dir: str | None) -> RecordBuilder:
 
 
 def count(builder: RecordBuilder) -> dict[str, Count]:
-    """Counts images and classes in each split of a prepared dataset, from its index.
-
-    Raises:
-        UserError: If the index is damaged.
-    """
+    """Counts images and classes in each split of a prepared dataset, from its index."""
     labels = {name: read_index(builder, name, ["label"])["label"] for name in builder.info.splits}
     return {name: Count(len(found), len(found.unique())) for name, found in labels.items()}
 
 
 def summary(builder: RecordBuilder) -> str:
-    """Describes a prepared dataset: its folder, then one line per split.
-
-    Raises:
-        UserError: If the index is damaged.
-    """
-    counts = count(builder)
+    """Describes a prepared dataset: its folder, then one line per split."""
+    counts, official = count(builder), _expected(builder.name)
     lines = [f"{builder.name} {builder.version} is in {builder.data_dir}"]
     for name, (images, classes) in counts.items():
-        groups = read_index(builder, name, ["superlabel"])["superlabel"].unique().to_pylist()
-        grouped = f" in {len(groups)} groups" if any(groups) else ""
-        without = name in (official := _expected(builder.name)) and official[name].classes == 1
-        named = "" if without else f",{classes:>6} classes{grouped}"
-        lines.append(f"  {name:<8}{images:>7} images{named}")
+        line = f"  {name:<8}{images:>7} images"
+        if name not in official or official[name].classes != 1:
+            groups = read_index(builder, name, ["superlabel"])["superlabel"].unique().to_pylist()
+            line += f",{classes:>6} classes" + (f" in {len(groups)} groups" if any(groups) else "")
+        lines.append(line)
     note = describe_partial(builder.name, counts)
     return "\n".join([*lines, f"  {note}"] if note else lines)
 
@@ -137,11 +110,7 @@ def describe_partial(name: str, found: Mapping[str, Count]) -> str | None:
     None if the copy is complete, or the dataset has no official counts.
     """
     expected = _expected(name)
-    found = {
-        split: _comparable(found[split], known)
-        for split, known in expected.items()
-        if split in found
-    }
+    found = _comparable(found, expected)
     differing = [split for split in expected if found.get(split, _EMPTY) != expected[split]]
     if not differing:
         return None
@@ -202,7 +171,6 @@ def _prepare(
     builder: RecordBuilder,
     root: str,
     flag: str,
-    *,
     manual_dir: pathlib.Path | None = None,
     allow_partial: bool = False,
     skip_corrupt: bool = False,
@@ -225,7 +193,6 @@ def _prepare(
             downloads = pathlib.Path(root, "downloads", name)
             found = stack.enter_context(OFFICIAL_DATASETS[name].open(manual_dir, downloads))
             _check_listing(name, found.images, allow_partial)
-            stack.enter_context(large_images())
             images = stack.enter_context(contextlib.closing(CheckedImages(found, skip_corrupt)))
             builder.contents = images
         started = time.monotonic()
@@ -259,10 +226,9 @@ def _explaining_write_errors(folder: pathlib.Path, flag: str) -> Iterator[None]:
 def _check_listing(name: str, listing: Listing, allow_partial: bool) -> None:
     """Rejects a listing that is neither the complete dataset nor an accepted part of it."""
     expected = OFFICIAL_DATASETS[name].counts
-    found = {
-        split: _comparable(Count(len(part), len({image.label for image in part})), expected[split])
-        for split, part in listing.items()
-    }
+    labels = {split: {image.label for image in part} for split, part in listing.items()}
+    counts = {split: Count(len(part), len(labels[split])) for split, part in listing.items()}
+    found = _comparable(counts, expected)
     too_large = [
         split
         for split, (images, classes) in found.items()
@@ -273,12 +239,10 @@ def _check_listing(name: str, listing: Listing, allow_partial: bool) -> None:
             f"these files are not a copy of {name}, there are too many: "
             f"{_compare_counts(expected, found, too_large)}; remove those that do not belong to it"
         )
-    trained = {image.label for image in listing.get("train", ())}
-    others = {image.label for split in listing if split != "train" for image in listing[split]}
-    if trained & others:
+    trained = labels.pop("train", set())
+    if shared := trained & set().union(*labels.values()):
         raise UserError(
-            f"{min(trained & others)} is in both train and test; "
-            f"these files are not a copy of {name}"
+            f"{min(shared)} is in both train and test; these files are not a copy of {name}"
         )
     if (note := describe_partial(name, found)) and not allow_partial:
         raise UserError(
@@ -286,9 +250,13 @@ def _check_listing(name: str, listing: Listing, allow_partial: bool) -> None:
         )
 
 
-def _comparable(found: Count, expected: Count) -> Count:
-    """A size without the number of classes where that is not known."""
-    return found if expected.classes is not None else found._replace(classes=None)
+def _comparable(found: Mapping[str, Count], expected: Mapping[str, Count]) -> dict[str, Count]:
+    """The sizes of the expected splits, without the number of classes where it is not known."""
+    return {
+        split: found[split] if known.classes is not None else Count(found[split].images, None)
+        for split, known in expected.items()
+        if split in found
+    }
 
 
 def _compare_counts(

@@ -10,7 +10,7 @@ might change single pixels.
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Float32, UInt8
 from PIL import Image, ImageDraw, ImageFilter
 
 from hypjax.data.preparation import fonts
-from hypjax.data.preparation.glyphs import drawn, numbered
+from hypjax.data.preparation.glyphs import drawn, with_progress
 from hypjax.data.records import (
     JUDGEMENTS,
     JUDGEMENTS_SCHEMA,
@@ -355,18 +355,17 @@ class Scenes(RecordBuilder):
     IMAGE_SHAPE = (SIDE, SIDE, 1)
     TABLES = (PAIRS, JUDGEMENTS)
 
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> dict[str, Iterator[Example]]:
         del dl_manager
         # Drawing all letters is too slow for opening a prepared dataset.
         self._objects = choose_objects(fonts.glyph_classes())
         things = itertools.chain.from_iterable(self._objects.values())
         self.info.features["label"].names = [thing.name for thing in things]
         splits = split_views(self._objects)
-        total = sum(map(len, splits.values()))
-        return numbered({name: examples(views) for name, views in splits.items()}, total, "scenes")
-
-    def _generate_examples(self) -> None:
-        """Not called, since `_split_generators` returns the examples; TFDS requires it."""
+        drawings = {name: examples(views) for name, views in splits.items()}
+        return with_progress(drawings, sum(map(len, splits.values())), "scenes")
 
     def tables(self) -> Mapping[str, pyarrow.Table]:
         """Returns the pairs of training images and the judgements of queries."""

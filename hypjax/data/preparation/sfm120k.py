@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow
 
 from hypjax.data import safe_pickle
-from hypjax.data.preparation.official import Count, Entry, OfficialBuilder, OfficialDataset
+from hypjax.data.preparation.official import Count, Entry, OfficialDataset
 from hypjax.data.preparation.sources import Archive, FileTree, Source
 from hypjax.data.records import PAIRS, PAIRS_SCHEMA
 from hypjax.data.safe_pickle import as_array, as_indices
@@ -18,14 +18,6 @@ from hypjax.errors import UserError
 
 _LIST = "retrieval-SfM-120k.pkl"
 _PARTS = {"train": "train", "val": "test"}  # Names in the list, and ours.
-
-
-class SfM120k(OfficialBuilder, skip_registration=True):
-    """Retrieval-SfM-120k: clusters of photos, with the pairs that show one object."""
-
-    name = "sfm120k"
-    DESCRIPTION = "Retrieval-SfM-120k, its validation clusters as the test part."
-    TABLES = (PAIRS,)
 
 
 class _Part(NamedTuple):
@@ -38,11 +30,7 @@ class _Part(NamedTuple):
 
 
 def _read(tree: FileTree) -> dict[str, _Part]:
-    """Reads the list.
-
-    Raises:
-        UserError: It is missing, could run code, is damaged, or of another kind.
-    """
+    """Reads the list; raises UserError if it is missing, damaged or could run code."""
     place = str(tree.root / _LIST)
     loaded = safe_pickle.loads(tree.read_list(_LIST), place)
     try:
@@ -86,14 +74,15 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
             yield Entry(split, name, f"{split} cluster {cluster}", place=place, file=file)
 
 
-def _tables(tree: FileTree) -> dict[str, pyarrow.Table]:
+def _pairs(tree: FileTree) -> pyarrow.Table:
     part = _read(tree)["train"]
     columns = [[part.names[i] for i in column] for column in (part.anchors, part.positives)]
-    return {PAIRS: pyarrow.table(columns, schema=PAIRS_SCHEMA)}
+    return pyarrow.table(columns, schema=PAIRS_SCHEMA)
 
 
 DATASET = OfficialDataset(
-    builder=SfM120k,
+    name="sfm120k",
+    description="Retrieval-SfM-120k, its validation clusters as the test part.",
     # Of the released loader's report and the paper; clusters of the test part are not compared.
     counts={"train": Count(91_642, 551), "test": Count(6_403, None)},
     source=Source(
@@ -105,5 +94,5 @@ DATASET = OfficialDataset(
         required_lists=(_LIST,),
     ),
     list_images=_list_images,
-    tables=_tables,
+    tables={PAIRS: _pairs},
 )

@@ -5,19 +5,12 @@ from collections.abc import Iterator
 from hypjax.data.preparation.official import (
     Count,
     Entry,
-    OfficialBuilder,
     OfficialDataset,
     damaged_list,
     match_row,
     read_rows,
 )
 from hypjax.data.preparation.sources import Archive, FileTree, Source
-
-
-class Sop(OfficialBuilder, skip_registration=True):
-    """Stanford Online Products: photos of things for sale, in twelve groups."""
-
-    DESCRIPTION = "Stanford Online Products, with its own split by class."
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
@@ -35,7 +28,8 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
 
 
 DATASET = OfficialDataset(
-    builder=Sop,
+    name="sop",
+    description="Stanford Online Products, with its own split by class.",
     counts={"train": Count(59551, 11318), "test": Count(60502, 11316)},
     source=Source(
         folders=("Stanford_Online_Products",),

@@ -32,33 +32,20 @@ Reader = Callable[[], bytes]
 
 
 class FileTree:
-    """A dataset's files by their paths below its folder, unpacked or in archives; read-only.
-
-    Attributes:
-        root: The folder, as if its archives were unpacked there, for messages.
-        files: Paths of the files, with '/'.
-    """
+    """A dataset's files by their paths below its folder, unpacked or in archives; read-only."""
 
     def __init__(self, root: pathlib.Path, readers: Mapping[str, Reader]) -> None:
         """Takes functions that return the files' bytes, by path."""
-        self.root = root
-        self.files = frozenset(readers)
+        self.root = root  # As if its archives were unpacked there, for messages.
+        self.files = frozenset(readers)  # Paths of the files, with '/'.
         self._readers = readers
 
     def read(self, name: str) -> bytes:
-        """Returns a file's bytes; safe to call from several threads.
-
-        Raises:
-            OSError: If the file cannot be read.
-        """
+        """Returns a file's bytes, or raises OSError; safe to call from several threads."""
         return self._readers[name]()
 
     def read_list(self, name: str) -> bytes:
-        """Returns the bytes of a list that the dataset requires.
-
-        Raises:
-            UserError: If the list is missing or cannot be read.
-        """
+        """Returns the bytes of a list that the dataset requires, or raises UserError."""
         if name not in self.files:
             raise UserError(f"{self.root} lacks {name}, which lists the images; fetch it again")
         try:
@@ -72,16 +59,11 @@ class FileTree:
 class Archive:
     """An official archive with all or part of a dataset.
 
-    Attributes:
-        file: File name, or path below the dataset's folder. The same stem with another suffix
-            (.zip, .tar, .tgz, .tar.gz) is accepted too.
-        unpacked: Pattern of what the archive unpacks to in the dataset's folder. The archive is
-            opened only if nothing there matches.
-        url: Download address; '' if there is none.
-        sha256: Checksum of the download.
+    It is found under the same stem with another suffix, too, and opened only if nothing in the
+    dataset's folder matches the pattern of what it unpacks to.
     """
 
-    file: str
+    file: str  # Its name, or its path below the dataset's folder.
     unpacked: str
     url: str = ""
     sha256: str = ""
@@ -130,8 +112,7 @@ class Source:
     ) -> Iterator[FileTree]:
         """Finds or downloads the files, see `OfficialDataset.open`; they are readable in the body.
 
-        Raises:
-            UserError: If there are no files, or an archive is damaged.
+        Raises UserError if there are no files, or an archive is damaged.
         """
         downloads = downloads.expanduser().absolute()
         with contextlib.ExitStack() as stack:
@@ -228,8 +209,7 @@ def _visible(name: str) -> bool:
 def walk(folder: pathlib.Path) -> dict[str, Reader]:
     """Returns readers of all visible files below a folder, by path; links are followed.
 
-    Raises:
-        OSError: If a folder cannot be listed.
+    Raises OSError if a folder cannot be listed.
     """
 
     def fail(error: OSError) -> None:
@@ -256,10 +236,7 @@ def _opened(
 
     A .zip is read in place. A .tar is unpacked first, to an empty folder that `scratch` returns,
     since it has no directory. `named` turns a file's name in the archive into ours; None leaves it
-    out.
-
-    Raises:
-        UserError: If the archive is damaged, cannot be read or cannot be unpacked.
+    out. Raises UserError if the archive is damaged or cannot be unpacked.
     """
     with contextlib.ExitStack() as stack:
         try:

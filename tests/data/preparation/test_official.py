@@ -51,17 +51,17 @@ def downloads(tmp_path):
     return tmp_path / "downloads"
 
 
-def contents(splits):
-    """Returns what was listed, in the form that the writers return."""
+def contents(found):
+    """Returns what was found, in the form that the writers return."""
     return {
-        split: [disk.Written(i.name, i.label, i.superlabel, i.read()) for i in part]
-        for split, part in splits.items()
+        split: [disk.Written(i.name, i.label, i.superlabel, found.tree.read(i.file)) for i in part]
+        for split, part in found.images.items()
     }
 
 
 def open_at(name, manual_dir, downloads):
-    with OFFICIAL_DATASETS[name].open(manual_dir, downloads) as (splits, _):
-        return contents(splits)
+    with OFFICIAL_DATASETS[name].open(manual_dir, downloads) as found:
+        return contents(found)
 
 
 def error_at(name, manual_dir, downloads):
@@ -147,9 +147,9 @@ def test_macos_files_in_an_archive_are_ignored(tmp_path, downloads):
 def test_threads_read_one_archive_concurrently(tmp_path, downloads):
     written = disk.write_sop(tmp_path, classes=20)
     disk.pack(tmp_path / "Stanford_Online_Products", tmp_path / "Stanford_Online_Products.zip")
-    with OFFICIAL_DATASETS["sop"].open(tmp_path, downloads) as (splits, _):
+    with OFFICIAL_DATASETS["sop"].open(tmp_path, downloads) as found:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            read = list(pool.map(lambda image: image.read(), splits["train"]))
+            read = list(pool.map(lambda i: found.tree.read(i.file), found.images["train"]))
     assert read == [image.content for image in written["train"]]
 
 
@@ -169,10 +169,10 @@ def test_unreadable_files_raise_an_oserror(tmp_path, downloads):
     (tmp_path / "images_evaluation/Oriya/character01/0011_01.png").unlink()
     (tmp_path / "images_evaluation/Oriya/character01/0011_01.png").symlink_to("nowhere")
     refused = []
-    with OFFICIAL_DATASETS["omniglot"].open(tmp_path, downloads) as (splits, _):
-        for image in (image for part in splits.values() for image in part):
+    with OFFICIAL_DATASETS["omniglot"].open(tmp_path, downloads) as found:
+        for image in (image for part in found.images.values() for image in part):
             try:
-                image.read()
+                found.tree.read(image.file)
             except OSError:
                 refused.append(image.name)
     assert refused == [
@@ -441,8 +441,8 @@ def test_archives_are_downloaded_once(remote, downloads, capfd):
     with served(folder) as (address, asked):
         layout = at_address(address, folder)
         for _ in range(2):
-            with layout.open(None, downloads) as (splits, _):
-                assert contents(splits) == written
+            with layout.open(None, downloads) as found:
+                assert contents(found) == written
     files = sorted(PACKED["omniglot"].values())
     assert asked == [f"/{file}" for file in files]
     assert sorted(path.name for path in downloads.iterdir()) == files
@@ -453,8 +453,8 @@ def test_archives_are_downloaded_once(remote, downloads, capfd):
 def test_unpacked_archives_are_not_downloaded(remote, downloads):
     folder, _ = remote
     written = disk.write_omniglot(downloads)
-    with at_address("http://127.0.0.1:1", folder).open(None, downloads) as (splits, _):
-        assert contents(splits) == written
+    with at_address("http://127.0.0.1:1", folder).open(None, downloads) as found:
+        assert contents(found) == written
 
 
 def refusal(layout, downloads):
