@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -19,53 +19,32 @@ from hypjax.types import View
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How images are decoded, and where decoded pixels are cached.
+    """How images are decoded, and where decoded pixels are cached."""
 
-    Attributes:
-        channels: 1 for greyscale, 3 for RGB.
-        fast: Whether JPEGs are decoded no larger than needed; pixels then differ slightly.
-        cache_dir: Folder of the host cache; None without that cache.
-    """
-
-    channels: int
-    fast: bool
-    cache_dir: pathlib.Path | None
+    channels: int  # 1 for greyscale, 3 for RGB.
+    fast: bool  # Whether JPEGs are decoded no larger than needed; pixels then differ slightly.
+    cache_dir: pathlib.Path | None  # Folder of the host cache, if it is used.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images of one split in a fixed order.
+    """Images of one split in a fixed order."""
 
-    Attributes:
-        records: Random access to all records of the split; `image` holds the encoded bytes.
-        positions: Position of each image among the records.
-        labels: Class of each image.
-        sizes: Height and width of each image, in pixels.
-        names: Name of each record for messages; by position if None.
-        superlabels: Group of each image's class, if classes are grouped.
-        class_names: Name of each record's class; None if classes have none.
-        group_names: Names of the groups, by number, if classes are grouped.
-        upright: Whether images are rotated as EXIF says, as viewers do.
-        fast: Whether JPEGs are decoded no larger than needed; pixels then differ slightly.
-        decoded: Decoded pixels of all records, if they are cached.
-        boxes: Part of each image that crops and views see: left, top, right and bottom, in pixels;
-            the whole images if None.
-        pairs: Positions among the records of two images that show one object, for datasets that
-            list such pairs. They may name images that this part of the records lacks.
-    """
-
-    records: Sequence[Mapping[str, Any]]
-    positions: Int[np.ndarray, " images"]
+    records: Sequence[Mapping[str, Any]]  # All of the split; `image` holds the encoded bytes.
+    positions: Int[np.ndarray, " images"]  # Position of each image among the records.
     labels: Int[np.ndarray, " images"]
-    sizes: Int[np.ndarray, "images 2"]
-    names: Sequence[str] | None = None
-    superlabels: Int[np.ndarray, " images"] | None = None
-    class_names: Sequence[str] | None = None
-    group_names: Sequence[str] | None = None
-    upright: bool = False
-    fast: bool = False
-    decoded: DecodedImages | None = None
+    sizes: Int[np.ndarray, "images 2"]  # Heights and widths, in pixels.
+    names: Sequence[str] | None = None  # Of the records, for messages.
+    superlabels: Int[np.ndarray, " images"] | None = None  # Group of each image's class.
+    class_names: Sequence[str] | None = None  # Of each record.
+    group_names: Sequence[str] | None = None  # By number.
+    upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
+    fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
+    decoded: DecodedImages | None = None  # Pixels of all records, if they are cached.
+    # Part of each image that crops and views see: left, top, right and bottom, in pixels.
     boxes: Int[np.ndarray, "images 4"] | None = None
+    # Positions among the records of two images that show one object, if the dataset lists such
+    # pairs. They may name images that this part of the records lacks.
     pairs: Int[np.ndarray, "pairs 2"] | None = None
 
     def __len__(self) -> int:
@@ -100,8 +79,7 @@ class Dataset:
     def image(self, i: int, channels: int) -> Image.Image:
         """Returns the whole i-th image, whatever its box.
 
-        Raises:
-            UserError: If the image cannot be read; the message names it.
+        Raises UserError if the image cannot be read, as `crop` and `test_view` do; it names it.
         """
         with self._naming_errors(i):
             if (cached := self._cached(i)) is not None:
@@ -116,29 +94,15 @@ class Dataset:
         channels: int,
         size: tuple[int, int] | None = None,
     ) -> UInt8[np.ndarray, "side side channels"]:
-        """Returns a box of the i-th image, resized to a square.
+        """Returns a box (top, left, height, width) of the i-th image, resized to a square.
 
-        Unless `fast`, pixels are those of Pillow's crop followed by its bicubic resize.
-
-        Args:
-            i: Index of the image.
-            box: Top, left, height and width.
-            side: Side of the square.
-            channels: 1 or 3.
-            size: Height and width to which the image is resized before it is cropped; None keeps
-                its own.
-
-        Raises:
-            UserError: If the image cannot be read; the message names it.
+        If a size (height, width) is given, the image is resized to it before it is cropped. Unless
+        `fast`, pixels are those of Pillow's crop followed by its bicubic resize.
         """
         return self._show(i, lambda *own: Frame(size or own, tuple(box)), side, channels)
 
     def test_view(self, i: int, view: View) -> UInt8[np.ndarray, "side side channels"]:
-        """Returns the test view of the i-th image, see `hypjax.data.views`.
-
-        Raises:
-            UserError: If the image cannot be read; the message names it.
-        """
+        """Returns the test view of the i-th image, see `hypjax.data.views`."""
         frame = TEST_VIEWS[view.test]
         return self._show(i, lambda *own: frame(*own, view), view.side, view.channels)
 
@@ -149,8 +113,8 @@ class Dataset:
         with self._naming_errors(i):
             if (whole := self._cached(i)) is not None:
                 # Of a memory map, only the pixels of the box are read.
-                inner = self._inner(i, whole.shape[:2])
-                whole = whole[inner.top : inner.bottom, inner.left : inner.right]
+                left, top, right, bottom = self._box(i, *whole.shape[:2])
+                whole = whole[top:bottom, left:right]
                 own = whole.shape[:2]
                 size, box = frame(*own)
                 if size == own:
@@ -160,29 +124,33 @@ class Dataset:
                 return pixels.show(pixels.from_array(whole), Frame(size, box), side)
             encoded = self._encoded(i)
             if self.fast:
-                inner = self._inner(i, self.sizes[i].tolist())
-                own = inner.bottom - inner.top, inner.right - inner.left
-                top, left, height, width = frame(*own).box_within(own)
-                box = top + inner.top, left + inner.left, height, width
-                fast = pixels.show_fast(encoded, channels, box, side, self.upright)
+                fast = self._show_fast(i, encoded, frame, side, channels)
                 if fast is not None:
                     return fast
             image = self._decode(i, encoded, channels)
-            inner = self._inner(i, (image.height, image.width))
             if self.boxes is not None:
-                image = image.crop((inner.left, inner.top, inner.right, inner.bottom))
+                image = image.crop(self._box(i, image.height, image.width))
             return pixels.show(image, frame(image.height, image.width), side)
 
-    def _inner(self, i: int, size: Sequence[int]) -> "_Inner":
-        """Returns the i-th image's box within its height and width, or all of it."""
-        height, width = size
+    def _show_fast(
+        self, i: int, encoded: bytes, frame: Callable[[int, int], Frame], side: int, channels: int
+    ) -> UInt8[np.ndarray, "side side channels"] | None:
+        """Does the same with the fast decoder; None if it cannot read the image."""
+        first_column, first_row, right, bottom = self._box(i, *self.sizes[i].tolist())
+        own = bottom - first_row, right - first_column
+        top, left, height, width = frame(*own).box_within(own)
+        box = top + first_row, left + first_column, height, width
+        return pixels.show_fast(encoded, channels, box, side, self.upright)
+
+    def _box(self, i: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """Returns left, top, right and bottom of the part of the i-th image that views see."""
         if self.boxes is None:
-            return _Inner(0, 0, width, height)
-        left, top, right, bottom = map(int, self.boxes[i])
-        found = _Inner(max(left, 0), max(top, 0), min(right, width), min(bottom, height))
-        if found.left >= found.right or found.top >= found.bottom:
-            raise ValueError(f"its box {[left, top, right, bottom]} is not in the image")
-        return found
+            return 0, 0, width, height
+        left, top, right, bottom = given = self.boxes[i].tolist()
+        left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
+        if left >= right or top >= bottom:
+            raise ValueError(f"its box {given} is not in the image")
+        return left, top, right, bottom
 
     def _cached(self, i: int) -> UInt8[np.ndarray, "height width channels"] | None:
         """Returns the decoded pixels of the i-th image, if they are cached and undamaged."""
@@ -228,15 +196,6 @@ class Dataset:
     def with_classes(self, classes: Int[np.ndarray, " classes"]) -> "Dataset":
         """Returns the images of the given classes, which are renumbered from 0."""
         return self.take(np.flatnonzero(np.isin(self.labels, classes))).renumbered()
-
-
-class _Inner(NamedTuple):
-    """A part of an image, in pixels."""
-
-    left: int
-    top: int
-    right: int
-    bottom: int
 
 
 class _Chained(Sequence):
@@ -298,8 +257,7 @@ def with_host_cache(dataset: Dataset, key: str, decoding: Decoding) -> Dataset:
 def fill_cache(dataset: Dataset, channels: int) -> None:
     """Decodes a dataset's images into its host cache, if it has one that is not filled yet.
 
-    Raises:
-        UserError: If there is not enough space, or an image cannot be read.
+    Raises UserError if there is not enough space, or an image cannot be read.
     """
     if dataset.decoded is not None:
         files = dataclasses.replace(dataset, decoded=None)

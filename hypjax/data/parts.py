@@ -19,33 +19,20 @@ _HELD_OUT = 0.25  # Share of a class's images to test on.
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutClasses:
-    """Classes to hold out of a dataset's training classes; see `hold_out`.
+    """Numbers or shares of classes to hold out of a dataset's training classes; see `hold_out`."""
 
-    Attributes:
-        test: Number or share of test classes, if the dataset has no test part.
-        validation: Number or share of validation classes, if it has no validation part.
-        seed: Seed of the choice.
-        images: Whether to hold out images of all classes instead, see `hold_out_images`.
-    """
-
-    test: float
-    validation: float
+    test: float  # If the dataset has no test part.
+    validation: float  # If it has no validation part.
     seed: int
-    images: bool = False
+    images: bool = False  # Hold out images of all classes instead, see `hold_out_images`.
 
 
 class Task(NamedTuple):
-    """A search to be scored.
-
-    Attributes:
-        queries: Images to search by.
-        gallery: Images to search; if None, the queries search each other.
-        judgements: What each query should find; if None, the images of its class.
-    """
+    """A search to be scored."""
 
     queries: Dataset
-    gallery: Dataset | None = None
-    judgements: Judgements | None = None
+    gallery: Dataset | None = None  # If None, the queries search each other.
+    judgements: Judgements | None = None  # If None, a query should find the images of its class.
 
     @property
     def items(self) -> int:
@@ -54,39 +41,21 @@ class Task(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """The parts of a dataset.
+    """The parts of a dataset."""
 
-    Attributes:
-        train: Images to learn from; None if there are none, so that models can only be scored.
-        validation: Images of held-out training classes, for choosing a model; None if no classes
-            are held out.
-        test: Images to report on, never to choose by.
-        gallery: Images that the test images search; if None, they search each other.
-        fingerprint: Hash that differs if any image of the dataset differs.
-        notes: Remarks that accompany every result computed from the dataset.
-        judgements: What each test image should find in the gallery; if None, images of its class.
-        name: Name of the dataset, under which scores by judgements are listed.
-        benchmarks: Further judged datasets to score models on, by name.
-        further_fingerprints: Hashes of these.
-    """
-
-    train: Dataset | None
-    validation: Dataset | None
-    test: Dataset
-    gallery: Dataset | None
-    fingerprint: str
-    notes: tuple[str, ...] = ()
-    judgements: Judgements | None = None
-    name: str = ""
-    benchmarks: Mapping[str, Task] = MappingProxyType({})
-    further_fingerprints: Mapping[str, str] = MappingProxyType({})
+    train: Dataset | None  # None if models can only be scored.
+    validation: Dataset | None  # Held-out training classes, if any, for choosing a model.
+    test: Dataset  # Images to report on, never to choose by.
+    gallery: Dataset | None  # What the test images search, if not each other.
+    fingerprint: str  # Hash that differs if any image of the dataset differs.
+    notes: tuple[str, ...] = ()  # Remarks that accompany every result computed from the dataset.
+    judgements: Judgements | None = None  # What each test image should find, if not its class.
+    name: str = ""  # Under which scores by judgements are listed.
+    benchmarks: Mapping[str, Task] = MappingProxyType({})  # Further judged datasets, by name.
+    further_fingerprints: Mapping[str, str] = MappingProxyType({})  # Of these.
 
     def training_images(self) -> Dataset:
-        """The images to learn from.
-
-        Raises:
-            UserError: There are none.
-        """
+        """The images to learn from; raises UserError if there are none."""
         if self.train is None:
             raise UserError(
                 f"{self.name} has no training images; evaluate on it with --mode=evaluate, or name "
@@ -108,20 +77,12 @@ class Splits(NamedTuple):
 def hold_out(
     dataset: Dataset, amount: float, seed: int, name: str
 ) -> tuple[Dataset, Dataset | None]:
-    """Holds out random classes of a dataset.
+    """Holds out random classes of a dataset; returns the remaining and the held-out images, if any.
 
-    Args:
-        dataset: The dataset.
-        amount: Number of classes; below 1, their share, but at least two classes; 0 for none.
-        seed: Seed of the choice. It is not the run's seed, so that runs with different seeds are
-            compared on the same classes.
-        name: Name of the held-out part, test or validation, for messages.
-
-    Returns:
-        The remaining images and the held-out ones, None if there are none.
-
-    Raises:
-        UserError: If fewer than two classes would remain.
+    The amount is a number of classes or, below 1, their share, but at least two classes. The seed
+    is not the run's seed, so that runs with different seeds are compared on the same classes. The
+    name of the held-out part, test or validation, is for messages. Raises UserError if fewer than
+    two classes would remain.
     """
     if amount == 0:
         return dataset.renumbered(), None
@@ -144,13 +105,8 @@ def hold_out(
 def hold_out_images(dataset: Dataset, seed: int) -> tuple[Dataset, Dataset]:
     """Holds out a quarter of the images of each class, at random, but at least two.
 
-    Classes with fewer than four images are only trained on.
-
-    Returns:
-        The remaining images and the held-out ones.
-
-    Raises:
-        UserError: If fewer than two classes have four images.
+    Returns the remaining and the held-out images. Classes with fewer than four images are only
+    trained on; if fewer than two classes have as many, raises UserError.
     """
     draw, chosen = np.random.default_rng(seed), []
     for label in np.unique(dataset.labels):
@@ -173,10 +129,7 @@ def hold_out_images(dataset: Dataset, seed: int) -> tuple[Dataset, Dataset]:
 def hold_out_validation(
     dataset: Dataset, held_out: HeldOutClasses
 ) -> tuple[Dataset, Dataset | None]:
-    """Holds out validation classes; a share of few classes holds out none.
-
-    Returns and raises what `hold_out` does.
-    """
+    """Holds out validation classes as `hold_out` does; a share of few classes holds out none."""
     amount, classes = held_out.validation, dataset.num_classes
     if 0 < amount < 1 and classes < _FEW_CLASSES:
         console.say(f"no class is held out for validation: there are only {classes} to train on")
@@ -187,8 +140,7 @@ def hold_out_validation(
 def check_classes(name: str, splits: Splits) -> None:
     """Checks that parts can be trained on and searched, and warns of classes with one image.
 
-    Raises:
-        UserError: If a part has fewer than two classes, or no query has an image to find.
+    Raises UserError if a part has fewer than two classes, or no query has an image to find.
     """
     train, judged = splits.train, splits.judgements is not None
     test = None if judged else splits.test

@@ -21,39 +21,23 @@ _CLASSES, _IMAGES, _CROPS, _PAIRS, _POOL = range(5)
 
 
 class Plan(NamedTuple):
-    """The images of one batch, and how to crop them.
+    """The images of one batch, and how to crop them."""
 
-    Attributes:
-        ids: Position of each image in the training set.
-        labels: Class of each image.
-        sizes: Height and width to which each image is resized before it is cropped.
-        boxes: Crop box of each resized image: top, left, height, width, in pixels.
-        flips: Whether to mirror each image horizontally.
-    """
-
-    ids: Int[np.ndarray, " batch"]
+    ids: Int[np.ndarray, " batch"]  # Positions in the training set.
     labels: Int[np.ndarray, " batch"]
-    sizes: Int[np.ndarray, "batch 2"]
-    boxes: Int[np.ndarray, "batch 4"]
-    flips: Bool[np.ndarray, " batch"]
+    sizes: Int[np.ndarray, "batch 2"]  # Heights and widths before images are cropped.
+    boxes: Int[np.ndarray, "batch 4"]  # Top, left, height and width, in pixels of that size.
+    flips: Bool[np.ndarray, " batch"]  # Whether to mirror each image horizontally.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plans(abc.ABC):
-    """The plans of a run's batches, by step.
+    """The plans of a run's batches, by step."""
 
-    Attributes:
-        labels: Class of each training image, from 0 without gaps.
-        sizes: Height and width of each training image when it is cropped.
-        batch_size: Images of a batch.
-        crop: Distribution of crops and flips: the training view.
-        seed: Seed of all random choices.
-    """
-
-    labels: Int[np.ndarray, " images"]
-    sizes: Int[np.ndarray, "images 2"]
+    labels: Int[np.ndarray, " images"]  # Class of each training image, from 0 without gaps.
+    sizes: Int[np.ndarray, "images 2"]  # Their heights and widths when they are cropped.
     batch_size: int
-    crop: TrainView
+    crop: TrainView  # Distribution of crops and flips.
     seed: int
 
     @property
@@ -102,13 +86,11 @@ class ShuffledPlans(Plans):
 class ClassPlans(Plans):
     """Batches of N classes with d images each; images of one class are adjacent.
 
-    Attributes:
-        samples_per_class: d; N is `batch_size / d`.
-        repeats: Whether a class's images are drawn with replacement (HIER). Otherwise they are
-            distinct if the class has at least d images.
+    A class's images are drawn with replacement if `repeats` (HIER). Otherwise they are distinct if
+    the class has at least d images.
     """
 
-    samples_per_class: int
+    samples_per_class: int  # d; N is `batch_size / d`.
     repeats: bool = False
 
     @property
@@ -127,11 +109,9 @@ class ClassPlans(Plans):
         """Returns the step's classes, all distinct."""
 
     def __call__(self, step: int) -> Plan:
-        """Returns the plan of a step, counted from 0.
+        """Returns the plan of a step, after checking that it is grouped by class.
 
-        Raises:
-            RuntimeError: It is not grouped by class. Losses trust the order of a batch and cannot
-                tell, since they are compiled for any labels.
+        Losses trust the order of a batch and cannot tell, since they are compiled for any labels.
         """
         plan = super().__call__(step)
         classes = plan.labels.reshape(-1, self.samples_per_class)
@@ -188,15 +168,10 @@ class DrawnClassPlans(ClassPlans):
 
 
 class Candidates(NamedTuple):
-    """What an epoch's tuples are mined from, as positions of images in the training set.
+    """What an epoch's tuples are mined from, as positions of images in the training set."""
 
-    Attributes:
-        pairs: Anchor and positive of each tuple.
-        pool: Images among which its negatives are.
-    """
-
-    pairs: Int[np.ndarray, "tuples 2"]
-    pool: Int[np.ndarray, " pool"]
+    pairs: Int[np.ndarray, "tuples 2"]  # Anchor and positive of each tuple.
+    pool: Int[np.ndarray, " pool"]  # Images among which its negatives are.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -205,20 +180,13 @@ class TuplePlans(Plans):
 
     An epoch is as many random pairs of the list, and for each the negatives of the epoch's table
     (Radenović et al., TPAMI 2019).
-
-    Attributes:
-        pairs: Positions of two images that show one object.
-        tuples: Tuples of an epoch; at most as many as there are pairs.
-        negatives: Negatives of a tuple.
-        pool_size: Images among which an epoch's negatives are; at most all.
-        table: The epoch's tuples; None before they are mined.
     """
 
-    pairs: Int[np.ndarray, "pairs 2"]
-    tuples: int
-    negatives: int
-    pool_size: int
-    table: Int[np.ndarray, "tuples size"] | None = None
+    pairs: Int[np.ndarray, "pairs 2"]  # Positions of two images that show one object.
+    tuples: int  # In an epoch; at most as many as there are pairs.
+    negatives: int  # Of a tuple.
+    pool_size: int  # Images among which an epoch's negatives are; at most all.
+    table: Int[np.ndarray, "tuples size"] | None = None  # The epoch's tuples, once they are mined.
 
     @property
     def tuple_size(self) -> int:
