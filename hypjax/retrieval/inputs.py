@@ -20,19 +20,13 @@ PART_BYTES = 32 * 2**20  # Largest size of the points that are held at once.
 
 
 class Labelled(NamedTuple):
-    """Points and their classes.
-
-    Attributes:
-        points: Points of the space.
-        labels: Class numbers.
-        ids: Gallery indices of queries; None for those that are not in the gallery.
-    """
+    """Points and their class numbers; of queries, also gallery indices (−1 for none)."""
 
     points: Float[np.ndarray | Array, "n d"]
     labels: Int[np.ndarray, " n"]
     ids: Int[np.ndarray, " n"] | None = None
 
-    def part(self, rows: Int[np.ndarray, " r"]) -> "Labelled":
+    def part(self, rows: slice | Int[np.ndarray, " r"]) -> "Labelled":
         """Some of the points."""
         return Labelled(*(None if array is None else array[rows] for array in self))
 
@@ -55,9 +49,15 @@ def host_rows(
     return np.asarray(x[rows], np.float32)
 
 
+def blocks(number: int, size: int) -> list[slice]:
+    """Splits a number of rows into slices of a size, at least 1; the last one may be smaller."""
+    size = max(size, 1)
+    return [slice(start, start + size) for start in range(0, number, size)]
+
+
 def split(rows: Int[np.ndarray, " r"], size: int) -> list[Int[np.ndarray, " s"]]:
-    """Splits rows into parts of a size; the last one may be smaller."""
-    return np.split(rows, range(max(size, 1), len(rows), max(size, 1))) if len(rows) else []
+    """Splits rows into parts of a size, as `blocks` does."""
+    return [rows[block] for block in blocks(len(rows), size)]
 
 
 def parts_of(
@@ -67,11 +67,10 @@ def parts_of(
     return split(rows, PART_BYTES // (4 * x.shape[1]))
 
 
-def pad_rows(x: Array, rows: int, fill: float = 0) -> Array:
-    """Appends rows of a constant to an array, up to a number of rows."""
+def pad_rows(x: Array, rows: int) -> Array:
+    """Appends rows of zeros to an array, up to a number of rows."""
     pad = np.pad if isinstance(x, np.ndarray) else jnp.pad
-    padding = [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1)
-    return pad(x, padding, constant_values=fill)
+    return pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1))
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -80,14 +79,9 @@ def round_up(number: int, multiple: int) -> int:
 
 
 def check_whole_number(name: str, value: object) -> int:
-    """Returns a whole number as a Python integer.
+    """Returns an argument as a Python integer, or raises a `UserError` if it is no whole number.
 
-    Args:
-        name: Name of the argument, for the message.
-        value: The argument. 1.0 is not a whole number here: caches would take it for 1.
-
-    Raises:
-        UserError: It is not a whole number.
+    1.0 is none here: caches would take it for 1.
     """
     try:
         return operator.index(value)
@@ -96,11 +90,7 @@ def check_whole_number(name: str, value: object) -> int:
 
 
 def check_space(space: object) -> None:
-    """Checks that an argument is a space.
-
-    Raises:
-        UserError: It is something else, such as the name or the class of a space.
-    """
+    """Raises a `UserError` for what is no space, such as the name or the class of one."""
     if isinstance(space, type) or not isinstance(space, Space):
         raise UserError(
             f"space is {space!r}; it must be a space, such as PoincareBall(c=0.1) or Sphere() of "
@@ -111,10 +101,7 @@ def check_space(space: object) -> None:
 def check_points(
     queries: Float[ArrayLike, "n d"], gallery: Float[ArrayLike, "m d"]
 ) -> tuple[Float[np.ndarray | Array, "n d"], Float[np.ndarray | Array, "m d"]]:
-    """Converts points to arrays and checks their shapes and dtypes.
-
-    Returns:
-        Queries [n, d] and gallery [m, d]; JAX arrays stay on their devices.
+    """Returns points as arrays; JAX arrays stay on their devices.
 
     Raises:
         UserError: The arrays are not [n, d] and [m, d], empty, or not floating point.
@@ -135,16 +122,7 @@ def check_points(
 
 
 def check_own_ids(own_ids: Int[np.ndarray, " n"] | None, queries: int, items: int) -> None:
-    """Checks the gallery indices of queries; −1 stands for those that are not in the gallery.
-
-    Args:
-        own_ids: Indices, [queries]; None if no query is in the gallery.
-        queries: Number of queries.
-        items: Number of gallery items.
-
-    Raises:
-        UserError: They are not one index for each query, or one is out of range.
-    """
+    """Raises a `UserError` unless each query has a gallery index, −1 for none, or all have none."""
     if own_ids is None:
         return
     own_ids = np.asarray(own_ids)
@@ -157,42 +135,51 @@ def check_own_ids(own_ids: Int[np.ndarray, " n"] | None, queries: int, items: in
         raise UserError(f"own_ids has an index outside -1 to {items - 1}")
 
 
-def check_labelled(
+def labelled(
     queries: Float[ArrayLike, "n d"],
     query_labels: Shaped[ArrayLike, " n"],
-    gallery: Float[ArrayLike, "m d"],
+    gallery: Float[ArrayLike, "m d"] | None,
     gallery_labels: Shaped[ArrayLike, " m"] | None,
-) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
+    own_ids: Int[np.ndarray, " n"] | None = None,
+) -> tuple[Labelled, Labelled]:
     """Checks points and labels, and renumbers the classes from 0.
 
     Returns:
-        Class numbers of the queries [n] and the gallery [m], int32.
+        Queries and gallery: the same object, with the ids of its points, if no gallery is given.
 
     Raises:
         UserError: Shapes do not match, labels are neither whole numbers that fit into int64 nor
             strings, or the labels of queries and gallery are of different kinds.
     """
+    if gallery is None:
+        points, _ = check_points(queries, queries)
+        numbers = np.unique(_checked_labels("queries", points, query_labels), return_inverse=True)
+        among = Labelled(points, numbers[1].astype(np.int32), np.arange(len(points)))
+        return among, among
     if gallery_labels is None:
         raise UserError("a gallery needs gallery_labels")
-    check_points(queries, gallery)
-    both = []
-    for name, points, labels in (
-        ("queries", queries, query_labels),
-        ("gallery", gallery, gallery_labels),
-    ):
-        labels = np.asarray(labels)
-        if labels.shape != (len(points),):
-            raise UserError(f"{name} has {len(points)} rows but labels of shape {labels.shape}")
-        if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels):
-            labels = labels.astype(str)
-        if labels.dtype.kind not in "iuU":
-            raise UserError(
-                f"labels of the {name} must be whole numbers or strings, got {labels.dtype}"
-            )
-        if labels.dtype.kind == "u" and labels.max() > np.iinfo(np.int64).max:
-            raise UserError(f"labels of the {name} must fit into int64, got {labels.max()}")
-        both.append(labels if labels.dtype.kind == "U" else labels.astype(np.int64))
-    if both[0].dtype.kind != both[1].dtype.kind:
+    queries, gallery = check_points(queries, gallery)
+    query_labels = _checked_labels("queries", queries, query_labels)
+    gallery_labels = _checked_labels("gallery", gallery, gallery_labels)
+    if query_labels.dtype.kind != gallery_labels.dtype.kind:
         raise UserError("labels of the queries and the gallery must both be numbers or strings")
-    dense = np.unique(np.concatenate(both), return_inverse=True)[1].astype(np.int32)
-    return dense[: len(queries)], dense[len(queries) :]
+    check_own_ids(own_ids, len(queries), len(gallery))
+    both = np.concatenate([query_labels, gallery_labels])
+    numbers = np.unique(both, return_inverse=True)[1].astype(np.int32)
+    asked = Labelled(queries, numbers[: len(queries)], own_ids)
+    return asked, Labelled(gallery, numbers[len(queries) :])
+
+
+def _checked_labels(name: str, points: Array, labels: Shaped[ArrayLike, " n"]) -> np.ndarray:
+    labels = np.asarray(labels)
+    if labels.shape != (len(points),):
+        raise UserError(f"{name} has {len(points)} rows but labels of shape {labels.shape}")
+    if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels):
+        labels = labels.astype(str)
+    if labels.dtype.kind not in "iuU":
+        raise UserError(
+            f"labels of the {name} must be whole numbers or strings, got {labels.dtype}"
+        )
+    if labels.dtype.kind == "u" and labels.max() > np.iinfo(np.int64).max:
+        raise UserError(f"labels of the {name} must fit into int64, got {labels.max()}")
+    return labels if labels.dtype.kind == "U" else labels.astype(np.int64)

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -10,96 +9,26 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.retrieval import inputs
+from hypjax.retrieval import inputs, rules
+from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.neighbors import search
-from hypjax.retrieval.ranks import NO_MATCH, match_ranks, positive_ranks
+from hypjax.retrieval.ranks import NO_MATCH, first_ranks, positive_ranks
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.relevance import Relevance, by_labels
+from hypjax.retrieval.rules import ALL, FIRST, Metric
 
 _MAX_ENTRIES = 2**24  # Largest number of neighbours in memory at once.
-FIRST, ALL = "first", "all"  # Depths: the nearest positive, and all positives.
-
-
-class Metric(NamedTuple):
-    """A rule that scores queries by the ranks of their positives.
-
-    Attributes:
-        depth: Which ranks it needs: that of the first positive, all, or those below a number, which
-            is a function of the queries' numbers of positives.
-        score: Scores [b] as a function of the ranks of positives, [b, p], ascending and filled up
-            with `NO_MATCH`, and of the numbers of positives, [b].
-        k: Number such that the score depends on whether the first rank is below it, or None if it
-            depends on more.
-    """
-
-    depth: Literal["first", "all"] | Callable[[Int[np.ndarray, " n"]], int]
-    score: Callable[[Int[np.ndarray, "b p"], Int[np.ndarray, " b"]], Float[np.ndarray, " b"]]
-    k: int | None = None
-
-
-def ranks_of_hits(hits: Bool[np.ndarray, "b k"]) -> Int[np.ndarray, "b p"]:
-    """Ranks of the positives in lists of neighbours, filled up with `NO_MATCH`."""
-    rows, ranks = np.nonzero(hits)
-    counts = hits.sum(axis=1)
-    found = np.full((len(hits), max(counts.max(), 1)), NO_MATCH)
-    found[np.arange(found.shape[1]) < counts[:, None]] = ranks
-    return found
-
-
-def _precision_at_r(
-    ranks: Int[np.ndarray, "b p"], positives: Int[np.ndarray, " b"]
-) -> Float[np.ndarray, " b"]:
-    return np.sum(ranks < positives[:, None], axis=1) / np.maximum(positives, 1)
-
-
-def _average_precision_at_r(
-    ranks: Int[np.ndarray, "b p"], positives: Int[np.ndarray, " b"]
-) -> Float[np.ndarray, " b"]:
-    precision = np.arange(1, ranks.shape[1] + 1) / (ranks + 1.0)
-    within = ranks < positives[:, None]
-    return np.sum(precision, axis=1, where=within) / np.maximum(positives, 1)
-
-
-def _average_precision(
-    ranks: Int[np.ndarray, "b p"], positives: Int[np.ndarray, " b"]
-) -> Float[np.ndarray, " b"]:
-    before = np.arange(ranks.shape[1])
-    precision_before = np.where(ranks == 0, 1, before / np.maximum(ranks, 1))
-    mean = (precision_before + (before + 1) / (ranks + 1.0)) / 2
-    return np.sum(mean, axis=1) / np.maximum(positives, 1)
-
-
-def _precision_at(k: int) -> Metric:
-    return Metric(lambda positives: k, lambda ranks, _: np.sum(ranks < k, axis=1) / k)
-
-
-def _mean_precision_at(k: int) -> Metric:
-    """Precision among the K nearest items, or up to the last positive if all are among these.
-
-    The code of Revisited Oxford and Paris (Radenović et al., CVPR 2018) takes its mean as mP@K.
-    """
-
-    def score(
-        ranks: Int[np.ndarray, "b p"], positives: Int[np.ndarray, " b"]
-    ) -> Float[np.ndarray, " b"]:
-        last = np.take_along_axis(ranks, np.maximum(positives - 1, 0)[:, None], axis=1)
-        listed = np.minimum(last + 1, k)
-        return np.sum(ranks < listed, axis=1) / listed[:, 0]
-
-    return Metric(ALL, score)
-
-
 # Metrics at K, as functions of K; and metrics without a K.
 AT_K: dict[str, Callable[[int], Metric]] = {
-    "recall": lambda k: Metric(FIRST, lambda ranks, _: ranks[:, 0] < k, k),
-    "precision": _precision_at,
-    "mp": _mean_precision_at,
+    "recall": rules.recall_at,
+    "precision": rules.precision_at,
+    "mp": rules.mean_precision_at,
 }
 WITHOUT_K: dict[str, Metric] = {
     "mrr": Metric(FIRST, lambda ranks, _: 1 / (ranks[:, 0] + 1.0)),
-    "map": Metric(ALL, _average_precision),
-    "map@r": Metric(np.max, _average_precision_at_r),
-    "r_precision": Metric(np.max, _precision_at_r),
+    "map": Metric(ALL, rules.average_precision),
+    "map@r": Metric(np.max, rules.average_precision_at_r),
+    "r_precision": Metric(np.max, rules.precision_at_r),
 }
 
 
@@ -112,12 +41,8 @@ def metric_names(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
     ]
 
 
-def find_metric(name: str) -> Metric:
-    """The metric of a full name.
-
-    Raises:
-        UserError: There is none.
-    """
+def _find_metric(name: str) -> Metric:
+    """The metric of a full name, or a `UserError` if there is none."""
     kind, _, number = name.partition("@")
     if name in WITHOUT_K:
         return WITHOUT_K[name]
@@ -262,51 +187,37 @@ def query_scores(
             unknown, K of a precision exceeds the number of items, or no query has a match.
     """
     inputs.check_space(space)
-    selected = {name: find_metric(name) for name in metrics}
-    own_ids = None
-    if among_themselves := gallery is None:
-        gallery, gallery_labels, own_ids = queries, query_labels, np.arange(len(queries))
-    query_labels, labels = inputs.check_labelled(queries, query_labels, gallery, gallery_labels)
-    matches = np.bincount(labels, minlength=int(query_labels.max()) + 1)[query_labels]
+    selected = {name: _find_metric(name) for name in metrics}
+    asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels)
+    among_themselves = asked is searched
+    matches = np.bincount(searched.labels, minlength=int(asked.labels.max()) + 1)[asked.labels]
     matches -= among_themselves
+    if not matches.any():
+        raise UserError("no query has a match in the gallery; check the labels")
     _report_excluded(matches)
-    _report_trivial(metrics, items=len(labels) - among_themselves)
+    _report_trivial(metrics, items=len(searched.labels) - among_themselves)
     if rows is not None:
-        space.check(inputs.float32(queries))  # All, so that all processes raise the same error.
-        queries, query_labels, matches = queries[rows], query_labels[rows], matches[rows]
-        own_ids = None if own_ids is None else own_ids[rows]
+        space.check(inputs.float32(asked.points))  # All, so that all processes raise one error.
+        asked, matches = asked.part(rows), matches[rows]
     reordered = None  # Whether the first results are matches, in their new order.
-    if refinement is not None:
-        queries = refinement.expanded(queries, own_ids, gallery, space)
-        if refinement.reranking is not None:
-            found = refinement.first_results(queries, own_ids, gallery, space)
-            reordered = labels[found] == query_labels[:, None]
+    if refinement is not None and refinement.expansion:
+        points = refinement.expanded(asked.points, asked.ids, searched.points, space)
+        asked = asked._replace(points=points)
+    if refinement is not None and refinement.reranking is not None:
+        found = refinement.first_results(asked.points, asked.ids, searched.points, space)
+        reordered = searched.labels[found] == asked.labels[:, None]
     scores = {}
-    first = {name: metric for name, metric in selected.items() if metric.depth is FIRST}
-    if first:
-        # Ranks among the queries themselves take half of the products.
-        halved = among_themselves and queries is gallery
+    if first := {name: metric for name, metric in selected.items() if metric.depth is FIRST}:
         ks = [metric.k for metric in first.values()]
-        ranks = match_ranks(
-            *(queries, query_labels),
-            *(() if halved else (gallery, labels)),
-            space=space,
-            ks=None if None in ks else ks,
-            own_ids=own_ids,
-        )
+        ranks = first_ranks(asked, searched, space, None if None in ks else ks)
         if reordered is not None:
             ranks = np.where(reordered.any(axis=1), reordered.argmax(axis=1), ranks)
         scores |= {name: metric.score(ranks[:, None], matches) for name, metric in first.items()}
-    listed = {name: metric for name, metric in selected.items() if callable(metric.depth)}
-    if listed:
-        scores |= _scores_of_lists(
-            *(queries, query_labels, gallery, labels, own_ids),
-            *(matches, listed, space, reordered),
-        )
-    full = {name: metric for name, metric in selected.items() if metric.depth is ALL}
-    if full:
-        relevance = by_labels(query_labels, labels, own_ids)
-        scores |= _scores_of_all(queries, gallery, relevance, full, space, reordered)
+    if listed := {name: metric for name, metric in selected.items() if callable(metric.depth)}:
+        scores |= _scores_of_lists(asked, searched, matches, listed, space, reordered)
+    if full := {name: metric for name, metric in selected.items() if metric.depth is ALL}:
+        relevance = by_labels(asked, searched)
+        scores |= _scores_of_all(asked.points, searched.points, relevance, full, space, reordered)
     return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
 
 
@@ -346,10 +257,8 @@ def relevance_scores(
         raise UserError(f"relevance is a {type(relevance).__name__}; make a Relevance of it")
     queries, gallery = inputs.check_points(queries, gallery)
     relevance = relevance.checked(len(queries), len(gallery))
-    selected = {name: find_metric(name) for name in metrics}
-    counts = np.array([len(items) for items in relevance.positives])
-    if np.any(counts == 0):
-        _warn_of_excluded(counts)
+    selected = {name: _find_metric(name) for name in metrics}
+    _report_excluded(np.array([len(items) for items in relevance.positives]))
     if rows is not None:
         space.check(inputs.float32(queries))
         queries = queries[rows]
@@ -385,30 +294,35 @@ def average_precision(
 
 
 def _scores_of_lists(
-    queries: Float[ArrayLike, "n d"],
-    query_labels: Int[np.ndarray, " n"],
-    gallery: Float[ArrayLike, "m d"],
-    labels: Int[np.ndarray, " m"],
-    own_ids: Int[np.ndarray, " n"] | None,
+    asked: Labelled,
+    searched: Labelled,
     matches: Int[np.ndarray, " n"],
     metrics: Mapping[str, Metric],
     space: Space,
     reordered: Bool[np.ndarray, "n depth"] | None,
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores from the nearest items, as many as the metrics need."""
-    scores = {name: np.empty(len(queries)) for name in metrics}
+    scores = {name: np.empty(len(matches)) for name in metrics}
     k = max(metric.depth(matches) for metric in metrics.values())
-    size = max(_MAX_ENTRIES // k, 1)
-    for part in (slice(at, at + size) for at in range(0, len(queries), size)):
-        part_ids = None if own_ids is None else own_ids[part]
-        found = search(queries[part], part_ids, gallery, k=k, space=space)[1]
-        hits = labels[found] == query_labels[part, None]
+    for rows in inputs.blocks(len(matches), _MAX_ENTRIES // k):
+        part = asked.part(rows)
+        found = search(part.points, part.ids, searched.points, k=k, space=space)[1]
+        hits = searched.labels[found] == part.labels[:, None]
         if reordered is not None:
-            hits[:, : reordered.shape[1]] = reordered[part, :k]
-        ranks = ranks_of_hits(hits)
+            hits[:, : reordered.shape[1]] = reordered[rows, :k]
+        ranks = _ranks_of_hits(hits)
         for name, metric in metrics.items():
-            scores[name][part] = metric.score(ranks, matches[part])
+            scores[name][rows] = metric.score(ranks, matches[rows])
     return scores
+
+
+def _ranks_of_hits(hits: Bool[np.ndarray, "b k"]) -> Int[np.ndarray, "b p"]:
+    """Ranks of the positives in lists of neighbours, filled up with `NO_MATCH`."""
+    rows, ranks = np.nonzero(hits)
+    counts = hits.sum(axis=1)
+    found = np.full((len(hits), max(counts.max(), 1)), NO_MATCH)
+    found[np.arange(found.shape[1]) < counts[:, None]] = ranks
+    return found
 
 
 def _scores_of_all(
@@ -434,11 +348,7 @@ def _scores_of_all(
 def _means_at_k(
     name: str, ks: Sequence[int], points: tuple[ArrayLike | None, ...], space: Space
 ) -> dict[int, float]:
-    """Means over queries of a metric at each K.
-
-    Raises:
-        UserError: `ks` is not a sequence of whole numbers, or as `query_scores`.
-    """
+    """Means over queries of a metric at each K."""
     if not np.iterable(ks) or isinstance(ks, str):
         raise UserError(f"ks is {ks!r}; it must be a list of whole numbers, such as (1, 10)")
     ks = [inputs.check_whole_number("a K in ks", k) for k in ks]
@@ -458,19 +368,13 @@ def _report_trivial(metrics: Sequence[str], items: int) -> None:
 
 
 def _report_excluded(matches: Int[np.ndarray, " n"]) -> None:
+    """Warns of queries without a match."""
     excluded = int(np.sum(matches == 0))
-    if excluded == len(matches):
-        raise UserError("no query has a match in the gallery; check the labels")
     if excluded:
-        _warn_of_excluded(matches)
-
-
-def _warn_of_excluded(matches: Int[np.ndarray, " n"]) -> None:
-    excluded = int(np.sum(matches == 0))
-    warnings.warn(
-        f"{excluded} of {len(matches)} queries have no match and are left out of the scores",
-        stacklevel=4,
-    )
+        warnings.warn(
+            f"{excluded} of {len(matches)} queries have no match and are left out of the scores",
+            stacklevel=3,
+        )
 
 
 def mean_score(scores: Float[np.ndarray, " n"]) -> float:

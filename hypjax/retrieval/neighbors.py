@@ -125,11 +125,7 @@ def search(
 def check_number(
     k: int, gallery: Float[ArrayLike, "m d"], own_ids: Int[np.ndarray, " n"] | None
 ) -> None:
-    """Checks the number of neighbours to find.
-
-    Raises:
-        UserError: It is not between 1 and the number of items.
-    """
+    """Raises a `UserError` unless k is between 1 and the number of items to find."""
     items = len(gallery) - (own_ids is not None)
     if not 1 <= k <= items:
         raise UserError(f"k is {k}, but there are {items} items for a query to find")

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from hypjax.geometry import Fused, Space
 from hypjax.retrieval import inputs
@@ -75,37 +75,31 @@ def match_ranks(
     Raises:
         UserError: A point is not finite or not in the space, or shapes do not match.
     """
-    exclude_self = gallery is None
-    if exclude_self:
-        gallery, gallery_labels, own_ids = queries, query_labels, np.arange(len(queries))
-    query_labels, gallery_labels = inputs.check_labelled(
-        queries, query_labels, gallery, gallery_labels
-    )
-    queries, gallery = inputs.check_points(queries, gallery)
-    inputs.check_own_ids(own_ids, len(queries), len(gallery))
-    asked = Labelled(queries, query_labels, own_ids)
-    searched = Labelled(gallery, gallery_labels)
-    found = np.empty(len(queries), np.int32)
+    asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels, own_ids)
+    return first_ranks(asked, searched, space, ks)
+
+
+def first_ranks(
+    asked: Labelled, searched: Labelled, space: Space, ks: Sequence[int] | None
+) -> Int[np.ndarray, " n"]:
+    """As `match_ranks`, for what `inputs.labelled` returns."""
+    found = np.empty(len(asked.labels), np.int32)
 
     def by_products(rows: Int[np.ndarray, " r"], score: Score) -> Int[np.ndarray, " u"]:
-        first = score.precision is Precision.SINGLE  # All queries are asked.
-        of_rows = asked if first else asked.part(rows)
-        bounds = _bound_ranks(of_rows, None if first and exclude_self else searched, score)
+        # In float32 all queries are asked, and halve the products if they are the gallery, too.
+        part = asked if score.precision is Precision.SINGLE else asked.part(rows)
+        bounds = _bound_ranks(part, searched, score)
         found[rows] = bounds[:, 0]
-        return rows[_undecided(bounds, ks)]
+        if ks is not None:  # It is enough to know below which K a rank is.
+            bounds = np.searchsorted(np.sort(ks), bounds, side="right")
+        return rows[bounds[:, 0] != bounds[:, 1]]
 
     def by_subtraction(rows: Int[np.ndarray, " r"]) -> None:
         found[rows] = _ranks_by_subtraction(space, asked.part(rows), searched)
 
-    certify("ranks", queries, Score.around(space, sample(gallery)), by_products, by_subtraction)
+    score = Score.around(space, sample(searched.points))
+    certify("ranks", asked.points, score, by_products, by_subtraction)
     return found
-
-
-def _undecided(bounds: Int[np.ndarray, "n 2"], ks: Sequence[int] | None) -> Bool[np.ndarray, " n"]:
-    """Marks ranks that are not known, or of which it is not known below which K they are."""
-    if ks is not None:
-        bounds = np.searchsorted(np.sort(ks), bounds, side="right")
-    return bounds[:, 0] != bounds[:, 1]
 
 
 def _ranks_by_subtraction(
@@ -133,9 +127,7 @@ def _rank(separations: Float[np.ndarray, " m"], matches: Int[np.ndarray, " r"], 
     return before - (own >= 0 and (separations[own], own) < (nearest, first))
 
 
-def _bound_ranks(
-    queries: Labelled, gallery: Labelled | None, score: Score
-) -> Int[np.ndarray, "n 2"]:
+def _bound_ranks(queries: Labelled, gallery: Labelled, score: Score) -> Int[np.ndarray, "n 2"]:
     """Numbers of items that surely, and may, come before each query's nearest match.
 
     Queries and items are sorted by class, so that matches are confined to few tiles of the score
@@ -143,72 +135,45 @@ def _bound_ranks(
     items before it. In all other tiles every item counts, which takes two comparisons of the same
     score, and no sort: so a rank costs little more than the matrix product.
 
-    Args:
-        queries: Queries. If they have ids, each is left out of its own results.
-        gallery: Points to search; by default the queries.
-        score: How points are compared.
-
-    Returns:
-        Bounds, [n, 2]; `NO_MATCH` for queries without a match.
+    Queries with ids are left out of their own results. Those without a match have `NO_MATCH`.
     """
-    symmetric = gallery is None and score.precision is Precision.SINGLE
-    query_points = _sort_by_class(score, queries)
-    gallery_points = query_points if gallery is None else _sort_by_class(score, gallery)
+    symmetric = queries is gallery and score.precision is Precision.SINGLE
+    rows = _sort_by_class(score, queries)
+    columns = rows if queries is gallery else _sort_by_class(score, gallery)
     mesh = Mesh(jax.local_devices(), _AXIS)
-    matching, others = _tiles(query_points.labels, gallery_points.labels, symmetric)
     with score.precision.enabled():
-        replicated = NamedSharding(mesh, P())
-        points = jax.device_put((query_points, gallery_points), replicated)
-        matching, others = _distribute(mesh, matching), _distribute(mesh, others)
-        thresholds = _thresholds(mesh, queries.ids is not None)(score.space, *points, matching)
-        counts = _count_before(mesh, symmetric)(score.space, *points, thresholds, matching, others)
-    place = query_points.place
-    valid = place >= 0
+        points = jax.device_put((rows, columns), NamedSharding(mesh, P()))
+        tiles = [_distribute(mesh, each) for each in _tiles(rows.labels, columns.labels, symmetric)]
+        program = _rank_program(mesh, queries.ids is not None, symmetric)
+        counts = np.asarray(program(score.space, *points, *tiles))
+    valid = rows.place >= 0
     bounds = np.empty((len(queries.labels), 2), np.int32)
-    bounds[place[valid]] = np.asarray(counts)[valid]
+    bounds[rows.place[valid]] = counts[valid]
     return bounds
 
 
 class _Points(NamedTuple):
-    """Points sorted by class and padded to whole tiles.
-
-    Attributes:
-        factors: Factors of the scores.
-        labels: Class numbers; −1 for padding.
-        ids: Indices in the gallery; `NO_MATCH` for padding.
-        place: Places before the sort; −1 for padding.
-    """
+    """Points sorted by class and padded to whole tiles; the padding's numbers follow its names."""
 
     factors: Factors
-    labels: Int[np.ndarray | Array, " p"]
-    ids: Int[np.ndarray | Array, " p"]
-    place: Int[np.ndarray | Array, " p"]
+    labels: Int[np.ndarray | Array, " p"]  # −1
+    ids: Int[np.ndarray | Array, " p"]  # In the gallery; `NO_MATCH`.
+    place: Int[np.ndarray | Array, " p"]  # Before the sort; −1.
 
 
 class _Thresholds(NamedTuple):
-    """Scores that tell on which side of a query's nearest match an item is.
+    """Scores that tell on which side of a query's nearest match an item is."""
 
-    Attributes:
-        may: An item with a lower score surely comes after the match.
-        must: An item with a higher score surely comes before the match; −inf if there is no match.
-    """
-
-    may: Float[Array, " p"]
-    must: Float[Array, " p"]
+    may: Float[Array, " p"]  # An item with a lower score surely comes after the match.
+    must: Float[Array, " p"]  # One with a higher score surely comes before; −∞ without a match.
 
 
 class _Tiles(NamedTuple):
-    """Some tiles of the score matrix, distributed over devices.
-
-    Attributes:
-        rows: Row indices of each device's tiles.
-        columns: Column indices of each device's tiles.
-        counts: Number of tiles of each device; the rest of `rows` and `columns` is padding.
-    """
+    """Indices of the tiles of the score matrix that each device visits, padded."""
 
     rows: Int[Array, "devices t"]
     columns: Int[Array, "devices t"]
-    counts: Int[Array, " devices"]
+    counts: Int[Array, " devices"]  # Tiles of each device, without the padding.
 
 
 def _sort_by_class(score: Score, given: Labelled) -> _Points:
@@ -285,14 +250,12 @@ def _rows(points: Any, number: Int[Array, ""], tile: int) -> Any:
 
 
 def _visit(tiles: _Tiles, visit: Callable[[Array, Array, Any], Any], state: Any) -> Any:
-    """Updates a state by each tile in turn.
-
-    Each step loads the tile indices of the next one. If a step loaded its own, XLA on a CPU would
-    reload them for each comparison.
-    """
+    """Updates a state by each tile in turn."""
 
     def step(i: Int[Array, ""], carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
         state, row, column = carry
+        # Indices of the next tile. If a step loaded its own, XLA on a CPU would reload them for
+        # each comparison.
         return visit(row, column, state), tiles.rows[0, i + 1], tiles.columns[0, i + 1]
 
     first = (state, tiles.rows[0, 0], tiles.columns[0, 0])
@@ -300,87 +263,80 @@ def _visit(tiles: _Tiles, visit: Callable[[Array, Array, Any], Any], state: Any)
 
 
 @functools.cache
+def _rank_program(mesh: Mesh, exclude_self: bool, symmetric: bool) -> Callable:
+    """The jitted `_count_before`, of replicated points and tiles that devices share."""
+    count = functools.partial(_count_before, exclude_self=exclude_self, symmetric=symmetric)
+    specs = (P(), P(), P(), P(_AXIS), P(_AXIS))
+    return jax.jit(jax.shard_map(count, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False))
+
+
 def _thresholds(
-    mesh: Mesh, exclude_self: bool
-) -> Callable[[Space, _Points, _Points, _Tiles], _Thresholds]:
-    """Jitted function that bounds the score of each query's nearest match."""
+    space: Space, rows: _Points, columns: _Points, tiles: _Tiles, exclude_self: bool
+) -> _Thresholds:
+    """Bounds the score of each query's nearest match."""
+    height, width = _tile_side(len(rows.ids)), _tile_side(len(columns.ids))
 
-    def thresholds(
-        space: Space, query_points: _Points, gallery_points: _Points, tiles: _Tiles
-    ) -> _Thresholds:
-        height, width = _tile_side(len(query_points.ids)), _tile_side(len(gallery_points.ids))
+    def update(row: Int[Array, ""], column: Int[Array, ""], best: _Thresholds) -> _Thresholds:
+        queries, items = _rows(rows, row, height), _rows(columns, column, width)
+        matches = queries.labels[:, None] == items.labels
+        if exclude_self:
+            matches &= queries.ids[:, None] != items.ids
+        most = highest(space, queries.factors.query, items.factors.gallery)
+        least = lowest(space, queries.factors, items.factors)
+        found = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (least, most))
+        return jax.tree.map(
+            lambda x, part: lax.dynamic_update_slice_in_dim(
+                x, jnp.maximum(part, _rows(x, row, height)), row * height, axis=0
+            ),
+            best,
+            _Thresholds(*found),
+        )
 
-        def update(row: Int[Array, ""], column: Int[Array, ""], best: _Thresholds) -> _Thresholds:
-            queries = _rows(query_points, row, height)
-            items = _rows(gallery_points, column, width)
-            matches = queries.labels[:, None] == items.labels
-            if exclude_self:
-                matches &= queries.ids[:, None] != items.ids
-            most = highest(space, queries.factors.query, items.factors.gallery)
-            least = lowest(space, queries.factors, items.factors)
-            found = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (least, most))
-            return jax.tree.map(
-                lambda x, part: lax.dynamic_update_slice_in_dim(
-                    x, jnp.maximum(part, _rows(x, row, height)), row * height, axis=0
-                ),
-                best,
-                _Thresholds(*found),
-            )
-
-        none_found = jnp.full_like(query_points.factors.slack[0][:, 0], -jnp.inf)
-        least, most = lax.pmax(_visit(tiles, update, _Thresholds(none_found, none_found)), _AXIS)
-        most = widened(most, 1)
-        if not _bounds_pairs(space, most):
-            most += 2 * largest_slack(query_points.factors, gallery_points.factors)
-        return _Thresholds(widened(least, -1), widened(most, 1))
-
-    return _over_tiles(mesh, thresholds, points=2, tiles=1)
+    none_found = jnp.full_like(rows.factors.slack[0][:, 0], -jnp.inf)
+    least, most = lax.pmax(_visit(tiles, update, _Thresholds(none_found, none_found)), _AXIS)
+    most = widened(most, 1)
+    if not _bounds_pairs(space, most):
+        most += 2 * largest_slack(rows.factors, columns.factors)
+    return _Thresholds(widened(least, -1), widened(most, 1))
 
 
-@functools.cache
 def _count_before(
-    mesh: Mesh, symmetric: bool
-) -> Callable[[Space, _Points, _Points, _Thresholds, _Tiles, _Tiles], Int[Array, "p 2"]]:
-    """Jitted function that counts the items that surely, or may, precede each nearest match."""
+    space: Space,
+    rows: _Points,
+    columns: _Points,
+    matching: _Tiles,
+    others: _Tiles,
+    *,
+    exclude_self: bool,
+    symmetric: bool,
+) -> Int[Array, "p 2"]:
+    """Counts the items that surely, or may, precede each query's nearest match."""
+    height, width = _tile_side(len(rows.ids)), _tile_side(len(columns.ids))
+    thresholds = _thresholds(space, rows, columns, matching, exclude_self)
 
-    def count_all(
-        space: Space,
-        query_points: _Points,
-        gallery_points: _Points,
-        thresholds: _Thresholds,
-        matching: _Tiles,
-        others: _Tiles,
-    ) -> Int[Array, "p 2"]:
-        height, width = _tile_side(len(query_points.ids)), _tile_side(len(gallery_points.ids))
+    def count_matching(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
+        queries, items = _rows(rows, row, height), _rows(columns, column, width)
+        mismatches = queries.labels[:, None] != items.labels
+        scores = highest(space, queries.factors.query, items.factors.gallery)
+        scores = jnp.where(mismatches, scores, -jnp.inf)
+        least = _least(space, scores, queries.factors, items.factors)
+        return _add(counts, row, _count_in_rows(scores, least, _rows(thresholds, row, height)))
 
-        def count_matching(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
-            queries = _rows(query_points, row, height)
-            items = _rows(gallery_points, column, width)
-            mismatches = queries.labels[:, None] != items.labels
-            scores = highest(space, queries.factors.query, items.factors.gallery)
-            scores = jnp.where(mismatches, scores, -jnp.inf)
-            least = _least(space, scores, queries.factors, items.factors)
-            found = _rows(thresholds, row, height)
-            return _add(counts, row, _count_in_rows(scores, least, found))
+    def count_other(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
+        queries, items = _rows(rows.factors, row, height), _rows(columns.factors, column, width)
+        scores = highest(space, queries.query, items.gallery)
+        least = _least(space, scores, queries, items)
+        found = _count_in_rows(scores, least, _rows(thresholds, row, height))
+        counts = _add(counts, row, found)
+        if symmetric:  # The transposed tile: columns are queries and rows are items.
+            found = _count_in_columns(scores, least, _rows(thresholds, column, width))
+            counts = _add(counts, column, found)
+        return counts
 
-        def count_other(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
-            queries = _rows(query_points.factors, row, height)
-            items = _rows(gallery_points.factors, column, width)
-            scores = highest(space, queries.query, items.gallery)
-            least = _least(space, scores, queries, items)
-            found = _rows(thresholds, row, height)
-            counts = _add(counts, row, _count_in_rows(scores, least, found))
-            if symmetric:  # The transposed tile: columns are queries and rows are items.
-                of_columns = _count_in_columns(scores, least, _rows(thresholds, column, width))
-                counts = _add(counts, column, of_columns)
-            return counts
-
-        counts = jnp.zeros((len(query_points.ids), 2), jnp.int32)
-        counts = _visit(others, count_other, _visit(matching, count_matching, counts))
-        matched = thresholds.must > -jnp.inf
-        return jnp.where(matched[:, None], lax.psum(counts, _AXIS), NO_MATCH)
-
-    return _over_tiles(mesh, count_all, points=3, tiles=2)
+    counts = jnp.zeros((len(rows.ids), 2), jnp.int32)
+    counts = _visit(others, count_other, _visit(matching, count_matching, counts))
+    matched = thresholds.must > -jnp.inf
+    return jnp.where(matched[:, None], lax.psum(counts, _AXIS), NO_MATCH)
 
 
 def _bounds_pairs(space: Space, scores: Array) -> bool:
@@ -433,14 +389,6 @@ def _add(counts: Int[Array, "p 2"], tile: Int[Array, ""], more: Int[Array, "h 2"
     return lax.dynamic_update_slice_in_dim(counts, more, start, axis=0)
 
 
-def _over_tiles(mesh: Mesh, function: Callable, *, points: int, tiles: int) -> Callable:
-    """Jits a function of a space, replicated points, and tiles that devices share."""
-    specs = (P(),) * (1 + points) + (P(_AXIS),) * tiles
-    return jax.jit(
-        jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
-    )
-
-
 def positive_ranks(
     queries: Float[np.ndarray | Array, "n d"],
     gallery: Float[np.ndarray | Array, "m d"],
@@ -452,12 +400,6 @@ def positive_ranks(
     A rank is the number of items that an exact search lists before the positive: those strictly
     nearer, and those equally far with a smaller index, without ignored items. Matrix products bound
     the separations; where the bounds leave the order open, subtraction in float64 decides it.
-
-    Args:
-        queries: Points of the space, [n, d].
-        gallery: Points of the space, [m, d].
-        relevance: Positives and ignored items, checked.
-        space: Space that measures the distances.
 
     Raises:
         UserError: A point is not finite or not in the space.
@@ -514,19 +456,14 @@ def _ranks_of_query(
     if len(undecided):
         windows = [(most >= own_least[p]) & (least <= own_most[p]) for p in undecided]
         items = np.flatnonzero(np.logical_or.reduce(windows))
-        separations = _separations_from(space, query, inputs.host_rows(gallery, items))
+        # Padded to a power of two, so that few programs are compiled.
+        size = max(1 << (len(items) - 1).bit_length(), inputs.LANES)
+        points = inputs.pad_rows(inputs.host_rows(gallery, items), size)
+        with jax.enable_x64(True):
+            matrix = separation_matrix(space, query[None], points)
+        separations = np.asarray(matrix)[0, : len(items)]
         for p, window in zip(undecided, windows, strict=True):
             own = separations[np.searchsorted(items, positives[p])]
             first = (separations < own) | ((separations == own) & (items < positives[p]))
             surely[p] += np.count_nonzero(first & window[items])
     return np.sort(surely)
-
-
-def _separations_from(
-    space: Space, query: Float[np.ndarray, " d"], items: Float[np.ndarray, "m d"]
-) -> Float[np.ndarray, " m"]:
-    # Padded to a power of two, so that few programs are compiled.
-    size = max(1 << (len(items) - 1).bit_length(), inputs.LANES)
-    with jax.enable_x64(True):
-        found = separation_matrix(space, query[None], inputs.pad_rows(items, size))
-    return np.asarray(found)[0, : len(items)]

@@ -8,6 +8,7 @@ from jaxtyping import Int
 
 from hypjax.errors import UserError
 from hypjax.retrieval import inputs
+from hypjax.retrieval.inputs import Labelled
 from hypjax.types import Judgements
 
 LEVELS = ("easy", "medium", "hard")
@@ -18,9 +19,9 @@ class Relevance(NamedTuple):
     """The gallery items that each query should find.
 
     Attributes:
-        positives: Indices of the items that are relevant, for each query.
-        ignored: Indices of the items that are removed from the query's ranking before it is scored,
-            for each query, such as junk; None removes nothing.
+        positives: Indices of the relevant items, for each query.
+        ignored: Indices of those removed from the query's ranking before it is scored, such as
+            junk, for each query; None removes nothing.
     """
 
     positives: Items
@@ -28,10 +29,6 @@ class Relevance(NamedTuple):
 
     def checked(self, queries: int, items: int) -> "Relevance":
         """The same with int64 arrays, and with `ignored` filled in.
-
-        Args:
-            queries: Number of queries.
-            items: Number of gallery items.
 
         Raises:
             UserError: There is not one list per query, an index is out of range or repeated, or an
@@ -63,25 +60,15 @@ def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.n
     return found
 
 
-def by_labels(
-    query_labels: Int[np.ndarray, " n"],
-    labels: Int[np.ndarray, " m"],
-    own_ids: Int[np.ndarray, " n"] | None,
-) -> Relevance:
-    """Items of a query's class are positive; the query itself, if it is an item, is ignored.
-
-    Args:
-        query_labels: Class numbers of the queries, [n].
-        labels: Class numbers of the gallery, [m].
-        own_ids: Gallery index of each query, [n]; None if the gallery does not hold the queries.
-    """
-    of_class = inputs.items_of_classes(labels)
+def by_labels(asked: Labelled, searched: Labelled) -> Relevance:
+    """Items of a query's class are positive; the query itself, if it is an item, is ignored."""
+    of_class = inputs.items_of_classes(searched.labels)
     none = np.zeros(0, np.int64)
-    positives = [of_class[c] if c < len(of_class) else none for c in query_labels]
-    if own_ids is None:
+    positives = [of_class[c] if c < len(of_class) else none for c in asked.labels]
+    if asked.ids is None:
         return Relevance(positives, [none] * len(positives))
-    kept = [items[items != own] for items, own in zip(positives, own_ids, strict=True)]
-    return Relevance(kept, list(own_ids[:, None].astype(np.int64)))
+    kept = [items[items != own] for items, own in zip(positives, asked.ids, strict=True)]
+    return Relevance(kept, list(asked.ids[:, None].astype(np.int64)))
 
 
 def relevance_at(level: str, judgements: Judgements) -> Relevance:

@@ -68,42 +68,27 @@ class Precision(enum.Enum):
         return jax.enable_x64(self is Precision.DOUBLE)
 
     def roundoff(self, platform: str) -> float:
-        """Unit roundoff of sums of products on a platform.
-
-        TPUs compute float32 products from six products in bfloat16, and float64 from pairs of
-        float32.
-        """
+        """Unit roundoff of sums of products on a platform."""
+        # TPUs compute float32 from six products in bfloat16, and float64 from pairs of float32.
         if self is Precision.SINGLE:
             return 2.0**-21 if platform == "tpu" else 2.0**-24
         return 2.0**-44 if platform == "tpu" else 2.0**-53
 
 
 class Factors(NamedTuple):
-    """Factors of the scores of points, for each space whose products rank them.
+    """Factors of the scores of points, for each space whose products rank them."""
 
-    Attributes:
-        query: Vectors of the points as queries.
-        gallery: Vectors of the points as gallery items.
-        slack: a and b of the bound; 0 for padding.
-    """
-
-    query: tuple[Float[Array, "n v"], ...]
-    gallery: tuple[Float[Array, "n v"], ...]
-    slack: tuple[Float[Array, "n 2"], ...]
+    query: tuple[Float[Array, "n v"], ...]  # Vectors of the points as queries.
+    gallery: tuple[Float[Array, "n v"], ...]  # Vectors of the points as gallery items.
+    slack: tuple[Float[Array, "n 2"], ...]  # a and b of the bound; 0 for padding.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Score:
-    """How points are compared.
-
-    Attributes:
-        space: Space of the points.
-        centre: Point near which scores are most accurate, in float64.
-        precision: Precision of the scores.
-    """
+    """How points are compared."""
 
     space: Space
-    centre: Float[np.ndarray, " d"]
+    centre: Float[np.ndarray, " d"]  # Where scores are most accurate, in float64.
     precision: Precision
 
     @classmethod
@@ -113,11 +98,7 @@ class Score:
         points: Float[np.ndarray, "n d"],
         precision: Precision = Precision.SINGLE,
     ) -> "Score":
-        """A score that is most accurate near the given points.
-
-        Raises:
-            UserError: The space is none.
-        """
+        """A score that is most accurate near the given points."""
         inputs.check_space(space)
         return cls(space, np.mean(points, axis=0, dtype=np.float64), precision)
 
@@ -126,10 +107,7 @@ class Score:
     ) -> Factors:
         """Factors of the scores of points, computed in float64 and rounded to the precision.
 
-        Args:
-            x: Points, [n, d]. JAX arrays stay on their devices.
-            valid: Whether a row is a point, [n], or padding, which scores `PADDING` with any point.
-                By default all rows are points.
+        Rows that are not valid are padding, which scores `PADDING` with any point.
         """
         on_devices = isinstance(x, jax.Array)
         platform = (next(iter(x.devices())) if on_devices else jax.local_devices()[0]).platform
@@ -150,7 +128,10 @@ def highest(
 def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"]:
     """Lower bounds on −separation of all pairs."""
     products = map(inner_products, queries.query, items.gallery)
-    slacks = map(_slack_of_pairs, queries.slack, items.slack)
+    slacks = (
+        of_query[:, :1] * of_item[:, 1] + of_query[:, 1:] * of_item[:, 0]
+        for of_query, of_item in zip(queries.slack, items.slack, strict=True)
+    )
     bounds = [product - 2 * slack for product, slack in zip(products, slacks, strict=True)]
     return _in_space(space, bounds, -1)
 
@@ -167,10 +148,6 @@ def _in_space(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Flo
     error = 2.0**-16 if distance.dtype == jnp.float32 else 2.0**-36
     padding = bounds[0] <= PADDING / 2  # Its distance may not be finite.
     return jnp.where(padding, PADDING, (sign * error - 1) * distance)
-
-
-def _slack_of_pairs(queries: Float[Array, "n 2"], items: Float[Array, "m 2"]) -> Array:
-    return queries[:, :1] * items[:, 1] + queries[:, 1:] * items[:, 0]
 
 
 def largest_slack(queries: Factors, items: Factors) -> Float[Array, " n"]:
@@ -231,15 +208,11 @@ def _factors(
         jnp.concatenate([terms.gallery, one, -offset, b, a], axis=1),
         jnp.concatenate([a, b], axis=1),
     )
-    padding = _padding(factors[0].shape[1])
+    # Padding is `PADDING` times the 1 of the other factor.
+    query, gallery = np.zeros((2, factors[0].shape[1]))
+    query[-4] = gallery[-3] = PADDING
+    padding = query, gallery, np.zeros(2)
     return jax.tree.map(lambda x, row: jnp.where(valid[:, None], x, row), factors, padding)
-
-
-def _padding(columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Factors of padding, in one row: `PADDING` times the 1 of the other factor."""
-    query, gallery = np.zeros((2, columns))
-    query[columns - 4] = gallery[columns - 3] = PADDING
-    return query, gallery, np.zeros(2)
 
 
 def _slack(
@@ -273,15 +246,8 @@ def certify(
     Products in float32 answer most queries. Where points crowd, their differences drown in the
     roundings of their lengths: those queries are asked again with products in float64, in which
     points are taken relative to the centre of their crowd. Queries with duplicates or near-ties
-    beyond the candidates remain, and are answered by subtraction.
-
-    Args:
-        what: What is searched for.
-        queries: Points of the space.
-        score: How products in float32 compare points.
-        by_products: Answers the queries in some rows by products, and returns the rows of those
-            whose answer is not certain.
-        by_subtraction: Answers the queries in some rows.
+    beyond the candidates remain, and are answered by subtraction. `by_products` answers the queries
+    in some rows, and returns the rows of those whose answer is not certain.
     """
     rows = by_products(np.arange(len(queries)), score)
     repeated = len(rows)
@@ -347,8 +313,7 @@ def separations(
     size, dim = len(gallery), queries.shape[1]
     block = int(np.clip(_SEPARATION_BYTES // (8 * size), 1, len(queries)))
     rows = inputs.round_up(min(max(FETCH_BYTES // (4 * dim), 1), size), inputs.LANES)
-    for start in range(0, len(queries), block):
-        part = queries[start : start + block]
+    for part in inputs.split(queries, block):
         padded = inputs.pad_rows(part, block)
         found = np.empty((block, size))
         for first in range(0, size, rows):

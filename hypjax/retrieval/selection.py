@@ -35,15 +35,10 @@ class Best(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Some rows of a gallery on each device.
+    """Some rows of a gallery on each device."""
 
-    Attributes:
-        vectors: Gallery vectors of the scores; padding for rows that are not to be found.
-        first: Gallery index of each device's first row.
-    """
-
-    vectors: tuple[Float[Array, "devices*r v"], ...]
-    first: Int[Array, " devices"]
+    vectors: tuple[Float[Array, "devices*r v"], ...]  # Padding for rows that are not to be found.
+    first: Int[Array, " devices"]  # Gallery index of each device's first row.
 
 
 def sample(gallery: Float[np.ndarray | Array, "m d"]) -> Float[np.ndarray, "s d"]:
@@ -59,10 +54,7 @@ def sample(gallery: Float[np.ndarray | Array, "m d"]) -> Float[np.ndarray, "s d"
 class HostGallery:
     """A NumPy array, possibly memory-mapped, that is streamed to all local devices.
 
-    Attributes:
-        mesh: Devices that search the points.
-        size: Number of points.
-        rows: Largest number of points on one device.
+    `mesh` are these devices, `size` is the number of points, and `rows` the most on one device.
     """
 
     def __init__(self, gallery: Float[np.ndarray, "m d"]) -> None:
@@ -75,11 +67,7 @@ class HostGallery:
         self._on_devices: Array | None = None
 
     def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
-        """Yields chunks that together contain every point once, in order on each device.
-
-        Args:
-            score: How points are compared.
-            rows: Rows of a chunk on each device.
+        """Yields chunks of so many rows, which hold every point once, in order on each device.
 
         Raises:
             UserError: A point does not belong to the space.
@@ -110,10 +98,7 @@ class HostGallery:
 
 
 class DeviceGallery:
-    """A JAX array; each device that holds it searches an equal share of its rows.
-
-    Attributes and methods are those of `HostGallery`.
-    """
+    """Like `HostGallery`: a JAX array, of which each device that holds it searches equal parts."""
 
     def __init__(self, gallery: Float[Array, "m d"]) -> None:
         """Distributes the rows, or raises a `UserError` if devices cannot share them evenly."""
@@ -195,14 +180,9 @@ class Selector:
     def __init__(
         self, mesh: Mesh, k: int, shape: tuple[int, int], score: Score, pool: Executor
     ) -> None:
-        """Allocates the buffer of scores.
+        """Allocates the buffer of scores, by queries of a block and rows of a chunk on a device.
 
-        Args:
-            mesh: Devices that share the gallery.
-            k: Number of items to find.
-            shape: Queries of a block, and rows of a chunk on each device.
-            score: How points are compared.
-            pool: Executor with `num_threads(mesh)` threads.
+        The pool has `num_threads(mesh)` threads.
         """
         self._score, self._pool, self._k = score, pool, k
         self._on_host, threads = _is_host(mesh), num_threads(mesh)
@@ -318,9 +298,8 @@ def _select_on_host(
     scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], first: int, k: int
 ) -> Best:
     """The k best items of a chunk that starts with item `first`, or all if it has fewer."""
-    k = min(k, scores.shape[1])
-    parts = (np.s_[at : at + _QUERY_BATCH] for at in range(0, len(scores), _QUERY_BATCH))
-    found = [_select_rows(scores[part], maxima[part], k) for part in parts]
+    k, blocks = min(k, scores.shape[1]), inputs.blocks(len(scores), _QUERY_BATCH)
+    found = [_select_rows(scores[rows], maxima[rows], k) for rows in blocks]
     best, items = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
     return Best(best, items + np.int32(first))
 

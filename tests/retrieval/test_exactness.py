@@ -214,11 +214,9 @@ def test_no_product_of_the_search_is_rounded(space):
     score = Score.around(space, x, Precision.SINGLE)
     points = ranks._sort_by_class(score, Labelled(x, np.zeros(64, np.int32)))
     some = ranks._distribute(mesh, np.zeros((1, 2), np.int32))
-    thresholds = ranks._Thresholds(*points.factors.slack[0].T)
     chunk = next(selection.HostGallery(x).chunks(score, 64))
     programs = [
-        ranks._thresholds(mesh, True).trace(space, points, points, some),
-        ranks._count_before(mesh, True).trace(space, points, points, thresholds, some, some),
+        ranks._rank_program(mesh, True, True).trace(space, points, points, some, some),
         jax.jit(selection._multiply).trace(jnp.zeros((64, 64)), space, points.factors.query, chunk),
         ranks._chunk_bounds.trace(space, points.factors, points.factors),
     ]

@@ -60,11 +60,7 @@ def test_ranks_of_60502_queries_compile_and_round_nothing(slice_of_eight):
     assigned = ranks._Tiles(np.zeros((8, 64)), np.zeros((8, 64)), np.zeros(8))
     assigned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.int32), assigned)
     points = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), points)
-    found = ranks._thresholds(mesh, True).lower(space, points, points, assigned)
-    counted = ranks._count_before(mesh, True).lower(
-        space, points, points, found.out_info, assigned, assigned
-    )
-    for lowered in (found, counted):
-        program = programs.describe(lowered)
-        assert program.rounded == []
-        assert program.temporary < 2**30
+    lowered = ranks._rank_program(mesh, True, False).lower(space, points, points, *[assigned] * 2)
+    program = programs.describe(lowered)
+    assert program.rounded == []
+    assert program.temporary < 2**30
