@@ -73,7 +73,7 @@ def main(overrides: list[str]) -> None:
         files = draw(results, output, read)
         console.say(f"wrote {', '.join(map(str, files))}")
     for hits in results:
-        print(hits.table())
+        print(hits)
 
 
 if __name__ == "__main__":

@@ -64,12 +64,8 @@ def train_and_evaluate(
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     run = SharedRun(workdir, config)
-    if (results := run.results) is not None:
-        print(f"{run.location} holds this run's results already:")
-        print_results(results, config)
-        if profile is not None:
-            console.warn("nothing is left to trace")
-        return results
+    if run.results is not None:
+        return _printed_again(run, config, profile)
     require_wandb(config)
     setup = build(run.filled())
     config, learner, splits = setup.config, setup.learner, setup.splits
@@ -89,8 +85,7 @@ def train_and_evaluate(
         source = open_input(setup, steps, Workers.of(config.run), state.params["model"])
         monitor = create_monitor(setup, steps, run.path, checkpoints, trace, stopwatch)
         step = jit_train_step(make_train_step(learner), learner.mesh, state)
-        step = functools.partial(step, store=source.store)
-        loop = Loop(setup, step, checkpoints, monitor)
+        loop = Loop(setup, functools.partial(step, store=source.store), checkpoints, monitor)
         with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:
             if steps.start == 0:
                 monitor.write(0, measured.untrained)
@@ -117,4 +112,16 @@ def train_and_evaluate(
     print(f"results.json, metrics.jsonl and the models are in {run.location}")
     if reported:
         print(f"the report is {run.location}/{REPORT}")
+    return results
+
+
+def _printed_again(
+    run: SharedRun, config: ConfigDict, profile: tuple[int, int] | None
+) -> dict[str, Any]:
+    """Prints the results of a finished run, and returns them."""
+    results = run.results
+    print(f"{run.location} holds this run's results already:")
+    print_results(results, config)
+    if profile is not None:
+        console.warn("nothing is left to trace")
     return results

@@ -28,7 +28,7 @@ from hypjax.errors import Interrupted, UserError
 from hypjax.geometry import Space, layout
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
 from hypjax.inference.features import Encodings
-from hypjax.inference.model_card import describe
+from hypjax.inference.push import describe
 from hypjax.inference.weights import restore_best
 from hypjax.objectives import create_objective
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors

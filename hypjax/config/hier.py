@@ -24,13 +24,13 @@ _OBJECTIVES = {
 class Schedule(NamedTuple):
     """What depends on the dataset."""
 
-    epoch: int
+    epoch: int  # Steps in an epoch: training images // 180.
     epochs: int
-    frozen: int
+    frozen: int  # Epochs through which the encoder stays as it is.
     weight_decay: float
-    head_rate: float
-    resnet_rate: float
-    resnet_decay: tuple[float, int]
+    head_rate: float  # Factor of the head's learning rate, for Transformers.
+    resnet_rate: float  # Learning rate of ResNet-50,
+    resnet_decay: tuple[float, int]  # its factor, and the epochs after each of which it applies.
 
 
 SCHEDULES = {

@@ -26,8 +26,8 @@ class Schedule(NamedTuple):
 
     steps: int
     sampling: str
-    memory: float = 1.0
-    memory_decay: float = 0.0
+    memory: float = 1.0  # Size of the memory, as a share of the training images.
+    memory_decay: float = 0.0  # Of the teacher that embeds the memory's images; 0 for none.
 
 
 SCHEDULES = {

@@ -23,7 +23,7 @@ class Encoder(NamedTuple):
 
     architecture: str
     weights: str
-    image_size: int
+    image_size: int  # Pixels.
 
 
 ENCODERS = {

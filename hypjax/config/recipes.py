@@ -26,21 +26,14 @@ _RELEASED = ",released"
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedEncoder:
-    """A pretrained encoder, as the paper fine-tunes it.
+    """A pretrained encoder, as the paper fine-tunes it; architecture and weights by timm's names.
 
-    Attributes:
-        architecture: timm's name of the architecture.
-        weights: timm's name of the pretrained weights.
-        learning_rate: Constant learning rate.
-        mean: Mean of each channel that the weights expect, for pixels in [0, 1].
-        std: Standard deviation of each channel, likewise.
-        eval_pooling: Pooling of the tokens in evaluation.
-        pooling: Pooling of the tokens in training.
+    Mean and deviation of each channel are those that the weights expect, for pixels in [0, 1].
     """
 
     architecture: str
     weights: str
-    learning_rate: float
+    learning_rate: float  # Constant.
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     eval_pooling: str = "cls"
@@ -109,20 +102,14 @@ IRT_VARIANTS = tuple(f"irt-{kind}{d}" for kind in "olr" for d in ("", "-distille
 
 
 class Variant(NamedTuple):
-    """One of a dataset's experiments.
+    """One of a dataset's experiments."""
 
-    Attributes:
-        name: The variant's name, such as 'hyp-dino'.
-        space: A key of `SPACES`, 'mix' for HypMix, which uses both, 'hier', 'irt-o', 'irt-l' or
-            'irt-r', or a key of `LOSSES` for another loss on the sphere.
-        encoder: A key of `ENCODERS`; for IRT, of those of `hypjax.config.irt`.
-        released: Whether to train for as many steps as the released commands and not as the paper.
-    """
-
-    name: str
+    name: str  # Such as 'hyp-dino'.
+    # A key of `SPACES`, 'mix' for HypMix, which uses both, 'hier', 'irt-o', 'irt-l' or 'irt-r', or
+    # a key of `LOSSES` for another loss on the sphere.
     space: str
-    encoder: str
-    released: bool
+    encoder: str  # A key of `ENCODERS`; for IRT, of those of `hypjax.config.irt`.
+    released: bool  # Whether it takes as many steps as the released commands, not the paper.
 
 
 def parse_variant(name: str, extra: Sequence[str] = (), *, with_irt: bool = False) -> Variant:

@@ -29,31 +29,14 @@ from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
 
 # Fields that may be None for the user's own images, which they then fit.
-FITTED = frozenset(
-    {
-        "optim.warmup_steps",
-        "train.batch_size",
-        "train.samples_per_class",
-        "train.total_steps",
-    }
-)
+FITTED = frozenset(f"train.{name}" for name in ("batch_size", "samples_per_class", "total_steps"))
+FITTED |= {"optim.warmup_steps"}
 # Fields that may be None.
-OPTIONAL = FITTED | frozenset(
-    {
-        "data.path",
-        "data.stored_side",
-        *(f"eval.pca.{part}" for part in PARTS),
-        "model.weights",
-        "objective.clip_radius",
-        "optim.clip_norm",
-        "optim.clip_value",
-        "run.cache_dir",
-        "run.data_dir",
-        "run.wandb_project",
-    }
-)
-
-
+OPTIONAL = FITTED | {
+    *("data.path", "data.stored_side", "model.weights", "objective.clip_radius"),
+    *("optim.clip_norm", "optim.clip_value", *(f"eval.pca.{part}" for part in PARTS)),
+    *("run.cache_dir", "run.data_dir", "run.wandb_project"),
+}
 _SCALARS = {
     int: Rule(lambda value: type(value) is int, "a whole number"),
     float: Rule(

@@ -49,7 +49,7 @@ class Evaluator:
                 "another dataset in data.name and this one in eval.benchmarks"
             )
         if self._fitted[0] is not params:  # A model may be scored on several datasets.
-            points = self.points(params, training)
+            points = self.images.points(params, training)
             self._fitted = params, self._processing.fit(points, self._spaces)
         return self._fitted[1]
 
@@ -183,12 +183,8 @@ class Evaluator:
     def _projected(
         self, params: PyTree, dataset: Dataset, projections: Projections | None
     ) -> dict[str, np.ndarray]:
-        points = self.points(params, dataset)
+        points = self.images.points(params, dataset)
         return points | {p: each.apply(points[p]) for p, each in (projections or {}).items()}
-
-    def points(self, params: PyTree, dataset: Dataset) -> dict[str, np.ndarray]:
-        """Embeds all images of a dataset, each part of the model in its space."""
-        return self.images.points(params, dataset)
 
 
 def create_evaluator(

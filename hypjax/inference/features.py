@@ -39,7 +39,7 @@ class EvaluationInput(NamedTuple):
     view: View
     workers: Workers
     batch_size: int
-    mesh: Mesh
+    mesh: Mesh  # Devices that share each batch.
 
 
 def evaluation_input(config: ConfigDict, mesh: Mesh | None = None) -> EvaluationInput:

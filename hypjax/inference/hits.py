@@ -38,11 +38,7 @@ class Hits(NamedTuple):
         return "right" if self.label == self.labels[i] else "wrong"
 
     def __str__(self) -> str:
-        """The table of the hits."""
-        return self.table()
-
-    def table(self) -> str:
-        """Returns one line per hit: rank, distance, whether it is right, and path."""
+        """A table with one line per hit: rank, distance, whether it is right, and path."""
         known = f" ({on_one_line(self.label)})" if self.label else ""
         lines = [
             f"{_shown(self.query)}{known}",

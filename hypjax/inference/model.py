@@ -14,7 +14,7 @@ from hypjax.errors import UserError, devices_explained
 from hypjax.geometry import Space
 from hypjax.inference.embedder import Part, TrainedEmbedder
 from hypjax.inference.hits import Hits, find_hits
-from hypjax.inference.model_card import describe
+from hypjax.inference.push import describe
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.refinement import Refinement
 from hypjax.system import hub

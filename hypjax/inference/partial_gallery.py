@@ -1,6 +1,5 @@
 """Galleries in the making: saved as they grow, or embedded in parts that are joined."""
 
-import contextlib
 import fcntl
 import pathlib
 import re
@@ -16,7 +15,7 @@ from hypjax.data.photo_dataset import fingerprint
 from hypjax.data.photos import Photo
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.system.files import read_npz, write_text
+from hypjax.system.files import read_npz, write_text, writing_to
 
 _SECONDS_BETWEEN_SAVES = 60
 
@@ -30,7 +29,7 @@ class PartialGallery:
         self._pending: list[tuple[np.ndarray, dict[int, str]]] = []
         self._saved = time.monotonic()
         owner = self._folder / "facts"
-        with _explained(self._folder):
+        with writing_to(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self._folder / "lock").open("w")
             try:  # Two processes that resume one gallery would overwrite each other's parts.
@@ -80,7 +79,7 @@ class PartialGallery:
     def _save(self) -> None:
         points, broken = concatenated(self._pending)
         path = self._folder / f"{_stem(self.done)}.npz"
-        with _explained(self._folder):
+        with writing_to(self._folder):
             # Renamed once it is whole, so that a kill while it is written leaves no damaged part.
             unfinished = path.with_suffix(".unfinished")
             with unfinished.open("wb") as file:
@@ -114,15 +113,6 @@ def concatenated(
 def _stem(done: int) -> str:
     """Name of the part that follows so many images."""
     return f"{done:012d}"
-
-
-@contextlib.contextmanager
-def _explained(folder: pathlib.Path) -> Iterator[None]:
-    """Turns a failure to write into a `UserError`."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror or error})") from error
 
 
 class Shard(NamedTuple):

@@ -4,20 +4,24 @@ import contextlib
 import os
 import pathlib
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
-from hypjax.config import flatten, identity
+from hypjax import __version__
+from hypjax.config import default_config, flatten, identity
 from hypjax.errors import UserError
 from hypjax.inference.matches import read_matches, write_matches
-from hypjax.inference.model_card import model_card
 from hypjax.inference.postprocess import copy_projections
 from hypjax.inference.weights import restore_best
+from hypjax.models import Embedder
 from hypjax.models.pretrained import pools_as_timm, save_timm, timm_config
 from hypjax.models.weight_files import is_hub_name
+from hypjax.objectives import create_objective
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import (
     CHECKPOINTS,
@@ -34,11 +38,67 @@ from hypjax.runs.files import (
     read_results,
     stale_files,
 )
+from hypjax.runs.published import compare
+from hypjax.runs.tables import format_results
 from hypjax.runs.workdir import saved_config, saved_fingerprint
 from hypjax.system import console, hub
-from hypjax.system.files import replacing_together, sha256, write_json, write_text
+from hypjax.system.files import replacing_together, sha256, write_json, write_text, writing_to
 
-_CARD = "README.md"
+_README = "README.md"  # The model card.
+_CARD = """\
+---
+library_name: hypjax
+pipeline_tag: image-feature-extraction
+tags:
+- image-retrieval
+- metric-learning
+- timm
+---
+
+# {name}
+
+Embeddings for image retrieval: {description}.
+
+## Use
+
+In hypjax, which scales the pixels and maps the embeddings into their space:
+
+```python
+import hypjax
+
+model = hypjax.load("{name}")
+points = model.embed(["one.jpg", "two.jpg"])  # Points of {space}
+hits = model.search("photos/", "query.jpg", k=10)
+print(hits[0])
+```
+
+In timm, whose output is what hypjax maps into that space:
+
+```python
+import timm
+
+model = timm.create_model("hf-hub:{name}", pretrained=True).eval()
+```
+
+{pooling}Test images are {view}.
+Their pixels, from 0 to 1, have the mean {mean} and the standard deviation {std}.
+
+## Data
+
+{data}
+
+## Recipe
+
+Trained by hypjax {version}. These fields differ from its defaults; `hypjax.json` has all of them.
+
+| field | value |
+|---|---|
+{fields}
+
+## Results
+
+{results}
+"""
 
 
 def push(
@@ -74,11 +134,9 @@ def push(
         raise UserError(f"{name!r} is no name of a repository; write OWNER/NAME")
     workdir = workdir if isinstance(workdir, str) else pathlib.Path(workdir)
     folder = pathlib.Path(folder or pathlib.Path("hub", name.rpartition("/")[2])).expanduser()
-    try:
+    with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         files = _write(workdir, folder, name)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror or error})") from error
     try:
         address = hub.upload(folder, files, name, private=private, owned=is_hashed)
         console.say(f"published {address}")
@@ -95,7 +153,7 @@ def _write(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> list
         raise UserError(f"{folder / PROJECTIONS} is a link; remove it, or name another folder")
     with replacing_together(folder / PUBLISHED, lambda: stale_files(folder)) as staged:
         _stage(workdir, staged, name)
-        return [PUBLISHED, *hashed_files(staged), CONFIG, _CARD]
+        return [PUBLISHED, *hashed_files(staged), CONFIG, _README]
 
 
 def _holds_run(folder: pathlib.Path) -> bool:
@@ -122,10 +180,7 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
     if model.head_kind == "norm_dense":  # timm has no such head.
         save_file(jax.tree.map(np.asarray, params["head"]), folder / HEAD)
     write_json(folder / CONFIG, timm_config(params, model, config.data))
-    card = model_card(
-        name, config, results, pools_as_timm(model.encoder), model.head_kind == "dense"
-    )
-    write_text(folder / _CARD, card)
+    write_text(folder / _README, _model_card(name, config, model, results))
     fields = identity(config)  # How the run was executed is left out.
     hashes = {file: sha256(folder / file) for file in hashed_files(folder)}
     parts = {"identity": fields, "circumstances": circumstances, "all": fields, "files": hashes}
@@ -149,3 +204,63 @@ def _last_name(location: str) -> str:
     rest = re.split(r"[?#]", rest)[0].partition("/")[2] if scheme else rest
     names = [name for name in re.split(r"[/\\:]", rest) if name.strip(". ")]
     return names[-1] if names and names[-1][0] != "~" else "unnamed" if location else ""
+
+
+def _model_card(
+    name: str, config: ConfigDict, model: Embedder, results: Mapping[str, Any] | None
+) -> str:
+    """Writes the card of a run's model; results are None if the run is not finished."""
+    data = config.data
+    square = f"{data.image_size} × {data.image_size}"
+    view = f"resized to {square} pixels, whatever their shape"
+    if data.test_view == "centre_crop":
+        view = f"resized to a shorter side of {data.resize} pixels, and cut to the central {square}"
+    notes = [f"Note: {note}." for note in (results or {}).get("notes", ())]
+    defaults = identity(default_config(config.objective.name))
+    changed = {f: value for f, value in identity(config).items() if value != defaults.get(f)}
+    return _CARD.format(
+        name=name,
+        description=describe(config),
+        space=create_objective(config).score_space,
+        pooling=_unlike_timm(model),
+        view=view,
+        mean=list(data.mean),
+        std=list(data.std),
+        data="\n".join([f"`{data.name}`, in hypjax's split.", *notes]),
+        version=__version__,
+        fields="\n".join(f"| `{field}` | `{value}` |" for field, value in changed.items()),
+        results=_results(config, results),
+    )
+
+
+def describe(config: ConfigDict) -> str:
+    """Says in one line what a run's model is: encoder, head, dataset and loss."""
+    model, data = config.model, config.data
+    encoder, head = model.architecture, f"a head of {model.head_dim} coordinates"
+    if encoder == "vit":
+        encoder = f"ViT ({model.depth} blocks of width {model.width})"
+    return (
+        f"{encoder} with {'no head' if model.head == 'none' else head}, for {data.image_size} × "
+        f"{data.image_size} pixels, trained on {data.name} with {config.objective.name}"
+    )
+
+
+def _unlike_timm(model: Embedder) -> str:
+    """What timm's model lacks of this one, as a paragraph."""
+    text = ""
+    if model.head_kind == "norm_dense":
+        text += "timm's model lacks the head, a Dense layer after a LayerNorm. "
+    if not pools_as_timm(model.encoder):
+        text += (
+            f"This model pools tokens by `{model.encoder.pooling}`, which timm's lacks: pool "
+            "those of `model.forward_features(images)`, then apply the classifier. "
+        )
+    return text and f"{text}\n\n"
+
+
+def _results(config: ConfigDict, results: Mapping[str, Any] | None) -> str:
+    if results is None:
+        return "The run is not finished."
+    states = {state: results[state] for state in ("untrained", "final", "best") if state in results}
+    published = "" if results.get("notes") else compare(results, config)
+    return "\n".join(["```", format_results(states), *([published] if published else []), "```"])

@@ -51,14 +51,9 @@ class Embedder(nn.Module):
         images: Float[ArrayLike, "batch height width channels"],
         branch_factors: Float[ArrayLike, "batch depth 2"] | None = None,
     ) -> Outputs:
-        """Embeds images.
+        """Embeds normalised pixels; embeddings and head outputs are float32.
 
-        Args:
-            images: Normalised pixels, [batch, height, width, channels].
-            branch_factors: See `VisionTransformer`; a ResNet takes none.
-
-        Returns:
-            Embeddings [batch, encoder.dim] and head outputs [batch, head_dim], float32.
+        For branch factors see `VisionTransformer`; a ResNet takes none.
         """
         extra = {} if branch_factors is None else {"branch_factors": branch_factors}
         return self.project(self.encoder(images, **extra).astype(jnp.float32))

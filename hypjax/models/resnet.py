@@ -52,15 +52,9 @@ class ResNet(nn.Module):
     def __call__(
         self, images: Float[ArrayLike, "batch height width channels"], return_tokens: bool = False
     ) -> Float[Array, "batch dim"] | Float[Array, "batch positions dim"]:
-        """Embeds images.
+        """Embeds normalised pixels, in float32.
 
-        Args:
-            images: Normalised pixels, [batch, height, width, channels].
-            return_tokens: Whether to return all features of the last stage, row by row.
-
-        Returns:
-            Embeddings [batch, dim], or with `return_tokens` features [batch, positions, dim];
-            float32.
+        With `return_tokens` it returns all features of the last stage, row by row.
         """
         with full_products_in(self.dtype):
             x = _conv(self.width, 7, self.dtype, "stem_conv", stride=2)(jnp.asarray(images))

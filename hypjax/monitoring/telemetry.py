@@ -8,7 +8,7 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from ml_collections import ConfigDict
 from tensorboardX.event_file_writer import EventsWriter
@@ -26,22 +26,15 @@ Values = Mapping[str, Any]  # Numbers, or nested mappings of numbers.
 _TENSORBOARD = "tensorboard"
 
 
-class Sink(Protocol):
-    """A destination of measurements."""
-
-    def write(self, step: int, values: Values) -> None:
-        """Writes the values of a step completely, or raises an `OSError` and writes nothing."""
-
-    def close(self) -> None:
-        """Closes the destination."""
-
-
 class Telemetry:
-    """Writes measurements to all sinks, and retries later what a sink cannot write now."""
+    """Writes measurements to all sinks, and retries later what a sink cannot write now.
+
+    A sink writes the values of a step completely, or raises an `OSError` and writes nothing.
+    """
 
     def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
         """Resumes a run's measurements; those written after its last checkpoint are removed."""
-        self._sinks: list[Sink] = []
+        self._sinks: list[JsonLines | EventFiles | WandbRun] = []
         if processes.is_first():
             self._sinks += [
                 JsonLines(folder / "metrics.jsonl", first_step),

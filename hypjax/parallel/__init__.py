@@ -21,11 +21,10 @@ from hypjax.errors import UserError
 # Mesh axes. Parameters are replicated along the first and sharded along the second; images are
 # sharded over both.
 AXES = ("copies", "parts")
-EVERY_DEVICE = (-1, 1)  # Mesh shape: a full copy of the parameters on each device.
 
 
 def create_mesh(
-    shape: tuple[int, int] = EVERY_DEVICE, devices: Sequence[jax.Device] | None = None
+    shape: tuple[int, int] = (-1, 1), devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
     """Creates the mesh of a run's devices: copies of the parameters, and shards of each copy.
 

@@ -31,7 +31,7 @@ from hypjax import parallel
 from hypjax.errors import UserError
 from hypjax.parallel import processes
 from hypjax.system import console
-from hypjax.system.files import sync, sync_all
+from hypjax.system.files import sync, sync_all, writing_to
 
 _OVERHEAD = 2**16  # Approximate size of a checkpoint without its arrays, in bytes.
 _RECORD = "record"  # The Orbax item with the JSON values that accompany the trees of arrays.
@@ -88,10 +88,8 @@ class Checkpoints:
         self._read_only = read_only
         self._saving: int | None = None
         self._failed: set[int] = set()
-        try:
+        with writing_to(path):
             self._open()
-        except OSError as error:
-            raise UserError(f"cannot write to {path} ({error.strerror})") from error
 
     def _open(self) -> None:
         # If a folder cannot be created asynchronously, Orbax waits for it for minutes.
@@ -105,7 +103,7 @@ class Checkpoints:
             create=False,
             multiprocessing_options=_this_process_only(),
             cleanup_tmp_directories=not self._read_only,  # Left by killed processes.
-            preservation_policy=None if self._read_only else _LatestTwoAndBest(self),
+            preservation_policy=None if self._read_only else self,
         )
         self._manager = ocp.CheckpointManager(self._path, options=options)
         self._unreadable: set[int] = set()
@@ -293,9 +291,16 @@ class Checkpoints:
         self._manager.reload()
         console.warn(f"{message} and was moved to {target.name}; using another one")
 
-    def protected_steps(self) -> set[int | None]:
-        """Steps never deleted: the best one's, and damaged ones', which a user may repair."""
-        return {self.best_step, *self._unreadable}
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: checkpoint_managers.PreservationContext
+    ) -> list[bool]:
+        """Orbax's question after each save: which checkpoints of an ascending list to keep.
+
+        Besides the latest two, they are the best one, and damaged ones, which a user may repair.
+        """
+        del context
+        kept = {info.step for info in checkpoints[-2:]} | {self.best_step} | self._unreadable
+        return [info.step in kept for info in checkpoints]
 
     def close(self) -> None:
         """Waits for the checkpoint being saved and closes the folder."""
@@ -311,25 +316,6 @@ def _this_process_only() -> ocp.options.MultiprocessingOptions:
     return ocp.options.MultiprocessingOptions(
         primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process_{index}"
     )
-
-
-class _LatestTwoAndBest:
-    """The preservation policy that Orbax applies after each save."""
-
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        self._checkpoints = checkpoints
-
-    def should_preserve(
-        self,
-        checkpoints: Sequence[Any],
-        *,
-        context: checkpoint_managers.PreservationContext,
-    ) -> list[bool]:
-        """Whether to keep each checkpoint of an ascending list."""
-        del context
-        kept = {info.step for info in checkpoints[-2:]}
-        kept |= self._checkpoints.protected_steps()
-        return [info.step in kept for info in checkpoints]
 
 
 def _reason(error: Exception) -> str:

@@ -30,15 +30,14 @@ from hypjax.runs.files import (
     PUBLISHED,
     RESULTS,
     TIMES,
-    local_folder,
     present,
-    read_state,
     remove,
     steps,
-    write_state,
 )
 from hypjax.system import console, hub
-from hypjax.system.cloud import CloudFolder, Stored, copying, is_url, reaching, reason
+from hypjax.system.caches import cache_folder
+from hypjax.system.cloud import CloudFolder, Stored, copying, is_url, reaching, reason, url_hash
+from hypjax.system.files import write_json
 from hypjax.system.locks import claimed, claimed_or_refused
 
 _POLL_SECONDS = 1.0  # Interval between checks for new checkpoints.
@@ -46,19 +45,22 @@ _UPLOAD_SECONDS = 60.0  # Interval between uploads of other new files, such as m
 _WRITER = "writer.json"  # In the cloud: which local folder was copied there last.
 _OUTGOING, _INCOMING = ".outgoing", ".incoming"  # In the local folder.
 _PUBLISHED = (CONFIG, PUBLISHED, *HASHED, f"{PROJECTIONS}*")  # Files of a published model.
+_STATE = ".mirror.json"  # Of a local copy.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 
 
-class LocalFolder(contextlib.AbstractContextManager):
-    """The folder of a run on this machine, with the interface of `CloudCopy`."""
+def _local_folder(url: str, suffix: str = "") -> pathlib.Path:
+    """Returns the folder on this machine that holds the copy of a run in the cloud."""
+    return cache_folder() / "workdirs" / (url_hash(url) + suffix)
 
-    def __init__(self, folder: pathlib.Path) -> None:
-        """Takes a folder, which may not exist yet."""
-        self.folder = folder
-        self.location = str(folder.absolute())
 
-    def __exit__(self, *args: object) -> None:
-        """Does nothing."""
+def _read_state(folder: pathlib.Path) -> dict[str, Any]:
+    """Reads the state of a local copy; empty if it is missing or damaged."""
+    try:
+        state = json.loads((folder / _STATE).read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
 class CloudCopy:
@@ -71,13 +73,13 @@ class CloudCopy:
     def __init__(self, url: str) -> None:
         """Synchronises the local folder and the cloud's copy, which may not exist yet."""
         self.location = redacted(url.rstrip("/"))
-        self.folder = local_folder(url)
+        self.folder = _local_folder(url)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep_uploading, daemon=True)
         with reaching(url):
             self._cloud = CloudFolder(url)
         with claimed_or_refused(self.folder):
-            state = read_state(self.folder)
+            state = _read_state(self.folder)
             self._id: str = state.get("id") or uuid.uuid4().hex
             # Files that the cloud may have, with size and time of the local file when it was
             # uploaded, or None if the upload may be incomplete.
@@ -273,7 +275,9 @@ class CloudCopy:
             return {}
 
     def _write_state(self) -> None:
-        write_state(self.folder, {"url": self.location, "id": self._id, "known": self._known})
+        write_json(
+            self.folder / _STATE, {"url": self.location, "id": self._id, "known": self._known}
+        )
 
 
 def _visible(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -291,11 +295,13 @@ def _link(source: pathlib.Path, target: pathlib.Path) -> None:
         shutil.copyfile(source, target)
 
 
-def open_folder(workdir: str | pathlib.Path) -> LocalFolder | CloudCopy:
-    """Opens a run's folder, or the copy of one at a URL, for writing."""
-    if is_url(workdir) and str(workdir).startswith("memory:"):
+def open_url(workdir: str | pathlib.Path) -> CloudCopy | None:
+    """Opens the copy of a run's folder in the cloud for writing; None if it is no URL."""
+    if not is_url(workdir):
+        return None
+    if workdir.startswith("memory:"):
         raise UserError(f"{workdir} ends with this process; name another --workdir")
-    return CloudCopy(workdir) if is_url(workdir) else LocalFolder(pathlib.Path(workdir))
+    return CloudCopy(workdir)
 
 
 @contextlib.contextmanager
@@ -315,7 +321,7 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
     if not is_url(workdir):
         yield pathlib.Path(workdir).expanduser()
         return
-    folder = local_folder(workdir, "-read")
+    folder = _local_folder(workdir, "-read")
     with contextlib.ExitStack() as stack:
         with copying(workdir, folder):
             stack.enter_context(claimed(folder, f"reading {workdir}"))
@@ -325,7 +331,7 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
 
 def _update(folder: pathlib.Path, url: str, training: bool) -> None:
     """Downloads the necessary files that are new or changed; removes all others."""
-    versions = read_state(folder).get("versions", {})
+    versions = _read_state(folder).get("versions", {})
     with reaching(url):
         cloud = CloudFolder(url)
     for attempt in range(_ATTEMPTS):
@@ -345,7 +351,7 @@ def _update(folder: pathlib.Path, url: str, training: bool) -> None:
     for step in steps(folder) - {name.split("/")[1] for name in stored if "/" in name}:
         remove(folder / CHECKPOINTS / step)
     versions = {name: info.version for name, info in stored.items()}
-    write_state(folder, {"url": redacted(url), "versions": versions})
+    write_json(folder / _STATE, {"url": redacted(url), "versions": versions})
 
 
 def _is_needed(name: str, training: bool) -> bool:

@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hypjax.errors import UserError
-from hypjax.system.caches import cache_folder
-from hypjax.system.cloud import url_hash
-from hypjax.system.files import finish_replacing, sha256, write_json
+from hypjax.system.files import finish_replacing, sha256
 
 CONFIG, RESULTS, CHECKPOINTS = "config.json", "results.json", "checkpoints/"
 METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
@@ -25,26 +23,6 @@ PROJECTIONS = "projections/"  # Principal components of the models' embeddings.
 # Files of a published model whose hashes its configuration holds, besides those of projections.
 HASHED = (RESULTS, MATCHES, WEIGHTS, HEAD)
 _PROJECTION = re.compile(rf"{PROJECTIONS}(?:head|encoder)-[0-9a-f]{{32}}\.npz")
-_STATE = ".mirror.json"
-
-
-def local_folder(url: str, suffix: str = "") -> pathlib.Path:
-    """Returns the folder on this machine that holds the copy of a run in the cloud."""
-    return cache_folder() / "workdirs" / (url_hash(url) + suffix)
-
-
-def read_state(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads the state of a local copy; empty if it is missing or damaged."""
-    try:
-        state = json.loads((folder / _STATE).read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return state if isinstance(state, dict) else {}
-
-
-def write_state(folder: pathlib.Path, state: Mapping[str, Any]) -> None:
-    """Writes the state of a local copy."""
-    write_json(folder / _STATE, state)
 
 
 def steps(folder: pathlib.Path) -> set[str]:

@@ -101,16 +101,9 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
     """Returns the published results that a run can be compared with, and the differences.
 
     A line reads 'published (Hyp-ViT, Table 3, Hyp-DINO, 384-d): R@1 80.9 (ours -0.4), ...', in
-    percent and percentage points. The trained model is the best one if validation classes chose
-    it, else the last.
-
-    Args:
-        results: {"final": {"head": {"recall@1": 0.7, ...}, "encoder": ...}, ...}, or
-            {"pretrained": {"encoder": ...}}.
-        config: The run's configuration.
-
-    Returns:
-        The lines, without a final newline; '' if nothing comparable was published.
+    percent and percentage points; '' says that nothing comparable was published. Results are those
+    of `train_and_evaluate`, `evaluate` or `evaluate_pretrained`. The trained model is the best one
+    if validation classes chose it, else the last.
     """
     trained = "best" if "best" in results else "final"
     lines = []

@@ -22,7 +22,7 @@ from hypjax.errors import UserError
 from hypjax.objectives import OBJECTIVES
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
-from hypjax.runs.cloud_copy import LocalFolder, open_folder, reading
+from hypjax.runs.cloud_copy import open_url, reading
 from hypjax.runs.files import (
     CHECKPOINTS,
     CONFIG,
@@ -34,7 +34,7 @@ from hypjax.runs.files import (
     read_results,
 )
 from hypjax.system import console, machine, watchdog
-from hypjax.system.files import write_json
+from hypjax.system.files import write_json, writing_to
 from hypjax.system.locks import claimed_or_refused
 
 _PARTS = ("identity", "circumstances", "all")  # What config.json holds.
@@ -208,10 +208,8 @@ class Workdir:
                 "circumstances": dict(circumstances),
                 "all": for_files(filled or self._config),
             }
-            try:
+            with writing_to(self.path):
                 self._write_start()
-            except OSError as error:
-                raise UserError(f"cannot write to {self.path} ({error.strerror})") from error
             yield
 
     def _write_start(self) -> None:
@@ -278,10 +276,11 @@ class SharedRun:
     def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
         """Opens the folder, or the copy of a URL; nothing is written yet."""
         self._first, self._config = processes.is_first(), config
-        self._storage = open_folder(workdir) if self._first else LocalFolder(pathlib.Path(workdir))
-        compared = ("",) if self._first else ()
-        self._folder = Workdir(self._storage.folder, config, compared)
-        self.path, self.location = self._folder.path, self._storage.location
+        self._cloud = open_url(workdir) if self._first else None
+        folder = self._cloud.folder if self._cloud else pathlib.Path(workdir)
+        self._folder = Workdir(folder, config, compared=("",) if self._first else ())
+        self.path = self._folder.path
+        self.location = self._cloud.location if self._cloud else str(self.path)
 
     @property
     def results(self) -> dict[str, Any] | None:
@@ -310,7 +309,7 @@ class SharedRun:
         lock = self._folder.claimed(circumstances, filled) if self._first else None
         with (
             lock or contextlib.nullcontext(),
-            self._storage,
+            self._cloud or contextlib.nullcontext(),
             contextlib.closing(SharedCheckpoints(self._folder.checkpoints)) as checkpoints,
             watchdog.protected_cleanup(),
         ):

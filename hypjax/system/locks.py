@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from hypjax.errors import UserError
 from hypjax.system import console
+from hypjax.system.files import writing_to
 
 _LOCK = ".lock"
 
@@ -66,10 +67,8 @@ def _warn_without_locks(folder: pathlib.Path) -> None:
 @contextlib.contextmanager
 def claimed_or_refused(folder: pathlib.Path) -> Iterator[None]:
     """Locks a run's folder, which is created, during the body; does not wait for a process."""
-    try:
+    with writing_to(folder):
         lock = _opened(folder)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror})") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -20,17 +20,17 @@ class Learner:
 
     model: Embedder
     objective: Objective
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformation  # Of the trained parameters.
     schedule: optax.Schedule
     frozen: tuple[str, ...]
-    pixel_scaling: tuple[Sequence[float], Sequence[float]]
+    pixel_scaling: tuple[Sequence[float], Sequence[float]]  # Mean and deviation by channel.
     view: View
     mesh: Mesh
-    microbatch: int
+    microbatch: int  # Most images embedded at once; 0 for the whole batch.
     skip_nonfinite: bool
-    cached_features: bool
-    drop_path: float
-    seed: int
+    cached_features: bool  # Whether batches hold embeddings of the frozen encoder, not pixels.
+    drop_path: float  # Rate of stochastic depth in the encoder's last block.
+    seed: int  # Of the initial parameters and of the steps' random keys.
 
 
 def build_learner(

@@ -42,7 +42,7 @@ class Setup(NamedTuple):
     spec: Spec
     splits: Splits
     plans: Plans
-    layout: CacheLayout | None
+    layout: CacheLayout | None  # Of the device cache.
     evaluator: Evaluator
 
 

@@ -25,15 +25,10 @@ from hypjax.types import Recalls
 
 
 class Measured(NamedTuple):
-    """Scores measured so far; saved with each state.
+    """Scores measured so far; saved with each state."""
 
-    Attributes:
-        untrained: Scores on the test classes and the validation classes, before the first step.
-        validation: Latest scores on the validation classes, or None before the first.
-    """
-
-    untrained: dict[str, Recalls]
-    validation: Recalls | None = None
+    untrained: dict[str, Recalls]  # On test and validation classes, before the first step.
+    validation: Recalls | None = None  # The latest on the validation classes.
 
     def selecting(self, name: str) -> float | None:
         """Validation score that selects the best checkpoint: the head's score of this name."""

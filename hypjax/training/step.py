@@ -24,26 +24,17 @@ from hypjax.types import Batch, Outputs
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes.
+    """Everything that a step changes, and the epoch's tuples, which it leaves as they are."""
 
-    Attributes:
-        step: Number of steps done.
-        params: {"model": ..., "objective": ...}.
-        opt_state: State of the optimiser, for the trained parameters.
-        objective_state: State of the objective.
-        skipped: Number of updates dropped because they were not finite.
-        teacher: Moving average of the model's trained parameters, or None if the objective needs no
-            teacher. Its frozen parameters are the model's.
-        tuples: Positions in the training set of the images of the epoch's tuples, which a step
-            leaves as they are; None if batches are not made of tuples.
-    """
-
-    step: Int[Array, ""]
-    params: PyTree
-    opt_state: PyTree
+    step: Int[Array, ""]  # Number of steps done.
+    params: PyTree  # {"model": ..., "objective": ...}.
+    opt_state: PyTree  # For the trained parameters.
     objective_state: PyTree
-    skipped: Int[Array, ""]
+    skipped: Int[Array, ""]  # Number of updates dropped because they were not finite.
+    # Moving average of the model's trained parameters, if the objective needs a teacher. Its frozen
+    # parameters are the model's.
     teacher: PyTree = None
+    # Positions in the training set of the tuples' images, if batches are made of tuples.
     tuples: Int[Array, "tuples size"] | None = None
 
 

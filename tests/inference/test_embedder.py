@@ -163,7 +163,7 @@ def test_squashed_images_are_embedded_and_evaluated_at_all_scales(run, photos_fo
     embed = embed_function(model, scaling, {"head": space}, (1.0, 0.5))
     expected = jax.jit(embed)(params, np.stack([np.asarray(image) for image in squashed]))["head"]
     embedded = inference.TrainedEmbedder(run).embed(photos).vectors
-    evaluated = create_evaluator(config).points(params, tested)["head"]
+    evaluated = create_evaluator(config).images.points(params, tested)["head"]
     np.testing.assert_allclose(embedded, expected, atol=1e-6)
     np.testing.assert_allclose(evaluated, expected, atol=1e-6)
 
@@ -333,7 +333,9 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     assert plain.fingerprint == prints["best"] != encoder.fingerprint
     vectors = plain.embed(photos).vectors
     splits = open_splits(config)
-    training = create_evaluator(config, parts=["encoder"]).points(states["best"], splits.train)
+    training = create_evaluator(config, parts=["encoder"]).images.points(
+        states["best"], splits.train
+    )
     expected = fit(training["encoder"], space=Sphere(), dim=5).apply(vectors)
     assert got.shape == (60, 5)
     np.testing.assert_allclose(got, expected, atol=1e-5)
@@ -365,7 +367,7 @@ def test_scores_are_those_of_refined_searches(run, photos_folder):
     params = restore_models(config, run)[1]["best"]
     evaluator, splits = create_evaluator(config, parts=["encoder"]), open_splits(config)
     fitted = evaluator.fit(params, splits.train)
-    x = fitted["encoder"].apply(evaluator.points(params, splits.test)["encoder"])
+    x = fitted["encoder"].apply(evaluator.images.points(params, splits.test)["encoder"])
     refinement = Refinement(2, 0.0, Reranking())
     metrics = ["recall@1", "recall@2"]
     expected = query_scores(
@@ -441,7 +443,7 @@ def test_names_that_are_not_utf8_are_refused_before_they_are_embedded_or_exporte
 
 def test_names_are_printed_on_one_line():
     hits = Hits("a\nb.png", "c\x1b[31m", ["d\0\u2028.png", "\udce9.png"], ["\r", ""], [0.5, 1.0])
-    lines = hits.table().split("\n")
+    lines = str(hits).split("\n")
     assert len(lines) == 4 and all(line.isprintable() for line in lines)
     assert lines[0] == r"a\nb.png (c\x1b[31m)" and lines[2].endswith(r"d\x00\u2028.png")
     hardest = {"index": 3, "name": "a\nb.png", "label": "c\x1b[31m", "items": [7]}
