@@ -25,16 +25,10 @@ def copies() -> pathlib.Path:
 
 
 def local_copy(url: str, name: str, version: str) -> pathlib.Path:
-    """Copies a dataset from the data directory at a URL to the cache, unless it is there.
+    """Copies a dataset from the data directory at a URL to the cache; returns that directory.
 
     A copy is never compared with its source again, since a prepared version does not change.
-
-    Returns:
-        A local data directory with the dataset.
-
-    Raises:
-        UserError: If the storage cannot be reached or has no such dataset, or the cache cannot be
-            written.
+    Raises UserError if the storage has no such dataset, or the cache cannot be written.
     """
     root = copies() / url_hash(url)
     folder = root / name / version

@@ -37,19 +37,11 @@ _PADDING_BOX = (0, 0, 1, 1)  # One pixel.
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CacheLayout:
-    """Where each image is stored in the device cache.
+    """Where images are stored in the device cache: one below the other, padded to one width."""
 
-    Images are stored one below the other, padded to a common width.
-
-    Attributes:
-        sizes: Height and width of each image.
-        transposed: Which images are stored with rows and columns swapped.
-        channels: 1 or 3.
-    """
-
-    sizes: Int[np.ndarray, "images 2"]
-    transposed: Bool[np.ndarray, " images"]
-    channels: int
+    sizes: Int[np.ndarray, "images 2"]  # Heights and widths.
+    transposed: Bool[np.ndarray, " images"]  # Which are stored with rows and columns swapped.
+    channels: int  # 1 or 3.
 
     @functools.cached_property
     def _stored_sizes(self) -> Int[np.ndarray, "images 2"]:
@@ -139,10 +131,8 @@ def plan_layout(
 ) -> CacheLayout:
     """Lays training images out on the devices, with the sizes at which they are cropped.
 
-    If `scalable`, the view allows smaller sizes, which the message advises (`data.stored_side`).
-
-    Raises:
-        UserError: If the images do not fit in memory.
+    Raises UserError if they do not fit in memory. If `scalable`, the view allows smaller sizes,
+    which the message advises (`data.stored_side`).
     """
     layout = lay_out(sizes, channels)
     free = machine.free_memory(mesh)
@@ -170,8 +160,7 @@ def _fitting_side(sizes: Int[np.ndarray, "images 2"], channels: int, room: float
 def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
     """Decodes images into the memory of every device, scaled down to the layout's sizes.
 
-    Raises:
-        UserError: If an image cannot be read, or memory runs out.
+    Raises UserError if an image cannot be read, or memory runs out.
     """
     everywhere = parallel.replicated(mesh)
     put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)

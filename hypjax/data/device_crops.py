@@ -30,17 +30,13 @@ _PILLOW_CHECKS_AXES = int(PIL.__version__.split(".")[0]) >= 13
 class Store:
     """Images on the device, one below the other, some of them transposed.
 
-    Attributes:
-        pixels: Rows of all images. A row holds the channels one after the other, each padded to the
-            same width; a separate axis for channels would be padded by the device.
-        length: Largest number of rows of an image; at least as many follow the first row of the
-            last image.
-        channels: 1 or 3.
+    A row holds the channels one after the other, each padded to the same width; a separate axis for
+    channels would be padded by the device.
     """
 
     pixels: UInt8[Array, "rows channels*width"]
-    length: int
-    channels: int
+    length: int  # Most rows of an image; as many follow the first row of the last image.
+    channels: int  # 1 or 3.
 
 
 def cut(store: Store, crops: Crops, side: int) -> UInt8[Array, "crops side side channels"]:
@@ -94,13 +90,7 @@ def weights(
     """Returns the weight of each pixel of an axis in each pixel of the resized box.
 
     This is Pillow's bicubic filter (Keys with a = −1/2), widened by the scale when shrinking.
-    Pixels outside the box have no weight.
-
-    Args:
-        start: First pixel of the box.
-        size: Pixels of the box.
-        extent: Pixels of the axis.
-        side: Pixels of the resized box.
+    Pixels outside the box, which has `size` of the axis's `extent` pixels, have no weight.
     """
     scale = size.astype(jnp.float32) / side
     place = jnp.arange(extent) - start

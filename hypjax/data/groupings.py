@@ -14,15 +14,10 @@ _GROUP = {"glyphs": "script", "omniglot": "alphabet"}  # What a dataset's groups
 
 
 class Grouping(NamedTuple):
-    """A partition of images.
+    """A partition of images."""
 
-    Attributes:
-        labels: Number of each image's group, from 0 without gaps.
-        names: Name of each group.
-    """
-
-    labels: Int[np.ndarray, " images"]
-    names: list[str]
+    labels: Int[np.ndarray, " images"]  # Number of each image's group, from 0 without gaps.
+    names: list[str]  # Of the groups.
 
 
 def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
@@ -30,13 +25,6 @@ def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
 
     Letters are grouped by script and by base letter, birds by genus, other datasets by their
     super-classes, if they have any.
-
-    Args:
-        name: Name of the dataset.
-        images: Some of its images.
-
-    Returns:
-        The groupings by name; the first are the classes.
     """
     _, first, labels = np.unique(images.labels, return_index=True, return_inverse=True)
     names = [images.class_name(int(i)) for i in first]

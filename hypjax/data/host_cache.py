@@ -109,9 +109,7 @@ class DecodedImages:
     def fill(self, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]) -> None:
         """Writes the file, unless it exists; a function decodes the i-th image.
 
-        Raises:
-            UserError: If there is no space, the folder cannot be written, or an image cannot be
-                decoded.
+        Raises UserError if there is no space, or the folder cannot be written.
         """
         if self._is_complete():
             return

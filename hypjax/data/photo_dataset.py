@@ -80,11 +80,8 @@ def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses
 
     A folder has one sub-folder per class, or `train` and `test` with such sub-folders; see
     `photos.list_folder` and `photos.read_table`. Every image is decoded once to check that it is
-    readable, unless that was done before and no file has changed.
-
-    Raises:
-        UserError: If there is no such folder or table, an image cannot be read, or there are too
-            few classes or images to train or to search.
+    readable, unless that was done before and no file has changed. Raises UserError if one is not,
+    or there are too few classes or images to train or to search.
     """
     if path.is_dir():
         photos = list_folder(path)
@@ -208,8 +205,7 @@ def _check_overlap(path: pathlib.Path, photos: Sequence[Photo]) -> None:
 def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
     """Returns height, width and a checksum of each image, from the cache if no file has changed.
 
-    Raises:
-        UserError: If any image cannot be read; the message names the first ones.
+    Raises UserError if any image cannot be read; the message names the first ones.
     """
     cached = cache_folder() / "photos" / f"{_hash_facts(map(_file_facts, photos))}.sizes"
     if (measured := _read_measured(cached, len(photos))) is not None:

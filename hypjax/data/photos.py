@@ -21,21 +21,13 @@ Given = str | os.PathLike[str] | Image.Image | UInt8[np.ndarray, "height width *
 
 
 class Photo(NamedTuple):
-    """One image of the user's.
+    """One image of the user's."""
 
-    Attributes:
-        path: Path of the file, or the name of an image in memory.
-        label: Name of the class.
-        split: One of `SPLITS`; None if the classes are not split yet.
-        superlabel: Name of the class's group, if classes are grouped.
-        image: The image, if it is in memory.
-    """
-
-    path: pathlib.Path
-    label: str
-    split: str | None = None
-    superlabel: str | None = None
-    image: Image.Image | None = None
+    path: pathlib.Path  # Of the file, or the name of an image in memory.
+    label: str  # Name of the class.
+    split: str | None = None  # One of `SPLITS`; None if the classes are not split yet.
+    superlabel: str | None = None  # Name of the class's group, if classes are grouped.
+    image: Image.Image | None = None  # If it is in memory.
 
     @property
     def content(self) -> pathlib.Path | Image.Image:
@@ -46,13 +38,9 @@ class Photo(NamedTuple):
 def given_photos(images: Given | Sequence[Given]) -> list[Photo]:
     """Finds the images that a caller gives; those in memory are named 'image 0', 'image 1', ...
 
-    Args:
-        images: One of, or a sequence of: a path, for which see `find_photos`; an image of Pillow's;
-            pixels, uint8 of [height, width] or [height, width, channels] with 1, 3 or 4 channels.
-            An array of four axes holds several images.
-
-    Raises:
-        UserError: There are no images, or something is none.
+    They are one of, or a sequence of: a path, for which see `find_photos`; an image of Pillow's;
+    pixels, uint8 of [height, width] or [height, width, channels] with 1, 3 or 4 channels. An array
+    of four axes holds several images. Raises UserError if there are none, or something is none.
     """
     single = isinstance(images, str | os.PathLike | Image.Image)
     if single or getattr(images, "ndim", 4) < 4:
@@ -91,23 +79,12 @@ def _refusal(given: Any) -> UserError:
 
 
 def find_photos(where: str) -> list[Photo]:
-    """Finds images to embed; their classes may be unknown.
+    """Finds images to embed, without duplicates; the label is '' if the class is unknown.
 
-    Args:
-        where: One of
-            a folder, which is searched at any depth (its sub-folders, if any, are classes as for
-            `list_folder`);
-            a .csv or .parquet table, see `read_table`;
-            a .txt file with one path per line, relative to the file's folder;
-            a pattern such as 'photos/*.jpg';
-            one image.
-
-    Returns:
-        The images without duplicates, by absolute path; the label is '' if the class is unknown.
-
-    Raises:
-        UserError: If there are no images, or the name of a file is not UTF-8, which the formats of
-            galleries cannot hold.
+    They are given by a folder, which is searched at any depth (its sub-folders, if any, are classes
+    as for `list_folder`); a .csv or .parquet table, see `read_table`; a .txt file with one path per
+    line, relative to the file's folder; a pattern such as 'photos/*.jpg'; or one image. Raises
+    UserError if there are none, or a name is not UTF-8, which the formats of galleries cannot hold.
     """
     path = pathlib.Path(where).expanduser()
     if path.is_dir():
@@ -145,10 +122,7 @@ def list_folder(root: pathlib.Path) -> list[Photo]:
 
     The sub-folders are splits if one is named `train` and has sub-folders itself; all must then
     have names from `SPLITS`. Files at any depth below a class belong to it. Hidden files and files
-    without an image suffix are ignored.
-
-    Raises:
-        UserError: If there are no sub-folders, or no images in them.
+    without an image suffix are ignored. Raises UserError if there are no images.
     """
     folders = _subfolders(root)
     if not folders:
@@ -217,11 +191,8 @@ def read_table(table: pathlib.Path) -> list[Photo]:
     """Reads the images that a CSV or Parquet table lists.
 
     Its columns are `path` (absolute, or relative to the table's folder), `label`, and optionally
-    `split` (one of `SPLITS`) and `superlabel`.
-
-    Raises:
-        UserError: If the table cannot be read, lacks a column or a value, lists a file twice, or
-            assigns a label to two groups.
+    `split` (one of `SPLITS`) and `superlabel`. Raises UserError if the table cannot be read, lacks
+    a column or a value, lists a file twice, or assigns a label to two groups.
     """
     groups: dict[str, str | None] = {}
     seen: dict[str, int] = {}

@@ -129,21 +129,9 @@ def training_batches(
 ) -> Generator[Batch, None, None]:
     """Yields the batches of the given steps, prepared ahead of their use.
 
-    Images and flips are those of the given rows of a batch; labels and ids are those of the whole
-    batch. Close the generator to end the workers.
-
-    Args:
-        dataset: The training set.
-        plan: Returns the images of a step and their crop boxes.
-        steps: Steps to yield, counted from 0; a resumed run continues with the same pixels.
-        view: Size of the images.
-        workers: Workers that decode the images.
-        rows: Rows of each batch to deliver; rows beyond its end are black. All rows if None.
-
-    Raises:
-        UserError: If an image cannot be read or a worker process dies; the message names the
-            images.
-        StalledError: If a piece of a batch does not arrive in time.
+    Images and flips are those of the given rows of a batch, black beyond its end, or of all rows;
+    labels and ids are those of the whole batch. Steps are counted from 0. Close the generator to
+    end the workers. Raises UserError or StalledError as `assemble_batches` does.
     """
     # A step's plan is made from (seed, step) alone, here and in each worker, so pixels depend
     # neither on who prepares them nor on where a run was resumed.
@@ -170,19 +158,9 @@ def evaluation_batches(
 ) -> Generator[UInt8[np.ndarray, "rows side side channels"], None, None]:
     """Yields the test views of all images in order; the last batch is padded with black ones.
 
-    Close the generator to end the workers.
-
-    Args:
-        dataset: The images.
-        view: The test view.
-        batch_size: Size of all batches, so that one compiled program serves them.
-        workers: Workers that decode the images.
-        rows: Rows of each batch to deliver; all rows if None.
-
-    Raises:
-        UserError: If an image cannot be read or a worker process dies; the message names the
-            images.
-        StalledError: If a piece of a batch does not arrive in time.
+    All batches have the same size, so that one compiled program serves them. Of each, the given
+    rows are delivered, or all. Close the generator to end the workers. Raises UserError or
+    StalledError as `assemble_batches` does.
     """
     rows = range(batch_size) if rows is None else rows
     batches = _TestViews(dataset, rows, view, batch_size, tolerant=False).batches(workers)

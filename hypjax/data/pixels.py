@@ -55,17 +55,9 @@ def decode(encoded: bytes, channels: int, *, upright: bool = False) -> Image.Ima
     """Decodes an image file, whole and exactly, to greyscale (1 channel) or RGB (3).
 
     Transparent images are drawn on white, 16 bits are scaled to 8, and only the first frame is
-    read.
-
-    Args:
-        encoded: The file's bytes.
-        channels: 1 or 3.
-        upright: Whether to rotate the image as EXIF says, as viewers do. The datasets' protocol,
-            and therefore published results, ignore it.
-
-    Raises:
-        ValueError: If pixels have 32 bits, for which there is no common scale.
-        OSError: If the image cannot be decoded.
+    read. If `upright`, the image is rotated as EXIF says, as viewers do; the datasets' protocol,
+    and therefore published results, ignore it. Raises ValueError for pixels of 32 bits, for which
+    there is no common scale, and almost anything if the image cannot be decoded.
     """
     image = Image.open(io.BytesIO(encoded))
     with _IN_FLIGHT.holding(image.width * image.height):
@@ -102,11 +94,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def read_bytes(path: str | pathlib.Path) -> bytes:
-    """Reads a regular file.
-
-    Raises:
-        OSError: It is a pipe or a device, which may have no end, or too large, or cannot be read.
-    """
+    """Reads a regular file; raises OSError for a pipe or a device, which may have no end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         found = os.fstat(descriptor)
@@ -157,22 +145,13 @@ def show(image: Image.Image, frame: Frame, side: int) -> UInt8[np.ndarray, "side
 def show_fast(
     encoded: bytes, channels: int, box: tuple[float, float, float, float], side: int, upright: bool
 ) -> UInt8[np.ndarray, "side side channels"] | None:
-    """Decodes a box of a JPEG no larger than needed, and resizes it to a square.
+    """Decodes a box (top, left, height, width) of a JPEG no larger than needed; resizes it.
 
     An image with many more pixels than the square is decoded at a half, a quarter or an eighth of
     its size, which JPEG's cosine transform does at a fraction of the cost. The box is then still at
     least twice as large as the square. Pixels differ from the exact ones by a few levels, so the
-    option is part of a run's identity (`data.decoder`).
-
-    Args:
-        encoded: The file's bytes.
-        channels: 1 for greyscale, 3 for RGB.
-        box: Top, left, height and width, in pixels of the whole image.
-        side: Side of the square.
-        upright: Whether EXIF's orientation applies.
-
-    Returns:
-        The pixels, or None if only the exact decoder can read the file, or report what is wrong.
+    option is part of a run's identity (`data.decoder`). Returns None if only the exact decoder can
+    read the file, or report what is wrong.
     """
     if not encoded.startswith(_JPEG):
         return None

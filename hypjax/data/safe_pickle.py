@@ -23,17 +23,8 @@ def loads(data: bytes, place: str) -> Any:
     """Reads a pickle of dicts, lists, tuples, numbers, strings, None and NumPy arrays.
 
     Nothing that a pickle names is imported or called. Arrays are built from their bytes by code of
-    this module, in whichever version of Python and NumPy they were written.
-
-    Args:
-        data: The pickle.
-        place: Its file, for messages.
-
-    Returns:
-        The data, with arrays as `Array`.
-
-    Raises:
-        UserError: It holds anything else, or is damaged.
+    this module, in whichever version of Python and NumPy they were written, and returned as
+    `Array`. Raises UserError, which names the place, if it holds anything else or is damaged.
     """
     try:
         return _Machine(_EXPANSION * len(data)).run(data)
@@ -225,8 +216,7 @@ UNEXPECTED = (AttributeError, TypeError, KeyError, ValueError, OverflowError)
 def as_array(value: Any) -> Shaped[np.ndarray, "..."]:
     """A list, a tuple or an array of a pickle as an array, whose elements may be dicts.
 
-    Raises:
-        TypeError: It is none of these.
+    Raises TypeError for anything else.
     """
     if isinstance(value, Array):
         return value.value
@@ -238,9 +228,7 @@ def as_array(value: Any) -> Shaped[np.ndarray, "..."]:
 def as_indices(value: Any) -> Int[np.ndarray, " items"]:
     """A list of whole numbers of a pickle, in whatever type they are written.
 
-    Raises:
-        TypeError: It is no list.
-        ValueError: It holds anything else.
+    Raises TypeError if it is no list, and ValueError if it holds anything else.
     """
     given = as_array(value).astype(np.float64).reshape(-1)
     found = given.astype(np.int64)

@@ -27,9 +27,7 @@ from hypjax.types import Judgements
 def open_splits(config: ConfigDict) -> Splits:
     """Opens a run's dataset; one that needs no files is prepared first if necessary.
 
-    Raises:
-        UserError: If the dataset is unknown, is not prepared, cannot be read, or has too few
-            classes.
+    Raises UserError if it is unknown, is not prepared, cannot be read, or has too few classes.
     """
     data, run = config.data, config.run
     cache_dir = None
@@ -128,20 +126,12 @@ def _open_prepared(
 
 
 class _Opened(NamedTuple):
-    """A prepared dataset.
+    """A prepared dataset."""
 
-    Attributes:
-        parts: Its images by split.
-        judgements: What its queries should find, if it is judged.
-        fingerprint: Hash that differs if any image or relation differs.
-        notes: Remarks on the copy.
-        folder: Where it is.
-    """
-
-    parts: dict[str, Dataset]
-    judgements: Judgements | None
-    fingerprint: str
-    notes: tuple[str, ...]
+    parts: dict[str, Dataset]  # By split.
+    judgements: Judgements | None  # What its queries should find, if it is judged.
+    fingerprint: str  # Hash that differs if any image or relation differs.
+    notes: tuple[str, ...]  # Remarks on the copy.
     folder: str
 
 

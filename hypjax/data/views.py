@@ -19,15 +19,10 @@ _CROP_ATTEMPTS = 10
 
 
 class Frame(NamedTuple):
-    """The part of one image that a view shows.
+    """The part of one image that a view shows."""
 
-    Attributes:
-        size: Height and width to which the image is resized first.
-        box: Top, left, height and width of the part, in pixels of the resized image.
-    """
-
-    size: tuple[int, int]
-    box: tuple[int, int, int, int]
+    size: tuple[int, int]  # Height and width to which the image is resized first.
+    box: tuple[int, int, int, int]  # Top, left, height and width, in pixels of that size.
 
     def box_within(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
         """Returns the box in pixels of the image before it is resized, of this height and width."""
@@ -37,49 +32,30 @@ class Frame(NamedTuple):
 
 
 class TrainView(Protocol):
-    """A random view for training.
+    """A random view for training."""
 
-    Attributes:
-        flip: Probability of mirroring.
-    """
-
-    flip: float
+    flip: float  # Probability of mirroring.
 
     def sizes(self, originals: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
-        """Returns the sizes to which images are resized before they are cropped.
+        """Returns the heights and widths to which images are resized before they are cropped.
 
         The device cache stores images at these sizes.
-
-        Args:
-            originals: Heights and widths.
         """
 
     def boxes(
         self, rng: np.random.Generator, sizes: Int[np.ndarray, "n 2"]
     ) -> Int[np.ndarray, "n 4"]:
-        """Draws one box (top, left, height, width) for each image.
-
-        Args:
-            rng: Source of all random choices.
-            sizes: Heights and widths of the resized images.
-        """
+        """Draws one box (top, left, height, width) for each image of these heights and widths."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomCrop:
-    """A random box of the image, as in torchvision's RandomResizedCrop.
+    """A random box of the image, as in torchvision's RandomResizedCrop."""
 
-    Attributes:
-        area: Smallest and largest fraction of the image's area.
-        ratio: Smallest and largest width / height; log-uniform.
-        flip: Probability of mirroring.
-        stored_side: Images are scaled down first if their shorter side is longer than this.
-    """
-
-    area: tuple[float, float]
-    ratio: tuple[float, float]
-    flip: float
-    stored_side: int | None = None
+    area: tuple[float, float]  # Smallest and largest fraction of the image's area.
+    ratio: tuple[float, float]  # Smallest and largest width / height; log-uniform.
+    flip: float  # Probability of mirroring.
+    stored_side: int | None = None  # Images whose shorter side is longer are scaled down first.
 
     def sizes(self, originals: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
         """Returns the original sizes, or those that the device cache stores."""
@@ -88,7 +64,7 @@ class RandomCrop:
     def boxes(
         self, rng: np.random.Generator, sizes: Int[np.ndarray, "n 2"]
     ) -> Int[np.ndarray, "n 4"]:
-        """Draws one box for each image of the given height and width.
+        """Draws one box for each image.
 
         Takes the first of ten attempts that fits or, if none does, the largest centred box within
         the bounds of the ratio.
@@ -123,16 +99,11 @@ class ResizeCrop:
     """The whole image squashed to a square, and a random window of that (IRT).
 
     It is torchvision's Resize to a height and width, then RandomCrop.
-
-    Attributes:
-        resize: Side of the square to which the image is resized.
-        side: Side of the window; at most `resize`.
-        flip: Probability of mirroring.
     """
 
-    resize: int
-    side: int
-    flip: float
+    resize: int  # Side of the square to which the image is resized.
+    side: int  # Of the window; at most `resize`.
+    flip: float  # Probability of mirroring.
 
     def sizes(self, originals: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
         """Returns the square's side as the height and width of each image."""

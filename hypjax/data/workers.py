@@ -39,15 +39,10 @@ _MEMORY_CHECK = 0.001  # Seconds between checks that it is.
 
 
 class ReadableBatch(NamedTuple):
-    """Views of images, some of which may be broken, for a batch or a piece of one.
+    """Views of images, some of which may be broken, for a batch or a piece of one."""
 
-    Attributes:
-        images: Pixels; black for broken images and padding.
-        broken: Reason by place in the batch for images that cannot be read; both are strings.
-    """
-
-    images: UInt8[np.ndarray, "batch side side channels"]
-    broken: dict[str, str]
+    images: UInt8[np.ndarray, "batch side side channels"]  # Black for broken images and padding.
+    broken: dict[str, str]  # Reasons by place in the batch.
 
 
 class Views(Protocol):
@@ -63,17 +58,10 @@ class Views(Protocol):
 def assemble_batches(
     views: Views, batches: range, size: int, workers: Workers
 ) -> Generator[ReadableBatch, None, None]:
-    """Yields batches whose pieces workers prepare. Close the generator to end the workers.
+    """Yields batches of so many images, whose pieces workers prepare.
 
-    Args:
-        views: Prepares a piece.
-        batches: Numbers of the batches.
-        size: Images of a batch.
-        workers: How many processes to use, and how long to wait for a piece.
-
-    Raises:
-        UserError: If an image cannot be read or a worker process dies.
-        StalledError: If a piece does not arrive in time.
+    Close the generator to end the workers. Raises UserError if an image cannot be read or a worker
+    process dies, and StalledError if a piece does not arrive in time; the message names the images.
     """
     pieces = _Pieces(views, batches, size)
     log = _ProgressLog(workers.count)
@@ -254,11 +242,9 @@ class _Deliveries:
         self._thread.start()
 
     def next(self) -> ReadableBatch:
-        """Returns the next item.
+        """Returns the next item, or raises what the iterable raises.
 
-        Raises:
-            _OverdueError: It does not arrive in time; no more items can then be requested.
-            Exception: Whatever the iterable raises.
+        If it does not arrive in time, raises _OverdueError; no more items can then be requested.
         """
         self._requests.put(True)
         try:

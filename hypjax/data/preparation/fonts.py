@@ -64,14 +64,11 @@ class Glyph:
 class GlyphClass:
     """Characters that are drawn alike, with one glyph for each face that contains any of them.
 
-    Attributes:
-        codepoints: Member characters, ascending.
-        glyphs: One per face, ordered by face. Of several members in a face, the one with the lowest
-            code point is drawn.
+    Of several members in a face, the one with the lowest code point is drawn.
     """
 
-    codepoints: tuple[int, ...]
-    glyphs: tuple[Glyph, ...]
+    codepoints: tuple[int, ...]  # Of the members, ascending.
+    glyphs: tuple[Glyph, ...]  # Ordered by face.
 
     @property
     def name(self) -> str:
