@@ -58,14 +58,9 @@ def run(
 ) -> None:
     """Parses the command line, calls `main` with the result of `parse`, and ends the process.
 
-    A `UserError` is reported in one sentence, without a traceback.
-
-    Args:
-        main: The command.
-        flag_values: Its flags.
-        example: A command line with which --help ends; it works after those of the README.
-        choices: See `parse`.
-        resumes: Whether it saves what it has done, and continues there when it is run again.
+    A `UserError` is reported in one sentence, without a traceback. --help ends with the example, a
+    command line that works after those of the README. A command `resumes` if it saves what it has
+    done, and continues there when it is run again.
     """
     warnings.showwarning = _show_warning
     for number in exits.ENDING:
@@ -86,17 +81,13 @@ def run(
 def parse(
     argv: Sequence[str], flag_values: flags.FlagValues, choices: Sequence[str] | None = ()
 ) -> list[Any]:
-    """Parses a command line into the flags of a command.
+    """Parses a command line: sets the flags, and returns the arguments of the command's `main`.
 
-    Args:
-        argv: The program's name and its arguments.
-        flag_values: The command's flags. They are set, and absl's general ones are added.
-        choices: Words of which one may be given without a flag; None for any words.
+    `choices` are words of which one may be given without a flag; None allows any words.
 
     Returns:
-        The arguments of the command's `main`: the overrides of the configuration, where
-        `--config.FIELD=VALUE` becomes 'FIELD=VALUE'; and, if there are choices, the chosen word or
-        None, or the list of any words.
+        The overrides of the configuration, where `--config.FIELD=VALUE` becomes 'FIELD=VALUE'; and,
+        if there are choices, the chosen word or None, or the list of any words.
 
     Raises:
         UserError: A flag is unknown or has an invalid value, or an argument is unexpected.
@@ -134,8 +125,7 @@ def require(*required: flags.FlagHolder[Any]) -> None:
 def run_names(workdirs: flags.FlagHolder[list[str]]) -> list[str]:
     """Returns short names of the runs that a flag lists: those of their folders, if these differ.
 
-    Raises:
-        UserError: A run is named twice.
+    Raises an error if a run is named twice.
     """
     paths = workdirs.value
     for i, path in enumerate(paths):
@@ -146,19 +136,14 @@ def run_names(workdirs: flags.FlagHolder[list[str]]) -> list[str]:
 
 
 def figure(flag: flags.FlagHolder[str | None], *further: str) -> pathlib.Path | None:
-    """Returns the file that a flag names for a figure; None if it names none.
-
-    Raises:
-        UserError: Its suffix is not that of a figure, or it cannot be written.
-    """
+    """Returns the file that a flag names for a figure, see `output_file`; None if it names none."""
     return output_file(flag, *_FIGURE_SUFFIXES, *further) if flag.value else None
 
 
 def output_file(flag: flags.FlagHolder[str | None], *suffixes: str) -> pathlib.Path:
-    """Returns the file that a flag names, to be written with one of some suffixes.
+    """Returns the file that a flag names; raises an error if it cannot be written.
 
-    Raises:
-        UserError: It has another suffix, or it cannot be written.
+    Its name must end in one of the suffixes.
     """
     path = pathlib.Path(flag.value).expanduser()
     given = f"--{flag.name} is {path}"
@@ -179,11 +164,7 @@ def require_writable(folder: pathlib.Path) -> None:
 
 
 def write_numbers(path: pathlib.Path, value: Any) -> None:
-    """Writes numbers as JSON.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Writes numbers as JSON; raises an error if the file cannot be written."""
     from hypjax.system.files import write_json
 
     try:
@@ -201,7 +182,6 @@ def refuse_overrides(overrides: Sequence[str]) -> None:
 
 
 def _unknown_flag(name: str, valid: Sequence[str]) -> errors.UserError:
-    """Returns the error about a flag that a command lacks."""
     if "." in name and "--config" in valid:
         return errors.UserError(f"unknown flag --{name}; fields are set by {_OVERRIDE}FIELD=VALUE")
     meant = errors.nearest(f"--{name}", valid)

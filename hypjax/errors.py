@@ -13,8 +13,6 @@ TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h: rerunning the same command continue
 CLOSED_PIPE = 141  # A shell's exit status when the reader of the output has ended (SIGPIPE).
 _LONGEST = 4000  # Characters of a message, which may quote a file by anyone.
 _FEW = 15  # Number of names that a message may list.
-
-
 # The login of a URL, up to the last @ before its path. In some schemes it is no login, but the name
 # of a container or a repository.
 _LOGIN = re.compile(r"\b(?!(?:abfss?|az|wasbs?|github)://)([a-zA-Z][\w+.-]*://)[^/?#\n]*@")
@@ -49,13 +47,9 @@ def redacted(text: str) -> str:
 
 
 class UserError(Exception):
-    """An error that the user can fix; the message says what is wrong, where, and what to do.
+    """An error that the user can fix; the message says what is wrong, where, and what to do."""
 
-    Attributes:
-        status: Exit status of the program.
-    """
-
-    status = 1
+    status = 1  # Exit status of the program.
 
     def __init__(self, message: str) -> None:
         """Stores the message on one line, without the secrets of URLs.
@@ -106,14 +100,10 @@ class StalledError(TryAgainError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A handled interrupt; the message says what was saved.
-
-    Attributes:
-        status: Exit status of the program.
-    """
+    """A handled interrupt; the message says what was saved."""
 
     def __init__(self, message: str, status: int = INTERRUPTED) -> None:
-        """Stores the message and the status."""
+        """Stores the message and the exit status of the program."""
         super().__init__(message)
         self.status = status
 
@@ -122,8 +112,8 @@ class Interrupted(KeyboardInterrupt):
 def reported() -> Iterator[None]:
     """Prints a `UserError` as one sentence on stderr and exits with its status.
 
-    Commands wrap their whole body in this; library code only raises. A handled interrupt also
-    prints one line and exits with its status. A closed pipe exits silently.
+    A handled interrupt also prints one line and exits with its status. A closed pipe exits
+    silently.
     """
     try:
         yield

@@ -28,18 +28,10 @@ from hypjax.types import Recalls, View
 
 
 class QueryScores(NamedTuple):
-    """Scores of the test queries.
-
-    Attributes:
-        scores: {"head": {"recall@1": scores [queries], ...}, "encoder": ...}; NaN for queries
-            without a match.
-        labels: Classes of the queries.
-        notes: Remarks on the dataset.
-    """
+    """Scores of the test queries, by part and metric; NaN for queries without a match."""
 
     scores: dict[str, dict[str, Float[np.ndarray, " queries"]]]
-    labels: Int[np.ndarray, " queries"]
-    notes: tuple[str, ...]
+    labels: Int[np.ndarray, " queries"]  # Classes of the queries.
 
 
 def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
@@ -82,8 +74,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
 def score_queries(workdir: pathlib.Path) -> QueryScores:
     """Scores each test query by the best model of a run, or else its last one.
 
-    Raises:
-        UserError: The folder holds no trained run, or the images have changed.
+    Raises a `UserError` if the folder holds no trained run, or the images have changed.
     """
     config = saved_config(workdir)
     _, params = restore_best(workdir)
@@ -92,17 +83,14 @@ def score_queries(workdir: pathlib.Path) -> QueryScores:
     evaluator = create_evaluator(config)
     fitted = evaluator.fit(params, splits.train)
     scores = evaluator.query_scores(params, splits.task, fitted)
-    return QueryScores(scores, splits.test.labels, splits.notes)
+    return QueryScores(scores, splits.test.labels)
 
 
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     """Evaluates the encoder that `model.weights` names on the test classes; prints the table.
 
-    Returns:
-        {"pretrained": {"encoder": {"recall@1": ...}}}.
-
-    Raises:
-        UserError: There are no such weights, or they do not fit; or the images cannot be read.
+    Returns {"pretrained": {"encoder": {"recall@1": ...}}}. Raises a `UserError` if there are no
+    such weights, they do not fit, or the images cannot be read.
     """
     validate(config)
     model, source = create_embedder(config), evaluation_input(config)
@@ -119,7 +107,6 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
 
 
 def _scores(evaluator: Evaluator, params: PyTree, splits: Splits) -> Recalls:
-    """Scores of a model on the test classes."""
     console.say("evaluating on the test classes")
     fitted = evaluator.fit(params, splits.train)
     return evaluator.test_scores(params, splits, fitted)

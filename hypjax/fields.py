@@ -7,25 +7,15 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A condition on the value of a field.
-
-    Attributes:
-        holds: Whether a value satisfies the condition.
-        words: The condition in words, to follow 'it must be'.
-    """
+    """A condition on the value of a field."""
 
     holds: Callable[[Any], bool]
-    words: str
+    words: str  # The condition in words, to follow 'it must be'.
 
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A field that an objective adds to `config.objective`.
-
-    Attributes:
-        default: Its default; the type of the values is that of the default.
-        rule: Condition on its values.
-    """
+    """A field that an objective adds to `config.objective`; values have the default's type."""
 
     default: Any
     rule: Rule

@@ -81,12 +81,10 @@ def main(overrides: list[str], kind: str | None) -> None:
         data = disk.gallery_data(path, most, _SEED.value)
     else:
         data = disk.run_data(_WORKDIR.value, _PARTS.value, most, _SEED.value)
-    known = list(data.sets[0].groupings)
-    if _COLOUR.value and _COLOUR.value not in known:
-        raise UserError(
-            f"--colour={_COLOUR.value} is unknown; it must be one of {', '.join(known)}"
-        )
-    grouping = _COLOUR.value or known[1 if len(known) > 1 else 0]
+    known = data.sets[0].groupings
+    grouping = _COLOUR.value or disk.default_grouping(known)
+    if grouping not in known:
+        raise UserError(f"--colour={grouping} is unknown; it must be one of {', '.join(known)}")
     panels, names, proxies, ranks = disk.place_in_disk(data, _LAYOUT.value, grouping, _SEED.value)
     if ranks:
         print(

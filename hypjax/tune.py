@@ -49,18 +49,18 @@ def main(overrides: list[str]) -> None:
         raise UserError(f"--config={_CONFIG.value} names a variant; name variants with --variant")
     from hypjax.analysis import tuning
 
-    runs, seeds = tuning.Runs(_CONFIG.value, tuple(overrides)), _SEEDS.value
-    grids = [tuning.candidates(text) for text in _VARIANTS.value]
-    tuning.require_fair(runs, grids, seeds)
-    tried = {each: runs.results(each, seeds[0]) for grid in grids for each in grid}
-    pending = [runs.arguments(each, seeds[0]) for each, found in tried.items() if found is None]
+    seeds = _SEEDS.value
+    grids = [tuning.candidates(_CONFIG.value, overrides, text) for text in _VARIANTS.value]
+    tuning.require_fair(grids, seeds)
+    tried = {each: each.results(seeds[0]) for grid in grids for each in grid}
+    pending = [each.arguments(seeds[0]) for each, found in tried.items() if found is None]
     chosen = []
     if not pending:
         chosen = [tuning.best({each: tried[each] for each in grid}) for grid in grids]
         pending = [
-            runs.arguments(each, seed)
+            each.arguments(seed)
             for each, seed in itertools.product(chosen, seeds)
-            if runs.results(each, seed) is None
+            if each.results(seed) is None
         ]
     if _PENDING.value:
         print("\n".join(pending), end="\n" if pending else "")
@@ -71,7 +71,7 @@ def main(overrides: list[str]) -> None:
         )
     else:
         tuning.print_choice(tried, chosen, seeds[0])
-        tuning.print_comparison(runs, chosen, seeds)
+        tuning.print_comparison(chosen, seeds)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from hypjax import report, train
 from hypjax.analysis.report import Search, _chosen, read_log, report_data
 from hypjax.analysis.report_page import _curve, _marked
+from hypjax.analysis.run_embeddings import open_runs
 from hypjax.command import parse
 from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
@@ -105,7 +106,8 @@ def failing(queries):
     names = {int(each[1]): (each[0], each) for pair in queries for each in pair}
     failures = sum(not search.right[0] for search in searches)
     images = SimpleNamespace(class_name=lambda i: names[i][0], name=lambda i: names[i][1])
-    return SimpleNamespace(searches=searches, failures=failures, test=images, items=images)
+    run = SimpleNamespace(splits=SimpleNamespace(test=images, gallery=None))
+    return SimpleNamespace(searches=searches, failures=failures, run=run)
 
 
 def test_failures_of_runs_take_turns_and_mirrored_ones_are_shown_once():
@@ -124,14 +126,15 @@ def test_axes_of_constants_are_sensible(metric, low, monkeypatch):
         Figure, "savefig", lambda self, *args, **kw: drawn.append(self) or save(self, *args, **kw)
     )
     lines = [{"step": step, metric: 1 + 1e-9 * step} for step in range(5)]
-    _curve([SimpleNamespace(lines=lines)], metric)
+    _curve([SimpleNamespace(log=SimpleNamespace(lines=lines))], metric)
     (axes,) = drawn[0].axes
     assert axes.get_ylim() == pytest.approx((low, 1.05))
     assert axes.yaxis.get_offset_text().get_text() == "" and axes.get_legend() is None
 
 
 def test_searches_and_classes_are_those_of_the_results(runs):
-    found = report_data(runs / "hyp", k=4)
+    (run,) = open_runs({str(runs / "hyp"): "hyp"})
+    found = report_data(run, k=4)
     results = read_results(runs / "hyp" / "results.json")
     recall = results["best"]["head"]["recall@1"]
     assert found.interval[0] == pytest.approx(recall) and len(found.searches) == 18

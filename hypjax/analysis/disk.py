@@ -1,11 +1,9 @@
 """The Poincaré disk: embeddings and trees as pictures and interactive pages, and images on a grid.
 
-`draw_gallery` and `draw_run` find what is drawn; `draw_disks`, `write_disk_page` and
-`draw_image_grid` draw it.
+`gallery_data` and `run_data` find what is drawn, and `place_in_disk` where; `draw_disks`,
+`write_disk_page` and `draw_image_grid` draw it.
 """
 
-import base64
-import io
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +21,13 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Circle
 from PIL import Image, ImageOps
 
-from hypjax.analysis.hit_grid import ImageReader, save
+from hypjax.analysis.hit_grid import ImageReader, save, thumbnail_url
 from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.trees import Tree, ancestors
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import CLASS, Grouping, groupings
 from hypjax.data.pixels import read_image
-from hypjax.errors import UserError, require_package
+from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry import layout as layouts
 from hypjax.retrieval.embeddings import Embeddings
@@ -62,49 +60,29 @@ _HOVER = """
 
 
 class Panel(NamedTuple):
-    """The points of one disk.
-
-    Attributes:
-        title: What they are.
-        places: Their places, inside the unit circle.
-        labels: Group of each.
-        captions: What the images show, in words.
-        read: Reads the image that a point stands for, by its index.
-    """
+    """The points of one disk."""
 
     title: str
-    places: Complex[np.ndarray, " n"]
-    labels: Int[np.ndarray, " n"]
-    captions: Sequence[str]
-    read: ImageReader
+    places: Complex[np.ndarray, " n"]  # Inside the unit circle.
+    labels: Int[np.ndarray, " n"]  # Group of each.
+    captions: Sequence[str]  # What the images show, in words.
+    read: ImageReader  # Reads the image that a point stands for, by its index.
 
 
 class Colours(NamedTuple):
-    """How groups are drawn.
+    """How groups are drawn."""
 
-    Attributes:
-        of: Colour of each group.
-        shown: The groups that the legend names.
-        markers: Number of each one's marker.
-        rest: What the legend calls the others.
-    """
-
-    of: np.ndarray
-    shown: Int[np.ndarray, " shown"]
-    markers: Sequence[int]
-    rest: str
+    of: np.ndarray  # Colour of each group.
+    shown: Int[np.ndarray, " shown"]  # The groups that the legend names.
+    markers: Sequence[int]  # Number of each one's marker.
+    rest: str  # What the legend calls the others.
 
 
 class Proxies(NamedTuple):
-    """Proxies, and the edges of their tree.
-
-    Attributes:
-        places: Their places.
-        parents: Index of each one's parent; -1 if it has none.
-    """
+    """Proxies, and the edges of their tree."""
 
     places: Complex[np.ndarray, " p"]
-    parents: Int[np.ndarray, " p"]
+    parents: Int[np.ndarray, " p"]  # −1 for one without a parent.
 
 
 def draw_disks(
@@ -119,17 +97,9 @@ def draw_disks(
 ) -> None:
     """Draws points in Poincaré disks beside each other, on a grid of geodesics.
 
-    Args:
-        panels: The points; their groups are those of `names`.
-        names: Name of each group, see `colours`.
-        legend: What the groups are.
-        output: File to write; its suffix selects the format.
-        proxies: Proxies, drawn in each disk.
-        thumbnails: Whether to draw images in place of points, as many as do not overlap.
-        note: A line above the disks.
-
-    Raises:
-        UserError: The file cannot be written, or an image cannot be read.
+    `names` are those of the groups, and `legend` says what these are. Proxies are drawn in each
+    disk. Thumbnails stand in place of points, as many as do not overlap. Raises a `UserError` if
+    the file cannot be written.
     """
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=_DPI, layout="constrained")
     chosen = colours(sum(np.bincount(panel.labels, minlength=len(names)) for panel in panels))
@@ -138,8 +108,11 @@ def draw_disks(
         empty_disk(axes)
         axes.set_title(panel.title, fontsize=12, parse_math=False)
         scatter_groups(axes, panel.places, panel.labels, chosen, names)
-        if proxies is not None:
-            _draw_proxies(axes, proxies)
+        if proxies is not None and len(proxies.places):
+            child = np.flatnonzero(proxies.parents >= 0)
+            edges = geodesics(proxies.places[child], proxies.places[proxies.parents[child]])
+            draw_lines(axes, edges, color="0.25", linewidths=0.8, zorder=3)
+            draw_proxies(axes, proxies.places)
         if thumbnails:
             _draw_thumbnails(axes, panel, chosen)
     place_legend(figure, row[0], legend)
@@ -166,7 +139,7 @@ def colours(counts: Int[np.ndarray, " groups"]) -> Colours:
 
 
 def grid_lines() -> Complex[np.ndarray, "lines points"]:
-    """Geodesics orthogonal to the axes, at distances 1, 2, 3, ... from the origin."""
+    """Geodesics orthogonal to the axes, at distances 0, 1, 2, ... from the origin."""
     feet = np.tanh(np.arange(-_GRID_LINES, _GRID_LINES + 1)[:, None] * _GRID_STEP / 2)
     axis = 1j * np.tanh(np.linspace(-6, 6, 129))
     # The isometry that takes 0 to a foot takes the imaginary axis to the geodesic through it.
@@ -179,8 +152,11 @@ def empty_disk(axes: Axes) -> None:
     axes.set(aspect="equal", xlim=(-1.02, 1.02), ylim=(-1.02, 1.02))
     axes.axis("off")
     axes.add_patch(Circle((0, 0), 1, facecolor="none", edgecolor="black", linewidth=1))
-    lines = grid_lines()
-    style = {"color": "0.88", "linewidths": 0.6, "zorder": 0}
+    draw_lines(axes, grid_lines(), color="0.88", linewidths=0.6, zorder=0)
+
+
+def draw_lines(axes: Axes, lines: Complex[np.ndarray, "lines points"], **style: Any) -> None:
+    """Draws lines through points."""
     axes.add_collection(LineCollection(list(np.stack([lines.real, lines.imag], -1)), **style))
 
 
@@ -224,15 +200,10 @@ def place_legend(figure: Figure, axes: Axes, title: str) -> None:
         handle.set_sizes([36])
 
 
-def _draw_proxies(axes: Axes, proxies: Proxies) -> None:
-    if not len(proxies.places):
-        return
-    child = np.flatnonzero(proxies.parents >= 0)
-    arcs = geodesics(proxies.places[child], proxies.places[proxies.parents[child]])
-    lines = list(np.stack([arcs.real, arcs.imag], axis=-1))
-    axes.add_collection(LineCollection(lines, color="0.25", linewidths=0.8, zorder=3))
+def draw_proxies(axes: Axes, places: Complex[np.ndarray, " p"]) -> None:
+    """Draws proxies as circles."""
     style = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
-    axes.scatter(proxies.places.real, proxies.places.imag, s=22, label="proxy", **style)
+    axes.scatter(places.real, places.imag, s=22, label="proxy", **style)
 
 
 def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
@@ -263,17 +234,9 @@ def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
 
 
 def draw_image_grid(panel: Panel, output: pathlib.Path, pixels: int = 64) -> None:
-    """Draws images on a square grid, near their places in the disk.
+    """Draws images near their places in the disk, on a square grid with cells of so many pixels.
 
-    Images are assigned to cells so that the sum of squared distances is least.
-
-    Args:
-        panel: The images.
-        output: File to write; its suffix selects the format.
-        pixels: Side of a cell.
-
-    Raises:
-        UserError: The file cannot be written, or an image cannot be read.
+    Raises a `UserError` if the file cannot be written.
     """
     side = math.isqrt(len(panel.places) - 1) + 1
     rows, columns = snap_to_grid(panel.places, side)
@@ -293,14 +256,9 @@ def draw_image_grid(panel: Panel, output: pathlib.Path, pixels: int = 64) -> Non
 def snap_to_grid(
     places: Complex[np.ndarray, " n"], side: int
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Assigns places to cells of a square grid, by least squares (Jonker and Volgenant).
+    """Assigns at most side² places to cells of a square grid: row, from the top, and column.
 
-    Args:
-        places: Places in the plane, at most side².
-        side: Cells in a row.
-
-    Returns:
-        Row, from the top, and column of each place.
+    The sum of squared distances from place to cell is least (Jonker and Volgenant).
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -314,20 +272,12 @@ def snap_to_grid(
 
 
 class ImageSet(NamedTuple):
-    """Embedded images that are drawn in one disk.
-
-    Attributes:
-        title: What they are.
-        points: Their points.
-        groupings: Groupings of the images, by name; the first are the classes.
-        names: Names of the images.
-        read: From the index of an image to its pixels.
-    """
+    """Embedded images that are drawn in one disk."""
 
     title: str
     points: Float[np.ndarray, "n d"]
-    groupings: Mapping[str, Grouping]
-    names: Sequence[str]
+    groupings: Mapping[str, Grouping]  # By name; the first are the classes.
+    names: Sequence[str]  # Of the images.
     read: Callable[[int], Image.Image]
 
     def captions(self) -> list[str]:
@@ -338,13 +288,9 @@ class ImageSet(NamedTuple):
 
 
 class PlotData(NamedTuple):
-    """What is drawn.
+    """What is drawn: sets of images, beside each other, and hierarchical proxies if there are any.
 
-    Attributes:
-        sets: The images, in sets that are drawn beside each other.
-        space: Space of the points.
-        proxies: Points of hierarchical proxies; none for most runs.
-        parents: Index of each proxy's parent; -1 if it has none.
+    `parents` holds the index of each proxy's parent; −1 if it has none.
     """
 
     sets: list[ImageSet]
@@ -354,15 +300,9 @@ class PlotData(NamedTuple):
 
 
 def gallery_data(path: pathlib.Path, most: int, seed: int) -> PlotData:
-    """Reads a gallery that `hypjax.embed` wrote.
+    """Reads a gallery that `hypjax.embed` wrote; of more than `most` images, random ones.
 
-    Args:
-        path: The file.
-        most: Largest number of images; of more, random ones are chosen.
-        seed: Seed of the choice.
-
-    Raises:
-        UserError: The file cannot be read, or is damaged.
+    Raises a `UserError` if the file cannot be read, or is damaged.
     """
     gallery = Embeddings.load(path)
     chosen = _choose(len(gallery), most, seed)
@@ -378,14 +318,8 @@ def gallery_data(path: pathlib.Path, most: int, seed: int) -> PlotData:
 def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotData:
     """Embeds images of a run's dataset with its best model, or else its last.
 
-    Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`. Proxies of HIER come with their tree.
-
-    Args:
-        workdir: Folder or URL of the run.
-        parts: Names of the parts of the dataset to draw: train or test.
-        most: Largest number of images of a part; of more, random ones are chosen.
-        seed: Seed of the choice.
+    Points are those of `scored_head`, and proxies of HIER come with their tree. Of more than `most`
+    images of a part, train or test, random ones are chosen.
 
     Raises:
         UserError: The folder holds no trained model, the images have changed, an image cannot be
@@ -419,6 +353,11 @@ def read_rgb(images: Dataset) -> Callable[[int], Image.Image]:
     return lambda i: images.image(i, 3).convert("RGB")
 
 
+def default_grouping(groupings: Mapping[str, Grouping]) -> str:
+    """What colours stand for by default: what classes are grouped by, or else the classes."""
+    return list(groupings)[:2][-1]
+
+
 def _choose(count: int, most: int, seed: int) -> Int[np.ndarray, " chosen"]:
     """Indices of all images or, of more than `most`, of random ones, in their order."""
     if not count:
@@ -434,13 +373,7 @@ def _title(name: str, chosen: int, count: int) -> str:
 def place_in_disk(
     data: PlotData, layout: str, grouping: str, seed: int
 ) -> tuple[list[Panel], list[str], Proxies, tuple[float, float] | None]:
-    """Lays out all images, and the proxies, together.
-
-    Args:
-        data: What is drawn.
-        layout: How, 'mds' or 'umap'; see `hypjax.geometry.layout`.
-        grouping: Name of the grouping that colours stand for.
-        seed: Seed of the layout.
+    """Lays out all images, and the proxies, together: by 'mds' or 'umap'.
 
     Returns:
         A panel for each set of images; the names of all groups, of which the panels' labels are
@@ -478,20 +411,9 @@ def write_disk_page(
     """Writes a page with points in Poincaré disks beside each other.
 
     The pointer shows a point's image, class and distance from the origin in the disk; the wheel
-    zooms, and the legend hides groups. The page holds all that it needs.
-
-    Args:
-        panels: The points; their groups are those of `names`.
-        names: Name of each group; see `colours`.
-        legend: What the groups are.
-        output: File to write.
-        proxies: Proxies, drawn in each disk.
-        note: A line above the disks.
-
-    Raises:
-        UserError: Bokeh is not installed, an image cannot be read, or the file cannot be written.
+    zooms, and the legend hides groups. The page holds all that it needs. See `draw_disks` for
+    what is drawn. Raises a `UserError` if the file cannot be written.
     """
-    require_package("bokeh", "an interactive page", "hypjax[viz]")
     from bokeh.embed import file_html
     from bokeh.layouts import column, row
     from bokeh.models import Div
@@ -567,16 +489,8 @@ def _columns(panel: Panel, chosen: np.ndarray) -> dict[str, Any]:
         "y": places.imag,
         "radius": 2 * np.arctanh(np.abs(places)),
         "caption": [panel.captions[i] for i in chosen.tolist()],
-        "image": [_data_url(panel.read(i)) for i in chosen.tolist()],
+        "image": [thumbnail_url(panel.read(i), _THUMBNAIL, 75) for i in chosen.tolist()],
     }
-
-
-def _data_url(image: Image.Image) -> str:
-    image = image.copy()
-    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
-    file = io.BytesIO()
-    image.save(file, "jpeg", quality=75)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def sectors(

@@ -8,18 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Complex, Float, Int
-from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from hypjax.analysis.disk import (
-    colours,
-    empty_disk,
-    geodesics,
-    place_legend,
-    read_rgb,
-    scatter_groups,
-    sectors,
-)
+from hypjax.analysis import disk
 from hypjax.analysis.hit_grid import Picture, draw_rows, save
 from hypjax.analysis.run_embeddings import ChosenImages, TrainedRun, scored_head
 from hypjax.analysis.trees import (
@@ -44,46 +35,27 @@ _COLUMNS = 10  # Images of each.
 
 
 class Leaf(NamedTuple):
-    """A proxy without any proxy beneath it.
-
-    Attributes:
-        proxy: Its index.
-        size: Number of images beneath it.
-        nearest: Indices of the images, by their distance from it.
-        beneath: Which of these are beneath it.
-    """
+    """A proxy without any proxy beneath it."""
 
     proxy: int
-    size: int
-    nearest: list[int]
-    beneath: list[bool]
+    size: int  # Number of images beneath it.
+    nearest: list[int]  # Indices of the images, by their distance from it.
+    beneath: list[bool]  # Which of these are beneath it.
 
 
 class Hierarchy(NamedTuple):
-    """What a run makes of the images.
+    """What a run makes of the images."""
 
-    Attributes:
-        scores: All numbers, as in hierarchy.json, but not a number where they do not exist.
-        tree: That of the proxies if there are any, else that of average linkage.
-        nodes: Its nodes, as in tree.json.
-        affinity: Similarity of each pair of classes, at the mean distance of their images.
-        places: Place of each node in the Poincaré disk; None without proxies, or in flat space.
-        leaves: The proxies with no other beneath, those with most images first.
-    """
-
-    scores: dict[str, Any]
-    tree: Tree
-    nodes: list[dict[str, Any]]
-    affinity: Float[np.ndarray, "classes classes"]
-    places: Complex[np.ndarray, " nodes"] | None
-    leaves: Sequence[Leaf]
+    scores: dict[str, Any]  # As in hierarchy.json, but NaN for numbers that do not exist.
+    tree: Tree  # That of the proxies if there are any, else that of average linkage.
+    nodes: list[dict[str, Any]]  # Its nodes, as in tree.json.
+    affinity: Float[np.ndarray, "classes classes"]  # Similarities, at the mean distance of images.
+    places: Complex[np.ndarray, " nodes"] | None  # None without proxies, or in flat space.
+    leaves: Sequence[Leaf]  # Those with most images first.
 
 
 def hierarchy_of_run(run: TrainedRun, images: ChosenImages) -> Hierarchy:
-    """Embeds images with a run's best model, or its last, and finds their hierarchy.
-
-    Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`; hierarchical proxies are those of the same state.
+    """Embeds images as `scored_head` does, and finds their hierarchy.
 
     Raises:
         UserError: The folder holds no trained model, the images have changed, an image cannot be
@@ -102,26 +74,33 @@ def find_hierarchy(
 ) -> Hierarchy:
     """Finds the trees of a run and scores them. Distances are float64.
 
-    Args:
-        name: Name of the run in reports.
-        points: Points of the images.
-        space: Their space.
-        images: The images.
-        proxies: Points of the hierarchical proxies, in the ball; None for a run without them.
+    The tree of a run without hierarchical proxies, which are points of the ball, is that of average
+    linkage.
     """
     distances = _distances(space, points, points)
     clusters, heights = average_linkage(distances)
     of_clusters = _scores("average linkage", clusters, images)
     affinity = np.asarray(space.similarity(_class_means(distances, images.groupings[CLASS].labels)))
-    if proxies is None:
-        scores = {"run": name, "trees": [of_clusters]}
-        # Half the difference of heights, so that the path of two images is their ancestor's height.
-        lengths = (heights[clusters.parents] - heights) / 2
-        lengths[clusters.parents < 0] = 0
-        merged = enumerate(heights[clusters.leaves :].tolist())
-        inner = [(f"cluster {i}", {"kind": "cluster", "height": height}) for i, height in merged]
-        nodes = _nodes(clusters, lengths.tolist(), images, inner)
-        return Hierarchy(scores, clusters, nodes, affinity, None, ())
+    if proxies is not None:
+        return _hierarchy_of_proxies(name, points, proxies, space, images, of_clusters, affinity)
+    # Half the difference of heights, so that the path of two images is their ancestor's height.
+    lengths = (heights[clusters.parents] - heights) / 2
+    lengths[clusters.parents < 0] = 0
+    merged = enumerate(heights[clusters.leaves :].tolist())
+    inner = [(f"cluster {i}", {"kind": "cluster", "height": height}) for i, height in merged]
+    nodes = _nodes(clusters, lengths.tolist(), images, inner)
+    return Hierarchy({"run": name, "trees": [of_clusters]}, clusters, nodes, affinity, None, ())
+
+
+def _hierarchy_of_proxies(
+    name: str,
+    points: Float[np.ndarray, "images dim"],
+    proxies: Float[np.ndarray, "p dim"],
+    space: Space,
+    images: ChosenImages,
+    of_clusters: dict[str, Any],
+    affinity: Float[np.ndarray, "classes classes"],
+) -> Hierarchy:
     n, everything = len(points), np.concatenate([points, proxies])
     measured = _distances(space, everything, np.pad(proxies, ((0, 1), (0, 0))))
     distances, radii = measured[:, :-1], measured[:, -1]  # The last column is the origin's.
@@ -144,7 +123,7 @@ def find_hierarchy(
         # True distances from the origin, and angles from the tree.
         shown = np.concatenate([everything[kept], 0 * points[:1]]).astype(np.float64)
         lengths = float(space.c) ** 0.5 * np.linalg.norm(shown, axis=1)
-        angles = sectors(tree, np.asarray(points, np.float64)).mean(axis=1)
+        angles = disk.sectors(tree, np.asarray(points, np.float64)).mean(axis=1)
         places = lengths * np.exp(1j * angles)
     return Hierarchy(scores, tree, nodes, affinity, places, _leaves(distances[:n], tree, used))
 
@@ -182,14 +161,11 @@ def _scores(kind: str, tree: Tree, images: ChosenImages) -> dict[str, Any]:
             for name, each in labels.items()
         },
         "separation": {
-            name: separation(tree, labels[CLASS], labels[name])._asdict()
-            for name in _beyond_classes(images)
+            name: separation(tree, labels[CLASS], each)._asdict()
+            for name, each in labels.items()
+            if name != CLASS
         },
     }
-
-
-def _beyond_classes(images: ChosenImages) -> dict[str, Grouping]:
-    return {name: each for name, each in images.groupings.items() if name != CLASS}
 
 
 def _scores_of_radii(
@@ -219,7 +195,7 @@ def _scores_of_radii(
 def _leaves(
     distances: Float[np.ndarray, "n p"], tree: Tree, used: Int[np.ndarray, " used"]
 ) -> list[Leaf]:
-    """The proxies with no other beneath, those with most images first."""
+    """The leaves of a `Hierarchy`."""
     images = tree.leaves
     above = tree.parents[:images]
     numbers = np.bincount(above, minlength=len(tree.parents))
@@ -244,12 +220,10 @@ def _nodes(
     for i, index in enumerate(images.indices.tolist()):
         of_image = {n: each.names[each.labels[i]] for n, each in images.groupings.items()}
         described.append((images.dataset.name(i), {"kind": "image", "index": index, **of_image}))
-    parents = [parent if parent >= 0 else None for parent in tree.parents.tolist()]
+    rows = zip(tree.parents.tolist(), lengths, [*described, *inner], strict=True)
     return [
-        {"parent": parent, "name": name, "length": length, **facts}
-        for parent, length, (name, facts) in zip(
-            parents, lengths, [*described, *inner], strict=True
-        )
+        {"parent": parent if parent >= 0 else None, "name": name, "length": length, **facts}
+        for parent, length, (name, facts) in rows
     ]
 
 
@@ -322,24 +296,22 @@ def newick(found: Hierarchy) -> str:
 def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[pathlib.Path]:
     """Writes the tree and the figures of a run, and returns their files.
 
-    Raises:
-        UserError: A file cannot be written.
+    Raises a `UserError` if one cannot be written.
     """
     names = ("tree.json", "tree.nwk", "affinity.png", "disk.png", "leaves.png")
     files = [folder / name for name in names]
-    tree, text, affinity, disk, leaves = files
+    tree, text, affinity, places, leaves = files
     try:
         write_json(tree, found.nodes)
         write_text(text, newick(found))
-        for old in (disk, leaves):  # Not every run has them.
+        for old in (places, leaves):  # Not every run has them.
             old.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror})") from error
-    further = _beyond_classes(images)
     _draw_affinity(found.affinity, images, affinity)
     if found.places is not None:
-        title, grouping = next(iter((further or images.groupings).items()))
-        _draw_disk(found.tree, found.places, grouping, title, disk)
+        title = disk.default_grouping(images.groupings)
+        _draw_disk(found.tree, found.places, images.groupings[title], title, places)
     if found.leaves:
         _draw_leaves(found.leaves[:_ROWS], images, leaves)
     return [file for file in files if file.exists()]
@@ -355,24 +327,21 @@ def _draw_disk(
     """Draws a tree in the Poincaré disk, with geodesics as edges; groups colour its leaves."""
     figure = Figure(figsize=(5, 5.9), dpi=_DPI, layout="constrained")
     axes = figure.add_subplot()
-    empty_disk(axes)
+    disk.empty_disk(axes)
     child = np.flatnonzero(tree.parents >= 0)
     leaf = child < tree.leaves
     for edges, style in (
         (child[leaf], {"color": "0.8", "linewidths": 0.3, "zorder": 1}),
         (child[~leaf], {"color": "0.25", "linewidths": 0.8, "zorder": 3}),
     ):
-        arcs = geodesics(places[edges], places[tree.parents[edges]])
-        lines = np.stack([arcs.real, arcs.imag], axis=-1)
-        axes.add_collection(LineCollection(list(lines), **style))
-    leaves, inner = places[: tree.leaves], places[tree.leaves : -1]
+        arcs = disk.geodesics(places[edges], places[tree.parents[edges]])
+        disk.draw_lines(axes, arcs, **style)
     groups, names = grouping
-    chosen = colours(np.bincount(groups, minlength=len(names)))
-    scatter_groups(axes, leaves, groups, chosen, names)
-    rings = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
-    axes.scatter(inner.real, inner.imag, s=22, label="proxy", **rings)
+    chosen = disk.colours(np.bincount(groups, minlength=len(names)))
+    disk.scatter_groups(axes, places[: tree.leaves], groups, chosen, names)
+    disk.draw_proxies(axes, places[tree.leaves : -1])
     axes.scatter([0], [0], s=30, color="black", marker="x", zorder=5, label="origin, the root")
-    place_legend(figure, axes, title)
+    disk.place_legend(figure, axes, title)
     axes.set_title("distance from the origin: true; angle: place in the tree", fontsize=10)
     save(figure, output)
 
@@ -385,7 +354,8 @@ def _draw_affinity(
     Classes are ordered by their groups, and within these by average linkage of their affinities.
     """
     first = np.unique(images.groupings[CLASS].labels, return_index=True)[1]
-    groups = {name: each.labels[first] for name, each in _beyond_classes(images).items()}
+    groups = {name: each.labels[first] for name, each in images.groupings.items()}
+    del groups[CLASS]
     order = np.lexsort((_row_order(affinity), *reversed(groups.values())))
     panels = {"affinity": affinity}
     if groups:
@@ -429,4 +399,4 @@ def _draw_leaves(leaves: Sequence[Leaf], images: ChosenImages, output: pathlib.P
             title = head + images.dataset.class_name(image)
             row.append(Picture(image, title, "tab:blue" if beneath else "none"))
         rows.append(row)
-    draw_rows(rows, output, read_rgb(images.dataset))
+    draw_rows(rows, output, disk.read_rgb(images.dataset))

@@ -1,5 +1,7 @@
-"""Rows of pictures, such as those of a search's hits."""
+"""Images in figures and pages: rows of pictures, such as those of a search's hits."""
 
+import base64
+import io
 import pathlib
 import textwrap
 from collections.abc import Callable, Sequence
@@ -21,46 +23,36 @@ _ROWS = 20  # Rows of a page.
 
 
 class Picture(NamedTuple):
-    """An image with its title and its frame.
+    """An image with its title, whose lines are wrapped, and its frame."""
 
-    Attributes:
-        image: What the image is read from, such as its path.
-        title: Title; its lines are wrapped.
-        colour: Colour of the frame, or "none".
-    """
-
-    image: Any
+    image: Any  # What the image is read from, such as its path.
     title: str
-    colour: str
+    colour: str  # Of the frame, or "none".
 
 
 class ImageReader:
-    """Reads images; a grey one stands for each that cannot be read, and these are counted.
-
-    Attributes:
-        missing: What could not be read.
-    """
+    """Reads images; a grey one stands for each that cannot be read, and these are counted."""
 
     def __init__(self, read: Callable[[Any], Image.Image]) -> None:
         """Takes the function that reads an image."""
-        self._read, self.missing = read, {}
+        self._read, self._missing = read, {}
 
     def __call__(self, image: Any) -> Image.Image:
         """Returns an image's pixels, or a grey square."""
         try:
             return self._read(image)
         except Exception as error:  # Moved or damaged since; the rest is still worth showing.
-            self.missing[image] = error
+            self._missing[image] = error
             grey = Image.new("RGB", (64, 64), "#ccc")
             ImageDraw.Draw(grey).text((32, 32), "missing", fill="#333", anchor="mm")
             return grey
 
     def warn(self) -> None:
         """Says how many images are missing."""
-        if self.missing:
+        if self._missing:
             console.warn(
-                f"grey squares stand for {len(self.missing)} images that cannot be read; were they "
-                f"moved? ({next(iter(self.missing.values()))})"
+                f"grey squares stand for {len(self._missing)} images that cannot be read; were "
+                f"they moved? ({next(iter(self._missing.values()))})"
             )
 
 
@@ -69,17 +61,7 @@ def draw(
 ) -> list[pathlib.Path]:
     """Draws one row per query: the query, then its hits in green (right) or red (wrong) frames.
 
-    Args:
-        found: Hits of each query, equally many.
-        output: File to write; its suffix selects the format. After 20 queries, the next page is
-            drawn, to a file whose name ends in -2, and so on.
-        read: From the path of an image to its pixels.
-
-    Returns:
-        The files written.
-
-    Raises:
-        UserError: A file cannot be written.
+    Queries have equally many hits. `read` takes the path of an image. See `draw_rows` for files.
     """
     rows = []
     for hits in found:
@@ -97,20 +79,10 @@ def draw_rows(
     read: Callable[[Any], Image.Image],
     together: int = 1,
 ) -> list[pathlib.Path]:
-    """Draws rows of pictures, on several pages if there are more than 20.
+    """Draws rows of equally many pictures, on several pages if there are more than 20.
 
-    Args:
-        rows: Rows of equally many pictures.
-        output: File to write; its suffix selects the format. Names of further pages end in -2, -3
-            and so on.
-        read: From the `image` of a picture to its pixels.
-        together: Every so many rows belong together, on one page.
-
-    Returns:
-        The files written.
-
-    Raises:
-        UserError: A file cannot be written.
+    Every `together` rows belong on one page. Names of further pages end in -2, -3 and so on.
+    Returns the files written; raises a `UserError` if one cannot be.
     """
     size = max(_ROWS // together, 1) * together
     pages = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -126,17 +98,27 @@ def draw_rows(
 
 
 def save(figure: Figure, file: pathlib.Path) -> None:
-    """Writes a figure to a file, whose suffix selects the format.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Writes a figure to a file, whose suffix selects the format, or raises a `UserError`."""
     try:
         figure.savefig(file)
     except OSError as error:
         raise UserError(f"cannot write to {file} ({error.strerror or error})") from error
     except ValueError as error:
         raise UserError(f"cannot draw {file}: {error}") from error
+
+
+def thumbnail_url(image: Image.Image, side: int, quality: int) -> str:
+    """Returns a copy of an image, of so many pixels on its longer side, as a data URL."""
+    small = image.copy()
+    small.thumbnail((side, side))
+    file = io.BytesIO()
+    small.save(file, "jpeg", quality=quality)
+    return data_url(file.getvalue(), "jpeg")
+
+
+def data_url(content: bytes, kind: str) -> str:
+    """Returns a file of an image type, such as png, as a data URL."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image]) -> Figure:

@@ -29,19 +29,12 @@ _LEAST = 1e-8  # Weights below are not drawn: they would stretch the axis over w
 
 
 class Choice(NamedTuple):
-    """Anchors, and what is asked of their negatives.
-
-    Attributes:
-        splits: The dataset.
-        anchors: Indices of the anchors among the test images.
-        shown: Number of anchors, the first ones, whose hardest negatives are listed.
-        k: Number of negatives to list.
-    """
+    """Anchors, and what is asked of their negatives."""
 
     splits: Splits
-    anchors: Int[np.ndarray, " anchors"]
-    shown: int
-    k: int
+    anchors: Int[np.ndarray, " anchors"]  # Indices among the test images.
+    shown: int  # Number of anchors, the first ones, whose hardest negatives are listed.
+    k: int  # Number of negatives to list.
 
     @property
     def labels(self) -> Int[np.ndarray, " anchors"]:
@@ -52,15 +45,8 @@ class Choice(NamedTuple):
 def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int) -> Choice:
     """Chooses anchors at equal distances among the test images, which are sorted by class.
 
-    Args:
-        splits: The dataset.
-        named: Indices of the anchors, which are all shown; empty to choose them.
-        number: Number of anchors to choose, if there are as many.
-        shown: Number of them to show.
-        k: Number of negatives to list for each.
-
-    Raises:
-        UserError: There is no such image, or an anchor has fewer negatives.
+    Anchors may be named by their indices; then all are shown. Raises a `UserError` if there is no
+    such image, or an anchor has fewer than k negatives.
     """
     count = len(splits.test)
     for index in named:
@@ -115,9 +101,7 @@ def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
 
     Points are those of the loss: in its space, and without the projections of `eval.pca`.
 
-    Raises:
-        UserError: The folder holds no trained model, the images have changed, an image cannot be
-            read, a point is not finite, or the device's memory does not suffice.
+    See `head_points` for errors.
     """
     space = create_objective(run.config).space
     embed = head_points(run.config, *restore_trained(run), space)
@@ -137,11 +121,10 @@ def weigh(
     space: Space,
     temperature: float,
 ) -> Weighed:
-    """Weighs the negatives of anchors, which are the items of other classes.
+    """Weighs the negatives of anchors, which are the items of other classes, in blocks of anchors.
 
     Anchors and items are points of the loss's space, and `temperature` is by what the loss divides
-    distances. Distances and weights are float64. Memory for some blocks of anchors by items is
-    enough.
+    distances. Distances and weights are float64.
     """
     test, images = choice.splits.test, searched(choice.splits)
     curve, carriers, hardest = np.zeros(len(items)), [], []
@@ -275,11 +258,7 @@ def _column(runs: Sequence[Weighed], run: int, place: int) -> list[str]:
 
 
 def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:
-    """Draws mean weight, and cumulative weight, against the rank of the negative (Figure 3).
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Draws mean weight, and cumulative weight, against the rank of the negative (Figure 3)."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     weight, cumulative = figure.subplots(1, 2)
     for run in runs:
@@ -305,9 +284,6 @@ def draw_hardest(
 
     Frames mark the negatives that no other run has among its own. Returns the files written; see
     `draw_rows`.
-
-    Raises:
-        UserError: A file cannot be written.
     """
     read_anchor, read_item = read_rgb(splits.test), read_rgb(searched(splits))
     rows = []

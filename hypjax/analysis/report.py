@@ -7,35 +7,32 @@ import json
 import operator
 import pathlib
 import tempfile
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from ml_collections import ConfigDict
 
-from hypjax.analysis.disk import Panel, draw_disks, read_rgb
-from hypjax.analysis.hit_grid import ImageReader
-from hypjax.analysis.report_page import Run, Shown, data_url, number, render, thumbnail
-from hypjax.analysis.run_embeddings import head_points, searched
+from hypjax.analysis.disk import Panel, default_grouping, draw_disks, read_rgb
+from hypjax.analysis.hit_grid import ImageReader, data_url, thumbnail_url
+from hypjax.analysis.report_page import Log, Run, Shown, render
+from hypjax.analysis.run_embeddings import TrainedRun, head_points, restore_trained, searched
 from hypjax.config import default_config, identity
 from hypjax.data.dataset import Dataset
-from hypjax.data.groupings import Grouping, groupings
-from hypjax.data.parts import Splits
+from hypjax.data.groupings import groupings
 from hypjax.data.splits import open_splits
 from hypjax.errors import Interrupted, UserError
 from hypjax.geometry import Space, layout
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
 from hypjax.inference.features import Encodings
 from hypjax.inference.push import describe
-from hypjax.inference.weights import restore_best
 from hypjax.objectives import create_objective
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, is_number, read_results
 from hypjax.runs.published import compare
-from hypjax.runs.workdir import Workdir, read_warnings, saved_config
+from hypjax.runs.workdir import read_warnings, saved_config
 from hypjax.system import console
 from hypjax.system.files import write_text
 from hypjax.training.setup import Setup
@@ -45,99 +42,45 @@ _POINTS = 5000  # Images in the disk.
 _SAMPLES, _TRIALS = 500, 20  # Points and draws for δ.
 
 
-class Log(NamedTuple):
-    """What a run wrote while it was trained.
-
-    Attributes:
-        config: Its configuration.
-        results: Its results; None until it is finished.
-        lines: Lines of metrics.jsonl.
-        times: times.json; empty if there is none.
-        warnings: Warnings that it gave.
-    """
-
-    config: ConfigDict
-    results: dict[str, Any] | None
-    lines: list[dict[str, Any]]
-    times: dict[str, Any]
-    warnings: list[str]
-
-
 class Search(NamedTuple):
-    """The nearest images of a test image.
+    """The nearest images of a test image."""
 
-    Attributes:
-        query: Index of the test image.
-        hits: Indices of the nearest among the searched images.
-        distances: Their distances.
-        right: Which of them show the query's class.
-    """
-
-    query: int
-    hits: list[int]
+    query: int  # Index of the test image.
+    hits: list[int]  # Indices among the searched images.
     distances: list[float]
-    right: list[bool]
+    right: list[bool]  # Which hits show the query's class.
 
 
 class ClassRecall(NamedTuple):
-    """How often images of a class find one of their class first.
-
-    Attributes:
-        name: The class.
-        queries: Number of its test images with others of their class.
-        recall: Fraction of them whose nearest image is of the class.
-        confused: The class that is found most often instead; '' if none is.
-        times: How often it is.
-    """
+    """How often images of a class find one of their class first."""
 
     name: str
-    queries: int
+    queries: int  # Number of its test images with others of their class.
     recall: float
-    confused: str
-    times: int
+    confused: str  # The class that is found most often instead; '' if none is.
+    times: int  # How often it is.
 
 
 class ReportData(NamedTuple):
     """The embeddings of a run's test images, and what searches among them find.
 
-    Attributes:
-        images: What runs of the same images have in common.
-        counts: Numbers of images and classes, in words, by part of the dataset.
-        points: Points of the test images.
-        space: Their space.
-        grouping: Name of the grouping for colours, and the groups.
-        searches: Of queries that have images of their class: the failures, nearest wrong image
-            first, then the successes, farthest first.
-        failures: Number of failures.
-        interval: Recall@1 with the ends of its 95% interval over queries; None without classes.
-        classes: By recall, the lowest first.
-        delta: Relative δ of the head's features; NaN for fewer than four images.
-        curvature: The c that suits it; NaN if there is none.
-        test: The test images.
-        items: The searched images.
+    Searches are those of queries that have images of their class: the failures, nearest wrong image
+    first, then the successes, farthest first.
     """
 
-    images: Hashable
-    counts: dict[str, str]
+    run: TrainedRun
     points: Float[np.ndarray, "n d"]
     space: Space
-    grouping: tuple[str, Grouping]
     searches: list[Search]
     failures: int
-    interval: tuple[float, float, float] | None
-    classes: list[ClassRecall]
-    delta: float
-    curvature: float
-    test: Dataset
-    items: Dataset
+    interval: tuple[float, float, float] | None  # Recall@1, and its 95% interval over queries.
+    classes: list[ClassRecall]  # The lowest recall first.
+    delta: float  # Relative δ of the head's features; NaN for fewer than four images.
+    curvature: float  # The c that suits it; NaN if there is none.
 
 
 def read_log(workdir: str | pathlib.Path) -> Log:
-    """Reads what a run wrote while it was trained.
-
-    Raises:
-        UserError: The folder holds no run.
-    """
+    """Reads what a run wrote while it was trained; raises a `UserError` if there is no run."""
     with reading(workdir) as folder:
         config, results = saved_config(folder), read_results(folder / RESULTS)
         lines = _objects(folder / METRICS, str.splitlines, _is_line)
@@ -186,54 +129,30 @@ def _objects(
     return found
 
 
-class Opened(NamedTuple):
-    """What a run that has just ended still holds.
-
-    Attributes:
-        splits: Its images.
-        encodings: What it has kept of its frozen encoder's embeddings.
-    """
-
-    splits: Splits
-    encodings: Encodings | None
-
-
-def report_data(
-    workdir: str | pathlib.Path, k: int = 8, opened: Opened | None = None
-) -> ReportData:
-    """Embeds the test images with a run's best model, or its last, and searches with each.
+def report_data(run: TrainedRun, k: int, encodings: Encodings | None = None) -> ReportData:
+    """Embeds the test images with a run's best model, or its last, and finds k neighbours of each.
 
     Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`.
-
-    Args:
-        workdir: Folder or URL of the run.
-        k: Number of neighbours of each query.
-        opened: What the run still holds, if it has just ended.
+    `eval.pca`. `encodings` are what a run that has just ended has kept.
 
     Raises:
         UserError: The folder holds no trained model, the images have changed, or an image cannot be
             read.
     """
-    with reading(workdir) as folder:
-        config = saved_config(folder)
-        model, params = restore_best(folder)
-        run = Workdir(folder, config, compared=())
-    splits, encodings = opened or (open_splits(config), None)
-    run.require({"images": splits.fingerprint})
-    space = create_objective(config).score_space
-    embed = head_points(config, model, params, space, encodings)
-    test, items = splits.test, searched(splits)
+    space = create_objective(run.config).score_space
+    embed = head_points(run.config, *restore_trained(run), space, encodings)
+    test, items = run.splits.test, searched(run.splits)
+    among_themselves = run.splits.gallery is None
     points = embed(test)
-    gallery = points if splits.gallery is None else embed(items)
-    k = min(k, len(items) - (splits.gallery is None))
+    gallery = points if among_themselves else embed(items)
+    k = min(k, len(items) - among_themselves)
     distances, found = nearest_neighbors(
-        points, gallery, k=k, space=space, exclude_self=splits.gallery is None
+        points, gallery, k=k, space=space, exclude_self=among_themselves
     )
     right = items.labels[found] == test.labels[:, None]
     # Queries with another image of their class, if there are several classes.
     counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
-    answerable = (test.num_classes > 1) & (counts[test.labels] > (splits.gallery is None))
+    answerable = (test.num_classes > 1) & (counts[test.labels] > among_themselves)
     wrong = np.flatnonzero(answerable & ~right[:, 0])
     correct = np.flatnonzero(answerable & right[:, 0])
     wrong = wrong[np.argsort(distances[wrong, 0], kind="stable")]
@@ -244,24 +163,16 @@ def report_data(
     ]
     first = right[answerable, 0].astype(np.float64)
     delta, curvature = _delta(np.asarray(space.features(points)))
-    grouped = groupings(config.data.name, test)
-    name = list(grouped)[min(1, len(grouped) - 1)]
-    parts = {"training": splits.train, "validation": splits.validation, "test": test}
-    parts["searched"] = splits.gallery
     return ReportData(
-        images=(splits.fingerprint, test.positions.tobytes(), items.positions.tobytes()),
-        counts={f"{part} images": each.describe() for part, each in parts.items() if each},
+        run=run,
         points=points,
         space=space,
-        grouping=(name, grouped[name]),
         searches=searches,
         failures=len(wrong),
         interval=(float(first.mean()), *bootstrap_interval(first)) if len(first) else None,
         classes=_classes(test, items, found[:, 0], right[:, 0], answerable),
         delta=delta,
         curvature=curvature,
-        test=test,
-        items=items,
     )
 
 
@@ -302,80 +213,89 @@ def write_report(
     *,
     queries: int,
     k: int,
-    opened: Opened | None = None,
+    setup: Setup | None = None,
 ) -> None:
     """Embeds the test images of runs, and writes a page about these.
+
+    The page shows so many queries, up to half of them successes, each with its k nearest images.
 
     Args:
         workdirs: Folder or URL of each run, by the name that the page shows.
         output: File to write.
-        queries: Queries to show; up to half of them are successes.
+        queries: Queries to show.
         k: Nearest images to show of each query.
-        opened: What the runs still hold, if they have just ended.
+        setup: What a run that has just ended still holds.
 
     Raises:
         UserError: A folder holds no trained model, the images have changed, an image cannot be
             read, or the file cannot be written.
     """
     console.say("writing the report")
-    runs, images = [], {}
+    runs, groups = [], {}
     logs = {name: read_log(workdir) for name, workdir in workdirs.items()}
     for name, log in logs.items():
         console.say(f"embedding the test images with {name}")
-        found = report_data(workdirs[name], k, opened)
-        images.setdefault(found.images, {})[name] = found
-        runs.append(_run(name, log, found))
-    page = render(runs, [_group(group, queries) for group in images.values()])
+        splits = setup.splits if setup else open_splits(log.config)
+        encodings = setup.evaluator.images.encodings if setup else None
+        found = report_data(TrainedRun(name, workdirs[name], log.config, splits), k, encodings)
+        positions = (each.positions.tobytes() for each in (splits.test, searched(splits)))
+        groups.setdefault((splits.fingerprint, *positions), []).append(found)
+        runs.append(_run(log, found))
+    page = render(runs, [_group(group, queries) for group in groups.values()])
     try:
         write_text(output, page)
     except OSError as error:
         raise UserError(f"cannot write to {output} ({error.strerror})") from error
 
 
-def _run(name: str, log: Log, found: ReportData) -> Run:
+def _run(log: Log, found: ReportData) -> Run:
     """What the page shows of a run, but for its searches."""
+    splits = found.run.splits
+    parts = {"training": splits.train, "validation": splits.validation, "test": splits.test}
+    parts["searched"] = splits.gallery
+    counts = {f"{part} images": each.describe() for part, each in parts.items() if each}
     defaults, fields = identity(default_config(log.config.objective.name)), identity(log.config)
     results = log.results or {}
     states = ("best", "final", "untrained")
     notes = results.get("notes", []) if results else ["the run is not finished"]
     return Run(
-        name=name,
-        facts={"model": describe(log.config), **found.counts},
+        name=found.run.name,
+        log=log,
+        facts={"model": describe(log.config), **counts},
         fields=fields,
         changed=[field for field, value in fields.items() if value != defaults.get(field)],
         scores={state: results[state] for state in states if state in results},
         interval=found.interval,
         published="" if notes else compare(results, log.config),
         notes=notes,
-        warnings=log.warnings,
-        lines=log.lines,
-        times=log.times,
-        disk=_disk(name, found),
+        disk=_disk(found),
     )
 
 
-def _group(runs: Mapping[str, ReportData], queries: int) -> dict[str, Any]:
+def _group(runs: Sequence[ReportData], queries: int) -> dict[str, Any]:
     """What the page shows of the searches of runs that have the same test images."""
-    first = next(iter(runs.values()))
-    answers = [{search.query: search for search in run.searches} for run in runs.values()]
+    splits = runs[0].run.splits
+    answers = [{search.query: search for search in run.searches} for run in runs]
 
     def hits_of(search: Search) -> list[Shown]:
         found = zip(search.hits, search.right, search.distances, strict=True)
-        return [_shown(first.items, i, right, f"{distance:.3f}") for i, right, distance in found]
+        items = searched(splits)
+        return [_shown(items, i, right, f"{distance:.3f}") for i, right, distance in found]
 
     searches = [
-        (_shown(first.test, query), [hits_of(answer[query]) for answer in answers])
-        for query in _chosen(list(runs.values()), queries)
+        (_shown(splits.test, query), [hits_of(answer[query]) for answer in answers])
+        for query in _chosen(runs, queries)
     ]
-    by_name = [sorted(run.classes, key=operator.attrgetter("name")) for run in runs.values()]
+    by_name = [sorted(run.classes, key=operator.attrgetter("name")) for run in runs]
     classes = zip(*by_name, strict=True)
-    failures = [(name, run.failures, len(run.searches)) for name, run in runs.items()]
+    names = [run.run.name for run in runs]
+    failures = [(run.run.name, run.failures, len(run.searches)) for run in runs]
     return {
-        "names": list(runs),
+        "names": names,
         "failures": failures,
         "searches": searches,
         "classes": sorted(classes, key=lambda row: sum(own.recall for own in row))[:_CLASSES],
-        "class_count": len(first.classes),
+        "class_count": len(runs[0].classes),
     }
 
 
@@ -397,8 +317,9 @@ def _in_turn(queries: Sequence[Sequence[int]]) -> list[int]:
 def _failures(run: ReportData) -> list[int]:
     """The failures of a run, pairs of classes in turn; of two images that find each other, one."""
     images, classes, ranked = set(), collections.Counter(), []
+    test, items = run.run.splits.test, searched(run.run.splits)
     for search in run.searches[: run.failures]:
-        both = (run.test, search.query), (run.items, search.hits[0])
+        both = (test, search.query), (items, search.hits[0])
         pair = frozenset(each.class_name(i) for each, i in both)
         mirrored = frozenset((each.class_name(i), each.name(i)) for each, i in both)
         if mirrored not in images:
@@ -409,17 +330,24 @@ def _failures(run: ReportData) -> list[int]:
 
 
 def _shown(images: Dataset, i: int, right: bool = True, distance: str = "") -> Shown:
-    return Shown(thumbnail(read_rgb(images)(i)), images.class_name(i), right, distance)
+    url = thumbnail_url(read_rgb(images)(i), side=80, quality=82)
+    return Shown(url, images.class_name(i), right, distance)
 
 
-def _disk(name: str, found: ReportData) -> dict[str, Any]:
+def _disk(found: ReportData) -> dict[str, str]:
     """The disk of a run, as the page shows it."""
+    run = found.run
     chosen = np.sort(np.random.default_rng(0).permutation(len(found.points))[:_POINTS])
-    points, (title, grouping) = found.points[chosen], found.grouping
+    grouped = groupings(run.config.data.name, run.splits.test)
+    grouping = grouped[title := default_grouping(grouped)]
+    points = found.points[chosen]
     places = layout.lay_out(points, found.space)
     ranks = layout.faithfulness(points, places, found.space)
-    shown = f"{name}: {len(points):,} test images"
-    panel = Panel(shown, places, grouping.labels[chosen], [], ImageReader(read_rgb(found.test)))
+    shown, reader = (
+        f"{run.name}: {len(points):,} test images",
+        ImageReader(read_rgb(run.splits.test)),
+    )
+    panel = Panel(shown, places, grouping.labels[chosen], [], reader)
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "disk.png"
         draw_disks([panel], grouping.names, title, file)
@@ -429,32 +357,23 @@ def _disk(name: str, found: ReportData) -> dict[str, Any]:
         "grouping": title,
         "rank": f"{ranks[0]:.3f}" if ranks else "",
         "plain_rank": f"{ranks[1]:.3f}" if ranks else "",
-        "delta": number(found.delta),
-        "curvature": number(found.curvature),
+        "delta": f"{found.delta:.3g}" if np.isfinite(found.delta) else "",
+        "curvature": f"{found.curvature:.3g}" if np.isfinite(found.curvature) else "",
     }
 
 
 def write_own_report(folder: pathlib.Path, location: str, setup: Setup) -> bool:
     """Writes the report of a finished run; a failure is a warning, as the results are saved.
 
-    Args:
-        folder: The run's folder.
-        location: Its path or URL, which names the run.
-        setup: The run.
-
-    Returns:
-        Whether there is a report. A run of several processes has none: one process cannot embed
-        images while the others wait.
-
-    Raises:
-        Interrupted: An interrupt arrived.
+    `location` is the path or URL of the folder, and names the run. Returns whether there is a
+    report: a run of several processes has none, since one cannot embed images while the others
+    wait. Raises `Interrupted` if an interrupt arrived.
     """
     if jax.process_count() > 1:
         return False
     try:
         name, output = pathlib.Path(location).name, folder / REPORT
-        opened = Opened(setup.splits, setup.evaluator.images.encodings)
-        write_report({name: folder}, output, queries=50, k=6, opened=opened)
+        write_report({name: folder}, output, queries=50, k=6, setup=setup)
     except UserError as error:
         console.warn(f"there is no report: {error}")
         return False

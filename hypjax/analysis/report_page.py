@@ -1,6 +1,5 @@
 """The report of runs: one HTML page that opens from the disk."""
 
-import base64
 import datetime
 import importlib.resources
 import io
@@ -12,12 +11,12 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 from matplotlib import rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
+from ml_collections import ConfigDict
 
 from hypjax import __version__
 from hypjax.analysis.disk import COLOURS
+from hypjax.analysis.hit_grid import data_url
 
 # Metrics of the curves, and what they are called.
 _CURVES = {
@@ -38,79 +37,53 @@ _STATES = {
     "encoder": "the embedding that enters the head, compared by its cosine",
 }
 _METRICS = {"map": "mAP", "map@r": "MAP@R", "r_precision": "R-precision", "mrr": "MRR"}
-_THUMBNAIL = 80  # Pixels of the longer side.
 _DASHES = ("", "6 3", "2 2", "8 3 2 3")  # Of lines that share a colour.
 
 
 class Shown(NamedTuple):
-    """An image of a search in the page.
+    """An image of a search in the page."""
 
-    Attributes:
-        image: Its pixels, as a data URL.
-        label: Its class.
-        right: Whether it is of the query's class.
-        distance: Its distance from the query.
-    """
+    image: str  # Its pixels, as a data URL.
+    label: str  # Its class.
+    right: bool = True  # Whether it is of the query's class.
+    distance: str = ""  # From the query.
 
-    image: str
-    label: str
-    right: bool = True
-    distance: str = ""
+
+class Log(NamedTuple):
+    """What a run wrote while it was trained."""
+
+    config: ConfigDict
+    results: dict[str, Any] | None  # None until it is finished.
+    lines: list[dict[str, Any]]  # Of metrics.jsonl.
+    times: dict[str, Any]  # times.json; empty if there is none.
+    warnings: list[str]
 
 
 class Run(NamedTuple):
-    """A run in the page.
-
-    Attributes:
-        name: Its name.
-        facts: What it is, in words: its model, and numbers of images.
-        fields: All fields of its configuration.
-        changed: Names of those that differ from the defaults.
-        scores: Its scores by state, part and metric.
-        interval: Recall@1, recomputed, with the ends of its interval; None if there is none.
-        published: Published scores, and differences from these.
-        notes: Remarks on its results.
-        warnings: Warnings that it gave.
-        lines: Lines of its metrics.jsonl.
-        times: Its times.json.
-        disk: What the page shows of its disk.
-    """
+    """A run in the page."""
 
     name: str
-    facts: Mapping[str, str]
-    fields: Mapping[str, Any]
-    changed: Sequence[str]
-    scores: Mapping[str, Mapping[str, Mapping[str, float]]]
-    interval: tuple[float, float, float] | None
-    published: str
-    notes: Sequence[str]
-    warnings: Sequence[str]
-    lines: Sequence[Mapping[str, Any]]
-    times: Mapping[str, Any]
-    disk: Mapping[str, str]
+    log: Log
+    facts: Mapping[str, str]  # What it is, in words: its model, and numbers of images.
+    fields: Mapping[str, Any]  # All fields of its configuration.
+    changed: Sequence[str]  # Names of those that differ from the defaults.
+    scores: Mapping[str, Mapping[str, Mapping[str, float]]]  # By state, part and metric.
+    interval: tuple[float, float, float] | None  # Recall@1, recomputed, and its interval.
+    published: str  # Published scores, and differences from these.
+    notes: Sequence[str]  # Remarks on its results.
+    disk: Mapping[str, str]  # What the page shows of its disk.
 
 
 class Row(NamedTuple):
-    """A row of a table with one column per run.
-
-    Attributes:
-        label: What it shows.
-        cells: Its cells.
-        name: The name of `label` in files and flags.
-    """
+    """A row of a table with one column per run."""
 
     label: str
     cells: Sequence[Any]
-    name: str = ""
+    name: str = ""  # That of the label in files and flags.
 
 
 def render(runs: Sequence[Run], groups: Sequence[Mapping[str, Any]]) -> str:
-    """Renders the page.
-
-    Args:
-        runs: The runs.
-        groups: Searches and classes of the runs that have the same test images.
-    """
+    """Renders the page; each group has the searches of runs that have the same test images."""
     fields = dict.fromkeys(field for run in runs for field in run.fields)
     rows = [Row(field, [run.fields.get(field, "") for run in runs]) for field in fields]
     facts = dict.fromkeys(fact for run in runs for fact in run.facts)
@@ -166,28 +139,9 @@ def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
 
 
 def _times(runs: Sequence[Run]) -> list[Row]:
-    seconds = [run.times.get("seconds", {}) for run in runs]
+    seconds = [run.log.times.get("seconds", {}) for run in runs]
     parts = dict.fromkeys(part for each in seconds for part in each)
     return [Row(p, [f"{each[p]:.1f}" if p in each else "" for each in seconds]) for p in parts]
-
-
-def thumbnail(image: Image.Image) -> str:
-    """Returns a small copy of an image as a data URL."""
-    small = image.copy()
-    small.thumbnail((_THUMBNAIL, _THUMBNAIL))
-    file = io.BytesIO()
-    small.save(file, "jpeg", quality=82)
-    return data_url(file.getvalue(), "jpeg")
-
-
-def data_url(content: bytes, kind: str) -> str:
-    """Returns a file of an image type, such as png, as a data URL."""
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def number(value: float, digits: int = 3) -> str:
-    """Returns a number with so many digits; '' if it is not finite."""
-    return f"{value:.{digits}g}" if math.isfinite(value) else ""
 
 
 def _style(i: int) -> tuple[str, str]:
@@ -198,11 +152,10 @@ def _style(i: int) -> tuple[str, str]:
 def _curve(runs: Sequence[Run], metric: str) -> dict[str, str] | None:
     """The curves of a metric over the steps, one per run; None if no run has it."""
     figure = Figure(figsize=(3.3, 2.2), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     shown = []
     for i, run in enumerate(runs):
-        found = [(each["step"], _value(each[metric])) for each in run.lines if metric in each]
+        found = [(each["step"], _value(each[metric])) for each in run.log.lines if metric in each]
         if found:
             colour, dashes = _style(i)
             style = (0, [*map(int, dashes.split())]) if dashes else "-"

@@ -1,6 +1,7 @@
 """Trained runs whose embeddings of the same test images are analysed."""
 
 import contextlib
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
@@ -27,17 +28,10 @@ from hypjax.training.step import create_state
 
 
 class TrainedRun(NamedTuple):
-    """A trained run.
+    """A trained run."""
 
-    Attributes:
-        name: Its name in reports.
-        workdir: Its folder or URL.
-        config: Its configuration.
-        splits: Its dataset.
-    """
-
-    name: str
-    workdir: str
+    name: str  # In reports.
+    workdir: str | pathlib.Path  # Its folder or URL.
     config: ConfigDict
     splits: Splits
 
@@ -47,9 +41,8 @@ def open_runs(
 ) -> list[TrainedRun]:
     """Opens runs with the same test images; says which are not finished.
 
-    Args:
-        names: Name of each run in reports, by its folder or URL.
-        check: Raises a `UserError` if a run of this configuration cannot be analysed.
+    `names` holds each run's name in reports, by its folder or URL. `check` raises a `UserError` if
+    a run of this configuration cannot be analysed.
 
     Raises:
         UserError: A folder holds no run, a run cannot be analysed, a dataset cannot be opened, or
@@ -94,28 +87,18 @@ def _same_test_images(one: Splits, other: Splits) -> bool:
 
 
 class ChosenImages(NamedTuple):
-    """Test images of some classes.
-
-    Attributes:
-        dataset: The images.
-        indices: Their indices among all test images.
-        groupings: By name; the first are the classes.
-        summary: How many they are, in words.
-    """
+    """Test images of some classes."""
 
     dataset: Dataset
-    indices: Int[np.ndarray, " images"]
-    groupings: Mapping[str, Grouping]
-    summary: str
+    indices: Int[np.ndarray, " images"]  # Among all test images.
+    groupings: Mapping[str, Grouping]  # By name; the first are the classes.
+    summary: str  # How many they are, in words.
 
     @classmethod
     def of(cls, run: TrainedRun, most: int, seed: int) -> Self:
         """Chooses random classes that fit as a whole, or random images if fewer than two do.
 
-        Args:
-            run: A run with these test images.
-            most: Largest number of images.
-            seed: Seed of the choice.
+        At most so many are chosen.
 
         Raises:
             UserError: There are fewer than two classes among them, or no two images of one class.
@@ -166,17 +149,11 @@ def restore_trained(run: TrainedRun) -> tuple[Embedder, PyTree]:
 
 
 class ScoredHead(NamedTuple):
-    """How a run's objective scores its head.
+    """How a run's objective scores its head, without the projections of `eval.pca`."""
 
-    Attributes:
-        embed: Embeds a dataset; see `head_points`.
-        space: The objective's `score_space`.
-        proxies: Points of the hierarchical proxies; None for most runs.
-    """
-
-    embed: Callable[[Dataset], Float[np.ndarray, "images dim"]]
-    space: Space
-    proxies: Float[np.ndarray, "p dim"] | None
+    embed: Callable[[Dataset], Float[np.ndarray, "images dim"]]  # See `head_points`.
+    space: Space  # The objective's `score_space`.
+    proxies: Float[np.ndarray, "p dim"] | None  # Hierarchical ones; None for most runs.
 
 
 def scored_head(run: TrainedRun) -> ScoredHead:
@@ -232,14 +209,8 @@ def head_points(
     """Returns the function that embeds a dataset with the head, without the run's `eval.pca`.
 
     It raises a `UserError` if an image cannot be read, a point is not one of the space, or the
-    device's memory does not suffice.
-
-    Args:
-        config: The run's configuration.
-        model: The run's model, as it is evaluated.
-        params: Its parameters.
-        space: Space of the points.
-        encodings: What the run has kept of its frozen encoder's embeddings.
+    device's memory does not suffice. `encodings` are what the run has kept of its frozen encoder's
+    embeddings.
     """
     source, scaling = evaluation_input(config), (config.data.mean, config.data.std)
     images = DatasetEmbedder(model, {"head": space}, scaling, source, config.eval.scales, encodings)

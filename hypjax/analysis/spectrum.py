@@ -34,7 +34,7 @@ _SAME, _OTHER = "#0072B2", "#E69F00"  # Colour-blind readers can tell them apart
 
 
 def spectrum_of_run(run: TrainedRun, images: Dataset) -> dict[str, Any]:
-    """Embeds images with a run's model before training, and with its best, or its last.
+    """Finds the spread of images before training, and with a run's best model, or its last.
 
     Points are those of the head in the objective's `score_space`, without the projections of
     `eval.pca`.
@@ -43,9 +43,8 @@ def spectrum_of_run(run: TrainedRun, images: Dataset) -> dict[str, Any]:
         The numbers of a run in spectrum.json: its name, and those of `find_spread` in each state.
 
     Raises:
-        UserError: The folder holds no trained model, the weights from which it started are gone,
-            the images have changed, an image cannot be read, a point is not finite, all are
-            equal, or the device's memory does not suffice.
+        UserError: The images cannot be embedded, see `restore_trained` and `head_points`, the
+            weights from which the run started are gone, or all points are equal.
     """
     space = create_objective(run.config).score_space
     model, trained = restore_trained(run)
@@ -67,19 +66,12 @@ def find_spread(
     """Principal components of the points' features, and similarities of all pairs.
 
     Similarity is 1 − distance / 2, which is the cosine on the sphere. Pairs are counted in equal
-    intervals between the least and the largest one.
-
-    Args:
-        points: Points of the space, float32.
-        labels: Class of each, from 0; some class has two images, and there are two classes.
-        space: Their space.
+    intervals between the least and the largest one. Some class must have two images, and there must
+    be two classes. Raises a `UserError` if all points, float32, are equal.
 
     Returns:
         All numbers, as in spectrum.json. The overlap is the common area of the two histograms: 1 if
         they are equal, 0 if they are apart.
-
-    Raises:
-        UserError: All points are equal.
     """
     dim = min(space.features(points[:1]).shape[-1], len(points))
     variances = projection.fit(points, space=space, dim=dim).variances
@@ -147,11 +139,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
-    """Draws the cumulative energy of all runs, and each run's histograms of similarity.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Draws the cumulative energy of all runs, and each run's histograms of similarity."""
     panels = 1 + len(runs)
     columns = min(panels, 3)
     rows = -(-panels // columns)

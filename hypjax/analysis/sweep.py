@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import operator
 import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +37,7 @@ def default_folders(
 ) -> dict[str, pathlib.Path]:
     """Returns the default folders of the runs with each value of a field.
 
-    Raises:
-        UserError: A value is not valid, or another run is in one of the folders.
+    Raises a `UserError` if a value is not valid, or another run is in one of the folders.
     """
     unchanged, folders = read_config(file), {}
     for value in values:
@@ -65,13 +65,8 @@ def common_scores(
     """Scores on the validation classes of the runs that have any, and on the test classes.
 
     They are those of a run's best model or, without validation, its last. Metrics that some runs
-    lack, since they were evaluated with other fields, are named and dropped.
-
-    Args:
-        results: What results.json holds, for each run.
-
-    Raises:
-        UserError: The runs have no recall in common.
+    lack, since they were evaluated with other fields, are named and dropped. Raises a `UserError`
+    if the runs have no recall in common.
     """
     validation = {name: each.get("validation") for name, each in results.items()}
     groups = ({name: found for name, found in validation.items() if found}, results)
@@ -102,15 +97,14 @@ def print_tables(
 ) -> None:
     """Prints recalls on validation classes, by which runs are chosen, and then on test classes.
 
-    Args:
-        validation: Scores on the validation classes, for each run that has any.
-        test: Scores on the test classes, for each run.
-        field: Field in which the runs differ; None for any runs. Seeds are summarised, not chosen.
+    `field` is the one in which the runs differ, if any; seeds are summarised, and not chosen.
     """
     title, seeds = f"{field}, " if field else "", field == "seed"
+    if seeds:
+        validation, test = _with_spread(validation), _with_spread(test)
     if validation:
         print(f"{title}recall on the validation classes:")
-        print(tables.format_results({**validation, **(_spread(validation) if seeds else {})}))
+        print(tables.format_results(validation))
         same_classes = len(validation) == len(test) and not title.startswith("data.")
         if len(validation) > 1 and same_classes and not seeds:
             metric = tables.selecting(next(iter(validation.values()))["head"])
@@ -118,36 +112,30 @@ def print_tables(
             print(f"best: {best}, by {metric} of the head on the validation classes")
     report_only = " (to report, not to choose by)" if validation and not seeds else ""
     print(f"{title}{tables.title(test).lower()}{report_only}:")
-    print(tables.format_results({**test, **(_spread(test) if seeds else {})}))
+    print(tables.format_results(test))
 
 
-def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
-    """Mean and sample standard deviation over several runs."""
+def _with_spread(runs: Mapping[str, Recalls]) -> Mapping[str, Recalls]:
+    """The scores, with the mean and the sample standard deviation over several runs."""
     if len(runs) < 2:
-        return {}
-    return {
+        return runs
+    spread = {
         name: {
             part: {k: statistic([run[part][k] for run in runs.values()]) for k in values}
             for part, values in next(iter(runs.values())).items()
         }
         for name, statistic in (("mean", statistics.mean), ("std", statistics.stdev))
     }
+    return {**runs, **spread}
 
 
 class Run(NamedTuple):
-    """A finished run, as a figure shows it.
+    """A finished run, as a figure shows it."""
 
-    Attributes:
-        name: Its name in messages.
-        config: Its configuration, already validated.
-        validation: Its score on the validation classes; None if there are none.
-        test: Its score on the test classes.
-    """
-
-    name: str
+    name: str  # In messages.
     config: ConfigDict
-    validation: float | None
-    test: float
+    validation: float | None  # Its score on the validation classes, if there are any.
+    test: float  # Its score on the test classes.
 
     def fields(self) -> dict[str, Any]:
         """The fields that its scores depend on, by dotted name."""
@@ -166,7 +154,7 @@ def draw_runs(
     field: str,
     output: pathlib.Path,
 ) -> None:
-    """Draws the first recall of the heads of runs against a field, see `draw`."""
+    """Draws the recall of the heads of runs, at the smallest K, against a field; see `draw`."""
     score, runs = tables.selecting(next(iter(test.values()))["head"]), []
     for name, recalls in test.items():
         held_out = validation.get(name, {"head": {}})["head"].get(score)
@@ -178,14 +166,9 @@ def draw(runs: Sequence[Run], field: str, score: str, output: pathlib.Path) -> N
     """Draws scores against a field: on the validation classes, if there are any, and in tests.
 
     Runs that differ only in the seed are one point, their mean, with a bar from the lowest to the
-    highest. Each combination of the other fields in which runs differ is a line.
-
-    Args:
-        runs: The runs, at least one.
-        field: Dotted name of the field on the horizontal axis: logarithmic for positive numbers
-            that span more than a factor of 5; categories for values that are no numbers.
-        score: Name of the scores.
-        output: File to write; its suffix selects the format.
+    highest. Each combination of the other fields in which runs differ is a line. The axis of the
+    field is logarithmic for positive numbers that span more than a factor of 5, and has categories
+    for values that are no numbers.
 
     Raises:
         UserError: A run lacks the field, all runs have the same value of it, or the file cannot be
@@ -203,17 +186,10 @@ def draw(runs: Sequence[Run], field: str, score: str, output: pathlib.Path) -> N
 
 
 def curves(runs: Sequence[Run], field: str) -> dict[str, Curve]:
-    """Groups runs by the fields, other than the seed, in which they differ.
+    """Groups runs by the fields, other than the swept one and the seed, in which they differ.
 
-    Args:
-        runs: The runs.
-        field: The swept field, which does not count.
-
-    Returns:
-        The lines by their labels, such as 'objective.space=sphere'.
-
-    Raises:
-        UserError: A run lacks the swept field.
+    Returns the lines by their labels, such as 'objective.space=sphere'. Raises a `UserError` if a
+    run lacks the swept field.
     """
     fields = [run.fields() for run in runs]
     for run, own in zip(runs, fields, strict=True):
@@ -247,9 +223,9 @@ def _text(value: Any) -> str:
 
 
 def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score: str) -> Figure:
-    panels: dict[str, Callable[[Run], float | None]] = {
-        "validation classes (to choose by)": lambda run: run.validation,
-        "test classes (to report)": lambda run: run.test,
+    panels = {
+        "validation classes (to choose by)": operator.attrgetter("validation"),
+        "test classes (to report)": operator.attrgetter("test"),
     }
     points = [found for curve in drawn.values() for found in curve.values()]
     if all(run.validation is None for found in points for run in found):

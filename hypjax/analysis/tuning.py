@@ -25,63 +25,44 @@ _RESAMPLES = 4_000
 
 
 class Candidate(NamedTuple):
-    """A variant with one choice of settings.
+    """A variant of a configuration file, with one choice of settings; a run for each seed."""
 
-    Attributes:
-        variant: The variant.
-        settings: Overrides, such as 'objective.temperature=0.1'.
-    """
-
+    file: str
     variant: str
-    settings: tuple[str, ...]
+    overrides: tuple[str, ...]  # Of all candidates.
+    settings: tuple[str, ...]  # Further overrides, such as 'objective.temperature=0.1'.
 
     def __str__(self) -> str:
         """The settings, as a table shows them."""
         return " ".join(self.settings) or "as in the file"
 
+    def _overrides(self, seed: str) -> tuple[str, ...]:
+        return (*self.overrides, *self.settings, f"seed={seed}")
 
-class Runs(NamedTuple):
-    """Where the runs of a comparison are.
-
-    Attributes:
-        config: The configuration file.
-        overrides: Overrides of all runs.
-    """
-
-    config: str
-    overrides: tuple[str, ...]
-
-    def arguments(self, candidate: Candidate, seed: str) -> str:
+    def arguments(self, seed: str) -> str:
         """Arguments of `hypjax.main`, quoted for a shell."""
-        fields = (*self.overrides, *candidate.settings, f"seed={seed}")
-        chosen = f"--config={self.config}:{candidate.variant}"
-        return shlex.join([chosen, *(f"--config.{field}" for field in fields)])
+        fields = (f"--config.{field}" for field in self._overrides(seed))
+        return shlex.join([f"--config={self.file}:{self.variant}", *fields])
 
-    def load(self, candidate: Candidate, seed: str) -> ConfigDict:
+    def load(self, seed: str) -> ConfigDict:
         """The run's configuration."""
-        fields = (*self.overrides, *candidate.settings, f"seed={seed}")
-        return load_config(f"{self.config}:{candidate.variant}", fields)
+        return load_config(f"{self.file}:{self.variant}", self._overrides(seed))
 
-    def folder(self, candidate: Candidate, seed: str) -> pathlib.Path:
+    def folder(self, seed: str) -> pathlib.Path:
         """The run's default folder."""
-        unchanged = read_config(f"{self.config}:{candidate.variant}")
-        return pathlib.Path(default_workdir(self.load(candidate, seed), unchanged))
+        unchanged = read_config(f"{self.file}:{self.variant}")
+        return pathlib.Path(default_workdir(self.load(seed), unchanged))
 
-    def results(self, candidate: Candidate, seed: str) -> dict[str, Any] | None:
-        """What the run's results.json holds; None if it is unfinished.
+    def results(self, seed: str) -> dict[str, Any] | None:
+        """What results.json holds; None if the run is unfinished.
 
-        Raises:
-            UserError: The folder holds a run with another configuration.
+        Raises a `UserError` if the folder holds a run with another configuration.
         """
-        return Workdir(self.folder(candidate, seed), self.load(candidate, seed)).results
+        return Workdir(self.folder(seed), self.load(seed)).results
 
 
-def candidates(text: str) -> list[Candidate]:
-    """All settings of a variant, from a text such as 'hyp objective.temperature=0.1,0.2'.
-
-    Raises:
-        UserError: A field has no values.
-    """
+def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate]:
+    """All settings of a variant, from a text such as 'hyp objective.temperature=0.1,0.2'."""
     variant, *fields = text.split() or [""]
     values = []
     for field in fields:
@@ -89,10 +70,11 @@ def candidates(text: str) -> list[Candidate]:
         if not name or "" in listed.split(","):
             raise UserError(f"--variant={text!r}: {field!r} is not FIELD=VALUE,VALUE,...")
         values.append([f"{name}={value}" for value in listed.split(",")])
-    return [Candidate(variant, settings) for settings in itertools.product(*values)]
+    overrides = tuple(overrides)
+    return [Candidate(file, variant, overrides, each) for each in itertools.product(*values)]
 
 
-def require_fair(runs: Runs, grids: Sequence[Sequence[Candidate]], seeds: Sequence[str]) -> None:
+def require_fair(grids: Sequence[Sequence[Candidate]], seeds: Sequence[str]) -> None:
     """Raises an error if a comparison would not be fair, or settings are no choice."""
     sizes = [(grid[0].variant, len(grid)) for grid in grids]
     for what, values in (("--variant", [each for each, _ in sizes]), ("--seeds", list(seeds))):
@@ -103,21 +85,21 @@ def require_fair(runs: Runs, grids: Sequence[Sequence[Candidate]], seeds: Sequen
         raise UserError(f"each variant needs as many settings to choose from: {listed}")
     named: dict[pathlib.Path, Candidate] = {}
     for candidate in itertools.chain(*grids):
-        objective = runs.load(candidate, seeds[0]).objective
+        objective = candidate.load(seeds[0]).objective
         for field in (setting.partition("=")[0] for setting in candidate.settings):
             if field.removeprefix("objective.") in unused_fields(objective):
                 raise UserError(
                     f"{candidate.variant} has no use for {field}, since objective.space is "
                     f"{objective.space}"
                 )
-        other = named.setdefault(runs.folder(candidate, seeds[0]), candidate)
+        other = named.setdefault(candidate.folder(seeds[0]), candidate)
         if other is not candidate:
             raise UserError(
                 f"{candidate.variant} with {candidate} is the same run as {other.variant} with "
                 f"{other}"
             )
     for seed in seeds:
-        runs.load(grids[0][0], seed)  # Later seeds are trained last; an error is reported now.
+        grids[0][0].load(seed)  # Later seeds are trained last; an error is reported now.
 
 
 def _validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
@@ -131,11 +113,8 @@ def _validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
 def best(grid: Mapping[Candidate, Mapping[str, Any]]) -> Candidate:
     """The settings with the best score on validation classes; the first one of equals.
 
-    Args:
-        grid: What results.json holds, for each candidate.
-
-    Raises:
-        UserError: A run has no validation classes.
+    The grid holds the results of each candidate. Raises a `UserError` if a run has no validation
+    classes.
     """
     for candidate, results in grid.items():
         if not results.get("validation"):
@@ -159,15 +138,14 @@ def print_choice(
         print(f"  {candidate.variant:<{width}}  {100 * score:5.1f}  {candidate}{mark}")
 
 
-def print_comparison(runs: Runs, chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
+def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     """Prints scores on test classes, and their differences from the first, with intervals.
 
-    Raises:
-        UserError: The variants differ in their metrics or in their test images.
+    Raises a `UserError` if the variants differ in their metrics or in their test images.
     """
     names, labels, methods = [], [], []
     for candidate in chosen:
-        found = [score_queries(runs.folder(candidate, seed)) for seed in seeds]
+        found = [score_queries(candidate.folder(seed)) for seed in seeds]
         names.append(selecting(found[0].scores["head"]))
         labels.append(found[0].labels)
         scores = np.stack([each.scores["head"][names[-1]] for each in found])
@@ -191,15 +169,10 @@ def print_comparison(runs: Runs, chosen: Sequence[Candidate], seeds: Sequence[st
 
 
 class Sums(NamedTuple):
-    """Scores of some runs of one method, summed by class.
-
-    Attributes:
-        totals: Sum of the scores of each class's queries, for each run.
-        counts: Number of queries of each class.
-    """
+    """Scores of some runs of one method, summed by class."""
 
     totals: Float[np.ndarray, "runs classes"]
-    counts: Int[np.ndarray, " classes"]
+    counts: Int[np.ndarray, " classes"]  # Number of queries.
 
     @classmethod
     def of(
@@ -219,7 +192,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def bootstrap(methods: Sequence[Sums], *, seed: int = 0) -> tuple[list[Interval], list[Interval]]:
+def bootstrap(methods: Sequence[Sums]) -> tuple[list[Interval], list[Interval]]:
     """Mean score of each method, and its difference from that of the first.
 
     Queries of one class are alike, and so are those of one run. Classes and runs are therefore what
@@ -227,15 +200,8 @@ def bootstrap(methods: Sequence[Sums], *, seed: int = 0) -> tuple[list[Interval]
     images, but runs separately. Percentiles of 4,000 such draws bound an interval (Efron and
     Tibshirani, An Introduction to the Bootstrap, 1993, Section 13.3). Few runs give an interval
     that is too short.
-
-    Args:
-        methods: Scores of each method, on the same test classes.
-        seed: Seed of the draws.
-
-    Returns:
-        The means, and the differences from the first method, each with its 95% interval.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     counts = methods[0].counts
 
     def draw(count: int) -> Int[np.ndarray, "resamples count"]:
