@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Space, Sphere
+from hypjax.retrieval import inputs
 from hypjax.system import console
 
 WANTED, NEAREST = 0.98, 10  # Recall of so many neighbours that an export aims at.
@@ -40,15 +41,13 @@ def centres(
 ) -> Float32[np.ndarray, "n d"]:
     """Euclidean centres of the balls of given separations around points.
 
-    {y: separation(x, y) ≤ s} is the Euclidean ball around x / (1 + c·s·(1 − c‖x‖²)).
+    {y: separation(x, y) ≤ s} is the Euclidean ball around x / (1 + c·s·(1 − c‖x‖²)). On the sphere,
+    the centres are the points.
 
     Args:
         points: Points of a ball or of the sphere, [n, d].
         separations: Separations, [n].
-        space: Their space. On the sphere, the centres are the points.
-
-    Returns:
-        Centres, [n, d].
+        space: Their space.
     """
     c = float(space.c) if isinstance(space, PoincareBall) else 0.0
     shrunk = points / (1 + c * separations / separation_factors(points, space))[:, None]
@@ -95,15 +94,7 @@ def nearest(
 def separation_factors(points: Float[np.ndarray, "n d"], space: Space) -> Float64[np.ndarray, " n"]:
     """Factors by which ‖x − y‖² is multiplied, one of each point, for their separation.
 
-    Args:
-        points: Points of a ball or of the sphere, [n, d].
-        space: Their space.
-
-    Returns:
-        1 / (1 − c‖x‖²) in a ball and 1 on the sphere, [n], float64.
-
-    Raises:
-        UserError: The space is another one.
+    They are 1 / (1 − c‖x‖²) in a ball and 1 on the sphere. Another space raises a `UserError`.
     """
     if isinstance(space, Sphere):
         return np.ones(len(points))
@@ -115,14 +106,9 @@ def separation_factors(points: Float[np.ndarray, "n d"], space: Space) -> Float6
 def assured(hits: Bool[np.ndarray, "s k"], own: Bool[np.ndarray, "s k"]) -> float:
     """Lower bound of the share of neighbours that searches find, from a sample of queries.
 
-    Args:
-        hits: Whether a search finds each neighbour.
-        own: Whether the neighbour is the query itself.
-
-    Returns:
-        The mean over the queries less two of its standard errors, at least 0; with the queries
-        themselves or without, the less. It tends to hold for new queries, but is no strict bound:
-        a sample does not show misses that are rare and come together.
+    It is the mean of the hits over the queries less two of its standard errors, at least 0; with
+    the queries themselves (`own`) or without, the less. It tends to hold for new queries, but is no
+    strict bound: a sample does not show misses that are rare and come together.
     """
     others = ~own | own.all(axis=1, keepdims=True)  # All, where there is a single image.
     shares = hits.mean(axis=1), hits.mean(axis=1, where=others)
@@ -139,19 +125,13 @@ def rank(
     k: int,
     space: Space,
 ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
-    """Ranks candidates by their separations, which are computed by subtraction.
+    """Ranks candidates, pairs of a query and an item, by separations computed by subtraction.
 
-    Args:
-        queries: Points of a ball or of the sphere.
-        gallery: Points of the same space, which may be memory-mapped.
-        rows: Rows of the queries, one for each candidate.
-        items: Indices of the candidates; one may be listed several times.
-        k: Number of items to return for each query.
-        space: The space.
+    Pairs may be repeated, and the gallery may be memory-mapped.
 
     Returns:
-        Separations and indices of the items, nearest first, ties in the order of the gallery. Where
-        a query has fewer candidates, the separation is infinite and the index −1.
+        Separations and indices of the k nearest, ties in the order of the gallery. Where a query
+        has fewer candidates, the separation is infinite and the index −1.
     """
     pairs = np.sort(rows * len(gallery) + items)
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]
@@ -164,9 +144,9 @@ def rank(
         found -= queries[rows[block]]
         return scales * np.einsum("pd,pd->p", found, found)
 
-    blocks = [slice(start, start + _MEASURED) for start in range(0, len(rows), _MEASURED)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        separations = np.concatenate([np.empty(0), *pool.map(measure, blocks)])
+        measured = pool.map(measure, inputs.blocks(len(rows), _MEASURED))
+        separations = np.concatenate([np.empty(0), *measured])
     order = np.lexsort((separations, rows))
     rows, items, separations = rows[order], items[order], separations[order]
     places = np.arange(len(rows)) - np.searchsorted(rows, rows)
@@ -178,16 +158,9 @@ def rank(
 
 
 def found_neighbours(exact: _Found, found: _Found) -> Bool[np.ndarray, "n k"]:
-    """Marks the nearest neighbours that a search found.
+    """Marks the exact neighbours, ascending, that a search found, in any order, each listed once.
 
     Where more than k items qualify, since several are as far as the k-th, any of these count.
-
-    Args:
-        exact: Distances or separations of the nearest neighbours, ascending, and the items.
-        found: The same of the items that the search found, in any order, each listed once.
-
-    Returns:
-        Whether each neighbour, or an item as far as the last that takes its place, was found.
     """
     hits = (exact[1][:, :, None] == found[1][:, None]).any(axis=2)
     known = (found[1][:, :, None] == exact[1][:, None]).any(axis=2)
@@ -198,15 +171,10 @@ def found_neighbours(exact: _Found, found: _Found) -> Bool[np.ndarray, "n k"]:
 
 
 def tune(search: Callable[[int], _Found], exact: _Found, own: Bool[np.ndarray, "s k"]) -> float:
-    """Raises the number of candidates until a sample of queries finds its neighbours.
-
-    Args:
-        search: Searches for the sample with a number of candidates, the last of which is chosen.
-        exact: Its nearest neighbours.
-        own: Whether the neighbour is the query itself.
+    """Raises the candidates of a search for a sample until it finds the sample's neighbours.
 
     Returns:
-        The share of neighbours that searches find. If it is too low, a warning says so.
+        The share that it finds by the last number, see `assured`. A warning says if it is too low.
     """
     recall = 0.0
     for candidates in _CANDIDATES:

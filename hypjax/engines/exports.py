@@ -17,17 +17,11 @@ from hypjax.retrieval.embeddings import Embeddings, describe_space, replacing_fi
 
 
 class Export(NamedTuple):
-    """A format.
+    """A format."""
 
-    Attributes:
-        writer: Writes embeddings, given the path of the file; returns where they are.
-        module: Package that this needs.
-        package: Its name for pip.
-    """
-
-    writer: Callable[[Embeddings, pathlib.Path], str]
-    module: str
-    package: str
+    writer: Callable[[Embeddings, pathlib.Path], str]  # To a path; returns where they are.
+    module: str  # Package that this needs.
+    package: str  # Its name for pip.
 
     def write(self, embeddings: Embeddings, path: pathlib.Path) -> str:
         """Checks embeddings and writes them; returns where they are.
@@ -47,7 +41,7 @@ Gallery = Embeddings | graph.GraphGallery | qdrant.QdrantGallery
 
 
 def open_gallery(location: str | os.PathLike[str]) -> Gallery:
-    """Opens what `python -m hypjax.embed` wrote: a .npz file, or what an export made of it.
+    """Opens a gallery that `python -m hypjax.embed` wrote.
 
     Args:
         location: Path of a .npz or .usearch file or a .qdrant folder, or URL of a collection.

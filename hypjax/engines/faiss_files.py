@@ -11,10 +11,7 @@ from hypjax.retrieval.neighbors import search
 
 
 def export_flat(embeddings: Embeddings, path: pathlib.Path) -> str:
-    """Writes the search vectors as an IndexFlatIP, which is exact.
-
-    Returns:
-        Where the file is.
+    """Writes the search vectors as an IndexFlatIP, which is exact; returns where the file is.
 
     Raises:
         UserError: Inner products do not rank points of the space, or the file cannot be written.
@@ -32,10 +29,8 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     """Writes the points as an IndexHNSWFlat of Euclidean distances, to be searched twice.
 
     `hypjax.engines.euclidean` says how, and how many neighbours this finds is measured. Its
-    efSearch is raised until 98% of the 10 nearest of a sample are found.
-
-    Returns:
-        Where the file is, and how many neighbours are found.
+    efSearch is raised until 98% of the 10 nearest of a sample are found. Returns where
+    the file is, and how many are found.
 
     Raises:
         UserError: The space is neither a ball nor the sphere, or the file cannot be written.

@@ -18,7 +18,7 @@ import os
 import pathlib
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -62,52 +62,28 @@ _SLACK = 1e-5  # Relative error of those products, in float32, that is allowed f
 _TYPES = {"space": dict, "fingerprint": str, "rounded": bool, "candidates": int, "recall": float}
 _TYPES |= {"checksums": dict}
 
+_Points = Float32[np.ndarray, "n d"]  # Of a ball or the sphere.
 _Ranked = tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]  # Separations and items.
+_Own = Int[np.ndarray, " n"] | None  # The items that queries are themselves; −1 for none.
 
 
 class _Setting(NamedTuple):
-    """A setting of searches, with its recall, and its cost in distances that are computed."""
+    """A setting of searches."""
 
+    cost: float  # In distances that are computed.
     candidates: int
     scanned: int
     recall: float
-    cost: float
 
 
 class _Table(NamedTuple):
-    """What a gallery holds beside its graph, one row per image.
+    """What a gallery holds beside its graph, one row per image."""
 
-    Attributes:
-        keys: Keys of the images in the graph, ascending.
-        ids: Paths, [n] strings.
-        labels: Names of the classes, [n] strings; empty if unknown.
-        scanned: Whether the image is near the centre, and is compared with every query.
-        points: Points of the space, which may be memory-mapped.
-    """
-
-    keys: Int[np.ndarray, " n"]
-    ids: np.ndarray
-    labels: np.ndarray
-    scanned: Bool[np.ndarray, " n"]
-    points: Float32[np.ndarray, "n d"]
-
-
-class _Facts(NamedTuple):
-    """What a gallery is, and how it is searched.
-
-    Attributes:
-        space: Space of the points.
-        fingerprint: Fingerprint of the model.
-        rounded: Whether the vectors of the graph are rounded to bfloat16.
-        candidates: Number of candidates of a search for 10 neighbours.
-        recall: Share of them that searches find.
-    """
-
-    space: Space
-    fingerprint: str
-    rounded: bool
-    candidates: int
-    recall: float
+    keys: Int[np.ndarray, " n"]  # Of the images in the graph, ascending.
+    ids: np.ndarray  # Paths, strings.
+    labels: np.ndarray  # Names of the classes, strings; empty if unknown.
+    scanned: Bool[np.ndarray, " n"]  # Whether it is near the centre, and compared with all queries.
+    points: _Points  # They may be memory-mapped.
 
 
 class _Centre:
@@ -120,13 +96,7 @@ class _Centre:
     def __init__(
         self, gallery: Float32[np.ndarray, "m d"], items: Int[np.ndarray, " s"], space: Space
     ) -> None:
-        """Copies points.
-
-        Args:
-            gallery: Points of a ball or of the sphere.
-            items: Indices of those to scan.
-            space: The space.
-        """
+        """Copies the items with these indices."""
         points = gallery[items].astype(np.float64)
         scales = separation_factors(points, space)[:, None]
         squares = np.sum(points**2, axis=1, keepdims=True)
@@ -140,37 +110,28 @@ class _Centre:
         self._space = space
 
     def within(
-        self, queries: Float32[np.ndarray, "n d"], separations: Float64[np.ndarray, " n"]
+        self, queries: _Points, separations: Float64[np.ndarray, " n"]
     ) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]:
-        """Finds the points within given separations of queries.
-
-        Args:
-            queries: Points of the space.
-            separations: A separation for each.
+        """Finds the points within a separation of each query, and perhaps some slightly farther.
 
         Returns:
-            Rows of the queries and indices of the items. Points slightly farther away may be
-            listed, too.
+            Rows of the queries and indices of the items.
         """
-        pairs = [(np.empty(0, int),) * 2, *self._scan(queries, separations)]
-        rows, places = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-        return rows, self._items[places]
-
-    def _scan(
-        self, queries: Float32[np.ndarray, "n d"], separations: Float64[np.ndarray, " n"]
-    ) -> Iterator[tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]]:
         squares = np.sum(np.square(queries, dtype=np.float64), axis=1, keepdims=True)
         vectors = np.concatenate([-2 * queries, squares, np.ones_like(squares)], axis=1)
         square, scale = self._largest
         slack = _SLACK * scale * (squares[:, 0] + square)
         limits = separations / separation_factors(queries, self._space) + slack
         vectors, limits = vectors.astype(np.float32), limits.astype(np.float32)
+        rows, items = [np.empty(0, int)], [np.empty(0, int)]
         size = min(_SLICE, 1 << (len(queries) - 1).bit_length())  # Few sizes to compile for.
-        for start in range(0, len(queries), size):
-            block = [inputs.pad_rows(x[start : start + size], size) for x in (vectors, limits)]
-            near = np.asarray(_near(*block, self._vectors))[: len(queries) - start]
-            rows, places = np.divmod(np.flatnonzero(near), max(len(self._items), 1))
-            yield rows + start, places
+        for block in inputs.blocks(len(queries), size):
+            padded = [inputs.pad_rows(x[block], size) for x in (vectors, limits)]
+            near = np.asarray(_near(*padded, self._vectors))[: len(queries) - block.start]
+            row, place = np.divmod(np.flatnonzero(near), max(len(self._items), 1))
+            rows.append(row + block.start)
+            items.append(self._items[place])
+        return np.concatenate(rows), np.concatenate(items)
 
 
 @jax.jit
@@ -195,12 +156,23 @@ class GraphGallery:
             built.
     """
 
-    def __init__(self, index: Any, table: _Table, facts: _Facts, writable: bool = True) -> None:
-        """Keeps a graph with its table; see `build` and `open`."""
-        self._index, self._table, self._writable = index, table, writable
-        self.space, self.fingerprint = facts.space, facts.fingerprint
-        self.candidates, self.recall = facts.candidates, facts.recall
-        self._rounded = facts.rounded
+    def __init__(
+        self,
+        index: Any,
+        table: _Table,
+        *,
+        space: Space,
+        fingerprint: str,
+        rounded: bool,
+        candidates: int = _CANDIDATES[0],
+        recall: float = 1.0,
+        writable: bool = True,
+    ) -> None:
+        """Keeps a graph, whose vectors may be rounded, with its table; see `build` and `open`."""
+        self._index, self._table = index, table
+        self._rounded, self._writable = rounded, writable
+        self.space, self.fingerprint = space, fingerprint
+        self.candidates, self.recall = candidates, recall
 
     def __len__(self) -> int:
         """Number of images."""
@@ -231,14 +203,14 @@ class GraphGallery:
             UserError: usearch or numba is not installed, or the space is another one.
         """
         points, space = embeddings.vectors, embeddings.space
-        _create(space, points.shape[1], rounded=False)  # Checks the space.
+        _create(space, points.shape[1], rounded=False)  # Checks the space, before the search.
         sample, exact = _sample(points, space)
         rounded = _can_round(points[sample], points[exact[1][:, -1]])
         index = _create(space, points.shape[1], rounded=rounded)
         keys, scanned = np.arange(len(points)), np.zeros(len(points), bool)
         table = _Table(keys, embeddings.ids, embeddings.labels, scanned, points)
-        facts = _Facts(space, embeddings.fingerprint, rounded, _CANDIDATES[0], recall=1.0)
-        gallery = cls(index, table, facts)
+        fingerprint = embeddings.fingerprint
+        gallery = cls(index, table, space=space, fingerprint=fingerprint, rounded=rounded)
         gallery._insert(keys, points)
         gallery._tune(sample, exact)
         warn_of_misses(gallery.recall)
@@ -260,9 +232,9 @@ class GraphGallery:
 
         def read() -> Self:
             table, facts = _read_files(path)
-            index = _create(facts.space, table.points.shape[1], rounded=facts.rounded)
+            index = _create(facts["space"], table.points.shape[1], rounded=facts["rounded"])
             _read_graph(index, path, writable=writable)
-            return cls(index, table, facts, writable)
+            return cls(index, table, **facts, writable=writable)
 
         return read_together(path, _files(path), read)
 
@@ -279,14 +251,17 @@ class GraphGallery:
         import pyarrow.parquet
 
         path, table = pathlib.Path(path), self._table
-        facts = _Facts(self.space, self.fingerprint, self._rounded, self.candidates, self.recall)
         try:
             with replacing_together(path) as folder:
                 graph, points, rows = _files(folder / path.name)
                 self._index.save(str(graph))
                 np.save(points, table.points)
-                described = facts._asdict() | {
+                described = {
                     "space": describe_space(self.space),
+                    "fingerprint": self.fingerprint,
+                    "rounded": self._rounded,
+                    "candidates": self.candidates,
+                    "recall": self.recall,
                     "checksums": {"graph": checksums(graph), "points": checksums(points)},
                 }
                 text = json.dumps(described)
@@ -337,10 +312,7 @@ class GraphGallery:
         self._replace(_Table(*(column[~removed] for column in self._table)))
 
     def nearest(
-        self,
-        points: Float32[np.ndarray, "n d"],
-        k: int,
-        own: Int[np.ndarray, " n"] | None = None,
+        self, points: Float32[np.ndarray, "n d"], k: int, own: Int[np.ndarray, " n"] | None = None
     ) -> tuple[Float32[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
         """Finds the nearest items among the candidates that the graph returns.
 
@@ -367,9 +339,7 @@ class GraphGallery:
             distances = np.asarray(self.space.distance_at(separations))
         return distances.astype(np.float32), items
 
-    def _nearest(
-        self, points: Float32[np.ndarray, "n d"], k: int, own: Int[np.ndarray, " n"] | None
-    ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
+    def _nearest(self, points: _Points, k: int, own: _Own) -> _Ranked:
         """As `nearest`, but separations: infinite, with index −1, where the graph reaches none."""
         separations, items, _ = self._search(points, k, own)
         if not self._table.scanned.any():
@@ -381,14 +351,9 @@ class GraphGallery:
         return self._rank(points, items, k, rows, near)
 
     def _search(
-        self, points: Float32[np.ndarray, "n d"], k: int, own: Int[np.ndarray, " n"] | None
+        self, points: _Points, k: int, own: _Own
     ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"], int]:
-        """Searches the graph.
-
-        Returns:
-            Separations, and indices of the items, nearest first, infinite and −1 where the graph
-            reaches none; and the number of distances that were computed.
-        """
+        """Like `_nearest`, without the scan; and the number of distances that were computed."""
         wanted = k + (own is not None)
         spare = max(_SPARE, wanted // 3) if self._rounded else 0
         listed = min(wanted + spare, len(self))
@@ -412,14 +377,8 @@ class GraphGallery:
         nearest = (np.take_along_axis(values, order, axis=1) for values in (separations, items))
         return *nearest, found.computed_distances
 
-    def _rank(
-        self,
-        points: Float32[np.ndarray, "n d"],
-        items: Int[np.ndarray, "n m"],
-        k: int,
-        *more: Int[np.ndarray, " p"],
-    ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
-        """Ranks items, and more of them as pairs of row and item, by their exact distances."""
+    def _rank(self, points: _Points, items: np.ndarray, k: int, *more: np.ndarray) -> _Ranked:
+        """Ranks items, [n, m], and more as pairs of row and item, by their exact distances."""
         rows, places = np.nonzero(items >= 0)
         pairs = rows, items[rows, places]
         if more:
@@ -434,7 +393,7 @@ class GraphGallery:
         self._table = table
         self.__dict__.pop("_centre", None)
 
-    def _insert(self, keys: Int[np.ndarray, " n"], points: Float32[np.ndarray, "n d"]) -> None:
+    def _insert(self, keys: Int[np.ndarray, " n"], points: _Points) -> None:
         # From the centre outwards: a point keeps links to those nearest to it, and points near the
         # centre are near to all. If they came last, they would displace the links among the others.
         order = np.argsort(np.linalg.norm(points, axis=1), kind="stable")
@@ -442,7 +401,7 @@ class GraphGallery:
         self._index.add(keys[order], _vectors(points[order], self.space), log=shown)
 
     def _tune(self, sample: Int[np.ndarray, " s"], exact: _Ranked) -> None:
-        """Chooses a setting of searches by the exact neighbours of a sample."""
+        """Chooses the cheapest setting that finds the exact neighbours of a sample."""
         settings: list[_Setting] = []
         points, k = self._table.points[sample], exact[1].shape[1]
         own = exact[1] == sample[:, None]
@@ -457,16 +416,14 @@ class GraphGallery:
             for scanned in {int(share * len(self)) for share in shares}:
                 recall = assured(hits | (places < scanned), own)
                 scan_cost = _SCAN_COST * scanned + _RANK_COST if scanned else 0
-                settings.append(_Setting(candidates, scanned, recall, cost + scan_cost))
-            enough = [setting for setting in settings if setting.recall >= WANTED]
-            best = min(enough, key=lambda setting: setting.cost, default=None)
+                settings.append(_Setting(cost + scan_cost, candidates, scanned, recall))
+            best = min((each for each in settings if each.recall >= WANTED), default=None)
             if candidates >= len(self) or (best and best.cost <= cost):
                 break
         best = best or max(settings, key=lambda setting: setting.recall)
         self.candidates = best.candidates
         self._table.scanned[order[: best.scanned]] = True
-        found = self._nearest(points, k, None)
-        self.recall = assured(found_neighbours(exact, found), own)
+        self.recall = assured(found_neighbours(exact, self._nearest(points, k, None)), own)
 
     def _require_writable(self) -> None:
         if not self._writable:
@@ -474,19 +431,13 @@ class GraphGallery:
 
 
 def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
-    """Builds the graph of a gallery and writes it; see `GraphGallery`.
-
-    Returns:
-        Where the gallery is, and how many neighbours it finds.
-    """
+    """Builds and writes a `GraphGallery`; returns where it is, and how many neighbours it finds."""
     gallery = GraphGallery.build(embeddings)
     gallery.save(path)
     return f"{path}; it finds {gallery.recall:.1%} of the {NEAREST} nearest neighbours"
 
 
-def _sample(
-    points: Float32[np.ndarray, "n d"], space: Space
-) -> tuple[Int[np.ndarray, " s"], _Ranked]:
+def _sample(points: _Points, space: Space) -> tuple[Int[np.ndarray, " s"], _Ranked]:
     """Some points, and their nearest neighbours by an exact search, themselves included."""
     sample = np.random.default_rng(0).permutation(len(points))[:_SAMPLE]
     k = min(NEAREST + 1, len(points))
@@ -496,26 +447,16 @@ def _sample(
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    """All files of a gallery, given that of its graph."""
-    return [path, _beside(path, "npy"), _beside(path, "parquet")]
+    """The files of the graph, which names all, of the points and of the table."""
+    return [path, *(path.with_name(f"{path.name}.{suffix}") for suffix in ("npy", "parquet"))]
 
 
-def _read_files(path: pathlib.Path) -> tuple[_Table, _Facts]:
-    """Reads the files beside a graph and compares all with their checksums.
-
-    Args:
-        path: The graph's file.
-
-    Returns:
-        The table, whose points are memory-mapped, and what the gallery is.
-
-    Raises:
-        UserError: A file is missing or damaged, or belongs to another gallery.
-    """
+def _read_files(path: pathlib.Path) -> tuple[_Table, dict[str, Any]]:
+    """Reads the files beside a graph, whose points are memory-mapped, and checks all checksums."""
     if not path.exists():
         raise UserError(f"there is no gallery at {path}")
     columns, facts, recorded = _read_rows(path)
-    points = _beside(path, "npy")
+    points = _files(path)[1]
     if not points.exists():
         raise UserError(f"{path} needs its points, {points}; export it again")
     for file, expected in zip((path, points), recorded, strict=True):
@@ -531,11 +472,11 @@ def _read_files(path: pathlib.Path) -> tuple[_Table, _Facts]:
     return _Table(*columns, np.load(points, mmap_mode="r")), facts
 
 
-def _read_rows(path: pathlib.Path) -> tuple[list[np.ndarray], _Facts, list[list[int]]]:
-    """Columns of the table, what the gallery is, and the checksums of the graph and the points."""
+def _read_rows(path: pathlib.Path) -> tuple[list[np.ndarray], dict[str, Any], list[list[int]]]:
+    """Columns of the table, facts of the gallery, and the checksums of the graph and the points."""
     import pyarrow.parquet
 
-    beside = _beside(path, "parquet")
+    beside = _files(path)[2]
     try:
         rows = pyarrow.parquet.read_table(beside)
         text, checksum = (rows.schema.metadata[name] for name in (b"hypjax", b"hypjax.checksum"))
@@ -549,9 +490,10 @@ def _read_rows(path: pathlib.Path) -> tuple[list[np.ndarray], _Facts, list[list[
         types = {name: type(described[name]) for name in _TYPES}
         if types != _TYPES:
             raise TypeError(f"its fields are {types}")
-        described["space"] = space_of(described["space"])
-        facts = _Facts(*(described[name] for name in _Facts._fields))
-        recorded = [described["checksums"][name] for name in ("graph", "points")]
+        facts = {name: described[name] for name in _TYPES}  # A later version may know more.
+        facts["space"] = space_of(facts["space"])
+        graph_and_points = facts.pop("checksums")
+        recorded = [graph_and_points[name] for name in ("graph", "points")]
         return [keys, np.array(ids, str), np.array(labels, str), scanned], facts, recorded
     except FileNotFoundError as error:
         raise UserError(f"{path} needs its table, {beside}; export it again") from error
@@ -563,7 +505,6 @@ def _read_rows(path: pathlib.Path) -> tuple[list[np.ndarray], _Facts, list[list[
 
 
 def _schema() -> Any:
-    """Columns of the table."""
     import pyarrow
 
     types = {"key": "int64", "id": "string", "label": "string", "scanned": "bool"}
@@ -571,11 +512,7 @@ def _schema() -> Any:
 
 
 def _checksum(
-    described: str,
-    keys: Int[np.ndarray, " n"],
-    ids: list[str],
-    labels: list[str],
-    scanned: Bool[np.ndarray, " n"],
+    described: str, keys: np.ndarray, ids: list[str], labels: list[str], scanned: np.ndarray
 ) -> str:
     """CRC-32 of a table."""
     parts = [described.encode(), keys.tobytes(), scanned.tobytes()]
@@ -583,11 +520,7 @@ def _checksum(
     return str(zlib.crc32(b"\0".join(parts)))
 
 
-def _beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
-    return path.with_name(f"{path.name}.{suffix}")
-
-
-def _vectors(points: Float32[np.ndarray, "n d"], space: Space) -> Float32[np.ndarray, "n e"]:
+def _vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:
     """Vectors of the graph for points of a ball or of the sphere."""
     if not isinstance(space, PoincareBall):
         return points
@@ -595,16 +528,11 @@ def _vectors(points: Float32[np.ndarray, "n d"], space: Space) -> Float32[np.nda
     return np.concatenate([points, factors], axis=1).astype(np.float32)
 
 
-def _can_round(points: Float32[np.ndarray, "n d"], neighbours: Float32[np.ndarray, "n d"]) -> bool:
+def _can_round(points: _Points, neighbours: _Points) -> bool:
     """Whether bfloat16 makes searches faster and is fine enough for a graph.
 
-    Args:
-        points: Some points of the gallery.
-        neighbours: For each, its tenth neighbour, or another one that a search should find.
-
-    Returns:
-        Whether vectors are long, and the rounding errors of nearly all points are small beside the
-        distances.
+    It is if vectors are long, and the rounding errors of nearly all points are small beside their
+    distances from neighbours that a search should find.
     """
     if points.shape[1] < _SHORT:
         return False
@@ -613,16 +541,7 @@ def _can_round(points: Float32[np.ndarray, "n d"], neighbours: Float32[np.ndarra
 
 
 def _create(space: Space, dim: int, *, rounded: bool) -> Any:
-    """An empty graph for points of a space.
-
-    Args:
-        space: A ball or the sphere.
-        dim: Number of coordinates.
-        rounded: Whether vectors are rounded to bfloat16.
-
-    Raises:
-        UserError: usearch or numba is not installed, or the space is another one.
-    """
+    """An empty graph for points of a ball or the sphere; other spaces raise a `UserError`."""
     try:
         import usearch.index
     except ImportError as error:
@@ -644,16 +563,7 @@ def _create(space: Space, dim: int, *, rounded: bool) -> Any:
 
 
 def _read_graph(index: Any, path: pathlib.Path, *, writable: bool) -> None:
-    """Reads the file of a graph.
-
-    Args:
-        index: What `_create` returned.
-        path: The file.
-        writable: Whether to read it into memory. Otherwise it is memory-mapped.
-
-    Raises:
-        UserError: The file is damaged, or a graph of other vectors.
-    """
+    """Reads the file of a graph into what `_create` returned, or maps it into memory."""
     metric, kind = index.metric, (index.ndim, index.dtype)
     try:
         (index.load if writable else index.view)(str(path))

@@ -25,11 +25,8 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
     """Writes a dataset of HyperView's: images, classes, points, and their places in the disk.
 
     HyperView searches by the distance of the space, in float32, and draws the layout of
-    `hypjax.geometry.layout.lay_out`.
-
-    Args:
-        embeddings: The embeddings.
-        path: Names the dataset by its stem. HyperView selects the folder.
+    `hypjax.geometry.layout.lay_out`. The stem of the path names the dataset; HyperView selects the
+    folder.
 
     Returns:
         Where the gallery is, with the program that opens it.

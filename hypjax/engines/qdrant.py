@@ -88,10 +88,10 @@ class QdrantGallery:
 
     @classmethod
     def create(cls, collection: Collection, embeddings: Embeddings) -> Self:
-        """Opens the gallery of these embeddings, or creates an empty one.
+        """Opens the gallery of a collection, or creates an empty one for such embeddings.
 
         Raises:
-            UserError: The collection holds embeddings of another model or something else.
+            UserError: The collection holds something else, or the space has no approximate search.
         """
         separation_factors(embeddings.vectors[:1], embeddings.space)  # Checks the space.
         with collection.changing():
@@ -121,18 +121,15 @@ class QdrantGallery:
                 collection cannot be written.
         """
         embeddings.check()
-        count = len(embeddings)
-        with self._collection.changing(), tqdm(total=count, unit="image", disable=None) as bar:
+        with self._collection.changing():
             self._read_facts()
             if embeddings.fingerprint != self.fingerprint:
                 raise UserError(
                     f"{self._collection.name} holds images that another model embedded; name "
                     "another collection"
                 )
-            for items in _chunks(_items(embeddings), _BATCH):
-                self._collection.add(items)
-                bar.update(len(items))
-            self._collection.finish()
+            items = tqdm(_items(embeddings), total=len(embeddings), unit="image", disable=None)
+            self._collection.add(_chunks(items, _BATCH))
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes the images with these paths, if they are in the gallery.
@@ -237,21 +234,12 @@ class QdrantGallery:
 
 
 def open_collection(location: str) -> Collection:
-    """The collection at a URL, qdrant://host:6333/name or qdrant+https://…, or in a folder.
-
-    Raises:
-        UserError: The package is not installed, the URL names no collection, or the folder is
-            damaged.
-    """
+    """The collection at a URL, qdrant://host:6333/name or qdrant+https://…, or in a folder."""
     return Server.at(location) if location.startswith(SCHEMES) else Folder(pathlib.Path(location))
 
 
 def export_qdrant(embeddings: Embeddings, location: str | os.PathLike[str]) -> str:
-    """Adds the images to a gallery in Qdrant; see `QdrantGallery`.
-
-    Args:
-        embeddings: The images.
-        location: As for `QdrantGallery.open`. What is not there yet is created.
+    """Adds images to a `QdrantGallery`, which is created if it is not there yet.
 
     Returns:
         Where the gallery is, and how many neighbours searches find.

@@ -15,8 +15,8 @@ import time
 import urllib.parse
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from hypjax.engines.euclidean import ADDED, LINKS
 from hypjax.errors import UserError
@@ -43,62 +43,11 @@ class Item(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """A search.
+    """A search."""
 
-    Attributes:
-        centre: Where candidates are searched for, by their Euclidean distances.
-        point: The query; `$score` in the formula is the Euclidean distance from it.
-        formula: Score of a candidate; larger is better.
-    """
-
-    centre: list[float]
-    point: list[float]
-    formula: dict[str, Any]
-
-
-class Collection(Protocol):
-    """A collection. Each method raises a `UserError` if the collection is out of reach.
-
-    The methods from `create` to `finish` change it, in the body of `changing`.
-    """
-
-    name: str
-
-    @property
-    def absence(self) -> str:
-        """What to say where `facts` finds no collection."""
-
-    def facts(self) -> dict[str, Any] | None:
-        """Facts that `create` or `describe` stored; None if there is no such collection."""
-
-    def changing(self) -> contextlib.AbstractContextManager[None]:
-        """Keeps the changes of the body. It may be entered again within the body."""
-
-    def create(self, dim: int, facts: dict[str, Any]) -> None:
-        """Creates the collection for vectors of this length, unless there is an empty one."""
-
-    def describe(self, facts: dict[str, Any]) -> None:
-        """Replaces the facts."""
-
-    def add(self, items: Sequence[Item]) -> None:
-        """Adds items, or replaces those of the same id."""
-
-    def remove(self, ids: Sequence[str]) -> None:
-        """Removes items."""
-
-    def finish(self) -> None:
-        """Builds the graph of what was added, if the collection does not do so by itself."""
-
-    def count(self, label: str | None = None) -> int:
-        """The number of items, or of those whose payload has this label."""
-
-    def search(
-        self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool
-    ) -> list[list[tuple[dict[str, Any], float]]]:
-        """Payloads and scores of the k best candidates of each search, best first.
-
-        With `exact`, candidates are searched for without the graph.
-        """
+    centre: list[float]  # Where candidates are searched for, by their Euclidean distances.
+    point: list[float]  # The query; `$score` in the formula is the Euclidean distance from it.
+    formula: dict[str, Any]  # Score of a candidate; larger is better.
 
 
 def strange_answer(name: str) -> UserError:
@@ -107,7 +56,11 @@ def strange_answer(name: str) -> UserError:
 
 
 class Server:
-    """A collection on a server."""
+    """A collection on a server. Each method raises a `UserError` if it is out of reach.
+
+    The methods from `create` to `remove` change it, in the body of `changing`. `Folder` has the
+    same methods.
+    """
 
     def __init__(self, client: Any, collection: str, name: str) -> None:
         """Keeps a connection; see `at`."""
@@ -137,11 +90,11 @@ class Server:
 
     @property
     def absence(self) -> str:
-        """See `Collection`."""
+        """What to say where `facts` finds no collection."""
         return f"there is no gallery at {self.name}"
 
     def facts(self) -> dict[str, Any] | None:
-        """See `Collection`."""
+        """Facts that `create` or `describe` stored; None if there is no such collection."""
         if not self._ask("collection_exists", self._collection):
             return None
         found = self._ask("get_collection", self._collection)
@@ -150,11 +103,14 @@ class Server:
         return (found.config.metadata or {}).get("hypjax", {})
 
     def changing(self) -> contextlib.AbstractContextManager[None]:
-        """See `Collection`. The server makes each change at once."""
+        """Keeps the changes of the body, which may enter it again: here, each at once."""
         return contextlib.nullcontext()
 
     def create(self, dim: int, facts: dict[str, Any]) -> None:
-        """See `Collection`. An empty one may have been created with other settings before."""
+        """Creates the collection for vectors of this length.
+
+        An empty one may have been created with other settings before.
+        """
         from qdrant_client import models
 
         if not self._ask("collection_exists", self._collection):
@@ -175,28 +131,23 @@ class Server:
         self.describe(facts)
 
     def describe(self, facts: dict[str, Any]) -> None:
-        """See `Collection`."""
+        """Replaces the facts."""
         self._ask("update_collection", self._collection, metadata={"hypjax": facts})
 
-    def add(self, items: Sequence[Item]) -> None:
-        """See `Collection`."""
+    def add(self, batches: Iterable[Sequence[Item]]) -> None:
+        """Adds items, or replaces those of the same id."""
         from qdrant_client import models
 
-        points = [
-            models.PointStruct(id=item.id, vector=item.vector, payload=item.payload)
-            for item in items
-        ]
-        self._ask("upsert", self._collection, points=points, wait=True)
+        for items in batches:
+            points = [models.PointStruct(**item._asdict()) for item in items]
+            self._ask("upsert", self._collection, points=points, wait=True)
 
     def remove(self, ids: Sequence[str]) -> None:
-        """See `Collection`."""
+        """Removes items."""
         self._ask("delete", self._collection, points_selector=list(ids), wait=True)
 
-    def finish(self) -> None:
-        """See `Collection`."""
-
     def count(self, label: str | None = None) -> int:
-        """See `Collection`."""
+        """The number of items, or of those whose payload has this label."""
         from qdrant_client import models
 
         chosen = None
@@ -211,7 +162,10 @@ class Server:
     def search(
         self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool
     ) -> list[list[tuple[dict[str, Any], float]]]:
-        """See `Collection`."""
+        """Payloads and scores of the k best candidates of each search, best first.
+
+        With `exact`, candidates are searched for without the graph.
+        """
         from qdrant_client import models
 
         params = models.SearchParams(hnsw_ef=candidates, exact=exact)
@@ -273,24 +227,24 @@ class Folder:
         self.name, self._path, self._edge = str(path), path, qdrant_edge
         self._shard: Any = None
         self._stored: dict[str, Any] | None = None  # What the file says.
-        self._facts: dict[str, Any] | None = None  # The same while they change.
+        self._facts: dict[str, Any] | None = None  # The facts, while they change, too.
         self._draft: pathlib.Path | None = None  # The copy that is being changed.
         self._open()
 
     @property
     def absence(self) -> str:
-        """See `Collection`."""
+        """See `Server`."""
         if self._path.exists():
             return f"{self.name} is unfinished; wait for its export to end, or export again"
         return f"there is no gallery at {self.name}"
 
     def facts(self) -> dict[str, Any] | None:
-        """See `Collection`."""
+        """See `Server`."""
         return self._facts
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """See `Collection`. What fails or is interrupted changes nothing."""
+        """See `Server`. What fails or is interrupted changes nothing."""
         if self._draft:
             yield
             return
@@ -315,7 +269,7 @@ class Folder:
                 self._sweep()
 
     def create(self, dim: int, facts: dict[str, Any]) -> None:
-        """See `Collection`."""
+        """See `Server`."""
         edge = self._edge
         vectors = edge.EdgeVectorParams(size=dim, distance=edge.Distance.Euclid)
         config = edge.EdgeConfig(
@@ -329,27 +283,25 @@ class Folder:
         self._facts = facts
 
     def describe(self, facts: dict[str, Any]) -> None:
-        """See `Collection`."""
+        """See `Server`."""
         self._facts = facts
 
-    def add(self, items: Sequence[Item]) -> None:
-        """See `Collection`."""
-        points = [self._edge.Point(*item) for item in items]
-        with self._explained("cannot write to"):
-            self._shard.update(self._edge.UpdateOperation.upsert_points(points))
-
-    def remove(self, ids: Sequence[str]) -> None:
-        """See `Collection`."""
-        with self._explained("cannot write to"):
-            self._shard.update(self._edge.UpdateOperation.delete_points(list(ids)))
-
-    def finish(self) -> None:
-        """See `Collection`."""
+    def add(self, batches: Iterable[Sequence[Item]]) -> None:
+        """See `Server`. The graph of what was added is built at the end."""
+        for items in batches:
+            points = [self._edge.Point(*item) for item in items]
+            with self._explained("cannot write to"):
+                self._shard.update(self._edge.UpdateOperation.upsert_points(points))
         with self._explained("cannot write to"):
             self._shard.optimize()
 
+    def remove(self, ids: Sequence[str]) -> None:
+        """See `Server`."""
+        with self._explained("cannot write to"):
+            self._shard.update(self._edge.UpdateOperation.delete_points(list(ids)))
+
     def count(self, label: str | None = None) -> int:
-        """See `Collection`."""
+        """See `Server`."""
         edge, chosen = self._edge, None
         if label is not None:
             chosen = edge.Filter(must=[edge.FieldCondition("label", edge.MatchValue(label))])
@@ -359,7 +311,7 @@ class Folder:
     def search(
         self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool
     ) -> list[list[tuple[dict[str, Any], float]]]:
-        """See `Collection`."""
+        """See `Server`."""
         edge = self._edge
         params = edge.SearchParams(hnsw_ef=candidates, exact=exact)
         all_of_them = edge.SearchParams(exact=True)  # The graph would lose some on the way.
@@ -440,6 +392,9 @@ class Folder:
             yield
         except Exception as error:  # Qdrant Edge raises no other class.
             raise UserError(f"{failed} {self.name} ({error})") from error
+
+
+Collection = Server | Folder
 
 
 def _checksum(folder: pathlib.Path, facts: dict[str, Any]) -> int:

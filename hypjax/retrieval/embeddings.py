@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import types
@@ -15,6 +16,7 @@ from jaxtyping import Float
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, InnerProductSpace, Space
 from hypjax.geometry.spaces import Role
+from hypjax.retrieval import inputs
 from hypjax.system.files import read_npz, replacing
 
 _FORMAT = "hypjax embeddings 1"
@@ -59,8 +61,8 @@ class Embeddings:
         Raises:
             UserError: One is not; the message names the first.
         """
-        for start in range(0, len(self), _CHECKED):
-            self.space.check(self.vectors[start : start + _CHECKED], first=start)
+        for rows in inputs.blocks(len(self), _CHECKED):
+            self.space.check(self.vectors[rows], first=rows.start)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an .npz file atomically.
@@ -93,14 +95,7 @@ class Embeddings:
         Raises:
             UserError: The file cannot be read, is damaged, or was not written by `save`.
         """
-        try:
-            arrays = read_npz(pathlib.Path(path))
-        except OSError as error:
-            raise UserError(f"cannot read {path} ({error.strerror or error})") from error
-        except ValueError as error:
-            raise UserError(
-                f"{path} is {error}; galleries are written by python -m hypjax.embed"
-            ) from error
+        arrays = read_arrays(path, "galleries are written by python -m hypjax.embed")
         if str(arrays.get("format")) != _FORMAT:
             raise UserError(f"{path} was not written by hypjax.embed")
         try:
@@ -129,10 +124,7 @@ class Embeddings:
                 raise ValueError(f"its {name} are {values.dtype} {values.shape}")
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
-        """Vectors for an inner-product index, as gallery items or as queries.
-
-        Returns:
-            Vectors, [n, k], float32.
+        """Vectors for an inner-product index, float32, as gallery items or as queries.
 
         Raises:
             UserError: The role is unknown, or inner products do not rank points of this space.
@@ -149,20 +141,12 @@ class Embeddings:
         return np.asarray(vectors, np.float32)
 
     def features(self) -> Float[np.ndarray, "n d"]:
-        """Features before they were mapped into the space, as far as the map can be inverted.
-
-        Returns:
-            Features, [n, d], float32.
-        """
+        """Features before they were mapped into the space, as far as the map can be inverted."""
         return np.asarray(self.space.features(self.vectors))
 
 
 def describe_space(space: Space) -> dict[str, object]:
-    """Describes a space in values that JSON can hold; `space_of` is the inverse.
-
-    Raises:
-        UserError: The kind of space has no description.
-    """
+    """Describes a space in values that JSON can hold; `space_of` is the inverse."""
     if isinstance(space, Fused):
         parts = [[describe_space(part), float(weight)] for part, weight in space.parts]
         return {"name": "fused", "parts": parts, "normalized": space.normalized}
@@ -174,11 +158,7 @@ def describe_space(space: Space) -> dict[str, object]:
 
 
 def space_of(description: dict[str, object]) -> Space:
-    """The space that `describe_space` described.
-
-    Raises:
-        KeyError, TypeError, ValueError: There is no such space.
-    """
+    """The space that `describe_space` described, or a Key-, Type- or ValueError if it is none."""
     fields = dict(description)
     if fields["name"] == "fused":
         parts = tuple((space_of(part), float(weight)) for part, weight in fields["parts"])
@@ -190,13 +170,21 @@ def space_of(description: dict[str, object]) -> Space:
     return kind(**fields)
 
 
+def read_arrays(
+    path: str | os.PathLike[str], remedy: str, most_bytes: float = math.inf
+) -> dict[str, np.ndarray]:
+    """As `read_npz`; that the file cannot be read, or is damaged, is a `UserError`."""
+    try:
+        return read_npz(pathlib.Path(path), most_bytes)
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror or error})") from error
+    except ValueError as error:
+        raise UserError(f"{path} is {error}; {remedy}") from error
+
+
 @contextlib.contextmanager
 def replacing_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a temporary path, which replaces the given one if the body succeeds.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """As `replacing`; that the file cannot be written is a `UserError`."""
     try:
         with replacing(path) as temporary:
             yield temporary

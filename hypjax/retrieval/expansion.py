@@ -33,13 +33,13 @@ def expand_queries(
 
     Args:
         queries: Points of the space, [n, d].
-        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries.
+        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
+            each is its own item.
         k: Number of gallery items in each mean.
         alpha: Exponent of the similarities.
         space: Space that measures distances and takes means.
-        own_ids: Gallery index of each query, [n], −1 for those that are not in the gallery; None
-            if none is. A query's own item is not one of its neighbours. Without a gallery, each
-            query is its own item.
+        own_ids: Gallery index of each query, [n], −1 or None for none. A query's own item is not
+            one of its neighbours.
 
     Returns:
         Points of the space, [n, d], float32.
@@ -57,9 +57,7 @@ def expand_queries(
     distances, ids = search(queries, own_ids, gallery, k=k, space=space)
     dim = queries.shape[1]
     expanded = np.empty((len(queries), dim), np.float32)
-    size = max(_BLOCK_BYTES // (8 * dim * max(k + 1, dim)), 1)
-    for start in range(0, len(queries), size):
-        rows = slice(start, start + size)
+    for rows in inputs.blocks(len(queries), _BLOCK_BYTES // (8 * dim * max(k + 1, dim))):
         own, found = np.asarray(queries[rows]), np.asarray(gallery[ids[rows]])
         points = np.concatenate([own[:, None], found], axis=1)
         with jax.enable_x64(True):

@@ -60,13 +60,6 @@ def split(rows: Int[np.ndarray, " r"], size: int) -> list[Int[np.ndarray, " s"]]
     return [rows[block] for block in blocks(len(rows), size)]
 
 
-def parts_of(
-    x: Float[np.ndarray | Array, "n d"], rows: Int[np.ndarray, " r"]
-) -> list[Int[np.ndarray, " s"]]:
-    """Splits rows of points into parts that fit into memory."""
-    return split(rows, PART_BYTES // (4 * x.shape[1]))
-
-
 def pad_rows(x: Array, rows: int) -> Array:
     """Appends rows of zeros to an array, up to a number of rows."""
     pad = np.pad if isinstance(x, np.ndarray) else jnp.pad

@@ -27,16 +27,8 @@ def hardest_negatives(
 
     Distances are computed by products in float32. Of equally near images the first counts.
 
-    Args:
-        anchors: Points of the space.
-        anchor_labels: Their classes.
-        pool: Points to choose from.
-        pool_labels: Their classes.
-        count: Negatives of each anchor.
-        space: Space that measures the distances.
-
     Returns:
-        Positions in the pool, the nearest first.
+        Positions in the pool of so many negatives of each anchor, the nearest first.
 
     Raises:
         UserError: The pool has too few classes besides that of an anchor.
@@ -50,8 +42,7 @@ def hardest_negatives(
         )
     pool, pool_labels = jnp.asarray(pool), jnp.asarray(pool_labels)  # On the device, once.
     found = []
-    for first in range(0, len(anchors), _BLOCK):
-        part = slice(first, first + _BLOCK)
+    for part in inputs.blocks(len(anchors), _BLOCK):
         block = inputs.pad_rows(anchors[part], min(_BLOCK, len(anchors)))
         labels = np.resize(anchor_labels[part], len(block))
         mined = _hardest(space, block, labels, pool, pool_labels, count)

@@ -1,5 +1,6 @@
 """Exact nearest neighbours in blocks: in memory, from disk, or over several devices."""
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from hypjax.retrieval.scores import (
     FETCH_BYTES,
     Precision,
     Score,
+    Vectors,
     certify,
     separations,
     unique_rows,
@@ -136,7 +138,7 @@ class _Block(NamedTuple):
 
     rows: Int[np.ndarray, " r"]
     points: Float[Array, "b d"]
-    vectors: tuple[Float[Array, "b v"], ...]
+    vectors: Vectors
 
 
 class _Search:
@@ -187,7 +189,7 @@ class _Search:
 
     def by_subtraction(self, rows: Int[np.ndarray, " r"]) -> None:
         """Measures all distances of some queries."""
-        for part in inputs.parts_of(self._queries, rows):
+        for part in inputs.split(rows, inputs.PART_BYTES // (4 * self._dim)):
             queries = inputs.host_rows(self._queries, part)
             listed = nearest_by_subtraction(self._space, queries, self._points, self._listed)
             self._store(part, *listed)
@@ -218,19 +220,16 @@ class _Search:
         self, queries: Float[Array, "b d"], ids: Int[np.ndarray | Array, "b c"]
     ) -> Float[np.ndarray, "b c"]:
         """Separations of queries and candidates, which are fetched in parts."""
-        size, candidates = ids.shape
+        found, candidates = np.empty(ids.shape), ids.shape[1]
         items = max(FETCH_BYTES // (4 * self._dim), 1)
-        width, height = min(items, candidates), max(items // candidates, 1)
-        found = np.empty((size, candidates))
-        for row in range(0, size, height):
-            for column in range(0, candidates, width):
-                part = np.s_[row : row + height, column : column + width]
-                points, rows = self._gallery.points(ids[part])
-                with jax.enable_x64(True):
-                    pad = np.pad if isinstance(rows, np.ndarray) else jnp.pad
-                    rows = pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
-                    parted = _separations_of_rows(self._space, queries[part[0]], points, rows)
-                found[part] = np.asarray(parted)[:, : found[part].shape[1]]
+        heights = inputs.blocks(len(ids), items // candidates)
+        for part in itertools.product(heights, inputs.blocks(candidates, items)):
+            points, rows = self._gallery.points(ids[part])
+            with jax.enable_x64(True):
+                pad = np.pad if isinstance(rows, np.ndarray) else jnp.pad
+                rows = pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
+                parted = _separations_of_rows(self._space, queries[part[0]], points, rows)
+            found[part] = np.asarray(parted)[:, : found[part].shape[1]]
         return found
 
     def _store(

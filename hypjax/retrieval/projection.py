@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import pathlib
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -13,8 +14,8 @@ from jaxtyping import Float
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.embeddings import replacing_file
-from hypjax.system.files import flush, read_npz
+from hypjax.retrieval.embeddings import read_arrays, replacing_file
+from hypjax.system.files import flush
 
 _FORMAT = "hypjax projection 1"
 _MOST_BYTES = 2**30  # Of a file: components of 16384 coordinates each.
@@ -61,8 +62,7 @@ class Projection:
         points, _ = inputs.check_points(points, points)
         scales = np.sqrt(np.mean(self.variances) / self.variances) if self.whiten else 1.0
         found = []
-        for rows in _blocks(points):
-            features = _features(self.space, points[rows])
+        for features in _features(self.space, points):
             if features.shape[1] != len(self.mean):
                 raise UserError(
                     f"the projection is for {len(self.mean)} dimensions, but these points have "
@@ -75,11 +75,7 @@ class Projection:
         return np.concatenate(found)
 
     def fingerprint(self, embeddings: str) -> str:
-        """Hash of what projected embeddings depend on.
-
-        Args:
-            embeddings: Fingerprint of the embeddings before the projection.
-        """
+        """Hash of what projected embeddings depend on, with that of those before the projection."""
         digest = hashlib.sha256(f"{embeddings} {self.whiten}".encode())
         for array in (self.mean, self.components, self.variances):
             digest.update(np.ascontiguousarray(array))
@@ -100,19 +96,10 @@ class Projection:
     def load(cls, path: pathlib.Path, space: Space) -> "Projection":
         """Reads a file that `save` wrote.
 
-        Args:
-            path: The file.
-            space: Space of the points.
-
         Raises:
             UserError: The file cannot be read, is damaged, or was not written by `save`.
         """
-        try:
-            arrays = read_npz(path, _MOST_BYTES)
-        except OSError as error:
-            raise UserError(f"cannot read {path} ({error.strerror or error})") from error
-        except ValueError as error:
-            raise UserError(f"{path} is {error}; restore a backup") from error
+        arrays = read_arrays(path, "restore a backup", _MOST_BYTES)
         if str(arrays.get("format")) != _FORMAT:
             raise UserError(f"{path} is not a projection that hypjax wrote")
         with contextlib.suppress(KeyError, ValueError):
@@ -146,7 +133,7 @@ def fit(
     """
     points, _ = inputs.check_points(points, points)
     n, dim = len(points), inputs.check_whole_number("dim", dim)
-    total = sum(_features(space, points[rows]).sum(axis=0) for rows in _blocks(points))
+    total = sum(features.sum(axis=0) for features in _features(space, points))
     mean, d, square = total / n, len(total), 0.0
     for what, most in (("dimensions", d), ("points", n)):
         if not 1 <= dim <= most:
@@ -154,25 +141,13 @@ def fit(
     if not np.isfinite(mean).all():
         raise UserError("PCA needs finite points")
     scatter = np.zeros((d, d))
-    for rows in _blocks(points):
-        features = _features(space, points[rows])
+    for features in _features(space, points):
         square += np.sum(features**2)
         features -= mean
         scatter += features.T @ features
     variances, directions = np.linalg.eigh(scatter / max(n - 1, 1))
     variances, components = variances[::-1][:dim], directions.T[::-1][:dim]
-    _check_variances(variances, square / n, whiten)
-    largest = np.argmax(np.abs(components), axis=1)
-    components = components * np.sign(components[np.arange(dim), largest])[:, None]
-    return Projection(space, mean, components, np.maximum(variances, 0), whiten)
-
-
-def _check_variances(
-    variances: Float[np.ndarray, " dim"], mean_square: float, whiten: bool
-) -> None:
-    """Raises an error if points vary too little; variances are descending."""
-    dim = len(variances)
-    varying = int(np.count_nonzero(variances > _LEAST_DEVIATION**2 * mean_square))
+    varying = int(np.count_nonzero(variances > _LEAST_DEVIATION**2 * square / n))
     if not varying:
         raise UserError("PCA is not possible, because all points are equal")
     if whiten and varying < dim:
@@ -180,15 +155,13 @@ def _check_variances(
             f"whitening is not possible, because the points do not vary along components "
             f"{varying + 1} to {dim}; choose at most {varying} dimensions"
         )
+    largest = np.argmax(np.abs(components), axis=1)
+    components = components * np.sign(components[np.arange(dim), largest])[:, None]
+    return Projection(space, mean, components, np.maximum(variances, 0), whiten)
 
 
-def _blocks(points: Float[ArrayLike, "n p"]) -> list[slice]:
-    """Splits points into blocks whose features fit into memory."""
-    size = max(_BLOCK_BYTES // (8 * points.shape[1]), 1)
-    return [slice(start, start + size) for start in range(0, len(points), size)]
-
-
-def _features(space: Space, points: Float[ArrayLike, "b p"]) -> Float[np.ndarray, "b d"]:
-    """Features in float64."""
-    with jax.enable_x64(True):
-        return np.array(space.features(np.asarray(points, np.float64)))
+def _features(space: Space, points: Float[ArrayLike, "n p"]) -> Iterator[Float[np.ndarray, "b d"]]:
+    """Yields the features of blocks of points, in float64."""
+    for rows in inputs.blocks(len(points), _BLOCK_BYTES // (8 * points.shape[1])):
+        with jax.enable_x64(True):
+            yield np.array(space.features(np.asarray(points[rows], np.float64)))

@@ -153,12 +153,12 @@ def _bound_ranks(queries: Labelled, gallery: Labelled, score: Score) -> Int[np.n
 
 
 class _Points(NamedTuple):
-    """Points sorted by class and padded to whole tiles; the padding's numbers follow its names."""
+    """Points sorted by class and padded to whole tiles."""
 
     factors: Factors
-    labels: Int[np.ndarray | Array, " p"]  # −1
-    ids: Int[np.ndarray | Array, " p"]  # In the gallery; `NO_MATCH`.
-    place: Int[np.ndarray | Array, " p"]  # Before the sort; −1.
+    labels: Int[np.ndarray | Array, " p"]  # −1 for padding.
+    ids: Int[np.ndarray | Array, " p"]  # In the gallery; `NO_MATCH` for padding.
+    place: Int[np.ndarray | Array, " p"]  # Before the sort; −1 for padding.
 
 
 class _Thresholds(NamedTuple):
@@ -231,22 +231,18 @@ def _tiles(
 
 def _distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"]) -> _Tiles:
     """Distributes tiles over devices, padded to a power of two so that programs are reused."""
-    devices = mesh.size
+    shares = [tiles[device :: mesh.size] for device in range(mesh.size)]
     capacity = 1 << max(len(tiles) - 1, 1).bit_length()
-    capacity = max(inputs.round_up(capacity, devices) // devices, 1)
-    indices = np.zeros((devices, capacity, 2), np.int32)
-    for device in range(devices):
-        share = tiles[device::devices]
-        indices[device, : len(share)] = share
-    counts = np.array([len(tiles[device::devices]) for device in range(devices)], np.int32)
-    return jax.device_put(
-        _Tiles(indices[..., 0], indices[..., 1], counts), NamedSharding(mesh, P(_AXIS))
-    )
+    indices = np.zeros((mesh.size, -(-capacity // mesh.size), 2), np.int32)
+    for share, padded in zip(shares, indices, strict=True):
+        padded[: len(share)] = share
+    found = _Tiles(*np.moveaxis(indices, 2, 0), np.array(list(map(len, shares)), np.int32))
+    return jax.device_put(found, NamedSharding(mesh, P(_AXIS)))
 
 
-def _rows(points: Any, number: Int[Array, ""], tile: int) -> Any:
+def _rows(points: Any, tile: Int[Array, ""], side: int) -> Any:
     """The rows of a tile, from each array of a tree."""
-    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, number * tile, tile), points)
+    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, tile * side, side), points)
 
 
 def _visit(tiles: _Tiles, visit: Callable[[Array, Array, Any], Any], state: Any) -> Any:
@@ -284,13 +280,8 @@ def _thresholds(
         most = highest(space, queries.factors.query, items.factors.gallery)
         least = lowest(space, queries.factors, items.factors)
         found = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (least, most))
-        return jax.tree.map(
-            lambda x, part: lax.dynamic_update_slice_in_dim(
-                x, jnp.maximum(part, _rows(x, row, height)), row * height, axis=0
-            ),
-            best,
-            _Thresholds(*found),
-        )
+        pairs = zip(best, found, strict=True)
+        return _Thresholds(*(_merged(x, row, more, jnp.maximum) for x, more in pairs))
 
     none_found = jnp.full_like(rows.factors.slack[0][:, 0], -jnp.inf)
     least, most = lax.pmax(_visit(tiles, update, _Thresholds(none_found, none_found)), _AXIS)
@@ -320,17 +311,18 @@ def _count_before(
         scores = highest(space, queries.factors.query, items.factors.gallery)
         scores = jnp.where(mismatches, scores, -jnp.inf)
         least = _least(space, scores, queries.factors, items.factors)
-        return _add(counts, row, _count_in_rows(scores, least, _rows(thresholds, row, height)))
+        found = _count_in_rows(scores, least, _rows(thresholds, row, height))
+        return _merged(counts, row, found, jnp.add)
 
     def count_other(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
         queries, items = _rows(rows.factors, row, height), _rows(columns.factors, column, width)
         scores = highest(space, queries.query, items.gallery)
         least = _least(space, scores, queries, items)
         found = _count_in_rows(scores, least, _rows(thresholds, row, height))
-        counts = _add(counts, row, found)
+        counts = _merged(counts, row, found, jnp.add)
         if symmetric:  # The transposed tile: columns are queries and rows are items.
             found = _count_in_columns(scores, least, _rows(thresholds, column, width))
-            counts = _add(counts, column, found)
+            counts = _merged(counts, column, found, jnp.add)
         return counts
 
     counts = jnp.zeros((len(rows.ids), 2), jnp.int32)
@@ -383,10 +375,10 @@ def _count_in_columns(
     return jnp.stack([jnp.sum(sums >> 8, axis=0), jnp.sum(sums & 255, axis=0)], axis=1)
 
 
-def _add(counts: Int[Array, "p 2"], tile: Int[Array, ""], more: Int[Array, "h 2"]) -> Array:
-    start = tile * len(more)
-    more += lax.dynamic_slice_in_dim(counts, start, len(more))
-    return lax.dynamic_update_slice_in_dim(counts, more, start, axis=0)
+def _merged(state: Array, tile: Int[Array, ""], found: Array, merge: Callable) -> Array:
+    """A state, with what was found in the rows of a tile merged into these rows."""
+    found = merge(found, _rows(state, tile, len(found)))
+    return lax.dynamic_update_slice_in_dim(state, found, tile * len(found), axis=0)
 
 
 def positive_ranks(

@@ -77,12 +77,8 @@ def relevance_at(level: str, judgements: Judgements) -> Relevance:
     At level easy, hard items are ignored; at level medium, both are positive; at level hard, easy
     items are ignored. Queries without a positive at a level have no score there.
 
-    Args:
-        level: One of `LEVELS`.
-        judgements: The judged items.
-
     Raises:
-        UserError: There is no such level.
+        UserError: The level is none of `LEVELS`.
     """
     easy, hard, junk = judgements
     if level == "easy":

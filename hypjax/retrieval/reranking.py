@@ -19,6 +19,7 @@ from hypjax.retrieval.neighbors import search
 
 _PAIR_BYTES = 16 * 2**20  # Largest size, in float64, of the points whose distances are measured.
 _ENTRIES = 2**22  # Approximate number of encoded entries that are compared at once.
+_Matrix = scipy.sparse.csr_array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +81,11 @@ def rerank(
 
     Args:
         queries: Points of the space, [n, d].
-        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries.
+        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
+            each is its own item.
         space: Space that measures the distances.
-        own_ids: Gallery index of each query, [n], −1 for those that are not in the gallery; None
-            if none is. A query's own item is not one of its results, but it takes part in the
-            neighbourhoods. Without a gallery, each query is its own item.
+        own_ids: Gallery index of each query, [n], −1 or None for none. A query's own item is not
+            one of its results, but it takes part in the neighbourhoods.
         numbers: The method's numbers; None stands for the published ones. `k1` and `depth` may
             exceed the number of items.
 
@@ -109,7 +110,8 @@ def rerank(
     compared = np.union1d(nodes, ids)
     encodings = _Items(items, space, numbers).encodings(compared)
     distances = numbers.weight * distances
-    for rows in _parts(len(queries), depth * (encodings.nnz // len(compared))):
+    per_query = depth * (encodings.nnz // len(compared))  # Entries that are compared.
+    for rows in inputs.blocks(len(queries), _ENTRIES // per_query):
         jaccard = _jaccard(encodings, np.repeat(nodes[rows], depth), ids[rows].reshape(-1))
         distances[rows] += (1 - numbers.weight) * jaccard.reshape(-1, depth)
     order = np.argsort(distances, axis=1, kind="stable")
@@ -129,24 +131,23 @@ class _Items:
         self._k2 = min(numbers.k2, len(points))
         self._lists = np.full((len(points), self._k1 + 1), -1, np.int32)
 
-    def encodings(self, items: Int[np.ndarray, " i"]) -> scipy.sparse.csr_array:
+    def encodings(self, items: Int[np.ndarray, " i"]) -> _Matrix:
         """Means of the encodings of each item's k2 nearest (Eq. 11)."""
         nearest = self._nearest(items, self._k2)
         return nearest @ self._weights(self._expanded(_members(nearest))) / self._k2
 
-    def _weights(self, sets: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    def _weights(self, sets: _Matrix) -> _Matrix:
         """Encodings of sets by their distances (Eq. 7)."""
         rows, columns = sets.nonzero()
         weights = np.empty(len(rows))
         size = max(_PAIR_BYTES // (16 * self._points.shape[1]), 1)
-        for start in range(0, len(rows), size):
-            pairs = rows[start : start + size], columns[start : start + size]
-            x, y = (inputs.pad_rows(self._points[i], size) for i in pairs)
+        for block in inputs.blocks(len(rows), size):
+            x, y = (inputs.pad_rows(self._points[i[block]], size) for i in (rows, columns))
             with jax.enable_x64(True):
-                weights[start : start + size] = _kernel(self._space, x, y)[: len(pairs[0])]
+                weights[block] = _kernel(self._space, x, y)[: len(weights[block])]
         return _matrix(weights, rows, columns, sets.shape[0])
 
-    def _expanded(self, items: Int[np.ndarray, " i"]) -> scipy.sparse.csr_array:
+    def _expanded(self, items: Int[np.ndarray, " i"]) -> _Matrix:
         """R*(p, k1) of each item p (Eq. 4)."""
         sets = self._reciprocal(items, self._k1)
         halves = self._reciprocal(_members(sets), self._k1 // 2)
@@ -156,12 +157,12 @@ class _Items:
         accepted = _matrix(np.ones(len(rows), np.int32), rows, columns, len(self._points))
         return sets + accepted @ halves
 
-    def _reciprocal(self, items: Int[np.ndarray, " i"], k: int) -> scipy.sparse.csr_array:
+    def _reciprocal(self, items: Int[np.ndarray, " i"], k: int) -> _Matrix:
         """R(p, k) of each item p (Eq. 3)."""
         nearest = self._nearest(items, k + 1)
         return nearest.multiply(self._nearest(_members(nearest), k + 1).T).tocsr()
 
-    def _nearest(self, items: Int[np.ndarray, " i"], k: int) -> scipy.sparse.csr_array:
+    def _nearest(self, items: Int[np.ndarray, " i"], k: int) -> _Matrix:
         """The k nearest of each item, itself included."""
         new = items[self._lists[items, 0] < 0]
         if len(new):
@@ -173,13 +174,11 @@ class _Items:
         return _matrix(ones, np.repeat(items, k), columns, len(self._points))
 
 
-def _matrix(
-    values: np.ndarray, rows: np.ndarray, columns: np.ndarray, size: int
-) -> scipy.sparse.csr_array:
-    return scipy.sparse.csr_array((values, (rows, columns)), shape=(size, size))
+def _matrix(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, size: int) -> _Matrix:
+    return _Matrix((values, (rows, columns)), shape=(size, size))
 
 
-def _members(sets: scipy.sparse.csr_array) -> Int[np.ndarray, " i"]:
+def _members(sets: _Matrix) -> Int[np.ndarray, " i"]:
     """Items that are in any of some sets."""
     return np.unique(sets.indices)
 
@@ -189,16 +188,8 @@ def _kernel(space: Space, x: Float[Array, "b d"], y: Float[Array, "b d"]) -> Flo
     return jnp.exp(-space.distance(x.astype(jnp.float64), y.astype(jnp.float64)))
 
 
-def _jaccard(
-    encodings: scipy.sparse.csr_array, x: Int[np.ndarray, " p"], y: Int[np.ndarray, " p"]
-) -> Float[np.ndarray, " p"]:
+def _jaccard(encodings: _Matrix, x: np.ndarray, y: np.ndarray) -> Float[np.ndarray, " p"]:
     """Jaccard distances of pairs of encodings (Eq. 10)."""
     common = encodings[x].minimum(encodings[y]).sum(axis=1)
     sums = encodings.sum(axis=1)
     return 1 - common / (sums[x] + sums[y] - common)
-
-
-def _parts(n: int, entries: int) -> list[slice]:
-    """Splits queries into parts, by the entries that each of them compares."""
-    size = max(_ENTRIES // entries, 1)
-    return [slice(start, start + size) for start in range(0, n, size)]

@@ -75,11 +75,14 @@ class Precision(enum.Enum):
         return 2.0**-44 if platform == "tpu" else 2.0**-53
 
 
-class Factors(NamedTuple):
-    """Factors of the scores of points, for each space whose products rank them."""
+Vectors = tuple[Float[Array, "n v"], ...]  # Of points, for each space whose products rank them.
 
-    query: tuple[Float[Array, "n v"], ...]  # Vectors of the points as queries.
-    gallery: tuple[Float[Array, "n v"], ...]  # Vectors of the points as gallery items.
+
+class Factors(NamedTuple):
+    """Factors of the scores of points."""
+
+    query: Vectors  # Of the points as queries.
+    gallery: Vectors  # Of the points as gallery items.
     slack: tuple[Float[Array, "n 2"], ...]  # a and b of the bound; 0 for padding.
 
 
@@ -93,10 +96,7 @@ class Score:
 
     @classmethod
     def around(
-        cls,
-        space: Space,
-        points: Float[np.ndarray, "n d"],
-        precision: Precision = Precision.SINGLE,
+        cls, space: Space, points: Float[np.ndarray, "n d"], precision: Precision = Precision.SINGLE
     ) -> "Score":
         """A score that is most accurate near the given points."""
         inputs.check_space(space)
@@ -116,11 +116,7 @@ class Score:
             return _factors_of(self.space, x, valid, self.centre, self.precision, roundoffs)
 
 
-def highest(
-    space: Space,
-    queries: tuple[Float[Array, "n v"], ...],
-    items: tuple[Float[Array, "m v"], ...],
-) -> Float[Array, "n m"]:
+def highest(space: Space, queries: Vectors, items: Vectors) -> Float[Array, "n m"]:
     """Scores of all pairs, which are upper bounds on −separation, from vectors of `Factors`."""
     return _in_space(space, list(map(inner_products, queries, items)), 1)
 
@@ -284,18 +280,15 @@ def _crowds(
     Points are cut where their projections on a line are farthest apart.
     """
     line = np.random.default_rng(0).normal(size=queries.shape[1])
-    places = np.concatenate(
-        [inputs.host_rows(queries, part) @ line for part in inputs.parts_of(queries, rows)]
-    )
+    parts = inputs.split(rows, _CROWD)
+    places = np.concatenate([inputs.host_rows(queries, part) @ line for part in parts])
     order = np.argsort(places)
     cuts = int(np.clip(len(rows) // _CROWD, 1, _MAX_CROWDS)) - 1
     widest = np.argsort(np.diff(places[order]))[len(rows) - 1 - cuts :]
     return np.split(rows[order], np.sort(widest) + 1)
 
 
-def unique_rows(
-    x: Float[np.ndarray, "n d"],
-) -> tuple[Float[np.ndarray, "u d"], Int[np.ndarray, " n"]]:
+def unique_rows(x: np.ndarray) -> tuple[Float[np.ndarray, "u d"], Int[np.ndarray, " n"]]:
     """The different rows, and which of them each row is."""
     rows = np.ascontiguousarray(x).view(np.dtype((np.void, x.shape[1] * x.itemsize))).ravel()
     _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)

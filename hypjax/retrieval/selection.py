@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.scores import Score, highest
+from hypjax.retrieval.scores import Score, Vectors, highest
 from hypjax.system.machine import usable_cores
 
 _AXIS = "gallery"  # Mesh axis over which the rows of a gallery are distributed.
@@ -37,7 +37,7 @@ class Best(NamedTuple):
 class Chunk(NamedTuple):
     """Some rows of a gallery on each device."""
 
-    vectors: tuple[Float[Array, "devices*r v"], ...]  # Padding for rows that are not to be found.
+    vectors: Vectors  # Padding for rows that are not to be found.
     first: Int[Array, " devices"]  # Gallery index of each device's first row.
 
 
@@ -186,7 +186,9 @@ class Selector:
         """
         self._score, self._pool, self._k = score, pool, k
         self._on_host, threads = _is_host(mesh), num_threads(mesh)
-        bounds = np.linspace(0, shape[0], threads + 1, dtype=int)
+        # Equal shares of the threads, in parts that keep the candidates in a CPU's cache.
+        parts = threads * -(-shape[0] // (threads * _QUERY_BATCH))
+        bounds = np.linspace(0, shape[0], parts + 1, dtype=int)
         self._parts = [np.s_[start:end] for start, end in itertools.pairwise(bounds)]
         self._multiply, self._select = _programs(mesh, k)
         # All products reuse this buffer, because memory is expensive when it is first touched.
@@ -194,9 +196,7 @@ class Selector:
         with score.precision.enabled():
             self._buffer = jnp.zeros(size, score.precision.value, device=_by_rows(mesh))
 
-    def update(
-        self, chunk: Chunk, queries: tuple[Float[Array, "b v"], ...], best: Best | None
-    ) -> Best:
+    def update(self, chunk: Chunk, queries: Vectors, best: Best | None) -> Best:
         """Merges the best items of a chunk into those found so far."""
         with self._score.precision.enabled():
             self._buffer, maxima = self._multiply(self._buffer, self._score.space, queries, chunk)
@@ -237,10 +237,7 @@ def _programs(mesh: Mesh, k: int) -> tuple[Callable, Callable]:
 
 
 def _multiply(
-    buffer: Float[Array, "b r"],
-    space: Space,
-    queries: tuple[Float[Array, "b v"], ...],
-    chunk: Chunk,
+    buffer: Float[Array, "b r"], space: Space, queries: Vectors, chunk: Chunk
 ) -> tuple[Float[Array, "b r"], Float[Array, "b groups"]]:
     """All scores of a block and a chunk, and the highest one of each group of items."""
     del buffer  # Donated, so that the scores take its memory.
@@ -298,16 +295,7 @@ def _select_on_host(
     scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], first: int, k: int
 ) -> Best:
     """The k best items of a chunk that starts with item `first`, or all if it has fewer."""
-    k, blocks = min(k, scores.shape[1]), inputs.blocks(len(scores), _QUERY_BATCH)
-    found = [_select_rows(scores[rows], maxima[rows], k) for rows in blocks]
-    best, items = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
-    return Best(best, items + np.int32(first))
-
-
-def _select_rows(
-    scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], k: int
-) -> Best:
-    num_groups = maxima.shape[1]
+    k, num_groups = min(k, scores.shape[1]), maxima.shape[1]
     size = scores.shape[1] // num_groups
     least = np.full((len(scores), 1), -np.inf, scores.dtype)
     if k <= num_groups:  # At least k items reach the k-th largest maximum.
@@ -324,7 +312,7 @@ def _select_rows(
     columns = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
     shape = len(numbers), numbers.max()
     padded = np.full(shape, -np.inf, scores.dtype), np.zeros(shape, np.int32)
-    for array, values in zip(padded, (grouped.reshape(-1)[chosen], items), strict=True):
+    for array, values in zip(padded, (grouped.reshape(-1)[chosen], first + items), strict=True):
         array[rows, columns] = values
     return _highest(*padded, k)
 
