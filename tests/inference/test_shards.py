@@ -1,6 +1,5 @@
 """Embedding in parts."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from hypjax.inference import embedder as inference
 from hypjax.inference.partial_gallery import Shard
 from hypjax.retrieval.embeddings import Embeddings
 from tests.helpers import small_runs
+from tests.helpers.process_pair import environment_with_devices
 
 
 @pytest.fixture
@@ -56,11 +56,10 @@ def test_merged_parts_are_the_gallery_bit_for_bit(execute, run, tmp_path, monkey
 @pytest.mark.slow
 def test_several_devices_embed_the_same_bit_for_bit(execute, run, tmp_path):
     execute("--output=one.npz")
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=3", "JAX_PLATFORMS": "cpu"}
     arguments = ("--images=photos", f"--workdir={run}", "--output=three.npz")
     subprocess.run(
         [sys.executable, "-m", "hypjax.embed", *arguments],
-        env=os.environ | flags | {"PYTHONPATH": str(small_runs.REPOSITORY)},
+        env=environment_with_devices(3) | {"PYTHONPATH": str(small_runs.REPOSITORY)},
         check=True,
         timeout=300,
     )

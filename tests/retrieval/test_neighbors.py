@@ -1,6 +1,5 @@
 """Exact search against float64 brute force, from memory, from disk and over several devices."""
 
-import os
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ import pytest
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.retrieval import nearest_neighbors, neighbors, selection
+from tests.helpers.process_pair import environment_with_devices
 
 SPACES = [Sphere(), PoincareBall(1.0, 0.8), PoincareBall(0.0, None)]
 
@@ -183,10 +183,7 @@ for space, spread in ((Sphere(), 1), (PoincareBall(0.1, 2.3), 0.003), (FUSED, 1)
 
 @pytest.mark.slow
 def test_searches_on_several_devices_are_exact(repository, tmp_path):
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        "PYTHONPATH": str(repository),
-    }
+    environment = environment_with_devices(4) | {"PYTHONPATH": str(repository)}
     command = [sys.executable, "-c", DEVICES, str(tmp_path / "gallery.npy")]
     subprocess.run(command, cwd=repository, env=environment, check=True, timeout=300)
 

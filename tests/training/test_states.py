@@ -1,6 +1,5 @@
 """Saved and restored states."""
 
-import os
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
 from hypjax.training import states
+from tests.helpers.process_pair import environment_with_devices
 from tests.helpers.steps import random_batch, start
 
 
@@ -50,9 +50,8 @@ def test_a_checkpoint_of_other_devices_can_be_restored(tmp_path):
         "c.save(1, record={}, model={'x': x});"
         "c.close()"
     )
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", program, str(tmp_path)]
-    subprocess.run(command, env=os.environ | flags, check=True, capture_output=True)
+    subprocess.run(command, env=environment_with_devices(2), check=True, capture_output=True)
     shapes = {"x": jax.ShapeDtypeStruct((3,), jnp.float32)}
     ((model,),) = [Checkpoints(tmp_path).restore_latest(model=shapes).trees]
     np.testing.assert_array_equal(model["x"], [0, 1, 2])
