@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypjax.engines import euclidean
-from hypjax.engines.euclidean import assured, found_neighbours, rank, separation_factors
+from hypjax.engines.euclidean import assured, found_neighbours, rank
 from hypjax.engines.graph import _Centre
-from hypjax.errors import UserError
-from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.geometry import PoincareBall, Sphere
 
 
 def points_of(space, rng, n, dim=4):
@@ -17,8 +16,7 @@ def points_of(space, rng, n, dim=4):
     x = rng.normal(size=(n, dim))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     if not isinstance(space, Sphere):
-        radius = 1 / np.sqrt(space.c) if space.c else 3.0
-        x *= 0.99 * radius * rng.uniform(0, 1, size=(n, 1))
+        x *= 0.99 / np.sqrt(space.c or 0.1) * rng.uniform(0, 1, size=(n, 1))
     return x.astype(np.float32)
 
 
@@ -99,18 +97,6 @@ def test_a_scan_finds_all_points_within_a_separation(seed, space, scanned, queri
         assert (exact[rows, found] <= limits[rows] + 1e-3).all()
 
 
-def test_other_spaces_are_refused():
-    fused = Fused(((Sphere(), 1.0),))
-    with pytest.raises(UserError, match="there is no approximate search in"):
-        separation_factors(np.ones((1, 2), np.float32), fused)
-
-
-def ball_points(rng, n, dim, c, largest):
-    x = rng.normal(size=(n, dim))
-    radii = rng.uniform(0, largest, size=(n, 1)) / np.sqrt(c)
-    return x / np.linalg.norm(x, axis=1, keepdims=True) * radii
-
-
 def flat(x):
     """Exact searches among x, and the numbers of candidates they were asked for."""
 
@@ -124,11 +110,11 @@ def flat(x):
 @given(seed=st.integers(0, 999), c=st.sampled_from([0.01, 0.1, 1.0, 5.0]), dim=st.integers(1, 6))
 @settings(max_examples=50, deadline=None)
 def test_the_points_within_a_separation_are_a_euclidean_ball(seed, c, dim):
-    rng = np.random.default_rng(seed)
-    x, q = ball_points(rng, 60, dim, c, 0.99), ball_points(rng, 5, dim, c, 0.99)
-    all_separations = separations_of(q, x, PoincareBall(c, None))
+    rng, ball = np.random.default_rng(seed), PoincareBall(c, None)
+    x, q = points_of(ball, rng, 60, dim), points_of(ball, rng, 5, dim)
+    all_separations = separations_of(q, x, ball)
     limits = np.median(all_separations, axis=1)
-    centres = euclidean.centres(q, limits, PoincareBall(c, None)).astype(np.float64)
+    centres = euclidean.centres(q, limits, ball).astype(np.float64)
     squares = np.sum((centres[:, None] - x) ** 2, axis=-1)
     inside = all_separations <= limits[:, None]
     nearest_outside = np.where(inside, np.inf, squares).min(axis=1)
@@ -139,7 +125,7 @@ def test_the_points_within_a_separation_are_a_euclidean_ball(seed, c, dim):
 @pytest.mark.parametrize("c", [0.1, 1.0])
 def test_two_searches_find_what_one_misses_near_the_boundary(c):
     rng, ball = np.random.default_rng(0), PoincareBall(c, None)
-    x = ball_points(rng, 5000, 3, c, 1.0)
+    x = points_of(ball, rng, 5000, dim=3)
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     x = (x / norms * np.tanh(4 * norms * np.sqrt(c)) / np.sqrt(c)).astype(np.float32)
     q = x[:200]
@@ -154,10 +140,7 @@ def test_two_searches_find_what_one_misses_near_the_boundary(c):
 
 @pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.0, None)], ids=str)
 def test_flat_spaces_and_missing_items(space):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(50, 4)).astype(np.float32)
-    if isinstance(space, Sphere):
-        x /= np.linalg.norm(x, axis=1, keepdims=True)
+    x = points_of(space, np.random.default_rng(0), 50)
     found, places = euclidean.nearest(flat(x), x, x[:5], k=3, space=space, candidates=10)
     np.testing.assert_array_equal(places, flat(x)(x[:5], 3))
     np.testing.assert_allclose(found[:, 1], np.sum((x[:5] - x[places[:, 1]]) ** 2, 1), rtol=1e-5)

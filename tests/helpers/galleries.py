@@ -1,9 +1,11 @@
-"""Made galleries: clusters, and trees up to the boundary."""
+"""Made galleries: clusters, and trees up to the boundary; and a check of what is found in them."""
 
+import jax
 import numpy as np
 
 from hypjax.geometry import poincare
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.neighbors import search
 
 
 def embeddings(points, space, first=0, fingerprint="model"):
@@ -31,3 +33,15 @@ def tree(c, dim, levels=8):
         steps *= np.tanh(0.7) / np.sqrt(c) / np.linalg.norm(steps, axis=1, keepdims=True)
         found.append(np.asarray(poincare.mobius_add(parents, steps, c)))
     return np.concatenate(found).astype(np.float32)
+
+
+def check_neighbours(found, queries, points, space, recall, own=None):
+    """Checks distances and items, [n, k]: the share of true neighbours, order, and distances."""
+    distances, items = found
+    exact = search(queries, own, points, k=items.shape[1], space=space)[1]
+    assert (exact[:, :, None] == items[:, None]).any(axis=2).mean() >= recall
+    assert (np.diff(distances) >= 0).all()
+    assert own is None or (items != own[:, None]).all()
+    with jax.enable_x64(True):
+        expected = space.distance(np.float64(queries)[:, None], np.float64(points)[items])
+    np.testing.assert_allclose(distances, expected, rtol=1e-5, atol=1e-5)

@@ -1,5 +1,6 @@
 """A gallery in HyperView, a viewer of hyperbolic embeddings."""
 
+import dataclasses
 import os
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypjax.engines.hyperview import export_hyperview
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.retrieval import nearest_neighbors
-from hypjax.retrieval.embeddings import Embeddings
+from tests.helpers.galleries import embeddings
 
 pytest.importorskip("lancedb", reason="needs lancedb, in which HyperView stores datasets")
 hyperview = pytest.importorskip("hyperview", reason="needs hyperview")
@@ -22,11 +23,11 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("HYPERVIEW_DATASETS_DIR", str(tmp_path / "datasets"))
 
 
-def gallery(space, count=60):
-    features = np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)
-    ids = np.array([f"photos/{i}.png" for i in range(count)])
-    labels = np.array(["", "wren", "robin"])[np.arange(count) % 3]
-    return Embeddings(np.asarray(space.embed(features)), ids, labels, space, "0", "0", {})
+def gallery(space):
+    features = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+    found = embeddings(space.embed(features), space)
+    labels = np.array(["", "wren", "robin"])[np.arange(60) % 3]
+    return dataclasses.replace(found, labels=labels)
 
 
 @pytest.mark.parametrize("space", [BALL, Sphere()], ids=["ball", "sphere"])

@@ -9,7 +9,6 @@ import re
 import shutil
 import threading
 
-import jax
 import numpy as np
 import pytest
 
@@ -19,8 +18,7 @@ from hypjax.engines.qdrant import QdrantGallery, export_qdrant
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import describe_space
-from hypjax.retrieval.neighbors import search
-from tests.helpers.galleries import clusters, embeddings, tree
+from tests.helpers.galleries import check_neighbours, clusters, embeddings, tree
 
 pytest.importorskip("qdrant_edge", reason="needs the qdrant extra: qdrant-edge-py")
 qdrant_client = pytest.importorskip("qdrant_client", reason="needs the qdrant extra: qdrant-client")
@@ -42,25 +40,18 @@ def added(engine, found):
     return gallery
 
 
-def check(gallery, points, queries, space, k, recall):
-    """Neighbours are the exact ones to this share, and distances those of the space."""
+def nearest(gallery, queries, k):
+    """Distances and items, [n, k]."""
     found = gallery.nearest(queries, k)
-    _, exact = search(queries, None, points, k=k, space=space)
-    rows = np.array([[int(name.removesuffix(".png")) for name in hits.ids] for hits in found])
-    assert (exact[:, :, None] == rows[:, None]).any(axis=2).mean() >= recall
-    distances = np.array([hits.distances for hits in found])
-    assert (np.diff(distances) >= 0).all()
-    with jax.enable_x64(True):
-        wide = queries[:, None].astype(np.float64), points[rows].astype(np.float64)
-        expected = np.asarray(space.distance(*wide))
-    np.testing.assert_allclose(distances, expected, rtol=1e-5, atol=1e-5)
+    items = [[int(name.removesuffix(".png")) for name in hits.ids] for hits in found]
+    return np.array([hits.distances for hits in found]), np.array(items)
 
 
 @pytest.mark.parametrize("space", [SPACES[0], *SPACES[2:]], ids=str)
 def test_it_finds_the_exact_neighbours_and_their_distances(engine, space):
     points = clusters(space, 600)
     gallery = added(engine, embeddings(points, space))
-    check(gallery, points, points[:50], space, 10, recall=1.0)
+    check_neighbours(nearest(gallery, points[:50], 10), points[:50], points, space, 1.0)
 
 
 @pytest.mark.parametrize(("c", "dim"), [(1.0, 8), (0.1, 64)])
@@ -70,7 +61,8 @@ def test_trees_are_searched_up_to_the_boundary_by_the_graph(c, dim, tmp_path, mo
     export_qdrant(embeddings(points, ball), tmp_path / "gallery.qdrant")
     gallery = open_gallery(tmp_path / "gallery.qdrant")
     assert gallery.recall >= 0.98 and gallery._collection._shard.info().indexed_vectors_count > 1000
-    check(gallery, points, points[-100:], ball, 10, recall=0.98)
+    queries = points[-100:]
+    check_neighbours(nearest(gallery, queries, 10), queries, points, ball, 0.98)
 
 
 def test_no_candidate_is_lost_between_the_two_searches(tmp_path, monkeypatch):
@@ -94,10 +86,9 @@ def test_images_are_added_found_replaced_removed_and_gone(engine):
     gallery.add(embeddings(points[25:], space, first=25))
     assert len(gallery) == 40
     gallery.remove(["3.png", "39.png"])
-    found = [hits.ids[0] for hits in gallery.nearest(points, 1)]
-    kept = [i for i in range(40) if i not in (3, 39)]
-    assert len(gallery) == 38 and [found[i] for i in kept] == [f"{i}.png" for i in kept]
-    assert found[3] != "3.png" and found[39] != "39.png"
+    kept = np.isin(np.arange(40), [3, 39], invert=True)
+    found = nearest(gallery, points, 1)[1][:, 0]
+    assert len(gallery) == 38 and ((found == np.arange(40)) == kept).all()
     assert gallery.has_class("odd") and not gallery.has_class("other")
     with pytest.raises(UserError, match="k is 39, but there are 38 items in"):
         gallery.nearest(points, 39)
@@ -142,8 +133,7 @@ def exported(path, count, first=0):
 
 
 def ids(gallery):
-    (hits,) = gallery.nearest(clusters(SPACES[1], 1), len(gallery))
-    return sorted(int(name.removesuffix(".png")) for name in hits.ids)
+    return sorted(nearest(gallery, clusters(SPACES[1], 1), len(gallery))[1][0])
 
 
 def test_exports_into_one_folder_keep_the_images_of_all(tmp_path):

@@ -1,7 +1,5 @@
 """Recall beside pytorch-metric-learning and faiss; principal components beside scikit-learn."""
 
-import pathlib
-
 import numpy as np
 import pytest
 
@@ -13,8 +11,9 @@ from hypjax.retrieval import (
     r_precision,
     recall_at_k,
 )
-from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.projection import fit
+from tests.helpers.galleries import embeddings
+from tests.helpers.small_runs import REPOSITORY
 
 
 def labelled(space, n=1500, dim=24, classes=60):
@@ -62,12 +61,11 @@ def test_recall_is_that_of_a_sorted_inner_product_search(space):
 @pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.1, 2.3)], ids=str)
 def test_the_documented_index_finds_the_same_neighbours(space, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
-    x, labels = labelled(space)
-    ids = np.array([f"{i}.png" for i in range(len(x))])
-    gallery = Embeddings(x, ids, labels.astype(str), space, "0", "0", {})
+    x, _ = labelled(space)
+    gallery = embeddings(x, space)
     gallery.save(tmp_path / "gallery.npz")
     export_flat(gallery, tmp_path / "gallery.faiss")
-    page = (pathlib.Path(__file__).parents[2] / "docs/engines.md").read_text()
+    page = (REPOSITORY / "docs/engines.md").read_text()
     examples = [part for part in page.split("```") if "faiss.read_index" in part]
     (example,) = [part for part in examples if "euclidean" not in part]
     monkeypatch.chdir(tmp_path)

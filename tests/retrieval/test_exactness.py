@@ -16,56 +16,14 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval import (
-    NO_MATCH,
-    match_ranks,
-    nearest_neighbors,
-    ranks,
-    recall_at_k,
-    selection,
-)
+from hypjax.retrieval import match_ranks, nearest_neighbors, ranks, recall_at_k, selection
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Precision, Score, highest, lowest
+from tests.helpers.exact_order import FUSED, crowds, true_order, true_ranks
 from tests.helpers.steps import float32_products
 
 SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(0.0, None), PoincareBall(10.0, None)]
-FUSED = Fused(((Sphere(), 10.0), (PoincareBall(1.0, 2.3), 15.0)), normalized=False)
 SPREADS = [1, 0.1, 0.003, 0.01, 0, 1e-6]
-
-
-def crowds(space, spread, n=1000, dim=32):
-    """Three crowds far from each other, with some duplicates."""
-    rng = np.random.default_rng(0)
-    features = rng.normal(size=(3, dim))[rng.integers(0, 3, n)] + spread * rng.normal(size=(n, dim))
-    x = np.array(space.embed(features.astype(np.float32)))
-    x[100:200] = x[:100]
-    return x
-
-
-def keys(space, query, gallery):
-    """Increasing functions of a query's distances to the items, by subtraction in float64."""
-    if isinstance(space, Fused):
-        halves = zip(*(np.split(points, 2, axis=-1) for points in (query, gallery)), strict=True)
-        (x, y), other = halves
-        gap = 1 - np.sum(other[0].astype(np.float64) ** 2)
-        distance = 2 * np.arcsinh(np.sqrt(keys(PoincareBall(1.0), *other) / gap))
-        return 10 * keys(Sphere(), x, y) + 15 * distance
-    c, y = np.float64(getattr(space, "c", 0.0)), gallery.astype(np.float64)
-    return np.sum((query.astype(np.float64) - y) ** 2, axis=1) / (1 - c * np.sum(y * y, axis=1))
-
-
-def true_order(space, queries, gallery):
-    """All items by distance, ties by index."""
-    return np.stack([np.argsort(keys(space, x, gallery), kind="stable") for x in queries])
-
-
-def true_ranks(order, labels, item_labels, exclude_self):
-    found = []
-    for i, row in enumerate(order):
-        row = row[row != i] if exclude_self else row
-        hits = np.flatnonzero(item_labels[row] == labels[i])
-        found.append(hits[0] if len(hits) else NO_MATCH)
-    return np.array(found)
 
 
 @pytest.mark.parametrize(

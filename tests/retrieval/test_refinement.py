@@ -8,6 +8,7 @@ from hypjax.retrieval import nearest_neighbors, neighbors, query_scores
 from hypjax.retrieval.expansion import expand_queries
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking, rerank
+from tests.retrieval.test_metrics import by_definition
 
 METRICS = ("recall@1", "recall@20", "precision@5", "mrr", "map", "map@r", "r_precision")
 NUMBERS = Reranking(k1=8, k2=3, depth=10)
@@ -19,30 +20,6 @@ def crowds(space, n, seed, classes=12, dim=6):
     features = 0.8 * rng.normal(size=(n, dim))
     features += np.random.default_rng(9).normal(size=(classes, dim))[labels]
     return np.asarray(space.embed(features.astype(np.float32))), labels
-
-
-def trapezoid(hits):
-    """Average precision of one list: the mean precision just before and at each match."""
-    ranks = np.flatnonzero(hits)
-    before = [n / rank if rank else 1.0 for n, rank in enumerate(ranks)]
-    return np.mean([before, (np.arange(len(ranks)) + 1) / (ranks + 1)])
-
-
-def scores_of_lists(ids, query_labels, labels, own):
-    """Scores from complete lists of results."""
-    hits = labels[ids] == query_labels[:, None]
-    r = np.bincount(labels, minlength=12)[query_labels] - own
-    within = hits & (np.arange(hits.shape[1]) < r[:, None])
-    precision = np.cumsum(hits, axis=1) / np.arange(1, hits.shape[1] + 1)
-    return {
-        "recall@1": hits[:, 0],
-        "recall@20": hits[:, :20].any(axis=1),
-        "precision@5": hits[:, :5].mean(axis=1),
-        "mrr": 1 / (1 + hits.argmax(axis=1)),
-        "map": [trapezoid(row) for row in hits],
-        "map@r": (within * precision).sum(axis=1) / r,
-        "r_precision": within.sum(axis=1) / r,
-    }
 
 
 @pytest.mark.slow
@@ -68,13 +45,14 @@ def test_scores_are_those_of_the_lists(refinement, separate):
     if refinement.reranking:
         _, first = rerank(asked, gallery, space=space, own_ids=own_ids, numbers=NUMBERS)
         ids[:, :10] = first
-    expected = scores_of_lists(ids, query_labels, labels, own=not separate)
+    hits = labels[ids] == query_labels[:, None]
     searched = (gallery, labels) if separate else ()
     got = query_scores(
         *(queries, query_labels, *searched), metrics=METRICS, space=space, refinement=refinement
     )
     for name in METRICS:
-        np.testing.assert_allclose(got[name], expected[name], atol=1e-12, err_msg=name)
+        expected = [by_definition(name, row, row.sum()) for row in hits]
+        np.testing.assert_allclose(got[name], expected, atol=1e-12, err_msg=name)
 
 
 def test_a_search_re_ranks_at_least_as_many_as_it_returns():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypjax.errors import UserError
-from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import (
     LEVELS,
     Judgements,
@@ -22,29 +22,30 @@ from hypjax.retrieval import (
 )
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking
+from tests.helpers.exact_order import FUSED
 
 KS = (1, 5, 10)
 METRICS = ["map", *(f"mp@{k}" for k in KS)]
-FUSED = Fused(((Sphere(), 10.0), (PoincareBall(1.0, 2.3), 15.0)), normalized=False)
 
 
-def area_below_precision(ranking, positives):
-    """Area of the trapezoids below precision over recall, one positive after the other."""
-    found, area, last_recall, last_precision = 0, 0.0, 0.0, 1.0
-    for place, item in enumerate(ranking):
-        found += item in positives
-        recall, precision = found / len(positives), found / (place + 1)
-        area += (recall - last_recall) * (last_precision + precision) / 2
-        last_recall, last_precision = recall, precision
-    return area
+def by_protocol(ranking, positives, ignored):
+    """Average precision and mP@K of one ranking: junk is removed, then ranks are counted from 1."""
+    kept = [item for item in ranking if item not in ignored]
+    places = [place for place, item in enumerate(kept, 1) if item in positives]
+    if not places:
+        return [np.nan] * len(METRICS)
+    area = 0.0
+    for found, place in enumerate(places):
+        before = 1.0 if place == 1 else found / (place - 1)
+        area += (before + (found + 1) / place) / 2 / len(places)
+    listed = [min(max(places), k) for k in KS]
+    return [area, *(sum(place <= n for place in places) / n for n in listed)]
 
 
-def by_definition(space, query, gallery, positives, ignored):
+def ranking_of(space, query, gallery):
     with jax.enable_x64(True):
-        distances = space.separation(query.astype(np.float64), gallery.astype(np.float64))
-    ranking = np.argsort(np.asarray(distances), kind="stable").tolist()
-    ranking = [item for item in ranking if item not in set(ignored)]
-    return area_below_precision(ranking, set(positives)) if len(positives) else np.nan
+        separations = space.separation(query.astype(np.float64), gallery.astype(np.float64))
+    return np.argsort(np.asarray(separations), kind="stable").tolist()
 
 
 @pytest.mark.filterwarnings("ignore:.* queries have no match")
@@ -63,7 +64,7 @@ def test_average_precision_equals_its_definition(space, data, seed, spread):
     positives, ignored = [x[: len(x) // 2] for x in lists], [x[len(x) // 2 :] for x in lists]
     got = average_precision(queries, gallery, Relevance(positives, ignored), space=space)
     expected = [
-        by_definition(space, query, gallery, wanted, removed)
+        by_protocol(ranking_of(space, query, gallery), wanted, removed)[0]
         for query, wanted, removed in zip(queries, positives, ignored, strict=True)
     ]
     np.testing.assert_allclose(got, expected, rtol=1e-12)
@@ -126,20 +127,6 @@ def test_lists_that_are_not_valid_are_an_error(positives, ignored, message):
         average_precision(x[:2], x, Relevance(positives, ignored), space=Sphere())
 
 
-def by_protocol(ranking, positives, ignored):
-    """Average precision and mP@K of one ranking: junk is removed, then ranks are counted from 1."""
-    kept = [item for item in ranking if item not in ignored]
-    places = [place for place, item in enumerate(kept, 1) if item in positives]
-    if not places:
-        return [np.nan] * len(METRICS)
-    area = 0.0
-    for found, place in enumerate(places):
-        before = 1.0 if place == 1 else found / (place - 1)
-        area += (before + (found + 1) / place) / 2 / len(places)
-    listed = [min(max(places), k) for k in KS]
-    return [area, *(sum(place <= n for place in places) / n for n in listed)]
-
-
 def counted(judgements, level, query):
     easy, hard, junk = (set(map(int, lists[query])) for lists in judgements)
     return {
@@ -167,9 +154,9 @@ def test_scores_are_those_of_the_protocol(space, level):
     found = relevance_scores(
         queries, gallery, relevance_at(level, judgements), metrics=METRICS, space=space
     )
-    distances = np.asarray(space.separation(queries[:, None].astype(float), gallery.astype(float)))
-    for i, row in enumerate(np.argsort(distances, axis=1, kind="stable")):
-        expected = by_protocol(row.tolist(), *counted(judgements, level, i))
+    for i, query in enumerate(queries):
+        ranking = ranking_of(space, query, gallery)
+        expected = by_protocol(ranking, *counted(judgements, level, i))
         np.testing.assert_allclose([found[name][i] for name in METRICS], expected, rtol=1e-12)
 
 
@@ -210,9 +197,8 @@ def test_refined_results_are_scored_without_what_is_ignored(level):
     )
     expanded = np.asarray(refinement.expanded(queries, None, gallery, space))
     first = refinement.first_results(expanded, None, gallery, space)
-    rankings = np.argsort(-expanded.astype(float) @ gallery.astype(float).T, axis=1, kind="stable")
-    for i, ranking in enumerate(rankings):
-        rest = [item for item in ranking if item not in first[i]]
+    for i, query in enumerate(expanded):
+        rest = [item for item in ranking_of(space, query, gallery) if item not in first[i]]
         assert len(rest) == 40
         expected = by_protocol([*first[i], *rest], *counted(judgements, level, i))
         np.testing.assert_allclose([found[name][i] for name in METRICS], expected, rtol=1e-12)
