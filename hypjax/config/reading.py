@@ -153,10 +153,7 @@ def _set(config: ConfigDict, override: str) -> None:
 
 
 def _parse(text: str, current: Any) -> Any:
-    """Parses an override's value to the type of the field's current value.
-
-    What is not a Python literal stays a string; 1e3 is accepted as an integer.
-    """
+    """Parses a value to the type of the current one; what is no Python literal stays a string."""
     try:
         value = ast.literal_eval(text)
     except (SyntaxError, ValueError):

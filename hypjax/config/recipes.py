@@ -26,10 +26,7 @@ _RELEASED = ",released"
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedEncoder:
-    """A pretrained encoder, as the paper fine-tunes it; architecture and weights by timm's names.
-
-    Mean and deviation of each channel are those that the weights expect, for pixels in [0, 1].
-    """
+    """A pretrained encoder by timm's names, with pixel scaling, as the paper fine-tunes it."""
 
     architecture: str
     weights: str
@@ -142,10 +139,7 @@ def variant_error(variant: str, valid: Collection[str]) -> UserError:
 
 
 def choose_loss(config: ConfigDict, name: str, *, proxy_rate: float) -> None:
-    """Chooses a loss of `LOSSES`, on the sphere and with its default settings.
-
-    The rate is the factor of the proxies' learning rate, if the loss has proxies.
-    """
+    """Chooses a loss of `LOSSES`, on the sphere, by default settings but its proxies' rate."""
     choose_objective(config, LOSSES[name])
     config.objective.space = "sphere"
     if "proxy_rate" in config.objective:
@@ -153,10 +147,7 @@ def choose_loss(config: ConfigDict, name: str, *, proxy_rate: float) -> None:
 
 
 def choose_mix(config: ConfigDict) -> None:
-    """Chooses HypMix, with the settings of its paper for CUB.
-
-    The head is scored by cosine, as in the paper, and by the distance of the loss.
-    """
+    """Chooses HypMix as for CUB; the head is scored by cosine, as in the paper, and as trained."""
     choose_objective(config, "hypmix")
     config.eval.spaces.head = ("sphere", "objective")
 
@@ -173,10 +164,7 @@ def choose_hier(config: ConfigDict) -> None:
 
 
 def choose_irt(config: ConfigDict, *, koleo_weight: float, margin: float = 0.5) -> None:
-    """Chooses the loss of IRT (El-Nouby et al., 2021), with a memory of all training images.
-
-    λ, `koleo_weight`, is 0.7 for IRT_R and 0 for IRT_L; the margin is β.
-    """
+    """Chooses the loss of IRT (El-Nouby et al., 2021), with a memory of all training images."""
     choose_objective(config, "contrastive")
     config.objective.space = "sphere"
     config.objective.margin = margin

@@ -7,19 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import (
-    BENCHMARKS,
-    DATASETS,
-    GROUPS,
-    HEADS,
-    METRICS,
-    PARTS,
-    SAMPLINGS,
-    SPLITS_BY,
-    TEST_VIEWS,
-    TRAIN_VIEWS,
-    names_parameters,
-)
+from hypjax.config import choices
 from hypjax.config.defaults import HYP_VIT, default_config
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
@@ -34,7 +22,7 @@ FITTED |= {"optim.warmup_steps"}
 # Fields that may be None.
 OPTIONAL = FITTED | {
     *("data.path", "data.stored_side", "model.weights", "objective.clip_radius"),
-    *("optim.clip_norm", "optim.clip_value", *(f"eval.pca.{part}" for part in PARTS)),
+    *("optim.clip_norm", "optim.clip_value", *(f"eval.pca.{part}" for part in choices.PARTS)),
     *("run.cache_dir", "run.data_dir", "run.wandb_project"),
 }
 _SCALARS = {
@@ -49,12 +37,11 @@ _SCALARS = {
 
 
 def _is_group(value: Any) -> bool:
-    """Whether a value is an item of `optim.groups`."""
     if not (isinstance(value, tuple) and len(value) == 4):
         return False
     (name, rate, decay, start), number = value, _SCALARS[float]
     return (
-        names_parameters(name)
+        choices.names_parameters(name)
         and (number.holds(rate) and rate >= 0)
         and (decay is None or (number.holds(decay) and decay >= 0))
         and (type(start) is int and 0 <= start <= _STEPS)
@@ -117,14 +104,14 @@ _SIZES = ("patch_size", "width", "depth", "num_heads")  # Of an encoder.
 
 _RULES = {
     "seed": within(0, 2**32 - 1),  # JAX's keys drop further bits.
-    "data.name": one_of(*DATASETS),
-    "data.split": one_of(*SPLITS_BY),
+    "data.name": one_of(*choices.DATASETS),
+    "data.split": one_of(*choices.SPLITS_BY),
     "data.decoder": one_of("exact", "fast"),
     "data.stored_side": _NONE_OR_SIDE,
     "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
     "data.image_size": within(1, _SIDE),
-    "data.train_view": one_of(*TRAIN_VIEWS),
-    "data.test_view": one_of(*TEST_VIEWS),
+    "data.train_view": one_of(*choices.TRAIN_VIEWS),
+    "data.test_view": one_of(*choices.TEST_VIEWS),
     "data.resize": within(1, _SIDE),
     "data.std": Rule(lambda value: all(v > 0 for v in value), "above 0 in every channel"),
     "data.crop_area": range_within(0, 1),
@@ -137,7 +124,7 @@ _RULES = {
     "model.width": within(0, _DIM),
     "model.depth": within(0, 64),
     "model.num_heads": within(0, _DIM),
-    "model.head": one_of(*HEADS),
+    "model.head": one_of(*choices.HEADS),
     "model.head_dim": within(1, _DIM),
     "model.weights": Rule(lambda value: value != "", "a name, a file or a folder, or None"),
     "model.drop_path": _BELOW_1,
@@ -158,13 +145,13 @@ _RULES = {
     "optim.clip_norm": _NONE_OR_ABOVE_0,
     "optim.clip_value": _NONE_OR_ABOVE_0,
     "optim.frozen": Rule(
-        lambda value: all(map(names_parameters, value)),
-        f"names from {', '.join(GROUPS)}, or paths such as model/head",
+        lambda value: all(map(choices.names_parameters, value)),
+        f"names from {', '.join(choices.GROUPS)}, or paths such as model/head",
     ),
     "train.total_steps": within(0, _STEPS),  # 0: only evaluated.
     "train.batch_size": within(1, _BATCH),
     "train.samples_per_class": within(2, _BATCH),
-    "train.sampling": one_of(*SAMPLINGS),
+    "train.sampling": one_of(*choices.SAMPLINGS),
     **{f"train.tuples.{name}": within(1, _IMAGES) for name in ("pairs", "negatives", "pool")},
     "train.on_nonfinite": one_of("stop", "skip"),
     "train.max_nonfinite": within(1, _STEPS),
@@ -174,20 +161,20 @@ _RULES = {
         f"one or more numbers, each at least 1 and up to {_IMAGES}",
     ),
     "eval.metrics": Rule(
-        lambda value: "recall" in value and set(value) <= set(METRICS),
-        "recall, and optionally any of " + ", ".join(METRICS[1:]),
+        lambda value: "recall" in value and set(value) <= set(choices.METRICS),
+        "recall, and optionally any of " + ", ".join(choices.METRICS[1:]),
     ),
-    **{f"eval.spaces.{part}": _SCORE_SPACES for part in PARTS},
+    **{f"eval.spaces.{part}": _SCORE_SPACES for part in choices.PARTS},
     "eval.benchmarks": Rule(
-        lambda value: len(set(value)) == len(value) and set(value) <= set(BENCHMARKS),
-        "any of " + ", ".join(BENCHMARKS) + ", each once",
+        lambda value: len(set(value)) == len(value) and set(value) <= set(choices.BENCHMARKS),
+        "any of " + ", ".join(choices.BENCHMARKS) + ", each once",
     ),
     "eval.every": within(0, _STEPS),
     "eval.scales": Rule(
         lambda value: 0 < len(value) <= 10 and 0 < min(value) and max(value) <= 4,
         "one to ten numbers, each above 0 and up to 4",
     ),
-    **{f"eval.pca.{part}": _NONE_OR_DIM for part in PARTS},
+    **{f"eval.pca.{part}": _NONE_OR_DIM for part in choices.PARTS},
     "eval.expansion": within(0, _IMAGES),
     "eval.expansion_alpha": at_least(0),
     "run.workers": within(0, 1000),
@@ -242,7 +229,6 @@ def validate(config: ConfigDict) -> None:
 
 
 def _validate_evaluation(config: ConfigDict) -> None:
-    """Validates what happens to embeddings before they are scored."""
     fields, dim = config.eval, config.model.head_dim
     if fields.whiten and not any(fields.pca.values()):
         refuse("eval.whiten", True, "False unless eval.pca.head or eval.pca.encoder is set")
@@ -253,7 +239,6 @@ def _validate_evaluation(config: ConfigDict) -> None:
 
 
 def _validate_batches(config: ConfigDict) -> None:
-    """Validates batches against the objective, and the schedule against the number of steps."""
     train, fields, objective = config.train, flatten(config), OBJECTIVES[config.objective.name]
     for field in sorted(FITTED):
         if fields[field] is None and config.data.name != "folder":
@@ -284,7 +269,6 @@ def _validate_batches(config: ConfigDict) -> None:
 
 
 def _validate_architecture(config: ConfigDict) -> None:
-    """Validates the encoder's sizes, which only the architecture 'vit' needs, and its depth."""
     model = config.model
     for field in _SIZES:
         if model.architecture == "vit" and model[field] == 0:
@@ -303,7 +287,6 @@ def _validate_architecture(config: ConfigDict) -> None:
 
 
 def _validate_data(config: ConfigDict) -> None:
-    """Validates the dataset's path and the views of its images."""
     data = config.data
     if data.name == "folder" and not data.path:
         refuse("data.path", data.path, "a folder of images, or a .csv or .parquet table")
@@ -322,7 +305,6 @@ def _validate_data(config: ConfigDict) -> None:
 
 
 def _validate_caches(config: ConfigDict) -> None:
-    """Validates the image cache against the settings that it excludes or enables."""
     data, cache = config.data, config.run.cache
     if data.decoder == "fast" and cache != "none":
         words = "none if data.decoder is fast, which decodes only what a view needs"

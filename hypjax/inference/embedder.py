@@ -49,12 +49,7 @@ class TrainedEmbedder:
         part: Part = "head",
         batch_size: int | None = None,
     ) -> None:
-        """Restores the model.
-
-        Args:
-            workdir: The run's folder, its URL in cloud storage, or hf://OWNER/NAME.
-            part: Which embedding to compute: the head's, which the loss trained, or the encoder's.
-            batch_size: Images of a batch; by default `run.eval_batch_size`.
+        """Restores the model; arguments are those of `hypjax.load`.
 
         Raises:
             UserError: The folder holds no trained model, or not the projection that the run's
@@ -141,8 +136,7 @@ class TrainedEmbedder:
     def embed_to(self, path: pathlib.Path, photos: Sequence[Photo]) -> Embeddings:
         """Embeds images into a file, or resumes where that was interrupted.
 
-        What is done is saved every minute, and at an interrupt, in a folder next to the file, which
-        is removed at the end.
+        What is done is saved every minute, and at an interrupt, in a folder beside the file.
 
         Raises:
             UserError: The file or the folder cannot be written, the file exists and holds something

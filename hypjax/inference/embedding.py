@@ -20,7 +20,7 @@ from hypjax.types import Outputs
 def scored_spaces(config: ConfigDict) -> dict[str, Space]:
     """The spaces in which `eval.spaces` compares the embeddings, by name.
 
-    The first space of each part is named "head" or "encoder", further ones as in "head:sphere". By
+    Names are "head" and "encoder" and, for further spaces of a part, as in "head:sphere". By
     default the head is compared in the objective's space, the encoder by cosine (Hyp-ViT, Section
     4.2).
     """

@@ -71,10 +71,7 @@ class Evaluator:
     def query_scores(
         self, params: PyTree, task: Task, projections: Projections | None = None
     ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
-        """Scores of each query, of which `scores` are the means.
-
-        Processes share the queries, and each of them has all scores.
-        """
+        """Scores of each query, whose means are `scores`; processes share the work."""
         queries = self._projected(params, task.queries, projections)
         searched = dict.fromkeys(queries)
         if task.gallery:
@@ -98,7 +95,6 @@ class Evaluator:
         searched: Mapping[str, np.ndarray | None],
         rows: slice | None = None,
     ) -> dict[str, Float[np.ndarray, " r"]]:
-        """Scores of one part of the model, for some queries or all."""
         if task.judgements is not None:
             return self._judged_scores(part, queries[part], searched[part], task.judgements, rows)
         return query_scores(
@@ -160,10 +156,7 @@ class Evaluator:
     def test_scores(
         self, params: PyTree, splits: Splits, projections: Projections | None = None
     ) -> dict[str, dict[str, float]]:
-        """Mean scores on the test images and on all benchmarks.
-
-        Those of judged datasets name these, too: {"head": {"roxford5k/easy/map": ...}, ...}.
-        """
+        """Scores on the test images and all benchmarks; judged ones as in "roxford5k/easy/map"."""
         found: dict[str, dict[str, float]] = {}
         for dataset, task in splits.tasks.items():
             prefix = f"{dataset}/" if task.judgements is not None else ""

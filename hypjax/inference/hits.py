@@ -19,10 +19,7 @@ from hypjax.retrieval.refinement import Refinement
 
 
 class Hits(NamedTuple):
-    """The hits of a query, nearest first; classes are '' where they are unknown.
-
-    The remark says of the nearest, for example, that it is far away; '' says nothing.
-    """
+    """The hits of a query, nearest first, and a remark on the nearest; '' is an unknown class."""
 
     query: str
     label: str

@@ -24,10 +24,7 @@ _SOURCES = ("validation", "test")
 
 
 class Match(NamedTuple):
-    """The distance within which 95% of the queries that have a match find their nearest one.
-
-    It was measured on the part `images` of the dataset: validation or test.
-    """
+    """Within the distance, 95% of the queries with a match find it, in this part of the dataset."""
 
     distance: float
     images: str
@@ -45,8 +42,8 @@ class Match(NamedTuple):
 def choose(splits: Splits) -> tuple[str, Dataset, Dataset | None] | None:
     """Chooses images to measure on: of validation classes or, without these, of the test.
 
-    They are the name of the part, queries, and the images that these search, None if that is each
-    other. None of judged queries, whose matches are not those of a class.
+    They are the part's name, queries, and their gallery, None for each other. None for judged
+    queries, whose matches are not those of a class.
     """
     if splits.validation is not None:
         return _SOURCES[0], _of_some_classes(splits.validation), None

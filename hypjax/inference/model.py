@@ -54,10 +54,8 @@ class Model:
                 `hypjax.data.photos.given_photos`. A folder or a pattern stands for its images.
 
         Returns:
-            Points of the model's space, float32, one row for each image.
-
-        Raises:
-            UserError: There are no images, or one cannot be read.
+            Points of the model's space, float32, one row for each image. One that cannot be read is
+            a `UserError`.
         """
         embeddings = self.gallery(images)
         for name, reason in embeddings.unreadable.items():
@@ -65,17 +63,10 @@ class Model:
         return embeddings.vectors
 
     def gallery(self, images: AnyImages) -> Embeddings:
-        """Embeds images to search among, with their paths and classes.
+        """Embeds images, given as for `embed`, to search among, with their paths and classes.
 
-        Args:
-            images: As for `embed`. Sub-folders of a folder are classes.
-
-        Returns:
-            The embeddings, which `hypjax.search` reads if they are saved. Images that cannot be
-            read are listed as such.
-
-        Raises:
-            UserError: There are no images.
+        Sub-folders of a folder are classes. `hypjax.search` reads the embeddings if they are saved.
+        Images that cannot be read are listed as such.
         """
         return self._embedder.embed(given_photos(images))
 

@@ -26,10 +26,7 @@ Projections = Mapping[str, Projection]
 
 
 class Processing(NamedTuple):
-    """The fields of `config.eval` that change embeddings or results.
-
-    `pca` has the dimension of each part that is reduced to its principal components.
-    """
+    """The fields of `config.eval` that change embeddings or results; `pca` names dimensions."""
 
     pca: Mapping[str, int]
     whiten: bool

@@ -22,22 +22,8 @@ from hypjax.models import Embedder
 from hypjax.models.pretrained import pools_as_timm, save_timm, timm_config
 from hypjax.models.weight_files import is_hub_name
 from hypjax.objectives import create_objective
+from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import (
-    CHECKPOINTS,
-    CONFIG,
-    HEAD,
-    PROJECTIONS,
-    PUBLISHED,
-    RESULTS,
-    WEIGHTS,
-    hashed_files,
-    is_hashed,
-    is_published,
-    read_object,
-    read_results,
-    stale_files,
-)
 from hypjax.runs.published import compare
 from hypjax.runs.tables import format_results
 from hypjax.runs.workdir import saved_config, saved_fingerprint
@@ -114,7 +100,7 @@ def push(
     configuration for hypjax and one for timm, results and a model card. Of paths in the
     configuration only the last name remains, and nothing of `config.run`. These files alone are
     uploaded, in one commit, which removes those of an earlier model. Without a token, or if the hub
-    cannot be reached, the folder remains, and one sentence says why.
+    cannot be reached, the folder remains, and one sentence says why. Returns the folder.
 
     Args:
         workdir: Folder of a run, or its URL.
@@ -122,13 +108,6 @@ def push(
         folder: Folder to write, by default hub/NAME. Its files of an earlier model are
             replaced; others remain, and are not uploaded.
         private: Whether a repository that is created is private.
-
-    Returns:
-        The folder.
-
-    Raises:
-        UserError: There is no trained model, the name is not that of a repository, or the folder
-            cannot be written.
     """
     if not hub.is_name(name):
         raise UserError(f"{name!r} is no name of a repository; write OWNER/NAME")
@@ -136,9 +115,9 @@ def push(
     folder = pathlib.Path(folder or pathlib.Path("hub", name.rpartition("/")[2])).expanduser()
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        files = _write(workdir, folder, name)
+        written = _write(workdir, folder, name)
     try:
-        address = hub.upload(folder, files, name, private=private, owned=is_hashed)
+        address = hub.upload(folder, written, name, private=private, owned=files.is_hashed)
         console.say(f"published {address}")
     except UserError as error:
         console.say(f"wrote {folder}, but did not upload it: {error}")
@@ -147,21 +126,23 @@ def push(
 
 def _write(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> list[str]:
     """Replaces the model in a folder, all at once, and returns the names of its files."""
-    if not is_published(folder) and _holds_run(folder):
+    if not files.is_published(folder) and _holds_run(folder):
         raise UserError(f"{folder} holds a run; name another folder")
-    if (folder / PROJECTIONS).is_symlink():
-        raise UserError(f"{folder / PROJECTIONS} is a link; remove it, or name another folder")
-    with replacing_together(folder / PUBLISHED, lambda: stale_files(folder)) as staged:
+    if (folder / files.PROJECTIONS).is_symlink():
+        raise UserError(
+            f"{folder / files.PROJECTIONS} is a link; remove it, or name another folder"
+        )
+    with replacing_together(folder / files.PUBLISHED, lambda: files.stale_files(folder)) as staged:
         _stage(workdir, staged, name)
-        return [PUBLISHED, *hashed_files(staged), CONFIG, _README]
+        return [files.PUBLISHED, *files.hashed_files(staged), files.CONFIG, _README]
 
 
 def _holds_run(folder: pathlib.Path) -> bool:
     """Whether a folder holds a run, begun or trained, whose config.json would be replaced."""
     with contextlib.suppress(UserError):  # Another program's file.
-        if "identity" in (read_object(folder / CONFIG) or {}):
+        if "identity" in (files.read_object(folder / files.CONFIG) or {}):
             return True
-    return (folder / CHECKPOINTS).exists()
+    return (folder / files.CHECKPOINTS).exists()
 
 
 def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:
@@ -169,29 +150,26 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
     with reading(workdir) as run:
         config = without_paths(saved_config(run))
         model, params = restore_best(run)
-        results = read_results(run / RESULTS)
+        results = files.read_results(run / files.RESULTS)
         circumstances = {"images": saved_fingerprint(run)}
         copy_projections(run, folder, config, params)
         if matches := read_matches(run):
             write_matches(folder, matches)
     if results is not None:
-        write_json(folder / RESULTS, results)
-    save_timm(folder / WEIGHTS, params, model)
+        write_json(folder / files.RESULTS, results)
+    save_timm(folder / files.WEIGHTS, params, model)
     if model.head_kind == "norm_dense":  # timm has no such head.
-        save_file(jax.tree.map(np.asarray, params["head"]), folder / HEAD)
-    write_json(folder / CONFIG, timm_config(params, model, config.data))
+        save_file(jax.tree.map(np.asarray, params["head"]), folder / files.HEAD)
+    write_json(folder / files.CONFIG, timm_config(params, model, config.data))
     write_text(folder / _README, _model_card(name, config, model, results))
     fields = identity(config)  # How the run was executed is left out.
-    hashes = {file: sha256(folder / file) for file in hashed_files(folder)}
+    hashes = {file: sha256(folder / file) for file in files.hashed_files(folder)}
     parts = {"identity": fields, "circumstances": circumstances, "all": fields, "files": hashes}
-    write_json(folder / PUBLISHED, parts)
+    write_json(folder / files.PUBLISHED, parts)
 
 
 def without_paths(config: ConfigDict) -> ConfigDict:
-    """Leaves the last name of each path and URL in a configuration, which it returns.
-
-    Names of weights on the hub stay. What lies on this machine does not matter.
-    """
+    """Leaves the last name of each path and URL in a configuration, but names on the hub."""
     for field, value in flatten(config).items():
         if isinstance(value, str) and not (field == "model.weights" and is_hub_name(value)):
             config.update_from_flattened_dict({field: _last_name(value)})

@@ -28,11 +28,7 @@ from hypjax.types import View
 def restore_models(
     config: ConfigDict, workdir: str | pathlib.Path
 ) -> tuple[Embedder, dict[str, PyTree]]:
-    """Restores a run's model as it is evaluated, and its parameters.
-
-    These have the names of `evaluate`: "final" (or "step N" if the run is not finished), and "best"
-    if validation classes chose it.
-    """
+    """Restores a run's model as it is evaluated, and its parameters, named as by `evaluate`."""
     if is_published(pathlib.Path(workdir)):
         model = create_embedder(config, evaluating=True)
         return model, {"final": _published_parameters(pathlib.Path(workdir), model, config)}
@@ -72,10 +68,7 @@ def restore_best(workdir: pathlib.Path) -> tuple[Embedder, PyTree]:
 
 
 def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
-    """Reads the encoder's parameters that `model.weights` names: a hub id, a file, or a run.
-
-    From a run, they are those of its best model, or else its last.
-    """
+    """Reads the encoder's parameters that `model.weights` names: a hub id, a file, or a run."""
     weights = config.model.weights
     if not weights:
         raise UserError("config.model.weights is None; name weights, as configs/cub.py does")
@@ -85,10 +78,7 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
 
 
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    """Reads the parameters with which training starts, as `pretrained_encoder` does.
-
-    They are those of the "encoder" and, if `model.load_head` is set, of the "head".
-    """
+    """Reads the parameters with which training starts: the "encoder" and perhaps the "head"."""
     weights = config.model.weights
     if not config.model.load_head:
         return {"encoder": pretrained_encoder(config, model.encoder)}

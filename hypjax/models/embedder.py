@@ -69,16 +69,13 @@ class Embedder(nn.Module):
 def create_embedder(
     config: ConfigDict, *, evaluating: bool = False, device: jax.Device | None = None
 ) -> Embedder:
-    """Builds the model that a run's configuration describes.
+    """Builds the model that a run's configuration, already validated, describes.
 
     Args:
-        config: The run's whole configuration, already validated.
+        config: The run's whole configuration.
         evaluating: Whether to pool by `model.eval_pooling` instead of `model.pooling`. The
             parameters are the same.
         device: The device that computes, see `compute_dtype`.
-
-    Raises:
-        UserError: The architecture is unknown, or does not support the image size or pooling.
     """
     model = config.model
     options = {

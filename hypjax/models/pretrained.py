@@ -139,7 +139,6 @@ def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
 
 
 def _classifiers(encoder: Encoder) -> list[str]:
-    """Names of a model's classifiers in timm."""
     names = ["fc"] if isinstance(encoder, ResNet) else ["head", "head_dist"]
     return names[: max(1, encoder.num_prefix_tokens)]
 
@@ -164,10 +163,7 @@ def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
 
 
 def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: int = 3) -> PyTree:
-    """Converts the arrays of a file that `save_timm` wrote: the inverse, bit for bit.
-
-    Parameters are float32 NumPy arrays, without a head that has no counterpart.
-    """
+    """Converts the arrays of a file that `save_timm` wrote: the inverse, bit for bit."""
     params = {"encoder": convert_timm(state_dict, model.encoder, channels, interpolate=False)}
     if model.head_kind == "dense":
         name = _classifiers(model.encoder)[0]
@@ -190,10 +186,7 @@ def check_head(head: Mapping[str, np.ndarray], model: Embedder) -> PyTree:
 
 
 def timm_constructor(params: PyTree, model: Embedder) -> str:
-    """A line of Python that builds the timm model for weights written by `save_timm`.
-
-    timm's model may pool tokens differently, see `pools_as_timm`.
-    """
+    """A line of Python that builds the timm model for weights written by `save_timm`."""
     name, settings = _timm_model(params, model)
     arguments = ", ".join(f"{key}={value}" for key, value in settings.items())
     if name is None:
@@ -253,7 +246,6 @@ def pools_as_timm(encoder: Encoder) -> bool:
 
 
 def _tensors(encoder: Encoder) -> Iterator[_Tensor]:
-    """Yields all tensors of an encoder."""
     if isinstance(encoder, ResNet):
         yield from _resnet_tensors(encoder)
         return

@@ -33,10 +33,7 @@ def read_state_dict(name_or_path: str) -> StateDict:
 
 
 def is_hub_name(weights: str) -> bool:
-    """Whether `model.weights` has the form of a name on the hub, and not that of a path or a URL.
-
-    What lies on this machine does not matter.
-    """
+    """Whether `model.weights` has the form of a name on the hub, whatever lies on this machine."""
     prefix, name = re.fullmatch(r"(hf-hub:|hf://|timm/)?(.*)", weights, re.DOTALL).groups()
     owned = name if prefix in ("hf-hub:", "hf://") else f"timm/{name}"
     return hub.is_name(owned) and (
@@ -152,6 +149,7 @@ def _read_npz(path: pathlib.Path) -> StateDict:
 
 
 _BLOCK = r"Transformer/encoderblock_(\d+)/"
+_ATTENTION = f"{_BLOCK}MultiHeadDotProductAttention_1/"
 _DENSE = [("kernel", "weight", np.transpose), ("bias", "bias", np.asarray)]
 _NORM = [("scale", "weight", np.asarray), ("bias", "bias", np.asarray)]
 # Pattern of the original name, timm's name, and the conversion of the array. Queries, keys and
@@ -159,11 +157,7 @@ _NORM = [("scale", "weight", np.asarray), ("bias", "bias", np.asarray)]
 _ORIGINAL_NAMES = [
     ("cls", "cls_token", np.asarray),
     ("Transformer/posembed_input/pos_embedding", "pos_embed", np.asarray),
-    (
-        "embedding/kernel",
-        "patch_embed.proj.weight",
-        lambda x: rearrange(x, "h w i o -> o i h w"),
-    ),
+    ("embedding/kernel", "patch_embed.proj.weight", lambda x: rearrange(x, "h w i o -> o i h w")),
     ("embedding/bias", "patch_embed.proj.bias", np.asarray),
     *((f"Transformer/encoder_norm/{a}", f"norm.{b}", f) for a, b, f in _NORM),
     *((f"{_BLOCK}LayerNorm_0/{a}", rf"blocks.\1.norm1.{b}", f) for a, b, f in _NORM),
@@ -171,25 +165,17 @@ _ORIGINAL_NAMES = [
     *((f"{_BLOCK}MlpBlock_3/Dense_0/{a}", rf"blocks.\1.mlp.fc1.{b}", f) for a, b, f in _DENSE),
     *((f"{_BLOCK}MlpBlock_3/Dense_1/{a}", rf"blocks.\1.mlp.fc2.{b}", f) for a, b, f in _DENSE),
     (
-        f"{_BLOCK}MultiHeadDotProductAttention_1/out/kernel",
+        f"{_ATTENTION}out/kernel",
         r"blocks.\1.attn.proj.weight",
         lambda x: rearrange(x, "h d o -> o (h d)"),
     ),
+    (f"{_ATTENTION}out/bias", r"blocks.\1.attn.proj.bias", np.asarray),
     (
-        f"{_BLOCK}MultiHeadDotProductAttention_1/out/bias",
-        r"blocks.\1.attn.proj.bias",
-        np.asarray,
-    ),
-    (
-        f"{_BLOCK}MultiHeadDotProductAttention_1/(query|key|value)/kernel",
+        f"{_ATTENTION}(query|key|value)/kernel",
         r"blocks.\1.attn.\2.weight",
         lambda x: rearrange(x, "i h d -> (h d) i"),
     ),
-    (
-        f"{_BLOCK}MultiHeadDotProductAttention_1/(query|key|value)/bias",
-        r"blocks.\1.attn.\2.bias",
-        np.ravel,
-    ),
+    (f"{_ATTENTION}(query|key|value)/bias", r"blocks.\1.attn.\2.bias", np.ravel),
 ]
 
 

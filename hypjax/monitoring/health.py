@@ -33,14 +33,7 @@ class HealthWatch:
     def __init__(
         self, settled: int, batch_size: int, samples_per_class: int, *, stop: bool
     ) -> None:
-        """Starts to watch.
-
-        Args:
-            settled: Steps before which nothing can be said, such as those of the warm-up.
-            batch_size: Images per step.
-            samples_per_class: Images of each class in a batch.
-            stop: Whether a fault ends the run.
-        """
+        """Starts to watch after the settled steps; a fault may stop the run."""
         self._settled, self._stop = settled, stop
         self._chance = chance = (samples_per_class - 1) / (batch_size - 1)
         # Recall below this is at chance: by a half at most, and by a tenth of what is above it.
@@ -87,10 +80,7 @@ class HealthWatch:
 
 
 def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> None:
-    """Warns if all embeddings are so close that float32 keeps few digits of their distances.
-
-    The consequence says what that means for the result, and what to do.
-    """
+    """Warns of embeddings so close that float32 keeps few digits of distances, and what follows."""
     points = np.asarray(points, np.float64)
     spread = np.linalg.norm(points - points.mean(0), axis=-1).max()
     norm = np.linalg.norm(points, axis=-1).max()
@@ -111,10 +101,7 @@ class FiniteWatch:
         name: Callable[[int], str],
         most_skipped: int = 0,
     ) -> None:
-        """Starts to watch; 0 skipped updates at most stop at the first that is not finite.
-
-        `name` tells an image's name from its index in the training set.
-        """
+        """Starts to watch the run in a folder; `name` tells the name of a training image."""
         self._folder, self._most_skipped = folder, most_skipped
         self._checkpoints, self._name = checkpoints, name
         self._last: tuple[int, np.ndarray, Mapping[str, Any]] | None = None

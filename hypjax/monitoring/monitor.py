@@ -164,10 +164,7 @@ class Monitor:
         return self._stopwatch.part(part)
 
     def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
-        """Records the metrics of a step, which may still be computed, and its images' indices.
-
-        The step before is checked.
-        """
+        """Records a running step's metrics and its images' indices; checks the step before it."""
         self._trace.after(step, metrics)
         self._meter.add(metrics)
         self._watch.add(step, ids, metrics)

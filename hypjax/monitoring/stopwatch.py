@@ -74,10 +74,7 @@ class Stopwatch:
         return {**self._seconds, "total": self._since - self._began}
 
     def programs(self) -> dict[str, int]:
-        """Number of programs compiled, and number read from the compilation cache.
-
-        Both are 0 if JAX has no compilation cache.
-        """
+        """Programs compiled, and read from the compilation cache; both are 0 without one."""
         return dict(self._programs)
 
     def describe(self) -> str:
@@ -104,11 +101,7 @@ class Stopwatch:
 
 
 def launch() -> float:
-    """Value of `time.monotonic` at which this process was launched.
-
-    If the system does not tell, the time at which this module was imported, which commands do
-    first.
-    """
+    """Value of `time.monotonic` when this process was launched, or else this module imported."""
     try:
         stat = pathlib.Path("/proc/self/stat").read_text()
         ticks = int(stat.rpartition(")")[2].split()[19])  # Since the machine booted.

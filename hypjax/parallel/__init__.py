@@ -66,11 +66,7 @@ class Slices(NamedTuple):
 
 
 def slices(batch_size: int, mesh: Mesh, microbatch: int = 0) -> Slices:
-    """Splits a batch into slices of equal size, with as little padding as possible.
-
-    A slice has at most `microbatch` images, rounded up to a multiple of the devices; 0 makes one
-    slice.
-    """
+    """Splits a batch into equal slices with little padding; a microbatch of 0 makes one slice."""
     count = math.ceil(batch_size / microbatch) if microbatch else 1
     return Slices(count, math.ceil(batch_size / (count * mesh.size)), mesh.size)
 
@@ -120,8 +116,7 @@ def sharded(mesh: Mesh) -> NamedSharding:
 def parameter_shardings(mesh: Mesh, tree: PyTree) -> PyTree:
     """Returns the shardings of parameters and optimiser state.
 
-    Each array is sharded along the longest axis that the second mesh axis divides evenly, and
-    replicated if there is none.
+    Each array is sharded along the longest axis that the second mesh axis divides evenly, if any.
     """
     shards = mesh.shape[AXES[1]]
 
@@ -136,10 +131,7 @@ def parameter_shardings(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def gather(tree: PyTree) -> PyTree:
-    """Gathers sharded arrays and returns them as this process's first device holds them.
-
-    All processes must call this together.
-    """
+    """Gathers sharded arrays on this process's first device; all processes call it together."""
 
     def gather_leaf(x: Any) -> Any:
         if not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding):

@@ -111,10 +111,7 @@ def is_first() -> bool:
 
 
 def from_first(make: Callable[[], Any]) -> Any:
-    """Calls a function in the first process and broadcasts its result, as JSON, to all.
-
-    All processes must call this together. If the function raises, all processes end.
-    """
+    """Broadcasts what a function returns in the first process, as JSON; all call this together."""
     if jax.process_count() == 1:
         return make()
     message = json.dumps(make()).encode() if is_first() else b""

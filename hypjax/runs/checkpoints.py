@@ -128,11 +128,7 @@ class Checkpoints:
     def save(
         self, step: int, *, record: Mapping[str, Any], score: float | None = None, **trees: PyTree
     ) -> None:
-        """Starts to save a checkpoint; once it is complete, superseded ones are deleted.
-
-        The record holds JSON values. The validation score, higher is better, is None if it was not
-        measured.
-        """
+        """Starts to save a checkpoint with JSON values; once complete, it supersedes older ones."""
         self.wait()
         facts = {
             "score": score,
@@ -245,10 +241,7 @@ class Checkpoints:
         return Restored(step, tuple(trees.values()), facts["record"])
 
     def restore_best(self, **like: PyTree) -> Restored | None:
-        """Reads trees of the best checkpoint, or returns None if there is none.
-
-        A damaged one is reported and moved aside, and the next best one is read.
-        """
+        """Reads trees of the best checkpoint that is not damaged; None if there is none."""
         while self.best_step is not None:
             try:
                 return self.restore(self.best_step, **like)
@@ -294,10 +287,7 @@ class Checkpoints:
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: checkpoint_managers.PreservationContext
     ) -> list[bool]:
-        """Orbax's question after each save: which checkpoints of an ascending list to keep.
-
-        Besides the latest two, they are the best one, and damaged ones, which a user may repair.
-        """
+        """Keeps the latest two, the best, and damaged ones, which a user may repair, for Orbax."""
         del context
         kept = {info.step for info in checkpoints[-2:]} | {self.best_step} | self._unreadable
         return [info.step in kept for info in checkpoints]
@@ -319,7 +309,6 @@ def _this_process_only() -> ocp.options.MultiprocessingOptions:
 
 
 def _reason(error: Exception) -> str:
-    """Returns a short description of an error."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(error)

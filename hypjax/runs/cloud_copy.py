@@ -64,11 +64,7 @@ def _read_state(folder: pathlib.Path) -> dict[str, Any]:
 
 
 class CloudCopy:
-    """The local folder of a run in the cloud; as a context manager it uploads what is new.
-
-    `folder` is the local folder in which the run is executed, and `location` the URL without its
-    secrets.
-    """
+    """The local folder of a run in the cloud; as a context manager it uploads what is new."""
 
     def __init__(self, url: str) -> None:
         """Synchronises the local folder and the cloud's copy, which may not exist yet."""
@@ -132,7 +128,6 @@ class CloudCopy:
         )
 
     def _download(self, stored: dict[str, Stored]) -> None:
-        """Replaces the content of the local folder with the cloud's copy."""
         files = {name: stored[name] for name in stored if name != _WRITER and name[0] != "."}
         if CONFIG not in files:  # Whatever the URL holds, it is not a run.
             files = {}

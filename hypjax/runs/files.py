@@ -34,10 +34,7 @@ def steps(folder: pathlib.Path) -> set[str]:
 
 
 def present(folder: pathlib.Path) -> dict[str, list[int]]:
-    """Returns [size in bytes, modification time in ns] of a run's files, by relative path.
-
-    Hidden files, links, and what is still being written do not count.
-    """
+    """Size in bytes and modification time in ns of a run's files, unless hidden or unfinished."""
     found = {}
     for root, folders, names in os.walk(folder):
         parent = pathlib.Path(root)

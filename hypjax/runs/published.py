@@ -79,10 +79,7 @@ class _Row(NamedTuple):
 
 
 def published_delta(config: ConfigDict) -> float | None:
-    """Returns the relative δ that Hyp-ViT's Table 1 reports for the encoder on its training images.
-
-    It belongs to the same encoder, weights, views and pixel scaling.
-    """
+    """The relative δ that Hyp-ViT's Table 1 reports for the encoder on its training images."""
     rows = (_scores()[row] for row in _find(config, "encoder", "pretrained"))
     return next((scores["relative_delta"] for scores in rows if "relative_delta" in scores), None)
 

@@ -21,18 +21,9 @@ from hypjax.config import (
 from hypjax.errors import UserError
 from hypjax.objectives import OBJECTIVES
 from hypjax.parallel import processes
+from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
 from hypjax.runs.cloud_copy import open_url, reading
-from hypjax.runs.files import (
-    CHECKPOINTS,
-    CONFIG,
-    PUBLISHED,
-    RESULTS,
-    damaged,
-    is_published,
-    read_object,
-    read_results,
-)
 from hypjax.system import console, machine, watchdog
 from hypjax.system.files import write_json, writing_to
 from hypjax.system.locks import claimed_or_refused
@@ -51,13 +42,13 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     model: how it is executed is this machine's choice.
     """
     path = _config_path(workdir)
-    saved = read_object(path)
+    saved = files.read_object(path)
     if saved is None:
-        raise UserError(f"{workdir} holds no run (there is no {CONFIG})")
+        raise UserError(f"{workdir} holds no run (there is no {files.CONFIG})")
     fields = saved.get("all")
     if not isinstance(fields, dict):
-        raise damaged(path, "it was not written by hypjax")
-    if path.name == PUBLISHED:
+        raise files.damaged(path, "it was not written by hypjax")
+    if path.name == files.PUBLISHED:
         fields = {name: v for name, v in fields.items() if not name.startswith("run.")}
     fields = upgraded(fields)
     fields.setdefault("model.architecture", "vit")  # Older runs lack the field.
@@ -70,14 +61,14 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     fields = {name: _tuples(v) for name, v in fields.items()}
     for name, value in fields.items():
         if isinstance(value, dict):
-            raise damaged(path, f"{name} is an object")
+            raise files.damaged(path, f"{name} is an object")
     try:
         with config.unlocked(), config.ignore_type():
             config.update_from_flattened_dict(fields)
     except OverflowError as error:
-        raise damaged(path, str(error)) from error
+        raise files.damaged(path, str(error)) from error
     validate(config)
-    if path.name == PUBLISHED:  # As many pixels as the default has at the default size.
+    if path.name == files.PUBLISHED:  # As many pixels as the default has at the default size.
         scale = default_config().data.image_size / config.data.image_size
         config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * min(1, scale**2)))
     return config
@@ -98,12 +89,12 @@ def _tuples(value: Any) -> Any:
 
 def _config_path(workdir: pathlib.Path) -> pathlib.Path:
     """Path of the configuration of a run, or of a published model, whose config.json is timm's."""
-    return workdir / (PUBLISHED if is_published(workdir) else CONFIG)
+    return workdir / (files.PUBLISHED if files.is_published(workdir) else files.CONFIG)
 
 
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
     """Hash of the images of the run in a folder; None if it is not known."""
-    circumstances = (read_object(_config_path(workdir)) or {}).get("circumstances")
+    circumstances = (files.read_object(_config_path(workdir)) or {}).get("circumstances")
     images = circumstances.get("images") if isinstance(circumstances, dict) else None
     return images if isinstance(images, str) else None
 
@@ -111,7 +102,7 @@ def saved_fingerprint(workdir: pathlib.Path) -> str | None:
 def read_warnings(workdir: pathlib.Path) -> list[str]:
     """Reads the warnings of all starts of a run, each once; none if they are not known."""
     with contextlib.suppress(UserError, AttributeError, TypeError):
-        last = read_object(workdir / _PROVENANCE) or {}
+        last = files.read_object(workdir / _PROVENANCE) or {}
         starts = [*last.get("earlier_starts", []), last]
         warnings = [text for start in starts for text in start.get("warnings", [])]
         return list(dict.fromkeys(text for text in warnings if isinstance(text, str)))
@@ -124,10 +115,7 @@ class Workdir:
     def __init__(
         self, path: pathlib.Path, config: ConfigDict, compared: tuple[str, ...] = ("",)
     ) -> None:
-        """Opens a run's folder, which need not exist; writes nothing yet.
-
-        The fields with the compared prefixes must equal those of the run in the folder.
-        """
+        """Opens a folder, which need not exist; fields with these prefixes must be its run's."""
         self.path = path.absolute()
         self._config = config
         self._begun: dict[str, Any] = {}  # What config.json must hold.
@@ -137,19 +125,19 @@ class Workdir:
     def _saved(self) -> dict[str, Any] | None:
         """What config.json holds; None if there is none."""
         path = _config_path(self.path)
-        saved = read_object(path)
+        saved = files.read_object(path)
         if saved is not None and not all(isinstance(saved.get(part), dict) for part in _PARTS):
-            raise damaged(path, "it was not written by hypjax")
+            raise files.damaged(path, "it was not written by hypjax")
         return saved
 
     def _require_same_identity(self, compared: tuple[str, ...] = ("",)) -> None:
         """Raises an error if fields with certain prefixes differ from the run in the folder."""
         saved = self._saved
         if saved is None:
-            if self.has_checkpoint or (self.path / RESULTS).exists():
+            if self.has_checkpoint or (self.path / files.RESULTS).exists():
                 raise UserError(
-                    f"{self.path} holds a run without its {CONFIG}, so nothing says which one it "
-                    "is; restore that file, or name another folder with --workdir"
+                    f"{self.path} holds a run without its {files.CONFIG}, so nothing says which "
+                    "one it is; restore that file, or name another folder with --workdir"
                 )
             return
         # A field that was added since the run began has had its default.
@@ -214,10 +202,10 @@ class Workdir:
 
     def _write_start(self) -> None:
         """Writes config.json, and adds this start to run.json."""
-        write_json(self.path / CONFIG, self._begun)
+        write_json(self.path / files.CONFIG, self._begun)
         earlier = {}
         with contextlib.suppress(UserError):  # The run continues even if the file is damaged.
-            earlier = read_object(self.path / _PROVENANCE) or {}
+            earlier = files.read_object(self.path / _PROVENANCE) or {}
         before = earlier.pop("earlier_starts", [])
         starts = [*(before if isinstance(before, list) else []), *([earlier] if earlier else [])]
         now = machine.describe(self._config.seed)
@@ -226,7 +214,7 @@ class Workdir:
     def write_warnings(self, warnings: Sequence[str]) -> None:
         """Adds the warnings of this start to run.json; a failure is a warning, too."""
         with contextlib.suppress(UserError), console.tolerating(_PROVENANCE):
-            start = read_object(self.path / _PROVENANCE) or {}
+            start = files.read_object(self.path / _PROVENANCE) or {}
             write_json(
                 self.path / _PROVENANCE, {**start, "warnings": list(dict.fromkeys(warnings))}
             )
@@ -239,18 +227,18 @@ class Workdir:
     @property
     def results(self) -> dict[str, Any] | None:
         """Results of the run; None until it is finished."""
-        return read_results(self.path / RESULTS)
+        return files.read_results(self.path / files.RESULTS)
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Writes results.json, which marks the run as finished."""
         try:
-            if not (self.path / CONFIG).exists():
+            if not (self.path / files.CONFIG).exists():
                 self._write_start()
                 console.warn(
                     f"files of {self.path} were removed during the run; its configuration is "
                     "written again, but measurements may be lost"
                 )
-            write_json(self.path / RESULTS, results)
+            write_json(self.path / files.RESULTS, results)
         except OSError as error:
             raise UserError(
                 f"the results above could not be written to {self.path} ({error.strerror}); "
@@ -260,18 +248,15 @@ class Workdir:
     @property
     def has_checkpoint(self) -> bool:
         """Whether the folder holds a checkpoint."""
-        return any(path.name.isdigit() for path in (self.path / CHECKPOINTS).glob("*"))
+        return any(path.name.isdigit() for path in (self.path / files.CHECKPOINTS).glob("*"))
 
     def checkpoints(self, *, read_only: bool = False) -> Checkpoints:
         """Opens the checkpoints in the folder."""
-        return Checkpoints(self.path / CHECKPOINTS, read_only=read_only)
+        return Checkpoints(self.path / files.CHECKPOINTS, read_only=read_only)
 
 
 class SharedRun:
-    """The folder of a run, possibly in cloud storage. All processes call each method at once.
-
-    `path` is the folder on this machine, and `location` the folder or its URL, for messages.
-    """
+    """The folder of a run, perhaps in cloud storage; all processes call each method at once."""
 
     def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
         """Opens the folder, or the copy of a URL; nothing is written yet."""
@@ -302,10 +287,7 @@ class SharedRun:
     def claimed(
         self, circumstances: Mapping[str, str], filled: ConfigDict
     ) -> Iterator[SharedCheckpoints]:
-        """Claims the folder as `Workdir.claimed` does, and yields the run's checkpoints.
-
-        The end raises a `UserError` if the last copy to the cloud failed.
-        """
+        """Claims the folder as `Workdir.claimed` does; yields the run's checkpoints."""
         lock = self._folder.claimed(circumstances, filled) if self._first else None
         with (
             lock or contextlib.nullcontext(),
@@ -318,7 +300,7 @@ class SharedRun:
     def require_last_state(self, checkpoints: SharedCheckpoints, total: int) -> None:
         """Waits until the state after the last step is saved, or refuses to go on."""
         checkpoints.wait()
-        steps, folder = checkpoints.steps, self.path / CHECKPOINTS / str(total)
+        steps, folder = checkpoints.steps, self.path / files.CHECKPOINTS / str(total)
         if not processes.from_first(lambda: total in steps and folder.is_dir()):
             saved = [step for step in steps if step < total]
             saved = f"from step {saved[-1]}" if saved else "from the beginning"

@@ -19,10 +19,7 @@ def cache_folder() -> pathlib.Path:
 
 
 def keep_compiled_programs() -> None:
-    """Enables JAX's persistent compilation cache, so that later starts skip compilation.
-
-    A cache folder that the user has set in JAX (JAX_COMPILATION_CACHE_DIR) takes precedence.
-    """
+    """Enables JAX's persistent compilation cache, in the user's folder if JAX has one."""
     import jax
 
     if jax.config.jax_compilation_cache_dir is None:

@@ -15,10 +15,7 @@ from hypjax.system import console
 
 
 def is_url(location: str | pathlib.Path) -> bool:
-    """Whether a location is a URL and not a path on this machine.
-
-    What looks like a URL, but lacks the scheme or the rest, is a `UserError`.
-    """
+    """Whether a location is a URL and not a path; what only looks like a URL is an error."""
     if not isinstance(location, str) or "://" not in location:
         return False
     if not _URL.fullmatch(location):

@@ -115,10 +115,7 @@ def finish_replacing(path: pathlib.Path, stale: Callable[[], Iterable[str]] = tu
 
 
 def read_together(path: pathlib.Path, files: Sequence[pathlib.Path], read: Callable[[], _T]) -> _T:
-    """Reads files that `replacing_together` replaces, again if they were replaced meanwhile.
-
-    The path is one of them and names them.
-    """
+    """Reads files that `replacing_together` replaces, again if they were replaced meanwhile."""
 
     def unchanged() -> bool:
         return not os.path.lexists(_pending(path)) and list(map(_version, files)) == before
@@ -175,10 +172,7 @@ def _version(path: pathlib.Path) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path, flags: int = 0) -> Iterator[None]:
-    """Locks a folder for this process during the body, if the file system has locks.
-
-    With LOCK_NB in the flags, an `OSError` says that it cannot be locked at once.
-    """
+    """Locks a folder during the body, if the file system has locks; LOCK_NB does not wait."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

@@ -37,10 +37,7 @@ def is_name(text: str) -> bool:
 
 
 def download(location: str, files: Sequence[str]) -> pathlib.Path:
-    """Downloads files of a repository by patterns, unless they are in the hub's cache (HF_HOME).
-
-    Returns the folder that holds them. If the hub cannot be reached, some may be missing.
-    """
+    """Downloads files of a repository by patterns, unless the hub's cache (HF_HOME) has them."""
     import huggingface_hub
     from huggingface_hub import errors
 

@@ -39,7 +39,6 @@ def claimed(folder: pathlib.Path, purpose: str) -> Iterator[None]:
 
 
 def _waited_for(folder: pathlib.Path, purpose: str) -> BinaryIO:
-    """Opens and locks the lock of a folder."""
     while True:
         lock = _opened(folder)
         try:
@@ -84,13 +83,11 @@ def claimed_or_refused(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _owner(lock: BinaryIO) -> str:
-    """The owner of a lock, for messages."""
     lock.seek(0)
     return lock.read().decode(errors="replace") or "another process"
 
 
 def _write_owner(lock: BinaryIO) -> None:
-    """Writes the owner of a lock into its file."""
     with contextlib.suppress(OSError):  # Only messages read it.
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())

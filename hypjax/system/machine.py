@@ -48,10 +48,7 @@ def memory_explained(remedy: str) -> Iterator[None]:
 
 
 def require_memory(program: "Compiled", mesh: "Mesh", remedy: str) -> None:
-    """Refuses a program that does not fit into the free memory of its devices, where it is known.
-
-    The remedy is what to lower.
-    """
+    """Refuses a program that exceeds its devices' free memory, if known; the remedy is to lower."""
     needed, available = program.memory_analysis(), free_memory(mesh)
     if None not in (needed, available) and needed.temp_size_in_bytes > available:
         raise UserError(
@@ -61,10 +58,7 @@ def require_memory(program: "Compiled", mesh: "Mesh", remedy: str) -> None:
 
 
 def free_memory(mesh: "Mesh") -> int | None:
-    """Returns the free bytes of each of this process's devices, or None if unknown.
-
-    CPU devices share the memory of the machine equally.
-    """
+    """Free bytes of each of this process's devices, None if unknown; CPUs share the machine's."""
     import jax
 
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]

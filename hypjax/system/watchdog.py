@@ -36,10 +36,7 @@ _exiting = threading.Event()  # Whether this process is already exiting by itsel
 
 
 def listen(processes: int, host: str | None) -> dict[str, Any]:
-    """Opens the first process's port; returns what the others need in order to `connect`.
-
-    `host` is the name by which they reach this machine, if known.
-    """
+    """Opens the first process's port, on a host if known; returns what others need to `connect`."""
     _enabled.set()
     listener = socket.create_server(("", 0), backlog=processes)
     token = secrets.token_hex(16)
@@ -137,7 +134,6 @@ def _add(connection: socket.socket, process: int) -> None:
 
 
 def _accept_all(listener: socket.socket, token: str, processes: int) -> None:
-    """Accepts the connections of the other processes."""
     with listener:
         while len(_connections) < processes - 1:
             connection, _ = listener.accept()

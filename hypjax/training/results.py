@@ -106,7 +106,6 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
 
 
 def _warn_unless_improved(results: dict[str, Any]) -> None:
-    """Warns if the trained head scores no better than the untrained one."""
     before, after = results["untrained"]["head"], results.get("best", results["final"])["head"]
     name = selecting(before)
     if after[name] <= before[name] < 1:

@@ -32,10 +32,7 @@ from hypjax.training.learner import Learner, build_learner
 
 
 class Setup(NamedTuple):
-    """What a configuration means; all its fields are filled in.
-
-    There is no layout if the host crops images.
-    """
+    """What a configuration means; without a layout, the host crops images."""
 
     config: ConfigDict
     learner: Learner
@@ -47,10 +44,7 @@ class Setup(NamedTuple):
 
 
 def build(config: ConfigDict) -> Setup:
-    """Builds a run from its configuration; nothing is computed or written yet.
-
-    Raises a `UserError` if model, objective, images, batches and devices do not fit together.
-    """
+    """Builds a run from its configuration; nothing is computed or written yet."""
     mesh = parallel.create_mesh(config.run.mesh)
     # Before any image is read, so that an unknown model is reported at once.
     model = create_embedder(config, device=mesh.devices.flat[0])
@@ -229,10 +223,7 @@ def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
 
 
 def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None) -> int:
-    """Chooses the images per class: 4, or more if there are few classes with enough images.
-
-    A batch size that is set must be divisible among the classes.
-    """
+    """Chooses the images per class: 4, or more if there are few classes with enough images."""
     batch = batch_size or _BATCH
     classes = max(min(len(sizes), batch // _SAMPLES), 2)
     wanted = max(2, int(min(batch // classes, np.quantile(sizes, 0.1))))

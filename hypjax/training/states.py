@@ -68,10 +68,7 @@ def random_state(learner: Learner, spec: Spec) -> TrainState:
 
 
 def starting_parameters(config: ConfigDict, learner: Learner) -> dict[str, PyTree] | None:
-    """The parameters that `model.weights` names, read by the first process and sent to all.
-
-    They are those of the "encoder" and perhaps the "head"; None if the model starts at random.
-    """
+    """The parameters that `model.weights` names, sent to all processes; None for random ones."""
     loaded = ("encoder", "head") if config.model.load_head else ("encoder",)
 
     def read() -> dict[str, PyTree] | None:

@@ -2,10 +2,6 @@
 
 import dataclasses
 import io
-import json
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +18,12 @@ from hypjax.errors import UserError
 from hypjax.models import Embedder, VisionTransformer, create_embedder
 from hypjax.objectives import Spec
 from hypjax.objectives.pair_losses import PAIR_LOSSES
+from hypjax.train import train_and_evaluate
 from hypjax.training.learner import build_learner
 from hypjax.training.setup import create_plans
 from hypjax.training.step import create_state, make_train_step
 from hypjax.types import View
+from tests.helpers.steps import leaves
 
 # These values are copied from the papers and the released code, not from hypjax.config.recipes.
 
@@ -319,18 +317,11 @@ def test_a_model_has_the_published_sizes(load, encoder, evaluating):
     assert model.encoder.pooling == pooling
 
 
-# Two steps of every recipe with its sampling, pooling, objective and optimiser, but with a tiny
+# Two steps of recipes with their sampling, pooling, objective and optimiser, but with a tiny
 # Transformer, three classes per batch and images of noise.
 
 TINY = dict(image_size=32, patch_size=16, width=16, depth=1, num_heads=2)
 CLASSES = 3
-# Recipes share a compiled program if they differ only in fields that a step does not depend on
-# (IGNORED) or takes as arguments (ARGUMENTS): this test spends its time on compilation.
-IGNORED = (
-    *("name", "variant", "data.name", "data.resize", "model.architecture", "model.weights"),
-    *("model.eval_pooling", "train.total_steps", "train.batch_size", "eval.ks"),
-)
-ARGUMENTS = ("data.mean", "data.std", "optim.learning_rate")
 FAST_COMPILATION = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -349,91 +340,51 @@ def splits():
     return Splits(images, None, images, None, fingerprint="")
 
 
-@pytest.fixture(scope="module")
-def programs():
-    """The programs compiled so far."""
-    return {}
-
-
-class Program:
-    """A recipe's train step on the tiny Transformer, and its initial state."""
-
-    def __init__(self, config):
-        distilled = "distilled" in config.model.architecture
-        encoder = VisionTransformer(**TINY, distilled=distilled, pooling=config.model.pooling)
-        kind = config.model.head
-        dim = encoder.dim if kind == "none" else config.model.head_dim
-        model = Embedder(encoder, dim, kind)
-        mesh = parallel.create_mesh((1, 1))
-        spec = Spec(5, config.train.samples_per_class, 16, dim, 40, config.train.batch_size)
-
-        def learner_of(config):
-            return dataclasses.replace(build_learner(config, mesh), model=model)
-
-        def create():
-            return create_state(learner_of(config), spec)
-
-        def step(arguments, state, batch):
-            traced = config.copy_and_resolve_references()
-            with traced.ignore_type():
-                traced.update_from_flattened_dict(arguments)
-            state, metrics = make_train_step(learner_of(traced))(state, batch)
-            return state, {name: metrics[name] for name in ("loss", "finite", "learning_rate")}
-
-        self.shapes = jax.eval_shape(create)
-        self.step = jax.jit(step, compiler_options=FAST_COMPILATION)
-
-    def start(self):
-        """Returns a state with random parameters, without compiling `create_state`."""
-        rng = np.random.default_rng(0)
-        state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.shapes)
-        noise = [rng.normal(0, 0.1, x.shape).astype(x.dtype) for x in jax.tree.leaves(state.params)]
-        return state._replace(params=jax.tree.unflatten(jax.tree.structure(state.params), noise))
-
-
-def key(config):
-    """Returns a key that is equal for recipes that share a program."""
-    fields = identity(config) | {"distilled": "distilled" in config.model.architecture}
-    return json.dumps({f: v for f, v in fields.items() if f not in (*IGNORED, *ARGUMENTS)})
-
-
-def leaves(tree):
-    return {
-        jax.tree_util.keystr(k): np.asarray(v) for k, v in jax.tree_util.tree_leaves_with_path(tree)
-    }
+def two_steps(config, splits):
+    """The states before, between and after two steps, and the metrics of the second."""
+    config.train.batch_size = CLASSES * config.train.samples_per_class
+    distilled = "distilled" in config.model.architecture
+    encoder = VisionTransformer(**TINY, distilled=distilled, pooling=config.model.pooling)
+    kind = config.model.head
+    model = Embedder(encoder, encoder.dim if kind == "none" else config.model.head_dim, kind)
+    learner = dataclasses.replace(build_learner(config, parallel.create_mesh((1, 1))), model=model)
+    sizes = (16, model.head_dim, 40, config.train.batch_size)
+    spec = Spec(5, config.train.samples_per_class, *sizes)
+    shapes = jax.eval_shape(lambda: create_state(learner, spec))
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    # Noise takes the place of the initial parameters, whose program takes long to compile.
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(x.dtype), state.params)
+    states = [state._replace(params=params)]
+    step = jax.jit(make_train_step(learner), compiler_options=FAST_COMPILATION)
+    plans = create_plans(config, splits)
+    for batch in training_batches(splits.train, plans, range(2), View(32, 32, 3)):
+        state, metrics = step(states[-1], batch)
+        states.append(state)
+    return states, metrics
 
 
 # Recipes of one variant differ between datasets in numbers alone, which other tests compare.
-OTHER_RUNS = (*(run for run in TRAINED[1:] if "cub" in run or "hyp-dino" in run[1]), *LOSS_RUNS)
-OTHER_RUNS += tuple(IRT_RUNS)
+OTHER_RUNS = [
+    ("cub", "hyp-deit"),
+    ("cars", "sph-dino"),
+    ("cub", "hier-dino"),
+    *LOSS_RUNS,
+    *IRT_RUNS,
+]
 
 
 @pytest.mark.parametrize(
     ("dataset", "variant"),
-    [
-        TRAINED[0],
-        *(pytest.param(*run, marks=pytest.mark.slow) for run in OTHER_RUNS),
-    ],
+    [TRAINED[0], *(pytest.param(*run, marks=pytest.mark.slow) for run in OTHER_RUNS)],
 )
-def test_two_steps_change_all_parameters_that_are_not_frozen(
-    load, splits, programs, dataset, variant
-):
-    config = load(dataset, variant, ["data.image_size=32"])
-    config.train.batch_size = CLASSES * config.train.samples_per_class
-    if key(config) not in programs:
-        programs[key(config)] = Program(config)
-    program = programs[key(config)]
-    plan = create_plans(config, splits)
-    state = program.start()
-    before, losses = leaves(state.params), []
-    for batch in training_batches(splits.train, plan, range(2), View(32, 32, 3)):
-        arguments = {field: flatten(config)[field] for field in ARGUMENTS}
-        state, metrics = program.step(arguments, state, batch)
-        losses.append(float(metrics["loss"]))
-    assert len(losses) == 2 and np.isfinite(losses).all() and metrics["finite"]
+def test_two_steps_change_all_parameters_that_are_not_frozen(load, splits, dataset, variant):
+    config = load(dataset, variant, ["data.image_size=32", "optim.groups=()"])
+    (first, _, last), metrics = two_steps(config, splits)
+    assert np.isfinite(metrics["loss"]) and metrics["finite"]
     assert metrics["learning_rate"] == np.float32(config.optim.learning_rate)
-    frozen = "patch_projection" in config.optim.frozen
-    for name, after in leaves(state.params).items():
+    frozen, before = "patch_projection" in config.optim.frozen, leaves(first.params)
+    for name, after in leaves(last.params).items():
         assert np.array_equal(after, before[name]) == (frozen and "patch_embed" in name), name
 
 
@@ -442,12 +393,7 @@ def test_hier_moves_each_group_at_its_own_rate(load, splits):
     """Adam's first step moves a parameter by its learning rate, unless its gradient is tiny."""
     changed = ["data.image_size=32", "optim.groups=('encoder', 1, None, 1)", "optim.weight_decay=0"]
     config = load("cub", "hier-dino", changed)
-    config.train.batch_size = CLASSES * config.train.samples_per_class
-    program = Program(config)
-    arguments = {field: flatten(config)[field] for field in ARGUMENTS}
-    plan, states = create_plans(config, splits), [program.start()]
-    for batch in training_batches(splits.train, plan, range(2), View(32, 32, 3)):
-        states.append(program.step(arguments, states[-1], batch)[0])
+    states, _ = two_steps(config, splits)
     params = [state.params for state in states]
     moved = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), params[1], params[0])
     rate = config.optim.learning_rate
@@ -463,23 +409,8 @@ def test_hier_moves_each_group_at_its_own_rate(load, splits):
         assert stayed == ("patch_embed" in name), name
 
 
-def test_a_missing_dataset_is_reported_in_one_sentence(repository, tmp_path):
-    """The four commands run in parallel: they spend most of their time on imports."""
-
-    def start(dataset):
-        config = f"--config={repository}/configs/{dataset}.py"
-        return subprocess.Popen(
-            [sys.executable, "-m", "hypjax.main", config, "--config.run.data_dir=nowhere"],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(repository)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    for dataset, process in [(dataset, start(dataset)) for dataset in DATASETS]:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 1 and "Traceback" not in errors
-        last = errors.splitlines()[-1]
-        assert last.startswith("error: ") and DATASETS[dataset][0] in last
-    assert not (tmp_path / "runs").exists()
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_a_missing_dataset_is_reported_in_one_sentence(load, tmp_path, dataset):
+    with pytest.raises(UserError, match=DATASETS[dataset][0]):
+        train_and_evaluate(load(dataset, overrides=["run.data_dir=nowhere"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

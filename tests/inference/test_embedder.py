@@ -2,14 +2,11 @@
 
 import functools
 import hashlib
-import importlib
 import json
 import os
 import pathlib
 import shutil
 import signal
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -20,7 +17,6 @@ from hypjax import evaluate
 from hypjax.analysis.hit_grid import draw
 from hypjax.analysis.negatives import anchor_table, summarise
 from hypjax.analysis.run_embeddings import open_runs
-from hypjax.command import parse
 from hypjax.data.photos import Photo, find_photos
 from hypjax.data.pixels import read_image
 from hypjax.data.splits import open_splits
@@ -45,6 +41,7 @@ from hypjax.retrieval.reranking import Reranking, rerank
 from hypjax.runs.files import read_results
 from hypjax.runs.workdir import saved_config
 from tests.helpers import small_runs
+from tests.helpers.mains import execute
 from tests.inference.conftest import RUN
 
 
@@ -53,35 +50,20 @@ def embedder(run):
     return inference.TrainedEmbedder(run)
 
 
-def command(name, *args, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", f"hypjax.{name}", *args],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def test_embeds_then_finds_then_draws(run, photos_folder, tmp_path):
-    shutil.copytree(photos_folder, tmp_path / "photos")
-    (tmp_path / "photos/class1/broken.jpg").write_text("no image")
+def test_embeds_then_finds_then_draws(run, photos_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos_folder, "photos")
+    pathlib.Path("photos/class1/broken.jpg").write_text("no image")
     where = f"--workdir={run}"
-    done = command(
-        *("embed", where, "--images=photos", "--output=g.npz", "--export=parquet"), cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert "wrote the embeddings of 60 images to g.npz" in done.stdout
-    assert "broken.jpg (not an image)" in done.stdout
+    execute("embed", where, "--images=photos", "--output=g.npz", "--export=parquet")
+    told = capsys.readouterr().out
+    assert "wrote the embeddings of 60 images to g.npz" in told
+    assert "broken.jpg (not an image)" in told
     assert sorted(p.name for p in tmp_path.iterdir()) == ["g.npz", "g.parquet", "photos"]
 
     query = "--query=photos/class3/2.png"
-    found = command(
-        *("search", where, "--gallery=g.npz", query, "--k=5", "--output=hits.png"), cwd=tmp_path
-    )
-    assert found.returncode == 0, found.stderr
-    lines = [line.split() for line in found.stdout.splitlines()]
+    execute("search", where, "--gallery=g.npz", query, "--k=5", "--output=hits.png")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["photos/class3/2.png", "(class3)"]
     assert [line[0] for line in lines[2:7]] == ["1", "2", "3", "4", "5"]
     assert all((line[2] == "right") == ("class3" in line[3]) for line in lines[2:7])
@@ -103,14 +85,12 @@ def changed(run, folder, **fields):
     return folder
 
 
-def test_shows_the_hard_negatives_of_runs(run, tmp_path):
+def test_shows_the_hard_negatives_of_runs(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     colder = changed(run, tmp_path / "colder", objective__temperature=0.05)
     runs = [f"--workdir={folder}" for folder in (run, colder)]
-    done = command(
-        "negatives", *runs, "--k=3", "--index=4", "--index=9", "--output=n.png", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    execute("negatives", *runs, "--k=3", "--index=4", "--index=9", "--output=n.png")
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "weights of the negatives of 2 anchors:"
     assert sum(line.startswith("anchor ") for line in lines) == 2
     assert sorted(p.name for p in tmp_path.glob("n*")) == ["n-hardest.png", "n.json", "n.png"]
@@ -563,8 +543,5 @@ def test_many_queries_are_drawn_on_several_pages(tmp_path):
     ],
 )
 def test_mistakes_on_the_command_line_are_told_before_the_model_is_read(name, args, message):
-    module = importlib.import_module(f"hypjax.{name}")
-    for flag in module.FLAGS:
-        module.FLAGS[flag].unparse()
     with pytest.raises(UserError, match=message):
-        module.main(*parse([name, *args], module.FLAGS))
+        execute(name, *args)

@@ -2,11 +2,8 @@
 
 import fnmatch
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import huggingface_hub
 import numpy as np
@@ -28,6 +25,7 @@ from hypjax.runs.workdir import saved_config
 from hypjax.system import hub
 from hypjax.system.files import read_npz
 from tests.helpers import small_runs
+from tests.helpers.mains import execute
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +44,8 @@ def no_token(monkeypatch):
 
 
 def test_embeds_as_the_command_does(model, run, photos_folder, tmp_path):
-    program = [sys.executable, "-m", "hypjax.embed", f"--workdir={run}"]
-    program += [f"--images={photos_folder}", f"--output={tmp_path / 'g.npz'}"]
-    environment = os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)}
-    subprocess.run(program, env=environment, check=True, capture_output=True)
+    output = f"--output={tmp_path / 'g.npz'}"
+    execute("embed", f"--workdir={run}", f"--images={photos_folder}", output)
     with np.load(tmp_path / "g.npz") as written:
         vectors, ids = written["vectors"], written["ids"].tolist()
     assert np.array_equal(model.embed(str(photos_folder)), vectors)

@@ -1,13 +1,12 @@
 """Embeddings at several scales, against the model applied by hand at each scale."""
 
-import json
-import shutil
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import hypjax
+from hypjax import evaluate, train
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere, poincare
 from hypjax.inference.embedding import embed_function
@@ -16,7 +15,6 @@ from hypjax.models import Embedder, ResNet, VisionTransformer
 from hypjax.models.embedder import resize_images, scaled_side
 from hypjax.models.pretrained import convert_timm, timm_state_dict
 from tests.helpers import small_runs
-from tests.inference.test_embedder import command
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 VIT = VisionTransformer(image_size=32, patch_size=4, width=24, depth=1, num_heads=2)
@@ -119,29 +117,11 @@ def test_features_are_measured_at_one_scale(photos_folder):
 
 
 @pytest.mark.slow
-def test_commands_train_evaluate_embed_and_search(data_dir, tmp_path):
-    fields = [
-        *(*small_runs.SHORT_GLYPHS, "data.train_view=resize_crop", "data.resize=36"),
-        *("data.test_view=squash", "eval.scales=(1.0,0.5)", f"run.data_dir={data_dir}"),
-    ]
-    config = f"--config={small_runs.REPOSITORY / 'configs/glyphs.py'}"
-    arguments = [config, "--workdir=run", *(f"--config.{field}" for field in fields)]
-    trained = command("main", *arguments, cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
-    assert "views: resize_crop in training, squash at scales 1, 0.5 in tests" in trained.stderr
-    evaluated = command("main", *arguments, "--mode=evaluate", cwd=tmp_path)
-    assert evaluated.returncode == 0, evaluated.stderr
-    results = json.loads((tmp_path / "run/results.json").read_text())
-    assert f"{results['final']['head']['recall@1']:.3f}" in evaluated.stdout
-    exported = command("export", "--output=letters", f"--data_dir={data_dir}", cwd=tmp_path)
-    assert exported.returncode == 0, exported.stderr
-    images = sorted((tmp_path / "letters").rglob("*.png"))[:20]
-    for image in images:
-        (tmp_path / "few").mkdir(exist_ok=True)
-        shutil.copy(image, tmp_path / "few" / f"{image.parent.name}-{image.name}")
-    done = command("embed", "--workdir=run", "--images=few", "--output=g.npz", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    query = f"--query={sorted((tmp_path / 'few').iterdir())[0]}"
-    found = command("search", "--workdir=run", "--gallery=g.npz", query, "--k=3", cwd=tmp_path)
-    assert found.returncode == 0, found.stderr
-    assert [line.split()[0] for line in found.stdout.splitlines()[2:5]] == ["1", "2", "3"]
+def test_a_run_trains_evaluates_embeds_and_searches(photos_folder, tmp_path, capsys):
+    config = small_runs.load(photos_folder, *FIELDS)
+    results = train.train_and_evaluate(config, tmp_path / "run")
+    views = "views: resize_crop in training, squash at scales 1, 0.5 in tests"
+    assert views in capsys.readouterr().err
+    assert evaluate.evaluate(config, tmp_path / "run")["final"] == results["final"]
+    (hits,) = hypjax.load(tmp_path / "run").search(photos_folder, photos_folder / "class1/0.png", 3)
+    assert len(hits.paths) == 3 and hits.distances == sorted(hits.distances)

@@ -1,5 +1,7 @@
 """Embedding in parts."""
 
+import contextlib
+import functools
 import shutil
 import subprocess
 import sys
@@ -7,14 +9,12 @@ import sys
 import numpy as np
 import pytest
 
-from hypjax import embed
-from hypjax.command import parse
 from hypjax.data.photos import find_photos
 from hypjax.errors import Interrupted, UserError
-from hypjax.inference import embedder as inference
 from hypjax.inference.partial_gallery import Shard
 from hypjax.retrieval.embeddings import Embeddings
-from tests.helpers import small_runs
+from hypjax.system import exits
+from tests.helpers import mains, small_runs
 from tests.helpers.process_pair import environment_with_devices
 
 
@@ -24,21 +24,18 @@ def execute(run, photos_folder, tmp_path, monkeypatch):
     shutil.copytree(photos_folder, "photos")
     (tmp_path / "photos/class1/broken.jpg").write_text("no image")
 
-    def execute(*arguments):
-        for flag in embed.FLAGS:
-            embed.FLAGS[flag].unparse()
-        where = ["--images=photos", f"--workdir={run}", "--output=g.npz"]
-        embed.main(*parse(["embed", *where, *arguments], embed.FLAGS))
-
-    return execute
+    where = ["--images=photos", f"--workdir={run}", "--output=g.npz"]
+    return functools.partial(mains.execute, "embed", *where)
 
 
 def test_merged_parts_are_the_gallery_bit_for_bit(execute, run, tmp_path, monkeypatch):
     """One of the parts is interrupted, and embedded again."""
     execute("--output=whole.npz")
     execute("--shard=2/2")
+    stopping = exits.Interrupt()
+    stopping.status = 130
     with monkeypatch.context() as patch:
-        patch.setattr(inference.exits, "deferred", Stopping)
+        patch.setattr(exits, "deferred", lambda message: contextlib.nullcontext(stopping))
         with pytest.raises(Interrupted, match="16 of 32 images are saved"):
             execute("--shard=1/2")
     with pytest.raises(UserError, match="g-1-of-2.npz is missing; embed it with --shard=1/2"):
@@ -66,22 +63,6 @@ def test_several_devices_embed_the_same_bit_for_bit(execute, run, tmp_path):
     with np.load("one.npz") as one, np.load("three.npz") as three:
         assert all(np.array_equal(one[name], three[name]) for name in one.files)
     assert len(Embeddings.load(tmp_path / "three.npz").unreadable) == 1
-
-
-class Stopping:
-    """Stands for a handler that is interrupted at once."""
-
-    def __init__(self, message):
-        self.status = 130
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def __call__(self):
-        return True
 
 
 def test_parts_of_other_images_or_numbers_are_refused(execute, tmp_path):
