@@ -5,6 +5,7 @@ import json
 import re
 from typing import Any
 
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from hypjax.config.choices import GROUPS
@@ -86,12 +87,6 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def flatten(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
+def flatten(config: ConfigDict) -> dict[str, Any]:
     """Returns all fields of a configuration by dotted name."""
-    fields = {}
-    for name, value in config.items():
-        if isinstance(value, ConfigDict):
-            fields |= flatten(value, f"{prefix}{name}.")
-        else:
-            fields[prefix + name] = value
-    return fields
+    return flatten_dict(config.to_dict(), sep=".")

@@ -41,9 +41,6 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
             the files in `configs/`, such as 'glyphs:sph'. The variant is the argument of the file's
             `get_config`.
         overrides: Strings such as 'train.total_steps=100'. Lists are written '1,10' or '(1, 10)'.
-
-    Raises:
-        UserError: The file or the variant does not exist, or a field is unknown or invalid.
     """
     return override(read_config(spec), overrides)
 
@@ -61,7 +58,10 @@ def read_config(spec: str) -> ConfigDict:
     """Loads a configuration file without validation: required fields may still be missing."""
     named, _, variant = spec.partition(":")
     path = _find(pathlib.Path(named))
-    config = _call(_module(path), str(path), variant)
+    module = _module(path)
+    if not hasattr(module, "get_config"):
+        raise UserError(f"{path} defines no get_config()")
+    config = _attempt(module.get_config, path, *([variant] if variant else []))
     if not isinstance(config, ConfigDict):
         raise UserError(f"get_config of {path} returned {config!r:.40}, not a ConfigDict")
     config.name = path.stem
@@ -90,12 +90,6 @@ def _module(path: pathlib.Path) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     _attempt(spec.loader.exec_module, path, module)
     return module
-
-
-def _call(module: types.ModuleType, path: str, variant: str) -> ConfigDict:
-    if not hasattr(module, "get_config"):
-        raise UserError(f"{path} defines no get_config()")
-    return _attempt(module.get_config, path, *([variant] if variant else []))
 
 
 def _attempt(function: Any, path: str | pathlib.Path, *args: Any) -> Any:

@@ -35,9 +35,6 @@ class TrainedEmbedder:
     """A trained run's model: the best on its validation classes if there are any, else the last.
 
     Attributes:
-        config: The run's configuration.
-        space: Space of the embeddings.
-        batch_size: Number of images that are embedded at once.
         fingerprint: Hash of everything that the embeddings depend on besides the images. Embeddings
             of equal fingerprints can be compared.
         match: What the run knows of the distance of matches; None if it does not.
@@ -49,12 +46,7 @@ class TrainedEmbedder:
         part: Part = "head",
         batch_size: int | None = None,
     ) -> None:
-        """Restores the model; arguments are those of `hypjax.load`.
-
-        Raises:
-            UserError: The folder holds no trained model, or not the projection that the run's
-                `eval.pca` asks for.
-        """
+        """Restores the model; arguments are those of `hypjax.load`."""
         with reading(workdir) as folder:
             self.config = config = saved_config(folder)
             model, self._params = restore_best(folder)

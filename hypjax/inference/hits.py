@@ -127,7 +127,6 @@ def _search_arrays(
 
 
 def _classes_of(gallery: Gallery) -> Callable[[str], bool]:
-    """Tells whether a name is that of a class of the gallery."""
     if isinstance(gallery, QdrantGallery):
         return functools.cache(gallery.has_class)
     return (set(gallery.labels.tolist()) - {""}).__contains__

@@ -87,10 +87,6 @@ class Model:
 
         Returns:
             The hits of each query, nearest first. `print(hits[0])` shows those of the first.
-
-        Raises:
-            UserError: The gallery comes from another model, an image cannot be read, or k is larger
-                than the gallery.
         """
         if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
             gallery = open_gallery(gallery)
@@ -124,8 +120,5 @@ def load(
         part: Which embedding to compute: the head's, which the loss trained, or the encoder's.
         batch_size: Number of images that are embedded at once, on which roundings may depend. By
             default it is that of the run's evaluation.
-
-    Raises:
-        UserError: There is no trained model.
     """
     return Model(source, part, batch_size)

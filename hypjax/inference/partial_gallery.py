@@ -111,7 +111,6 @@ def concatenated(
 
 
 def _stem(done: int) -> str:
-    """Name of the part that follows so many images."""
     return f"{done:012d}"
 
 
@@ -184,7 +183,6 @@ def merge(output: pathlib.Path, photos: Sequence[Photo]) -> Embeddings:
 
 
 def _count(output: pathlib.Path) -> int:
-    """The number of parts that the files of a gallery name."""
     pattern = re.compile(re.escape(output.stem) + r"-\d+-of-(\d+)" + re.escape(output.suffix))
     names = [path.name for path in output.parent.glob("*-of-*")]
     counts = {int(found[1]) for found in map(pattern.fullmatch, names) if found}

@@ -58,9 +58,6 @@ def create_encoder(
 
     Returns:
         A Flax module that maps images [batch, height, width, channels] to embeddings [batch, dim].
-
-    Raises:
-        UserError: The name is unknown, or the encoder does not support the image size or pooling.
     """
     if timm_name not in ARCHITECTURES:
         raise UserError(

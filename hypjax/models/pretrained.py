@@ -313,7 +313,6 @@ def _conv(timm: str, *path: str) -> _Tensor:
 def _timm_shapes(
     encoder: Encoder, channels: int, table: list[_Tensor]
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes that timm's tensors have for an encoder, by name."""
     shapes = flatten_dict(encoder_shapes(encoder, channels))
     return {
         tensor.timm: tensor.to_timm(np.broadcast_to(np.float32(0), shapes[tensor.path].shape)).shape

@@ -33,9 +33,6 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
             Kubernetes or a TPU.
         num_processes: Number of processes; None to detect it.
         process_id: Index of this process, from 0; None to detect it.
-
-    Raises:
-        UserError: Detection failed, or the other processes did not join.
     """
     given = None if coordinator == "auto" else coordinator
     if given:

@@ -250,7 +250,6 @@ class Checkpoints:
         return None
 
     def _read(self, step: int, items: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        """Reads the record of a checkpoint, and the given items."""
         args = ocp.args.Composite(**items, record=ocp.args.JsonRestore())
         read = self._manager.restore(step, args=args)
         facts = read[_RECORD]

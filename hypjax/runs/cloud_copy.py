@@ -276,7 +276,6 @@ class CloudCopy:
 
 
 def _visible(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Lists the files and folders of a run, without hidden ones."""
     return [path for path in folder.iterdir() if path.name[0] != "."]
 
 

@@ -201,7 +201,6 @@ class Workdir:
             yield
 
     def _write_start(self) -> None:
-        """Writes config.json, and adds this start to run.json."""
         write_json(self.path / files.CONFIG, self._begun)
         earlier = {}
         with contextlib.suppress(UserError):  # The run continues even if the file is damaged.

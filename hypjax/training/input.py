@@ -66,7 +66,6 @@ def open_input(setup: Setup, steps: range, workers: Workers, params: PyTree) -> 
 
 
 def _features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:
-    """Embeds all training images with the encoder, as it is trained."""
     learner, train, images = setup.learner, setup.splits.train, setup.evaluator.images
     if learner.model.encoder == images.model.encoder and 1.0 in images.scales:
         return images.encodings.of(params, train)[1.0]

@@ -119,7 +119,6 @@ def _add_decay(groups: Sequence[Group], general: float) -> optax.GradientTransfo
 
 
 def _scale(groups: Sequence[Group]) -> optax.GradientTransformation:
-    """Multiplies updates by the factors of their groups."""
 
     def update(updates: PyTree, params: PyTree) -> PyTree:
         del params

@@ -159,7 +159,6 @@ def shared_fields(config: ConfigDict) -> dict[str, Any]:
 
 
 def _views(config: ConfigDict) -> str:
-    """What the model sees in training and in tests, in words."""
     train, test = config.data.train_view, config.data.test_view
     train = test if config.train.cached_features else train
     scales = ", ".join(f"{scale:g}" for scale in config.eval.scales)

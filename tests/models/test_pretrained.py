@@ -32,6 +32,7 @@ from hypjax.models.pretrained import (
     timm_state_dict,
 )
 from tests.helpers import small_runs
+from tests.helpers.mains import execute
 
 SMALL = VisionTransformer(image_size=16, patch_size=8, width=24, depth=2, num_heads=2)
 DISTILLED = SMALL.clone(distilled=True, pooling="cls_dist_mean")
@@ -272,12 +273,8 @@ def test_the_head_of_another_run_can_be_used_too(finished, photos_folder, tmp_pa
     other = train.train_and_evaluate(small_runs.load(photos_folder, *options), tmp_path / "run")
     assert other["untrained"] == results["best"] != results["untrained"]
     for options, message in (
-        (
-            (f"model.weights={workdir}", "model.head_dim=5"),
-            "head_dim is 5, but in the run",
-        ),
+        ((f"model.weights={workdir}", "model.head_dim=5"), "head_dim is 5, but in the run"),
         (("model.weights=a.safetensors",), "is a.safetensors; name the folder or URL of a run"),
-        ((), "model.load_head is True; it must be False unless model.weights names a run"),
     ):
         with pytest.raises(UserError, match=message):
             config = small_runs.load(photos_folder, "model.load_head=True", *options)
@@ -313,42 +310,30 @@ def test_features_for_hyperbolicity_are_not_normalised(pretrained):
     assert np.linalg.norm(points, axis=1).std() > 0
 
 
-def test_hyperbolicity_command_on_an_encoder(pretrained, photos_folder):
-    config, _, _ = pretrained
-    fields = [
-        *small_runs.SMALL,
-        f"data.path={photos_folder}",
-        f"model.weights={config.model.weights}",
-    ]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "hypjax.hyperbolicity", f"--config={small_runs.CONFIG}"),
-            *("--samples=20", "--trials=5"),
-            *(f"--config.{field}" for field in fields),
-        ],
-        env=os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)},
-        capture_output=True,
-        text=True,
+def test_hyperbolicity_command_on_an_encoder(pretrained, photos_folder, capsys):
+    weights = f"model.weights={pretrained[0].model.weights}"
+    fields = [*small_runs.SMALL, f"data.path={photos_folder}", weights]
+    execute(
+        *("hyperbolicity", f"--config={small_runs.CONFIG}", "--samples=20", "--trials=5"),
+        *(f"--config.{field}" for field in fields),
     )
-    assert done.returncode == 0, done.stderr
-    assert re.match(r"relative delta: 0\.\d{4} ± 0\.\d{4}\n", done.stdout)
-    assert "over 5 draws of 20 of 24 points" in done.stdout
-    assert re.search(r"suggested curvature c: \d+\.\d{3}", done.stdout)
+    told = capsys.readouterr().out
+    assert re.match(r"relative delta: 0\.\d{4} ± 0\.\d{4}\n", told)
+    assert "over 5 draws of 20 of 24 points" in told
+    assert re.search(r"suggested curvature c: \d+\.\d{3}", told)
 
 
-def test_convert_command_writes_timm_names(finished, tmp_path):
+def test_convert_command_writes_timm_names(finished, tmp_path, capsys):
     workdir, _ = finished
     path = tmp_path / "model.safetensors"
-    args = [sys.executable, "-m", "hypjax.convert", f"--workdir={workdir}", f"--output={path}"]
-    env = os.environ | {"PYTHONPATH": str(small_runs.REPOSITORY)}
-    done = subprocess.run(args, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "timm.models.VisionTransformer(num_classes=8, img_size=16, patch_size=8, " in done.stdout
+    execute("convert", f"--workdir={workdir}", f"--output={path}")
+    constructor = "timm.models.VisionTransformer(num_classes=8, img_size=16, patch_size=8, "
+    assert constructor in capsys.readouterr().out
     model, params = restore_best(workdir)
     assert_equal(load_timm(str(path), model.encoder), params["encoder"])
     np.testing.assert_array_equal(load_file(path)["head.weight"].T, params["head"]["kernel"])
-    again = subprocess.run(args, env=env, capture_output=True, text=True)
-    assert again.returncode == 1 and "already exists" in again.stderr
+    with pytest.raises(UserError, match="already exists"):
+        execute("convert", f"--workdir={workdir}", f"--output={path}")
 
 
 def test_constructor_line_for_timm():

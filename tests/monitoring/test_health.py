@@ -1,11 +1,8 @@
 """Steps that are not finite, and runs that end without an error and learn nothing."""
 
-import dataclasses
 import json
 import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,10 +11,6 @@ from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.monitoring.health import HealthWatch, warn_if_collapsed
-from hypjax.objectives import Spec
-from hypjax.training.learner import build_learner
-from hypjax.training.step import create_state, make_train_step
-from hypjax.types import Batch
 from tests.helpers import small_runs
 
 HEALTHY = {"logit_min": -20.0, "logit_max": -0.5, "batch_recall@1": 0.6, "clipped_share": 1.0}
@@ -111,12 +104,14 @@ def test_a_run_that_does_not_help_says_so(photos_folder, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_default_letters_run_has_no_warning(repository, tmp_path, capsys):
-    settings = ["train.total_steps=100", "run.report=False"]
+def test_the_recipe_of_the_letters_has_no_warning(repository, data_dir, tmp_path, capsys):
+    """Its model and rates, on a quarter of the letters and for fewer steps."""
+    settings = ["train.total_steps=60", "train.batch_size=128", "optim.warmup_steps=20"]
+    settings += ["run.report=False", f"run.data_dir={data_dir}", "data.validation_classes=20"]
     config = load_config(str(repository / "configs/glyphs.py"), settings)
     results = train.train_and_evaluate(config, tmp_path)
     assert "warning" not in capsys.readouterr().err
-    assert results["final"]["head"]["recall@1"] > 2 * results["untrained"]["head"]["recall@1"]
+    assert results["final"]["head"]["recall@1"] > 1.5 * results["untrained"]["head"]["recall@1"]
 
 
 @pytest.mark.parametrize(("spread", "warned"), [(0, True), (3e-7, True), (1e-3, False)])
@@ -159,47 +154,3 @@ def test_skipping_has_a_limit(photos_folder, tmp_path, capsys):
     printed = capsys.readouterr().err
     assert printed.count("its update is skipped") == 3
     assert "3 of 3 so far" in printed
-
-
-class Poisoned:
-    """An objective whose loss is not finite where a batch holds image 99."""
-
-    def __init__(self, healthy):
-        self.healthy = healthy
-
-    def __getattr__(self, name):
-        return getattr(self.healthy, name)
-
-    def loss(self, params, state, outputs, teacher, batch, key):
-        loss, aux = self.healthy.loss(params, state, outputs, teacher, batch, key)
-        return loss * jnp.where(jnp.any(batch.ids == 99), jnp.nan, 1.0), aux
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("memory", [0, 20])
-def test_a_skipped_step_changes_nothing_but_the_counts_and_a_memory(photos_folder, memory):
-    chosen = ["objective.name=contrastive", f"objective.memory={memory}"] if memory else []
-    config = small_runs.load(
-        photos_folder, "train.on_nonfinite=skip", "optim.warmup_steps=0", *chosen
-    )
-    learner = build_learner(config)
-    learner = dataclasses.replace(learner, objective=Poisoned(learner.objective))
-    state = create_state(learner, Spec(4, 2, config.model.width, config.model.head_dim, 24, 8))
-    step = jax.jit(make_train_step(learner))
-    pixels = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), dtype=np.uint8)
-    labels, flips = np.repeat(np.arange(4, dtype=np.int32), 2), np.zeros(8, bool)
-    good = Batch(pixels, labels, np.arange(8, dtype=np.int32), flips)
-    bad = good._replace(ids=np.arange(92, 100, dtype=np.int32))
-    trained, metrics = step(state, good)
-    assert metrics["finite"] and metrics["skipped"] == 0
-    after, metrics = step(trained, bad)
-    assert not metrics["finite"] and metrics["skipped"] == after.skipped == 1
-    assert after.step == 2
-    if memory:
-        remembered = after.objective_state["memory"]
-        assert (int(remembered.place), int(jnp.sum(remembered.labels >= 0))) == (16, 16)
-    kept = after._replace(
-        step=trained.step, skipped=trained.skipped, objective_state=trained.objective_state
-    )
-    for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(trained), strict=True):
-        np.testing.assert_array_equal(a, b)

@@ -17,10 +17,10 @@ from hypjax import train
 from tests.helpers import small_runs
 from tests.helpers.system_limits import lossy_disk
 
-KILLS = int(os.environ.get("HYPJAX_TEST_KILLS", "10"))
+KILLS = int(os.environ.get("HYPJAX_TEST_KILLS", "6"))
 # With a constant schedule, runs of all lengths share one compiled step.
 FLAT = ["optim.schedule=constant", "eval.every=0"]
-STEADY = ["train.total_steps=16", "run.checkpoint_every=1", "optim.learning_rate=1e-3"]
+STEADY = ["train.total_steps=12", "run.checkpoint_every=1", "optim.learning_rate=1e-3"]
 
 
 def saved_arrays(run: pathlib.Path) -> dict:

@@ -3,6 +3,7 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -76,6 +77,40 @@ def test_the_step_compiles_once_and_reuses_its_state(load_glyphs):
         for _ in range(3):
             state, _ = step(state, batch)
     assert step._cache_size() == 1
+
+
+class Poisoned:
+    """An objective whose loss is not finite where a batch holds image 99."""
+
+    def __init__(self, healthy):
+        self.healthy = healthy
+
+    def __getattr__(self, name):
+        return getattr(self.healthy, name)
+
+    def loss(self, params, state, outputs, teacher, batch, key):
+        loss, aux = self.healthy.loss(params, state, outputs, teacher, batch, key)
+        return loss * jnp.where(jnp.any(batch.ids == 99), jnp.nan, 1.0), aux
+
+
+@pytest.mark.slow
+def test_a_skipped_step_changes_nothing_but_the_counts_and_a_memory(load_glyphs):
+    chosen = ("objective.name=contrastive", "objective.memory=60")
+    config = load_glyphs("train.on_nonfinite=skip", "optim.warmup_steps=0", *chosen)
+    state, step = start(config, objective=Poisoned(learner_of(config).objective))
+    state, metrics = step(state, random_batch())
+    assert metrics["finite"] and metrics["skipped"] == 0
+    trained = jax.device_get(state)
+    after, metrics = step(state, random_batch()._replace(ids=np.arange(76, 100, dtype=np.int32)))
+    assert not metrics["finite"] and metrics["skipped"] == after.skipped == 1
+    assert after.step == 2
+    remembered = after.objective_state["memory"]
+    assert (int(remembered.place), int(jnp.sum(remembered.labels >= 0))) == (48, 48)
+    kept = after._replace(
+        step=trained.step, skipped=trained.skipped, objective_state=trained.objective_state
+    )
+    for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(trained), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("variant", ["hyp", "sph"])

@@ -7,12 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.errors import UserError
 from hypjax.models.vit import Block, drop_path_factors
 from hypjax.objectives import PairwiseCrossEntropy, Spec
 from hypjax.training.states import random_state
 from hypjax.training.step import make_train_step
-from tests.helpers import small_runs
 from tests.helpers.steps import learner_of, random_batch, start
 
 RATE, DEPTH = 0.4, 3
@@ -97,25 +95,3 @@ def test_a_rate_of_0_leaves_the_step_without_random_numbers(load_glyphs):
         step = jax.jit(make_train_step(learner_of(config)))
         texts.append(step.lower(state, random_batch()).as_text())
     assert ["_bernoulli" in text for text in texts] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (("model.drop_path=1",), "at least 0 and below 1"),
-        (
-            (
-                *("model.drop_path=0.1", "model.architecture=resnet50", "model.patch_size=0"),
-                *("model.width=0", "model.depth=0", "model.num_heads=0"),
-            ),
-            "0 unless the architecture is a Transformer",
-        ),
-        (
-            ("model.drop_path=0.1", "train.cached_features=True", "optim.frozen=encoder"),
-            "0 if train.cached_features is set",
-        ),
-    ],
-)
-def test_what_it_cannot_go_with_is_refused(fields, message):
-    with pytest.raises(UserError, match=message):
-        small_runs.load("photos", *fields)
