@@ -1,16 +1,18 @@
 """Every field of a configuration with its default: the published recipe of Hyp-ViT.
 
-Files in `configs/` start from `default_config` and set what differs. Comments name the dataset
-whose value is the default, if the recipe differs between datasets.
+Files in `configs/` start from `default_config` and set what differs. `docs/configuration.md` has
+the values of each field. Comments name the dataset whose value is the default, if the recipe
+differs between datasets.
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
+from ml_collections.config_dict import FieldReference, placeholder
 
 from hypjax.config.choices import PARTS
 from hypjax.objectives import OBJECTIVES
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
+_optional = FieldReference  # A default in whose place None is valid, too.
 
 
 def default_config(objective: str = HYP_VIT) -> ConfigDict:
@@ -32,27 +34,17 @@ def default_config(objective: str = HYP_VIT) -> ConfigDict:
 def _data() -> ConfigDict:
     """Images, how they are decoded and cropped, and how their classes are split."""
     data = ConfigDict()
-    # A name from `hypjax.config.choices.DATASETS`; 'folder' stands for your own images.
-    data.name = "glyphs"
-    # Your own images, for data.name 'folder': a folder with one sub-folder per class, or a .csv or
-    # .parquet table. None for other datasets.
-    data.path = placeholder(str)
-    # 'exact', or 'fast': decodes large JPEGs at a reduced size.
-    data.decoder = "exact"
-    # Largest shorter side of images in the device cache (run.cache), in pixels: larger images are
-    # downscaled once. None keeps the original size.
-    data.stored_side = placeholder(int)
+    data.name = "glyphs"  # A name from `choices.DATASETS`; 'folder' stands for your own images.
+    data.path = placeholder(str)  # Folder or table of your own images.
+    data.decoder = "exact"  # Or 'fast': decodes large JPEGs at a reduced size.
+    data.stored_side = placeholder(int)  # Largest shorter side in the device cache, in pixels.
     data.channels = 3  # 1 for greyscale, 3 for RGB.
     data.image_size = 224  # Side of the square images that the model receives, in pixels.
-    # What the model sees in training: 'area_crop' (RandomResizedCrop), or 'resize_crop' (the image
-    # squashed to a square, then a random window of it; IRT).
+    # RandomResizedCrop; or 'resize_crop', a random window of the image squashed to a square (IRT).
     data.train_view = "area_crop"
-    # What it sees in tests: 'centre_crop' (shorter side resized, then the central square), or
-    # 'squash' (the whole image squashed to a square; IRT).
+    # The centre of the resized image; or 'squash', the whole image squashed to a square (IRT).
     data.test_view = "centre_crop"
-    # 'centre_crop': length of the shorter side before the crop, in pixels; CUB: 256. 'resize_crop':
-    # side of the square before the crop.
-    data.resize = 224
+    data.resize = 224  # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
     # Mean and standard deviation of each channel, for pixels scaled to [0, 1]. ViT; DeiT and DINO
     # use those of ImageNet.
     data.mean = (0.5, 0.5, 0.5)
@@ -64,15 +56,11 @@ def _data() -> ConfigDict:
     # What is held out of your own images without splits: 'classes', so that the test shows others
     # than training did, or 'images', a quarter of those of each class. Few classes need the latter.
     data.split = "classes"
-    # Training classes held out to choose the best checkpoint: their number, or, below 1, their
-    # share of the training classes; a share of fewer than 8 holds out none. None if data.split is
-    # 'images'.
+    # Training classes held out to choose the best checkpoint, and test classes, where the data has
+    # no test split: their number, or, below 1, their share.
     data.validation_classes = 0.0
-    # Test classes, if the data has no test split (your own images, or a partial copy): their
-    # number, or, below 1, their share of all classes.
     data.test_classes = 0.0
-    # Seed that selects the held-out classes; independent of config.seed.
-    data.split_seed = 0
+    data.split_seed = 0  # Selects the held-out classes; independent of config.seed.
     return data
 
 
@@ -85,24 +73,16 @@ def _model() -> ConfigDict:
     model.width = 0  # Dimension of a token. 0 unless the architecture is 'vit'.
     model.depth = 0  # Number of blocks. 0 unless the architecture is 'vit'.
     model.num_heads = 0  # Attention heads per block. 0 unless the architecture is 'vit'.
-    # Initial weights of the encoder: timm's name on the Hugging Face hub, a file, or the folder or
-    # URL of a run. None starts from random weights.
+    # timm's name on the Hugging Face hub, a file, or the folder or URL of a run. None: random ones.
     model.weights = placeholder(str)
-    # Whether the head, too, starts from model.weights, which must then be a run.
-    model.load_head = False
-    # How tokens become one embedding, in training and in evaluation: cls, cls_dist_mean (DeiT),
-    # avg, max, avg_max or gem.
+    model.load_head = False  # Whether the head, too, starts from model.weights, then a run.
+    # How tokens become one embedding, in training and in evaluation, see `layers.poolings`.
     model.pooling = "cls"
     model.eval_pooling = "cls"
-    # From the encoder's embedding to the one that is trained: a name from `choices.HEADS`.
-    model.head = "dense"
+    model.head = "dense"  # A name from `choices.HEADS`.
     model.head_dim = 128  # Dimension of the head's embedding; without a head, the encoder's counts.
-    # Stochastic depth in training: rate at which the last block's branches are dropped, for each
-    # image; it rises linearly from 0 in the first block. Only for Transformers.
-    model.drop_path = 0.0
-    # Precision of the encoder's matrix products: 'float32', 'bfloat16', or 'auto', which means
-    # bfloat16 on accelerators that have it and float32 elsewhere.
-    model.precision = "auto"
+    model.drop_path = 0.0  # Rate of stochastic depth in a Transformer's last block.
+    model.precision = "auto"  # Of the encoder's matrix products: see `layers.compute_dtype`.
     return model
 
 
@@ -122,8 +102,7 @@ def _objective(name: str | None) -> ConfigDict:
     objective.space = "poincare"  # 'poincare' (the ball) or 'sphere'.
     objective.c = 0.1  # The ball has curvature -c and radius 1/sqrt(c); 0 is flat.
     # Norm to which features are clipped before they enter the ball. None disables clipping.
-    objective.clip_radius = placeholder(float)  # Makes None a valid value.
-    objective.clip_radius = 2.3
+    objective.clip_radius = _optional(2.3)
     for own, field in OBJECTIVES[name].fields.items() if name else ():
         if own in objective:
             raise ValueError(
@@ -138,24 +117,21 @@ def _optim() -> ConfigDict:
     optim = ConfigDict()
     optim.learning_rate = 3e-5  # Peak learning rate. ViT and DeiT; DINO: 1e-5.
     optim.name = "adamw"  # 'adamw', or 'adam', which adds the weight decay to the gradient.
-    # After the warm-up: 'constant', 'cosine' (decay to 0), or a decay by decay_factor in
-    # decay_every steps, 'step' (at once) or 'exponential' (gradually).
+    # After the warm-up; also 'cosine' (to 0), and by decay_factor in decay_every steps 'step' (at
+    # once) or 'exponential' (gradually).
     optim.schedule = "constant"
     optim.decay_every = 1000
     optim.decay_factor = 0.5
-    optim.warmup_steps = placeholder(int)  # Makes None a valid value.
-    optim.warmup_steps = 0  # Steps of linear warm-up from 0.
+    optim.warmup_steps = _optional(0)  # Steps of linear warm-up from 0.
     optim.weight_decay = 0.01  # Applies to all trained parameters, biases included.
     optim.b1 = 0.9  # Decay rate of Adam's first moment.
     optim.b2 = 0.999  # Decay rate of Adam's second moment.
     optim.eps = 1e-8  # Adam's epsilon.
     # Largest global norm of the gradient; larger ones are rescaled. None: no such limit.
-    optim.clip_norm = placeholder(float)
-    optim.clip_norm = 3.0
+    optim.clip_norm = _optional(3.0)
     # Largest absolute value in the gradient; larger ones are clipped, before the norm (HIER).
     optim.clip_value = placeholder(float)
-    # Parameters that are not trained: names of groups in hypjax/config/choices.py, or paths such as
-    # 'model/encoder/blocks_*', in which each part may be a pattern.
+    # Names of `choices.GROUPS`, or paths such as 'model/encoder/block_*', of patterns.
     optim.frozen = ("patch_projection",)
     # Parameters with settings of their own, as tuples of four: what `frozen` may name; the factor
     # of their learning rate, and so of their decay; their weight decay, None for the general one;
@@ -170,11 +146,10 @@ def _train() -> ConfigDict:
     """Length of training and composition of batches."""
     train = ConfigDict()
     # None for one of these three, and for optim.warmup_steps, fits the images (data.name 'folder').
-    for name in ("total_steps", "batch_size", "samples_per_class"):
-        train[name] = placeholder(int)
-    train.total_steps = 200  # Length of training, in batches. CUB.
-    train.batch_size = 900  # Images per step: a multiple of samples_per_class.
-    train.samples_per_class = 2  # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.
+    train.total_steps = _optional(200)  # Length of training, in batches. CUB.
+    train.batch_size = _optional(900)  # Images per step: a multiple of samples_per_class.
+    # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.
+    train.samples_per_class = _optional(2)
     # How batches are drawn: 'epoch_classes' (every class at most once per epoch), 'drawn_classes'
     # (random classes for every batch; HIER, IRT), 'shuffled' (images regardless of class), or
     # 'tuples' (anchor, positive and mined negatives, for datasets that list pairs; IRT).
@@ -183,15 +158,12 @@ def _train() -> ConfigDict:
     train.tuples.pairs = 2_000  # Pairs of anchor and positive, drawn for each epoch.
     train.tuples.negatives = 5  # Negatives of each, no two of one class.
     train.tuples.pool = 22_000  # Images, drawn for each epoch, of which these are the nearest.
-    # Whether a class's images are drawn with replacement (HIER).
-    train.repeat_images = False
+    train.repeat_images = False  # Whether a class's images are drawn with replacement (HIER).
     # Whether the head is trained on the encoder's embeddings of the test views, computed once,
     # instead of random crops; optim.frozen must name the encoder.
     train.cached_features = False
-    # After a loss or gradient that is not finite: 'stop', or 'skip' that update.
-    train.on_nonfinite = "stop"
-    # After a collapse (all embeddings in one place, or recall within the batches at chance):
-    # 'warn', or 'stop'.
+    train.on_nonfinite = "stop"  # Or 'skip' an update whose loss or gradient is not finite.
+    # Or 'stop' if all embeddings are in one place, or recall within the batches is at chance.
     train.on_collapse = "warn"
     train.max_nonfinite = 10  # With 'skip': most updates that may be skipped before the run stops.
     return train
@@ -206,10 +178,8 @@ def _eval() -> ConfigDict:
     # of their own. 'objective' is the space in which the objective scores the head.
     evaluation.spaces = ConfigDict({"head": ("objective",), "encoder": ("sphere",)})
     evaluation.every = 0  # Steps between evaluations on the validation classes; 0: at the end only.
-    # Judged datasets besides the run's own on which models are scored, see `choices.BENCHMARKS`.
-    evaluation.benchmarks = ()
-    # Whether a million distractors (revisitop1m) join the galleries of judged datasets.
-    evaluation.distractors = False
+    evaluation.benchmarks = ()  # Judged datasets besides the run's own, of `choices.BENCHMARKS`.
+    evaluation.distractors = False  # Whether a million (revisitop1m) join judged galleries.
     # Sides of test images that the model sees, relative to data.image_size; the embeddings at
     # several scales are averaged in their space. Multi-scale evaluations use 1, 0.7071, 0.5.
     evaluation.scales = (1.0,)
@@ -233,18 +203,15 @@ def _run() -> ConfigDict:
     run.data_dir = placeholder(str)  # Folder or URL of prepared datasets. None is TFDS's default.
     run.workers = 0  # Processes that decode images; 0 uses threads.
     run.input_timeout = 600.0  # Seconds that a step waits for a part of its input.
-    # Cache of decoded images: 'none', 'host' (all images, decoded once, in a memory-mapped file) or
-    # 'device' (training images, decoded at each start, in the memory of the devices, which crop
-    # them).
+    # Of decoded images: 'host' (all, in a memory-mapped file), or 'device' (those of training, in
+    # the memory of the devices, which crop them).
     run.cache = "none"
     run.cache_dir = placeholder(str)  # Folder of the host cache. None: ~/.cache/hypjax/decoded.
     # Copies of the parameters (-1: as many as the devices allow) and shards of each copy. Batches
     # are split over all devices either way.
     run.mesh = (-1, 1)
-    # Most images embedded at once: saves memory and gives the same gradient. 0 embeds the batch.
-    run.microbatch = 0
-    # Whether to recompute each block's activations for the gradient, which saves memory.
-    run.remat = False
+    run.microbatch = 0  # Most images embedded at once: saves memory, for the same gradient.
+    run.remat = False  # Whether to recompute activations for the gradient: saves memory, too.
     run.eval_batch_size = 256  # Images per batch in evaluation.
     run.log_every = 10  # Steps between lines of metrics.jsonl.
     run.checkpoint_every = 100  # Steps between checkpoints.
