@@ -14,11 +14,7 @@ from ml_collections import ConfigDict
 from hypjax.config.defaults import choose_objective
 from hypjax.config.recipes import Variant
 
-_OBJECTIVES = {
-    "hier": "hier+proxy_anchor",
-    "pa": "proxy_anchor",
-    "hyp": "pairwise_cross_entropy",
-}
+_OBJECTIVES = {"hier": "hier+proxy_anchor", "pa": "proxy_anchor", "hyp": "pairwise_cross_entropy"}
 
 
 class Schedule(NamedTuple):

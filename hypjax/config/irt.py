@@ -10,15 +10,10 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from hypjax.config.recipes import KOLEO_WEIGHTS, PretrainedEncoder, Variant, choose_irt
+from hypjax.config.recipes import IMAGENET_MEAN, IMAGENET_STD, KOLEO_WEIGHTS, Variant, choose_irt
 
-# IRT takes the class token, in training and in tests.
-ENCODERS = {
-    "deit": PretrainedEncoder("deit_small_patch16_224", "deit_small_patch16_224.fb_in1k", 3e-5),
-    "deit-distilled": PretrainedEncoder(
-        "deit_small_distilled_patch16_224", "deit_small_distilled_patch16_224.fb_in1k", 3e-5
-    ),
-}
+# timm's names of architectures.
+ENCODERS = {"deit": "deit_small_patch16_224", "deit-distilled": "deit_small_distilled_patch16_224"}
 
 
 class Schedule(NamedTuple):
@@ -49,14 +44,14 @@ def use(config: ConfigDict, variant: Variant) -> None:
     """
     schedule, encoder = SCHEDULES[config.data.name], ENCODERS[variant.encoder]
     data, model, optim, train = config.data, config.model, config.optim, config.train
-    data.mean, data.std = encoder.mean, encoder.std
+    data.mean, data.std = IMAGENET_MEAN, IMAGENET_STD
     data.train_view, data.test_view, data.resize = "resize_crop", "centre_crop", 256
-    model.architecture, model.weights = encoder.architecture, encoder.weights
-    model.pooling, model.eval_pooling = encoder.pooling, encoder.eval_pooling
+    model.architecture, model.weights = encoder, f"{encoder}.fb_in1k"
+    model.pooling = model.eval_pooling = "cls"
     model.head, model.drop_path = "none", 0.1
     choose_irt(config, koleo_weight=KOLEO_WEIGHTS.get(variant.space, 0.0))
     config.objective.memory, config.objective.memory_decay = schedule.memory, schedule.memory_decay
-    optim.learning_rate, optim.weight_decay = encoder.learning_rate, 5e-4
+    optim.learning_rate, optim.weight_decay = 3e-5, 5e-4
     optim.clip_norm, optim.frozen = None, ()
     train.batch_size, train.samples_per_class, train.sampling = 64, 2, schedule.sampling
     train.total_steps = 0 if variant.space == "irt-o" else schedule.steps

@@ -7,29 +7,18 @@ and stochastic depth is off: neither mentions them.
 """
 
 import math
-from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from hypjax.config.choices import BENCHMARKS
 from hypjax.config.defaults import choose_objective, default_config
 from hypjax.config.recipes import IMAGENET_MEAN, IMAGENET_STD, spread_decoding, variant_error
 
-BENCHMARKS = ("roxford5k", "rparis6k")
-EPOCHS = 100
-
-
-class Encoder(NamedTuple):
-    """A pretrained encoder of IRT, by timm's names."""
-
-    architecture: str
-    weights: str
-    image_size: int  # Pixels.
-
-
+# timm's names of the pretrained encoders, which end in the side of the images.
 ENCODERS = {
-    "deit-s": Encoder("deit_small_patch16_224", "deit_small_patch16_224.fb_in1k", 224),
-    "deit-b": Encoder("deit_base_patch16_224", "deit_base_patch16_224.fb_in1k", 224),
-    "deit-b-384": Encoder("deit_base_patch16_384", "deit_base_patch16_384.fb_in1k", 384),
+    "deit-s": "deit_small_patch16_224",
+    "deit-b": "deit_base_patch16_224",
+    "deit-b-384": "deit_base_patch16_384",
 }
 # λ by kind. `hyp` is IRT_R in the ball, with a margin for its distances; no paper reports it.
 KOLEO_WEIGHTS = {"irt-o": 0.0, "irt-l": 0.0, "irt-r": 4.0, "hyp": 4.0}
@@ -62,15 +51,15 @@ def recipe(variant: str) -> ConfigDict:
     data, model, optim, train = config.data, config.model, config.optim, config.train
     data.name, config.eval.benchmarks = "sfm120k", BENCHMARKS
     data.mean, data.std = IMAGENET_MEAN, IMAGENET_STD
-    data.image_size = data.resize = encoder.image_size
+    data.image_size = data.resize = int(encoder.rpartition("_")[2])
     data.train_view, data.test_view, data.flip = "resize_crop", "squash", 0.0
-    model.architecture, model.weights = encoder.architecture, encoder.weights
+    model.architecture, model.weights = encoder, f"{encoder}.fb_in1k"
     model.pooling = model.eval_pooling = "cls"
     model.head = "none"
     choose_tuples(config, kind)
     train.batch_size = 5 * (2 + train.tuples.negatives)
     epoch = train.tuples.pairs // 5
-    train.total_steps = EPOCHS * epoch
+    train.total_steps = 100 * epoch
     optim.name, optim.learning_rate = "adam", 5e-7
     # 1e-4 beside the sum of five losses, whose mean is taken here. Adam scales both alike.
     optim.weight_decay = 1e-4 / 5

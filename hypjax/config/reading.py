@@ -164,11 +164,9 @@ def _parse(text: str, current: Any) -> Any:
 def show_origins(
     config: ConfigDict, source: str, named: ConfigDict, overrides: Sequence[str]
 ) -> str:
-    """Lists all fields with their values, and where each value comes from.
+    """Lists all fields with their values and origins: command line, source, or a default.
 
-    That is the command line, the source (a file with its variant, or a run's folder), which holds
-    the fields of `named`, or nothing for a default. There is one line for each field, in the order
-    of `docs/configuration.md`.
+    The source, a file with its variant or a run's folder, holds the fields of `named`.
     """
     given = {override.partition("=")[0] for override in overrides}
     defaults, held = flatten(default_config(config.objective.name)), flatten(named)

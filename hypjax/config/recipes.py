@@ -110,11 +110,7 @@ class Variant(NamedTuple):
 
 
 def parse_variant(name: str, extra: Sequence[str] = (), *, with_irt: bool = False) -> Variant:
-    """Parses the variant after a file's colon, such as 'hyp-dino' or 'hyp-dino,released'.
-
-    A dataset may have extra variants, and those of IRT. An unknown one is a `UserError` that
-    suggests the most similar one.
-    """
+    """Parses a variant, such as 'hyp-dino,released'; a suggestion follows an unknown one."""
     valid = [one + suffix for suffix in ("", _RELEASED) for one in (*VARIANTS, *extra)]
     valid += (*LOSS_VARIANTS, *HIER_VARIANTS)  # Of these there are no released commands.
     valid += IRT_VARIANTS if with_irt else ()

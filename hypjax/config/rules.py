@@ -70,9 +70,11 @@ def _type(field: str, default: Any, config: ConfigDict) -> Rule:
     *groups, name = field.split(".")
     group = functools.reduce(getattr, groups, config)
     scalar = _SCALARS[group.get_type(name) if default is None else type(default)]
-    if field in OPTIONAL:
-        return Rule(lambda value: value is None or scalar.holds(value), scalar.words + ", or None")
-    return scalar
+    return _or_none(scalar) if field in OPTIONAL else scalar
+
+
+def _or_none(rule: Rule) -> Rule:
+    return Rule(lambda value: value is None or rule.holds(value), f"{rule.words}, or None")
 
 
 _CLASSES = Rule(
@@ -91,14 +93,7 @@ _IMAGES = 10**9
 _BATCH = 10**6
 _SIDE = 2**12
 _DIM = 2**14
-_NONE_OR_SIDE = Rule(
-    lambda value: value is None or 1 <= value <= _SIDE, f"between 1 and {_SIDE}, or None"
-)
-_NONE_OR_DIM = Rule(
-    lambda value: value is None or 1 <= value <= _DIM, f"between 1 and {_DIM}, or None"
-)
 _BELOW_1 = Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
-_NONE_OR_ABOVE_0 = Rule(lambda value: value is None or value > 0, "above 0, or None")
 
 _SIZES = ("patch_size", "width", "depth", "num_heads")  # Of an encoder.
 
@@ -107,7 +102,7 @@ _RULES = {
     "data.name": one_of(*choices.DATASETS),
     "data.split": one_of(*choices.SPLITS_BY),
     "data.decoder": one_of("exact", "fast"),
-    "data.stored_side": _NONE_OR_SIDE,
+    "data.stored_side": _or_none(within(1, _SIDE)),
     "data.channels": Rule(lambda value: value in (1, 3), "1 or 3"),
     "data.image_size": within(1, _SIDE),
     "data.train_view": one_of(*choices.TRAIN_VIEWS),
@@ -131,7 +126,7 @@ _RULES = {
     "model.precision": one_of("auto", "float32", "bfloat16"),
     "objective.space": one_of(*SPACES),
     "objective.c": at_least(0),
-    "objective.clip_radius": _NONE_OR_ABOVE_0,
+    "objective.clip_radius": _or_none(ABOVE_0),
     "optim.learning_rate": at_least(0),
     "optim.name": one_of("adamw", "adam"),
     "optim.schedule": one_of("constant", "cosine", "step", "exponential"),
@@ -142,8 +137,8 @@ _RULES = {
     "optim.b1": _BELOW_1,
     "optim.b2": _BELOW_1,
     "optim.eps": ABOVE_0,
-    "optim.clip_norm": _NONE_OR_ABOVE_0,
-    "optim.clip_value": _NONE_OR_ABOVE_0,
+    "optim.clip_norm": _or_none(ABOVE_0),
+    "optim.clip_value": _or_none(ABOVE_0),
     "optim.frozen": Rule(
         lambda value: all(map(choices.names_parameters, value)),
         f"names from {', '.join(choices.GROUPS)}, or paths such as model/head",
@@ -174,7 +169,7 @@ _RULES = {
         lambda value: 0 < len(value) <= 10 and 0 < min(value) and max(value) <= 4,
         "one to ten numbers, each above 0 and up to 4",
     ),
-    **{f"eval.pca.{part}": _NONE_OR_DIM for part in choices.PARTS},
+    **{f"eval.pca.{part}": _or_none(within(1, _DIM)) for part in choices.PARTS},
     "eval.expansion": within(0, _IMAGES),
     "eval.expansion_alpha": at_least(0),
     "run.workers": within(0, 1000),

@@ -41,10 +41,7 @@ class TrainedEmbedder:
     """
 
     def __init__(
-        self,
-        workdir: str | pathlib.Path,
-        part: Part = "head",
-        batch_size: int | None = None,
+        self, workdir: str | pathlib.Path, part: Part = "head", batch_size: int | None = None
     ) -> None:
         """Restores the model; arguments are those of `hypjax.load`."""
         with reading(workdir) as folder:
@@ -69,9 +66,6 @@ class TrainedEmbedder:
 
         Each device of this process embeds whole batches. With each batch come the images that could
         not be read, as {index in the batch: reason}; their embeddings are meaningless.
-
-        Raises:
-            UserError: An embedding is not finite, or the device's memory does not suffice.
         """
         size, total = self.batch_size, len(dataset)
         devices = jax.local_devices()[: -(-total // size)]

@@ -187,11 +187,7 @@ def create_evaluator(
     source: EvaluationInput | None = None,
     splits: Splits | None = None,
 ) -> Evaluator:
-    """Builds the evaluator that a configuration describes, for these parts of the model.
-
-    With the splits of a run, a frozen encoder embeds each of their images once; all models that are
-    scored must then have that encoder.
-    """
+    """Builds a configuration's evaluator; given splits, a frozen encoder embeds each image once."""
     spaces, model = scored_spaces(config), create_embedder(config, evaluating=True)
     source = source or evaluation_input(config)
     images = DatasetEmbedder(

@@ -105,7 +105,6 @@ def _search_arrays(
     k: int,
     refinement: Refinement,
 ) -> list[Neighbours]:
-    """Searches a gallery whose paths and classes are in memory."""
     places = {os.path.realpath(path): i for i, path in enumerate(gallery.ids.tolist())}
     own = np.array([places.get(path, -1) for path in paths])
     excluded = own if (own >= 0).any() else None

@@ -50,7 +50,6 @@ def restore_models(
 
 
 def _published_parameters(folder: pathlib.Path, model: Embedder, config: ConfigDict) -> PyTree:
-    """Reads the parameters of a published model, as `hypjax.inference.push` wrote them."""
     require_published(folder)
     try:
         params = load_model(read_state_dict(str(folder / WEIGHTS)), model, config.data.channels)

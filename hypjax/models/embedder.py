@@ -127,11 +127,7 @@ def resize_images(
 
 
 def at_side(model: Embedder, params: PyTree, side: int) -> tuple[Embedder, PyTree]:
-    """Returns a model for images of another side, in pixels, with its parameters.
-
-    The side is a multiple of the patches' side. Position embeddings are interpolated as those of
-    pretrained weights are.
-    """
+    """Returns a model for images of another side, in pixels, and interpolates its positions."""
     encoder = model.encoder.clone(image_size=side)
     positions = params["encoder"].get("pos_embed")
     if positions is not None:

@@ -14,14 +14,9 @@ from jaxtyping import Array, Bool, Float, Shaped, UInt8
 
 
 def normalize(
-    images: UInt8[Array, "batch height width channels"],
-    mean: Sequence[float],
-    std: Sequence[float],
+    images: UInt8[Array, "batch height width channels"], mean: Sequence[float], std: Sequence[float]
 ) -> Float[Array, "batch height width channels"]:
-    """Scales pixels to [0, 1], subtracts the mean, and divides by the standard deviation.
-
-    Both have one value for each channel, on the scale [0, 1]. Results are float32.
-    """
+    """Scales pixels to [0, 1], then by the mean and deviation of each channel, to float32."""
     scaled = images.astype(jnp.float32) / 255
     return (scaled - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
 

@@ -29,6 +29,7 @@ from hypjax.models.embedder import Embedder
 from hypjax.models.resnet import ResNet
 from hypjax.models.vit import resize_positions
 from hypjax.models.weight_files import StateDict, read_state_dict
+from hypjax.system.files import replacing
 
 # Tensors of timm's models that have no counterpart: classifiers, and update counts of BatchNorm.
 _IGNORED = re.compile(r"(head|head_dist|fc)\.(weight|bias)|.*\.num_batches_tracked")
@@ -153,12 +154,10 @@ def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
     state = timm_state_dict(params["encoder"], model.encoder)
     if model.head_kind == "dense":
         state |= timm_classifier(params["head"], model.encoder)
-    temporary = path.with_name(f"{path.name}.unfinished")
     try:
-        temporary.write_bytes(save(state))
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            temporary.write_bytes(save(state))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {path} ({error.strerror})") from error
 
 

@@ -106,8 +106,7 @@ class FrozenBatchNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, (channels,))
         bias = self.param("bias", nn.initializers.zeros, (channels,))
         statistics = self.param(
-            "statistics",
-            lambda _: {"mean": jnp.zeros(channels), "variance": jnp.ones(channels)},
+            "statistics", lambda _: {"mean": jnp.zeros(channels), "variance": jnp.ones(channels)}
         )
         factor = scale * jax.lax.rsqrt(statistics["variance"] + 1e-5)
         shift = bias - statistics["mean"] * factor

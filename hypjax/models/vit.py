@@ -167,11 +167,7 @@ class Attention(nn.Module):
 def resize_positions(
     positions: Float[ArrayLike, "1 tokens dim"], tokens: int, prefix: int
 ) -> Float[ArrayLike, "1 tokens2 dim"]:
-    """Interpolates the position embeddings of a square of patches, bicubic with antialiasing.
-
-    timm does the same. The prefix, embeddings of other tokens, comes first and is not changed.
-    Embeddings that do not belong to a square remain as they are.
-    """
+    """Interpolates a square of positions after a prefix as timm does: bicubic, antialiased."""
     old, new = (math.isqrt(max(n - prefix, 0)) for n in (positions.shape[1], tokens))
     if old in (0, new) or old**2 + prefix != positions.shape[1]:
         return positions

@@ -26,12 +26,7 @@ AXES = ("copies", "parts")
 def create_mesh(
     shape: tuple[int, int] = (-1, 1), devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """Creates the mesh of a run's devices: copies of the parameters, and shards of each copy.
-
-    −1 copies use as many devices as possible. Devices are taken in order, by default all of them,
-    grouped by process. It is an error if there are too few, or some device of a process would be
-    unused.
-    """
+    """Creates a mesh of copies of the parameters times shards; −1 copies take all devices."""
     copies, shards = shape
     every_device = devices is None
     if every_device:
@@ -114,10 +109,7 @@ def sharded(mesh: Mesh) -> NamedSharding:
 
 
 def parameter_shardings(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Returns the shardings of parameters and optimiser state.
-
-    Each array is sharded along the longest axis that the second mesh axis divides evenly, if any.
-    """
+    """Shards each array along its longest axis that the second mesh axis divides, if any."""
     shards = mesh.shape[AXES[1]]
 
     def sharding(x: Any) -> NamedSharding:

@@ -36,7 +36,16 @@ from hypjax.runs.files import (
 )
 from hypjax.system import console, hub
 from hypjax.system.caches import cache_folder
-from hypjax.system.cloud import CloudFolder, Stored, copying, is_url, reaching, reason, url_hash
+from hypjax.system.cloud import (
+    CloudFolder,
+    Stored,
+    copying,
+    explained,
+    is_url,
+    reaching,
+    reason,
+    url_hash,
+)
 from hypjax.system.files import write_json
 from hypjax.system.locks import claimed, claimed_or_refused
 
@@ -168,18 +177,10 @@ class CloudCopy:
                 raise
             console.warn(str(error))
 
-    @contextlib.contextmanager
-    def _errors_explained(self) -> Iterator[None]:
+    def _errors_explained(self) -> contextlib.AbstractContextManager[None]:
         """Turns any failure of an upload into a `UserError`."""
-        try:
-            yield
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"cannot write to {self.location} ({reason(error)}); the whole run is in "
-                f"{self.folder}, and the same command on this machine uploads it"
-            ) from error
+        advice = f"; the whole run is in {self.folder}, and the same command on this machine "
+        return explained(f"cannot write to {self.location}", f"{advice}uploads it")
 
     def _keep_uploading(self) -> None:
         """Body of the thread: uploads a new checkpoint at once, other files at intervals.

@@ -163,11 +163,7 @@ def read_results(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _are_results(results: Mapping[str, Any]) -> bool:
-    """Whether an object has the form of a run's results, so that its parts can be used.
-
-    Scores of a model are {"head": {"recall@1": ...}, "encoder": ...}, or, of judged datasets,
-    {"head": {"scenes/easy/map": ...}, ...}.
-    """
+    """Whether an object has the form of a run's results, so that its parts can be used."""
     validation, notes = results.get("validation", {}), results.get("notes", [])
     tested = [results.get("untrained"), results.get("final")]
     tested += [results["best"]] if "best" in results else []

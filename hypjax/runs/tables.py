@@ -24,10 +24,7 @@ def format_recalls(recalls: Recalls) -> str:
 
 
 def selecting(scores: Mapping[str, float]) -> str:
-    """Returns the name of the score that selects among models.
-
-    It is the recall at the smallest K, or, of judged datasets alone, the first at level medium.
-    """
+    """The score that selects among models: recall at the smallest K, or the first judged medium."""
     recalls = [name for name in scores if name.startswith("recall@")]
     if recalls:
         return min(recalls, key=lambda name: int(name[7:]))
@@ -42,10 +39,7 @@ def title(results: Mapping[str, Recalls]) -> str:
 
 
 def format_results(results: Mapping[str, Recalls]) -> str:
-    """Returns a table with one row for each state of the model and each of its embeddings.
-
-    Scores by judgements have rows of their own for each dataset and level, in a table below.
-    """
+    """Returns a table with a row for each state and part of a model; judged scores stand below."""
     rows: dict[bool, dict[tuple[str, ...], dict[str, float]]] = {False: {}, True: {}}
     for state, parts in results.items():
         for part, scores in parts.items():

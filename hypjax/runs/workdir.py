@@ -183,11 +183,7 @@ class Workdir:
     def claimed(
         self, circumstances: Mapping[str, str], filled: ConfigDict | None = None
     ) -> Iterator[None]:
-        """Locks the folder for this process during the body, and writes the configuration.
-
-        The circumstances, see `require`, must not change between resumes, either. In the filled
-        configuration, fields that fit the images have their values.
-        """
+        """Locks the folder during the body, and writes the configuration, filled to fit images."""
         with claimed_or_refused(self.path):
             self._require_same_identity()
             self.require(circumstances)

@@ -123,7 +123,6 @@ class CloudFolder:
 
 @functools.cache
 def _warn_of_secrets() -> None:
-    """Says once where credentials belong."""
     console.warn(
         "a URL holds credentials, which other users of this machine can see; put them into the "
         "storage's environment variables or into fsspec's configuration, ~/.config/fsspec"
@@ -137,16 +136,17 @@ def _version(info: Mapping[str, Any]) -> str:
 
 def reaching(url: str) -> contextlib.AbstractContextManager[None]:
     """Turns any failure to read from storage into a `UserError`."""
-    return _explained(f"cannot read {url}")
+    return explained(f"cannot read {url}")
 
 
 def copying(url: str, folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
     """Turns any failure of a download, remote or local, into a `UserError`."""
-    return _explained(f"cannot copy {url} to {folder}")
+    return explained(f"cannot copy {url} to {folder}")
 
 
 @contextlib.contextmanager
-def _explained(problem: str) -> Iterator[None]:
+def explained(problem: str, advice: str = "") -> Iterator[None]:
+    """Turns any failure into a `UserError` with the problem, its reason, and advice."""
     try:
         yield
     except UserError:
@@ -154,7 +154,7 @@ def _explained(problem: str) -> Iterator[None]:
     except ImportError as error:
         raise UserError(f"{problem} without its driver ({error})") from error
     except Exception as error:
-        raise UserError(f"{problem} ({reason(error)})") from error
+        raise UserError(f"{problem} ({reason(error)}){advice}") from error
 
 
 def reason(error: Exception) -> str:

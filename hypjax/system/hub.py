@@ -54,13 +54,7 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
 
 
 def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.Path:
-    """Calls a function of huggingface_hub that downloads, or else looks into its cache.
-
-    Raises:
-        UnreachableError: The hub cannot be reached, and its cache does not have the files.
-        UserError: The cache cannot be written.
-        Exception: The hub says that there is no such repository or file.
-    """
+    """Calls a function of huggingface_hub that downloads, or else looks into its cache."""
     from huggingface_hub import errors
     from huggingface_hub.utils import logging
 
@@ -89,11 +83,7 @@ def upload(
     private: bool,
     owned: Callable[[str], bool],
 ) -> str:
-    """Uploads files to a repository in one commit; the repository is created if it does not exist.
-
-    The same commit removes other files that are `owned`. Returns the repository's address on the
-    web.
-    """
+    """Uploads files in one commit, which removes other `owned` ones; returns the web address."""
     import huggingface_hub
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, errors
 

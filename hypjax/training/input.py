@@ -28,16 +28,12 @@ from hypjax.types import Batch, Workers
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Input:
-    """The images of a run, from which batches are made.
-
-    Features are the encoder's embeddings of all training images, the store holds the images in
-    device memory, from which steps cut their crops; each is None without that cache.
-    """
+    """The images of a run, from which batches are made."""
 
     setup: Setup
     workers: Workers
-    features: Float[np.ndarray, "images encoder_dim"] | None = None
-    store: Store | None = None
+    features: Float[np.ndarray, "images encoder_dim"] | None = None  # Of all, if cached.
+    store: Store | None = None  # Images in device memory, from which steps cut their crops.
 
     def batches(self, steps: range, plans: Plans) -> Generator[Batch, None, None]:
         """Opens the batches of some steps, counted from 0; close them to end the workers."""

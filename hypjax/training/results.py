@@ -21,7 +21,6 @@ from hypjax.system.files import write_json
 from hypjax.training.setup import Setup
 from hypjax.training.states import Measured
 from hypjax.training.step import TrainState
-from hypjax.types import Recalls
 
 
 def collect_results(
@@ -44,13 +43,10 @@ def collect_results(
             processes.from_first(lambda: save_projections(folder, setup.config, whole, projections))
         return projections
 
-    def scores(params: PyTree, projections: Projections) -> Recalls:
-        return evaluator.test_scores(params, splits, projections)
-
     model = state.params["model"]
     fitted = fit(model)
-    results = {"untrained": measured.untrained["test"], "final": scores(model, fitted)}
-    results |= noted(splits.notes)
+    final = evaluator.test_scores(model, splits, fitted)
+    results = {"untrained": measured.untrained["test"], "final": final, **noted(splits.notes)}
     if not splits.validation:
         _keep_matches(folder, setup, model, fitted)
         return results
@@ -61,7 +57,7 @@ def collect_results(
     elif (best := checkpoints.restore_best(model=model)) is not None:
         model = best.trees[0]
         fitted = fit(model)
-        results["best"] = scores(model, fitted)
+        results["best"] = evaluator.test_scores(model, splits, fitted)
         held_out["best"] = evaluator.scores(model, Task(splits.validation), fitted)
     if "best" in results:
         results["best_step"] = checkpoints.best_step

@@ -255,10 +255,7 @@ def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_pat
     parts[1].write_bytes(b"")
     whole = embedder.embed(found)
     np.testing.assert_allclose(embedder.embed_to(path, found).vectors, whole.vectors, atol=1e-6)
-    for changed in (
-        [found[0]._replace(label="other"), *found[1:]],
-        [*found[1:], found[0]],
-    ):
+    for changed in ([found[0]._replace(label="other"), *found[1:]], [*found[1:], found[0]]):
         with pytest.raises(UserError, match="exists already"):
             embedder.embed_to(path, changed)
     Image.new("RGB", (25, 25)).save(found[3].path)

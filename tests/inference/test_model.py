@@ -354,10 +354,7 @@ def test_a_repository_of_something_else_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            lambda folder: (folder / "model.safetensors").unlink(),
-            "model.safetensors is missing",
-        ),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
         (lambda folder: (folder / "results.json").write_text("{}"), "results.json is not the file"),
     ],
 )
