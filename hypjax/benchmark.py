@@ -49,15 +49,14 @@ def main(overrides: list[str], suite: str | None) -> None:
     """Runs one suite, or the four timed ones, and prints the tables."""
     if suite != _JOB:
         command.refuse_overrides(overrides)
-    from hypjax.benchmarks import peers
-    from hypjax.benchmarks.measure import Options
+    from hypjax.benchmarks import measure, peers
     from hypjax.system import console, machine
     from hypjax.system.files import write_json
 
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if not output.parent.is_dir():
         raise UserError(f"--output is {output}, but the folder {output.parent} does not exist")
-    options = Options(
+    options = measure.Options(
         quick=_QUICK.value,
         repeats=1 if _QUICK.value else _REPEATS.value,
         images=_IMAGES.value,
@@ -77,8 +76,12 @@ def main(overrides: list[str], suite: str | None) -> None:
             console.warn(f"skipped: {missing}")
             continue
         module = importlib.import_module(f"hypjax.benchmarks.{_MODULES.get(name, name)}")
-        results[name] = module.rows(options)
-        print(module.table(results[name]))
+        if name in _TIMED:
+            results[name] = measure.measure(module.tasks(options), options.repeats)
+            print(measure.table(results[name]))
+        else:
+            results[name] = module.rows(options)
+            print(module.table(results[name]))
     if suite == _ANN:
         figure = output.with_suffix(".png")
         with console.tolerating(str(figure)):

@@ -1,12 +1,11 @@
 """Recall and speed of approximate searches, compared with the exact one and with cosine."""
 
-import contextlib
 import functools
 import itertools
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,24 +37,17 @@ _SETTINGS = ((PoincareBall(0.1, 2.3), 128), (PoincareBall(1.0, None), 128))
 _SETTINGS += ((PoincareBall(0.1, 2.3), 8), (PoincareBall(1.0, None), 8))
 
 
-Search = Callable[[Float32[np.ndarray, "q e"], int], Int[np.ndarray, "q k"]]
+Points = Float32[np.ndarray, "n d"]
+Search = Callable[[Points, int], Int[np.ndarray, "q k"]]
 
 
 class _Engine(NamedTuple):
-    """An engine with an index.
-
-    Attributes:
-        name: Name of the engine.
-        built: Seconds of building the index.
-        search: From query vectors and the number of a setting to neighbours, [queries, 10].
-        queries: The query vectors.
-        settings: Number of each setting, by name.
-    """
+    """An engine with an index, and with settings: the number of each, by name."""
 
     name: str
-    built: float
-    search: Search
-    queries: Float32[np.ndarray, "q e"]
+    built: float  # Seconds of building the index.
+    search: Search  # From query vectors and the number of a setting to neighbours, [queries, 10].
+    queries: Points
     settings: Mapping[str, int]
 
 
@@ -76,22 +68,17 @@ def rows(options: measure.Options) -> measure.Rows:
     for ball, dim in _SETTINGS[-1:] if options.quick else _SETTINGS:
         features = _features(count, dim)
         own, searches = [], []
-        with contextlib.ExitStack() as stack:
+        with tempfile.TemporaryDirectory() as folder:
             for space in (ball, Sphere()):
                 x = np.asarray(space.embed(features))
-                cosine = isinstance(space, Sphere)
-                exact = functools.partial(_exact, gallery=x, space=space)
-                engines = [_Engine("hypjax", 0.0, exact, x[:_QUERIES], {"exact": 0})]
-                engines += (_cosine if cosine else _hyperbolic)(x, space, stack, options.exported)
-                true = exact(x[:_QUERIES], 0)
-                for engine in engines:
+                for engine, true in _engines(x, space, pathlib.Path(folder), options.exported):
                     for setting, number in engine.settings.items():
                         run = functools.partial(engine.search, engine.queries, number)
                         recall = float((true[:, :, None] == run()[:, None]).any(axis=2).mean())
                         searches.append(run)
                         own.append(
                             {"c": float(ball.c), "dim": dim, "points": count}
-                            | {"distance": "cosine" if cosine else "hyperbolic"}
+                            | {"distance": "hyperbolic" if space is ball else "cosine"}
                             | {"engine": engine.name, "setting": setting, "recall": recall}
                             | {"build": engine.built}
                         )
@@ -101,7 +88,7 @@ def rows(options: measure.Options) -> measure.Rows:
     return found
 
 
-def _features(count: int, dim: int) -> Float32[np.ndarray, "n d"]:
+def _features(count: int, dim: int) -> Points:
     """Clusters of 20, with norms from 0.66 to 3.3: up to √c‖x‖ = 0.62 and 0.997 in the balls."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(count // 20, dim))
@@ -110,18 +97,27 @@ def _features(count: int, dim: int) -> Float32[np.ndarray, "n d"]:
     return (features * norms / np.linalg.norm(features, axis=1, keepdims=True)).astype(np.float32)
 
 
-def _exact(
-    queries: Float32[np.ndarray, "q d"],
-    _: int,
-    *,
-    gallery: Float32[np.ndarray, "n d"],
-    space: Space,
-) -> Int[np.ndarray, "q k"]:
-    return nearest_neighbors(queries, gallery, k=_K, space=space)[1]
+def _engines(
+    x: Points, space: Space, folder: pathlib.Path, exported: bool
+) -> Iterator[tuple[_Engine, Int[np.ndarray, "q k"]]]:
+    """The engines for a space, the exact search first, with its neighbours."""
+
+    def exact(queries: Points, _: int) -> np.ndarray:
+        return nearest_neighbors(queries, x, k=_K, space=space)[1]
+
+    queries = x[:_QUERIES]
+    true = exact(queries, 0)
+    yield _Engine("hypjax", 0.0, exact, queries, {"exact": 0}), true
+    if isinstance(space, Sphere):
+        approximate = _cosine(x, exported)
+    else:
+        approximate = _hyperbolic(x, space, folder, exported)
+    for engine in approximate:
+        yield engine, true
 
 
 def _hyperbolic(
-    x: Float32[np.ndarray, "n d"], ball: PoincareBall, stack: contextlib.ExitStack, exported: bool
+    x: Points, ball: PoincareBall, folder: pathlib.Path, exported: bool
 ) -> Iterator[_Engine]:
     ids = np.arange(len(x)).astype(str)
     embeddings = Embeddings(x, ids, np.full(len(x), ""), ball, "benchmark", "benchmark", {})
@@ -129,7 +125,7 @@ def _hyperbolic(
     gallery, built = _timed(lambda: GraphGallery.build(embeddings))
     settings = {"as exported": gallery.candidates, **_candidates()}
 
-    def own(q: np.ndarray, candidates: int) -> np.ndarray:
+    def own(q: Points, candidates: int) -> np.ndarray:
         gallery.candidates = candidates
         return gallery.nearest(q, _K)[1]
 
@@ -144,7 +140,7 @@ def _hyperbolic(
         yield _lists("faiss IVF, inner product of d + 1", vectors, asked)
         built, near = _faiss_graph(x, "METRIC_L2")
 
-        def twice(q: np.ndarray, candidates: int) -> np.ndarray:
+        def twice(q: Points, candidates: int) -> np.ndarray:
             """Two searches in a graph of Euclidean distances."""
             search = functools.partial(near, candidates=candidates)
             return euclidean.nearest(search, x, q, k=_K, space=ball, candidates=candidates)[1]
@@ -152,12 +148,10 @@ def _hyperbolic(
         engine = "faiss HNSW, L2, two searches (--export=faiss:hnsw)"
         yield _Engine(engine, built, twice, queries, _candidates(least=64))
     if peers.installed("qdrant_edge"):
-        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        engine = Folder(folder / "gallery.qdrant")
-        points = QdrantGallery.create(engine, embeddings)
+        points = QdrantGallery.create(Folder(folder / "gallery.qdrant"), embeddings)
         _, built = _timed(lambda: points.add(embeddings))
 
-        def search(q: np.ndarray, candidates: int) -> np.ndarray:
+        def search(q: Points, candidates: int) -> np.ndarray:
             points.candidates = candidates
             return np.array([[int(name) for name in hits.ids] for hits in points.nearest(q, _K)])
 
@@ -165,34 +159,28 @@ def _hyperbolic(
         yield _Engine(name, built, search, queries, _candidates(least=64))
 
 
-def _cosine(
-    x: Float32[np.ndarray, "n d"], space: Sphere, stack: contextlib.ExitStack, exported: bool
-) -> Iterator[_Engine]:
-    del space, stack
+def _cosine(x: Points, exported: bool) -> Iterator[_Engine]:
     queries = x[:_QUERIES]
     yield _usearch(_PEER, x, queries, "cos")
     yield _usearch(f"{_PEER} in bfloat16", x, queries, "cos", dtype="bf16")
     if peers.installed("faiss") and not exported:
-        built, search = _faiss_graph(x, "METRIC_INNER_PRODUCT")
-
-        def nearest(q: np.ndarray, candidates: int) -> np.ndarray:
-            return search(q, _K, candidates)
-
-        yield _Engine("faiss HNSW, cosine", built, nearest, queries, _candidates())
+        built, near = _faiss_graph(x, "METRIC_INNER_PRODUCT")
+        search = lambda q, candidates: near(q, _K, candidates)  # noqa: E731
+        yield _Engine("faiss HNSW, cosine", built, search, queries, _candidates())
 
 
 def _candidates(least: int = 0) -> dict[str, int]:
     return {f"{number} candidates": number for number in _CANDIDATES if number >= least}
 
 
-def _faiss_graph(x: Float32[np.ndarray, "n d"], metric: str) -> tuple[float, Callable]:
+def _faiss_graph(x: Points, metric: str) -> tuple[float, Callable[..., np.ndarray]]:
     """Seconds of building a graph, and its search for a number of neighbours by candidates."""
     import faiss
 
     index = faiss.IndexHNSWFlat(x.shape[1], _LINKS, getattr(faiss, metric))
     index.hnsw.efConstruction = _ADDED
 
-    def search(q: np.ndarray, count: int, candidates: int) -> np.ndarray:
+    def search(q: Points, count: int, candidates: int) -> np.ndarray:
         index.hnsw.efSearch = candidates
         return index.search(q, count)[1]
 
@@ -200,7 +188,7 @@ def _faiss_graph(x: Float32[np.ndarray, "n d"], metric: str) -> tuple[float, Cal
 
 
 def _usearch(
-    engine: str, vectors: np.ndarray, queries: np.ndarray, metric: str, dtype: str = "f32"
+    engine: str, vectors: Points, queries: Points, metric: str, dtype: str = "f32"
 ) -> _Engine:
     from usearch.index import Index
 
@@ -208,14 +196,14 @@ def _usearch(
     index = Index(ndim=vectors.shape[1], **settings)
     _, built = _timed(lambda: index.add(np.arange(len(vectors)), vectors))
 
-    def search(q: np.ndarray, candidates: int) -> np.ndarray:
+    def search(q: Points, candidates: int) -> np.ndarray:
         index.expansion_search = candidates
         return np.asarray(index.search(q, _K).keys, np.int64)
 
     return _Engine(engine, built, search, queries, _candidates())
 
 
-def _lists(engine: str, vectors: np.ndarray, queries: np.ndarray) -> _Engine:
+def _lists(engine: str, vectors: Points, queries: Points) -> _Engine:
     import faiss
 
     lists = int(4 * len(vectors) ** 0.5)
@@ -226,7 +214,7 @@ def _lists(engine: str, vectors: np.ndarray, queries: np.ndarray) -> _Engine:
         index.train(vectors)
         index.add(vectors)
 
-    def search(q: np.ndarray, visited: int) -> np.ndarray:
+    def search(q: Points, visited: int) -> np.ndarray:
         index.nprobe = visited
         return index.search(q, _K)[1]
 
@@ -241,12 +229,20 @@ def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
     return found, time.perf_counter() - started
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def _by_ball(rows: measure.Rows) -> dict[tuple[float, int], measure.Rows]:
+    """Rows of each curvature and number of coordinates."""
+    balls = {}
+    for row in rows:
+        balls.setdefault((row["c"], row["dim"]), []).append(row)
+    return balls
+
+
+def table(rows: measure.Rows) -> str:
     """Formats recall and speed of some settings in Markdown, a column for each ball.
 
     Below are our times over those of usearch's cosine, at a recall of at least 0.98.
     """
-    balls = {(row["c"], row["dim"]): f"c {row['c']:g}, {row['dim']}" for row in rows}
+    balls = {ball: f"c {ball[0]:g}, {ball[1]}" for ball in _by_ball(rows)}
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
         if row["setting"].startswith(_SHOWN):
@@ -257,46 +253,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([measure.markdown(titles, shown), "", *_ratios(rows)])
 
 
-def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
-    """Draws speed against missed neighbours, one panel per ball and number of coordinates.
-
-    Args:
-        rows: What `rows` yields.
-        path: Figure to write.
-    """
-    settings = list(dict.fromkeys((row["c"], row["dim"]) for row in rows))
-    engines = list(dict.fromkeys(row["engine"] for row in rows))
-    columns = min(len(settings), 2)
-    lines = -(-len(settings) // columns)
-    figure = Figure(figsize=(6 * columns, 4 * lines + 1), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False).reshape(-1)
-    for axis, (c, dim) in zip(axes, settings, strict=False):
-        for engine, marker in zip(engines, itertools.cycle("osD^vP*X")):
-            own = [row for row in rows if (row["c"], row["dim"]) == (c, dim)]
-            own = [row for row in own if row["engine"] == engine]
-            own = sorted(own, key=lambda row: row["rate"])
-            missed = [max(1 - row["recall"], _LEAST_MISSED) for row in own]
-            axis.plot(missed, [row["rate"] for row in own], marker=marker, label=engine)
-        axis.axvline(1 - _WANTED, color="grey", linestyle=":")
-        axis.set(xlabel="share of the 10 nearest that is missed", ylabel="queries per second")
-        axis.set(xscale="log", yscale="log")
-        axis.invert_xaxis()
-        axis.set_title(f"c = {c:g}, {dim} coordinates")
-        axis.grid(alpha=0.3)
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=100)
-
-
-def _ratios(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for c, dim in dict.fromkeys((row["c"], row["dim"]) for row in rows):
+def _ratios(rows: measure.Rows) -> Iterator[str]:
+    for (c, dim), own in _by_ball(rows).items():
         text = f"c = {c:g}, {dim} coordinates, recall at least {_WANTED}: "
-        best = {}
-        for row in rows:
-            engine = row["engine"]
-            if (row["c"], row["dim"]) == (c, dim) and row["recall"] >= _WANTED:
-                best[engine] = max(row, best.get(engine, row), key=lambda row: row["rate"])
+        reached = sorted(
+            (row for row in own if row["recall"] >= _WANTED), key=lambda row: row["rate"]
+        )
+        best = {row["engine"]: row for row in reached}  # The fastest comes last.
         if missing := {_OURS, _PEER} - best.keys():
             yield f"{text}not reached by {' and '.join(sorted(missing))}"
             continue
@@ -306,3 +269,26 @@ def _ratios(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         )
         ratio = best[_PEER]["rate"] / best[_OURS]["rate"]
         yield f"{text}{ratio:.2f} times the time of usearch's cosine ({ours}; {peer})"
+
+
+def draw(rows: measure.Rows, path: pathlib.Path) -> None:
+    """Draws speed against missed neighbours, one panel per ball and number of coordinates."""
+    balls = _by_ball(rows)
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    columns = min(len(balls), 2)
+    lines = -(-len(balls) // columns)
+    figure = Figure(figsize=(6 * columns, 4 * lines + 1), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False).reshape(-1)
+    for axis, ((c, dim), own) in zip(axes, balls.items(), strict=False):
+        for engine, marker in zip(engines, itertools.cycle("osD^vP*X")):
+            points = sorted((row["rate"], row["recall"]) for row in own if row["engine"] == engine)
+            missed = [max(1 - recall, _LEAST_MISSED) for _, recall in points]
+            axis.plot(missed, [rate for rate, _ in points], marker=marker, label=engine)
+        axis.axvline(1 - _WANTED, color="grey", linestyle=":")
+        axis.set(xlabel="share of the 10 nearest that is missed", ylabel="queries per second")
+        axis.set(xscale="log", yscale="log", title=f"c = {c:g}, {dim} coordinates")
+        axis.invert_xaxis()
+        axis.grid(alpha=0.3)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=100)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from hypjax.benchmarks import measure, peers
-from hypjax.geometry import PoincareBall, Space, Sphere
+from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import nearest_neighbors
 from hypjax.retrieval.neighbors import nearest_by_subtraction
 
@@ -33,7 +33,8 @@ def rows(options: measure.Options) -> measure.Rows:
             true = _without_self(nearest_by_subtraction(space, x, x, _K + 1)[1])
             found = {"hypjax": nearest_neighbors(x, x, k=_K, space=space, exclude_self=True)[1]}
             if peers.installed("faiss"):
-                found["faiss"] = _without_self(_faiss_neighbors(space, x))
+                search = peers.faiss_search(*peers.search_vectors(space, x), _K + 1)
+                found["faiss"] = _without_self(search()[1])
             recalls = {
                 who: float(np.mean(labels[ids[:, 0]] == labels))
                 for who, ids in {"true": true, **found}.items()
@@ -41,15 +42,6 @@ def rows(options: measure.Options) -> measure.Rows:
             right = {who: float(np.mean(np.all(ids == true, 1))) for who, ids in found.items()}
             rows.append({"space": name, "spread": spread, "recall@1": recalls, "right": right})
     return rows
-
-
-def _faiss_neighbors(space: Space, x: Float[np.ndarray, "n d"]) -> Int[np.ndarray, "n k"]:
-    import faiss
-
-    gallery, queries = peers.search_vectors(space, x)
-    index = faiss.IndexFlatIP(gallery.shape[1])
-    index.add(gallery)
-    return index.search(queries, _K + 1)[1]
 
 
 def _without_self(ids: Int[np.ndarray, "n k"]) -> Int[np.ndarray, "n k-1"]:

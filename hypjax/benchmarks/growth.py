@@ -1,5 +1,6 @@
 """Growth of time and memory: of the loss with batch size and dimension, of recall with gallery."""
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -27,11 +28,6 @@ class Growth(NamedTuple):
     sizes: Sequence[int]
 
 
-def rows(options: measure.Options) -> measure.Rows:
-    """Seconds and bytes of each task at each of its sizes, and fitted exponents."""
-    return [_measure(curve, options) for curve in CURVES]
-
-
 def _loss(batch: int, dim: int) -> Task:
     features = np.random.default_rng(0).normal(size=(batch, dim)).astype(np.float32)
     run, memory = gradient(features, samples=2)
@@ -45,11 +41,8 @@ def _recall(items: int) -> Task:
     asked = rng.choice(items, min(_QUERIES, items), replace=False)
     noise = 0.01 * rng.normal(size=(len(asked), _DIM)).astype(np.float32)
     queries = np.array(BALL.embed(gallery[asked] + noise))
-
-    def run() -> dict[int, float]:
-        ks = (1, 10, 100, 1000)
-        return recall_at_k(queries, labels[asked], gallery, labels, ks=ks, space=BALL)
-
+    given = queries, labels[asked], gallery, labels
+    run = functools.partial(recall_at_k, *given, ks=(1, 10, 100, 1000), space=BALL)
     return Task(f"recall, {items} items", run)
 
 
@@ -59,7 +52,7 @@ CURVES = (
         "images in the batch",
         "The distance matrix grows quadratically, and faster once it exceeds a CPU's caches; "
         f"with {_DIM} coordinates the matrix product does not dominate.",
-        lambda batch: _loss(batch, _DIM),
+        functools.partial(_loss, dim=_DIM),
         (100, 200, 400),
         (100, 200, 400, 800, 1600, 3200),
     ),
@@ -68,7 +61,7 @@ CURVES = (
         "coordinates",
         f"Only the product of {_BATCH} × {_BATCH} points grows, linearly; the work per "
         "distance is constant.",
-        lambda dim: _loss(_BATCH, dim),
+        functools.partial(_loss, _BATCH),
         (16, 32, 64),
         (16, 32, 64, 128, 256, 512, 1024),
     ),
@@ -84,17 +77,21 @@ CURVES = (
 )
 
 
-def _measure(curve: Growth, options: measure.Options) -> dict[str, Any]:
-    sizes = list(curve.quick if options.quick else curve.sizes)
-    # One by one, so that no more than one task's arrays are held.
-    found = measure.measure((curve.make(size) for size in sizes), options.repeats)
-    measured = {
-        "seconds": [statistics.median(row["ours"]) for row in found],
-        "memory": [row["memory"] for row in found],
-    }
-    exponents = {name: exponent(sizes, values) for name, values in measured.items()}
-    words = {"work": curve.work, "of": curve.of, "why": curve.why, "sizes": sizes}
-    return words | measured | {"exponents": exponents}
+def rows(options: measure.Options) -> measure.Rows:
+    """Seconds and bytes of each task at each of its sizes, and fitted exponents."""
+    rows = []
+    for curve in CURVES:
+        sizes = list(curve.quick if options.quick else curve.sizes)
+        # One by one, so that no more than one task's arrays are held.
+        found = measure.measure((curve.make(size) for size in sizes), options.repeats)
+        measured = {
+            "seconds": [statistics.median(row["ours"]) for row in found],
+            "memory": [row["memory"] for row in found],
+        }
+        exponents = {name: exponent(sizes, values) for name, values in measured.items()}
+        words = {"work": curve.work, "of": curve.of, "why": curve.why, "sizes": sizes}
+        rows.append(words | measured | {"exponents": exponents})
+    return rows
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float | None]) -> float | None:
@@ -115,9 +112,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for curve in rows:
         fitted = ", ".join("–" if b is None else f"{b:.2f}" for b in curve["exponents"].values())
-        for size, taken, memory in zip(
-            curve["sizes"], curve["seconds"], curve["memory"], strict=True
-        ):
+        measured = zip(curve["sizes"], curve["seconds"], curve["memory"], strict=True)
+        for size, taken, memory in measured:
             held = "–" if memory is None else f"{memory / 2**20:.1f} MiB"
             cells = (curve["work"], curve["of"], f"{size:,}", f"{taken:.3g} s", held, fitted)
             lines.append(cells)

@@ -1,24 +1,26 @@
 """Input, compared with torchvision: decoding, cropping and resizing photos."""
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array
 from PIL import Image
 
 from hypjax import parallel
-from hypjax.benchmarks import measure, peers
-from hypjax.benchmarks.measure import Task, table  # noqa: F401
+from hypjax.benchmarks import peers
+from hypjax.benchmarks.job import scene
+from hypjax.benchmarks.measure import Options, Task
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, fill_cache
-from hypjax.data.device_cache import CacheLayout, crop_batches, fill, lay_out
-from hypjax.data.device_crops import Store, cut
+from hypjax.data.device_cache import crop_batches, fill, lay_out
+from hypjax.data.device_crops import cut
 from hypjax.data.host_cache import DecodedImages
 from hypjax.data.photo_dataset import Files
 from hypjax.data.photos import find_photos
@@ -27,17 +29,17 @@ from hypjax.data.plans import Plan, ShuffledPlans
 from hypjax.data.views import RandomCrop
 from hypjax.models.layers import mirror
 from hypjax.system.machine import usable_cores
-from hypjax.types import Crops, View
+from hypjax.types import View
 
 _SIDE, _SHORTER_SIDE = 224, 256
 _VIEW = View(_SIDE, _SHORTER_SIDE, channels=3)
 _AREA, _RATIO = (0.2, 1.0), (3 / 4, 4 / 3)  # Of RandomResizedCrop in Hyp-ViT.
 _BATCH = 100
-_INSTALL = "torchvision (pip install torchvision)"
 
 
-def rows(options: measure.Options) -> measure.Rows:
-    """Measures 2,000 training views, or a tenth if quick, and the test views of all photos."""
+def tasks(options: Options) -> Iterator[Task]:
+    """2,000 training views, or a tenth if quick, and the test views of all photos."""
+    batches = 2 if options.quick else 20
     with contextlib.ExitStack() as stack:
         folders = (stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(3))
         small, large, cache = map(pathlib.Path, folders)
@@ -45,40 +47,34 @@ def rows(options: measure.Options) -> measure.Rows:
             paths = _make_photos(small, width=500, count=64)  # Of CUB's typical size.
         else:
             paths = [photo.path for photo in find_photos(options.images)]
-        tasks = _tasks(paths, large, cache, batches=2 if options.quick else 20)
-        return measure.measure(tasks, options.repeats)
-
-
-def _tasks(
-    paths: Sequence[pathlib.Path], large: pathlib.Path, cache: pathlib.Path, batches: int
-) -> Iterator[Task]:
-    files, count = _open_dataset(paths), batches * _BATCH
-    height, width = files.sizes.mean(axis=0).round().astype(int)
-    words = f"{count} crops of photos of {width}×{height}"
-    train, name = _peer(paths, count, training=True)
-
-    def crops(words: str, dataset: Dataset, batches: int, size: int, peer: Any) -> Task:
-        read = functools.partial(_read_training_batches, dataset, batches, size)
-        return Task(words, read, peer, name, items=batches * size)
-
-    def variants(files: Dataset) -> dict[str, Dataset]:
-        return {"exact pixels": files, "fast decoder": _with_fast_decoder(files)}
-
-    cached = {"exact pixels, host cache": _with_host_cache(files, cache)}
-    for variant, dataset in {**variants(files), **cached}.items():
-        yield crops(f"{words}, {variant}", dataset, batches, _BATCH, train)
-    crop = functools.partial(_crop_on_device, *_fill_device_cache(files), batches)
-    device = jax.local_devices()[0].device_kind
-    yield Task(f"{words}, from the device cache ({device})", crop, train, name, items=count)
-    # Photos of a camera's size, for which the fast decoder is made.
-    photos, count = _make_photos(large, width=3000, count=8), batches * 5
-    train, _ = _peer(photos, count, training=True)
-    for variant, dataset in variants(_open_dataset(photos)).items():
-        words = f"{count} crops of photos 3000 pixels wide, {variant}"
-        yield crops(words, dataset, 5, batches, train)
-    test, _ = _peer(paths, len(paths), training=False)
-    evaluate = functools.partial(_read_evaluation_batches, files)
-    yield Task(f"{len(paths)} test views, exact pixels", evaluate, test, name, items=len(paths))
+        files, count = _open_dataset(paths), batches * _BATCH
+        height, width = files.sizes.mean(axis=0).round().astype(int)
+        words = f"{count} crops of photos of {width}×{height}"
+        train, name = _peer(paths, count, training=True)
+        decoded = DecodedImages(cache / "decoded.bin", files.sizes, channels=3)
+        cached = dataclasses.replace(files, decoded=decoded)
+        fill_cache(cached, channels=3)
+        for variant, dataset in {**_decoders(files), "exact pixels, host cache": cached}.items():
+            read = functools.partial(_read_training_batches, dataset, batches, _BATCH)
+            yield Task(f"{words}, {variant}", read, train, name, items=count)
+        device = jax.local_devices()[0].device_kind
+        crop = _crops_on_device(files, batches)
+        yield Task(f"{words}, from the device cache ({device})", crop, train, name, items=count)
+        # Photos of a camera's size, for which the fast decoder is made.
+        photos, fewer = _make_photos(large, width=3000, count=8), batches * 5
+        train, _ = _peer(photos, fewer, training=True)
+        for variant, dataset in _decoders(_open_dataset(photos)).items():
+            read = functools.partial(_read_training_batches, dataset, 5, batches)
+            words = f"{fewer} crops of photos 3000 pixels wide, {variant}"
+            yield Task(words, read, train, name, items=fewer)
+        test, _ = _peer(paths, len(paths), training=False)
+        yield Task(
+            f"{len(paths)} test views, exact pixels",
+            lambda: _consume(evaluation_batches(files, _VIEW, _BATCH)),
+            test,
+            name,
+            items=len(paths),
+        )
 
 
 def _make_photos(folder: pathlib.Path, width: int, count: int) -> list[pathlib.Path]:
@@ -86,10 +82,7 @@ def _make_photos(folder: pathlib.Path, width: int, count: int) -> list[pathlib.P
     rng = np.random.default_rng(0)
     for i in range(count):
         height = int(width * rng.uniform(0.65, 0.85))
-        coarse = Image.fromarray(rng.integers(0, 256, (24, 32, 3), np.uint8))
-        smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.int16)
-        grain = rng.normal(0, 12, smooth.shape).astype(np.int16)
-        photo = Image.fromarray(np.clip(smooth + grain, 0, 255).astype(np.uint8))
+        photo = Image.fromarray(scene(rng, (24, 32), (height, width)))
         photo.save(folder / f"{i}.jpg", quality=90)
     return sorted(folder.iterdir())
 
@@ -103,21 +96,17 @@ def _open_dataset(paths: Sequence[pathlib.Path]) -> Dataset:
     return Dataset(Files(paths), positions, np.zeros_like(positions), np.array(sizes))
 
 
-def _with_fast_decoder(files: Dataset) -> Dataset:
-    return Dataset(files.records, files.positions, files.labels, files.sizes, fast=True)
+def _decoders(files: Dataset) -> dict[str, Dataset]:
+    return {"exact pixels": files, "fast decoder": dataclasses.replace(files, fast=True)}
 
 
-def _with_host_cache(files: Dataset, folder: pathlib.Path) -> Dataset:
-    decoded = DecodedImages(folder / "decoded.bin", files.sizes, channels=3)
-    cached = Dataset(files.records, files.positions, files.labels, files.sizes, decoded=decoded)
-    fill_cache(cached, channels=3)
-    return cached
+def _consume(batches: Generator[Any, None, None]) -> None:
+    collections.deque(batches, maxlen=0)
 
 
 def _read_training_batches(dataset: Dataset, batches: int, size: int) -> None:
     repeated, plans = _repeat_and_plan(dataset, size)
-    for _ in training_batches(repeated, plans, range(batches), _VIEW):
-        pass
+    _consume(training_batches(repeated, plans, range(batches), _VIEW))
 
 
 def _repeat_and_plan(dataset: Dataset, size: int) -> tuple[Dataset, ShuffledPlans]:
@@ -127,45 +116,31 @@ def _repeat_and_plan(dataset: Dataset, size: int) -> tuple[Dataset, ShuffledPlan
     return repeated, ShuffledPlans(repeated.labels, repeated.sizes, size, crop, seed=0)
 
 
-def _fill_device_cache(files: Dataset) -> tuple[Callable[[int], Plan], CacheLayout, Store]:
-    """Stores each photo once on one device; returns plans, layout and stored pixels."""
-    mesh = parallel.create_mesh((1, 1))
+def _crops_on_device(files: Dataset, batches: int) -> Callable[[], None]:
+    """Returns what crops and flips as the train step does, from photos stored on one device."""
     layout = lay_out(files.sizes, channels=3)
-    store = fill(layout, files, mesh)
+    store = fill(layout, files, parallel.create_mesh((1, 1)))
     _, plans = _repeat_and_plan(files, _BATCH)
+    view = jax.jit(lambda store, crops, flips: mirror(cut(store, crops, _SIDE), flips))
 
     def plan(step: int) -> Plan:
         planned = plans(step)
-        return planned._replace(ids=planned.ids % len(files))
+        return planned._replace(ids=planned.ids % len(files))  # Each photo is stored once.
 
-    return plan, layout, store
+    def run() -> None:
+        for batch in crop_batches(layout, plan, range(batches), range(_BATCH)):
+            views = view(store, batch.images, batch.flips)
+        views.block_until_ready()
 
-
-def _crop_on_device(
-    plan: Callable[[int], Plan], layout: CacheLayout, store: Store, batches: int
-) -> None:
-    """Crops and flips as the train step does."""
-    for batch in crop_batches(layout, plan, range(batches), range(_BATCH)):
-        views = _views(store, batch.images, batch.flips)
-    views.block_until_ready()
-
-
-@jax.jit
-def _views(store: Store, crops: Crops, flips: Array) -> Array:
-    return mirror(cut(store, crops, _SIDE), flips)
-
-
-def _read_evaluation_batches(dataset: Dataset) -> None:
-    for _ in evaluation_batches(dataset, _VIEW, _BATCH):
-        pass
+    return run
 
 
 def _peer(
     paths: Sequence[pathlib.Path], count: int, training: bool
-) -> tuple[Callable[[], object] | None, str]:
+) -> tuple[Callable[[], None] | None, str]:
     """Returns a pass over torchvision's DataLoader with persistent workers, and its name."""
     if peers.torchvision() is None:
-        return None, _INSTALL
+        return None, "torchvision (pip install torchvision)"
     import torch
 
     loader = torch.utils.data.DataLoader(
@@ -175,12 +150,8 @@ def _peer(
         persistent_workers=True,
         multiprocessing_context="forkserver",  # JAX's threads do not survive a fork.
     )
-
-    def run() -> None:
-        for _ in loader:
-            pass
-
-    return run, f"torchvision DataLoader, {loader.num_workers} workers"
+    name = f"torchvision DataLoader, {loader.num_workers} workers"
+    return lambda: _consume(iter(loader)), name
 
 
 class _TorchPhotos:
@@ -196,7 +167,7 @@ class _TorchPhotos:
         with Image.open(self._paths[i % len(self._paths)]) as image:
             return self._transform(image.convert(pixels.MODES[3]))
 
-    @functools.cached_property
+    @functools.cached_property  # In the worker.
     def _transform(self) -> Callable[[Image.Image], Any]:
         transforms = peers.torchvision().transforms
         bicubic = transforms.InterpolationMode.BICUBIC

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import UInt8
 from ml_collections import ConfigDict
 from PIL import Image
 
@@ -73,9 +74,8 @@ def get_config(variant: str = "cub") -> ConfigDict:
 def rows(options: measure.Options) -> dict[str, Any]:
     """Writes photos, and trains on them twice by the command line; on few photos if quick.
 
-    Returns:
-        For each of `RUNS`, the contents of times.json, the final recalls, and the duration of the
-        whole process in seconds.
+    Returns for each of `RUNS` the contents of times.json, the final recalls, and the duration of
+    the whole process in seconds.
 
     Raises:
         UserError: A package is missing, the machine is too slow, or a run failed.
@@ -85,9 +85,9 @@ def rows(options: measure.Options) -> dict[str, Any]:
     if missing:
         names = f"{' and '.join(missing)}: pip install {' '.join(missing)}"
         raise UserError(f"a whole run requires {names}")
+    variant = "quick" if options.quick else "cub"
     if not options.quick:
         _require_accelerator()
-    variant = "quick" if options.quick else "cub"
     fields = [f"run.cache={options.cache}", *options.overrides]
     message = "interrupted: waiting for the run to end"
     with (
@@ -124,27 +124,33 @@ def make_photos(folder: pathlib.Path, size: Size) -> None:
             for label in range(size.classes):
                 target = folder / split / f"{split}_{label:03}"
                 target.mkdir(parents=True)
-                seed = [split == "test", label]
+                rng = np.random.default_rng([split == "test", label])
                 images = len(range(label, count, size.classes))
-                futures.append(pool.submit(_write_class, target, images, size.width, seed))
+                futures.append(pool.submit(_write_class, target, images, size.width, rng))
         for future in futures:
             future.result()
 
 
-def _write_class(folder: pathlib.Path, count: int, width: int, seed: Sequence[int]) -> None:
-    rng = np.random.default_rng(seed)
+def _write_class(folder: pathlib.Path, count: int, width: int, rng: np.random.Generator) -> None:
     side = width * 3 // 2
-    coarse = Image.fromarray(rng.integers(0, 256, (36, 36, 3), np.uint8))
-    scene = np.asarray(coarse.resize((side, side), Image.Resampling.BICUBIC), np.int16)
-    grain = rng.normal(0, 12, scene.shape).astype(np.int16)
-    scene = np.clip(scene + grain, 0, 255).astype(np.uint8)
+    pixels = scene(rng, (36, 36), (side, side))
     for i in range(count):
         size = int(width * rng.uniform(0.65, 0.85)), width
         if i % 5 == 0:  # Portrait format.
             size = size[::-1]
         top, left = rng.integers(0, side - width + 1, 2)
-        photo = Image.fromarray(scene[top : top + size[0], left : left + size[1]])
+        photo = Image.fromarray(pixels[top : top + size[0], left : left + size[1]])
         photo.save(folder / f"{i:03}.jpg", quality=90)
+
+
+def scene(
+    rng: np.random.Generator, spots: tuple[int, int], size: tuple[int, int]
+) -> UInt8[np.ndarray, "height width 3"]:
+    """Smooth colour spots with grain, which JPEG compresses like a photo."""
+    coarse = Image.fromarray(rng.integers(0, 256, (*spots, 3), np.uint8))
+    smooth = np.asarray(coarse.resize(size[::-1], Image.Resampling.BICUBIC), np.int16)
+    grain = rng.normal(0, 12, smooth.shape).astype(np.int16)
+    return np.clip(smooth + grain, 0, 255).astype(np.uint8)
 
 
 def _run(
@@ -189,19 +195,18 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     recalls = [run["final"]["head"]["recall@1"] for run in runs]
     if max(recalls) - min(recalls) > _TOLERANCE:
         console.warn(f"the final recalls of the runs differ by more than {_TOLERANCE}")
-    lines = [
-        *(
-            [f"{name}, s", *(f"{r['seconds'][name]:.2f}" for r in runs)]
-            for name in (*PARTS, "total")
-        ),
-        ["whole process, s", *(f"{run['process_seconds']:.2f}" for run in runs)],
-        ["host memory, peak", *(_format_size(run.get("host_memory_peak")) for run in runs)],
-        ["device memory, peak", *(_format_size(run.get("device_memory_peak")) for run in runs)],
-        ["programs compiled", *(str(run["programs"]["compiled"]) for run in runs)],
-        ["programs read from the cache", *(str(run["programs"]["cached"]) for run in runs)],
-        ["final recall@1 of the head", *(f"{recall:.4f}" for recall in recalls)],
-    ]
-    return measure.markdown(["part", *rows], lines)
+    parts = {
+        f"{part}, s": [f"{run['seconds'][part]:.2f}" for run in runs] for part in (*PARTS, "total")
+    }
+    parts |= {
+        "whole process, s": [f"{run['process_seconds']:.2f}" for run in runs],
+        "host memory, peak": [_format_size(run.get("host_memory_peak")) for run in runs],
+        "device memory, peak": [_format_size(run.get("device_memory_peak")) for run in runs],
+        "programs compiled": [str(run["programs"]["compiled"]) for run in runs],
+        "programs read from the cache": [str(run["programs"]["cached"]) for run in runs],
+        "final recall@1 of the head": [f"{recall:.4f}" for recall in recalls],
+    }
+    return measure.markdown(["part", *rows], ([name, *cells] for name, cells in parts.items()))
 
 
 def _format_size(number: int | None) -> str:

@@ -1,17 +1,19 @@
-"""What all suites share: tasks that are timed in turn with other libraries, and tables.
+"""What suites share: tasks that are timed in turn with other libraries, and tables.
 
-A suite is a module of this package with `rows(options)`, which measures, and `table(rows)`, which
-formats. Its peers are skipped where they are not installed.
+A suite is a module of this package. A timed one has `tasks(options)`, which `measure` and `table`
+turn into results. The others have `rows(options)`, which measures, and `table(rows)`. Peers are
+skipped where they are not installed.
 """
 
 import contextlib
+import functools
 import math
 import os
 import pathlib
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,15 +42,15 @@ class Options(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Something to time.
+    """Something to time, and perhaps the same with another library.
 
     Attributes:
         name: Description for the table.
         ours: Performs the task and waits for the result.
-        peer: Does the same with another library; None without one, or if it is not installed.
+        peer: The other library's function; None without one, or if it is not installed.
         peer_name: Name of the other library, or what to install.
         limit: Lower bound in seconds, from a rate measured in the same run.
-        items: Number of items processed, to print a rate; None prints none.
+        items: Number of items processed, to print a rate.
         moving: Seconds to move all bytes that our program reads and writes according to the
             compiler. Data that stay in caches can make this longer than the task takes.
         memory: Bytes that our program needs; None to measure the growth of the process.
@@ -67,10 +69,9 @@ class Task(NamedTuple):
 def measure(tasks: Iterable[Task], repeats: int) -> Rows:
     """Times our implementation of each task and the other one in turn.
 
-    Returns:
-        For each task its name, the seconds of each repeat of `ours` and `peer`, the `ratio` of
-        their medians, the bytes of `memory` (where not known for the task, the largest growth of
-        the process during one call, including its result), and the task's other attributes.
+    A row holds the attributes of its task, with the seconds of each repeat in `ours` and `peer`,
+    the `ratio` of their medians, and in `memory` the bytes that the task knows, or else the largest
+    growth of the process during one call, including its result.
     """
     rows = []
     for task in tasks:
@@ -89,14 +90,10 @@ def interleaved(
 ) -> list[list[float]]:
     """Seconds of calls in rounds, so that a change in the machine's speed affects all alike.
 
-    Each measurement follows an untimed call: the other calls have meanwhile filled the caches, and
-    memory returned to the system takes seconds to get back for tasks that need gigabytes. Training
-    and evaluation call the same program repeatedly, too.
-
-    Args:
-        calls: What to time.
-        repeats: Number of rounds, after one in which programs are compiled.
-        slow: Calls that take more seconds are timed only once, in that round.
+    A first round compiles programs. Calls that take more than `slow` seconds in it are not timed
+    again. Each further measurement follows an untimed call: the other calls have meanwhile filled
+    the caches, and memory returned to the system takes seconds to get back for tasks that need
+    gigabytes. Training and evaluation call the same program repeatedly, too.
     """
     first = [seconds(run) for run in calls]
     measured = [i for i, taken in enumerate(first) if taken <= slow]
@@ -147,24 +144,11 @@ def _private_memory() -> int | None:
     return None
 
 
-def compiled_gradient(
-    loss: Callable[..., jax.Array], *arguments: Any, by: tuple[int, ...] = (0,)
-) -> tuple[Callable[[], tuple[jax.Array, Any]], int]:
-    """Returns a function that computes a loss and gradients, and its temporary memory in bytes."""
-    arguments = jax.device_put(arguments)
-    program = jax.jit(jax.value_and_grad(loss, argnums=by)).lower(*arguments).compile()
-    memory = program.memory_analysis().temp_size_in_bytes
-    return lambda: jax.block_until_ready(program(*arguments)), memory
-
-
+@functools.cache
 def product_rate(dim: int, side: int = 2048, dtype: str = "float32", count: int = 50) -> float:
-    """Measures operations per second of products [side, dim] × [dim, side].
+    """Measures operations per second of some products [side, dim] × [dim, side].
 
-    Args:
-        dim: Inner dimension.
-        side: Outer dimensions.
-        dtype: Dtype of the factors; float32 is multiplied at full precision.
-        count: Number of products in a measurement.
+    Factors in float32 are multiplied at full precision.
     """
     x = (jax.random.normal(jax.random.key(0), (side, dim)) / dim**0.5).astype(dtype)
     precision = "highest" if dtype == "float32" else "default"
@@ -180,6 +164,11 @@ def product_rate(dim: int, side: int = 2048, dtype: str = "float32", count: int 
         return jax.lax.fori_loop(0, count, multiply, (x, jnp.zeros((side, side), dtype)))[1]
 
     return count * 2 * side * side * dim / min_seconds(lambda: products(x))
+
+
+def product_seconds(n: int, m: int, dim: int) -> float:
+    """Least seconds of a float32 product [n, dim] × [dim, m], at the measured rate."""
+    return 2 * n * m * dim / product_rate(dim)
 
 
 def min_seconds(run: Callable[[], Any]) -> float:
@@ -201,21 +190,23 @@ def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def table(rows: Rows) -> str:
     """Formats a Markdown table with one row per task."""
     shares = {"share of product rate": "limit", "share of copy rate": "moving"}
-    shares = {name: field for name, field in shares.items() if any(row[field] for row in rows)}
-    titles = ["task", "ours", "peer", "ratio", *shares, "our memory"]
-    return markdown(titles, (list(_cells(row, shares.values())) for row in rows))
-
-
-def _cells(row: dict[str, Any], bounds: Iterable[str]) -> Iterator[str]:
-    yield row["name"]
-    spread = f"{min(row['ours']):.3g}–{max(row['ours']):.3g}"
-    yield f"{_format_time(row['ours'], row['items'])} ({spread})"
-    timed = f" {_format_time(row['peer'], row['items'])}" if row["peer"] else ""
-    yield row["peer_name"] + timed
-    yield "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-    for bound in bounds:
-        yield row[bound] and f"{row[bound] / statistics.median(row['ours']):.0%}" or ""
-    yield "" if row["memory"] is None else f"{row['memory'] / 2**20:.0f} MiB"
+    shares = {title: field for title, field in shares.items() if any(row[field] for row in rows)}
+    lines = []
+    for row in rows:
+        ours, peer, items = row["ours"], row["peer"], row["items"]
+        memory = None if row["memory"] is None else row["memory"] / 2**20
+        bounds = [row[field] and row[field] / statistics.median(ours) for field in shares.values()]
+        lines.append(
+            [
+                row["name"],
+                f"{_format_time(ours, items)} ({min(ours):.3g}–{max(ours):.3g})",
+                row["peer_name"] + (f" {_format_time(peer, items)}" if peer else ""),
+                "" if row["ratio"] is None else f"{row['ratio']:.2f}",
+                *("" if not share else f"{share:.0%}" for share in bounds),
+                "" if memory is None else f"{memory:.0f} MiB",
+            ]
+        )
+    return markdown(["task", "ours", "peer", "ratio", *shares, "our memory"], lines)
 
 
 def _format_time(times: Sequence[float], items: int | None) -> str:

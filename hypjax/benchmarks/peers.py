@@ -4,9 +4,11 @@ import functools
 import importlib
 import sys
 import types
+from collections.abc import Callable
 
 import jax
 import numpy as np
+from jaxtyping import Float, Float32, Int
 
 from hypjax.geometry import InnerProductSpace
 
@@ -41,20 +43,36 @@ def torchvision() -> types.ModuleType | None:
     return None
 
 
-def missing_torch(install: str, *others: str) -> str | None:
-    """What tasks lack to be compared with PyTorch, or None.
+def torch_or_missing(install: str, *others: str) -> tuple[types.ModuleType | None, str]:
+    """The module `torch_peers` and a name of PyTorch; or None, and what tasks lack to use it.
 
-    Args:
-        install: What to install if a module is missing.
-        others: Modules that are needed besides torch.
+    `install` says what to install if torch or one of the other modules is missing.
     """
     # Without torchvision, or where it does not fit torch, timm cannot be imported.
     if not installed("torch") or "timm" in others and not torchvision() or not installed(*others):
-        return install
+        return None, install
     import torch
 
     gpu = jax.default_backend() == "gpu" and torch.cuda.is_available()
-    return None if gpu or jax.default_backend() == "cpu" else "torch for this device"
+    if not gpu and jax.default_backend() != "cpu":
+        return None, "torch for this device"
+    from hypjax.benchmarks import torch_peers
+
+    return torch_peers, torch_peers.name()
+
+
+def faiss_search(
+    gallery: Float[np.ndarray, "m k"], queries: Float[np.ndarray, "n k"], k: int
+) -> Callable[[], tuple[Float32[np.ndarray, "n k"], Int[np.ndarray, "n k"]]]:
+    """Returns what builds an exact index and finds the k largest products of each query."""
+    import faiss
+
+    def run() -> tuple[np.ndarray, np.ndarray]:
+        index = faiss.IndexFlatIP(gallery.shape[1])
+        index.add(gallery)
+        return index.search(queries, k)
+
+    return run
 
 
 def search_vectors(space: InnerProductSpace, x: np.ndarray) -> list[np.ndarray]:

@@ -19,8 +19,6 @@ from hypjax import parallel
 from hypjax.benchmarks import measure
 from hypjax.config import default_config
 from hypjax.errors import UserError
-from hypjax.inference.embedding import embed_function, scored_spaces
-from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Spec
 from hypjax.system import console
 from hypjax.training.learner import Learner, build_learner
@@ -68,8 +66,7 @@ class Program(NamedTuple):
 def rows(options: measure.Options) -> measure.Rows:
     """Compiles the train step of ViT-S/16 in bfloat16 for several batches; if quick, a tiny one.
 
-    Returns:
-        One row per batch: its settings and the fields of its `Program`, or why it does not fit.
+    Returns one row per batch: its settings and the fields of its `Program`, or why it does not fit.
     """
     chosen = devices_of(options.target)
     mesh = parallel.create_mesh((options.devices or len(chosen), 1), chosen)
@@ -116,7 +113,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def devices_of(target: str | None) -> Sequence[jax.Device]:
-    """Returns the devices to compile for: those of a TPU slice or of this machine.
+    """Returns the devices to compile for: those of a TPU slice, or of this machine for None.
 
     Raises:
         UserError: The slice is unknown, or libtpu is not installed.
@@ -129,14 +126,13 @@ def devices_of(target: str | None) -> Sequence[jax.Device]:
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=target).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=target).devices
     except Exception as error:  # libtpu raises errors of several types.
         reason = str(error).splitlines()[0]
         raise UserError(
             f"cannot compile for {target} ({reason}); it must be a slice such as v5e:2x4, and "
             "libtpu must be installed (pip install libtpu)"
         ) from error
-    return found
 
 
 def learner_and_spec(config: ConfigDict, mesh: Mesh) -> tuple[Learner, Spec]:
@@ -157,43 +153,16 @@ def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
     """Compiles the train step of a configuration, as `train_and_evaluate` runs it."""
     learner, spec = learner_and_spec(config, mesh)
     state = jax.eval_shape(lambda: create_state(learner, spec))
-    state = _with_shardings(state, parallel.parameter_shardings(mesh, state))
-    step = jit_train_step(make_train_step(learner), mesh, state)
-    return describe(step.lower(state, _batch(config, mesh)))
-
-
-def _batch(config: ConfigDict, mesh: Mesh) -> Batch:
-    size = config.train.batch_size
+    shardings = parallel.parameter_shardings(mesh, state)
+    state = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), state, shardings)
+    size, side = config.train.batch_size, config.data.image_size
     rows = parallel.slices(size, mesh, config.run.microbatch).rows
+    shape = (rows, side, side, config.data.channels)
+    images = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.sharded(mesh))
     numbers = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=parallel.replicated(mesh))
     flips = jax.ShapeDtypeStruct((rows,), jnp.bool, sharding=parallel.sharded(mesh))
-    return Batch(_images(config, mesh, rows), numbers, numbers, flips)
-
-
-def _images(config: ConfigDict, mesh: Mesh, rows: int) -> jax.ShapeDtypeStruct:
-    side = config.data.image_size
-    shape = (rows, side, side, config.data.channels)
-    return jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.sharded(mesh))
-
-
-def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
-    """Compiles the embedding of a batch, as evaluation runs it."""
-    model: Embedder = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
-    embed = embed_function(model, (config.data.mean, config.data.std), scored_spaces(config))
-    rows = parallel.slices(config.run.eval_batch_size, mesh).rows
-    images = _images(config, mesh, rows)
-    example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
-    params = jax.eval_shape(model.init, jax.random.key(0), example)["params"]
-    params = _with_shardings(params, jax.tree.map(lambda _: parallel.replicated(mesh), params))
-    return describe(jax.jit(parallel.map_images(embed, mesh)).lower(params, images))
-
-
-def _with_shardings(shapes: Any, shardings: Any) -> Any:
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        shapes,
-        shardings,
-    )
+    step = jit_train_step(make_train_step(learner), mesh, state)
+    return describe(step.lower(state, Batch(images, numbers, numbers, flips)))
 
 
 def describe(lowered: jax.stages.Lowered) -> Program:

@@ -1,5 +1,6 @@
 """Search and recall, compared with faiss."""
 
+import functools
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
@@ -8,61 +9,52 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from hypjax.benchmarks import measure, peers
-from hypjax.benchmarks.measure import Task, product_rate, table  # noqa: F401
+from hypjax.benchmarks import peers
+from hypjax.benchmarks.measure import Options, Task, product_seconds
 from hypjax.geometry import PoincareBall, Space, Sphere
 from hypjax.retrieval import nearest_neighbors, recall_at_k
 
 _KS = (1, 10, 100, 1000)
 _DIM = 128
+_SIZES = 60_500, 11_316, 2_000_000  # Points and classes as in SOP, and points on disk.
+_QUICK_SIZES = 6050, 1131, 200_000
 _BALL = PoincareBall(0.1, 2.3)
-_SPACES = {"cosine": Sphere(), "hyperbolic": _BALL}
+_SPACES = {"cosine": Sphere(), "hyperbolic": _BALL, "collapsed": _BALL}
 _INSTALL = "faiss (pip install faiss-cpu)"
 
 
-def rows(options: measure.Options) -> measure.Rows:
-    """Measures SOP's size and a gallery of two million, or a tenth of each if quick."""
-    return measure.measure(_tasks(options.quick), options.repeats)
-
-
-def _tasks(quick: bool) -> Iterator[Task]:
-    n, classes, streamed = (6050, 1131, 200_000) if quick else (60_500, 11_316, 2_000_000)
-    rate = product_rate(_DIM)
+def tasks(options: Options) -> Iterator[Task]:
+    """SOP's size and a gallery of two million, or a tenth of each if quick."""
+    n, classes, items = _QUICK_SIZES if options.quick else _SIZES
     labels = np.random.default_rng(0).integers(0, classes, n)
-    points = {name: _points(space, labels) for name, space in _SPACES.items()}
-    rng = np.random.default_rng(3)
-    # Three tight crowds far from each other, where products cannot tell who is nearest.
-    centres = rng.normal(size=(3, _DIM))[rng.integers(0, 3, n)]
-    features = centres + 0.003 * rng.normal(size=(n, _DIM))
-    points["collapsed"] = np.array(_BALL.embed(features.astype(np.float32)))
-    product, size = 2 * n * n * _DIM / rate, f"{n}×{n}×{_DIM}"
+    points = {name: _points(_SPACES[name], labels) for name in ("cosine", "hyperbolic")}
+    points["collapsed"] = _crowds(n)
+    product, size = product_seconds(n, n, _DIM), f"{n}×{n}×{_DIM}"
     recall = f"Recall@{{{','.join(map(str, _KS))}}}, {size}"
 
-    def recalls(name: str, separate: bool = False) -> Callable[[], object]:
+    def recalls(name: str, separate: bool = False) -> Callable[[], dict[int, float]]:
         gallery = (points[name].copy(), labels) if separate else ()
-        space = _SPACES.get(name, _BALL)
-        return lambda: recall_at_k(points[name], labels, *gallery, ks=_KS, space=space)
+        given = points[name], labels, *gallery
+        return functools.partial(recall_at_k, *given, ks=_KS, space=_SPACES[name])
 
     def nearest(name: str, k: int) -> Callable[[], object]:
-        x, space = points[name], _SPACES.get(name, _BALL)
-        return lambda: nearest_neighbors(x, x, k=k, space=space)
+        x, space = points[name], _SPACES[name]
+        return functools.partial(nearest_neighbors, x, x, k=k, space=space)
 
     faiss = peers.installed("faiss")
     for separate in (False, True):
         words = f"{recall}, {'separate gallery' if separate else 'within one set'}"
         limit = product if separate else product / 2
-        ours, peer = recalls("cosine", separate), None
-        if faiss:
-            peer = _faiss_recall(points["cosine"], labels, not separate)
+        ours = recalls("cosine", separate)
+        peer = _faiss_recall(points["cosine"], labels, not separate) if faiss else None
         name = "faiss k=1001 and hit counting" if faiss else _INSTALL
         yield Task(f"{words}, cosine", ours, peer, name, limit)
         own = recalls("hyperbolic", separate)
         yield Task(f"{words}, hyperbolic", own, ours, "ours, cosine", limit)
-    for name, space in _SPACES.items():
+    for name in ("cosine", "hyperbolic"):
+        vectors = peers.search_vectors(_SPACES[name], points[name])
         for k in (10, 100):
-            peer = None
-            if faiss:
-                peer = _faiss_search(*peers.search_vectors(space, points[name]), k)
+            peer = peers.faiss_search(*vectors, k) if faiss else None
             what = "faiss IndexFlatIP" if faiss else _INSTALL
             yield Task(f"{k} nearest, {size}, {name}", nearest(name, k), peer, what, product)
     healthy, collapsed = "ours, not collapsed", "hyperbolic, collapsed"
@@ -70,34 +62,30 @@ def _tasks(quick: bool) -> Iterator[Task]:
     yield Task(f"{recall}, {collapsed}", *both, healthy, product / 2)
     both = [nearest(name, 10) for name in ("collapsed", "hyperbolic")]
     yield Task(f"10 nearest, {size}, {collapsed}", *both, healthy, product)
-    yield from _streamed(streamed, rate)
+    yield from _streamed(items)
 
 
 def _points(space: Space, labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n d"]:
+    """Points that lie around the centre of their class."""
     rng = np.random.default_rng(1)
     centres = rng.normal(size=(labels.max() + 1, _DIM))
     features = centres[labels] + 1.2 * rng.normal(size=(len(labels), _DIM))
     return np.array(space.embed(features.astype(np.float32)))
 
 
-def _faiss_search(
-    gallery: Float[np.ndarray, "m k"], queries: Float[np.ndarray, "n k"], k: int
-) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
-    import faiss
-
-    def run() -> tuple[np.ndarray, np.ndarray]:
-        index = faiss.IndexFlatIP(gallery.shape[1])
-        index.add(gallery)
-        return index.search(queries, k)
-
-    return run
+def _crowds(n: int) -> Float[np.ndarray, "n d"]:
+    """Three tight crowds far from each other, where products cannot tell who is nearest."""
+    rng = np.random.default_rng(3)
+    centres = rng.normal(size=(3, _DIM))[rng.integers(0, 3, n)]
+    features = centres + 0.003 * rng.normal(size=(n, _DIM))
+    return np.array(_BALL.embed(features.astype(np.float32)))
 
 
 def _faiss_recall(
     points: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"], within_queries: bool
 ) -> Callable[[], dict[int, float]]:
     k = max(_KS) + within_queries  # Each query also finds itself.
-    search = _faiss_search(points, points, k)
+    search = peers.faiss_search(points, points, k)
 
     def run() -> dict[int, float]:
         _, found = search()
@@ -114,25 +102,23 @@ def _faiss_recall(
     return run
 
 
-def _streamed(items: int, rate: float) -> Iterator[Task]:
+def _streamed(items: int) -> Iterator[Task]:
     """A gallery on disk, compared with the same gallery in memory."""
-    space, queries = _BALL, 2000
-    rng = np.random.default_rng(2)
+    queries, rng = 2000, np.random.default_rng(2)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "gallery.npy")
-        shape = (items, _DIM)
-        file = np.lib.format.open_memmap(path, "w+", np.float32, shape)
+        file = np.lib.format.open_memmap(path, "w+", np.float32, (items, _DIM))
         for start in range(0, items, 100_000):
             part = file[start : start + 100_000]
-            part[:] = space.embed(rng.normal(size=part.shape).astype(np.float32))
+            part[:] = _BALL.embed(rng.normal(size=part.shape).astype(np.float32))
         file.flush()
         del file
         mapped = np.load(path, mmap_mode="r")
         x, held = np.array(mapped[:queries]), jnp.asarray(mapped)
         yield Task(
             f"100 nearest, {queries}×{items}×{_DIM} on disk, hyperbolic",
-            lambda: nearest_neighbors(x, mapped, k=100, space=space),
-            lambda: nearest_neighbors(x, held, k=100, space=space),
+            lambda: nearest_neighbors(x, mapped, k=100, space=_BALL),
+            lambda: nearest_neighbors(x, held, k=100, space=_BALL),
             "ours, in memory",
-            2 * queries * items * _DIM / rate,
+            product_seconds(queries, items, _DIM),
         )

@@ -3,15 +3,15 @@
 Losses are those of the default configuration, in its ball and at its temperature.
 """
 
-import dataclasses
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
 from hypjax.config import default_config
@@ -46,6 +46,22 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def value_and_gradients(
+    loss: Callable[[], torch.Tensor], *variables: torch.Tensor
+) -> Callable[[], tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Returns a function that computes a loss and its gradients by these variables."""
+
+    def run() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        for variable in variables:
+            variable.grad = None
+        value = loss()
+        value.backward()
+        synchronize()
+        return value.detach(), [variable.grad for variable in variables]
+
+    return run
+
+
 def in_ball(features: torch.Tensor) -> torch.Tensor:
     """Clips feature norms and maps features into the ball (Hyp-ViT, Eqs. 3 and 6)."""
     norms = features.norm(dim=-1, keepdim=True).clamp_min(1e-12)
@@ -58,7 +74,7 @@ def distances_by_addition(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Computes Eq. 2 as published, from the Möbius sums of all pairs: an array [n, m, dim]."""
     product = -(x @ y.T)[..., None]
     x, y = -x[:, None], y[None]
-    x2, y2 = (x * x).sum(dim=-1, keepdim=True), (y * y).sum(dim=-1, keepdim=True)
+    x2, y2 = (x * x).sum(dim=-1, keepdims=True), (y * y).sum(dim=-1, keepdims=True)
     added = (1 + 2 * _C * product + _C * y2) * x + (1 - _C * x2) * y
     norms = (added / (1 + 2 * _C * product + _C**2 * x2 * y2)).norm(dim=-1)
     return 2 / math.sqrt(_C) * torch.atanh((math.sqrt(_C) * norms).clamp(max=1 - 1e-5))
@@ -104,54 +120,122 @@ def loss_by_product(features: torch.Tensor, samples: int) -> torch.Tensor:
     return losses.masked_fill(same_subset, 0).sum()
 
 
-def loss_and_gradient(
-    loss: Callable[..., torch.Tensor], features: np.ndarray, samples: int
-) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    """Returns a function that computes a loss and its gradient with respect to the features."""
+def hyperbolic_losses(
+    features: Float[np.ndarray, "n d"], samples: int
+) -> dict[str, Callable[[], tuple[torch.Tensor, list[torch.Tensor]]]]:
+    """Value and gradient of the hyperbolic loss, as published and as in hypjax."""
+    torch.set_float32_matmul_precision("highest")
     x = torch.tensor(features, device=device(), requires_grad=True)
+    losses = {
+        "Möbius sums [n, m, dim]": loss_by_pairs,
+        "our formula": loss_by_product,
+        "our formula, torch.compile": compiled(loss_by_product),
+    }
+    return {
+        name: value_and_gradients(lambda loss=loss: loss(x, samples), x)
+        for name, loss in losses.items()
+    }
 
-    def run() -> tuple[torch.Tensor, torch.Tensor]:
-        x.grad = None
-        value = loss(x, samples)
-        value.backward()
-        synchronize()
-        return value.detach(), x.grad
+
+def metric_loss(
+    kind: str,
+    arguments: Mapping[str, Any],
+    miner: str | None,
+    chord: bool,
+    batch: tuple[Float[np.ndarray, "n d"], Int[np.ndarray, " n"]],
+    proxies: Float[np.ndarray, "*b d"] | None,
+) -> Callable[[], tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Value and gradients of a loss of pytorch-metric-learning.
+
+    The gradients are those by the features, and by the proxies in the shape of ours. The distance
+    is the squared chord, or else the cosine.
+    """
+    from pytorch_metric_learning import distances, losses, miners
+
+    distance = distances.LpDistance(power=2) if chord else distances.CosineSimilarity()
+    features, labels = batch
+    sizes = () if proxies is None else (len(proxies), features.shape[1])
+    loss = getattr(losses, kind)(*sizes, distance=distance, **arguments).to(device())
+    mine = getattr(miners, miner)(distance=distance) if miner else lambda x, y: None
+    held = list(loss.parameters())
+    for parameter in held:  # Of some losses it is transposed.
+        flat = torch.tensor(proxies.reshape(-1, proxies.shape[-1]), device=device())
+        parameter.data = flat if flat.shape == parameter.shape else flat.T.contiguous()
+    x = torch.tensor(features, device=device(), requires_grad=True)
+    y = torch.tensor(labels, device=device())
+    both = value_and_gradients(lambda: loss(x, y, mine(x, y)), x, *held)
+
+    def run() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        value, (slope, *slopes) = both()
+        slopes = [s if s.shape[1] == x.shape[1] else s.T for s in slopes]
+        return value, [slope, *(s.reshape(proxies.shape) for s in slopes)]
 
     return run
 
 
-@dataclasses.dataclass
+def contrastive_with_memory(
+    features: Float[np.ndarray, "batches n d"],
+    labels: Int[np.ndarray, "batches n"],
+    points: Float[np.ndarray, "m d"],
+    remembered: Int[np.ndarray, " m"],
+) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """Value and gradient of IRT's loss with pytorch-metric-learning's memory, batch after batch."""
+    from pytorch_metric_learning import distances, losses, reducers
+
+    class Sum(reducers.MeanReducer):
+        """All losses count, not only those above 0."""
+
+        def element_reduction(self, losses: torch.Tensor, *_: Any) -> torch.Tensor:
+            return losses.sum() / features.shape[1]
+
+    cosine = distances.CosineSimilarity()
+    alone, of_memory = (
+        losses.ContrastiveLoss(1, 0.5, distance=cosine, reducer=Sum()) for _ in range(2)
+    )
+    memory = losses.CrossBatchMemory(of_memory, points.shape[1], len(points)).to(device())
+    memory.embedding_memory.copy_(torch.tensor(points))
+    memory.label_memory.copy_(torch.tensor(remembered))
+    memory.has_been_filled = True
+    x = torch.tensor(features, device=device(), requires_grad=True)
+    y, done = torch.tensor(labels, device=device()).long(), 0
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal done
+        i, done, x.grad = done % len(x), done + 1, None
+        batch = torch.nn.functional.normalize(x[i], dim=-1)
+        value = alone(batch, y[i]) + memory(batch, y[i])
+        value.backward()
+        synchronize()
+        return value.detach(), x.grad[i]
+
+    return run
+
+
 class TorchTrainer:
     """timm's encoder with a head, trained with fused AdamW on `loss_by_product`.
 
     Attributes:
-        config: Configuration of a run.
-        compiled: Whether to use torch.compile.
+        name: Names and versions of the libraries, and their settings.
     """
 
-    config: ConfigDict
-    compiled: bool
-
-    def __post_init__(self) -> None:
+    def __init__(self, config: ConfigDict, compile: bool) -> None:
         """Creates the model, the optimiser and a batch of noise."""
         import timm
 
-        config, place, model = self.config, device(), self.config.model
+        self._config, place, model, optim = config, device(), config.model, config.optim
         if model.architecture == "vit":
             sizes = dict(patch_size=model.patch_size, embed_dim=model.width, depth=model.depth)
             sizes |= dict(img_size=config.data.image_size, num_heads=model.num_heads)
             encoder = timm.models.VisionTransformer(num_classes=0, **sizes)
         else:
             encoder = timm.create_model(model.architecture, num_classes=0)
-        encoder.patch_embed.proj.requires_grad_("patch_projection" not in config.optim.frozen)
+        encoder.patch_embed.proj.requires_grad_("patch_projection" not in optim.frozen)
         self._encoder = encoder.to(place)
         self._head = torch.nn.Linear(encoder.num_features, model.head_dim).to(place)
         both = [*self._encoder.parameters(), *self._head.parameters()]
         self._trained = [p for p in both if p.requires_grad]
-        betas, decay = (config.optim.b1, config.optim.b2), config.optim.weight_decay
-        self._optimizer = torch.optim.AdamW(
-            self._trained, lr=1e-6, betas=betas, weight_decay=decay, fused=True
-        )
+        settings = dict(betas=(optim.b1, optim.b2), weight_decay=optim.weight_decay)
+        self._optimizer = torch.optim.AdamW(self._trained, lr=1e-6, fused=True, **settings)
         side, size = config.data.image_size, config.train.batch_size
         images = torch.randint(0, 256, (size, 3, side, side), dtype=torch.uint8)
         self._images = images.to(place)
@@ -159,13 +243,12 @@ class TorchTrainer:
         mean, std = (torch.tensor(x, device=place) for x in (config.data.mean, config.data.std))
         self._mean, self._std = mean[:, None, None], std[:, None, None]
         self._autocast = model.precision == "bfloat16"
-        transform = compiled if self.compiled else lambda function: function
-        self._forward, self._embed = transform(self._compute), transform(self._features)
-        mode = "torch.compile" if self.compiled else "eager"
-        settings = (
-            f"fused attention, fused AdamW, {'bf16 autocast' if self._autocast else 'float32'}"
-        )
-        self.name = f"{name()} + timm {timm.__version__}, {mode}, {settings}"
+        transform = compiled if compile else lambda function: function
+        self._forward, self._embed = transform(self._loss), transform(self._features)
+        mode = "torch.compile" if compile else "eager"
+        dtype = "bf16 autocast" if self._autocast else "float32"
+        self.name = f"{name()} + timm {timm.__version__}, {mode}, fused attention, fused AdamW, "
+        self.name += dtype
 
     def _features(self, pixels: torch.Tensor, flips: torch.Tensor | None = None) -> torch.Tensor:
         if flips is not None:
@@ -175,16 +258,16 @@ class TorchTrainer:
             pooled = self._encoder(pixels)
         return self._head(pooled.float())
 
-    def _compute(self, images: torch.Tensor, flips: torch.Tensor) -> torch.Tensor:
+    def _loss(self, images: torch.Tensor, flips: torch.Tensor) -> torch.Tensor:
         features = self._features(images, flips)
-        return loss_by_product(features, self.config.train.samples_per_class)
+        return loss_by_product(features, self._config.train.samples_per_class)
 
     def train(self, count: int) -> None:
         """Runs the given number of steps."""
         for _ in range(count):
             self._optimizer.zero_grad(set_to_none=True)
             self._forward(self._images, self._flips).backward()
-            torch.nn.utils.clip_grad_norm_(self._trained, self.config.optim.clip_norm)
+            torch.nn.utils.clip_grad_norm_(self._trained, self._config.optim.clip_norm)
             self._optimizer.step()
         synchronize()
 

@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.benchmarks import measure, peers
-from hypjax.benchmarks.measure import Task, table  # noqa: F401
 from hypjax.benchmarks.programs import learner_and_spec
 from hypjax.config import default_config
 from hypjax.inference.embedding import embed_function, scored_spaces
@@ -20,8 +19,8 @@ from hypjax.system import console
 from hypjax.training.step import create_state, jit_train_step, make_train_step, shard_batch
 from hypjax.types import Batch
 
-_INSTALL = "torch and timm (pip install torch timm)"
 _PATCH16, _PATCH8 = "vit_small_patch16_224", "vit_small_patch8_224"
+_NAMES = {_PATCH16: "ViT-S/16", _PATCH8: "ViT-S/8", "vit": "tiny ViT"}
 
 
 class Case(NamedTuple):
@@ -42,37 +41,31 @@ _ON_CPUS = (Case(_PATCH16, 24, 2, 1),)
 _QUICK = (Case("vit", 24, 2, 2),)
 
 
-def rows(options: measure.Options) -> measure.Rows:
-    """Measures training steps of the published recipe, and embedding of images.
+def tasks(options: measure.Options) -> Iterator[measure.Task]:
+    """Training steps of the published recipe, and embedding of images.
 
     On CPUs with smaller batches and in float32; with a tiny encoder if quick.
     """
-    return measure.measure(_tasks(options.quick), options.repeats)
-
-
-def _tasks(quick: bool) -> Iterator[Task]:
     on_cpu = jax.default_backend() == "cpu"
-    cases = _QUICK if quick else _ON_CPUS if on_cpu else _ON_ACCELERATORS
-    side, dtype = 1024 if on_cpu or quick else 8192, "float32" if on_cpu else "bfloat16"
+    small = on_cpu or options.quick
+    side, dtype = 1024 if small else 8192, "float32" if on_cpu else "bfloat16"
     rate = measure.product_rate(side, side, dtype, count=20)
-    copies = copy_rate(2**28 if on_cpu or quick else 2**31)
+    copies = copy_rate(2**28 if small else 2**31)
     console.say(f"products: {rate / 1e12:.3g} TFLOP/s; copies: {copies / 1e9:.3g} GB/s")
-    for case in cases:
-        config = _config(case, on_cpu)
-        what = f"ViT-S/{16 if case.architecture == _PATCH16 else 8}"
-        what = "tiny ViT" if quick else what
-        trainer = Trainer(config)
+    for case in _QUICK if options.quick else _ON_CPUS if on_cpu else _ON_ACCELERATORS:
+        config = case_config(case, on_cpu)
+        trainer, what = Trainer(config), _NAMES[case.architecture]
         steps = f"training steps ({case.batch // case.samples} × {case.samples})"
         for act, words, count in (
             ("train", steps, case.steps),
             ("embed", "embeddings", 3 * case.steps),
         ):
             images = case.batch * count
-            flops = operations(config, trainer.model.encoder, training=act == "train")
+            flops = operations(config, trainer.encoder, training=act == "train")
             program = trainer.programs[act]
             memory = program.memory_analysis()
             for peer, name in _peers(config):
-                yield Task(
+                yield measure.Task(
                     f"{count} {words}, {what}, {case.batch} images",
                     functools.partial(getattr(trainer, act), count),
                     peer and functools.partial(getattr(peer, act), count),
@@ -86,25 +79,22 @@ def _tasks(quick: bool) -> Iterator[Task]:
 
 def _peers(config: ConfigDict) -> Iterator[tuple[Any, str]]:
     """Yields PyTorch eager and then compiled, with names; or None and what is missing."""
-    if missing := peers.missing_torch(_INSTALL, "timm"):
-        yield None, missing
-        return
-    import torch
-
-    from hypjax.benchmarks import torch_peers
-
+    module, name = peers.torch_or_missing("torch and timm (pip install torch timm)", "timm")
     preallocated = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") not in ("false", "0")
-    if torch_peers.device().type == "cuda" and preallocated:
-        yield None, "memory for torch: set XLA_PYTHON_CLIENT_PREALLOCATE=false"
+    if module and module.device().type == "cuda" and preallocated:
+        module, name = None, "memory for torch: set XLA_PYTHON_CLIENT_PREALLOCATE=false"
+    if not module:
+        yield None, name
         return
     for compiled in (False, True):
-        peer = torch_peers.TorchTrainer(config, compiled)
+        peer = module.TorchTrainer(config, compiled)
         yield peer, peer.name
         del peer
-        torch.cuda.empty_cache()
+        module.torch.cuda.empty_cache()
 
 
-def _config(case: Case, on_cpu: bool) -> ConfigDict:
+def case_config(case: Case, on_cpu: bool) -> ConfigDict:
+    """The default configuration with a case's encoder and batch."""
     config = default_config()
     with config.unlocked():
         config.model.precision = "float32" if on_cpu else "bfloat16"
@@ -121,19 +111,19 @@ class Trainer:
     """hypjax's train step and embedding, on a batch of noise on the device.
 
     Attributes:
-        model: The model that is trained.
+        encoder: The encoder of the model that is trained.
         programs: The compiled programs, "train" and "embed".
     """
 
     def __init__(self, config: ConfigDict) -> None:
         """Initialises the state and compiles both programs."""
         learner, spec = learner_and_spec(config, parallel.create_mesh((1, 1)))
-        self.model, mesh = learner.model, learner.mesh
+        self.encoder, mesh = learner.model.encoder, learner.mesh
         state = create_state(learner, spec)
         self._state = parallel.place(state, parallel.parameter_shardings(mesh, state))
         self._batch = shard_batch(mesh, _noise(config))
         step = jit_train_step(make_train_step(learner), mesh, self._state)
-        function = embed_function(self.model, learner.pixel_scaling, scored_spaces(config))
+        function = embed_function(learner.model, learner.pixel_scaling, scored_spaces(config))
         embed, params = parallel.map_images(function, mesh), self._state.params["model"]
         self.programs = {
             "train": step.lower(self._state, self._batch).compile(),

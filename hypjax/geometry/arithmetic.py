@@ -32,9 +32,7 @@ def square_norm(x: Float[ArrayLike, "*b d"], keepdims: bool = True) -> Array:
 def scaled(x: Float[Array, "*b d"]) -> tuple[Float[Array, "*b d"], Float[Array, "*b 1"]]:
     """Divides vectors whose ‖x‖² would overflow or vanish by their largest coordinate.
 
-    Returns:
-        The vectors, [..., d], and their divisors, [..., 1]: exactly 1 for ordinary vectors. No
-        gradient flows through the divisors.
+    Returns also the divisors: exactly 1 for ordinary vectors. No gradient flows through them.
     """
     largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
     extreme = (largest > 1e15) | ((largest > 0) & (largest < 1e-15))

@@ -36,12 +36,10 @@ def gromov_delta(distances: Float[ArrayLike, "n n"]) -> Float[Array, ""]:
     Takes O(n³) time and O(n²) memory, and can be jitted.
 
     Args:
-        distances: Symmetric matrix, [n, n]. Its diagonal is taken as 0, whatever rounding left
-            there.
+        distances: Symmetric matrix. Its diagonal is taken as 0, whatever rounding left there.
 
     Returns:
-        δ, a scalar: float64 for float64 distances, otherwise float32. NaN if a distance is not
-        finite.
+        δ: float64 for float64 distances, otherwise float32. NaN if a distance is not finite.
 
     Raises:
         UserError: The matrix is not square, or there are fewer than 4 points.
@@ -68,11 +66,8 @@ def relative_delta(
         points: Coordinates before any map into a hyperbolic space, [n, d], floating point.
         num_samples: Points per sample, drawn without replacement. If there are no more points than
             this, every sample is all points in their order, so the value is computed only once.
-        num_trials: Number of samples.
+        num_trials: Number of samples, and of the float32 values that are returned.
         key: Random key. With the same key, more trials start with the same samples.
-
-    Returns:
-        One value per sample, [num_trials], float32.
 
     Raises:
         UserError: The points are not a floating-point [n, d] array, not finite or fewer than 4; the
@@ -87,21 +82,17 @@ def relative_delta(
         return np.full(num_trials, _relative_delta(_normalise(points)), np.float32)
     deltas = np.empty(num_trials, np.float32)
     for trial in range(num_trials):
-        sampled = _sample(jax.random.fold_in(key, trial), len(points), num_samples)
-        deltas[trial] = _relative_delta(_normalise(points[sampled]))
+        trial_key = jax.random.fold_in(key, trial)
+        sampled = jax.random.choice(trial_key, len(points), (num_samples,), replace=False)
+        deltas[trial] = _relative_delta(_normalise(points[np.asarray(sampled)]))
     return deltas
 
 
 def curvature_from_delta(delta: float) -> float:
     """Curvature parameter c = (0.144/δ_rel)² of a ball that suits data of a given relative δ.
 
-    With this c, the Poincaré ball has the relative δ of the data (Khrulkov et al.).
-
-    Args:
-        delta: Relative δ, for instance the mean of `relative_delta`.
-
-    Returns:
-        c > 0; the ball has curvature −c.
+    With this c, the Poincaré ball, of curvature −c, has the relative δ of the data (Khrulkov et
+    al.), for instance the mean of `relative_delta`.
 
     Raises:
         UserError: δ is not a finite positive number. For a tree, δ = 0 and c would be infinite.
@@ -129,18 +120,11 @@ def _check_count(points: int) -> None:
         raise UserError(f"hyperbolicity needs at least {_MIN_POINTS} points, got {points}")
 
 
-def _sample(key: PRNGKeyArray, points: int, number: int) -> Int[np.ndarray, " number"]:
-    return np.asarray(jax.random.choice(key, points, (number,), replace=False))
-
-
 def _normalise(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-    """Translates the first point to the origin and scales the largest coordinate to 1.
+    """Translates the first point to the origin and scales the largest coordinate to 1, in float64.
 
-    This is done in float64. The float32 result then keeps the digits in which points differ,
-    however far from the origin they were, and squares neither overflow nor underflow.
-
-    Raises:
-        UserError: The points are identical.
+    The float32 result then keeps the digits in which points differ, however far from the origin
+    they were, and squares neither overflow nor underflow. Identical points are a `UserError`.
     """
     translated = points.astype(np.float64) - points[0].astype(np.float64)
     largest = np.abs(translated).max()
@@ -223,16 +207,10 @@ def _fold(
 ) -> Float[Array, "h w"]:
     """A tile of a matrix product, with other operations in place of + and ·.
 
-    A chunk of terms becomes one fused loop over the tile, without intermediate matrices. Chunks are
-    loaded one step ahead: otherwise XLA on a CPU may load them again for every element, which is up
-    to eight times slower.
-
-    Args:
-        combine: Maps an element of the tile and its two factors to the element's next value.
-        vectors: Factors; k is a multiple of `_CHUNK`.
-        row: Index in the vectors of the first left factor.
-        column: Index in the vectors of the first right factor.
-        tile: Initial values.
+    `combine` maps an element of the tile and its two factors, which start at the row and column of
+    the vectors, to the element's next value; k is a multiple of `_CHUNK`. A chunk of terms becomes
+    one fused loop over the tile, without intermediate matrices. Chunks are loaded one step ahead:
+    otherwise XLA on a CPU may load them again for every element, which is up to eight times slower.
     """
     height, width = tile.shape
 

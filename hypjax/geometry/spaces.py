@@ -18,7 +18,6 @@ from hypjax.geometry import arithmetic, poincare
 Role = Literal["query", "gallery"]
 _FEW = 2**12  # Rows, up to which their number is rounded up.
 
-
 # Smallest 1 − c‖x‖² of a valid point: float32 may round a smaller one to 0.
 _BOUNDARY_MARGIN = 1e-6
 # Above this ‖x‖², the search terms of a point would overflow in float32.
@@ -54,7 +53,8 @@ class Space(Protocol):
     """Interface of a space, as losses, evaluation and search use it.
 
     Points are float32, or float64 where JAX has it enabled, and results have their dtype. Only
-    `check` raises errors.
+    `check` raises errors. Methods with a body are those of a space that inherits from this one and
+    does not know better.
     """
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
@@ -69,7 +69,8 @@ class Space(Protocol):
         """Distances, elementwise over the leading axes; accurate for close points."""
 
     def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
-        """A decreasing function of the distance, 1 for equal points."""
+        """Decreases with the distance from 1 for equal points; e^−distance (HIER) by default."""
+        return jnp.exp(-arithmetic.inexact(distance)[0])
 
     def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """Features that `embed` maps to given points, as far as it can be inverted."""
@@ -84,11 +85,13 @@ class Space(Protocol):
     ) -> Float[Array, "*b"]:
         """An increasing function of the distance that costs only arithmetic, by subtraction.
 
-        It is exactly 0 for equal points.
+        It is exactly 0 for equal points. By default it is the distance itself.
         """
+        return self.distance(x, y)
 
     def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
         """The distance of points with a given separation."""
+        return jnp.asarray(separation)
 
     def distance_matrix(
         self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
@@ -153,16 +156,10 @@ def register_space(space: type) -> type:
 def raise_on_flaws(
     space: Space, x: Float[ArrayLike, "n d"], first: int, words: Mapping[str, str]
 ) -> None:
-    """Raises an error for the first flaw; the search runs on the device that holds the points.
+    """Raises a `UserError` for the first flaw; the device that holds the points searches for it.
 
-    Args:
-        space: Space that marks the flaws.
-        x: Coordinates, [n, d].
-        first: Number of the first row in messages.
-        words: {name of the flaw: words that follow the number of the row}.
-
-    Raises:
-        UserError: A row has a flaw.
+    `first` is the number of the first row in messages, and `words` are, by the name of a flaw, what
+    follows the number of the row.
     """
     if not len(x):
         return
@@ -186,12 +183,9 @@ def _flaws(space: Space, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " 
 
 
 def require_positive(name: str, value: Any) -> None:
-    """Refuses what is known not to be a finite number of at least 0.
+    """Raises a `ValueError` for what is known not to be a finite number of at least 0.
 
     Arrays of JAX are not looked at: they may be traced, or still being computed.
-
-    Raises:
-        ValueError: It is negative, not finite, or no number.
     """
     if isinstance(value, jax.Array):
         return
@@ -202,7 +196,7 @@ def require_positive(name: str, value: Any) -> None:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Sphere:
+class Sphere(InnerProductSpace):
     """The unit sphere with the squared chord 2 − 2cos as distance (Hyp-ViT, Eq. 4)."""
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
@@ -239,16 +233,6 @@ class Sphere:
         (x,) = arithmetic.inexact(x)
         weighted = x if weights is None else jnp.asarray(weights)[..., None] * x
         return self.embed(jnp.sum(weighted, axis=-2))
-
-    def separation(
-        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
-    ) -> Float[Array, "*b"]:
-        """The distance itself."""
-        return self.distance(x, y)
-
-    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
-        """The separation itself."""
-        return jnp.asarray(separation)
 
     def distance_matrix(
         self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
@@ -289,7 +273,7 @@ class Sphere:
 
 @register_space
 @dataclasses.dataclass(frozen=True)
-class PoincareBall:
+class PoincareBall(InnerProductSpace):
     """The Poincaré ball of radius 1/√c with the geodesic distance (Hyp-ViT, Eq. 2).
 
     Attributes:
@@ -341,10 +325,6 @@ class PoincareBall:
     ) -> Float[Array, "*b"]:
         """Geodesic distances, see `poincare.dist`."""
         return poincare.dist(x, y, self.c)
-
-    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
-        """e^−distance (HIER, CVPR 2023)."""
-        return jnp.exp(-arithmetic.inexact(distance)[0])
 
     def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """The clipped features, by the logarithmic map at the origin."""
@@ -433,7 +413,7 @@ class PoincareBall:
 
 @register_space
 @dataclasses.dataclass(frozen=True)
-class Fused:
+class Fused(Space):
     """Several geometries of one feature vector, whose distances are added (HypMix, Eq. 10).
 
     A point holds its coordinates in each space, one after the other: with m spaces, d features
@@ -495,10 +475,6 @@ class Fused:
         pairs = zip(self.parts, self.split(x), self.split(y), strict=True)
         return sum(weight * space.distance(a, b) for (space, weight), a, b in pairs)
 
-    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
-        """e^−distance."""
-        return jnp.exp(-arithmetic.inexact(distance)[0])
-
     def features(self, x: Float[ArrayLike, "*b m*d"]) -> Float[Array, "*b d"]:
         """The features of the points in the first space."""
         return self.parts[0][0].features(self.split(x)[0])
@@ -509,16 +485,6 @@ class Fused:
         """The means in each space."""
         pairs = zip(self.parts, self.split(x), strict=True)
         return jnp.concatenate([space.mean(a, weights) for (space, _), a in pairs], axis=-1)
-
-    def separation(
-        self, x: Float[ArrayLike, "*#b m*d"], y: Float[ArrayLike, "*#b m*d"]
-    ) -> Float[Array, "*b"]:
-        """The distance itself."""
-        return self.distance(x, y)
-
-    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
-        """The separation itself."""
-        return jnp.asarray(separation)
 
     def distance_matrix(
         self, x: Float[ArrayLike, "n m*d"], y: Float[ArrayLike, "k m*d"]

@@ -9,8 +9,6 @@ from hypjax.geometry import Space
 from hypjax.types import Batch, Outputs
 
 Metrics = dict[str, Float[Array, ""]]
-
-
 # Samplings, among the values of `train.sampling`, whose batches are made of classes.
 GROUPED = ("epoch_classes", "drawn_classes")
 
@@ -61,7 +59,8 @@ class Objective(Protocol):
 
     Attributes:
         space: Space in which the loss measures distances.
-        score_space: Space in which evaluation compares the head's outputs.
+        score_space: Space in which evaluation compares the head's outputs. In an objective that
+            inherits from this class, it is by default the one where the head is trained.
         groups: Groups of the objective's parameters that are trained in a way of their own, with
             paths within these parameters. They are no part of the group `objective` that the fields
             of `config.optim` set.
@@ -71,20 +70,17 @@ class Objective(Protocol):
     """
 
     space: Space
-    score_space: Space
-    groups: Sequence[Group]
-    teacher_decay: float | None
+    groups: Sequence[Group] = ()
+    teacher_decay: float | None = None
+
+    @property
+    def score_space(self) -> Space:  # noqa: D102
+        return self.space
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[PyTree, PyTree]:
-        """Initialises parameters and state.
+        """Initialises parameters and state: trees of arrays.
 
-        Args:
-            key: Random key.
-            spec: Sizes of the model and the data.
-
-        Returns:
-            (params, state): trees of arrays. The optimiser trains the parameters; the state is only
-            passed from step to step.
+        The optimiser trains the parameters; the state is only passed from step to step.
         """
 
     def loss(
@@ -100,7 +96,7 @@ class Objective(Protocol):
 
         Args:
             params: Parameters of the objective.
-            state: State of the objective.
+            state: Its state.
             outputs: The model's outputs for the images of the batch, float32.
             teacher: The same outputs of the teacher as it was before the step, without a gradient;
                 None if `teacher_decay` is None.

@@ -47,17 +47,11 @@ class References(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """All pairs of an image of a batch and one it is compared with.
-
-    Attributes:
-        distances: Their distances.
-        same: Which are two images of one class.
-        other: Which are two images of different classes.
-    """
+    """All pairs of an image of a batch and one it is compared with."""
 
     distances: Float[Array, "n m"]
-    same: Bool[Array, "n m"]
-    other: Bool[Array, "n m"]
+    same: Bool[Array, "n m"]  # Which are two images of one class,
+    other: Bool[Array, "n m"]  # and which of different classes.
 
 
 def compare_images(
@@ -67,16 +61,10 @@ def compare_images(
     samples_per_class: int | None,
     references: References | None = None,
 ) -> Pairs:
-    """Compares the images of a batch with each other, or with other points.
+    """Compares the images of a batch with each other, or with references by products.
 
-    Args:
-        space: Space that measures the distances.
-        points: Points of the space.
-        labels: Class of each image.
-        samples_per_class: If every so many images are of one class, distances among these are
-            computed by subtraction. In products, small distances lose digits and their gradients
-            vanish. None computes all distances by products.
-        references: What to compare the images with, by products; None for each other.
+    If every `samples_per_class` images are of one class, distances among these are computed by
+    subtraction. In products, small distances lose digits and their gradients vanish.
 
     Raises:
         ValueError: There is not one label for each image, or the images are no multiple of
@@ -84,26 +72,17 @@ def compare_images(
     """
     points, labels = _batch(points, labels)
     if references is not None:
-        return _compare_with(references, space, points, labels)
+        distances = space.distance_matrix(points, references.points)
+        same = labels[:, None] == references.labels
+        other = ~same & (references.labels >= 0)
+        if references.own is not None:
+            same &= references.own[:, None] != jnp.arange(len(references.labels))
+        return Pairs(distances, same, other)
     distances = space.distance_matrix(points, points)
     if samples_per_class is not None:
         distances = _with_subtracted_blocks(space, points, distances, samples_per_class)
     alike = labels[:, None] == labels
     return Pairs(distances, alike & ~jnp.eye(len(points), dtype=bool), ~alike)
-
-
-def _compare_with(
-    references: References,
-    space: Space,
-    points: Float[Array, "n dim"],
-    labels: Int[Array, " n"],
-) -> Pairs:
-    distances = space.distance_matrix(points, references.points)
-    same = labels[:, None] == references.labels
-    other = ~same & (references.labels >= 0)
-    if references.own is not None:
-        same &= references.own[:, None] != jnp.arange(len(references.labels))
-    return Pairs(distances, same, other)
 
 
 def compare_proxies(
@@ -112,19 +91,10 @@ def compare_proxies(
     labels: Int[ArrayLike, " n"],
     proxies: Float[ArrayLike, "classes centres dim"],
 ) -> tuple[Float[Array, "n classes centres"], Bool[Array, "n classes"]]:
-    """Compares the images of a batch with the proxies of all classes.
+    """Distances from the images of a batch to the proxies of all classes, and which are its own.
 
     Distances to proxies of an image's own class are computed by subtraction, since training draws
     these together.
-
-    Args:
-        space: Space that measures the distances.
-        points: Points of the space.
-        labels: Class of each image, from 0.
-        proxies: Points of the space, one or several for each class.
-
-    Returns:
-        Distances, and which proxies are of the image's class.
 
     Raises:
         ValueError: There is not one label for each image, or a label that is not traced has no
@@ -211,18 +181,10 @@ def batch_metrics(
     space: Space,
     samples_per_class: int | None,
 ) -> Metrics:
-    """Metrics of a batch besides its loss.
+    """Metrics of a batch besides its loss: `norms`, and the recall within the batch.
 
-    Args:
-        features: The head's outputs.
-        points: Their points in the space.
-        labels: Class of each image.
-        space: The space.
-        samples_per_class: Images of each class; None if the batch may hold any classes.
-
-    Returns:
-        `norms`, and unless the batch may hold any classes, the share of images that are strictly
-        nearer to an image of their class than to all images of other classes.
+    That is the share of images that are strictly nearer to an image of their class than to all
+    images of other classes. It is left out if the batch may hold any classes, as None says.
     """
     features, points = lax.stop_gradient((features, points))
     metrics = norms(space, features, points)

@@ -18,17 +18,13 @@ from hypjax.objectives.hier import HIER_FIELDS, create_hier
 class Entry(NamedTuple):
     """An objective that configurations can name.
 
-    Attributes:
-        create: Builds it from a run's whole configuration and the space that this names.
-        fields: The fields that it adds to `config.objective`.
-        by_class: Whether it needs several images of each class in a batch.
-        by_tuple: Whether it needs batches of tuples.
+    It is created from a run's whole configuration and the space that this names.
     """
 
     create: Callable[[ConfigDict, Space], Objective]
-    fields: Mapping[str, Field]
-    by_class: bool
-    by_tuple: bool = False
+    fields: Mapping[str, Field]  # Which it adds to `config.objective`.
+    by_class: bool  # Whether it needs several images of each class in a batch.
+    by_tuple: bool = False  # Whether it needs batches of tuples.
 
 
 _LOSSES = {
@@ -62,35 +58,20 @@ OBJECTIVES = {
 
 
 def create_space(fields: ConfigDict) -> Space:
-    """Builds the space that `config.objective` names, with those of its fields that it has.
-
-    Args:
-        fields: The fields of `config.objective`.
-    """
+    """Builds the space that `config.objective` names, with those of its fields that it has."""
     space = SPACES[fields.space]
     names = [field.name for field in dataclasses.fields(space) if field.name in fields]
     return space(**{name: fields[name] for name in names})
 
 
 def unused_fields(fields: ConfigDict) -> set[str]:
-    """Names of fields that only other spaces have, such as the curvature on the sphere.
-
-    Args:
-        fields: The fields of `config.objective`.
-    """
+    """Names of fields of `config.objective` that only other spaces have: on the sphere, `c`."""
     named = {n: {field.name for field in dataclasses.fields(s)} for n, s in SPACES.items()}
     return set().union(*named.values()) - named[fields.space]
 
 
 def create_objective(config: ConfigDict) -> Objective:
-    """Builds the objective that a run's configuration describes.
-
-    Args:
-        config: The run's whole configuration, already validated.
-
-    Returns:
-        The objective, in the space that the configuration names.
-    """
+    """Builds the objective that a run's whole, validated configuration describes."""
     space = create_space(config.objective)
     return OBJECTIVES[config.objective.name].create(config, space)
 
@@ -106,9 +87,6 @@ _DIVISORS = {
 
 def softmax_temperature(config: ConfigDict) -> float:
     """The number that divides distances in the softmax of a run's objective.
-
-    Args:
-        config: The run's configuration.
 
     Raises:
         UserError: The objective has no softmax over the negatives of an anchor.

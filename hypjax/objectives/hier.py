@@ -31,15 +31,10 @@ HIER_FIELDS = {
 
 
 class Triplets(NamedTuple):
-    """Triplets (i, j, k) of points, of which i and j are related and k is not.
-
-    Attributes:
-        indices: Indices of i, j and k.
-        valid: Whether a row is a triplet; the others only fill the array.
-    """
+    """Triplets (i, j, k) of points, of which i and j are related and k is not."""
 
     indices: Int[Array, "t 3"]
-    valid: Bool[Array, " t"]
+    valid: Bool[Array, " t"]  # Whether a row is a triplet; the others only fill the array.
 
 
 def hier(
@@ -78,25 +73,7 @@ def hier(
         The mean over all triplets that count, also those whose ancestors coincide; 0 without any.
     """
     points, proxies, triplets = jnp.asarray(points), jnp.asarray(proxies), jnp.asarray(triplets)
-    losses, _ = triplet_losses(
-        space.distance_matrix(points, proxies), triplets, noise, margin, temperature
-    )
-    valid = jnp.ones(len(losses), bool) if valid is None else jnp.asarray(valid)
-    return jnp.sum(losses, where=valid) / jnp.maximum(jnp.sum(valid), 1)
-
-
-def triplet_losses(
-    distances: Float[Array, "n p"],
-    triplets: Int[Array, "t 3"],
-    noise: Float[ArrayLike, "2 t p"],
-    margin: float,
-    temperature: float,
-) -> tuple[Float[Array, " t"], Bool[Array, " t"]]:
-    """Loss of each triplet, from the distances of points and proxies, see `hier`.
-
-    Returns:
-        The losses, and whether the two ancestors of a triplet differ.
-    """
+    distances = space.distance_matrix(points, proxies)
     i, j, k = (distances[members] for members in triplets.T)
     farther = jnp.maximum(i, j)
     of_two = _choice(-farther / temperature + noise[0])
@@ -105,7 +82,9 @@ def triplet_losses(
     terms = [_at(i, of_two) - _at(i, of_three), _at(j, of_two) - _at(j, of_three)]
     terms.append(_at(k, of_three) - _at(k, of_two))
     losses = sum(jax.nn.relu(term + margin) for term in terms)
-    return jnp.where(apart | jnp.isnan(losses), losses, 0), apart
+    losses = jnp.where(apart | jnp.isnan(losses), losses, 0)
+    valid = jnp.ones(len(losses), bool) if valid is None else jnp.asarray(valid)
+    return jnp.sum(losses, where=valid) / jnp.maximum(jnp.sum(valid), 1)
 
 
 class _Choice(NamedTuple):
@@ -178,13 +157,7 @@ def create_hier(
 ) -> "Hier":
     """Builds the objective that a run's configuration describes.
 
-    Args:
-        create_base: Builds the loss of the angles.
-        config: The run's whole configuration.
-        space: Space of the embeddings.
-
-    Raises:
-        UserError: The configuration names another space than the ball.
+    `create_base` builds the loss of the angles. Another space than the ball is a `UserError`.
     """
     fields = config.objective
     if not isinstance(space, PoincareBall):

@@ -41,19 +41,13 @@ class Memory(NamedTuple):
 
         A point that is not finite empties its row, so that it does not spoil later losses. Points
         of a step whose update is dropped stay: to take them back would copy the whole memory.
-
-        Raises:
-            ValueError: There are more points than rows.
         """
         rows = self.rows(len(labels))
         finite = jnp.all(jnp.isfinite(points), axis=1)
-        return Memory(
-            self.points.at[rows].set(jnp.where(finite[:, None], points, 0), **_ROWS),
-            self.labels.at[rows].set(
-                jnp.where(finite, labels.astype(self.labels.dtype), _EMPTY), **_ROWS
-            ),
-            (self.place + len(rows)) % len(self.labels),
-        )
+        points = self.points.at[rows].set(jnp.where(finite[:, None], points, 0), **_ROWS)
+        labels = jnp.where(finite, labels.astype(self.labels.dtype), _EMPTY)
+        labels = self.labels.at[rows].set(labels, **_ROWS)
+        return Memory(points, labels, (self.place + len(rows)) % len(self.labels))
 
 
 def empty_memory(size: int, dim: int) -> Memory:
@@ -64,10 +58,5 @@ def empty_memory(size: int, dim: int) -> Memory:
 
 
 def number_of_rows(memory: float, training_images: int) -> int:
-    """Number of rows that a configuration asks for.
-
-    Args:
-        memory: Their number, or, up to 1, their share of the training images.
-        training_images: Number of training images.
-    """
+    """Rows that a configuration asks for: their number, or, up to 1, a share of the images."""
     return round(memory * training_images) if memory <= 1 else int(memory)

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, TRUE_OR_FALSE, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space, Sphere
-from hypjax.objectives.base import GROUPED, Metrics, Spec
+from hypjax.objectives.base import GROUPED, Metrics, Objective, Spec
 from hypjax.objectives.comparisons import (
     SPHERE,
     Pairs,
@@ -328,19 +328,12 @@ def koleo(
 
 
 class PairLoss(NamedTuple):
-    """A loss of pairs as configurations know it.
-
-    Attributes:
-        function: The loss of embeddings and labels.
-        settings: Its settings, by the names of its arguments.
-        by_class: Whether it needs several images of each class in a batch.
-        by_tuple: Whether it needs batches of tuples; it then has no use for a memory.
-    """
+    """A loss of pairs as configurations know it, with settings by the names of its arguments."""
 
     function: Callable[..., Array]
     settings: Mapping[str, Field]
-    by_class: bool = True
-    by_tuple: bool = False
+    by_class: bool = True  # Whether it needs several images of each class in a batch.
+    by_tuple: bool = False  # Whether it needs tuples; it then has no use for a memory.
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -394,11 +387,6 @@ PAIR_LOSSES = {
 def create(name: str, config: ConfigDict, space: Space) -> "PairObjective":
     """Builds the objective that a run's configuration describes.
 
-    Args:
-        name: Name of the loss, a key of `PAIR_LOSSES`.
-        config: The run's whole configuration.
-        space: Space of the embeddings.
-
     Raises:
         UserError: The loss cannot use a memory, or only a memory could use a field.
     """
@@ -426,7 +414,7 @@ def create(name: str, config: ConfigDict, space: Space) -> "PairObjective":
 
 
 @dataclasses.dataclass(frozen=True)
-class PairObjective:
+class PairObjective(Objective):
     """A loss of the images of a batch among each other, and perhaps with a memory of earlier ones.
 
     The loss of the batch among itself, the same loss of the batch with the memory, and λ · KoLeo of
@@ -449,13 +437,6 @@ class PairObjective:
     memory: float = 0.0
     memory_decay: float = 0.0
     koleo_weight: float = 0.0
-
-    groups = ()
-
-    @property
-    def score_space(self) -> Space:
-        """The training space: the head is scored where it is trained."""
-        return self.space
 
     @property
     def teacher_decay(self) -> float | None:

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import Fused, PoincareBall, Space, Sphere
-from hypjax.objectives.base import Metrics, Spec
+from hypjax.objectives.base import Metrics, Objective, Spec
 from hypjax.objectives.comparisons import norms
 from hypjax.types import Batch, Outputs
 
@@ -68,7 +68,7 @@ def pairwise_cross_entropy(
     classes, samples, _ = embeddings.shape
     if classes < 2 or samples < 2:
         raise ValueError(f"needs at least 2 classes and 2 samples, got {classes} and {samples}")
-    points = _by_subset(embeddings)
+    points = rearrange(embeddings, "n k d -> (k n) d")  # By subset, and by class within it.
     return _cross_entropy(_logits(space, points, samples, temperature), samples)
 
 
@@ -77,11 +77,7 @@ def _by_class(
     labels: Int[ArrayLike, " images"],
     samples: int | None,
 ) -> tuple[Float[Array, "classes samples dim"], Bool[ArrayLike, ""]]:
-    """Groups a flat batch by class, and says whether its classes have that number of images.
-
-    Raises:
-        ValueError: They differ in size.
-    """
+    """Groups a flat batch by class, and says whether its classes have that number of images."""
     if jnp.shape(labels) != embeddings.shape[:1]:
         raise ValueError(
             f"needs one label for each image, got {jnp.shape(labels)} for {embeddings.shape}"
@@ -101,13 +97,6 @@ def _by_class(
     grouped = labels[order].reshape(-1, samples)
     alike = jnp.all(grouped == grouped[:, :1]) & jnp.all(grouped[1:, 0] != grouped[:-1, 0])
     return embeddings[order].reshape(-1, samples, embeddings.shape[-1]), alike
-
-
-def _by_subset(
-    embeddings: Float[ArrayLike, "classes samples dim"],
-) -> Float[Array, "images dim"]:
-    """Orders the images by subset, and by class within a subset."""
-    return rearrange(embeddings, "n k d -> (k n) d")
 
 
 def _logits(
@@ -143,12 +132,7 @@ def _cross_entropy(logits: Float[Array, "images images"], samples: int) -> Float
 
 
 def _block_terms(logits: Float[Array, "n n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-    """Contribution of a block of logits to the loss of each of its anchors.
-
-    Returns:
-        Log-sum-exp over the images of other classes, and the logit of the image of the anchor's
-        class.
-    """
+    """Log-sum-exp over a block's images of other classes, and the logit of the anchor's class."""
     same_class = jnp.eye(logits.shape[0], dtype=bool)
     negatives = jax.nn.logsumexp(logits, axis=-1, where=~same_class)
     return negatives, jnp.sum(logits, axis=-1, where=same_class)
@@ -167,7 +151,7 @@ def create(config: ConfigDict, space: Space) -> "PairwiseCrossEntropy":
 
 
 @dataclasses.dataclass(frozen=True)
-class PairwiseCrossEntropy:
+class PairwiseCrossEntropy(Objective):
     """The objective of Hyp-ViT (in a `PoincareBall`) and Sph-ViT (on the `Sphere`).
 
     It has neither parameters nor state.
@@ -181,14 +165,6 @@ class PairwiseCrossEntropy:
     space: Space
     temperature: float
     samples_per_class: int
-
-    groups = ()
-    teacher_decay = None
-
-    @property
-    def score_space(self) -> Space:
-        """The training space: the head is scored where it is trained."""
-        return self.space
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
         """Returns two empty trees."""
@@ -207,7 +183,7 @@ class PairwiseCrossEntropy:
         """Loss of a batch whose images are grouped by class, see `Objective.loss`."""
         del params, teacher, batch, key
         features = rearrange(outputs.projected, "(n k) d -> n k d", k=self.samples_per_class)
-        points = _by_subset(self.space.embed(features))
+        points = rearrange(self.space.embed(features), "n k d -> (k n) d")
         logits = _logits(self.space, points, self.samples_per_class, self.temperature)
         loss = _cross_entropy(logits, self.samples_per_class)
         metrics = _metrics(self.space, features, points, logits)
@@ -222,11 +198,9 @@ def _metrics(
 ) -> Metrics:
     """Metrics of a batch that show how training progresses, besides the loss.
 
-    Returns:
-        The loss of a batch whose points coincide, s·(s − 1)·ln(2n − 1); mean norms of the head's
-        outputs and of their points in the space; share of clipped features; range of the logits
-        between different images; and share of images that are strictly nearer to an image of their
-        class than to all images of other classes.
+    They are the loss of a batch whose points coincide, s·(s − 1)·ln(2n − 1); norms; the range of
+    the logits between different images; and the share of images that are strictly nearer to an
+    image of their class than to all images of other classes.
     """
     features, points, logits = lax.stop_gradient((features, points, logits))
     blocks = rearrange(logits, "(i a) (j b) -> i a j b", a=len(features), b=len(features))
@@ -262,24 +236,15 @@ def mixed_space(
     """The space in which the pairwise cross-entropy at temperature 1 is the loss of HypMix.
 
     Its logits are cos/τ_e − λ·d/τ_h, up to a constant (Eq. 9 and 10), where both distances are
-    those of the normalised features. The ball thus never clips them.
-
-    Args:
-        ball: The ball, which measures d.
-        sphere_temperature: τ_e.
-        ball_temperature: τ_h.
-        ball_weight: λ.
+    those of the normalised features. The ball, which measures d, thus never clips them. The
+    temperatures are τ_e and τ_h, and the weight is λ.
     """
     of_sphere = Sphere(), 1 / (2 * sphere_temperature)  # −(2 − 2cos)/(2·τ_e).
     return Fused((of_sphere, (ball, ball_weight / ball_temperature)))
 
 
 def create_hypmix(config: ConfigDict, space: PoincareBall | Sphere) -> PairwiseCrossEntropy:
-    """Builds the objective that a run's configuration describes.
-
-    Raises:
-        UserError: The configuration names another space than the ball.
-    """
+    """Builds the objective of a run; another space than the ball is a `UserError`."""
     if not isinstance(space, PoincareBall):
         raise UserError(
             f"config.objective.space is {config.objective.space}; it must be poincare for hypmix, "

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from hypjax.fields import ABOVE_0, Field, at_least, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import GROUPED, Group, Metrics, Spec
+from hypjax.objectives.base import GROUPED, Group, Metrics, Objective, Spec
 from hypjax.objectives.comparisons import (
     SPHERE,
     batch_metrics,
@@ -179,17 +179,11 @@ def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float
 
 
 class ProxyLoss(NamedTuple):
-    """A loss of proxies as configurations know it.
-
-    Attributes:
-        function: The loss of embeddings, labels and proxies.
-        settings: Its settings, by the names of its arguments.
-        centres: Number of proxies of a class; None for a loss that has one.
-    """
+    """A loss of proxies as configurations know it, with settings by the names of its arguments."""
 
     function: Callable[..., Array]
     settings: Mapping[str, Field]
-    centres: Field | None = None
+    centres: Field | None = None  # Number of proxies of a class; None for a loss that has one.
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -220,13 +214,7 @@ PROXY_LOSSES = {
 
 
 def create(name: str, config: ConfigDict, space: Space) -> "ProxyObjective":
-    """Builds the objective that a run's configuration describes.
-
-    Args:
-        name: Name of the loss, a key of `PROXY_LOSSES`.
-        config: The run's whole configuration.
-        space: Space of the embeddings.
-    """
+    """Builds the objective that a run's configuration describes."""
     function, settings, centres = PROXY_LOSSES[name]
     fields, adjacent = config.objective, config.train.sampling in GROUPED
     return ProxyObjective(
@@ -239,7 +227,7 @@ def create(name: str, config: ConfigDict, space: Space) -> "ProxyObjective":
 
 
 @dataclasses.dataclass(frozen=True)
-class ProxyObjective:
+class ProxyObjective(Objective):
     """A loss of the embeddings and labels of a batch, and of proxies for all classes.
 
     Proxies are parameters that the space embeds like the head's outputs. They are drawn as for
@@ -259,13 +247,6 @@ class ProxyObjective:
     centres: int | None
     rate: float
     samples_per_class: int | None
-
-    teacher_decay = None
-
-    @property
-    def score_space(self) -> Space:
-        """The training space: the head is scored where it is trained."""
-        return self.space
 
     @property
     def groups(self) -> tuple[Group, ...]:

@@ -59,10 +59,11 @@ def test_peers_of_the_loss_compute_the_same(classes, samples):
     features = np.random.default_rng(0).normal(size=(classes * samples, 16)).astype(np.float32)
     run, _ = gradient(features, samples)
     loss, (slope,) = run()
-    for peer in (torch_peers.loss_by_pairs, torch_peers.loss_by_product):
-        theirs = torch_peers.loss_and_gradient(peer, features, samples)()
-        np.testing.assert_allclose(theirs[0], loss, rtol=1e-5)
-        np.testing.assert_allclose(theirs[1], slope, atol=1e-5 * np.abs(slope).max())
+    peers = torch_peers.hyperbolic_losses(features, samples)
+    for name in ("Möbius sums [n, m, dim]", "our formula"):
+        value, (theirs,) = peers[name]()
+        np.testing.assert_allclose(value, loss, rtol=1e-5)
+        np.testing.assert_allclose(theirs, slope, atol=1e-5 * np.abs(slope).max())
 
 
 @pytest.mark.parametrize("name", COMPARED)
@@ -83,10 +84,10 @@ def test_the_peer_trains_the_same_parameters():
     pytest.importorskip("torch", reason="needs the parity extra: torch")
     from hypjax.benchmarks import torch_peers, train
 
-    config = train._config(train._QUICK[0], on_cpu=True)
+    config = train.case_config(train._QUICK[0], on_cpu=True)
     ours = train.Trainer(config)
     trained, _ = optim.split_frozen(ours._state.params, config.optim.frozen)
-    theirs = torch_peers.TorchTrainer(config, compiled=False)
+    theirs = torch_peers.TorchTrainer(config, compile=False)
     assert sum(x.size for x in jax.tree.leaves(trained)) == sum(x.numel() for x in theirs._trained)
     before = theirs._head.weight.detach().clone()
     theirs.train(1)

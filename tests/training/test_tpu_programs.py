@@ -13,6 +13,7 @@ from hypjax.geometry import PoincareBall
 from hypjax.retrieval import ranks
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Score
+from tests.helpers.programs import compiled_embedding
 
 pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu")
 
@@ -47,7 +48,7 @@ def test_a_step_exchanges_embeddings_and_gradients_once_and_rounds_nothing(slice
 
 
 def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
-    program = programs.compiled_embedding(config, parallel.create_mesh((-1, 1), slice_of_eight))
+    program = compiled_embedding(config, parallel.create_mesh((-1, 1), slice_of_eight))
     assert program.collectives == ["all-gather f32"] * 2  # One each for head and encoder.
     assert program.rounded == []
 
