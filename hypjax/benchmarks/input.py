@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import pathlib
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -100,7 +100,7 @@ def _decoders(files: Dataset) -> dict[str, Dataset]:
     return {"exact pixels": files, "fast decoder": dataclasses.replace(files, fast=True)}
 
 
-def _consume(batches: Generator[Any, None, None]) -> None:
+def _consume(batches: Iterator[Any]) -> None:
     collections.deque(batches, maxlen=0)
 
 

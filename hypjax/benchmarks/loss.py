@@ -110,23 +110,14 @@ def gradient(features: Float[np.ndarray, "n d"], samples: int) -> Gradient:
 
 
 class Compared(NamedTuple):
-    """A loss, and the same in pytorch-metric-learning.
-
-    Attributes:
-        ours: The loss.
-        theirs: Name of their loss.
-        arguments: Its arguments, other than the number of classes, the dimension and the distance.
-        miner: Name of their miner, or None.
-        chord: Whether its distance is the squared chord; otherwise it is the cosine.
-        centres: Proxies of each class; 0 for a loss of pairs.
-    """
+    """A loss, and the name, arguments and miner of the same in pytorch-metric-learning."""
 
     ours: Callable[..., jax.Array]
     theirs: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}  # Besides the number of classes, the dimension and the distance.
     miner: str | None = None
-    chord: bool = False
-    centres: int = 0
+    chord: bool = False  # Whether their distance is the squared chord; otherwise it is the cosine.
+    centres: int = 0  # Proxies of each class; 0 for a loss of pairs.
 
     def gradient(
         self, features: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"]

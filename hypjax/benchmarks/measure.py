@@ -42,28 +42,18 @@ class Options(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Something to time, and perhaps the same with another library.
-
-    Attributes:
-        name: Description for the table.
-        ours: Performs the task and waits for the result.
-        peer: The other library's function; None without one, or if it is not installed.
-        peer_name: Name of the other library, or what to install.
-        limit: Lower bound in seconds, from a rate measured in the same run.
-        items: Number of items processed, to print a rate.
-        moving: Seconds to move all bytes that our program reads and writes according to the
-            compiler. Data that stay in caches can make this longer than the task takes.
-        memory: Bytes that our program needs; None to measure the growth of the process.
-    """
+    """Something to time, and perhaps the same with another library."""
 
     name: str
-    ours: Callable[[], Any]
-    peer: Callable[[], Any] | None = None
-    peer_name: str = ""
-    limit: float | None = None
-    items: int | None = None
+    ours: Callable[[], Any]  # Performs the task and waits for the result.
+    peer: Callable[[], Any] | None = None  # None also where the library is not installed.
+    peer_name: str = ""  # Or what to install.
+    limit: float | None = None  # Lower bound in seconds, from a rate measured in the same run.
+    items: int | None = None  # Number of items processed, to print a rate.
+    # Seconds to move all bytes that our program reads and writes according to the compiler. Data
+    # that stay in caches can make this longer than the task takes.
     moving: float | None = None
-    memory: int | None = None
+    memory: int | None = None  # Bytes that our program needs; None measures the process's growth.
 
 
 def measure(tasks: Iterable[Task], repeats: int) -> Rows:

@@ -46,21 +46,13 @@ _TYPE = re.compile(r"(\w+)\[")
 
 
 class Program(NamedTuple):
-    """A compiled program.
-
-    Attributes:
-        arguments: Bytes of the arguments on each device.
-        temporary: Bytes of temporary memory on each device.
-        collectives: Kind and dtype of each exchange between devices, such as 'all-reduce f32'.
-        rounded: HLO of the matrix products outside the encoder without the highest precision.
-        products: Number of matrix products in the encoder for each pair of dtypes.
-    """
+    """A compiled program: bytes on each device, and what it computes and exchanges."""
 
     arguments: int
     temporary: int
-    collectives: list[str]
-    rounded: list[str]
-    products: dict[str, int]
+    collectives: list[str]  # Exchanges between devices by kind and dtype: 'all-reduce f32'.
+    rounded: list[str]  # HLO of products outside the encoder without the highest precision.
+    products: dict[str, int]  # Number of products in the encoder for each pair of dtypes.
 
 
 def rows(options: measure.Options) -> measure.Rows:

@@ -52,7 +52,7 @@ def test_distance_equals_the_formula_of_the_paper(float64, c):
 
 @pytest.mark.parametrize("c", CURVATURES)
 def test_float32_distances_of_separated_points_are_accurate(c):
-    x, y = points(0, (200, 16), c, 0.9), points(1, (200, 16), c, 0.9)
+    x, y = points(0, (50, 16), c, 0.9), points(1, (50, 16), c, 0.9)
     x, y = x.astype(np.float32), y.astype(np.float32)
     expected = [exact_distance(a, b, c) for a, b in zip(x, y, strict=True)]
     np.testing.assert_allclose(poincare.dist(x, y, c), expected, rtol=1e-5)
@@ -60,7 +60,7 @@ def test_float32_distances_of_separated_points_are_accurate(c):
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 0.05, 0.3, 1.0])
-@pytest.mark.parametrize("dim", [2, 32, 128])
+@pytest.mark.parametrize("dim", [2, 128])
 def test_distance_matrix_is_accurate_at_the_clip_radius(dim, spread):
     """Rounding errors are largest for points at the clip radius."""
     c, rng = 0.1, np.random.default_rng(dim)
@@ -105,8 +105,7 @@ def test_maps_are_inverses_and_keep_distances(float64, c):
     np.testing.assert_allclose(np.arccosh(-inner(a, b)) / np.sqrt(c), distances, rtol=1e-9)
 
 
-@pytest.mark.parametrize("c", [0.1, 1.0])
-@pytest.mark.parametrize("norm", [0.5, 0.99, 0.999, 0.9999])
+@pytest.mark.parametrize(("c", "norm"), [(0.1, 0.5), (1.0, 0.99), (0.1, 0.999), (1.0, 0.9999)])
 def test_expmap_is_accurate_in_float32(c, norm):
     """Also near the boundary and back towards the centre, where the textbook formula cancels."""
     x = points(0, (24, 8), c, norm, norm).astype(np.float32)

@@ -16,7 +16,7 @@ from hypjax.objectives.comparisons import References
 from hypjax.objectives.create import create_space
 from hypjax.objectives.memory import Memory, empty_memory, number_of_rows
 from hypjax.types import Batch, Outputs
-from tests.objectives.test_losses import FAST_COMPILATION, PAIRS
+from tests.objectives.test_pair_and_proxy_losses import FAST_COMPILATION, PAIRS
 
 SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
 SPACES = pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])

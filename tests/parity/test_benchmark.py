@@ -1,50 +1,43 @@
 """The benchmark command, compared with other libraries."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 
+from hypjax import benchmark
+from hypjax.benchmarks import retrieval
 from hypjax.benchmarks.loss import COMPARED, gradient
+from hypjax.command import parse
 from hypjax.training import optim
 
 TASKS = {"loss": 16, "retrieval": 11, "input": 7, "train": 4}
 
 
-def run(tmp_path, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "hypjax.benchmark", *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def run(output, suite):
+    for flag in benchmark.FLAGS:
+        benchmark.FLAGS[flag].unparse()
+    given = ["benchmark", suite, "--quick", f"--output={output}"]
+    benchmark.main(*parse(given, benchmark.FLAGS, benchmark.CHOICES))
+    return json.loads(output.read_text())
 
 
-def test_all_suites_compare_with_other_libraries(tmp_path):
+def test_all_suites_compare_with_other_libraries(tmp_path, monkeypatch, capsys):
     for peer in ("faiss", "torch", "torchvision"):
         pytest.importorskip(peer, reason=f"needs the parity extra: {peer}")
-    done = run(tmp_path, "all", "--quick")
-    assert done.returncode == 0, done.stderr
-    written = json.loads((tmp_path / "benchmark.json").read_text())
+    monkeypatch.setattr(retrieval, "_QUICK_SIZES", (1500, 300, 5000))
+    written, shown = run(tmp_path / "all.json", "all"), capsys.readouterr().out
     assert written["machine"]["versions"]["jax"]
     for suite, count in TASKS.items():
         assert len(written[suite]) == count
         for task in written[suite]:
-            assert task["ratio"] > 0 and task["name"] in done.stdout
+            assert task["ratio"] > 0 and task["name"] in shown
 
 
 def test_searches_are_right_where_points_crowd(tmp_path):
     pytest.importorskip("faiss", reason="needs the parity extra: faiss")
-    done = run(tmp_path, "exactness", "--quick")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "benchmark.json").read_text())["exactness"]
+    rows = run(tmp_path / "exactness.json", "exactness")["exactness"]
     for row in rows:
         assert row["right"]["hypjax"] == 1
         assert row["recall@1"]["hypjax"] == row["recall@1"]["true"]
@@ -92,12 +85,3 @@ def test_the_peer_trains_the_same_parameters():
     before = theirs._head.weight.detach().clone()
     theirs.train(1)
     assert (theirs._head.weight != before).any()
-
-
-def test_an_unknown_suite_is_refused_in_one_sentence(tmp_path):
-    done = run(tmp_path, "retrival")
-    assert done.returncode == 1
-    assert done.stderr == (
-        "error: 'retrival' is not one of loss, retrieval, input, train, all, memory, growth, job, "
-        "exactness, ann\n"
-    )

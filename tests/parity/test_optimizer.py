@@ -1,10 +1,13 @@
 """The optimiser against PyTorch's: groups, schedules and clipping, 30 steps in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hypjax.config import default_config
 from hypjax.training import optim
@@ -23,33 +26,11 @@ DECAYS = {"patch_projection": 0.3, "encoder": None, "head": 0.0, "objective": 0.
 GROUP_OF = dict(zip(SHAPES, RATES, strict=True))
 
 
-def tree_of(values):
-    tree = {}
-    for path, value in values.items():
-        place = tree
-        for name in path[:-1]:
-            place = place.setdefault(name, {})
-        place[path[-1]] = value
-    return tree
-
-
-def leaves_of(tree):
-    return {path: _at(tree, path) for path in SHAPES}
-
-
-def _at(tree, path):
-    for name in path:
-        tree = tree[name]
-    return np.asarray(tree)
-
-
 def start_and_targets():
     rng = np.random.default_rng(0)
-    start = {path: rng.normal(size=shape).astype(np.float64) for path, shape in SHAPES.items()}
-    targets = [
-        {path: rng.normal(size=shape).astype(np.float64) for path, shape in SHAPES.items()}
-        for _ in range(STEPS)
-    ]
+    start, *targets = (
+        {path: rng.normal(size=shape) for path, shape in SHAPES.items()} for _ in range(STEPS + 1)
+    )
     return start, targets
 
 
@@ -57,8 +38,7 @@ def fields(**changes):
     config = default_config().optim
     config.learning_rate, config.weight_decay = 1e-3, 0.1
     config.clip_norm = None
-    for name, value in changes.items():
-        config[name] = value
+    config.update(changes)
     return config
 
 
@@ -78,12 +58,12 @@ def ours(config):
         updates, state = optimizer.update(gradient, state, params)
         return loss, optax.apply_updates(params, updates), state
 
-    params = tree_of(start)
+    params = unflatten_dict(start)
     state, losses = optimizer.init(params), []
     for target in targets:
-        loss, params, state = step(params, state, tree_of(target))
+        loss, params, state = step(params, state, unflatten_dict(target))
         losses.append(float(loss))
-    return losses, leaves_of(params)
+    return losses, flatten_dict(params)
 
 
 def theirs(config, kind, schedule, clip):
@@ -110,15 +90,17 @@ def theirs(config, kind, schedule, clip):
     return losses, {path: parameter.detach().numpy() for path, parameter in params.items()}
 
 
-def assert_agree(config, *arguments):
+def constant(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1)
+
+
+def assert_agree(config, kind=torch.optim.AdamW, schedule=constant, clip=lambda parameters: None):
     with jax.enable_x64(True):
         results = ours(config)
-    for found, expected in zip(results, theirs(config, *arguments), strict=True):
-        if isinstance(found, list):
-            np.testing.assert_allclose(found, expected, rtol=1e-6)
-            continue
-        for path, value in found.items():
-            np.testing.assert_allclose(value, expected[path], rtol=1e-6, atol=1e-7)
+    for found, expected in zip(results, theirs(config, kind, schedule, clip), strict=True):
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), found, expected
+        )
 
 
 def grouped(config, **starts):
@@ -126,18 +108,10 @@ def grouped(config, **starts):
     return config
 
 
-def constant(optimizer):
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1)
-
-
-def nothing(parameters):
-    del parameters
-
-
 @pytest.mark.parametrize("name", ["adamw", "adam"])
 def test_parameter_groups(name):
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
-    assert_agree(grouped(fields(name=name)), kind, constant, nothing)
+    assert_agree(grouped(fields(name=name)), kind)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +139,7 @@ def test_parameter_groups(name):
     ids=["step", "exponential", "cosine", "warm-up"],
 )
 def test_schedules(changes, schedule):
-    assert_agree(grouped(fields(**changes)), torch.optim.AdamW, schedule, nothing)
+    assert_agree(grouped(fields(**changes)), schedule=schedule)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +151,7 @@ def test_schedules(changes, schedule):
     ids=["norm", "value"],
 )
 def test_clipping(changes, clip):
-    assert_agree(grouped(fields(**changes)), torch.optim.AdamW, constant, clip)
+    assert_agree(grouped(fields(**changes)), clip=clip)
 
 
 def test_a_rate_of_0_until_a_step():
@@ -191,4 +165,4 @@ def test_a_rate_of_0_until_a_step():
             optimizer, [lambda t, start=start: float(t >= start) for start in starts]
         )
 
-    assert_agree(config, torch.optim.AdamW, schedule, nothing)
+    assert_agree(config, schedule=schedule)

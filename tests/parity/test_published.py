@@ -16,8 +16,10 @@ torch = pytest.importorskip("torch")
     "fields",
     [
         (),
-        ("data.channels=1", "data.mean=(0.4,)", "data.std=(0.2,)"),
-        ("data.test_view=squash", "data.resize=24", "model.head=none"),
+        (
+            *("data.channels=1", "data.mean=(0.4,)", "data.std=(0.2,)"),
+            *("data.test_view=squash", "data.resize=24", "model.head=none"),
+        ),
     ],
 )
 def test_a_published_model_gives_the_same_features(photos_folder, tmp_path, fields):

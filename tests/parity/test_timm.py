@@ -36,19 +36,6 @@ def small_peer():
     return randomised(model, 0.05)
 
 
-def converted(model):
-    """Converts the parameters of a small Transformer of timm's."""
-    side = model.patch_embed.img_size[0]
-    encoder = VisionTransformer(
-        image_size=side,
-        patch_size=model.patch_embed.patch_size[0],
-        width=model.embed_dim,
-        depth=len(model.blocks),
-        num_heads=model.blocks[0].attn.num_heads,
-    )
-    return convert_timm(state_of(model), encoder)
-
-
 def state_of(model):
     return {name: value.numpy() for name, value in model.state_dict().items()}
 
@@ -66,9 +53,7 @@ def as_torch(images):
     [
         ("vit_small_patch16_224", 240),
         ("vit_small_patch8_224", 200),
-        ("deit_small_patch16_224", 224),
         ("deit_small_distilled_patch16_224", 304),
-        ("vit_base_patch16_224", 224),
         ("deit_base_patch16_384", 240),
     ],
 )
@@ -88,9 +73,7 @@ def test_all_tokens_agree(name, image_size):
     np.testing.assert_allclose(encoder.apply({"params": params}, images), pooled, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "image_size"), [("resnet50", 224), ("resnet50", 200), ("resnet101", 96)]
-)
+@pytest.mark.parametrize(("name", "image_size"), [("resnet50", 200), ("resnet101", 96)])
 def test_features_of_a_resnet_agree(name, image_size):
     peer = randomised(timm.create_model(name), amount=0.002)
     encoder = create_encoder(name, image_size=image_size)
@@ -109,52 +92,38 @@ def test_features_of_a_resnet_agree(name, image_size):
         np.testing.assert_allclose(ours / scale, np.asarray(peer) / scale, atol=2e-5)
 
 
-def gradients_agree(model, encoder, images):
-    """Compares the gradients of a random function of all tokens, within 1e-4 of their norms."""
-    model.zero_grad()
-    features = model.forward_features(as_torch(images))
-    if features.ndim == 4:
-        features = features.flatten(2).transpose(1, 2)
-    weights = np.random.default_rng(1).normal(size=features.shape).astype(np.float32)
-    (torch.tensor(weights) * features).sum().backward()
-    expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-    def value(params):
-        return (weights * encoder.apply({"params": params}, images, return_tokens=True)).sum()
-
-    gradient = timm_state_dict(
-        jax.jit(jax.grad(value))(convert_timm(state_of(model), encoder)), encoder
-    )
-    assert expected.keys() <= gradient.keys()
-    for name, peer in expected.items():
-        peer, ours = peer.numpy(), gradient[name]
-        if name.endswith("qkv.bias"):  # Attention ignores the bias of keys: its gradient is noise.
-            third = len(peer) // 3
-            peer, ours = (np.delete(x, np.s_[third : 2 * third]) for x in (peer, ours))
-        error = np.linalg.norm(ours - peer) / np.linalg.norm(peer)
-        assert error < 1e-4, (name, error)
-
-
 @pytest.mark.parametrize(
     ("name", "image_size"),
-    [
-        ("vit_small_patch8_224", 64),
-        ("deit_small_distilled_patch16_224", 80),
-        ("deit_base_patch16_384", 96),
-        ("resnet50", 224),
-    ],
+    [("vit_small_patch8_224", 64), ("deit_small_distilled_patch16_224", 80), ("resnet50", 96)],
 )
 def test_gradients_agree(name, image_size):
+    """Those of a random function of all tokens, within 1e-4 of their norms."""
     if name == "resnet50":
         peer = randomised(timm.create_model(name), 0.002)
     else:
         peer = randomised(timm.create_model(name, img_size=image_size))
-    gradients_agree(peer, create_encoder(name, image_size=image_size), pixels(image_size))
+    encoder, images = create_encoder(name, image_size=image_size), pixels(image_size)
+    peer.zero_grad()
+    features = peer.forward_features(as_torch(images))
+    if features.ndim == 4:
+        features = features.flatten(2).transpose(1, 2)
+    weights = np.random.default_rng(1).normal(size=features.shape).astype(np.float32)
+    (torch.tensor(weights) * features).sum().backward()
+    expected = {name: p.grad for name, p in peer.named_parameters() if p.grad is not None}
 
+    def value(params):
+        return (weights * encoder.apply({"params": params}, images, return_tokens=True)).sum()
 
-def test_gradients_of_a_small_transformer_agree():
-    encoder = VisionTransformer(image_size=32, width=48, **SMALL)
-    gradients_agree(small_peer(), encoder, pixels(32, 4))
+    gradient = jax.jit(jax.grad(value))(convert_timm(state_of(peer), encoder))
+    gradient = timm_state_dict(gradient, encoder)
+    assert expected.keys() <= gradient.keys()
+    for name, theirs in expected.items():
+        theirs, ours = theirs.numpy(), gradient[name]
+        if name.endswith("qkv.bias"):  # Attention ignores the bias of keys: its gradient is noise.
+            third = len(theirs) // 3
+            theirs, ours = (np.delete(x, np.s_[third : 2 * third]) for x in (theirs, ours))
+        error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+        assert error < 1e-4, (name, error)
 
 
 def test_converted_model_gives_the_same_outputs_in_timm():
@@ -181,7 +150,7 @@ def test_converted_model_gives_the_same_outputs_in_timm():
 def test_torch_files_give_the_same_parameters(tmp_path):
     state = small_peer().state_dict()
     encoder = VisionTransformer(image_size=32, width=48, **SMALL)
-    expected = flatten_dict(converted(small_peer()))
+    expected = flatten_dict(convert_timm(state_of(small_peer()), encoder))
     torch.save(state, tmp_path / "plain.pth")
     torch.save({"model": state, "epoch": 3}, tmp_path / "wrapped.pt")
     for file in ("plain.pth", "wrapped.pt"):

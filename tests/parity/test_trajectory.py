@@ -1,37 +1,28 @@
-"""Comparison of training with a PyTorch transcription of the recipe, on the same batches.
+"""Comparison of losses and of training with PyTorch transcriptions of the recipes."""
 
-As a command, it runs the comparison with an encoder of the published size, which takes minutes:
-
-    python -m tests.parity.test_trajectory --size=small
-"""
-
-import argparse
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tqdm import tqdm
 
 from hypjax.config import default_config, validate
 from hypjax.config.defaults import HYP_VIT
 from hypjax.models import create_embedder
 from hypjax.models.pretrained import convert_timm
-from hypjax.objectives import Spec
+from hypjax.objectives import Spec, create_objective
 from hypjax.training import optim
 from hypjax.training.learner import build_learner
 from hypjax.training.step import TrainState, make_train_step
-from hypjax.types import Batch
-from tests.parity import conftest
+from hypjax.types import Batch, Outputs
 
-conftest.pytest_configure(None)  # When run as a command, pytest does not call it.
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
 geoopt = pytest.importorskip("geoopt", reason="needs the parity extra: geoopt")
 
 TINY = {"patch_size": 8, "width": 48, "depth": 3, "num_heads": 4, "head_dim": 6}
-SMALL = {"patch_size": 16, "width": 384, "depth": 12, "num_heads": 6, "head_dim": 128}
+SIDE, STEPS = 32, 30
 
 # The recipe as in the paper, independent of hypjax's defaults, so that these are compared too.
 C, RADIUS, TEMPERATURE = 0.1, 2.3, 0.2
@@ -53,112 +44,58 @@ CASES = {
 
 
 class Trajectory(NamedTuple):
-    """Training of one of the two implementations.
-
-    Attributes:
-        losses: Loss at each step.
-        norms: Gradient norm at each step, before clipping.
-        clipped: Share of clipped features at each step.
-        pooled: Encoder embeddings of held-out images after the last step.
-        projected: Head outputs for held-out images after the last step.
-        patch_projection: Kernel and bias of the patch projection, before and after training.
-    """
+    """Training of one of the two implementations."""
 
     losses: np.ndarray
-    norms: np.ndarray
-    clipped: np.ndarray
-    pooled: np.ndarray
-    projected: np.ndarray
-    patch_projection: tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]
+    norms: np.ndarray  # Of the gradient at each step, before clipping.
+    clipped: np.ndarray  # Share of clipped features at each step.
+    pooled: np.ndarray  # Encoder embeddings of held-out images after the last step.
+    projected: np.ndarray  # And head outputs.
+    patch_projection: tuple  # Kernel and bias, before and after training.
 
 
-class Comparison(NamedTuple):
-    """Trajectories of both implementations, and their differences.
-
-    Attributes:
-        hypjax: Trajectory of hypjax.
-        peer: Trajectory of the transcription.
-        differences: Relative differences: the largest of losses and gradient norms over steps, and
-            the overall ones of encoder and head outputs for held-out images.
-    """
-
-    hypjax: Trajectory
-    peer: Trajectory
-    differences: dict[str, float]
-
-
-def compare(
-    model_kwargs,
-    image_size,
-    classes,
-    samples,
-    steps=30,
-    *,
-    space="poincare",
-    noise=20,
-    learning_rate=1e-3,
-):
-    """Trains both implementations from the same weights on the same batches.
+def compare(classes, samples, *, space, noise, learning_rate=1e-3):
+    """Trains hypjax and the transcription from the same weights on the same batches.
 
     Parameters are not compared: attention ignores the bias of the keys, so that its gradient is
     rounding noise, which Adam scales to full steps.
     """
-    tuples = space == "tuples"
-    *batches, held_out = make_batches(image_size, classes, samples, steps + 1, noise, tuples)
-    config = make_config(model_kwargs, image_size, classes, samples, steps, space, learning_rate)
-    encoder, head = make_peer(model_kwargs, image_size)
+    *batches, held_out = make_batches(classes, samples, noise, space == "tuples")
+    config = make_config(classes, samples, space, learning_rate)
+    encoder, head = make_peer()
     params = convert_parameters(encoder, head, create_embedder(config))
-    got = run_hypjax(config, params, batches, held_out)
-    peer = run_peer(encoder, head, space, samples, learning_rate, batches, held_out)
-
-    def largest(a, b):
-        return float(np.max(np.abs(a - b) / np.abs(b)))
-
-    def overall(a, b):
-        return float(np.linalg.norm(a - b) / np.linalg.norm(b))
-
-    differences = {
-        "loss": largest(got.losses, peer.losses),
-        "gradient norm": largest(got.norms, peer.norms),
-        "encoder": overall(got.pooled, peer.pooled),
-        "head": overall(got.projected, peer.projected),
-    }
-    return Comparison(got, peer, differences)
+    ours = run_hypjax(config, params, batches, held_out)
+    return ours, run_peer(encoder, head, space, samples, learning_rate, batches, held_out)
 
 
-def make_batches(image_size, classes, samples, number, noise, tuples=False):
+def make_batches(classes, samples, noise, tuples):
     """Noisy images of coarse patterns, one pattern per class, which a few steps can learn.
 
     Each batch draws its classes from twice as many. Of tuples, the first two images are of one
-    class, the others of different ones, and `classes` is the number of tuples. Larger images are
-    enlarged from 32 pixels, because noise of single pixels would average out in large patches.
+    class, the others of different ones, and `classes` is the number of tuples.
     """
     rng = np.random.default_rng(0)
-    patterns = enlarge(rng.uniform(60, 196, (2 * classes, 4, 4, 3)), 8)
+    patterns = rng.uniform(60, 196, (2 * classes, 4, 4, 3)).repeat(8, axis=1).repeat(8, axis=2)
     batches = []
-    for _ in range(number):
+    for _ in range(STEPS + 1):
         if tuples:
             drawn = [rng.choice(len(patterns), samples - 1, replace=False) for _ in range(classes)]
             labels = np.concatenate([[each[0], *each] for each in drawn])
         else:
             labels = rng.choice(len(patterns), classes, replace=False).repeat(samples)
-        pixels = patterns[labels] + rng.normal(0, noise, (len(labels), 32, 32, 3))
-        pixels = enlarge(np.clip(pixels, 0, 255).astype(np.uint8), image_size // 32)
+        pixels = patterns[labels] + rng.normal(0, noise, (len(labels), SIDE, SIDE, 3))
+        pixels = np.clip(pixels, 0, 255).astype(np.uint8)
         flips = rng.random(len(labels)) < 0.5
         batches.append(Batch(pixels, labels.astype(np.int32), np.arange(len(labels)), flips))
     return batches
 
 
-def enlarge(images, factor):
-    return images.repeat(factor, axis=1).repeat(factor, axis=2)
-
-
-def make_config(model_kwargs, image_size, classes, samples, steps, space, learning_rate):
+def make_config(classes, samples, space, learning_rate=1e-3):
     """The defaults of hypjax, except for sizes, space and learning rate."""
     objectives = {"mix": "hypmix", "irt": "contrastive", "tuples": "tuple_contrastive"}
     config = default_config(objectives.get(space, HYP_VIT))
-    config.model.update(model_kwargs, architecture="vit", precision="float32")
-    config.data.image_size = config.data.resize = image_size
+    config.model.update(TINY, architecture="vit", precision="float32")
+    config.data.image_size = config.data.resize = SIDE
     config.objective.space = {"mix": "poincare", "irt": "sphere", "tuples": "sphere"}.get(
         space, space
     )
@@ -169,28 +106,22 @@ def make_config(model_kwargs, image_size, classes, samples, steps, space, learni
         config.train.sampling, config.train.tuples.negatives = "tuples", samples - 2
         config.optim.name = "adam"
     config.optim.learning_rate = learning_rate
-    config.train.update(total_steps=steps, samples_per_class=samples, batch_size=classes * samples)
+    config.train.update(total_steps=STEPS, samples_per_class=samples, batch_size=classes * samples)
     validate(config)
     return config
 
 
-def make_peer(model_kwargs, image_size):
+def make_peer():
     """A timm encoder with random weights, and a linear head."""
     torch.manual_seed(0)
-    width = model_kwargs["width"]
-    encoder = timm.models.VisionTransformer(
-        img_size=image_size,
-        patch_size=model_kwargs["patch_size"],
-        embed_dim=width,
-        depth=model_kwargs["depth"],
-        num_heads=model_kwargs["num_heads"],
-        num_classes=0,
-    )
+    width = TINY["width"]
+    sizes = {name: TINY[name] for name in ("patch_size", "depth", "num_heads")}
+    encoder = timm.models.VisionTransformer(img_size=SIDE, embed_dim=width, num_classes=0, **sizes)
     # Biases and norms, which start at 0 and 1, change too. With timm's small weights alone, the
     # class token would hardly depend on the image.
     for parameter in encoder.parameters():
         parameter.data += 0.7 / width**0.5 * torch.randn_like(parameter)
-    head = torch.nn.Linear(width, model_kwargs["head_dim"])
+    head = torch.nn.Linear(width, TINY["head_dim"])
     torch.nn.init.orthogonal_(head.weight)
     torch.nn.init.zeros_(head.bias)
     return encoder, head
@@ -222,7 +153,7 @@ def run_hypjax(config, params, batches, held_out):
 
     step = jax.jit(make_train_step(learner), donate_argnums=0)
     before, rows = patch_projection(), []
-    for batch in tqdm(batches, "hypjax", disable=None):
+    for batch in batches:
         state, metrics = step(state, jax.device_put(batch))
         rows.append([float(metrics[k]) for k in ("loss", "gradient_norm", "clipped_share")])
     images = held_out.images.astype(np.float32) / 127.5 - 1
@@ -242,14 +173,9 @@ def run_peer(encoder, head, space, samples, learning_rate, batches, held_out):
         return projection.weight.detach().numpy().copy(), projection.bias.detach().numpy().copy()
 
     before, rows, memory = patch_projection(), [], []
-    for batch in tqdm(batches, "PyTorch", disable=None):
+    for batch in batches:
         features = head(encoder(prepare(batch.images, batch.flips)))
-        if space == "irt":
-            loss = irt_loss(features, torch.tensor(batch.labels), memory)
-        elif space == "tuples":
-            loss = tuple_loss(features, samples)
-        else:
-            loss = recipe_loss(features, space, samples)
+        loss = transcribed(features, space, samples, torch.tensor(batch.labels), memory)
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, CLIP_NORM)
@@ -273,6 +199,15 @@ def prepare(images, flips=None):
     return (images - 0.5) / 0.5
 
 
+def transcribed(features, space, samples, labels, memory):
+    """The loss of a batch; the memory is a list that IRT's loss appends to."""
+    if space == "irt":
+        return irt_loss(features, labels, memory)
+    if space == "tuples":
+        return tuple_loss(features, samples)
+    return recipe_loss(features, space, samples)
+
+
 def recipe_distances(features, space):
     """Distances of all pairs from the head's outputs (Eqs. 2 and 4; HypMix, Eqs. 9 and 10)."""
     if space == "mix":
@@ -283,7 +218,7 @@ def recipe_distances(features, space):
     if space == "sphere":
         points = torch.nn.functional.normalize(features, dim=-1)
         return 2 - 2 * points @ points.T
-    ball = geoopt.PoincareBall(c=C)
+    ball = geoopt.PoincareBall(c=torch.tensor(C, dtype=features.dtype))
     norms = features.norm(dim=-1, keepdim=True)
     points = ball.expmap0(features * (RADIUS / norms).clamp(max=1), project=False)
     return ball.dist(points[:, None], points[None])
@@ -339,66 +274,52 @@ def tuple_loss(features, size):
     return total / (len(points) // size) + TUPLE_KOLEO_WEIGHT * entropy_loss(points)
 
 
-@pytest.fixture(scope="module", params=CASES)
-def comparison(request):
+@pytest.mark.parametrize("space", ["poincare", "sphere", "mix", "irt", "tuples"])
+def test_losses_and_gradients_of_random_features_agree(float64, space):
+    classes, samples = 5, 3
+    objective = create_objective(make_config(classes, samples, space))
+    features = np.random.default_rng(0).normal(size=(classes * samples, 16))
+    labels = np.repeat(np.arange(classes), samples)
+    spec = Spec(classes, samples, 16, 16, MEMORY, len(labels))
+    params, state = objective.init(jax.random.key(0), spec)
+
+    @jax.jit
+    @jax.value_and_grad
+    def ours(features):
+        batch = Batch(None, jnp.asarray(labels), jnp.arange(len(labels)), None)
+        outputs = Outputs(None, features)
+        return objective.loss(params, state, outputs, None, batch, jax.random.key(0))[0]
+
+    x = torch.tensor(features, requires_grad=True)
+    expected = transcribed(x, space, samples, torch.tensor(labels), [])
+    expected.backward()
+    value, gradient = ours(features)
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-9)
+    np.testing.assert_allclose(gradient, x.grad.numpy(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_trajectories_agree(case):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # Several threads are slower for products this small.
     try:
-        return compare(TINY, 32, **CASES[request.param])
+        ours, peer = compare(**CASES[case])
     finally:
         torch.set_num_threads(threads)
-
-
-def test_losses_and_gradient_norms_agree_at_all_steps(comparison, request):
-    assert len(comparison.hypjax.losses) == len(comparison.peer.losses) == 30
-    assert comparison.differences["loss"] < (1e-4 if "irt" in request.node.callspec.id else 1e-3)
-    assert comparison.differences["gradient norm"] < 1e-3
-
-
-def test_trained_models_agree_on_held_out_images(comparison):
+    np.testing.assert_allclose(ours.losses, peer.losses, rtol=1e-4 if case == "irt-12x2" else 1e-3)
+    np.testing.assert_allclose(ours.norms, peer.norms, rtol=1e-3)
+    # An image may be at the clip radius.
+    np.testing.assert_allclose(ours.clipped, peer.clipped, atol=0.05)
     # Ten times the observed difference, and less than the effect of weight decay, even on biases.
-    assert comparison.differences["encoder"] < 3e-4
-    assert comparison.differences["head"] < 3e-4
-
-
-def test_patch_projection_stays_bit_identical(comparison):
-    for side in (comparison.hypjax, comparison.peer):
+    for found, expected in ((ours.pooled, peer.pooled), (ours.projected, peer.projected)):
+        assert np.linalg.norm(found - expected) < 3e-4 * np.linalg.norm(expected)
+    for side in (ours, peer):  # The patch projection is frozen.
         for before, after in zip(*side.patch_projection, strict=True):
             np.testing.assert_array_equal(after, before)
-
-
-def test_training_is_long_enough_to_distinguish_recipes(comparison, request):
-    got, peer = comparison.hypjax, comparison.peer
+    # Training is long enough to distinguish recipes.
     assert peer.losses[-5:].mean() < 0.5 * peer.losses[0]
     assert peer.norms.max() > CLIP_NORM
-    if "ball-12x2" in request.node.callspec.id:
+    if case == "ball-12x2":
         assert peer.norms.min() < CLIP_NORM
-    if "ball" in request.node.callspec.id:
+    if "ball" in case:
         assert 0 < peer.clipped.mean() < 1
-    # An image may be at the clip radius.
-    np.testing.assert_allclose(got.clipped, peer.clipped, atol=0.05)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=("tiny", "small"), default="tiny")
-    spaces = ("poincare", "sphere", "mix", "irt", "tuples")
-    parser.add_argument("--space", choices=spaces, default="poincare")
-    parser.add_argument("--classes", type=int, default=8)
-    parser.add_argument("--samples", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--noise", type=float, default=80)
-    parser.add_argument("--learning_rate", type=float, default=1e-4)
-    args = vars(parser.parse_args())
-    sizes = {"tiny": (TINY, 32), "small": (SMALL, 224)}
-    got, peer, differences = compare(*sizes[args.pop("size")], **args)
-    print("step   loss: hypjax     PyTorch   gradient norm: hypjax     PyTorch")
-    for step in range(len(got.losses)):
-        losses = f"{got.losses[step]:14.6f} {peer.losses[step]:11.6f}"
-        print(f"{step + 1:4} {losses} {got.norms[step]:23.5f} {peer.norms[step]:11.5f}")
-    for name, value in differences.items():
-        print(f"largest relative difference, {name}: {value:.1e}")
-
-
-if __name__ == "__main__":
-    main()

@@ -44,11 +44,10 @@ def test_without_the_sphere_it_is_the_hyperbolic_loss_of_normalised_features():
     assert_equal(loss(features, space, 1.0), hyperbolic(features))
 
 
-@pytest.mark.parametrize("weight", [0.0, 3.0, 8.0])
-def test_fused_and_cosine_distances_rank_alike(weight):
+def test_fused_and_cosine_distances_rank_alike():
     """All points have one norm, so hyperbolic distances grow with spherical ones."""
     rng = np.random.default_rng(1)
-    space, x = mixed_space(BALL, **NUMBERS, ball_weight=weight), rng.normal(size=(200, 8))
+    space, x = mixed_space(BALL, **NUMBERS, ball_weight=3.0), rng.normal(size=(200, 8))
     fused, cosine = (
         nearest_neighbors(*[np.asarray(s.embed(x), np.float32)] * 2, k=20, space=s)[1]
         for s in (space, Sphere())

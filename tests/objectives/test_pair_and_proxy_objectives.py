@@ -93,14 +93,13 @@ def test_proxies_are_drawn_as_published_and_have_a_rate_of_their_own():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_batches_of_any_classes_are_for_losses_that_need_no_pairs(name, features):
+def test_batches_of_any_classes_are_for_losses_that_need_no_pairs(name):
     config = configured(name)
     validate(config)
     config.train.sampling = "shuffled"
     if name in PROXY_LOSSES or name == "contrastive":
         validate(config)
-        objective = create_objective(config)
-        assert objective.samples_per_class is None
+        assert create_objective(config).samples_per_class is None
     else:
         with pytest.raises(UserError, match="this objective compares images of one class"):
             validate(config)

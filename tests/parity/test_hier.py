@@ -95,23 +95,3 @@ def test_value_and_gradients(float64, dtype):
         tolerance = 1e-9 if dtype == "float64" else 1e-4
         largest = leaf.grad.abs().max().item()
         np.testing.assert_allclose(slope, leaf.grad, rtol=tolerance, atol=tolerance * largest)
-
-
-def test_the_mean_over_noise_is_that_of_gumbel_softmax(float64):
-    """10,000 draws in each library, compared by their standard errors."""
-    draws = 10_000
-    x, p = (embedded(torch.tensor(each)) for each in (FEATURES, HIERARCHY))
-    i, j, k = (distances(x, p)[member] for member in INDICES[0])
-    torch.manual_seed(0)
-    chosen = [
-        torch.nn.functional.gumbel_softmax((-far / TEMPERATURE).expand(draws, -1), hard=True)
-        for far in (torch.maximum(i, j), torch.maximum(torch.maximum(i, j), k))
-    ]
-    terms = [chosen[0] @ d - chosen[1] @ d + MARGIN for d in (i, j)]
-    terms.append(chosen[1] @ k - chosen[0] @ k + MARGIN)
-    theirs = sum(torch.relu(term) for term in terms)
-    theirs = theirs * (chosen[0].argmax(1) != chosen[1].argmax(1))
-    noise = jax.random.gumbel(jax.random.key(0), (draws, 2, 1, PROXIES))
-    own = jax.jit(jax.vmap(lambda one: ours(FEATURES, HIERARCHY, INDICES[:1], one)))(noise)
-    error = ((theirs.var() + float(jnp.var(own))) / draws) ** 0.5
-    assert abs(float(jnp.mean(own)) - theirs.mean()) < 3 * error

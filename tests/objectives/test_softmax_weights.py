@@ -76,22 +76,6 @@ def test_weights_are_the_gradient_of_the_loss(float64, name, space):
     np.testing.assert_allclose(weights, expected, rtol=1e-10, atol=0)
 
 
-def test_weights_of_hypmix_are_those_of_its_published_logits(float64):
-    config = default_config("hypmix")
-    ball = create_objective(default_config("pairwise_cross_entropy")).space
-    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
-    points = ball.embed(unit)
-    hyperbolic = np.asarray(ball.distance(points[:, None], points))
-    terms = np.exp(unit @ unit.T / 0.05 - 3 * hyperbolic / 0.2)
-    negatives = ~np.eye(len(unit), dtype=bool)
-    expected = np.where(negatives, terms, 0)
-    space = create_objective(config).space
-    distances = space.distance_matrix(space.embed(features), space.embed(features))
-    weights = negative_weights(distances, negatives, temperature=softmax_temperature(config))
-    expected /= expected.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(weights, expected, rtol=1e-10)
-
-
 def test_objectives_without_such_a_softmax_are_refused():
     refused = []
     for name in OBJECTIVES:
