@@ -108,17 +108,6 @@ def test_fused_parts_out_of_range_are_refused(parts):
         Fused(parts)
 
 
-def test_product_of_search_vectors_equals_its_formula():
-    with jax.enable_x64(True):
-        ball = PoincareBall(0.3)
-        x, y = ball.embed(features[:4].astype(float)), ball.embed(features[4:].astype(float))
-        xx = np.sum(x * x, axis=-1)[:, None]
-        p = (1 - 0.3 * xx) * (1 - 0.3 * np.sum(y * y, axis=-1))
-        s = np.sum((x[:, None] - y[None]) ** 2, axis=-1)
-        product = ball.search_vectors(x, "query") @ ball.search_vectors(y, "gallery").T
-        np.testing.assert_allclose(product, xx - (1 - 0.3 * xx) * s / p, rtol=1e-10, atol=1e-12)
-
-
 def test_distance_on_the_sphere_is_two_minus_two_cosines():
     x = Sphere().embed(features)
     cosine = features @ features.T / np.outer(*[np.linalg.norm(features, axis=1)] * 2)

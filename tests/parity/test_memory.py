@@ -1,4 +1,4 @@
-"""The cross-batch memory against pytorch-metric-learning's, and KoLeo against PyTorch."""
+"""The cross-batch memory against pytorch-metric-learning's."""
 
 import functools
 
@@ -17,26 +17,13 @@ torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 pml = pytest.importorskip(
     "pytorch_metric_learning", reason="needs the parity extra: pytorch-metric-learning"
 )
-from pytorch_metric_learning import distances, losses, reducers  # noqa: E402
+from pytorch_metric_learning import losses  # noqa: E402
 
 BATCH, DIM, STEPS = 8, 5, 9
-COSINE = distances.CosineSimilarity()
 
 
-class Sum(reducers.MeanReducer):
-    """The sum of all losses, divided by the number of images."""
-
-    def element_reduction(self, losses, *_):
-        return torch.sum(losses) / BATCH
-
-
-# With a memory of one batch, and with those that end in the middle of a batch.
+# With a memory of one batch, and with one that ends in the middle of a batch.
 PAIRS = {
-    "contrastive": (
-        functools.partial(objectives.contrastive, margin=0.3),
-        lambda: losses.ContrastiveLoss(1, 0.3, distance=COSINE, reducer=Sum()),
-        20,
-    ),
     "multi_similarity": (
         functools.partial(objectives.multi_similarity, mining=False),
         lambda: losses.MultiSimilarityLoss(2, 50, 0.5),
@@ -81,19 +68,6 @@ def test_a_loss_with_a_memory(name):
     kept = state["memory"]
     np.testing.assert_allclose(kept.points, remembering.embedding_memory, rtol=1e-12)
     np.testing.assert_array_equal(kept.labels, remembering.label_memory)
-
-
-def test_koleo():
-    features = np.random.default_rng(0).normal(size=(12, DIM)) + 0.7
-    x = torch.tensor(features, requires_grad=True)
-    points = torch.nn.functional.normalize(x, dim=-1)
-    apart = (points[:, None] - points + torch.eye(12)[..., None] * 10).norm(dim=-1)
-    expected = -apart.amin(dim=1).log().mean()
-    expected.backward()
-    loss = jax.jit(jax.value_and_grad(lambda x: objectives.koleo(Sphere().embed(x))))
-    value, slope = loss(features)
-    np.testing.assert_allclose(value, expected.item(), rtol=1e-9)
-    np.testing.assert_allclose(slope, x.grad, rtol=1e-7, atol=1e-9)
 
 
 def test_the_benchmark_compares_equal_work():
