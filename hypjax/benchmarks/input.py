@@ -139,7 +139,7 @@ def _peer(
     paths: Sequence[pathlib.Path], count: int, training: bool
 ) -> tuple[Callable[[], None] | None, str]:
     """Returns a pass over torchvision's DataLoader with persistent workers, and its name."""
-    if peers.torchvision() is None:
+    if not peers.installed("torchvision"):
         return None, "torchvision (pip install torchvision)"
     import torch
 
@@ -169,7 +169,8 @@ class _TorchPhotos:
 
     @functools.cached_property  # In the worker.
     def _transform(self) -> Callable[[Image.Image], Any]:
-        transforms = peers.torchvision().transforms
+        from torchvision import transforms
+
         bicubic = transforms.InterpolationMode.BICUBIC
         if self._training:
             view = [

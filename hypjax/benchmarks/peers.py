@@ -12,6 +12,11 @@ from jaxtyping import Float, Float32, Int
 
 from hypjax.geometry import InnerProductSpace
 
+# torchvision registers compiled operators, and fails where they belong to another build of torch.
+# Without this module it does not, and nothing here needs them; timm imports torchvision, too.
+_OPERATORS = "torchvision._meta_registrations"
+sys.modules.setdefault(_OPERATORS, types.ModuleType(_OPERATORS))
+
 
 @functools.cache
 def installed(*names: str) -> bool:
@@ -24,32 +29,12 @@ def installed(*names: str) -> bool:
     return True
 
 
-@functools.cache
-def torchvision() -> types.ModuleType | None:
-    """Returns torchvision, or only its Python part if its operators do not fit torch, or None."""
-    for _ in range(2):
-        try:
-            import torchvision
-            from torchvision import transforms  # noqa: F401
-
-            return torchvision
-        except ImportError:
-            return None
-        except RuntimeError:  # Its compiled operators belong to another build of torch.
-            for name in [name for name in sys.modules if name.startswith("torchvision")]:
-                del sys.modules[name]
-            registrations = "torchvision._meta_registrations"
-            sys.modules[registrations] = types.ModuleType(registrations)
-    return None
-
-
 def torch_or_missing(install: str, *others: str) -> tuple[types.ModuleType | None, str]:
     """The module `torch_peers` and a name of PyTorch; or None, and what tasks lack to use it.
 
     `install` says what to install if torch or one of the other modules is missing.
     """
-    # Without torchvision, or where it does not fit torch, timm cannot be imported.
-    if not installed("torch") or "timm" in others and not torchvision() or not installed(*others):
+    if not installed("torch", *others):
         return None, install
     import torch
 
