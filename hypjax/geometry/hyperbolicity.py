@@ -66,8 +66,11 @@ def relative_delta(
         points: Coordinates before any map into a hyperbolic space, [n, d], floating point.
         num_samples: Points per sample, drawn without replacement. If there are no more points than
             this, every sample is all points in their order, so the value is computed only once.
-        num_trials: Number of samples, and of the float32 values that are returned.
+        num_trials: Number of samples.
         key: Random key. With the same key, more trials start with the same samples.
+
+    Returns:
+        One value per sample, [num_trials], float32.
 
     Raises:
         UserError: The points are not a floating-point [n, d] array, not finite or fewer than 4; the
@@ -91,8 +94,13 @@ def relative_delta(
 def curvature_from_delta(delta: float) -> float:
     """Curvature parameter c = (0.144/δ_rel)² of a ball that suits data of a given relative δ.
 
-    With this c, the Poincaré ball, of curvature −c, has the relative δ of the data (Khrulkov et
-    al.), for instance the mean of `relative_delta`.
+    With this c, the Poincaré ball has the relative δ of the data (Khrulkov et al.).
+
+    Args:
+        delta: Relative δ, for instance the mean of `relative_delta`.
+
+    Returns:
+        c > 0; the ball has curvature −c.
 
     Raises:
         UserError: δ is not a finite positive number. For a tree, δ = 0 and c would be infinite.

@@ -33,7 +33,13 @@ def lay_out(
 ) -> Complex[np.ndarray, " n"]:
     """Places points of a space in the Poincaré disk, so that distances resemble those in the space.
 
-    The seed is that of the order in which points are compared. Places are inside the unit circle.
+    Args:
+        points: The points.
+        space: Their space.
+        seed: Of the order in which points are compared.
+
+    Returns:
+        Their places, inside the unit circle.
     """
     count, rng = len(points), np.random.default_rng(seed)
     block = min(_BLOCK, count)
@@ -56,10 +62,18 @@ def lay_out_by_umap(
 
     Its neighbours are the nearest points of the space; its distances are those of the hyperboloid,
     which is then projected to the Poincaré disk. It starts from the places of `lay_out`, which
-    tell it how groups of neighbours lie to each other. With a seed, it runs in one thread.
+    tell it how groups of neighbours lie to each other.
+
+    Args:
+        points: The points, more than 15.
+        space: Their space.
+        seed: Of UMAP, which then runs in one thread.
+
+    Returns:
+        Their places, inside the unit circle.
 
     Raises:
-        UserError: UMAP is not installed, or there are no more than 15 points.
+        UserError: UMAP is not installed, or there are too few points.
     """
     require_package("umap", "a layout by UMAP", "hypjax[viz]")
     import umap
@@ -107,7 +121,11 @@ def rank_correlation(
 ) -> float:
     """Spearman's rank correlation of the distances in a space and in the Poincaré disk.
 
-    Of more than 1,500 points, so many random ones are compared, which the seed chooses.
+    Args:
+        points: The points.
+        places: Their places in the disk.
+        space: Their space.
+        seed: Of the choice of points: of more than 1,500, so many random ones are compared.
     """
     from scipy.stats import spearmanr
 
@@ -123,9 +141,16 @@ def rank_correlation(
 def faithfulness(
     points: Float[np.ndarray, "n d"], places: Complex[np.ndarray, " n"], space: Space
 ) -> tuple[float, float] | None:
-    """The `rank_correlation` of a layout, and that of the features' two principal components.
+    """How faithful a layout is, beside the simplest one.
 
-    Returns None for fewer than three points.
+    Args:
+        points: The points.
+        places: Their places in the disk.
+        space: Their space.
+
+    Returns:
+        The `rank_correlation` of the layout, and that of the features' two principal components;
+        None for fewer than three points.
     """
     if len(points) < 3:
         return None

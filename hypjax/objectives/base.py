@@ -78,9 +78,15 @@ class Objective(Protocol):
         return self.space
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[PyTree, PyTree]:
-        """Initialises parameters and state: trees of arrays.
+        """Initialises parameters and state.
 
-        The optimiser trains the parameters; the state is only passed from step to step.
+        Args:
+            key: Random key.
+            spec: Sizes of the model and the data.
+
+        Returns:
+            (params, state): trees of arrays. The optimiser trains the parameters; the state is only
+            passed from step to step.
         """
 
     def loss(

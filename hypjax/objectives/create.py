@@ -71,7 +71,14 @@ def unused_fields(fields: ConfigDict) -> set[str]:
 
 
 def create_objective(config: ConfigDict) -> Objective:
-    """Builds the objective that a run's whole, validated configuration describes."""
+    """Builds the objective that a run's configuration describes.
+
+    Args:
+        config: The run's whole configuration, already validated.
+
+    Returns:
+        The objective, in the space that the configuration names.
+    """
     space = create_space(config.objective)
     return OBJECTIVES[config.objective.name].create(config, space)
 

@@ -236,8 +236,13 @@ def mixed_space(
     """The space in which the pairwise cross-entropy at temperature 1 is the loss of HypMix.
 
     Its logits are cos/τ_e − λ·d/τ_h, up to a constant (Eq. 9 and 10), where both distances are
-    those of the normalised features. The ball, which measures d, thus never clips them. The
-    temperatures are τ_e and τ_h, and the weight is λ.
+    those of the normalised features. The ball thus never clips them.
+
+    Args:
+        ball: The ball, which measures d.
+        sphere_temperature: τ_e.
+        ball_temperature: τ_h.
+        ball_weight: λ.
     """
     of_sphere = Sphere(), 1 / (2 * sphere_temperature)  # −(2 − 2cos)/(2·τ_e).
     return Fused((of_sphere, (ball, ball_weight / ball_temperature)))
