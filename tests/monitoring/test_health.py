@@ -46,21 +46,22 @@ def test_a_fault_is_reported_once_after_the_warm_up_or_ends_the_run(values, mess
         stopping.check(70, values)
 
 
+SPAN = math.log(30)  # Of the logits that tells 16 classes apart.
+
+
 @pytest.mark.parametrize(
-    "values", [HEALTHY, {"loss": 1.0}, HEALTHY | {"logit_min": -0.51 - math.log(30)}]
+    "reports",
+    [
+        [HEALTHY] * 3,
+        [{"loss": 1.0}] * 3,
+        [HEALTHY | {"logit_min": -0.51 - SPAN}] * 3,
+        [AT_CHANCE, HEALTHY, COLLAPSED, AT_CHANCE],  # A fault of a single report is none.
+    ],
 )
-def test_a_healthy_step_is_not_reported(values):
+def test_what_is_healthy_is_not_reported(reports):
     health = watch(stop=True)
-    for step in (60, 70, 80):
-        health.check(step, values)
-
-
-def test_a_fault_of_a_single_report_is_none():
-    health = watch(stop=True)
-    for step, values in zip(
-        range(60, 100, 10), (AT_CHANCE, HEALTHY, COLLAPSED, AT_CHANCE), strict=True
-    ):
-        health.check(step, values)
+    for i, values in enumerate(reports):
+        health.check(60 + i, values)
 
 
 @pytest.mark.parametrize(("recall", "faulty"), [(0.5, True), (0.6, False)])
@@ -72,10 +73,10 @@ def test_chance_among_two_classes_is_about_a_half(recall, faulty, capsys):
 
 
 def test_a_span_just_below_what_tells_classes_apart_is_a_fault():
-    health = watch(stop=True)
-    health.check(60, HEALTHY | {"logit_min": -0.49 - math.log(30)})
+    health, values = watch(stop=True), HEALTHY | {"logit_min": -0.49 - SPAN}
+    health.check(60, values)
     with pytest.raises(UserError, match="the embeddings have collapsed"):
-        health.check(70, HEALTHY | {"logit_min": -0.49 - math.log(30)})
+        health.check(70, values)
 
 
 def test_a_collapsed_run_says_so_or_stops(tmp_path, capsys):

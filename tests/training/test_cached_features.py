@@ -32,27 +32,34 @@ def squares(tmp_path_factory):
     return folder
 
 
+# A crop of the whole image without flips is the test view of a square image.
+VIEWS = ("data.crop_area=0.999999,1", "data.crop_ratio=1,1", "data.flip=0")
+
+
+@pytest.fixture(scope="module")
+def computed(squares, tmp_path_factory):
+    """A run that embeds crops with its frozen encoder, and its results."""
+    folder = tmp_path_factory.mktemp("computed")
+    return folder, train.train_and_evaluate(small_runs.load(squares, *FROZEN, *VIEWS), folder)
+
+
 @pytest.mark.slow
-def test_training_is_that_of_the_same_views_on_a_frozen_encoder(squares, tmp_path):
-    """A crop of the whole image without flips is the test view of a square image."""
-    views = ("data.crop_area=0.999999,1", "data.crop_ratio=1,1", "data.flip=0")
-    results = {}
-    for name, fields in (("cached", CACHED), ("computed", FROZEN)):
-        config = small_runs.load(squares, *fields, *views)
-        results[name] = train.train_and_evaluate(config, tmp_path / name)
-    steps = [small_runs.step_metrics(tmp_path / name) for name in results]
+def test_training_is_that_of_the_same_views_on_a_frozen_encoder(squares, computed, tmp_path):
+    folder, expected = computed
+    config = small_runs.load(squares, *CACHED, *VIEWS)
+    results = train.train_and_evaluate(config, tmp_path)
+    steps = [small_runs.step_metrics(run) for run in (tmp_path, folder)]
     assert steps[0].keys() == steps[1].keys() and len(steps[0]) >= 6
     for step, values in steps[0].items():
         np.testing.assert_allclose(values, steps[1][step], rtol=1e-4)
-    assert results["cached"]["untrained"] == results["computed"]["untrained"]
+    assert results["untrained"] == expected["untrained"]
 
 
 @pytest.mark.slow
-def test_it_starts_from_another_run_and_leaves_its_encoder_alone(squares, tmp_path):
-    train.train_and_evaluate(small_runs.load(squares), tmp_path / "first")
-    config = small_runs.load(squares, *CACHED, f"model.weights={tmp_path / 'first'}")
-    train.train_and_evaluate(config, tmp_path / "second")
-    first, second = (restore_best(tmp_path / name)[1] for name in ("first", "second"))
+def test_it_starts_from_another_run_and_leaves_its_encoder_alone(squares, computed, tmp_path):
+    config = small_runs.load(squares, *CACHED, "seed=1", f"model.weights={computed[0]}")
+    train.train_and_evaluate(config, tmp_path)
+    first, second = (restore_best(run)[1] for run in (computed[0], tmp_path))
     before, after = (flax.traverse_util.flatten_dict(tree["encoder"]) for tree in (first, second))
     assert all(np.array_equal(value, after[path]) for path, value in before.items())
     assert not np.array_equal(first["head"]["kernel"], second["head"]["kernel"])

@@ -37,7 +37,7 @@ def data_dir(tmp_path_factory):
     return folder / "data"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def load(data_dir, repository):
     def load(*overrides, variant="irt-r-deit-s"):
         fields = (*TINY, f"run.data_dir={data_dir}", *overrides)
@@ -88,13 +88,19 @@ def test_pairs_of_held_out_classes_are_not_trained_on(load):
     assert len(names) == 6 and not names & held_out
 
 
+@pytest.fixture(scope="module")
+def whole(load, tmp_path_factory):
+    """A run that nothing disturbs, and its results."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, train.train_and_evaluate(load("run.checkpoint_every=2"), folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [4, 6])
-def test_a_run_killed_in_an_epoch_sees_the_same_tuples(load, tmp_path, monkeypatch, killed):
+def test_a_run_killed_in_an_epoch_sees_the_same_tuples(load, whole, tmp_path, monkeypatch, killed):
     """It is killed at step 4, after which the next epoch is mined, or in the middle at 6."""
-    config = load("run.checkpoint_every=2")
-    undisturbed = train.train_and_evaluate(config, tmp_path / "whole")
-    write = Telemetry.write
+    config, write = load("run.checkpoint_every=2"), Telemetry.write
+    folder, undisturbed = whole
 
     def interrupted(self, step, values):
         write(self, step, values)
@@ -104,17 +110,17 @@ def test_a_run_killed_in_an_epoch_sees_the_same_tuples(load, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(Telemetry, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            train.train_and_evaluate(config, tmp_path / "parts")
-    assert train.train_and_evaluate(config, tmp_path / "parts") == undisturbed
+            train.train_and_evaluate(config, tmp_path)
+    assert train.train_and_evaluate(config, tmp_path) == undisturbed
 
-    def lines(folder, name):
-        every = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").open()]
+    def lines(run, name):
+        every = [json.loads(line) for line in (run / "metrics.jsonl").open()]
         return [(line["step"], line[name]) for line in every if name in line]
 
-    assert lines("parts", "loss") == lines("whole", "loss")
-    assert lines("parts", "mining") == lines("whole", "mining")
-    assert [step for step, _ in lines("whole", "mining")] == [1, 5, 9]
-    assert evaluate(config, tmp_path / "parts")["final"] == undisturbed["final"]
+    assert lines(tmp_path, "loss") == lines(folder, "loss")
+    assert lines(tmp_path, "mining") == lines(folder, "mining")
+    assert [step for step, _ in lines(folder, "mining")] == [1, 5, 9]
+    assert evaluate(config, tmp_path)["final"] == undisturbed["final"]
     scores = undisturbed["final"]["head"]
     assert list(scores)[:3] == ["recall@1", "recall@5", "recall@10"]
     assert {f"roxford5k/{level}/mp@10" for level in ("easy", "medium", "hard")} <= scores.keys()
