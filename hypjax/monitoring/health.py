@@ -99,7 +99,7 @@ class FiniteWatch:
         folder: pathlib.Path,
         checkpoints: SharedCheckpoints,
         name: Callable[[int], str],
-        most_skipped: int = 0,
+        most_skipped: int = 0,  # 0 stops at the first step that is not finite.
     ) -> None:
         """Starts to watch the run in a folder; `name` tells the name of a training image."""
         self._folder, self._most_skipped = folder, most_skipped

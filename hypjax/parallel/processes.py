@@ -144,7 +144,7 @@ def share(count: int) -> slice:
 
 
 def gather_rows(rows: np.ndarray, count: int) -> np.ndarray:
-    """Joins the rows on all hosts, each its `share` of `count`; processes call this together."""
+    """Joins the `share` of `count` rows that each process has; all call this together."""
     processes = jax.process_count()
     lengths = np.diff([count * i // processes for i in range(processes + 1)])
     sent = np.zeros((lengths.max(), *rows.shape[1:]), rows.dtype)

@@ -286,7 +286,7 @@ class Checkpoints:
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: checkpoint_managers.PreservationContext
     ) -> list[bool]:
-        """Keeps the latest two, the best, and damaged ones, which a user may repair, for Orbax."""
+        """Orbax's policy: keep the latest two, the best, and damaged ones, to be repaired."""
         del context
         kept = {info.step for info in checkpoints[-2:]} | {self.best_step} | self._unreadable
         return [info.step in kept for info in checkpoints]

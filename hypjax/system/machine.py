@@ -48,7 +48,7 @@ def memory_explained(remedy: str) -> Iterator[None]:
 
 
 def require_memory(program: "Compiled", mesh: "Mesh", remedy: str) -> None:
-    """Refuses a program that exceeds its devices' free memory, if known; the remedy is to lower."""
+    """Refuses a program that exceeds its devices' free memory, if known; says what to lower."""
     needed, available = program.memory_analysis(), free_memory(mesh)
     if None not in (needed, available) and needed.temp_size_in_bytes > available:
         raise UserError(

@@ -36,7 +36,7 @@ _exiting = threading.Event()  # Whether this process is already exiting by itsel
 
 
 def listen(processes: int, host: str | None) -> dict[str, Any]:
-    """Opens the first process's port, on a host if known; returns what others need to `connect`."""
+    """Opens the first process's port; returns what the others need in order to `connect`."""
     _enabled.set()
     listener = socket.create_server(("", 0), backlog=processes)
     token = secrets.token_hex(16)

@@ -50,15 +50,12 @@ class Input:
 
 def open_input(setup: Setup, steps: range, workers: Workers, params: PyTree) -> Input:
     """Fills the caches of a run, unless no step remains."""
-    learner = setup.learner
-    if not steps:
-        return Input(setup, workers)
-    if learner.cached_features:
-        return Input(setup, workers, features=_features(setup, params))
-    if setup.layout is not None:
-        store = fill(setup.layout, setup.splits.train, learner.mesh)
-        return Input(setup, workers, store=store)
-    return Input(setup, workers)
+    features = store = None
+    if steps and setup.learner.cached_features:
+        features = _features(setup, params)
+    elif steps and setup.layout is not None:
+        store = fill(setup.layout, setup.splits.train, setup.learner.mesh)
+    return Input(setup, workers, features, store)
 
 
 def _features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:

@@ -73,16 +73,13 @@ def _keep_matches(
     whole = parallel.place(params, parallel.replicated(setup.learner.mesh))
     spaces = scored_spaces(setup.config)
 
-    def write() -> None:
-        matches = {}
-        for part, match in found.items():
-            fingerprint = model_fingerprint(setup.config, part, spaces[part], whole)
-            if part in projections:
-                fingerprint = projections[part].fingerprint(fingerprint)
-            matches[fingerprint] = match
-        write_matches(folder, matches)
+    def fingerprint(part: str) -> str:
+        own = model_fingerprint(setup.config, part, spaces[part], whole)
+        return projections[part].fingerprint(own) if part in projections else own
 
-    processes.from_first(write)
+    processes.from_first(
+        lambda: write_matches(folder, {fingerprint(part): match for part, match in found.items()})
+    )
 
 
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:
