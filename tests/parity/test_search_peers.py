@@ -43,21 +43,6 @@ def test_scores_are_those_of_pytorch_metric_learning(dim):
     assert got == pytest.approx([expected[name] for name in names], abs=1e-6)
 
 
-@pytest.mark.parametrize("space", [Sphere(), PoincareBall(1.0, 0.8)], ids=str)
-def test_recall_is_that_of_a_sorted_inner_product_search(space):
-    faiss = pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
-    x, labels = labelled(space)
-    gallery = np.ascontiguousarray(space.search_vectors(x, "gallery"), np.float32)
-    index = faiss.IndexFlatIP(gallery.shape[1])
-    index.add(gallery)
-    _, found = index.search(np.ascontiguousarray(space.search_vectors(x, "query"), np.float32), 33)
-    others = np.stack([row[row != i][:32] for i, row in enumerate(found)])
-    hits = labels[others] == labels[:, None]
-    recalls = recall_at_k(x, labels, ks=(1, 2, 8, 32), space=space)
-    for k, recall in recalls.items():
-        assert recall == pytest.approx(hits[:, :k].any(axis=1).mean(), abs=1e-6)
-
-
 @pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.1, 2.3)], ids=str)
 def test_the_documented_index_finds_the_same_neighbours(space, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")

@@ -52,7 +52,7 @@ def ranking_of(space, query, gallery):
 @pytest.mark.parametrize("space", [Sphere(), FUSED], ids=str)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1, 1e-3, 0]))
 @settings(max_examples=15, deadline=None)
-def test_average_precision_equals_its_definition(space, data, seed, spread):
+def test_scores_are_those_of_the_protocol(space, data, seed, spread):
     """With duplicates, crowds, ignored items, and queries without positives."""
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(2, 3))[rng.integers(0, 2, 40)] + spread * rng.normal(size=(40, 3))
@@ -62,12 +62,11 @@ def test_average_precision_equals_its_definition(space, data, seed, spread):
     items = st.lists(st.integers(0, 31), unique=True, max_size=12)
     lists = [data.draw(items) for _ in queries]
     positives, ignored = [x[: len(x) // 2] for x in lists], [x[len(x) // 2 :] for x in lists]
-    got = average_precision(queries, gallery, Relevance(positives, ignored), space=space)
-    expected = [
-        by_protocol(ranking_of(space, query, gallery), wanted, removed)[0]
-        for query, wanted, removed in zip(queries, positives, ignored, strict=True)
-    ]
-    np.testing.assert_allclose(got, expected, rtol=1e-12)
+    relevance = Relevance(positives, ignored)
+    got = relevance_scores(queries, gallery, relevance, metrics=METRICS, space=space)
+    for i, lists in enumerate(zip(positives, ignored, strict=True)):
+        expected = by_protocol(ranking_of(space, queries[i], gallery), *lists)
+        np.testing.assert_allclose([got[name][i] for name in METRICS], expected, rtol=1e-12)
 
 
 def test_results_do_not_depend_on_blocks(monkeypatch):
@@ -134,30 +133,6 @@ def counted(judgements, level, query):
         "medium": (easy | hard, junk),
         "hard": (hard, junk | easy),
     }[level]
-
-
-@pytest.mark.filterwarnings("ignore:.* queries have no match")
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("space", [Sphere(), PoincareBall(1.0, 2.3)], ids=["sphere", "ball"])
-def test_scores_are_those_of_the_protocol(space, level):
-    """With ties, which the smaller index wins, and queries without positives at a level."""
-    rng = np.random.default_rng(0)
-    features = rng.normal(size=(90, 3)).astype("f")
-    features[70:] = features[20:40]
-    points = np.asarray(space.embed(features))
-    queries, gallery = points[:20], points[20:]
-    numbers = np.stack([rng.permutation(70) for _ in queries])
-    ends = np.sort(rng.integers(0, 25, (20, 3)), axis=1)
-    ends[:3] = [[0, 4, 6], [5, 5, 9], [0, 0, 2]]  # Nothing easy; nothing hard; neither.
-    parts = [np.split(row, end)[:3] for row, end in zip(numbers, ends, strict=True)]
-    judgements = Judgements(*zip(*parts, strict=True))
-    found = relevance_scores(
-        queries, gallery, relevance_at(level, judgements), metrics=METRICS, space=space
-    )
-    for i, query in enumerate(queries):
-        ranking = ranking_of(space, query, gallery)
-        expected = by_protocol(ranking, *counted(judgements, level, i))
-        np.testing.assert_allclose([found[name][i] for name in METRICS], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
