@@ -55,12 +55,7 @@ def train_and_evaluate(
         Interrupted: An interrupt arrived, and the state is saved.
     """
     stopwatch = Stopwatch(launched)
-    validate(config)
-    if config.train.total_steps == 0:
-        raise UserError(
-            "config.train.total_steps is 0; add --mode=evaluate to evaluate without training, or "
-            "set a number of steps"
-        )
+    _require_steps(config)
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     run = SharedRun(workdir, config)
@@ -106,13 +101,21 @@ def train_and_evaluate(
             with stopwatch.part("saving"):
                 run.require_last_state(checkpoints, total)
             write_times(run.path, stopwatch, steps=len(steps))
-            run.write_warnings(warnings)
-            run.write_results(results)
+            run.write_results(results, warnings)
         reported = config.run.report and write_own_report(run.path, str(run.location), setup)
     print(f"results.json, metrics.jsonl and the models are in {run.location}")
     if reported:
         print(f"the report is {run.location}/{REPORT}")
     return results
+
+
+def _require_steps(config: ConfigDict) -> None:
+    validate(config)
+    if config.train.total_steps == 0:
+        raise UserError(
+            "config.train.total_steps is 0; add --mode=evaluate to evaluate without training, or "
+            "set a number of steps"
+        )
 
 
 def _printed_again(

@@ -304,11 +304,8 @@ class SharedRun:
                 f"finished; make room, and the same command resumes it {saved}"
             )
 
-    def write_warnings(self, warnings: Sequence[str]) -> None:
-        """Keeps the warnings of this start in the folder."""
+    def write_results(self, results: dict[str, Any], warnings: Sequence[str]) -> None:
+        """Writes the warnings of this start, and the results, see `Workdir.write_results`."""
         if self._first:
             self._folder.write_warnings(warnings)
-
-    def write_results(self, results: dict[str, Any]) -> None:
-        """Writes the results, see `Workdir.write_results`."""
         processes.from_first(lambda: self._folder.write_results(results))
