@@ -211,6 +211,7 @@ class _Search:
         ids, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
         order = _ascending(found, ids)[:, : self._listed]
         found = np.take_along_axis(found, order, axis=1)
+        # The certificate; where all items are candidates, none is needed.
         certain = (-found[:, -1] > last) | (ids.shape[1] == self._gallery.size)
         ids, number = np.take_along_axis(ids, order, axis=1), len(block.rows)
         self._store(block.rows, _distances(self._space, found)[:number], ids[:number])

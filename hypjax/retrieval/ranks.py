@@ -283,10 +283,12 @@ def _thresholds(
         pairs = zip(best, found, strict=True)
         return _Thresholds(*(_merged(x, row, more, jnp.maximum) for x, more in pairs))
 
+    # −separation of the nearest match is at least the highest lower bound of any match, and at most
+    # the highest upper bound.
     none_found = jnp.full_like(rows.factors.slack[0][:, 0], -jnp.inf)
     least, most = lax.pmax(_visit(tiles, update, _Thresholds(none_found, none_found)), _AXIS)
     most = widened(most, 1)
-    if not _bounds_pairs(space, most):
+    if not _bounds_pairs(space, most):  # Then scores are compared with `must`, not lower bounds.
         most += 2 * largest_slack(rows.factors, columns.factors)
     return _Thresholds(widened(least, -1), widened(most, 1))
 
