@@ -26,7 +26,7 @@ def trajectories(path, training, *cases):
     return [{name.rpartition(":")[2]: v for name, v in named.items()} for named in values]
 
 
-CASES = ["8/1/0", "1/1/12", "2/1/12", "8/2/12", "8/8/12", "4/1/4", "8/1/12/remat"]
+CASES = ["8/1/0", "1/1/12", "8/2/12", "4/1/4", "8/8/12/remat"]
 
 
 @pytest.mark.slow
@@ -47,8 +47,8 @@ def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["taught", "memory"])
 def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(objective, tmp_path):
-    """Batches of 36 images are padded: to 40 for slices of 5 or 8 devices, to 48 for both."""
-    cases = ["1/1/5", "2/1/0", "4/2/0", "8/1/0", "8/8/12/remat"]
+    """Batches of 36 images are padded: to 40 for slices of 5, to 48 for slices on 8 devices."""
+    cases = ["1/1/5", "4/2/0", "8/8/12/remat"]
     training = f"36/2/10/{objective}"
     expected, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
     assert len(others) == len(cases) and len(expected) == 4
