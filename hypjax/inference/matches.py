@@ -24,10 +24,10 @@ _SOURCES = ("validation", "test")
 
 
 class Match(NamedTuple):
-    """Within the distance, 95% of the queries with a match find it, in this part of the dataset."""
+    """How far a query is from its nearest match."""
 
-    distance: float
-    images: str
+    distance: float  # Within it, 95% of the queries that have a match found their nearest one.
+    images: str  # The part of the dataset on which that was measured: validation or test.
 
     def remark(self, nearest: float) -> str:
         """What to say of a search whose nearest hit is so far away; '' if it may be a match."""
@@ -42,8 +42,8 @@ class Match(NamedTuple):
 def choose(splits: Splits) -> tuple[str, Dataset, Dataset | None] | None:
     """Chooses images to measure on: of validation classes or, without these, of the test.
 
-    They are the part's name, queries, and their gallery, None for each other. None for judged
-    queries, whose matches are not those of a class.
+    Returns the part's name, queries, and the gallery, None if they search each other. Of judged
+    queries there is none of this: their matches are not those of a class.
     """
     if splits.validation is not None:
         return _SOURCES[0], _of_some_classes(splits.validation), None

@@ -136,6 +136,7 @@ class Checkpoints:
             "record": record,
         }
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
+        # The record has a checksum of its own: scores choose which checkpoint is the best.
         items[_RECORD] = ocp.args.JsonSave({**facts, "checksum": _json_checksum(facts)})
         self._saving, self._scores[step] = step, score
         self._failed.discard(step)
@@ -209,6 +210,7 @@ class Checkpoints:
                 continue
             for later, reason in damaged.items():
                 self._move_aside(later, reason)
+            # They were kept in case nothing else could be read.
             for earlier in sorted(self._unreadable & set(self.steps) - damaged.keys()):
                 self._move_aside(earlier, "its record cannot be read")
             return restored

@@ -80,6 +80,7 @@ class Loop:
                 # and the devices would then wait for the next batch.
                 self.monitor.add(step, batch.ids, metrics)
                 if saving or validating or _due(step, config.run.log_every):
+                    # A collapse must not keep a run that is being interrupted from saving.
                     self.monitor.report(step, judging=not interrupted.status)
                 score = None
                 if validating:
@@ -88,7 +89,7 @@ class Loop:
                     saving |= best is None or score > best
                 # A signal reaches processes at different steps; all must stop after the same one.
                 status = agreed(interrupted.status)
-                stopping = status and not last
+                stopping = status and not last  # After the last step, results are minutes away.
                 if saving or stopping:
                     # Before it is saved, so that a state that is not finite never is.
                     self.monitor.report(step, judging=not stopping)
