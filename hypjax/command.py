@@ -88,9 +88,6 @@ def parse(
     Returns:
         The overrides of the configuration, where `--config.FIELD=VALUE` becomes 'FIELD=VALUE'; and,
         if there are choices, the chosen word or None, or the list of any words.
-
-    Raises:
-        UserError: A flag is unknown or has an invalid value, or an argument is unexpected.
     """
     own = [f"--{name}" for name in flag_values]
     for flag in (flags.FLAGS[name] for name in flags.FLAGS):
@@ -167,10 +164,8 @@ def write_numbers(path: pathlib.Path, value: Any) -> None:
     """Writes numbers as JSON; raises an error if the file cannot be written."""
     from hypjax.system.files import write_json
 
-    try:
+    with errors.writing(path):
         write_json(path, value)
-    except OSError as error:
-        raise errors.UserError(f"cannot write to {path} ({error.strerror})") from error
 
 
 def refuse_overrides(overrides: Sequence[str]) -> None:

@@ -71,6 +71,15 @@ def require_package(module: str, use: str, install: str) -> None:
 
 
 @contextlib.contextmanager
+def writing(path: object) -> Iterator[None]:
+    """Reports that a file or a folder cannot be written in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write to {path} ({error.strerror or error})") from error
+
+
+@contextlib.contextmanager
 def devices_explained() -> Iterator[None]:
     """Reports devices that JAX is told to use and does not find, in one sentence."""
     try:

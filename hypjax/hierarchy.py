@@ -65,11 +65,7 @@ def main(overrides: list[str]) -> None:
 
 
 def _made(folder: pathlib.Path) -> pathlib.Path:
-    """Creates a folder unless it exists.
-
-    Raises:
-        UserError: It cannot be created, or its files cannot be written.
-    """
+    """Creates a folder unless it exists, and makes sure that files can be written to it."""
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:

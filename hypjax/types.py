@@ -12,10 +12,8 @@ Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, 
 class Judgements(NamedTuple):
     """How clearly gallery items show what each query shows (Radenović et al., CVPR 2018).
 
-    Attributes:
-        easy: Indices of the items that show it clearly, for each query.
-        hard: Indices of the items that show it under difficult conditions.
-        junk: Indices of the items that show hardly any of it, which never count.
+    Each holds, for each query, the indices of items: those that show it clearly, under difficult
+    conditions, and hardly at all; the last never count.
     """
 
     easy: Sequence[Int[np.ndarray, " items"]]
@@ -24,19 +22,12 @@ class Judgements(NamedTuple):
 
 
 class View(NamedTuple):
-    """The images that the model receives, and how the test view makes them.
+    """The images that the model receives, and how the test view makes them."""
 
-    Attributes:
-        side: Side of the square images, in pixels.
-        resize: Length of the shorter side before the test view 'centre_crop' crops the square.
-        channels: 1 for greyscale, 3 for RGB.
-        test: Name of the test view, see `hypjax.data.views`.
-    """
-
-    side: int
-    resize: int
-    channels: int
-    test: str = "centre_crop"
+    side: int  # Of the square images, in pixels.
+    resize: int  # Length of the shorter side before the test view 'centre_crop' crops the square.
+    channels: int  # 1 for greyscale, 3 for RGB.
+    test: str = "centre_crop"  # See `hypjax.data.views`.
 
     @classmethod
     def of(cls, data: Any) -> Self:
@@ -45,15 +36,10 @@ class View(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """Settings of the image decoding workers.
+    """Settings of the image decoding workers."""
 
-    Attributes:
-        count: Number of worker processes; 0 uses threads of this process.
-        timeout: Longest wait for one part of a batch, in seconds.
-    """
-
-    count: int = 0
-    timeout: float = 600.0
+    count: int = 0  # Of processes; 0 uses threads of this one.
+    timeout: float = 600.0  # Longest wait for one part of a batch, in seconds.
 
     @classmethod
     def of(cls, run: Any) -> Self:
@@ -62,17 +48,11 @@ class Workers(NamedTuple):
 
 
 class Crops(NamedTuple):
-    """Crop boxes for images in device memory, which the devices crop themselves.
+    """Crop boxes for images in device memory, which the devices crop themselves."""
 
-    Attributes:
-        row: First row of each image in the device cache.
-        transposed: Whether the cache holds the image transposed.
-        boxes: Top, left, height and width of each crop, in the untransposed image.
-    """
-
-    row: Int[Array, " rows"]
-    transposed: Bool[Array, " rows"]
-    boxes: Int[Array, "rows 4"]
+    row: Int[Array, " rows"]  # First row of each image in the device cache.
+    transposed: Bool[Array, " rows"]  # Whether the cache holds the image transposed.
+    boxes: Int[Array, "rows 4"]  # Top, left, height and width, in the untransposed image.
 
 
 class Batch(NamedTuple):

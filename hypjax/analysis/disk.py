@@ -27,7 +27,7 @@ from hypjax.analysis.trees import Tree, ancestors
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import CLASS, Grouping, groupings
 from hypjax.data.pixels import read_image
-from hypjax.errors import UserError
+from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.geometry import layout as layouts
 from hypjax.retrieval.embeddings import Embeddings
@@ -318,12 +318,8 @@ def gallery_data(path: pathlib.Path, most: int, seed: int) -> PlotData:
 def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotData:
     """Embeds images of a run's dataset with its best model, or else its last.
 
-    Points are those of `scored_head`, and proxies of HIER come with their tree. Of more than `most`
-    images of a part, train or test, random ones are chosen.
-
-    Raises:
-        UserError: The folder holds no trained model, the images have changed, an image cannot be
-            read, or a point is not finite.
+    Points are those of `scored_head`, which says what may go wrong; proxies of HIER come with their
+    tree. Of more than `most` images of a part, train or test, random ones are chosen.
     """
     (run,) = open_runs({workdir: ""})
     config, splits = run.config, run.splits
@@ -427,10 +423,8 @@ def write_disk_page(
     content = column(head, beside, sizing_mode="stretch_both")
     page = file_html(content, INLINE, title)
     page = page.replace("<html", '<html lang="en"', 1) if "<html lang" not in page else page
-    try:
+    with writing(output):
         write_text(output, page)
-    except OSError as error:
-        raise UserError(f"cannot write to {output} ({error.strerror})") from error
 
 
 def _bokeh_figure(

@@ -24,7 +24,7 @@ from hypjax.analysis.trees import (
     separation,
 )
 from hypjax.data.groupings import CLASS, Grouping
-from hypjax.errors import UserError
+from hypjax.errors import writing
 from hypjax.geometry import PoincareBall, Space
 from hypjax.system.files import write_json, write_text
 
@@ -55,12 +55,7 @@ class Hierarchy(NamedTuple):
 
 
 def hierarchy_of_run(run: TrainedRun, images: ChosenImages) -> Hierarchy:
-    """Embeds images as `scored_head` does, and finds their hierarchy.
-
-    Raises:
-        UserError: The folder holds no trained model, the images have changed, an image cannot be
-            read, a point is not finite, or the device's memory does not suffice.
-    """
+    """Embeds images as `scored_head` does, which says what may go wrong; finds their hierarchy."""
     head = scored_head(run)
     return find_hierarchy(run.name, head.embed(images.dataset), head.space, images, head.proxies)
 
@@ -79,28 +74,26 @@ def find_hierarchy(
     """
     distances = _distances(space, points, points)
     clusters, heights = average_linkage(distances)
-    of_clusters = _scores("average linkage", clusters, images)
     affinity = np.asarray(space.similarity(_class_means(distances, images.groupings[CLASS].labels)))
-    if proxies is not None:
-        return _hierarchy_of_proxies(name, points, proxies, space, images, of_clusters, affinity)
     # Half the difference of heights, so that the path of two images is their ancestor's height.
     lengths = (heights[clusters.parents] - heights) / 2
     lengths[clusters.parents < 0] = 0
     merged = enumerate(heights[clusters.leaves :].tolist())
     inner = [(f"cluster {i}", {"kind": "cluster", "height": height}) for i, height in merged]
     nodes = _nodes(clusters, lengths.tolist(), images, inner)
-    return Hierarchy({"run": name, "trees": [of_clusters]}, clusters, nodes, affinity, None, ())
+    scores = {"run": name, "trees": [_scores("average linkage", clusters, images)]}
+    found = Hierarchy(scores, clusters, nodes, affinity, None, ())
+    return found if proxies is None else _with_proxies(found, points, proxies, space, images)
 
 
-def _hierarchy_of_proxies(
-    name: str,
+def _with_proxies(
+    found: Hierarchy,
     points: Float[np.ndarray, "images dim"],
     proxies: Float[np.ndarray, "p dim"],
     space: Space,
     images: ChosenImages,
-    of_clusters: dict[str, Any],
-    affinity: Float[np.ndarray, "classes classes"],
 ) -> Hierarchy:
+    """Puts the tree of the proxies before that of average linkage."""
     n, everything = len(points), np.concatenate([points, proxies])
     measured = _distances(space, everything, np.pad(proxies, ((0, 1), (0, 0))))
     distances, radii = measured[:, :-1], measured[:, -1]  # The last column is the origin's.
@@ -109,8 +102,8 @@ def _hierarchy_of_proxies(
     kept = np.concatenate([np.arange(n), n + used])
     edges = np.where(above >= 0, distances[np.arange(len(radii)), above], radii)
     scores = {
-        "run": name,
-        "trees": [_scores("proxies", tree, images), of_clusters],
+        "run": found.scores["run"],
+        "trees": [_scores("proxies", tree, images), *found.scores["trees"]],
         "radii": _scores_of_radii(distances[:n], radii[:n], radii[n:], used, above[:n]),
     }
     inner = [*((f"proxy {proxy}", {"kind": "proxy"}) for proxy in used)]
@@ -125,7 +118,8 @@ def _hierarchy_of_proxies(
         lengths = float(space.c) ** 0.5 * np.linalg.norm(shown, axis=1)
         angles = disk.sectors(tree, np.asarray(points, np.float64)).mean(axis=1)
         places = lengths * np.exp(1j * angles)
-    return Hierarchy(scores, tree, nodes, affinity, places, _leaves(distances[:n], tree, used))
+    leaves = _leaves(distances[:n], tree, used)
+    return Hierarchy(scores, tree, nodes, found.affinity, places, leaves)
 
 
 def _distances(
@@ -301,13 +295,11 @@ def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[
     names = ("tree.json", "tree.nwk", "affinity.png", "disk.png", "leaves.png")
     files = [folder / name for name in names]
     tree, text, affinity, places, leaves = files
-    try:
+    with writing(folder):
         write_json(tree, found.nodes)
         write_text(text, newick(found))
         for old in (places, leaves):  # Not every run has them.
             old.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror})") from error
     _draw_affinity(found.affinity, images, affinity)
     if found.places is not None:
         title = disk.default_grouping(images.groupings)

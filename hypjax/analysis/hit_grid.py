@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
-from hypjax.errors import UserError, on_one_line
+from hypjax.errors import UserError, on_one_line, writing
 from hypjax.inference.hits import Hits
 from hypjax.system import console
 
@@ -100,9 +100,8 @@ def draw_rows(
 def save(figure: Figure, file: pathlib.Path) -> None:
     """Writes a figure to a file, whose suffix selects the format, or raises a `UserError`."""
     try:
-        figure.savefig(file)
-    except OSError as error:
-        raise UserError(f"cannot write to {file} ({error.strerror or error})") from error
+        with writing(file):
+            figure.savefig(file)
     except ValueError as error:
         raise UserError(f"cannot draw {file}: {error}") from error
 

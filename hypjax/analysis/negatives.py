@@ -78,22 +78,23 @@ def _numbers_of_negatives(choice: Choice) -> list[int]:
 class Weighed(NamedTuple):
     """What a run makes of the negatives of some anchors.
 
-    Attributes:
-        numbers: All numbers, as in negatives.json. "hardest" lists, for each anchor that is shown,
-            the negatives that are nearest to it, with their weights, which over all negatives of an
-            anchor sum to 1. "carriers" are the least numbers of negatives that carry 90% of it.
-        curve: Mean weight of the hardest negative, of the second hardest, and so on.
-        cumulative: Mean weight of all of these together, up to each rank.
+    Among the numbers, "hardest" lists, for each anchor that is shown, the negatives that are
+    nearest to it, with their weights, which over all negatives of an anchor sum to 1. "carriers"
+    are the least numbers of negatives that carry 90% of it.
     """
 
-    numbers: dict[str, Any]
-    curve: Float[np.ndarray, " ranks"]
-    cumulative: Float[np.ndarray, " ranks"]
+    numbers: dict[str, Any]  # As in negatives.json.
+    curve: Float[np.ndarray, " ranks"]  # Mean weight of the hardest negative, of the second, ...
 
     @property
     def run(self) -> str:
         """Name of the run."""
         return self.numbers["run"]
+
+    @property
+    def cumulative(self) -> Float[np.ndarray, " ranks"]:
+        """Mean weight of the hardest negatives together, up to each rank."""
+        return np.minimum(np.cumsum(self.curve), 1)
 
 
 def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
@@ -173,7 +174,7 @@ def summarise(
         },
         "hardest": hardest,
     }
-    return Weighed(numbers, curve, cumulative)
+    return Weighed(numbers, curve)
 
 
 def _blocks(

@@ -22,7 +22,7 @@ from hypjax.config import default_config, identity
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import groupings
 from hypjax.data.splits import open_splits
-from hypjax.errors import Interrupted, UserError
+from hypjax.errors import Interrupted, UserError, writing
 from hypjax.geometry import Space, layout
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
 from hypjax.inference.features import Encodings
@@ -75,8 +75,6 @@ class ReportData(NamedTuple):
     failures: int
     interval: tuple[float, float, float] | None  # Recall@1, and its 95% interval over queries.
     classes: list[ClassRecall]  # The lowest recall first.
-    delta: float  # Relative δ of the head's features; NaN for fewer than four images.
-    curvature: float  # The c that suits it; NaN if there is none.
 
 
 def read_log(workdir: str | pathlib.Path) -> Log:
@@ -162,7 +160,6 @@ def report_data(run: TrainedRun, k: int, encodings: Encodings | None = None) -> 
         for i in np.concatenate([wrong, correct]).tolist()
     ]
     first = right[answerable, 0].astype(np.float64)
-    delta, curvature = _delta(np.asarray(space.features(points)))
     return ReportData(
         run=run,
         points=points,
@@ -171,8 +168,6 @@ def report_data(run: TrainedRun, k: int, encodings: Encodings | None = None) -> 
         failures=len(wrong),
         interval=(float(first.mean()), *bootstrap_interval(first)) if len(first) else None,
         classes=_classes(test, items, found[:, 0], right[:, 0], answerable),
-        delta=delta,
-        curvature=curvature,
     )
 
 
@@ -186,19 +181,22 @@ def _classes(
     classes = []
     for label in np.unique(test.labels[answerable]):
         own = np.flatnonzero(answerable & (test.labels == label))
-        wrong = items.labels[first[own[~right[own]]]]
+        wrong = first[own[~right[own]]]
         confused, times = "", 0
         if len(wrong):
-            others, counts = np.unique(wrong, return_counts=True)
-            most = int(others[counts.argmax()])
-            place = int(first[own[~right[own]]][np.flatnonzero(wrong == most)[0]])
-            confused, times = items.class_name(place), int(counts.max())
+            _, places, counts = np.unique(
+                items.labels[wrong], return_index=True, return_counts=True
+            )
+            confused = items.class_name(int(wrong[places[counts.argmax()]]))
+            times = int(counts.max())
         name = test.class_name(int(own[0]))
         classes.append(ClassRecall(name, len(own), float(right[own].mean()), confused, times))
     return sorted(classes, key=lambda each: (each.recall, -each.queries, each.name))
 
 
-def _delta(features: Float[np.ndarray, "n d"]) -> tuple[float, float]:
+def _delta(found: ReportData) -> tuple[float, float]:
+    """Relative δ of the head's features, and the c that suits it; NaN if there are none."""
+    features = np.asarray(found.space.features(found.points))
     try:
         trials = dict(num_samples=_SAMPLES, num_trials=_TRIALS, key=jax.random.key(0))
         delta = float(np.mean(relative_delta(features, **trials)))
@@ -218,13 +216,8 @@ def write_report(
     """Embeds the test images of runs, and writes a page about these.
 
     The page shows so many queries, up to half of them successes, each with its k nearest images.
-
-    Args:
-        workdirs: Folder or URL of each run, by the name that the page shows.
-        output: File to write.
-        queries: Queries to show.
-        k: Nearest images to show of each query.
-        setup: What a run that has just ended still holds.
+    `workdirs` holds the folder or URL of each run, by the name that the page shows; `setup` is what
+    a run that has just ended still holds.
 
     Raises:
         UserError: A folder holds no trained model, the images have changed, an image cannot be
@@ -237,15 +230,14 @@ def write_report(
         console.say(f"embedding the test images with {name}")
         splits = setup.splits if setup else open_splits(log.config)
         encodings = setup.evaluator.images.encodings if setup else None
-        found = report_data(TrainedRun(name, workdirs[name], log.config, splits), k, encodings)
+        run = TrainedRun(name, str(workdirs[name]), log.config, splits)
+        found = report_data(run, k, encodings)
         positions = (each.positions.tobytes() for each in (splits.test, searched(splits)))
         groups.setdefault((splits.fingerprint, *positions), []).append(found)
         runs.append(_run(log, found))
     page = render(runs, [_group(group, queries) for group in groups.values()])
-    try:
+    with writing(output):
         write_text(output, page)
-    except OSError as error:
-        raise UserError(f"cannot write to {output} ({error.strerror})") from error
 
 
 def _run(log: Log, found: ReportData) -> Run:
@@ -288,11 +280,9 @@ def _group(runs: Sequence[ReportData], queries: int) -> dict[str, Any]:
     ]
     by_name = [sorted(run.classes, key=operator.attrgetter("name")) for run in runs]
     classes = zip(*by_name, strict=True)
-    names = [run.run.name for run in runs]
-    failures = [(run.run.name, run.failures, len(run.searches)) for run in runs]
     return {
-        "names": names,
-        "failures": failures,
+        "names": [run.run.name for run in runs],
+        "failures": [(run.run.name, run.failures, len(run.searches)) for run in runs],
         "searches": searches,
         "classes": sorted(classes, key=lambda row: sum(own.recall for own in row))[:_CLASSES],
         "class_count": len(runs[0].classes),
@@ -336,29 +326,27 @@ def _shown(images: Dataset, i: int, right: bool = True, distance: str = "") -> S
 
 def _disk(found: ReportData) -> dict[str, str]:
     """The disk of a run, as the page shows it."""
-    run = found.run
-    chosen = np.sort(np.random.default_rng(0).permutation(len(found.points))[:_POINTS])
-    grouped = groupings(run.config.data.name, run.splits.test)
+    run, images = found.run, found.run.splits.test
+    chosen = np.sort(np.random.default_rng(0).permutation(len(images))[:_POINTS])
+    grouped = groupings(run.config.data.name, images)
     grouping = grouped[title := default_grouping(grouped)]
     points = found.points[chosen]
     places = layout.lay_out(points, found.space)
     ranks = layout.faithfulness(points, places, found.space)
-    shown, reader = (
-        f"{run.name}: {len(points):,} test images",
-        ImageReader(read_rgb(run.splits.test)),
-    )
-    panel = Panel(shown, places, grouping.labels[chosen], [], reader)
+    shown = f"{run.name}: {len(points):,} test images"
+    panel = Panel(shown, places, grouping.labels[chosen], [], ImageReader(read_rgb(images)))
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "disk.png"
         draw_disks([panel], grouping.names, title, file)
         content = file.read_bytes()
+    delta, curvature = (f"{x:.3g}" if np.isfinite(x) else "" for x in _delta(found))
     return {
         "image": data_url(content, "png"),
         "grouping": title,
         "rank": f"{ranks[0]:.3f}" if ranks else "",
         "plain_rank": f"{ranks[1]:.3f}" if ranks else "",
-        "delta": f"{found.delta:.3g}" if np.isfinite(found.delta) else "",
-        "curvature": f"{found.curvature:.3g}" if np.isfinite(found.curvature) else "",
+        "delta": delta,
+        "curvature": curvature,
     }
 
 

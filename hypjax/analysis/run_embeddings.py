@@ -1,7 +1,6 @@
 """Trained runs whose embeddings of the same test images are analysed."""
 
 import contextlib
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
@@ -31,7 +30,7 @@ class TrainedRun(NamedTuple):
     """A trained run."""
 
     name: str  # In reports.
-    workdir: str | pathlib.Path  # Its folder or URL.
+    workdir: str  # Its folder or URL.
     config: ConfigDict
     splits: Splits
 
@@ -140,8 +139,7 @@ def _choose(
 def restore_trained(run: TrainedRun) -> tuple[Embedder, PyTree]:
     """Restores a run's model as it is evaluated, with its best parameters, or else its last.
 
-    Raises:
-        UserError: The folder holds no trained model, or the images have changed.
+    Raises a `UserError` if the folder holds no trained model, or the images have changed.
     """
     with reading(run.workdir) as folder:
         Workdir(folder, run.config, compared=()).require({"images": run.splits.fingerprint})
@@ -159,9 +157,7 @@ class ScoredHead(NamedTuple):
 def scored_head(run: TrainedRun) -> ScoredHead:
     """Restores a run's best model, or else its last, with the proxies of the same state.
 
-    Raises:
-        UserError: The folder holds no trained model, the images have changed, or a proxy is not
-            finite.
+    Raises a `UserError` as `restore_trained` does, or if a proxy is not finite.
     """
     config, objective = run.config, create_objective(run.config)
     space = objective.score_space
@@ -188,8 +184,7 @@ def scored_head(run: TrainedRun) -> ScoredHead:
 def untrained_parameters(config: ConfigDict) -> PyTree:
     """The model's parameters before the first step of a run: random or pretrained ones.
 
-    Raises:
-        UserError: The images or the pretrained weights cannot be read.
+    Raises a `UserError` if the images or the pretrained weights cannot be read.
     """
     config = config.copy_and_resolve_references()
     config.run.cache = "none"  # No step is made; the device cache might not fit this device.
