@@ -2,25 +2,15 @@
 
 import pathlib
 import re
-from typing import NamedTuple
 
 import pytest
-from absl.testing import flagsaver
 
-from hypjax import command, errors
-from hypjax import compare as command_module
 from hypjax.config import default_config, default_workdir, load_config, read_config
+from hypjax.errors import UserError
 from hypjax.runs.workdir import Workdir
+from tests.helpers import commands
 
 FIELD, CONFIG = "objective.c", "configs/glyphs.py:hyp"
-
-
-class Done(NamedTuple):
-    """What a command printed, and its exit status."""
-
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 @pytest.fixture
@@ -30,23 +20,15 @@ def folder(repository, tmp_path, monkeypatch):
     return tmp_path
 
 
-def call(module, name, args, capsys):
-    """Runs a command in this process, without absl around it."""
-    saved = flagsaver.save_flag_values(module.FLAGS)
-    status = 0
-    try:
-        with errors.reported():
-            module.main(*command.parse([name, *args], module.FLAGS, getattr(module, "CHOICES", ())))
-    except SystemExit as exit:
-        status = exit.code
-    finally:
-        flagsaver.restore_flag_values(saved, module.FLAGS)
-    return Done(status, *capsys.readouterr())
-
-
 @pytest.fixture
 def compare(folder, capsys):
-    return lambda *args: call(command_module, "compare", args, capsys)
+    """Runs the command, and returns what it prints to stdout and stderr."""
+
+    def run(*arguments):
+        commands.call("compare", *arguments)
+        return capsys.readouterr()
+
+    return run
 
 
 def finish(folder, *, best=None, validation=None, ks=(1, 10), config=None, images="a", **final):
@@ -67,9 +49,8 @@ def texts(svg: pathlib.Path) -> set[str]:
     return set(re.findall(r"<!-- (.*?) -->", svg.read_text()))
 
 
-def rows(done):
-    assert done.returncode == 0, done.stderr
-    return [line.split() for line in done.stdout.splitlines()]
+def rows(printed):
+    return [line.split() for line in printed.out.splitlines()]
 
 
 def test_runs_are_compared_by_their_best_or_last_recalls(compare, tmp_path):
@@ -127,8 +108,7 @@ def test_named_runs_are_drawn_against_a_field(compare, tmp_path, repository):
     names = sweep_of_temperatures(tmp_path, repository)
     plain = compare(*names)
     drawn = compare(*names, "--x=objective.temperature", "--output=sweep.svg")
-    assert drawn.returncode == 0 and drawn.stderr == "wrote sweep.svg\n"
-    assert drawn.stdout == plain.stdout
+    assert drawn.err == "wrote sweep.svg\n" and drawn.out == plain.out
     shown = texts(tmp_path / "sweep.svg")
     assert {"objective.temperature", "recall@1 of the head"} <= shown
     assert {"objective.space=poincare", "objective.space=sphere"} <= shown
@@ -138,12 +118,10 @@ def test_a_sweep_is_drawn_without_its_unfinished_runs(compare, tmp_path, reposit
     arguments = [f"--config={CONFIG}", "--field=model.head", "--output=sweep.svg"]
     arguments += [f"--value={value}" for value in ("dense", "norm_dense", "none")]
     spec = str(repository / CONFIG)
-    checked = compare(*arguments, "--check")
-    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+    assert compare(*arguments, "--check") == ("", "")
     for value, message in (("dense", "nothing to draw"), ("none", "all have dense")):
-        done = compare(*arguments)
-        assert done.returncode == 1 and message in done.stderr
-        assert len(done.stderr.splitlines()) == 1
+        with pytest.raises(UserError, match=message):
+            compare(*arguments)
         config = load_config(spec, [f"model.head={value}"])
         finish(tmp_path / default_workdir(config, read_config(spec)), head=0.5, config=config)
     assert rows(compare(*arguments))
@@ -159,12 +137,10 @@ def test_runs_on_different_datasets_are_refused(compare, tmp_path, repository):
     finish(tmp_path / "photos", head=0.5, config=photos("photos"), images="b")
     finish(tmp_path / "moved", head=0.5, config=photos("/elsewhere"), images="b")
     finish(tmp_path / "others", head=0.5, config=photos("others"), images="c")
-    refused = compare("photos", "moved", "others")
-    assert refused.stderr == (
-        "error: moved and others have different datasets, /elsewhere and others; compare runs on "
-        "one dataset\n"
-    )
-    assert "different datasets, glyphs and photos" in compare("letters", "photos").stderr
+    with pytest.raises(UserError, match="moved and others have .* datasets, /elsewhere and others"):
+        compare("photos", "moved", "others")
+    with pytest.raises(UserError, match="different datasets, glyphs and photos"):
+        compare("letters", "photos")
 
 
 def test_seeds_are_summarised_by_mean_and_standard_deviation(compare, tmp_path, repository):
@@ -179,8 +155,9 @@ def test_seeds_are_summarised_by_mean_and_standard_deviation(compare, tmp_path, 
     assert table[3:] == [["mean", "head", "0.6500"], ["std", "head", "0.1323"]]
 
 
-def test_errors_are_one_sentence(compare):
-    for args, message in [
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         ([], "--config is missing"),
         (["runs/none"], "no finished run in runs/none"),
         (["runs/a", f"--config={CONFIG}"], "name either the folders of runs or --config"),
@@ -191,7 +168,8 @@ def test_errors_are_one_sentence(compare):
             [f"--config={CONFIG}", f"--field={FIELD}", "--value=x"],
             "config.objective.c is 'x'; it must be a finite number",
         ),
-    ]:
-        done = compare(*args)
-        assert done.returncode == 1 and done.stderr.startswith(f"error: {message}"), done
-        assert len(done.stderr.splitlines()) == 1
+    ],
+)
+def test_errors(compare, arguments, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        compare(*arguments)

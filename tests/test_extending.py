@@ -1,18 +1,26 @@
-"""The objective that docs/extending.md shows does what the page says."""
+"""What docs/extending.md shows does what the page says."""
 
 import json
+import sys
+import types
 
 import jax
 import numpy as np
 import pytest
 
-from hypjax import train
+from hypjax import cli, train
+from hypjax.analysis.run_embeddings import TrainedRun, scored_head
+from hypjax.data import views
+from hypjax.data.splits import open_splits
+from hypjax.geometry import Sphere
 from hypjax.objectives import Objective
 from hypjax.objectives.create import OBJECTIVES
+from hypjax.retrieval import metrics, query_scores
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
-from tests.helpers import shown_objective, small_runs
+from hypjax.types import View
+from tests.helpers import commands, shown_objective, small_runs
 from tests.helpers.steps import leaves
 
 
@@ -29,6 +37,41 @@ def test_it_is_short_and_its_own_test_passes(module):
     names = {}
     exec(test, names)
     names["test_equals_a_plain_loop"]()
+
+
+def test_the_analysis_is_a_command(photos_folder, tmp_path, monkeypatch, capsys):
+    code, line = shown_objective.blocks("An analysis")
+    ((name, path),) = eval("{" + line + "}").items()
+    module = types.ModuleType(path)
+    monkeypatch.setitem(sys.modules, path, module)
+    exec(compile(code, "docs/extending.md:norms", "exec"), vars(module))
+    monkeypatch.setitem(cli.COMMANDS, name, path)
+    assert "\n  norms         Shows how far from the origin the" in cli._usage()
+    config = small_runs.load(photos_folder)
+    small_runs.save_untrained(config, tmp_path / "run")
+    commands.call("analysis.norms", f"--workdir={tmp_path / 'run'}")
+    run = TrainedRun("run", str(tmp_path / "run"), config, open_splits(config))
+    lengths = np.linalg.norm(scored_head(run).embed(run.splits.test), axis=1)
+    assert capsys.readouterr().out == f"run: {lengths.mean():.3f} ± {lengths.std():.3f}\n"
+
+
+def test_the_metric_is_the_mean_rank_of_the_first_positive(monkeypatch):
+    code, _ = shown_objective.blocks("A metric")
+    names = {}
+    exec(code, names)
+    monkeypatch.setitem(metrics.WITHOUT_K, "first_match", names["FIRST_MATCH"])
+    angles = np.array([0.0, 0.1, 0.3, 0.7])
+    points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    found = query_scores(points, [0, 1, 0, 1], metrics=["first_match"], space=Sphere())
+    assert found["first_match"].tolist() == [2, 3, 2, 2]
+
+
+def test_the_view_is_the_middle_of_the_image():
+    (code,) = shown_objective.blocks("A view")
+    names = dict(vars(views))
+    exec(code, names)
+    frame = names["middle"](100, 60, View(32, 32, 3))
+    assert frame == views.Frame((100, 60), (10, 6, 80, 48))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""hypjax.main, run as a command."""
+"""hypjax.main: once as a command of its own, otherwise in this process."""
 
 import json
 import os
@@ -7,26 +7,13 @@ import sys
 
 import pytest
 
-from tests.helpers import small_runs
+from hypjax.errors import UserError
+from tests.helpers import commands, small_runs
 
 
 @pytest.fixture
-def hypjax_main(repository, data_dir, tmp_path):
-    def run(*args):
-        return subprocess.run(
-            [sys.executable, "-m", "hypjax.main", *args],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(repository)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-
-    return run
-
-
-@pytest.fixture
-def glyphs(repository, data_dir):
+def glyphs(repository, data_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     return [
         f"--config={repository}/configs/glyphs.py",
         *(f"--config.{override}" for override in small_runs.SHORT_GLYPHS),
@@ -34,8 +21,14 @@ def glyphs(repository, data_dir):
     ]
 
 
-def test_trains_prints_its_results_again_and_evaluates(hypjax_main, glyphs, tmp_path):
-    first = hypjax_main(*glyphs, "--workdir=run")
+def test_trains_prints_its_results_again_and_evaluates(glyphs, repository, tmp_path, capsys):
+    first = subprocess.run(
+        [sys.executable, "-m", "hypjax.main", *glyphs, "--workdir=run"],
+        env=os.environ | {"PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert first.returncode == 0, first.stderr
     assert "Traceback" not in first.stderr
     phases = ("the run's folder is ", "evaluating before", "compiling the", "training until step 6")
@@ -49,49 +42,39 @@ def test_trains_prints_its_results_again_and_evaluates(hypjax_main, glyphs, tmp_
     times = json.loads((tmp_path / "run/times.json").read_text())
     assert times["seconds"]["import"] > 0.1 and " s from launch: " in first.stderr
 
-    again = hypjax_main(*glyphs, "--workdir=run")
-    assert again.returncode == 0 and "already" in again.stdout
+    def printed(*arguments):
+        commands.call("main", *arguments)
+        return capsys.readouterr().out
+
+    assert "already" in printed(*glyphs, "--workdir=run")
     further = ["--config.eval.spaces.head=objective,sphere", "--config.eval.metrics=recall,map"]
-    evaluated = hypjax_main(*glyphs, "--workdir=run", "--mode=evaluate", *further)
-    assert evaluated.returncode == 0, evaluated.stderr
-    names, *rows = [line.split() for line in evaluated.stdout.splitlines()[1:4]]
-    assert names[-1] == "map"
-    alone = hypjax_main("--workdir=run", "--mode=evaluate", *further)
-    assert alone.stdout == evaluated.stdout, alone.stderr
-    printed = hypjax_main(*glyphs, "--print", "--config.seed=3")
-    assert printed.returncode == 0
-    (line,) = (line for line in printed.stdout.splitlines() if "config.seed " in line)
-    assert line.split()[1:] == ["3", "command", "line"]
+    evaluated = printed(*glyphs, "--workdir=run", "--mode=evaluate", *further)
+    names, *rows = [line.split() for line in evaluated.splitlines()[1:4]]
+    assert names[-1] == "map" and rows[0][2:-1] == final
     assert [row[:2] for row in rows] == [["final", "head"], ["final", "head:sphere"]]
-    assert rows[0][2:-1] == final
+    assert printed("--workdir=run", "--mode=evaluate", *further) == evaluated
+    fields = printed(*glyphs, "--print", "--config.seed=3").splitlines()
+    (line,) = (line for line in fields if "config.seed " in line)
+    assert line.split()[1:] == ["3", "command", "line"]
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("arguments", "message"),
     [
-        ([], "error: --config is missing; try --config=configs/glyphs.py"),
-        (["--config=none.py"], "error: no configuration file none.py"),
+        ([], "--config is missing; try --config=configs/glyphs.py"),
+        (["--config=none.py"], "no configuration file none.py"),
+        (
+            ["--config.train.total_stepz=3"],
+            "unknown field config.train.total_stepz; did you mean train.total_steps[?]$",
+        ),
+        (["--config.run.data_dir=/proc/nowhere"], "cannot write to /proc/nowhere"),
+        (["--workdir=/proc/nowhere"], "cannot write to /proc/nowhere"),
     ],
 )
-def test_errors_on_the_command_line_are_one_sentence(hypjax_main, args, message):
-    finished = hypjax_main(*args)
-    assert finished.returncode == 1
-    assert finished.stderr.startswith(message)
-    assert len(finished.stderr.splitlines()) == 1
-
-
-def test_errors_in_the_configuration_are_one_sentence(hypjax_main, glyphs):
-    finished = hypjax_main(*glyphs, "--config.train.total_stepz=3")
-    assert finished.returncode == 1
-    assert finished.stderr == (
-        "error: unknown field config.train.total_stepz; did you mean train.total_steps?\n"
-    )
-    unwritable = hypjax_main(*glyphs, "--config.run.data_dir=/proc/nowhere")
-    assert unwritable.returncode == 1
-    assert unwritable.stderr.splitlines()[-1].startswith("error: cannot write to /proc/nowhere")
-    taken = hypjax_main(*glyphs, "--workdir=/proc/nowhere")
-    assert taken.returncode == 1
-    assert taken.stderr.startswith("error: cannot write to /proc/nowhere")
+def test_errors_on_the_command_line(glyphs, arguments, message):
+    config = [] if arguments in ([], ["--config=none.py"]) else glyphs
+    with pytest.raises(UserError, match=f"^{message}"):
+        commands.call("main", *config, *arguments)
 
 
 def test_imports_are_light(repository):

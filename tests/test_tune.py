@@ -6,10 +6,11 @@ import subprocess
 
 import pytest
 
-from hypjax import tune as command_module
 from hypjax.config import default_workdir, load_config, read_config
+from hypjax.errors import UserError
+from tests.helpers import commands
 from tests.helpers.small_runs import SHORT_GLYPHS
-from tests.test_compare import call, finish
+from tests.test_compare import finish
 
 CONFIG = "configs/glyphs.py"
 GRIDS = (
@@ -27,7 +28,13 @@ def folder(repository, tmp_path, monkeypatch):
 
 @pytest.fixture
 def tune(folder, capsys):
-    return lambda *args: call(command_module, "tune", [f"--config={CONFIG}", *args], capsys)
+    """Runs the command, and returns the words of each line that it prints."""
+
+    def run(*arguments):
+        commands.call("tune", f"--config={CONFIG}", *arguments)
+        return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
 
 
 def finished(folder, variant, *fields, **scores):
@@ -40,9 +47,7 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(folder, tun
     """Chosen by the validation classes, though other settings are better on the test classes."""
     finished(folder, "hyp", "objective.c=0.1", head=0.9, validation=0.5)
     finished(folder, "sph", "objective.temperature=0.1", head=0.5, validation=0.7)
-    first = tune(*GRIDS, "--pending", "--seeds=0,4")
-    assert first.returncode == 0, first.stderr
-    assert [shlex.split(line) for line in first.stdout.splitlines()] == [
+    assert tune(*GRIDS, "--pending", "--seeds=0,4") == [
         [
             *("--config=configs/glyphs.py:hyp", "--config.objective.c=0.3"),
             *("--config.objective.temperature=0.2", "--config.seed=0"),
@@ -52,20 +57,20 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(folder, tun
             "--config.seed=0",
         ],
     ]
-    refused = tune(*GRIDS)
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("error: 2 runs are not finished, such as: python -m hypjax")
+    with pytest.raises(UserError, match="^2 runs are not finished, such as: python -m hypjax"):
+        tune(*GRIDS)
     finished(folder, "hyp", "objective.c=0.3", head=0.8, validation=0.6)
     finished(folder, "sph", head=0.9, validation=0.6)
-    second = tune(*GRIDS, "--pending", "--seeds=0,4").stdout.splitlines()
-    assert [shlex.split(line)[:2] + shlex.split(line)[-1:] for line in second] == [
+    second = tune(*GRIDS, "--pending", "--seeds=0,4")
+    assert [words[:2] + words[-1:] for words in second] == [
         ["--config=configs/glyphs.py:hyp", "--config.objective.c=0.3", "--config.seed=4"],
         ["--config=configs/glyphs.py:sph", "--config.objective.temperature=0.1", "--config.seed=4"],
     ]
 
 
-def test_an_unfair_comparison_is_refused(tune):
-    for arguments, message in [
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         ([GRIDS[0], "--variant=sph"], "each variant needs as many settings to choose from: hyp"),
         ([GRIDS[0], GRIDS[0]], "--variant names hyp twice"),
         (["--variant=hyp objective.c="], "--variant='hyp objective.c=': 'objective.c=' is not"),
@@ -74,18 +79,19 @@ def test_an_unfair_comparison_is_refused(tune):
             ["--variant=ms objective.beta=50,50.0"],
             "ms with objective.beta=50.0 is the same run as ms with objective.beta=50",
         ),
-        (["--variant=hip"], "unknown variant 'hip'; did you mean hyp?"),
-    ]:
-        done = tune(*arguments, "--pending")
-        assert done.returncode == 1 and done.stderr.startswith(f"error: {message}"), done
+        (["--variant=hip"], "unknown variant 'hip'; did you mean hyp"),
+    ],
+)
+def test_an_unfair_comparison_is_refused(tune, arguments, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        tune(*arguments, "--pending")
 
 
 def test_a_run_of_another_configuration_is_refused(folder, tune):
     config = load_config(f"{folder}/{CONFIG}:hyp", ["objective.c=7"])
     finish(folder / "runs/glyphs-hyp", config=config, head=0.9, validation=0.5)
-    done = tune("--variant=hyp")
-    assert done.returncode == 1
-    assert "holds a run with another configuration (objective.c: 7.0 -> 0.1)" in done.stderr
+    with pytest.raises(UserError, match=r"another configuration \(objective.c: 7.0 -> 0.1\)"):
+        tune("--variant=hyp")
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from PIL import Image
 
 from hypjax.analysis import disk
 from hypjax.analysis.disk import Panel, Proxies, draw_disks, draw_image_grid, snap_to_grid
-from hypjax.errors import UserError
 
 
 def colour(i):
@@ -113,8 +112,3 @@ def test_images_lie_near_their_places_on_the_grid(tmp_path):
     assert len(set(zip(rows.tolist(), columns.tolist(), strict=True))) == 23
     draw_image_grid(Panel("", regular[:23], np.zeros(23, int), [], colour), tmp_path / "grid.png")
     assert Image.open(tmp_path / "grid.png").size == (320, 320)
-
-
-def test_a_file_that_cannot_be_written_is_an_error(panel, tmp_path):
-    with pytest.raises(UserError, match="cannot write to"):
-        draw_disks([panel], NAMES, "group", tmp_path / "none/disk.png")

@@ -12,10 +12,9 @@ import jax
 import numpy as np
 import optax
 import pytest
+from ml_collections import ConfigDict
 from PIL import Image
 
-from hypjax import command, spectrum
-from hypjax import hierarchy as hierarchy_command
 from hypjax.analysis import hierarchy
 from hypjax.analysis.hierarchy import Hierarchy, find_hierarchy
 from hypjax.analysis.run_embeddings import ChosenImages, TrainedRun, head_points
@@ -24,15 +23,13 @@ from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
 from hypjax.config import default_config, load_config
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import base_letter, genus, groupings
+from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.objectives import Spec, create_objective
-from hypjax.runs.workdir import Workdir
-from hypjax.system import caches
 from hypjax.training import setup, states
-from hypjax.training.step import create_state
 from hypjax.types import Batch, Outputs
-from tests.helpers import small_runs
+from tests.helpers import commands, small_runs
 
 BALL = PoincareBall(0.1, 2.3)
 
@@ -210,7 +207,7 @@ class Runs(NamedTuple):
 
     hier: pathlib.Path
     plain: pathlib.Path
-    built: setup.Setup
+    config: ConfigDict
     proxies: np.ndarray
 
 
@@ -227,49 +224,38 @@ def runs(photos_folder, tmp_path_factory):
     fields = [*small_runs.SMALL, f"data.path={root / 'photos.csv'}", "data.test_classes=6"]
     fields += ["data.validation_classes=0", "objective.name=hier+supcon"]
     fields += ["objective.hier_proxies=6", "objective.hier_neighbors=4", "objective.space=poincare"]
-    built = setup.build(load_config(small_runs.CONFIG, fields))
-    shapes = states.trees(jax.eval_shape(lambda: create_state(built.learner, built.spec)))
-    run, rng = Workdir(root / "hier", built.config), np.random.default_rng(0)
-    best, last = (
-        jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(x.dtype), shapes)
-        for _ in range(2)
-    )
-    with run.claimed(setup.circumstances(built.config, built.splits)):
-        checkpoints = run.checkpoints()
-        checkpoints.save(3, record={}, score=0.5, **best)
-        checkpoints.save(6, record={}, score=0.25, **last)
-        checkpoints.close()
+    config = load_config(small_runs.CONFIG, fields)
+    best = small_runs.save_untrained(config, root / "hier")
     shutil.copytree(root / "hier", root / "plain")
     saved = json.loads((root / "plain/config.json").read_text())
     for part in ("all", "identity"):
         values = {name: value for name, value in saved[part].items() if "hier_" not in name}
         saved[part] = values | {"objective.name": "supcon"}
     (root / "plain/config.json").write_text(json.dumps(saved))
-    return Runs(root / "hier", root / "plain", built, best["training"][0]["hierarchy"])
+    return Runs(root / "hier", root / "plain", config, best["training"][0]["hierarchy"])
 
 
 @pytest.fixture
-def run_command(monkeypatch, tmp_path, capsys):
-    """Runs a command in this process and in a folder, and returns the lines that it prints."""
+def lines_of(monkeypatch, tmp_path, capsys):
+    """Runs a command in a temporary folder, and returns the lines that it prints."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(caches, "keep_compiled_programs", lambda: None)
 
-    def run(module, *args):
-        module.main(*command.parse(["", *map(str, args)], module.FLAGS))
+    def run(name, *arguments):
+        commands.call(name, *arguments)
         return capsys.readouterr().out.splitlines()
 
     return run
 
 
-def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path, run_command):
-    lines = run_command(spectrum, f"--workdir={runs.hier}", "--output=found.png")
+def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path, lines_of):
+    lines = lines_of("spectrum", f"--workdir={runs.hier}", "--output=found.png")
     assert lines[0] == "embeddings of 36 of 36 test images, 6 of 6 classes:"
     assert [line.split()[:2] for line in lines[2:4]] == [["hier", "untrained"], ["hier", "trained"]]
     numbers = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)
-    learner = runs.built.learner
-    state = states.random_state(learner, runs.built.spec)
-    points = head_points(runs.built.config, learner.model, state.params["model"], BALL)
-    images = runs.built.splits.test
+    built = setup.build(runs.config)
+    state = states.random_state(built.learner, built.spec)
+    points = head_points(runs.config, built.learner.model, state.params["model"], BALL)
+    images = built.splits.test
     expected = find_spread(points(images), images.labels, BALL)
     told = numbers["runs"][0]["untrained"]
     np.testing.assert_allclose(told["cumulative_energy"], expected["cumulative_energy"], rtol=1e-4)
@@ -278,9 +264,9 @@ def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path, run_command):
         assert picture.width >= 800
 
 
-def test_shows_the_hierarchies_of_runs(runs, tmp_path, run_command):
+def test_shows_the_hierarchies_of_runs(runs, tmp_path, lines_of):
     workdirs = [f"--workdir={runs.hier}", f"--workdir={runs.plain}"]
-    lines = run_command(hierarchy_command, *workdirs, "--output=found", "--images=30")
+    lines = lines_of("hierarchy", *workdirs, "--output=found", "--images=30")
     assert lines[0] == "trees of 30 of 36 test images, 5 of 6 classes:"
     assert [line.split()[:2] for line in lines[3:6]] == [
         ["hier", "proxies"],
@@ -319,7 +305,7 @@ def test_shows_the_hierarchies_of_runs(runs, tmp_path, run_command):
 
 
 def test_a_folder_without_a_model_is_refused(runs, tmp_path):
-    run = TrainedRun("a", str(tmp_path), runs.built.config, runs.built.splits)
+    run = TrainedRun("a", str(tmp_path), runs.config, open_splits(runs.config))
     images = ChosenImages.of(run, 36, 0)
     with pytest.raises(UserError, match=f"^{tmp_path} holds no checkpoint; train first"):
         hierarchy.hierarchy_of_run(run, images)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from absl import flags
+from absl.testing import flagsaver
 
 from hypjax import command
 from hypjax.config import default_config, flatten, load_config, read_config
@@ -46,6 +47,17 @@ class Snippet(NamedTuple):
 
     text: str
     error: str | None = None
+
+
+def call(name: str, *arguments: object) -> None:
+    """Runs a command in this process, without absl around it, or raises its `UserError`."""
+    module = importlib.import_module(f"hypjax.{name}")
+    saved = flagsaver.save_flag_values(module.FLAGS)
+    argv = [name, *map(str, arguments)]
+    try:
+        module.main(*command.parse(argv, module.FLAGS, getattr(module, "CHOICES", ())))
+    finally:
+        flagsaver.restore_flag_values(saved, module.FLAGS)
 
 
 @functools.cache

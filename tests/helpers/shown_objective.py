@@ -1,4 +1,4 @@
-"""The objective that docs/extending.md shows, installed as the page says."""
+"""What docs/extending.md shows; its objective is installed as the page says."""
 
 import re
 import sys
@@ -13,10 +13,10 @@ NAME = "proxy_softmax"
 _MODULE = f"hypjax.objectives.{NAME}"
 
 
-def blocks():
-    """Returns the page's objective, its entry, and its test."""
+def blocks(section="A loss"):
+    """Returns the Python of a section of the page: of a loss, the objective, entry and test."""
     page = (REPOSITORY / "docs/extending.md").read_text()
-    section = page.partition("\n## A loss\n")[2].partition("\n## ")[0]
+    section = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     found = re.findall(r"^ *```python\n(.*?)^ *```$", section, re.MULTILINE | re.DOTALL)
     return [textwrap.dedent(block) for block in found]
 

@@ -6,7 +6,13 @@ import pathlib
 import subprocess
 import sys
 
+import jax
+import numpy as np
+
 from hypjax.config import load_config
+from hypjax.runs.workdir import Workdir
+from hypjax.training import setup, states
+from hypjax.training.step import create_state
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 CONFIG = str(REPOSITORY / "configs/folder.py")
@@ -29,6 +35,23 @@ SHORT_GLYPHS = [
 def load(path, *overrides):
     """Returns the configuration of a small run."""
     return load_config(CONFIG, [*SMALL, f"data.path={path}", *overrides])
+
+
+def save_untrained(config, workdir):
+    """Writes a run with random weights, at its best and its last step; returns the best state."""
+    built, rng = setup.build(config), np.random.default_rng(0)
+    shapes = states.trees(jax.eval_shape(lambda: create_state(built.learner, built.spec)))
+    best, last = (
+        jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(x.dtype), shapes)
+        for _ in range(2)
+    )
+    run = Workdir(workdir, built.config)
+    with run.claimed(setup.circumstances(built.config, built.splits)):
+        checkpoints = run.checkpoints()
+        checkpoints.save(3, record={}, score=0.5, **best)
+        checkpoints.save(6, record={}, score=0.25, **last)
+        checkpoints.close()
+    return best
 
 
 def command(path, workdir, *overrides):
