@@ -22,24 +22,18 @@ _REQUIRED = {"input": "grain"}  # Optional packages.
 
 EXAMPLE = "python -m hypjax.benchmark loss --quick"
 FLAGS = command.Flags()
-_QUICK = FLAGS.boolean(
-    "quick", False, "Run once at a tenth of the size, to check that everything works."
-)
-_REPEATS = FLAGS.integer("repeats", 5, "Number of timed repeats.", lower_bound=1)
-_IMAGES = FLAGS.string("images", None, "input: folder of photos. Default: synthetic ones.")
-_TARGET = FLAGS.string(
+FLAGS.boolean("quick", False, "Run once at a tenth of the size, to check that everything works.")
+FLAGS.integer("repeats", 5, "Number of timed repeats.", lower_bound=1)
+FLAGS.string("images", None, "input: folder of photos. Default: synthetic ones.")
+FLAGS.string(
     "target",
     None,
     "memory: TPU slice to compile for, such as v5e:2x4 (requires libtpu). Default: this machine.",
 )
-_DEVICES = FLAGS.integer(
-    "devices", 0, "memory: number of devices to compile for; 0 for all.", lower_bound=0
-)
-_CACHE = FLAGS.enum("cache", "host", ["none", "host", "device"], "job: value of config.run.cache.")
-_POINTS = FLAGS.integer(
-    "points", None, "ann: number of points. Default: 100,000.", lower_bound=1000
-)
-_EXPORTED = FLAGS.boolean(
+FLAGS.integer("devices", 0, "memory: number of devices to compile for; 0 for all.", lower_bound=0)
+FLAGS.enum("cache", "host", ["none", "host", "device"], "job: value of config.run.cache.")
+FLAGS.integer("points", None, "ann: number of points. Default: 100,000.", lower_bound=1000)
+FLAGS.boolean(
     "exported", False, "ann: only --export=usearch and its peer, which takes a tenth of the time."
 )
 _OUTPUT = FLAGS.string("output", "benchmark.json", "File for the measurements.")
@@ -56,17 +50,10 @@ def main(overrides: list[str], suite: str | None) -> None:
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if not output.parent.is_dir():
         raise UserError(f"--output is {output}, but the folder {output.parent} does not exist")
-    options = measure.Options(
-        quick=_QUICK.value,
-        repeats=1 if _QUICK.value else _REPEATS.value,
-        images=_IMAGES.value,
-        target=_TARGET.value,
-        devices=_DEVICES.value,
-        cache=_CACHE.value,
-        points=_POINTS.value,
-        exported=_EXPORTED.value,
-        overrides=overrides,
-    )
+    given = {name: FLAGS[name].value for name in measure.Options._fields if name in FLAGS}
+    options = measure.Options(**given, overrides=overrides)
+    if options.quick:
+        options = options._replace(repeats=1)
     results = options._asdict()
     for name in _TIMED if suite in (None, _ALL) else (suite,):
         if name in _REQUIRED and not peers.installed(_REQUIRED[name]):
