@@ -109,10 +109,11 @@ def test_the_recipe_of_the_letters_has_no_warning(repository, data_dir, tmp_path
     """Its model and rates, on a quarter of the letters and for fewer steps."""
     settings = ["train.total_steps=60", "train.batch_size=128", "optim.warmup_steps=20"]
     settings += ["run.report=False", f"run.data_dir={data_dir}", "data.validation_classes=20"]
+    settings += ["eval.every=0"]
     config = load_config(str(repository / "configs/glyphs.py"), settings)
     results = train.train_and_evaluate(config, tmp_path)
     assert "warning" not in capsys.readouterr().err
-    assert results["final"]["head"]["recall@1"] > 1.5 * results["untrained"]["head"]["recall@1"]
+    assert results["final"]["head"]["recall@1"] > 1.2 * results["untrained"]["head"]["recall@1"]
 
 
 @pytest.mark.parametrize(("spread", "warned"), [(0, True), (3e-7, True), (1e-3, False)])
