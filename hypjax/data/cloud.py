@@ -30,28 +30,21 @@ def local_copy(url: str, name: str, version: str) -> pathlib.Path:
     A copy is never compared with its source again, since a prepared version does not change.
     Raises UserError if the storage has no such dataset, or the cache cannot be written.
     """
-    root = copies() / url_hash(url)
-    folder = root / name / version
-    if not folder.exists():
-        prepared, files = _list_files(url, f"{name}/{version}")
-        with copying(url, root), claimed(root / name, f"copying {name} from {url}"):
-            if not folder.exists():
-                _copy(prepared, files, folder)
-    return root
-
-
-def _list_files(url: str, path: str) -> tuple[CloudFolder, dict[str, Stored]]:
-    """Returns a folder below a URL, and the files in it."""
+    root, path = copies() / url_hash(url), f"{name}/{version}"
+    if (root / path).exists():
+        return root
     with reaching(url):
         prepared = CloudFolder(f"{url.rstrip('/')}/{path}")
         files = prepared.list()
     if not files:
-        name = path.split("/")[0]
         raise UserError(
             f"{url} holds no {path}; prepare it on local disk (python -m hypjax.prepare "
             f"--dataset={name}) and copy its folder {path} there"
         )
-    return prepared, files
+    with copying(url, root), claimed(root / name, f"copying {name} from {url}"):
+        if not (root / path).exists():
+            _copy(prepared, files, root / path)
+    return root
 
 
 def _copy(prepared: CloudFolder, files: dict[str, Stored], folder: pathlib.Path) -> None:

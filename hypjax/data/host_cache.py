@@ -6,13 +6,12 @@ one of these checksums. Each process verifies an image when it first reads it.
 """
 
 import concurrent.futures
-import contextlib
 import functools
 import pathlib
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, BinaryIO
 
 import numpy as np
 import tqdm
@@ -25,6 +24,7 @@ from hypjax.system.locks import claimed
 from hypjax.system.machine import usable_cores
 
 _AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
+_ADVICE = "choose another folder with --config.run.cache_dir, or set --config.run.cache=none"
 
 
 class DecodedImages:
@@ -113,26 +113,41 @@ class DecodedImages:
         """
         if self._is_complete():
             return
-        with _explaining_write_errors(self._path), claimed(self._path.parent, "decoding images"):
-            if self._is_complete():
-                return  # Another process wrote it meanwhile.
-            if self._path.exists():
-                console.warn(
-                    f"the decoded images in {self._path} are damaged; they are decoded again"
-                )
-            # A full disk would show only after hours of decoding.
-            self._require_space()
-            # A process that is killed leaves no file that looks complete.
-            unfinished = self._path.with_suffix(".unfinished")
-            try:
-                with unfinished.open("wb") as file:  # Overwrites that of a killed process.
-                    self._write(file, decode)
-                    flush(file)
-                unfinished.replace(self._path)
-            finally:
-                unfinished.unlink(missing_ok=True)
+        folder = self._path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with claimed(folder, "decoding images"):
+                if not self._is_complete():  # Another process may have written it meanwhile.
+                    self._fill(decode)
+        except OSError as error:
+            raise UserError(
+                f"cannot keep decoded images in {folder} ({error.strerror}); {_ADVICE}"
+            ) from error
 
-    def _write(self, file: Any, decode: Callable[[int], np.ndarray]) -> None:
+    def _fill(self, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]) -> None:
+        if self._path.exists():
+            console.warn(f"the decoded images in {self._path} are damaged; they are decoded again")
+        # A full disk would show only after hours of decoding.
+        free = shutil.disk_usage(self._path.parent).free
+        if self.bytes > free:
+            raise UserError(
+                f"decoded images need {in_bytes(self.bytes)} in {self._path.parent}, where "
+                f"{in_bytes(free)} are free; {_ADVICE}"
+            )
+        # A process that is killed leaves no file that looks complete.
+        unfinished = self._path.with_suffix(".unfinished")
+        try:
+            with unfinished.open("wb") as file:  # Overwrites that of a killed process.
+                self._write(file, decode)
+                flush(file)
+            unfinished.replace(self._path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def _write(
+        self, file: BinaryIO, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]
+    ) -> None:
+        """Writes the pixels, decoded by threads, then their checksums and the checksum of those."""
         bar = tqdm.tqdm(
             total=len(self), desc="decoding images once", unit="image", disable=None, leave=False
         )
@@ -148,28 +163,7 @@ class DecodedImages:
         file.write(checksums.tobytes())
         file.write(zlib.crc32(checksums.tobytes()).to_bytes(4, "little"))
 
-    def _require_space(self) -> None:
-        free = shutil.disk_usage(self._path.parent).free
-        if self.bytes > free:
-            raise UserError(
-                f"decoded images need {in_bytes(self.bytes)} in {self._path.parent}, where "
-                f"{in_bytes(free)} are free; choose another folder with --config.run.cache_dir, "
-                "or set --config.run.cache=none"
-            )
-
 
 def in_bytes(number: float) -> str:
     """Returns a number of bytes for messages, such as '1.25MB'."""
     return tqdm.tqdm.format_sizeof(number, "B")
-
-
-@contextlib.contextmanager
-def _explaining_write_errors(path: pathlib.Path) -> Iterator[None]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot keep decoded images in {path.parent} ({error.strerror}); choose another "
-            "folder with --config.run.cache_dir, or set --config.run.cache=none"
-        ) from error

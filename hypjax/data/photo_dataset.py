@@ -1,6 +1,7 @@
 """Users' own images as a dataset: checked once, and split by class."""
 
 import concurrent.futures
+import dataclasses
 import hashlib
 import io
 import os
@@ -114,21 +115,19 @@ def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses
 
 
 def _dataset(photos: Sequence[Photo], sizes: Int[np.ndarray, "photos 2"], fast: bool) -> Dataset:
+    """Returns the images with their classes, and groups of classes if there are any."""
     superlabels = group_names = None
     if any(photo.superlabel is not None for photo in photos):
         named = [photo.superlabel or "" for photo in photos]
         group_names, superlabels = np.unique(named, return_inverse=True)
     labels = [photo.label for photo in photos]
-    return Dataset(
-        records=Files([photo.path for photo in photos]),
-        positions=np.arange(len(photos)),
+    return dataclasses.replace(
+        files_of(photos),
         labels=np.unique(labels, return_inverse=True)[1],
         sizes=sizes,
-        names=[str(photo.path) for photo in photos],
         superlabels=superlabels,
         class_names=labels,
         group_names=group_names,
-        upright=True,
         fast=fast,
     )
 

@@ -202,7 +202,7 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             path = template.sharded_filepath(shard_index=i, num_shards=len(lengths))
             (folder / f"{name}-{i}.unfinished").rename(path)
         if lengths:
-            _write_table(folder / _index_name(name), pyarrow.table(index, _SCHEMA))
+            _write_table(folder / f"index-{name}.parquet", pyarrow.table(index, _SCHEMA))
         return tfds.core.SplitInfo(
             name=name, shard_lengths=lengths, num_bytes=sum(sizes), filename_template=template
         )
@@ -256,7 +256,7 @@ def read_index(
 ) -> pyarrow.Table:
     """Reads columns of a split's index."""
     schema = pyarrow.schema([_SCHEMA.field(column) for column in columns])
-    return read_table(builder, _index_name(split), schema)
+    return read_table(builder, f"index-{split}.parquet", schema)
 
 
 def read_table(
@@ -266,7 +266,7 @@ def read_table(
     path = pathlib.Path(builder.data_dir) / file
     try:
         content = path.read_bytes()
-        written = _checksum_file(path)  # Datasets prepared by earlier versions have none.
+        written = path.with_suffix(".crc32")  # Datasets prepared by earlier versions have none.
         if written.exists() and written.read_text().strip() != f"{zlib.crc32(content):08x}":
             raise ValueError("its checksum differs")
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(content), columns=schema.names)
@@ -277,14 +277,7 @@ def read_table(
 
 def _write_table(path: pathlib.Path, table: pyarrow.Table) -> None:
     pyarrow.parquet.write_table(table, path, compression="zstd")
-    _checksum_file(path).write_text(f"{zlib.crc32(path.read_bytes()):08x}\n")
-
-
-def find_other_versions(builder: tfds.core.DatasetBuilder) -> list[str]:
-    """Returns other prepared versions of the builder's dataset, oldest first."""
-    folder = pathlib.Path(builder.data_dir)
-    versions = [p.name for p in folder.parent.glob("*/") if tfds.core.Version.is_valid(p.name)]
-    return sorted((v for v in versions if v != folder.name), key=tfds.core.Version)
+    path.with_suffix(".crc32").write_text(f"{zlib.crc32(path.read_bytes()):08x}\n")
 
 
 def is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
@@ -311,14 +304,6 @@ def _find(image: bytes, record: bytes) -> int:
     """
     start = record.index(image[:64])
     return start if record.startswith(image, start) else record.index(image)
-
-
-def _index_name(split: str) -> str:
-    return f"index-{split}.parquet"
-
-
-def _checksum_file(index: pathlib.Path) -> pathlib.Path:
-    return index.with_suffix(".crc32")
 
 
 def _strings(column: pyarrow.ChunkedArray) -> Shaped[np.ndarray, " rows"]:

@@ -25,7 +25,7 @@ from tests.helpers.pictures import write_picture, write_pictures, write_table
 
 
 def names_of(dataset, root):
-    return {str(pathlib.Path(dataset.name(i)).relative_to(root)) for i in range(len(dataset))}
+    return {os.path.relpath(dataset.name(i), root) for i in range(len(dataset))}
 
 
 def open_at(path, **data):
@@ -36,11 +36,14 @@ def open_at(path, **data):
 
 
 def test_subfolders_are_classes_and_other_files_are_ignored(tmp_path):
+    """One named train is a split only if it has sub-folders itself."""
     write_pictures(tmp_path, ["a/1.jpg", "a/deep/2.PNG", "b/3.webp", "b/4.jpeg", ".hidden/5.jpg"])
     for stray in ("a/._1.jpg", "a/notes.txt", "b/Thumbs.db", "6.txt"):
         (tmp_path / stray).write_bytes(b"not an image")
     found = [(str(p.path.relative_to(tmp_path)), p.label) for p in list_folder(tmp_path)]
     assert found == [("a/1.jpg", "a"), ("a/deep/2.PNG", "a"), ("b/3.webp", "b"), ("b/4.jpeg", "b")]
+    write_pictures(tmp_path, ["train/1.png"])
+    assert {photo.label for photo in list_folder(tmp_path)} == {"a", "b", "train"}
 
 
 def test_train_and_test_folders_are_splits(tmp_path):
@@ -55,12 +58,7 @@ def test_train_and_test_folders_are_splits(tmp_path):
         open_at(tmp_path, split="images")
 
 
-def test_a_folder_named_train_among_others_is_a_class(tmp_path):
-    write_pictures(tmp_path, ["train/1.png", "bus/1.png"])
-    assert {photo.label for photo in list_folder(tmp_path)} == {"train", "bus"}
-
-
-def test_classes_are_split_by_a_share_and_a_seed(photos_folder):
+def test_classes_are_split_by_a_share_and_a_seed(photos_folder, capsys):
     def parts(**data):
         splits = open_at(photos_folder, **data)
         return [names_of(part, photos_folder) for part in splits[:3]]
@@ -71,9 +69,7 @@ def test_classes_are_split_by_a_share_and_a_seed(photos_folder):
     assert len(set.union(*classes)) == 10
     assert parts(test_classes=2, validation_classes=2) == [train, validation, test]
     assert parts(test_classes=2, validation_classes=2, split_seed=1)[2] != test
-
-
-def test_a_share_of_few_classes_holds_out_none_for_validation(photos_folder, capsys):
+    # A share of few classes holds out none for validation.
     splits = open_at(photos_folder, test_classes=0.3, validation_classes=0.3)
     assert splits.validation is None and splits.train.num_classes == 7
     assert "no class is held out for validation: there are only 7" in capsys.readouterr().err
@@ -92,9 +88,8 @@ def test_few_classes_are_told_of_a_split_by_images_before_training(classes, tmp_
     """Its advice can be followed."""
     root, advice = several(tmp_path, *[8] * classes), "--config.data.split=images"
     if classes < 4:
-        for amount in (0, 0.25):
-            with pytest.raises(UserError, match=f"{classes} classes, too few .*{advice}"):
-                open_at(root, test_classes=amount)
+        with pytest.raises(UserError, match=f"{classes} classes, too few .*{advice}"):
+            open_at(root, test_classes=0.25)
     else:
         splits = open_at(root, test_classes=0.25)
         assert (splits.train.num_classes, splits.test.num_classes) == (classes - 2, 2)
@@ -120,47 +115,38 @@ def test_classes_with_few_images_are_only_trained_on(tmp_path, capsys):
         open_at(several(tmp_path / "small", 9, 2), split="images")
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_table_gives_labels_splits_and_groups(tmp_path, photos_folder, suffix):
-    rows = [
+@pytest.fixture
+def split_rows(photos_folder):
+    """Rows of a table that splits ten classes with six images each, in two groups."""
+    splits = ["train"] * 24 + ["validation"] * 12 + ["query", "gallery", "gallery"] * 8
+    paths = sorted(photos_folder.rglob("*.png"))
+    return [
         {"path": str(path), "label": 10 + i // 6, "split": split, "superlabel": f"g{i // 30}"}
-        for i, (path, split) in enumerate(
-            zip(sorted(photos_folder.rglob("*.png")), _cycle(), strict=True)
-        )
+        for i, (path, split) in enumerate(zip(paths, splits, strict=True))
     ]
-    splits = open_at(write_table(tmp_path / f"table{suffix}", rows), validation_classes=0)
-    for name, part in (
-        *(("train", splits.train), ("validation", splits.validation)),
-        *(("query", splits.test), ("gallery", splits.gallery)),
-    ):
-        assert {part.name(i) for i in range(len(part))} == {
-            row["path"] for row in rows if row["split"] == name
-        }
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_gives_labels_splits_and_groups(tmp_path, split_rows, suffix):
+    splits = open_at(write_table(tmp_path / f"table{suffix}", split_rows), validation_classes=0)
+    parts = (splits.train, splits.validation, splits.test, splits.gallery)
+    for name, part in zip(("train", "validation", "query", "gallery"), parts, strict=True):
+        expected = {row["path"] for row in split_rows if row["split"] == name}
+        assert {part.name(i) for i in range(len(part))} == expected
     assert set(splits.train.labels) == {0, 1, 2, 3}
     assert set(splits.test.labels) == set(splits.gallery.labels) == {6, 7, 8, 9}
     np.testing.assert_array_equal(splits.gallery.superlabels, [1] * len(splits.gallery))
 
 
-def _cycle():
-    """Yields splits for ten classes with six images each."""
-    yield from ["train"] * 24 + ["validation"] * 12
-    yield from ["query", "gallery", "gallery"] * 8
-
-
-def test_queries_search_the_gallery(tmp_path, photos_folder):
-    paths = sorted(photos_folder.rglob("*.png"))
-    rows = [
-        {"path": p, "label": p.parent.name, "split": s}
-        for p, s in zip(paths, _cycle(), strict=True)
-    ]
-    config = small_runs.load(write_table(tmp_path / "table.csv", rows), "data.validation_classes=0")
+def test_queries_search_the_gallery(tmp_path, split_rows):
+    table = write_table(tmp_path / "table.csv", split_rows)
+    config = small_runs.load(table, "data.validation_classes=0")
     splits = open_splits(config)
     rng = np.random.default_rng(0)
     points = {
         id(part): Sphere().embed(rng.normal(size=(len(part), 4)))
         for part in (splits.test, splits.gallery)
     }
-
     evaluator = create_evaluator(config, parts=["encoder"])
     evaluator.points = lambda params, dataset: {"encoder": points[id(dataset)]}
     recalls = evaluator.scores(None, splits.task)["encoder"]
@@ -206,10 +192,7 @@ def test_damaged_sizes_are_measured_again(photos_folder, tmp_path, monkeypatch, 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_no_regular_file_is_not_opened(make, tmp_path):
     """A pipe would block forever, and a device has no end."""
-    for name in "abcd":
-        (tmp_path / name).mkdir()
-        write_picture(tmp_path / name / "1.png")
-        write_picture(tmp_path / name / "2.png")
+    several(tmp_path, 2, 2, 2, 2)
     make(tmp_path / "a" / "3.jpg")
     with pytest.raises(UserError, match=r"3\.jpg \(not a regular file\)"):
         open_at(tmp_path, test_classes=2)
@@ -305,8 +288,7 @@ def test_any_colour_mode_is_read():
 
 
 def test_a_file_that_vanishes_is_named(tmp_path):
-    root = write_pictures(tmp_path, [f"{c}/{i}.png" for c in "abcd" for i in "12"])
-    splits = open_at(root, test_classes=2, validation_classes=0)
+    splits = open_at(several(tmp_path, 2, 2, 2, 2), test_classes=2, validation_classes=0)
     gone = pathlib.Path(splits.train.name(0))
     gone.unlink()
     with pytest.raises(UserError, match=rf"cannot read {gone} \(No such file or directory\)"):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import io
+import itertools
 import multiprocessing
 import os
 import pathlib
@@ -29,10 +30,11 @@ from hypjax.data.views import RandomCrop, centre_crop
 from hypjax.errors import StalledError, UserError
 from hypjax.models.layers import mirror, normalize
 from hypjax.system import exits
-from hypjax.types import View, Workers
+from hypjax.types import Batch, View, Workers
 from tests.helpers.pictures import encode_png
 
 VIEW = View(side=16, resize=18, channels=3)
+CROP = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
 
 
 def random_dataset(n=30, classes=6, seed=0):
@@ -43,18 +45,21 @@ def random_dataset(n=30, classes=6, seed=0):
     return Dataset(records, np.arange(n), np.arange(n) % classes, sizes)
 
 
+def plans(dataset, size=6, seed=0):
+    return EpochClassPlans(dataset.labels, dataset.sizes, size, CROP, seed, 2)
+
+
 def batches(dataset, first=0, last=6, workers=0):
-    crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
-    plan = EpochClassPlans(dataset.labels, dataset.sizes, 6, crop, 0, 2)
-    return plan, list(training_batches(dataset, plan, range(first, last), VIEW, Workers(workers)))
+    steps = range(first, last)
+    return list(training_batches(dataset, plans(dataset), steps, VIEW, Workers(workers)))
 
 
 def test_batches_follow_their_plans():
     dataset = random_dataset()
-    plan, delivered = batches(dataset)
+    delivered = batches(dataset)
     assert len(delivered) == 6
     for step, batch in enumerate(delivered):
-        wanted = plan(step)
+        wanted = plans(dataset)(step)
         np.testing.assert_array_equal(batch.ids, wanted.ids)
         np.testing.assert_array_equal(batch.labels, wanted.labels)
         np.testing.assert_array_equal(batch.flips, wanted.flips)
@@ -68,9 +73,9 @@ def test_batches_follow_their_plans():
 
 def test_a_resumed_run_and_worker_processes_see_the_same_pixels():
     """As in a notebook, nothing has parsed absl's flags, which Grain's workers read."""
-    _, whole = batches(random_dataset())
+    whole = batches(random_dataset())
     for workers in (0, 2):
-        _, rest = batches(random_dataset(), first=3, workers=workers)
+        rest = batches(random_dataset(), first=3, workers=workers)
         assert len(rest) == 3
         for a, b in zip(whole[3:], rest, strict=True):
             assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
@@ -78,11 +83,8 @@ def test_a_resumed_run_and_worker_processes_see_the_same_pixels():
 
 def test_shared_memory_is_freed_when_batches_are_closed(monkeypatch):
     """Grain frees it in a thread, here a slow one, which the program's end would cut short."""
-    opened, open_shared, free_shared = (
-        [],
-        SharedMemoryArray.from_metadata,
-        SharedMemoryArray.close_shm_async,
-    )
+    opened, open_shared = [], SharedMemoryArray.from_metadata
+    free_shared = SharedMemoryArray.close_shm_async
 
     def open_and_remember(metadata):
         opened.append(pathlib.Path("/dev/shm", metadata.name))
@@ -95,9 +97,7 @@ def test_shared_memory_is_freed_when_batches_are_closed(monkeypatch):
     monkeypatch.setattr(SharedMemoryArray, "from_metadata", open_and_remember)
     monkeypatch.setattr(SharedMemoryArray, "close_shm_async", free_slowly)
     dataset = random_dataset()
-    crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
-    plan = EpochClassPlans(dataset.labels, dataset.sizes, 6, crop, 0, 2)
-    begun = training_batches(dataset, plan, range(1000), VIEW, Workers(1))
+    begun = training_batches(dataset, plans(dataset), range(1000), VIEW, Workers(1))
     next(begun)
     begun.close()
     assert opened and not [path for path in opened if path.exists()]
@@ -118,8 +118,7 @@ class Deadly(list):
 def test_a_dead_worker_is_reported_with_its_images(workers, size, seed):
     """Names the piece that the worker was preparing, not one it had finished before."""
     dataset = random_dataset(n=60, classes=20)
-    crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
-    plan = EpochClassPlans(dataset.labels, dataset.sizes, size, crop, seed, 2)
+    plan = plans(dataset, size, seed)
     step = next(step for step in range(100) if 17 in plan(step).ids)
     first = 32 if 17 in plan(step).ids[32:] else 0
     names = [f"record {i}" for i in plan(step).ids[first : first + 32]]
@@ -171,9 +170,8 @@ def test_a_stalled_read_is_named(workers, timeout, monkeypatch):
     monkeypatch.setattr(exits, "_stuck", threading.Event())
     monkeypatch.setattr(Stalling, "ended", threading.Event())
     dataset = random_dataset()
-    crop = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
-    plans = (EpochClassPlans(dataset.labels, dataset.sizes, 6, crop, i, 2) for i in range(100))
-    plan = next(plan for plan in plans if 17 in plan(0).ids)
+    seeded = (plans(dataset, seed=i) for i in range(100))
+    plan = next(plan for plan in seeded if 17 in plan(0).ids)
     images = ", ".join(f"record {i}" for i in plan(0).ids)
     message = f"waited {timeout} seconds in vain for step 1, images {images};"
     stalling = dataclasses.replace(dataset, records=Stalling(dataset.records))
@@ -192,50 +190,27 @@ def test_broken_images_are_named_by_workers_and_threads():
     dataset = dataclasses.replace(random_dataset(), records=records)
     for workers in (0, 1):
         with pytest.raises(UserError, match="cannot read record 17"):
-            batches(dataset, last=100, workers=workers)
+            batches(dataset, last=20, workers=workers)
 
 
-DELIVER = """
-import sys, numpy as np
-from hypjax.data.pipeline import training_batches
-from hypjax.data.splits import open_splits
-from hypjax.training.setup import create_plans
-from hypjax.types import View, Workers
-from tests.helpers.pictures import encode_png
-from tests.helpers import small_runs
-config = small_runs.load(sys.argv[1], "train.batch_size=8")
-first, start, stop, workers = map(int, sys.argv[2:6])
-splits = open_splits(config)
-found = list(training_batches(
-    splits.train, create_plans(config, splits), range(first, 6), View(16, 16, 3), Workers(workers),
-    range(start, stop)))
-fields = zip(*found)
-np.savez(sys.argv[6], **dict(zip(found[0]._fields, map(np.stack, fields))))
-"""
+def test_two_processes_share_the_rows_of_a_batch():
+    """One has the first five rows of each batch of 8, another the rest, padded with black."""
+    dataset = random_dataset()
 
+    def delivered(*rows):
+        given = training_batches(dataset, plans(dataset, size=8), range(4), VIEW, rows=range(*rows))
+        return [np.stack(field) for field in zip(*given, strict=True)]
 
-@pytest.mark.slow
-def test_two_processes_and_a_resumed_one_see_the_same_batches(photos_folder, tmp_path, repository):
-    """One process has the first rows of each batch of 8, another the rest, bit for bit."""
-    runs = {"whole": (0, 0, 8, 0), "a": (0, 0, 5, 0), "b": (0, 5, 10, 0), "resumed": (4, 0, 8, 2)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", DELIVER, photos_folder, *map(str, how), tmp_path / name],
-            cwd=repository,
-        )
-        for name, how in runs.items()
-    ]
-    assert [process.wait(timeout=300) for process in started] == [0] * 4
-    whole, a, b, resumed = (np.load(tmp_path / f"{name}.npz") for name in runs)
-    for field in whole:
-        np.testing.assert_array_equal(resumed[field], whole[field][4:])
-    for field in ("images", "flips"):
-        shares = np.concatenate([a[field], b[field]], axis=1)
-        np.testing.assert_array_equal(shares[:, :8], whole[field])
-        assert not shares[:, 8:].any()
-    for field in ("labels", "ids"):
-        np.testing.assert_array_equal(a[field], whole[field])
-        np.testing.assert_array_equal(b[field], whole[field])
+    whole, first, second = delivered(8), delivered(5), delivered(5, 10)
+    for name, *fields in zip(Batch._fields, whole, first, second, strict=True):
+        expected, a, b = fields
+        if name in ("images", "flips"):
+            shares = np.concatenate([a, b], axis=1)
+            np.testing.assert_array_equal(shares[:, :8], expected)
+            assert not shares[:, 8:].any()
+        else:
+            np.testing.assert_array_equal(a, expected)
+            np.testing.assert_array_equal(b, expected)
 
 
 def photo(width=500, height=400, seed=0):
@@ -376,13 +351,11 @@ def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
     files = [as_file(photo(801, 603), quality=90), as_file(photo().convert("L"), quality=90)]
     exact = dataset_of(*files)
     fast = dataclasses.replace(exact, fast=True)
-    box = np.array([31, 57, 300, 280])
-    for i in range(2):
-        for channels in (1, 3):
-            a, b = (d.crop(i, box, side, channels) for d in (exact, fast))
-            assert nearly_the_same(a, b, tolerance)
-            a, b = (d.test_view(i, View(side, side + 20, channels)) for d in (exact, fast))
-            assert nearly_the_same(a, b, tolerance)
+    for i, channels in itertools.product(range(2), (1, 3)):
+        a, b = (d.crop(i, BOX, side, channels) for d in (exact, fast))
+        assert nearly_the_same(a, b, tolerance)
+        a, b = (d.test_view(i, View(side, side + 20, channels)) for d in (exact, fast))
+        assert nearly_the_same(a, b, tolerance)
 
 
 def test_the_fast_decoder_leaves_unknown_files_to_the_exact_one():
@@ -406,9 +379,7 @@ def test_the_fast_decoder_leaves_unknown_files_to_the_exact_one():
 def test_images_of_one_pixel_and_extreme_shapes_are_delivered():
     files = [as_file(Image.new("RGB", size, (90, 80, 70)), "PNG") for size in [(1, 1), (1, 40)]]
     dataset = dataset_of(*files)
-    crop = RandomCrop((0.2, 1.0), (0.75, 1.33), 0.5)
-    plans = EpochClassPlans(dataset.labels, dataset.sizes, 4, crop, 0, 2)
-    (batch,) = training_batches(dataset, plans, range(1), VIEW)
+    (batch,) = training_batches(dataset, plans(dataset, size=4), range(1), VIEW)
     views = np.concatenate(list(evaluation_batches(dataset, VIEW, 2)))
     assert (batch.images == (90, 80, 70)).all() and (views == (90, 80, 70)).all()
 

@@ -167,8 +167,9 @@ def glyph_classes() -> tuple[GlyphClass, ...]:
     frequency = collections.Counter(c for mapped in letters.values() for c in mapped)
     candidates = np.array(sorted(c for c, n in frequency.items() if n >= MIN_FACES))
     drawn_by, alike = _compare_candidates(candidates, letters)
-    groups = _connected(alike)
-    classes = [_make_class(candidates[group].tolist(), drawn_by) for group in groups]
+    _, component = scipy.sparse.csgraph.connected_components(alike, directed=False)
+    groups = [candidates[component == label] for label in dict.fromkeys(component)]
+    classes = [_make_class(group.tolist(), drawn_by) for group in groups]
     return tuple(c for c in classes if len(c.glyphs) >= MIN_FACES)
 
 
@@ -192,22 +193,17 @@ def _compare_candidates(
         rows, images = rows[drawn], images[drawn]
         drawn_by[face] = set(candidates[rows].tolist())
         shared[np.ix_(rows, rows)] += 1
-        same[np.ix_(rows, rows)] += _alike(images)
-    alike = same > SAME_SHARE * shared
-    return drawn_by, alike | _canonically_equal(candidates)
+        difference, larger = squared_differences(images)
+        same[np.ix_(rows, rows)] += difference <= SAME_TOLERANCE * larger
+    normal = np.array([unicodedata.normalize("NFC", chr(c)) for c in candidates])
+    equivalent = normal[:, None] == normal  # Such as the angstrom sign and Å.
+    return drawn_by, (same > SAME_SHARE * shared) | equivalent
 
 
 def _is_missing(images: np.ndarray, face: str) -> np.ndarray:
     """Returns which of the (N, SIZE, SIZE) images are blank or the face's placeholder."""
-    no_character = 0xFFFF  # Never assigned, so every face draws its .notdef glyph.
-    notdef = draw_small(Glyph(face, no_character))
+    notdef = draw_small(Glyph(face, 0xFFFF))  # Never assigned, so every face draws this glyph.
     return ~images.any(axis=(1, 2)) | (images == notdef).all(axis=(1, 2))
-
-
-def _alike(images: np.ndarray) -> np.ndarray:
-    """Returns the (N, N) bool matrix of pairs within SAME_TOLERANCE of each other."""
-    difference, larger = squared_differences(images)
-    return difference <= SAME_TOLERANCE * larger
 
 
 def squared_differences(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -221,21 +217,6 @@ def squared_differences(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     squares = np.diagonal(products)
     difference = squares[:, None] + squares - 2 * products
     return difference, np.maximum(squares[:, None], squares)
-
-
-def _canonically_equal(candidates: np.ndarray) -> np.ndarray:
-    """Returns the (N, N) bool matrix of canonically equivalent pairs (angstrom sign, Å)."""
-    normal = np.array([unicodedata.normalize("NFC", chr(c)) for c in candidates])
-    return normal[:, None] == normal
-
-
-def _connected(related: np.ndarray) -> list[list[int]]:
-    """Returns the connected components of a symmetric (N, N) relation, ordered by first index."""
-    _, component = scipy.sparse.csgraph.connected_components(related, directed=False)
-    groups = collections.defaultdict(list)
-    for i, label in enumerate(component):
-        groups[label].append(i)
-    return list(groups.values())
 
 
 def _make_class(codepoints: list[int], drawn_by: dict[str, set[int]]) -> GlyphClass:

@@ -13,14 +13,7 @@ import tensorflow_datasets as tfds
 from hypjax.data import cloud
 from hypjax.data.preparation.official import CheckedImages, Count, Listing, OfficialBuilder
 from hypjax.data.preparation.registry import BUILDERS, OFFICIAL_DATASETS
-from hypjax.data.records import (
-    RecordBuilder,
-    damaged,
-    find_other_versions,
-    is_prepared,
-    open_records,
-    read_index,
-)
+from hypjax.data.records import RecordBuilder, damaged, is_prepared, open_records, read_index
 from hypjax.errors import UserError, nearest
 from hypjax.system import console
 from hypjax.system.cloud import is_url
@@ -142,11 +135,13 @@ def _open(name: str, root: str) -> RecordBuilder:
 def _not_prepared(builder: RecordBuilder, root: str, data_dir: str | None) -> str:
     option = f" --data_dir={root}" if data_dir else ""
     command = f"python -m hypjax.prepare --dataset={builder.name}{option}"
-    if versions := find_other_versions(builder):
-        age = "an older" if builder.version > versions[-1] else "a newer"
+    names = (path.name for path in pathlib.Path(root, builder.name).glob("*/"))
+    if versions := [name for name in names if tfds.core.Version.is_valid(name)]:
+        latest = max(versions, key=tfds.core.Version)
+        age = "an older" if builder.version > latest else "a newer"
         return (
             f"{builder.name} in {root} was prepared by {age} version of hypjax "
-            f"({versions[-1]}; this one reads {builder.version}); run {command} again"
+            f"({latest}; this one reads {builder.version}); run {command} again"
         )
     return (
         f"{builder.name} is not prepared in {root}; run {command} "

@@ -20,11 +20,20 @@ def prepared(name, manual_dir, data_dir):
     return prepare(name, data_dir=str(data_dir), manual_dir=str(manual_dir), allow_partial=True)
 
 
-def opened(name, data_dir, **evaluation):
+def opened(name, data_dir, run=(), **evaluation):
     config = default_config()
     config.data.name, config.run.data_dir = name, str(data_dir)
+    config.run.update(run)
     config.eval.update(evaluation)
     return open_splits(config)
+
+
+def judge(folder, **fields):
+    """Changes what the ground truth says of the first query."""
+    path = folder / "gnd_roxford5k.pkl"
+    truth = pickle.loads(path.read_bytes())
+    truth["gnd"][0].update(fields)
+    path.write_bytes(pickle.dumps(truth))
 
 
 def plain(judgements):
@@ -75,10 +84,8 @@ def test_archives_are_read(tmp_path):
 def test_a_query_is_cut_to_its_box_before_it_is_viewed(tmp_path, cache):
     object_files.write_roxford(tmp_path)
     prepared("roxford5k", tmp_path, tmp_path / "data")
-    config = default_config()
-    config.data.name, config.run.data_dir = "roxford5k", str(tmp_path / "data")
-    config.run.cache, config.run.cache_dir = cache, str(tmp_path / "cache")
-    queries = open_splits(config).test
+    run = {"cache": cache, "cache_dir": str(tmp_path / "cache")}
+    queries = opened("roxford5k", tmp_path / "data", run).test
     for test in ("centre_crop", "squash"):
         view = View(8, 8, 3, test)
         whole = queries.image(0, 3)
@@ -94,9 +101,7 @@ def test_a_query_is_cut_to_its_box_before_it_is_viewed(tmp_path, cache):
 
 def test_a_box_outside_its_image_is_reported(tmp_path):
     folder = object_files.write_roxford(tmp_path)
-    truth = pickle.loads((folder / "gnd_roxford5k.pkl").read_bytes())
-    truth["gnd"][0]["bbx"] = [500, 500, 600, 600]
-    (folder / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(truth))
+    judge(folder, bbx=[500, 500, 600, 600])
     prepared("roxford5k", folder, tmp_path / "data")
     queries = opened("roxford5k", tmp_path / "data").test
     with pytest.raises(UserError, match="cannot read keble_000000 .*is not in the image"):
@@ -160,9 +165,7 @@ def test_relations_are_part_of_the_fingerprint_and_are_protected(tmp_path):
     folder = object_files.write_roxford(tmp_path)
     builder = prepared("roxford5k", folder, tmp_path / "data")
     before = opened("roxford5k", tmp_path / "data").fingerprint
-    truth = pickle.loads((folder / "gnd_roxford5k.pkl").read_bytes())
-    truth["gnd"][0]["easy"] = [1]
-    (folder / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(truth))
+    judge(folder, easy=[1])
     prepared("roxford5k", folder, tmp_path / "second")
     assert opened("roxford5k", tmp_path / "second").fingerprint != before
     table = builder.data_path / "judgements.parquet"
@@ -181,32 +184,16 @@ class Runs:
         return os.mkdir, ("made",)
 
 
-def damaged(change):
-    def write(folder):
-        path = folder / "retrieval-SfM-120k.pkl"
-        lists = pickle.loads(path.read_bytes())
-        change(lists)
-        path.write_bytes(pickle.dumps(lists))
-
-    return write
-
-
 DAMAGES = {
-    "is refused: it refers to": damaged(lambda lists: lists.update(more=Runs())),
-    "is not the list of Retrieval-SfM": damaged(lambda lists: lists.pop("val")),
-    "train and val, each": damaged(lambda lists: lists["val"].update(cids=3)),
-    "part train names 12 images and 11": damaged(lambda lists: lists["train"]["cluster"].pop()),
-    "part train has 8 queries and 7": damaged(lambda lists: lists["train"]["pidxs"].pop()),
-    "part test pairs an image outside": damaged(
-        lambda lists: lists["val"]["qidxs"].__setitem__(0, 12)
-    ),
-    "points outside": damaged(lambda lists: lists["val"]["cids"].__setitem__(0, "../../a/..")),
-    "listed twice": damaged(
-        lambda lists: lists["val"]["cids"].__setitem__(0, lists["val"]["cids"][1])
-    ),
-    "cannot be read as a pickle": lambda folder: (folder / "retrieval-SfM-120k.pkl").write_bytes(
-        (folder / "retrieval-SfM-120k.pkl").read_bytes()[:-40]
-    ),
+    "is refused: it refers to": lambda train, val: train.update(more=Runs()),
+    "train and val, each": lambda train, val: val.update(cids=3),
+    "is not the list of Retrieval-SfM": lambda train, val: val.pop("cids"),
+    "part train names 12 images and 11": lambda train, val: train["cluster"].pop(),
+    "part train has 8 queries and 7": lambda train, val: train["pidxs"].pop(),
+    "part test pairs an image outside": lambda train, val: val["qidxs"].__setitem__(0, 12),
+    "points outside": lambda train, val: val["cids"].__setitem__(0, "../../a/.."),
+    "listed twice": lambda train, val: val["cids"].__setitem__(0, val["cids"][1]),
+    "cannot be read as a pickle": None,
 }
 
 
@@ -214,7 +201,13 @@ DAMAGES = {
 def test_a_damaged_or_malicious_list_is_one_sentence(tmp_path, words, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = object_files.write_sfm(tmp_path)
-    DAMAGES[words](folder)
+    path = folder / "retrieval-SfM-120k.pkl"
+    if damage := DAMAGES[words]:
+        lists = pickle.loads(path.read_bytes())
+        damage(lists["train"], lists["val"])
+        path.write_bytes(pickle.dumps(lists))
+    else:
+        path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(UserError) as caught:
         prepared("sfm120k", folder, tmp_path / "data")
     sentence = str(caught.value)

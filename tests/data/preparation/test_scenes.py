@@ -3,7 +3,6 @@
 import io
 import itertools
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -45,6 +44,7 @@ def resemblance(view):
 
 
 def test_sizes_and_names(objects):
+    """No letter is in two parts."""
     sizes = {part: len(found) for part, found in objects.items()}
     assert sizes == {"train": 600, "query": 70, "distractor": 300}
     splits = scenes.split_views(objects)
@@ -53,9 +53,6 @@ def test_sizes_and_names(objects):
     views = list(itertools.chain.from_iterable(splits.values()))
     assert len({thing.name for thing in things}) == len(things)
     assert len({view.name for view in views}) == len(views)
-
-
-def test_no_letter_is_in_two_parts(objects):
     letters = [{thing.letter.base for thing in part} for part in objects.values()]
     assert len(set.union(*letters)) == sum(map(len, letters))
 
@@ -85,7 +82,7 @@ def test_views_differ_and_each_is_always_rendered_the_same(objects, difficulty):
     assert not np.array_equal(first.pixels, other.pixels)
 
 
-def test_another_process_renders_the_same(objects):
+def test_another_process_renders_the_same(objects, repository):
     glyph = objects["query"][0].glyph
     program = (
         "import sys; from hypjax.data.preparation import fonts, glyphs, scenes;"
@@ -93,15 +90,12 @@ def test_another_process_renders_the_same(objects):
         "write(scenes.render(glyph, 'hard0', 'hard').pixels.tobytes());"
         "write(glyphs.render(glyph).tobytes())"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONHASHSEED": "7"},
-        cwd=pathlib.Path(__file__).parents[3],
-        capture_output=True,
-        check=True,
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    shown = subprocess.check_output(
+        [sys.executable, "-c", program], env=environment, cwd=repository
     )
     rendered = scenes.render(glyph, "hard0", "hard").pixels, glyphs.render(glyph)
-    assert finished.stdout == b"".join(pixels.tobytes() for pixels in rendered)
+    assert shown == b"".join(pixels.tobytes() for pixels in rendered)
 
 
 @pytest.mark.parametrize("difficulty", ["query", "easy"])
@@ -111,23 +105,16 @@ def test_the_box_frames_the_letter_as_its_canvas_does(objects, plain, difficulty
     assert np.mean([resemblance(view) for view in views]) > 0.8
 
 
-def test_boxes_lie_inside_the_picture(objects):
-    for thing in objects["query"][:10]:
-        for view in thing.views(hard=5, junk=5):
-            left, top, right, bottom = view.render().box
-            assert 0 <= left <= right <= scenes.SIDE and 0 <= top <= bottom <= scenes.SIDE
-
-
-def test_objects_are_whole_and_as_large_as_stated(objects):
+def test_boxes_lie_inside_the_picture_and_are_as_large_as_stated(objects):
+    """Of junk, little is shown."""
     low, high = scenes.DIFFICULTIES["query"].size
-    for thing in objects["query"][:20]:
-        _, (left, top, right, bottom), _ = scenes.render(thing.glyph, "query0", "query")
-        assert low - 0.06 < max(right - left, bottom - top) / scenes.SIDE < high + 0.08
-
-
-def test_junk_shows_little_of_the_object(objects):
-    views = [view for thing in objects["query"][:20] for view in thing.views(junk=5)]
-    assert max(view.render().shown for view in views) <= 0.2
+    for thing in objects["query"][:10]:
+        for view in thing.views(query=1, hard=5, junk=5):
+            _, (left, top, right, bottom), shown = view.render()
+            assert 0 <= left <= right <= scenes.SIDE and 0 <= top <= bottom <= scenes.SIDE
+            if view.difficulty == "query":
+                assert low - 0.06 < max(right - left, bottom - top) / scenes.SIDE < high + 0.08
+            assert view.difficulty != "junk" or shown <= 0.2
 
 
 def test_hiding_leaves_a_little_at_the_border_or_beside_the_cover():
@@ -150,17 +137,12 @@ def test_a_bar_covers_20_to_40_percent_of_the_box():
 
 
 def test_more_difficult_views_resemble_the_object_less(objects):
-    mean = {
-        difficulty: np.mean(
-            [
-                resemblance(view)
-                for thing in objects["query"][:20]
-                for view in thing.views(**{difficulty: 4})
-            ]
-        )
+    views = [view for thing in objects["query"][:20] for view in thing.views(easy=4, hard=4)]
+    easy, hard = (
+        np.mean([resemblance(view) for view in views if view.difficulty == difficulty])
         for difficulty in ("easy", "hard")
-    }
-    assert mean["easy"] > mean["hard"] + 0.1
+    )
+    assert easy > hard + 0.1
 
 
 @pytest.mark.parametrize("effect", scenes.HARD_EFFECTS)
@@ -178,16 +160,6 @@ def test_effects_of_hard_views(objects, plain, monkeypatch, effect):
     for thing in objects["query"][:10]:
         hard, easy = (scenes.View(thing, level, 0) for level in ("hard", "easy"))
         assert properties(hard)[effect] < low < high <= properties(easy)[effect]
-
-
-def test_examples(few):
-    view = few["query"][1].views(easy=2)[1]
-    (example,) = scenes.examples([view])
-    image = Image.open(io.BytesIO(example["image"]))
-    assert np.array_equal(image, view.render().pixels)
-    assert example["label"] == example["class_name"] == view.thing.name
-    assert example["name"].endswith(f"/{view.thing.glyph.face}/easy1")
-    assert example["superlabel"] == view.thing.letter.script
 
 
 def test_pairs_are_an_easy_view_and_another_of_the_same_object(few):
@@ -216,6 +188,8 @@ def test_judgements_list_the_views_of_the_query(few):
 def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(few, tmp_path, monkeypatch):
     monkeypatch.setattr(scenes, "choose_objects", lambda classes: few)
     scenes.Scenes(data_dir=tmp_path).download_and_prepare()
+    view = scenes.split_views(few)["query"][1]
+    expected = view.render().pixels
     monkeypatch.setattr(fonts, "draw", lambda glyph: pytest.fail("drew a glyph"))
     builder = scenes.Scenes(data_dir=tmp_path)
     assert len(builder.info.features["label"].names) == 3 * 4
@@ -224,6 +198,10 @@ def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(few, tmp
     assert len(pairs) == 4 * 5 * 9
     assert np.array_equal(*train.labels[pairs.T])
     boxes, judgements = read_judgements(builder, query.names, gallery.names)
+    assert np.array_equal(Image.open(io.BytesIO(query.images[1]["image"])), expected)
+    assert query.names[1].endswith(f"/{view.thing.glyph.face}/query0")
+    assert query.class_names[1] == view.thing.name
+    assert query.superlabels[1] == view.thing.letter.script
     for label, *items in zip(query.labels, *judgements, strict=True):
         assert [len(found) for found in items] == [5, 5, 2]
         assert np.array_equal(np.flatnonzero(gallery.labels == label), np.concatenate(items))
