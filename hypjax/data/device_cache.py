@@ -7,6 +7,7 @@ import bisect
 import concurrent.futures
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Generator, Iterator
 
 import jax
@@ -50,9 +51,14 @@ class CacheLayout:
         return np.where(self.transposed[:, None], sizes[:, ::-1], sizes)
 
     @functools.cached_property
+    def _ends(self) -> Int[np.ndarray, " images"]:
+        """First row after each image."""
+        return np.cumsum(self._stored_sizes[:, 0])
+
+    @functools.cached_property
     def first(self) -> Int[np.ndarray, " images"]:
         """First row of each image."""
-        return np.cumsum(self._stored_sizes[:, 0]) - self._stored_sizes[:, 0]
+        return self._ends - self._stored_sizes[:, 0]
 
     @property
     def max_rows(self) -> int:
@@ -71,29 +77,25 @@ class CacheLayout:
         All parts have this size, so that one program writes them; the last one extends beyond the
         images.
         """
-        rows = int(self._stored_sizes[:, 0].sum())
-        most = min(_PART // (self.channels * self.max_columns), rows // _MIN_PARTS)
+        most = min(_PART // (self.channels * self.max_columns), int(self._ends[-1]) // _MIN_PARTS)
         return max(self.max_rows, most)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Shape of the stored pixels."""
-        rows = int(self._stored_sizes[:, 0].sum()) + self.part_rows
-        return rows, self.channels * self.max_columns
+        return int(self._ends[-1]) + self.part_rows, self.channels * self.max_columns
 
     @property
     def bytes(self) -> int:
         """Memory that the images take on each device."""
-        rows, width = self.shape
-        return rows * width
+        return math.prod(self.shape)
 
     def parts(self) -> Iterator[range]:
         """Yields the ranges of images that are copied to the devices together."""
-        ends = np.cumsum(self._stored_sizes[:, 0])
         start = 0
-        while start < len(ends):
+        while start < len(self._ends):
             limit = self.first[start] + self.part_rows
-            stop = int(np.searchsorted(ends, limit, side="right"))
+            stop = int(np.searchsorted(self._ends, limit, side="right"))
             yield range(start, stop)
             start = stop
 

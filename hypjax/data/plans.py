@@ -41,9 +41,9 @@ class Plans(abc.ABC):
     seed: int
 
     @property
-    @abc.abstractmethod
     def batches_per_epoch(self) -> int:
-        """Number of whole batches in an epoch."""
+        """Number of whole batches in an epoch, by default of as many images as there are."""
+        return len(self.labels) // self.batch_size
 
     @abc.abstractmethod
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
@@ -69,11 +69,6 @@ class Plans(abc.ABC):
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShuffledPlans(Plans):
     """Plain shuffling: each image occurs once in an epoch, except those left over at its end."""
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Number of whole batches of all images."""
-        return len(self.labels) // self.batch_size
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the step's part of its epoch's permutation of all images."""
@@ -155,11 +150,6 @@ class EpochClassPlans(ClassPlans):
 
 class DrawnClassPlans(ClassPlans):
     """Classes drawn independently for each batch (HIER; IRT on SOP and In-Shop)."""
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Number of whole batches with as many images as the training set."""
-        return len(self.labels) // self.batch_size
 
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
         """Returns a set of classes, uniformly at random."""

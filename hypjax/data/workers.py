@@ -110,30 +110,30 @@ class _Pieces:
     """Prepares the pieces of all batches by number, and knows which threads have done so."""
 
     def __init__(self, views: Views, batches: range, size: int) -> None:
+        self._views, self._batches, self._size = views, batches, size
         self.places = [range(i, min(i + _PIECE, size)) for i in range(0, size, _PIECE)]
-        self._arguments = views, batches, size
         self._threads: set[threading.Thread] = set()
 
     def __len__(self) -> int:
-        return len(self._arguments[1]) * len(self.places)
+        return len(self._batches) * len(self.places)
 
     def __call__(self, i: int) -> ReadableBatch:
         self._threads.add(threading.current_thread())
         _ProgressLog.note(int(i))
-        return self._arguments[0](*self._locate(i))
+        return self._views(*self._locate(i))
 
     def describe(self, i: int) -> str:
         """Names the images of a piece."""
-        return self._arguments[0].describe(*self._locate(i))
+        return self._views.describe(*self._locate(i))
 
     def _locate(self, i: int) -> tuple[int, range]:
         """Returns a piece's batch, and its places there."""
         batch, piece = divmod(int(i), len(self.places))
-        return self._arguments[1][batch], self.places[piece]
+        return self._batches[batch], self.places[piece]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leaves out the threads, which have no meaning in a worker process."""
-        return _Pieces, self._arguments
+        return _Pieces, (self._views, self._batches, self._size)
 
     def left_alone(self, patience: float) -> bool:
         """Returns whether all threads that prepared pieces end within so many seconds."""

@@ -25,10 +25,8 @@ _MAX_BYTES = 200  # Of a file name; file systems allow 255.
 def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> int:
     """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME; returns their number.
 
-    Names get the suffix of the image's format. The dataset is opened as by `open_builder`.
-
-    Raises:
-        UserError: If the folder exists or cannot be written, or there is no such dataset.
+    Names get the suffix of the image's format. The dataset is opened as by `open_builder`. Raises
+    UserError if the folder exists or cannot be written, or there is no such dataset.
     """
     if output.exists():
         raise UserError(f"{output} already exists; choose another folder, or remove it")

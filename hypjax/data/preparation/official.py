@@ -100,16 +100,11 @@ class OfficialDataset:
     def open(self, manual_dir: pathlib.Path | None, downloads: pathlib.Path) -> Iterator[Found]:
         """Finds or downloads the files; they are readable in the body.
 
-        Listed images whose files are missing are left out, so a split may be empty.
-
-        Args:
-            manual_dir: The dataset's folder, a folder that contains it, or a folder with its
-                archives. If None, `downloads` is searched, and missing archives are downloaded
-                where possible.
-            downloads: Folder for downloads and temporary files.
-
-        Raises:
-            UserError: No images are found, or a list or an archive is damaged.
+        `manual_dir` is the dataset's folder, or one that contains it or its archives. If it is
+        None, `downloads` is searched, and missing archives are downloaded where possible.
+        Temporary files go there as well. Listed images whose files are missing are left out, so a
+        split may be empty. Raises UserError if no images are found, or a list or an archive is
+        damaged.
         """
         with self.source.open(self.name, manual_dir, downloads) as tree:
             listing = self._existing(tree)
@@ -171,63 +166,6 @@ def damaged_list(place: str, problem: str) -> UserError:
     return UserError(f"{place}: {problem}; the list is damaged, fetch it again")
 
 
-class CheckedImages:
-    """A dataset's images, read ahead of the writer and decoded once to check them."""
-
-    def __init__(self, found: Found, skip_corrupt: bool) -> None:
-        """Starts the reading threads, which `close` ends. Corrupt images may be skipped."""
-        self._tree, self._listing, self.tables = found
-        images = [image for part in self._listing.values() for image in part]
-        self.classes = list(dict.fromkeys(image.label for image in images))  # By label.
-        self._skip_corrupt, self._total = skip_corrupt, len(images)
-        self._broken: list[tuple[str, str]] = []
-        self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS)
-        self._bar = tqdm.tqdm(
-            desc="preparing", total=self._total, unit="image", disable=None, leave=False
-        )
-
-    def splits(self) -> dict[str, Iterator[Example]]:
-        """Returns the examples of each non-empty split, to be consumed one by one."""
-        return {name: self._examples(part) for name, part in self._listing.items() if part}
-
-    def finish(self, folder: pathlib.Path) -> None:
-        """Reports images that could not be read, and lists them in a file if they are left out.
-
-        Raises UserError if there are any and they may not be left out, or if no others remain.
-        """
-        self._bar.close()
-        for name, reason in self._broken:
-            console.say(f"cannot read {name} ({reason})")
-        summary = f"{len(self._broken)} of {self._total} images cannot be read (listed above)"
-        if len(self._broken) == self._total:
-            raise UserError(f"{summary}; fetch the dataset again")
-        if self._broken and not self._skip_corrupt:
-            raise UserError(f"{summary}; fetch them again, or leave them out with --skip_corrupt")
-        if self._broken:
-            console.warn(f"{summary} and were left out; {SKIPPED} next to the records lists them")
-            with (folder / SKIPPED).open("w", newline="", encoding="utf-8") as file:
-                rows = csv.writer(file, delimiter="\t", lineterminator="\n")
-                rows.writerows([("name", "reason"), *self._broken])
-
-    def close(self) -> None:
-        """Ends the threads."""
-        self._bar.close()
-        self._pool.shutdown(cancel_futures=True)
-
-    def _examples(self, images: Sequence[Entry]) -> Iterator[Example]:
-        pending: collections.deque[concurrent.futures.Future] = collections.deque()
-        remaining = iter(images)
-        for image in images:
-            while len(pending) < _AHEAD and (following := next(remaining, None)) is not None:
-                pending.append(self._pool.submit(_check, self._tree, following))
-            outcome = pending.popleft().result()
-            self._bar.update()
-            if isinstance(outcome, str):
-                self._broken.append((image.name, outcome))
-            elif self._skip_corrupt or not self._broken:  # Otherwise nothing will be kept.
-                yield outcome
-
-
 def _check(tree: FileTree, image: Entry) -> Example | str:
     """Reads and decodes an image; returns its example, or the reason why that fails."""
     try:
@@ -248,37 +186,81 @@ def _check(tree: FileTree, image: Entry) -> Example | str:
 
 
 class OfficialBuilder(RecordBuilder, skip_registration=True):
-    """Builder of a dataset that is read from the files its authors published."""
+    """Builder of a dataset that is read from the files its authors published.
+
+    Threads read images ahead of the writer, and decode each once to check it.
+    """
 
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES = {"1.0.0": "First version."}
 
-    contents: CheckedImages | None = None  # What `download_and_prepare` will write.
+    found: Found | None = None  # What `download_and_prepare` will write.
+    skip_corrupt = False  # Whether to leave out images that cannot be read.
 
     def _generate_splits(
         self,
         dl_manager: tfds.download.DownloadManager,
         download_config: tfds.download.DownloadConfig,
     ) -> list[tfds.core.SplitInfo]:
-        with warnings.catch_warnings():
-            # Large images are welcome. Pillow still rejects huge ones.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            written = super()._generate_splits(dl_manager, download_config)
-        self.contents.finish(pathlib.Path(self.data_dir))  # If it raises, the folder is discarded.
+        if self.found is None:
+            raise UserError(
+                f"{self.name} is not prepared in {self.data_dir}; "
+                f"run python -m hypjax.prepare --dataset={self.name}"
+            )
+        labels = [image.label for part in self.found.images.values() for image in part]
+        self.info.features["label"].names = list(dict.fromkeys(labels))
+        self._broken: list[tuple[str, str]] = []
+        self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS)
+        bar = {"total": len(labels), "unit": "image", "disable": None, "leave": False}
+        try:
+            with warnings.catch_warnings(), tqdm.tqdm(desc="preparing", **bar) as self._bar:
+                # Large images are welcome. Pillow still rejects huge ones.
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                written = super()._generate_splits(dl_manager, download_config)
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+        self._report_broken(len(labels))  # If it raises, the folder is discarded.
         return written
 
     def _split_generators(
         self, dl_manager: tfds.download.DownloadManager
     ) -> dict[str, Iterator[Example]]:
         del dl_manager
-        if self.contents is None:
-            raise UserError(
-                f"{self.name} is not prepared in {self.data_dir}; "
-                f"run python -m hypjax.prepare --dataset={self.name}"
-            )
-        self.info.features["label"].names = self.contents.classes
-        return self.contents.splits()
+        parts = self.found.images.items()
+        return {name: self._examples(part) for name, part in parts if part}
+
+    def _examples(self, images: Sequence[Entry]) -> Iterator[Example]:
+        pending: collections.deque[concurrent.futures.Future] = collections.deque()
+        remaining = iter(images)
+        for image in images:
+            while len(pending) < _AHEAD and (following := next(remaining, None)) is not None:
+                pending.append(self._pool.submit(_check, self.found.tree, following))
+            outcome = pending.popleft().result()
+            self._bar.update()
+            if isinstance(outcome, str):
+                self._broken.append((image.name, outcome))
+            elif self.skip_corrupt or not self._broken:  # Otherwise nothing will be kept.
+                yield outcome
+
+    def _report_broken(self, total: int) -> None:
+        """Names images that could not be read, and lists them in a file if they are left out.
+
+        Raises UserError if there are any and they may not be left out, or if no others remain.
+        """
+        for name, reason in self._broken:
+            console.say(f"cannot read {name} ({reason})")
+        summary = f"{len(self._broken)} of {total} images cannot be read (listed above)"
+        if len(self._broken) == total:
+            raise UserError(f"{summary}; fetch the dataset again")
+        if self._broken and not self.skip_corrupt:
+            raise UserError(f"{summary}; fetch them again, or leave them out with --skip_corrupt")
+        if self._broken:
+            console.warn(f"{summary} and were left out; {SKIPPED} next to the records lists them")
+            skipped = pathlib.Path(self.data_dir, SKIPPED)
+            with skipped.open("w", newline="", encoding="utf-8") as file:
+                rows = csv.writer(file, delimiter="\t", lineterminator="\n")
+                rows.writerows([("name", "reason"), *self._broken])
 
     def tables(self) -> Mapping[str, pyarrow.Table]:
         """Returns those of the published files."""
-        return self.contents.tables
+        return self.found.tables

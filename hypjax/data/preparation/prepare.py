@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow_datasets as tfds
 
 from hypjax.data import cloud
-from hypjax.data.preparation.official import CheckedImages, Count, Listing, OfficialBuilder
+from hypjax.data.preparation.official import Count, Listing, OfficialBuilder
 from hypjax.data.preparation.registry import BUILDERS, OFFICIAL_DATASETS
 from hypjax.data.records import RecordBuilder, damaged, is_prepared, open_records, read_index
 from hypjax.errors import UserError, nearest
@@ -32,16 +32,9 @@ def prepare(
 ) -> RecordBuilder:
     """Prepares a dataset unless it is already prepared, and reports progress.
 
-    Args:
-        name: Name of the dataset.
-        data_dir: Folder of prepared datasets; TFDS's default if None.
-        manual_dir: Folder with the published files. If None, they are downloaded where possible.
-        allow_partial: Whether to accept fewer images than the complete dataset has.
-        skip_corrupt: Whether to leave out images that cannot be read.
-
-    Raises:
-        UserError: There is no such dataset, its files are missing, damaged or of the wrong number,
-            images cannot be read, or the folder cannot be written.
+    The arguments are the flags of `python -m hypjax.prepare`. Raises UserError if there is no such
+    dataset, its files are missing, damaged or of the wrong number, images cannot be read, or the
+    folder cannot be written.
     """
     root = _root(name, data_dir)
     if is_url(root):
@@ -188,8 +181,7 @@ def _prepare(
             downloads = pathlib.Path(root, "downloads", name)
             found = stack.enter_context(OFFICIAL_DATASETS[name].open(manual_dir, downloads))
             _check_listing(name, found.images, allow_partial)
-            images = stack.enter_context(contextlib.closing(CheckedImages(found, skip_corrupt)))
-            builder.contents = images
+            builder.found, builder.skip_corrupt = found, skip_corrupt
         started = time.monotonic()
         with _explaining_write_errors(folder, flag), contextlib.redirect_stdout(io.StringIO()):
             builder.download_and_prepare()
