@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, ShuffledPlans
-from hypjax.data.views import RandomCrop
+from hypjax.data.views import RandomCrop, ResizeCrop
 
 CROP = RandomCrop(area=(0.2, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
 
@@ -62,13 +62,14 @@ def test_a_class_occurs_at_most_once_in_an_epoch(counts, n, epoch):
     assert len(classes) == len(counts) // n * n == len(set(classes))
 
 
-def test_a_plan_is_a_function_of_seed_and_step_alone():
-    one, other = plans([5] * 20, 4, 2), plans([5] * 20, 4, 2)
+@pytest.mark.parametrize("crop", [CROP, ResizeCrop(resize=24, side=16, flip=0.5)])
+def test_a_plan_is_a_function_of_seed_and_step_alone(crop):
+    one, other = (plans([5] * 20, 4, 2, crop=crop) for _ in range(2))
     forwards = [one(step) for step in range(12)]
     backwards = [other(step) for step in reversed(range(12))][::-1]
     for a, b in zip(forwards, backwards, strict=True):
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-    changed = plans([5] * 20, 4, 2, seed=1)(0)
+    changed = plans([5] * 20, 4, 2, seed=1, crop=crop)(0)
     assert not np.array_equal(changed.ids, forwards[0].ids)
     assert not np.array_equal(changed.boxes, forwards[0].boxes)
 

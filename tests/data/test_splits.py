@@ -55,14 +55,10 @@ def cub(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n == "inshop" else [pytest.mark.slow]) for n in WRITERS],
-)
-def test_a_dataset_is_prepared_and_trained_on(tmp_path, repository, capsys, name):
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_prepared_dataset_is_opened(tmp_path, repository, name):
     written = prepared(tmp_path, name)
-    config = load(repository, tmp_path, name)
-    splits = open_splits(config)
+    splits = open_splits(load(repository, tmp_path, name))
     parts = {"train": splits.train, "gallery": splits.gallery}
     parts["query" if splits.gallery else "test"] = splits.test
     for split, files in written.items():
@@ -76,10 +72,16 @@ def test_a_dataset_is_prepared_and_trained_on(tmp_path, repository, capsys, name
             assert [part.group_names[number] for number in part.superlabels] == groups
         else:
             assert part.superlabels is None
-    results = train.train_and_evaluate(config, tmp_path / "run")
-    (note,) = results["notes"]
+    (note,) = splits.notes
     images = len(written["train"])
     assert note.startswith(f"a partial copy of {WRITERS[name][0]}: train {images} of ")
+
+
+def test_results_of_a_partial_copy_say_so(tmp_path, repository, capsys):
+    prepared(tmp_path, "inshop")
+    config = load(repository, tmp_path, "inshop")
+    results = train.train_and_evaluate(config, tmp_path / "run")
+    (note,) = results["notes"]
     assert json.loads((tmp_path / "run/results.json").read_text())["notes"] == [note]
     again = evaluate(config, tmp_path / "run")
     assert again == {"final": results["final"], "notes": [note]}
