@@ -30,6 +30,7 @@ from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.files import read_results
 from hypjax.runs.tables import format_results
 from hypjax.runs.workdir import Workdir, saved_config
+from tests.helpers.pictures import write_pictures
 
 pytestmark = pytest.mark.slow
 fuzzed = settings(
@@ -89,13 +90,6 @@ def tolerates(action, *arguments):
         assert str(error) and "\n" not in str(error)
 
 
-def contents_of(write, folder, name):
-    """What a function writes to a file of this name."""
-    path = folder / name
-    write(path)
-    return path.read_bytes()
-
-
 def write_gallery(path):
     vectors = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32) / 10
     names = np.array([f"{i}.png" for i in range(5)])
@@ -142,15 +136,15 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_damaged_files_are_read_or_refused(name, tmp_path):
-    write, read = FILES[name]
-    content = contents_of(write, tmp_path, name)
-    read(tmp_path / name)
+    (write, read), path = FILES[name], tmp_path / name
+    write(path)
+    read(path)
 
     @fuzzed
-    @given(damaged(content))
+    @given(damaged(path.read_bytes()))
     def check(content):
-        (tmp_path / name).write_bytes(content)
-        tolerates(read, tmp_path / name)
+        path.write_bytes(content)
+        tolerates(read, path)
 
     check()
 
@@ -159,14 +153,9 @@ def test_damaged_files_are_read_or_refused(name, tmp_path):
 def test_damaged_images_are_named(name, tmp_path):
     exif = Image.Exif()
     exif[0x0112], exif[0x010E], exif[0x011A] = 6, "text", 72.0
-    for label in "abcd":
-        (tmp_path / label).mkdir()
-        for i in (1, 2):
-            picture = Image.fromarray(
-                np.random.default_rng(i).integers(0, 255, (9, 7, 3), np.uint8)
-            )
-            picture.save(tmp_path / label / f"{i}.png")
-    picture.save(tmp_path / "a" / name, exif=exif)
+    write_pictures(tmp_path, [f"{label}/{i}.png" for label in "abcd" for i in (1, 2)])
+    noise = np.random.default_rng(0).integers(0, 255, (9, 7, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a" / name, exif=exif)
     content = (tmp_path / "a" / name).read_bytes()
     held_out = HeldOutClasses(2, 0, 0)
 

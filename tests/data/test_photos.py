@@ -1,6 +1,5 @@
 """Users' own images: folders and tables, all kinds of pictures, splits by class."""
 
-import io
 import os
 import pathlib
 import time
@@ -21,7 +20,7 @@ from hypjax.geometry import Sphere
 from hypjax.inference.evaluator import create_evaluator
 from hypjax.retrieval import recall_at_k
 from tests.helpers import small_runs
-from tests.helpers.pictures import write_picture, write_pictures, write_table
+from tests.helpers.pictures import encoded, write_picture, write_pictures, write_table
 
 
 def names_of(dataset, root):
@@ -203,7 +202,7 @@ def test_what_is_no_regular_file_is_not_opened(make, tmp_path):
 def test_huge_pictures_are_decoded_one_at_a_time(monkeypatch):
     """Their pixels would fill the memory if each core decoded one."""
     monkeypatch.setattr(pixels, "_IN_FLIGHT", pixels._InFlight(most=150))
-    encoded, active, seen = encode(Image.new("RGB", (10, 10)), "PNG"), [], []
+    content, active, seen = encoded(Image.new("RGB", (10, 10))), [], []
     load = Image.Image.load
 
     def slow(self):
@@ -215,15 +214,9 @@ def test_huge_pictures_are_decoded_one_at_a_time(monkeypatch):
 
     monkeypatch.setattr(PngImageFile, "load", slow)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: pixels.decode(encoded, 3), range(8)))
+        list(pool.map(lambda _: pixels.decode(content, 3), range(8)))
     assert max(seen) == 1
-    assert pixels.decode(encode(Image.new("RGB", (100, 10)), "PNG"), 3).size == (100, 10)
-
-
-def encode(image, format, **options):
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
+    assert pixels.decode(encoded(Image.new("RGB", (100, 10))), 3).size == (100, 10)
 
 
 def gradient():
@@ -246,10 +239,10 @@ def test_photos_are_rotated_upright(orientation):
     }[orientation]
     exif = Image.Exif()
     exif[0x0112] = orientation
-    encoded = encode(Image.fromarray(np.ascontiguousarray(stored)), "PNG", exif=exif)
-    np.testing.assert_array_equal(pixels.decode(encoded, 3, upright=True), upright)
+    content = encoded(Image.fromarray(np.ascontiguousarray(stored)), exif=exif)
+    np.testing.assert_array_equal(pixels.decode(content, 3, upright=True), upright)
     # Prepared datasets ignore EXIF.
-    assert np.asarray(pixels.decode(encoded, 3)).shape == stored.shape
+    assert np.asarray(pixels.decode(content, 3)).shape == stored.shape
 
 
 def test_any_colour_mode_is_read():
@@ -265,26 +258,26 @@ def test_any_colour_mode_is_read():
     see_through = palette.copy()
     see_through.info["transparency"] = bytes(16)
     cases = [
-        (encode(rgb, "PNG"), gradient(), 0),
-        (encode(rgb, "WEBP", lossless=True), gradient(), 0),
-        (encode(rgb, "JPEG", quality=100, subsampling=0), gradient(), 6),
-        (encode(rgb.convert("CMYK"), "TIFF"), gradient(), 0),
-        (encode(rgb, "GIF", save_all=True, append_images=[half]), gradient(), 40),
-        (encode(grey, "PNG"), as_grey, 0),
-        (encode(wide, "PNG"), as_grey, 0),
-        (encode(Image.merge("LA", (grey, Image.new("L", rgb.size, 255))), "PNG"), as_grey, 0),
-        (encode(grey.convert("1"), "PNG"), np.asarray(grey.convert("1").convert("RGB")), 0),
-        (encode(transparent, "PNG"), white, 0),
-        (encode(transparent, "WEBP", lossless=True), white, 0),
-        (encode(palette, "PNG"), np.asarray(palette.convert("RGB")), 0),
-        (encode(see_through, "PNG", transparency=bytes(16)), white, 0),
+        (encoded(rgb), gradient(), 0),
+        (encoded(rgb, "WEBP", lossless=True), gradient(), 0),
+        (encoded(rgb, "JPEG", quality=100, subsampling=0), gradient(), 6),
+        (encoded(rgb.convert("CMYK"), "TIFF"), gradient(), 0),
+        (encoded(rgb, "GIF", save_all=True, append_images=[half]), gradient(), 40),
+        (encoded(grey), as_grey, 0),
+        (encoded(wide), as_grey, 0),
+        (encoded(Image.merge("LA", (grey, Image.new("L", rgb.size, 255)))), as_grey, 0),
+        (encoded(grey.convert("1")), np.asarray(grey.convert("1").convert("RGB")), 0),
+        (encoded(transparent), white, 0),
+        (encoded(transparent, "WEBP", lossless=True), white, 0),
+        (encoded(palette), np.asarray(palette.convert("RGB")), 0),
+        (encoded(see_through, transparency=bytes(16)), white, 0),
     ]
-    for i, (encoded, wanted, tolerance) in enumerate(cases):
-        image = pixels.decode(encoded, 3, upright=True)
+    for i, (content, wanted, tolerance) in enumerate(cases):
+        image = pixels.decode(content, 3, upright=True)
         assert image.mode == "RGB"
         difference = np.abs(np.asarray(image, int) - wanted)
         assert difference.max() <= tolerance, (i, difference.max())
-        assert pixels.decode(encoded, 1).mode == "L"
+        assert pixels.decode(content, 1).mode == "L"
 
 
 def test_a_file_that_vanishes_is_named(tmp_path):
@@ -301,9 +294,9 @@ def test_unreadable_exif_data_does_not_make_an_image_unreadable():
     tags.tagtype[0x011A] = 2  # A text.
     tags[0x011A] = "resolution"
     exif = b"Exif\0\0II*\0\x08\0\0\0" + tags.tobytes(8)
-    encoded = encode(Image.fromarray(gradient()), "JPEG", exif=exif)
-    assert pixels.decode(encoded, 3, upright=True).size == (8, 12)
-    damaged = encoded.replace(b"Exif\0\0II", b"Exif\0\0XX")
+    content = encoded(Image.fromarray(gradient()), "JPEG", exif=exif)
+    assert pixels.decode(content, 3, upright=True).size == (8, 12)
+    damaged = content.replace(b"Exif\0\0II", b"Exif\0\0XX")
     assert pixels.decode(damaged, 3, upright=True).size == (12, 8)
 
 

@@ -31,7 +31,7 @@ from hypjax.errors import StalledError, UserError
 from hypjax.models.layers import mirror, normalize
 from hypjax.system import exits
 from hypjax.types import Batch, View, Workers
-from tests.helpers.pictures import encode_png
+from tests.helpers.pictures import encode_png, encoded
 
 VIEW = View(side=16, resize=18, channels=3)
 CROP = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
@@ -220,10 +220,7 @@ def photo(width=500, height=400, seed=0):
     return coarse.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def as_file(image, format="JPEG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
+jpeg = functools.partial(encoded, kind="JPEG")
 
 
 def dataset_of(*files, **options):
@@ -241,7 +238,7 @@ BOX = np.array([31, 57, 300, 280])
 
 def test_crops_are_those_of_the_whole_decoded_image():
     """Draft decoding, or a resize that reads beyond the box, would give other pixels."""
-    file = as_file(photo(), quality=90)
+    file = jpeg(photo(), quality=90)
     whole = Image.open(io.BytesIO(file)).convert("RGB")
     expected = whole.crop((57, 31, 337, 331)).resize((32, 32), Image.Resampling.BICUBIC)
     np.testing.assert_array_equal(dataset_of(file).crop(0, BOX, 32, 3), expected)
@@ -250,8 +247,8 @@ def test_crops_are_those_of_the_whole_decoded_image():
 
 
 def test_the_host_cache_gives_the_same_pixels(tmp_path):
-    files = [as_file(photo(seed=i), quality=90) for i in range(3)]
-    files += [as_file(photo().convert("L"), "PNG"), as_file(photo().convert("CMYK"))]
+    files = [jpeg(photo(seed=i), quality=90) for i in range(3)]
+    files += [encoded(photo().convert("L")), jpeg(photo().convert("CMYK"))]
     for channels in (1, 3):
         exact = dataset_of(*files)
         decoded = DecodedImages(tmp_path / f"{channels}.bin", exact.sizes, channels)
@@ -320,7 +317,7 @@ def test_damaged_pixels_in_the_host_cache_are_decoded_again(tmp_path, capsys):
 
 def test_a_photo_that_was_replaced_is_named():
     """Its plan is for another size: pixels beyond the image would be black."""
-    dataset = dataset_of(as_file(photo()), as_file(photo(80, 60)))
+    dataset = dataset_of(jpeg(photo()), jpeg(photo(80, 60)))
     replaced = dataclasses.replace(dataset, records=dataset.records[::-1])
     for fast in (False, True):
         message = r"cannot read record 0 \(it is 80×60 pixels, but was 500×400 before\)"
@@ -348,7 +345,7 @@ def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
 
     A shift by half a reduced pixel would change pixels by up to 50 levels, and 14 on average.
     """
-    files = [as_file(photo(801, 603), quality=90), as_file(photo().convert("L"), quality=90)]
+    files = [jpeg(photo(801, 603), quality=90), jpeg(photo().convert("L"), quality=90)]
     exact = dataset_of(*files)
     fast = dataclasses.replace(exact, fast=True)
     for i, channels in itertools.product(range(2), (1, 3)):
@@ -362,22 +359,22 @@ def test_the_fast_decoder_leaves_unknown_files_to_the_exact_one():
     turned = Image.Exif()
     turned[0x0112] = 6
     files = [
-        as_file(photo(), "PNG"),
-        as_file(photo().convert("CMYK"), quality=90),
-        as_file(photo(), quality=90, exif=turned),
+        encoded(photo()),
+        jpeg(photo().convert("CMYK"), quality=90),
+        jpeg(photo(), quality=90, exif=turned),
     ]
     exact = dataset_of(*files, upright=True)
     fast = dataclasses.replace(exact, fast=True)
     for i in range(len(files)):
         np.testing.assert_array_equal(fast.crop(i, BOX, 32, 3), exact.crop(i, BOX, 32, 3))
-    broken = dataset_of(as_file(photo()), fast=True)
+    broken = dataset_of(jpeg(photo()), fast=True)
     broken.records[0]["image"] = broken.records[0]["image"][:2000]
     with pytest.raises(UserError, match="cannot read record 0"):
         broken.crop(0, BOX, 32, 3)
 
 
 def test_images_of_one_pixel_and_extreme_shapes_are_delivered():
-    files = [as_file(Image.new("RGB", size, (90, 80, 70)), "PNG") for size in [(1, 1), (1, 40)]]
+    files = [encoded(Image.new("RGB", size, (90, 80, 70))) for size in [(1, 1), (1, 40)]]
     dataset = dataset_of(*files)
     (batch,) = training_batches(dataset, plans(dataset, size=4), range(1), VIEW)
     views = np.concatenate(list(evaluation_batches(dataset, VIEW, 2)))

@@ -21,11 +21,16 @@ def write_pictures(root, names):
     return root
 
 
-def encode_png(array):
-    """Returns the bytes of a PNG file."""
+def encoded(image, kind="PNG", **options):
+    """Returns the bytes of an image file."""
     buffer = io.BytesIO()
-    Image.fromarray(array).save(buffer, "PNG")
+    image.save(buffer, kind, **options)
     return buffer.getvalue()
+
+
+def encode_png(array):
+    """Returns the bytes of a PNG file with these pixels."""
+    return encoded(Image.fromarray(array))
 
 
 def write_table(path, rows):

@@ -26,6 +26,7 @@ from hypjax.data.preparation.official import Count
 from hypjax.data.preparation.prepare import open_builder, prepare
 from hypjax.errors import UserError
 from tests.helpers import official_files
+from tests.helpers.pictures import encoded
 from tests.helpers.system_limits import ordinary_user, small_disk
 
 FIRST, SECOND = (f"images/001.Bird_1/Bird_1_000{i}.jpg" for i in range(2))
@@ -67,12 +68,6 @@ def prepared(tmp_path, name="cub200", **kwargs):
 def left(data_dir):
     """Returns what is left of datasets."""
     return sorted(path.relative_to(data_dir).as_posix() for path in data_dir.glob("*/*"))
-
-
-def encoded(image, kind, **kwargs):
-    file = io.BytesIO()
-    image.save(file, kind, **kwargs)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize(
