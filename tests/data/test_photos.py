@@ -16,10 +16,6 @@ from hypjax.data import photo_dataset, pixels
 from hypjax.data.photos import list_folder, read_table
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
-from hypjax.geometry import Sphere
-from hypjax.inference.evaluator import create_evaluator
-from hypjax.retrieval import recall_at_k
-from tests.helpers import small_runs
 from tests.helpers.pictures import encoded, write_picture, write_pictures, write_table
 
 
@@ -135,27 +131,6 @@ def test_a_table_gives_labels_splits_and_groups(tmp_path, split_rows, suffix):
     assert set(splits.train.labels) == {0, 1, 2, 3}
     assert set(splits.test.labels) == set(splits.gallery.labels) == {6, 7, 8, 9}
     np.testing.assert_array_equal(splits.gallery.superlabels, [1] * len(splits.gallery))
-
-
-def test_queries_search_the_gallery(tmp_path, split_rows):
-    table = write_table(tmp_path / "table.csv", split_rows)
-    config = small_runs.load(table, "data.validation_classes=0")
-    splits = open_splits(config)
-    rng = np.random.default_rng(0)
-    points = {
-        id(part): Sphere().embed(rng.normal(size=(len(part), 4)))
-        for part in (splits.test, splits.gallery)
-    }
-    evaluator = create_evaluator(config, parts=["encoder"])
-    evaluator.points = lambda params, dataset: {"encoder": points[id(dataset)]}
-    recalls = evaluator.scores(None, splits.task)["encoder"]
-    wanted = recall_at_k(
-        *(points[id(splits.test)], splits.test.labels),
-        *(points[id(splits.gallery)], splits.gallery.labels),
-        ks=(1, 2),
-        space=Sphere(),
-    )
-    assert recalls == {f"recall@{k}": value for k, value in wanted.items()}
 
 
 def test_checked_images_are_not_decoded_again_until_one_changes(photos_folder, monkeypatch):

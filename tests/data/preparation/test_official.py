@@ -108,15 +108,12 @@ def test_folders_without_the_datasets_names_are_not_walked(tmp_path, downloads, 
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar"])
-def test_other_kinds_of_archives_are_read(suffix, tmp_path, downloads):
+def test_other_kinds_of_archives_are_read_unless_their_folder_exists(suffix, tmp_path, downloads):
     written = disk.write_cub(tmp_path)
-    disk.pack(tmp_path / "CUB_200_2011", tmp_path / f"CUB_200_2011{suffix}")
+    folder, archive = tmp_path / "CUB_200_2011", f"CUB_200_2011{suffix}"
+    (folder / archive).write_bytes(b"damaged")
     assert open_at("cub200", tmp_path, downloads) == written
-
-
-def test_an_archive_is_not_opened_if_its_folder_exists(tmp_path, downloads):
-    written = disk.write_cub(tmp_path)
-    (tmp_path / "CUB_200_2011/CUB_200_2011.tgz").write_bytes(b"damaged")
+    disk.pack(folder, tmp_path / archive)
     assert open_at("cub200", tmp_path, downloads) == written
 
 
@@ -272,6 +269,10 @@ def test_what_is_missing_is_named_with_advice(tmp_path, downloads):
     sentence = error_at("sop", tmp_path, downloads)
     assert f"{tmp_path} contains no files of sop" in sentence and "--manual_dir=FOLDER" in sentence
     assert f"no folder {tmp_path}/none" in error_at("sop", tmp_path / "none", downloads)
+    sentence = error_at("sop", None, downloads)
+    assert "sop cannot be downloaded" in sentence and "--manual_dir=FOLDER" in sentence
+    written = disk.write_sop(downloads)
+    assert open_at("sop", None, downloads) == written
     disk.write_inshop(tmp_path)
     root, file = tmp_path / "Inshop_Clothes", "Eval/list_eval_partition.txt"
     (root / file).unlink()
@@ -280,13 +281,6 @@ def test_what_is_missing_is_named_with_advice(tmp_path, downloads):
     shutil.rmtree(tmp_path / "cars196/car_ims")
     sentence = error_at("cars196", tmp_path, downloads)
     assert f"{tmp_path}/cars196 has no images of cars196" in sentence and "car_ims.tgz" in sentence
-
-
-def test_datasets_without_an_address_must_be_fetched_by_hand(tmp_path, downloads):
-    sentence = error_at("sop", None, downloads)
-    assert "sop cannot be downloaded" in sentence and "--manual_dir=FOLDER" in sentence
-    written = disk.write_sop(downloads)
-    assert open_at("sop", None, downloads) == written
 
 
 def test_listed_images_without_a_file_are_left_out_and_named(tmp_path, downloads, capsys):
