@@ -16,11 +16,10 @@ box and what it should find in the gallery. They refer to images by name; names 
 lacks are skipped.
 """
 
-import abc
 import itertools
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,9 +107,9 @@ class Records(NamedTuple):
 class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """A TFDS builder whose records can be read by position and have an index.
 
-    A subclass yields examples with an `image` (encoded bytes), its `checksum` (zlib.crc32), its
-    `height` and `width`, a `label` (a class's name or number), `name`, `class_name` and
-    `superlabel`.
+    A subclass's `_split_generators` returns the examples of each split in the order of the records,
+    with an `image` (encoded bytes), its `checksum` (zlib.crc32), its `height` and `width`, a
+    `label` (a class's name or number), `name`, `class_name` and `superlabel`.
     """
 
     DESCRIPTION: str
@@ -144,12 +143,6 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             supervised_keys=("image", "label"),
             disable_shuffling=True,
         )
-
-    @abc.abstractmethod
-    def _split_generators(
-        self, dl_manager: tfds.download.DownloadManager
-    ) -> Mapping[str, Iterable[Example]]:
-        """Returns the examples of each split, in the order of the records."""
 
     def _generate_examples(self) -> None:
         """Not called, since `_split_generators` returns the examples; TFDS requires it."""
