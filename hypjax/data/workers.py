@@ -78,8 +78,8 @@ def assemble_batches(
                 i = next(numbers)
                 try:
                     delivered = deliveries.next()
-                except (RuntimeError, _OverdueError) as error:
-                    stalled = isinstance(error, _OverdueError)
+                except (RuntimeError, queue.Empty) as error:
+                    stalled = isinstance(error, queue.Empty)
                     names = pieces.describe(log.latest(i))
                     raise _explain(error, names, workers.timeout) from error
                 if images is None:
@@ -217,10 +217,6 @@ def _start_worker(log: str, index: int, count: int) -> None:
     _ProgressLog.open(log, index)
 
 
-class _OverdueError(Exception):
-    """A piece did not arrive in time."""
-
-
 class _Deliveries:
     """The items of an iterable, each of which must arrive within a time limit.
 
@@ -244,13 +240,10 @@ class _Deliveries:
     def next(self) -> ReadableBatch:
         """Returns the next item, or raises what the iterable raises.
 
-        If it does not arrive in time, raises _OverdueError; no more items can then be requested.
+        If it does not arrive in time, raises queue.Empty; no more items can then be requested.
         """
         self._requests.put(True)
-        try:
-            item, error = self._delivered.get(timeout=self._timeout)
-        except queue.Empty:
-            raise _OverdueError from None
+        item, error = self._delivered.get(timeout=self._timeout)
         if error is not None:
             raise error
         return item
@@ -297,9 +290,9 @@ def _close(
             return ended
 
 
-def _explain(error: RuntimeError | _OverdueError, names: str, timeout: float) -> Exception:
+def _explain(error: RuntimeError | queue.Empty, names: str, timeout: float) -> Exception:
     """Returns an error that names the images of a stall or a dead worker; others unchanged."""
-    if isinstance(error, _OverdueError):
+    if isinstance(error, queue.Empty):
         return StalledError(
             f"waited {timeout:g} seconds in vain for {names}; check that their storage can be "
             "reached, or wait longer with --config.run.input_timeout"
