@@ -21,7 +21,7 @@ from hypjax.training.setup import create_plans
 from hypjax.types import Crops
 from tests.helpers import small_runs
 from tests.helpers.pictures import encode_png
-from tests.helpers.process_pair import ProcessPair, environment_with_devices
+from tests.helpers.process_pair import ProcessPair
 
 SHAPES = {
     "mixed": [(300, 500), (500, 300), (500, 500), (45, 480), (480, 45), (41, 43)],
@@ -247,23 +247,16 @@ def test_an_unreadable_image_is_named():
 
 
 @pytest.mark.slow
-def test_devices_that_do_not_divide_the_batch_and_processes_change_nothing(
-    photos_folder, tmp_path, monkeypatch
-):
-    alone = tmp_path / "alone"
+def test_two_processes_that_cannot_share_a_batch_evenly_change_nothing(photos_folder, tmp_path):
+    alone, together = tmp_path / "alone", tmp_path / "together"
     fields = [*SMALL, "optim.learning_rate=3e-5", "objective.temperature=1.0"]
-    fields += ["run.cache=device", "data.stored_side=18"]
-    fields += ["eval.metrics=recall,mrr,map@r,map", "eval.expansion=2"]
-    for run, count, extra in ((alone, 1, ()), (tmp_path / "three", 3, ["run.microbatch=4"])):
-        monkeypatch.setenv("XLA_FLAGS", environment_with_devices(count)["XLA_FLAGS"])
-        ended = small_runs.run(photos_folder, run, *fields, *extra)
-        assert ended.returncode == 0, ended.stderr_text
-    together = tmp_path / "together"
+    fields += ["train.batch_size=9", "train.samples_per_class=3", "eval.metrics=recall,mrr,map@r"]
+    fields += ["run.cache=device", "data.stored_side=18", "eval.expansion=2"]
+    train.train_and_evaluate(small_runs.load(photos_folder, *fields), alone)
     processes = ProcessPair(photos_folder, together, *fields, "run.microbatch=3")
     assert [status for status, *_ in processes.wait_for_both()] == [0, 0]
-    expected = np.array([*small_runs.step_metrics(alone).values()])
+    metrics = [[*small_runs.step_metrics(run).values()] for run in (together, alone)]
+    np.testing.assert_allclose(*metrics, rtol=1e-4)
     results = (alone / "results.json").read_text()
     assert "map@r" in results and "notes" in results
-    for run in (tmp_path / "three", together):
-        np.testing.assert_allclose([*small_runs.step_metrics(run).values()], expected, rtol=1e-4)
-        assert (run / "results.json").read_text() == results
+    assert (together / "results.json").read_text() == results
