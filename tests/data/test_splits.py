@@ -155,7 +155,7 @@ def test_a_copy_with_other_pixels_is_another_dataset(tmp_path, repository, cub):
     assert again.fingerprint == a.fingerprint
 
 
-def test_queries_without_a_match_are_left_out_and_counted(tmp_path, repository):
+def test_queries_without_a_match_are_left_out_and_counted(tmp_path, repository, monkeypatch):
     missing = [f"img/MEN/Denim/id_{5:08d}/{i:02d}_1_front.jpg" for i in (2, 3)]
     missing += [name.replace("MEN/Denim", "WOMEN/Dresses") for name in missing]
     prepared(tmp_path, "inshop", lambda root: disk.write_inshop(root, missing=missing))
@@ -170,7 +170,7 @@ def test_queries_without_a_match_are_left_out_and_counted(tmp_path, repository):
         return {"encoder": points}
 
     evaluator = create_evaluator(config, parts=["encoder"])
-    evaluator.points = points
+    monkeypatch.setattr(evaluator.images, "points", points)
     with pytest.warns(UserWarning, match="1 of 3 queries"):
         scores = evaluator.scores(None, splits.task)
     assert scores["encoder"]["recall@1"] == 1 / 2  # but one query is at the point of another class.

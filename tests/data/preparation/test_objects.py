@@ -20,10 +20,10 @@ def prepared(name, manual_dir, data_dir):
     return prepare(name, data_dir=str(data_dir), manual_dir=str(manual_dir), allow_partial=True)
 
 
-def opened(name, data_dir, run=(), **evaluation):
+def opened(name, data_dir, run=None, **evaluation):
     config = default_config()
     config.data.name, config.run.data_dir = name, str(data_dir)
-    config.run.update(run)
+    config.run.update(run or {})
     config.eval.update(evaluation)
     return open_splits(config)
 
