@@ -163,14 +163,14 @@ def test_queries_without_a_match_are_left_out_and_counted(tmp_path, repository, 
     splits = open_splits(config)
     assert (len(splits.test), len(splits.gallery)) == (3, 4)
 
-    def points(params, dataset):
+    def points(own, params, dataset):
         points = np.eye(8)[dataset.labels]  # Each class has its own point,
         if dataset is splits.test:
             points[dataset.labels == max(dataset.labels)] = np.eye(8)[min(dataset.labels)]
         return {"encoder": points}
 
     evaluator = create_evaluator(config, parts=["encoder"])
-    monkeypatch.setattr(evaluator.images, "points", points)
+    monkeypatch.setattr(type(evaluator.images), "points", points)
     with pytest.warns(UserWarning, match="1 of 3 queries"):
         scores = evaluator.scores(None, splits.task)
     assert scores["encoder"]["recall@1"] == 1 / 2  # but one query is at the point of another class.
