@@ -16,12 +16,9 @@ from hypjax.types import Batch, Outputs
 
 BALL = PoincareBall(0.1, 2.3)
 KEY = jax.random.key(0)
-# Compiled as one, and quickly: op by op, these take most of the tests' time.
-FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-LOSS = jax.jit(functools.partial(hier, space=BALL), compiler_options=FAST)
-draw = jax.jit(
-    reciprocal_triplets, static_argnames=("neighbors", "per_anchor"), compiler_options=FAST
-)
+# Compiled as one: op by op, these take most of the tests' time.
+LOSS = jax.jit(functools.partial(hier, space=BALL))
+draw = jax.jit(reciprocal_triplets, static_argnames=("neighbors", "per_anchor"))
 
 
 def brute_force(similarity, k):
@@ -64,7 +61,7 @@ def test_without_an_anchor_the_loss_is_zero_and_gradients_are_finite():
     def loss(points, proxies):
         return hier(points, proxies, TRIPLETS[:2], noise, space=BALL, valid=np.zeros(2, bool))
 
-    both = jax.jit(jax.value_and_grad(loss, (0, 1)), compiler_options=FAST)
+    both = jax.jit(jax.value_and_grad(loss, (0, 1)))
     value, slopes = both(points, jnp.zeros((5, 3)))
     assert value == 0 and all(np.all(slope == 0) for slope in slopes)
 
@@ -110,7 +107,7 @@ def test_it_adds_the_other_loss_on_the_sphere_whose_gradients_the_inverse_metric
         found, (_, metrics) = of.loss(params, state, Outputs(None, features), None, batch, KEY)
         return found, metrics
 
-    @functools.partial(jax.jit, compiler_options=FAST)
+    @jax.jit
     def compute(features, params):
         total, metrics = loss(features, built, params)
         slope = jax.value_and_grad(loss, has_aux=True)

@@ -16,7 +16,7 @@ from hypjax.objectives.comparisons import References
 from hypjax.objectives.create import create_space
 from hypjax.objectives.memory import Memory, empty_memory, number_of_rows
 from hypjax.types import Batch, Outputs
-from tests.objectives.test_pair_and_proxy_losses import FAST_COMPILATION, PAIRS
+from tests.objectives.test_pair_and_proxy_losses import PAIRS
 
 SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
 SPACES = pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
@@ -65,7 +65,7 @@ def test_losses_of_references_equal_plain_loops(float64, space):
     own = np.array([4, 5, 6, 7, 8, 0])
     mixed, alike, different = REMEMBERED, np.full(9, 3), np.full(9, 7)
 
-    @compiled
+    @jax.jit
     def losses(points, batch, references):
         common = {"space": space, "references": references}
         return [PAIRS[name][0](points, batch, **common, **PAIRS[name][2]) for name in NAMES]
@@ -97,12 +97,8 @@ def test_references_that_do_not_count_leave_losses_and_gradients_at_0(space):
             [PAIRS[name][0](points, LABELS, **common, **PAIRS[name][2]) for name in NAMES]
         )
 
-    values, slopes = compiled(lambda points: (losses(points), jax.jacrev(losses)(points)))(points)
+    values, slopes = jax.jit(lambda points: (losses(points), jax.jacrev(losses)(points)))(points)
     assert not np.any(values) and not np.any(slopes)
-
-
-def compiled(function):
-    return jax.jit(function, compiler_options=FAST_COMPILATION)
 
 
 def configured(space="sphere", name="contrastive", **fields):
@@ -127,13 +123,13 @@ def assert_steps(config, rows, expected, taught=False):
     space, objective = create_space(config.objective), create_objective(config)
     _, state = objective.init(jax.random.key(0), SPEC)
 
-    @compiled
+    @jax.jit
     @functools.partial(jax.value_and_grad, has_aux=True)
     def step(projected, state, teacher):
         teacher = Outputs(None, teacher) if taught else None
         return objective.loss({}, state, Outputs(None, projected), teacher, BATCH, None)
 
-    wanted = compiled(jax.value_and_grad(expected))
+    wanted = jax.jit(jax.value_and_grad(expected))
     kept = collections.deque(maxlen=rows)
     for number in range(4):
         outputs, shown = np.random.default_rng(number).normal(size=(2, 6, 4)) + 0.3
@@ -210,7 +206,7 @@ def test_koleo_equals_a_plain_loop(float64, space):
     points = points_of(space, 7)
     d = np.asarray(space.distance(points[:, None], points)) + np.diag([np.inf] * 7)
     nearest = d.min(axis=1) ** (0.5 if space is SPHERE else 1)
-    found = compiled(lambda x: koleo(x, space=space))(points)
+    found = jax.jit(lambda x: koleo(x, space=space))(points)
     np.testing.assert_allclose(found, -np.mean(np.log(nearest)), rtol=1e-9)
     chords = np.linalg.norm(points[:, None] - points, axis=-1) + np.diag([np.inf] * 7)
     if space is SPHERE:
@@ -220,7 +216,7 @@ def test_koleo_equals_a_plain_loop(float64, space):
 @SPACES
 def test_equal_points_do_not_repel_each_other(space):
     one, *others = points_of(space, 4).astype("f")
-    slope = compiled(jax.grad(lambda x: koleo(x, space=space)))
+    slope = jax.jit(jax.grad(lambda x: koleo(x, space=space)))
     assert not np.any(slope(jnp.stack([one] * 5)))
     some = np.asarray(slope(jnp.stack([one, one, *others])))
     assert np.isfinite(some).all() and not some[1].any() and some[2:].any()
@@ -232,8 +228,8 @@ def test_koleo_keeps_the_digits_of_small_distances(space):
     point = np.array([0.6, 0.8])
     near = np.stack([point, point + 1e-5 * np.array([0.8, -0.6]), -point]).astype("f")
     with jax.enable_x64(True):
-        expected = compiled(lambda x: koleo(x, space=space))(near.astype(float))
-    value, slope = compiled(jax.value_and_grad(lambda x: koleo(x, space=space)))(near)
+        expected = jax.jit(lambda x: koleo(x, space=space))(near.astype(float))
+    value, slope = jax.jit(jax.value_and_grad(lambda x: koleo(x, space=space)))(near)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     # −(2/3) log d, whose gradient has the length 2/(3d).
     np.testing.assert_allclose(np.linalg.norm(slope[0]) * 1.5e-5, 1, rtol=0.02)

@@ -142,15 +142,12 @@ def compute(name, space, points, labels, proxies, **settings):
 
 
 # One program for all losses, since these tests spend their time on compilation.
-FAST_COMPILATION = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
-@functools.partial(jax.jit, compiler_options=FAST_COMPILATION)
+@jax.jit
 def all_losses(space, points, labels, proxies):
     return {name: compute(name, space, points, labels, proxies) for name in ALL}
 
 
-@functools.partial(jax.jit, compiler_options=FAST_COMPILATION)
+@jax.jit
 def all_slopes(space, features, labels, proxies):
     """Value and gradients of each loss, before the space embeds its arguments."""
 
@@ -187,7 +184,7 @@ def test_losses_equal_plain_loops_in_any_order_of_images(float64, space):
 def test_slopes_stay_bounded_while_centres_of_a_class_meet(float64, space):
     """With one class, the loss is the regularisation alone."""
 
-    @functools.partial(jax.jit, compiler_options=FAST_COMPILATION)
+    @jax.jit
     @jax.grad
     def slope(moved):
         proxies = space.embed(jnp.stack([jnp.array([1.0, 0, 0]), moved])[None])
@@ -203,7 +200,7 @@ def test_semihard_triplets_count_all_images_of_a_class(float64):
     points, _ = batch(SPHERE)
     labels = np.array([0, 0, 0, 0, 1, 1, 2, 2])
 
-    @functools.partial(jax.jit, compiler_options=FAST_COMPILATION)
+    @jax.jit
     def both(points):
         loss = functools.partial(objectives.triplet, mining="semihard", margin=1.0, space=SPHERE)
         return loss(points, labels), loss(points, labels, samples_per_class=2)
@@ -238,7 +235,7 @@ def test_gradients_of_close_images_keep_their_digits():
     features = (centres + 1e-4 * rng.normal(size=(6, 3, 16))).reshape(18, 16).astype(np.float32)
     labels, proxies = np.repeat(np.arange(6), 3), centres[:, 0].astype(np.float32)
 
-    @functools.partial(jax.jit, static_argnums=0, compiler_options=FAST_COMPILATION)
+    @functools.partial(jax.jit, static_argnums=0)
     def slopes(samples, features, proxies):
         def contrastive(features):
             points = space.embed(features)
@@ -267,7 +264,7 @@ def test_gradients_of_close_images_keep_their_digits():
     assert error(found[1], exact[1]) < 0.01
 
 
-@functools.partial(jax.jit, compiler_options=FAST_COMPILATION)
+@jax.jit
 def other_losses(space, points, proxies):
     """Those that take no labels."""
     grouped, triplets = points.reshape(5, 2, DIM), np.arange(9).reshape(3, 3)
@@ -296,7 +293,7 @@ def test_one_image_and_one_class_are_no_error():
     """With labels that are a constant of the compiled function."""
     labels = jnp.zeros(1, int)
 
-    @functools.partial(jax.jit, compiler_options=FAST_COMPILATION)
+    @jax.jit
     def losses(x):
         of_labels = {name: loss for name, loss in PAIR_LOSSES.items() if not loss.by_tuple}
         pairs = {name: loss.function(x, labels) for name, loss in of_labels.items()}
