@@ -55,7 +55,15 @@ def random_plan(sizes, count, seed=0):
     return Plan(ids, ids, sizes[ids], boxes, np.zeros(count, bool))
 
 
-jitted_cut = jax.jit(device_crops.cut, static_argnums=2)
+# Optimised, as users' programs are: otherwise more levels differ by one.
+jitted_cut = jax.jit(
+    device_crops.cut,
+    static_argnums=2,
+    compiler_options={
+        "xla_backend_optimization_level": 3,
+        "xla_llvm_disable_expensive_passes": False,
+    },
+)
 
 
 def cut(dataset, layout, crops, side):
@@ -65,7 +73,7 @@ def cut(dataset, layout, crops, side):
 
 def close(found, expected):
     difference = np.abs(found.astype(int) - expected)
-    rare = (difference > 1).mean() < 1e-4 and (difference > 0).mean() < 3e-3
+    rare = (difference > 1).mean() < 1e-4 and (difference > 0).mean() < 2e-3
     return difference.max() <= 2 and rare
 
 
