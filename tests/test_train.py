@@ -1,9 +1,12 @@
 """Runs: what they leave, how they resume, and what they refuse."""
 
 import json
+import pathlib
 import shutil
+from typing import NamedTuple
 
 import pytest
+from ml_collections import ConfigDict
 
 from hypjax import train
 from hypjax.config import load_config
@@ -12,11 +15,27 @@ from hypjax.evaluate import evaluate
 from hypjax.monitoring import stopwatch
 from hypjax.monitoring.telemetry import Telemetry
 from hypjax.runs.workdir import Workdir
+from tests.helpers.small_runs import SHORT_GLYPHS
 
 
-def test_a_run_leaves_results_metrics_and_a_model(load_glyphs, tmp_path, capsys):
-    config = load_glyphs()
-    results = train.train_and_evaluate(config, tmp_path)
+class Run(NamedTuple):
+    """A run from its beginning to its end."""
+
+    config: ConfigDict
+    folder: pathlib.Path
+    results: dict
+
+
+@pytest.fixture(scope="module")
+def run(repository, data_dir, tmp_path_factory):
+    fields = [*SHORT_GLYPHS, f"run.data_dir={data_dir}", "run.checkpoint_every=3"]
+    config = load_config(f"{repository}/configs/glyphs.py:hyp", fields)
+    folder = tmp_path_factory.mktemp("run")
+    return Run(config, folder, train.train_and_evaluate(config, folder))
+
+
+def test_a_run_leaves_results_metrics_and_a_model(run, load_glyphs, capsys):
+    config, tmp_path, results = run
     assert json.loads((tmp_path / "results.json").read_text()) == results
     for recalls in (results["untrained"], results["final"], results["validation"]["final"]):
         assert recalls.keys() == {"head", "encoder"}
@@ -28,14 +47,13 @@ def test_a_run_leaves_results_metrics_and_a_model(load_glyphs, tmp_path, capsys)
     assert steps == [2, 3, 4, 6]
     assert {"loss", "gradient_norm", "learning_rate", "images_per_second"} <= lines[1].keys()
     assert [line["step"] for line in lines if "validation" in line] == [0, 3, 6]
-    told = capsys.readouterr().err
     times = json.loads((tmp_path / "times.json").read_text())
     seconds = times["seconds"]
     total = seconds.pop("total")
     assert tuple(seconds) == stopwatch.PARTS
     assert sum(seconds.values()) == pytest.approx(total, abs=0.01)
     assert all(seconds[part] > 0 for part in ("compile", "steps", "evaluation", "saving"))
-    assert " s in all: " in told and times["steps"] == 6
+    assert times["steps"] == 6
     assert times["host_memory_peak"] > 50e6
 
     best = {"final": results["final"], "best": results["best"]}
@@ -51,9 +69,7 @@ def test_a_run_leaves_results_metrics_and_a_model(load_glyphs, tmp_path, capsys)
     assert "already" in capsys.readouterr().out
 
 
-def test_an_interrupted_run_ends_as_an_undisturbed_one(load_glyphs, tmp_path, monkeypatch, capsys):
-    config = load_glyphs("run.checkpoint_every=3", "eval.every=6")
-    undisturbed = train.train_and_evaluate(config, tmp_path / "whole")
+def test_an_interrupted_run_ends_as_an_undisturbed_one(run, tmp_path, monkeypatch, capsys):
     write = Telemetry.write
 
     def interrupted(self, step, values):
@@ -64,17 +80,18 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(load_glyphs, tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setattr(Telemetry, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            train.train_and_evaluate(config, tmp_path / "parts")
-    halfway = evaluate(config, tmp_path / "parts")
-    assert halfway.keys() == {"step 3"} and halfway["step 3"] != undisturbed["final"]
-    assert train.train_and_evaluate(config, tmp_path / "parts") == undisturbed
-    assert "continuing after step 3" in capsys.readouterr().err
+            train.train_and_evaluate(run.config, tmp_path)
+    halfway = evaluate(run.config, tmp_path)
+    assert "final" not in halfway and halfway["step 3"] != run.results["final"]
+    assert train.train_and_evaluate(run.config, tmp_path) == run.results
+    told = capsys.readouterr().err
+    assert "continuing after step 3" in told and " s in all: " in told
 
     def losses(folder):
-        lines = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").open()]
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
         return [(line["step"], line["loss"]) for line in lines if "loss" in line]
 
-    assert losses("parts") == losses("whole")
+    assert losses(tmp_path) == losses(run.folder)
 
 
 def begin(config, path):
@@ -112,19 +129,6 @@ def test_a_model_of_another_shape_is_not_evaluated(load_glyphs, tmp_path):
 def test_the_default_run_can_be_resumed(repository):
     config = load_config(str(repository / "configs/glyphs.py"))
     assert config.run.checkpoint_every < config.train.total_steps / 2
-
-
-def test_a_folder_without_a_checkpoint_cannot_be_evaluated(load_glyphs, tmp_path):
-    with pytest.raises(UserError, match="holds no checkpoint; train first, or name a run's folder"):
-        evaluate(load_glyphs(), tmp_path / "empty")
-    assert not (tmp_path / "empty").exists()
-
-
-def test_a_batch_of_more_classes_than_there_are_is_refused(load_glyphs, tmp_path):
-    with pytest.raises(UserError, match="1000 classes with 2 images each, but there are 137"):
-        train.train_and_evaluate(load_glyphs("train.batch_size=2000"), tmp_path)
-    with pytest.raises(UserError, match="236 of 237 classes, but two must remain"):
-        train.train_and_evaluate(load_glyphs("data.validation_classes=236"), tmp_path)
 
 
 @pytest.mark.parametrize("file", ["config.json", "results.json"])
