@@ -12,8 +12,9 @@ import numpy as np
 from hypjax.engines import faiss_files, graph, qdrant
 from hypjax.engines.hyperview import export_hyperview
 from hypjax.engines.qdrant_collections import SCHEMES
-from hypjax.errors import UserError, require_utf8
-from hypjax.retrieval.embeddings import Embeddings, describe_space, replacing_file
+from hypjax.errors import UserError, require_utf8, writing
+from hypjax.retrieval.embeddings import Embeddings, describe_space
+from hypjax.system.files import replacing
 
 
 class Export(NamedTuple):
@@ -112,7 +113,7 @@ def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
         "hypjax.space": json.dumps(describe_space(embeddings.space)),
         "hypjax.fingerprint": embeddings.fingerprint,
     }
-    with replacing_file(path) as temporary:
+    with writing(path), replacing(path) as temporary:
         pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), temporary)
     return str(path)
 

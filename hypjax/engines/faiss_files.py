@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 
 from hypjax.engines import euclidean
-from hypjax.retrieval.embeddings import Embeddings, replacing_file
+from hypjax.errors import writing
+from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.neighbors import search
+from hypjax.system.files import replacing
 
 
 def export_flat(embeddings: Embeddings, path: pathlib.Path) -> str:
@@ -75,5 +77,5 @@ def _tune(index: Any, embeddings: Embeddings) -> float:
 def _write(index: Any, path: pathlib.Path) -> None:
     import faiss
 
-    with replacing_file(path) as temporary:
+    with writing(path), replacing(path) as temporary:
         temporary.write_bytes(faiss.serialize_index(index).tobytes())

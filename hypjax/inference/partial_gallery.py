@@ -13,9 +13,9 @@ from jaxtyping import Float
 
 from hypjax.data.photo_dataset import fingerprint
 from hypjax.data.photos import Photo
-from hypjax.errors import UserError
+from hypjax.errors import UserError, writing
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.system.files import read_npz, write_text, writing_to
+from hypjax.system.files import read_npz, write_text
 
 _SECONDS_BETWEEN_SAVES = 60
 
@@ -29,7 +29,7 @@ class PartialGallery:
         self._pending: list[tuple[np.ndarray, dict[int, str]]] = []
         self._saved = time.monotonic()
         owner = self._folder / "facts"
-        with writing_to(self._folder):
+        with writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self._folder / "lock").open("w")
             try:  # Two processes that resume one gallery would overwrite each other's parts.
@@ -79,7 +79,7 @@ class PartialGallery:
     def _save(self) -> None:
         points, broken = concatenated(self._pending)
         path = self._folder / f"{_stem(self.done)}.npz"
-        with writing_to(self._folder):
+        with writing(self._folder):
             # Renamed once it is whole, so that a kill while it is written leaves no damaged part.
             unfinished = path.with_suffix(".unfinished")
             with unfinished.open("wb") as file:

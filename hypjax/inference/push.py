@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from hypjax import __version__
 from hypjax.config import default_config, flatten, identity
-from hypjax.errors import UserError
+from hypjax.errors import UserError, writing
 from hypjax.inference.matches import read_matches, write_matches
 from hypjax.inference.postprocess import copy_projections
 from hypjax.inference.weights import restore_best
@@ -28,7 +28,7 @@ from hypjax.runs.published import compare
 from hypjax.runs.tables import format_results
 from hypjax.runs.workdir import saved_config, saved_fingerprint
 from hypjax.system import console, hub
-from hypjax.system.files import replacing_together, sha256, write_json, write_text, writing_to
+from hypjax.system.files import replacing_together, sha256, write_json, write_text
 
 _README = "README.md"  # The model card.
 _CARD = """\
@@ -113,7 +113,7 @@ def push(
         raise UserError(f"{name!r} is no name of a repository; write OWNER/NAME")
     workdir = workdir if isinstance(workdir, str) else pathlib.Path(workdir)
     folder = pathlib.Path(folder or pathlib.Path("hub", name.rpartition("/")[2])).expanduser()
-    with writing_to(folder):
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         written = _write(workdir, folder, name)
     try:

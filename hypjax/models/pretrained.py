@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, writing
 from hypjax.models.architectures import (
     ARCHITECTURES,
     Encoder,
@@ -154,11 +154,8 @@ def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
     state = timm_state_dict(params["encoder"], model.encoder)
     if model.head_kind == "dense":
         state |= timm_classifier(params["head"], model.encoder)
-    try:
-        with replacing(path) as temporary:
-            temporary.write_bytes(save(state))
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror})") from error
+    with writing(path), replacing(path) as temporary:
+        temporary.write_bytes(save(state))
 
 
 def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: int = 3) -> PyTree:

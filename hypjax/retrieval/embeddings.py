@@ -1,19 +1,17 @@
 """Embedded images and their files: galleries to search, or to export."""
 
-import contextlib
 import dataclasses
 import json
 import math
 import os
 import pathlib
 import types
-from collections.abc import Iterator
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, writing
 from hypjax.geometry import SPACES, Fused, InnerProductSpace, Space
 from hypjax.geometry.spaces import Role
 from hypjax.retrieval import inputs
@@ -75,9 +73,10 @@ class Embeddings:
         """
         self.check()
         pairs = np.array(list(self.unreadable.items()), dtype=str).reshape(-1, 2)
-        with replacing_file(pathlib.Path(path)) as temporary, temporary.open("wb") as file:
+        file = pathlib.Path(path)
+        with writing(file), replacing(file) as temporary, temporary.open("wb") as opened:
             np.savez(
-                file,
+                opened,
                 format=np.array(_FORMAT),
                 vectors=self.vectors,
                 ids=self.ids,
@@ -180,13 +179,3 @@ def read_arrays(
         raise UserError(f"cannot read {path} ({error.strerror or error})") from error
     except ValueError as error:
         raise UserError(f"{path} is {error}; {remedy}") from error
-
-
-@contextlib.contextmanager
-def replacing_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """As `replacing`; that the file cannot be written is a `UserError`."""
-    try:
-        with replacing(path) as temporary:
-            yield temporary
-    except OSError as error:
-        raise UserError(f"cannot write to {path} ({error.strerror or error})") from error

@@ -11,11 +11,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.embeddings import read_arrays, replacing_file
-from hypjax.system.files import flush
+from hypjax.retrieval.embeddings import read_arrays
+from hypjax.system.files import flush, replacing
 
 _FORMAT = "hypjax projection 1"
 _MOST_BYTES = 2**30  # Of a file: components of 16384 coordinates each.
@@ -88,7 +88,7 @@ class Projection:
             UserError: The file cannot be written.
         """
         arrays = {name: getattr(self, name) for name in ("mean", "components", "variances")}
-        with replacing_file(path) as temporary, temporary.open("wb") as file:
+        with writing(path), replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, format=np.array(_FORMAT), whiten=np.array(self.whiten), **arrays)
             flush(file)
 

@@ -28,10 +28,10 @@ from jaxtyping import Array, PyTree, UInt32
 from orbax.checkpoint import checkpoint_managers
 
 from hypjax import parallel
-from hypjax.errors import UserError
+from hypjax.errors import UserError, writing
 from hypjax.parallel import processes
 from hypjax.system import console
-from hypjax.system.files import sync, sync_all, writing_to
+from hypjax.system.files import sync, sync_all
 
 _OVERHEAD = 2**16  # Approximate size of a checkpoint without its arrays, in bytes.
 _RECORD = "record"  # The Orbax item with the JSON values that accompany the trees of arrays.
@@ -88,7 +88,7 @@ class Checkpoints:
         self._read_only = read_only
         self._saving: int | None = None
         self._failed: set[int] = set()
-        with writing_to(path):
+        with writing(path):
             self._open()
 
     def _open(self) -> None:

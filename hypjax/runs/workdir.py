@@ -18,14 +18,14 @@ from hypjax.config import (
     validate,
     without_secrets,
 )
-from hypjax.errors import UserError
+from hypjax.errors import UserError, writing
 from hypjax.objectives import OBJECTIVES
 from hypjax.parallel import processes
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
 from hypjax.runs.cloud_copy import open_url, reading
 from hypjax.system import console, machine, watchdog
-from hypjax.system.files import write_json, writing_to
+from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
 
 _PARTS = ("identity", "circumstances", "all")  # What config.json holds.
@@ -192,7 +192,7 @@ class Workdir:
                 "circumstances": dict(circumstances),
                 "all": for_files(filled or self._config),
             }
-            with writing_to(self.path):
+            with writing(self.path):
                 self._write_start()
             yield
 

@@ -44,15 +44,6 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def writing_to(place: pathlib.Path) -> Iterator[None]:
-    """Turns a failure to write into a `UserError`."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write to {place} ({error.strerror or error})") from error
-
-
-@contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary path, which replaces the given one if the body succeeds.
 

@@ -8,9 +8,8 @@ import socket
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, writing
 from hypjax.system import console
-from hypjax.system.files import writing_to
 
 _LOCK = ".lock"
 
@@ -66,7 +65,7 @@ def _warn_without_locks(folder: pathlib.Path) -> None:
 @contextlib.contextmanager
 def claimed_or_refused(folder: pathlib.Path) -> Iterator[None]:
     """Locks a run's folder, which is created, during the body; does not wait for a process."""
-    with writing_to(folder):
+    with writing(folder):
         lock = _opened(folder)
     with lock:
         try:

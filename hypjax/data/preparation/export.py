@@ -13,7 +13,7 @@ from PIL import Image
 
 from hypjax.data.preparation.prepare import count, describe_partial, open_builder
 from hypjax.data.records import open_records
-from hypjax.errors import UserError
+from hypjax.errors import UserError, writing
 from hypjax.system import console
 
 # JPEG files with an embedded preview, as some cameras write, are still JPEG.
@@ -33,13 +33,10 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
     builder = open_builder(dataset, data_dir)
     if note := describe_partial(dataset, count(builder)):
         console.warn(f"this is {note}; results of the exported images will not say so")
-    try:
-        with tempfile.TemporaryDirectory(dir=output.absolute().parent) as folder:
-            unfinished = pathlib.Path(folder, output.name)
-            images = sum(_export_split(builder, split, unfinished) for split in builder.info.splits)
-            unfinished.rename(output)
-    except OSError as error:
-        raise UserError(f"cannot write to {output} ({error.strerror})") from error
+    with writing(output), tempfile.TemporaryDirectory(dir=output.absolute().parent) as folder:
+        unfinished = pathlib.Path(folder, output.name)
+        images = sum(_export_split(builder, split, unfinished) for split in builder.info.splits)
+        unfinished.rename(output)
     return images
 
 

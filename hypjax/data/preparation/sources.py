@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 import tqdm
 
 from hypjax.data.pixels import LARGEST_FILE, read_bytes
-from hypjax.errors import UserError
+from hypjax.errors import UserError, writing
 from hypjax.system import console
 from hypjax.system.files import locked
 
@@ -342,14 +342,12 @@ def _reason(error: OSError | ValueError, url: str) -> str:
 def _scratch_folder(parent: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
     """Creates a temporary folder, and removes those that killed processes left behind."""
     prefix = f".{name}-unfinished-"
-    try:
+    with writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
         for leftover in parent.glob(f"{prefix}*"):
             # The process that holds its lock is writing to it.
             with contextlib.suppress(OSError), locked(leftover, fcntl.LOCK_NB):
                 shutil.rmtree(leftover, ignore_errors=True)
         folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {parent} ({error.strerror})") from error
     with folder as created, locked(pathlib.Path(created)):
         yield pathlib.Path(created)
