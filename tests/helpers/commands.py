@@ -13,6 +13,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from hypjax import command
+from hypjax.cli import COMMANDS
 from hypjax.config import default_config, flatten, load_config, read_config
 from hypjax.errors import UserError
 
@@ -30,6 +31,7 @@ _HELP = {"--help", "--helpshort", "--helpfull"}
 _ELLIPSES = ("...", "…")
 # FILE:VARIANT, N, <name>, ..., "$config", {cub,cars}.py, optim.*
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z0-9_/:.]*|.*(\.\.\.|…|[<>$*{}]).*")
+_READERS_COMMAND = "norms"  # Which docs/extending.md adds.
 _READERS_FILE = re.compile(r"(.*/)?my\w*\.py(:.*)?")  # Such as configs/my_photos.py.
 _FENCE = re.compile(r"^( *)(```+|~~~+).*?\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
@@ -96,7 +98,7 @@ def _fenced(page: str) -> Iterator[Snippet]:
         lines = re.sub(r"\\\n\s*", "", block[3]).splitlines()
         for line, after in zip(lines, [*lines[1:], ""], strict=True):
             error = after.strip() if after.strip().startswith("error: ") else None
-            if "hypjax." in line or "launch/" in line:
+            if re.search(r"\bhypjax[. ]|launch/", line):
                 yield Snippet(line.strip().removeprefix("$ "), error)
 
 
@@ -123,7 +125,8 @@ def _check(text: str) -> None:
             elif flag := re.fullmatch(r"--(?:no)?(\w+)(=.*)?", token):
                 _check_flag(flag[1])
         return
-    if "hypjax." not in text and "launch/" not in text and text.split()[0] not in names():
+    known = text.split()[0] in ("hypjax", *names())
+    if not known and "hypjax." not in text and "launch/" not in text:
         return
     for tokens in _simple_commands(text):
         if tokens[0] in names() and any(token.startswith("--") for token in tokens):
@@ -150,6 +153,11 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
 
 
 def _check_command(tokens: Sequence[str]) -> None:
+    if tokens[:1] == ["hypjax"] and tokens[1:]:
+        name = COMMANDS.get(tokens[1], tokens[1]).removeprefix("hypjax.")
+        if name not in (*_HELP, _READERS_COMMAND):
+            _check_module(name, tokens[2:])
+        return
     for i, token in enumerate(tokens):
         if token == "-m" and i + 1 < len(tokens) and tokens[i + 1].startswith("hypjax."):
             _check_module(tokens[i + 1].removeprefix("hypjax."), tokens[i + 2 :])
