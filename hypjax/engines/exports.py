@@ -25,12 +25,7 @@ class Export(NamedTuple):
     package: str  # Its name for pip.
 
     def write(self, embeddings: Embeddings, path: pathlib.Path) -> str:
-        """Checks embeddings and writes them; returns where they are.
-
-        Raises:
-            UserError: There are none, one is not a point of the space, the name of a file is not
-                UTF-8, or they cannot be written.
-        """
+        """Checks embeddings and writes them, or raises UserError; returns where they are."""
         require_utf8(embeddings.ids.tolist())
         if not len(embeddings):
             raise UserError("there are no embeddings to export")
@@ -42,13 +37,9 @@ Gallery = Embeddings | graph.GraphGallery | qdrant.QdrantGallery
 
 
 def open_gallery(location: str | os.PathLike[str]) -> Gallery:
-    """Opens a gallery that `python -m hypjax.embed` wrote.
+    """Opens a gallery: a .npz or .usearch file, a .qdrant folder, or a collection at a URL.
 
-    Args:
-        location: Path of a .npz or .usearch file or a .qdrant folder, or URL of a collection.
-
-    Raises:
-        UserError: It is missing, damaged or something else.
+    Raises UserError if it is missing, damaged or something else.
     """
     location = os.fspath(location)
     path = pathlib.Path(location).expanduser()
@@ -66,8 +57,7 @@ def is_gallery(location: str | os.PathLike[str]) -> bool:
 def find_export(name: str) -> Export:
     """The export of a name in `EXPORTS`, or to the URL of a Qdrant collection.
 
-    Raises:
-        UserError: There is no such export, or its package is not installed.
+    Raises UserError if there is none, or its package is not installed.
     """
     export = EXPORTS.get(name)
     if name.startswith(SCHEMES):
@@ -91,8 +81,7 @@ def find_export(name: str) -> Export:
 def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
     """Writes a table with the columns id, label, vector and search_vector.
 
-    Raises:
-        UserError: Inner products do not rank points of the space, or the file cannot be written.
+    Raises UserError if inner products do not rank points of the space.
     """
     import pyarrow
     import pyarrow.parquet

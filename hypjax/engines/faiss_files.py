@@ -13,11 +13,7 @@ from hypjax.system.files import replacing
 
 
 def export_flat(embeddings: Embeddings, path: pathlib.Path) -> str:
-    """Writes the search vectors as an IndexFlatIP, which is exact; returns where the file is.
-
-    Raises:
-        UserError: Inner products do not rank points of the space, or the file cannot be written.
-    """
+    """Writes the search vectors as an IndexFlatIP, which is exact; returns where the file is."""
     import faiss
 
     vectors = embeddings.search_vectors()
@@ -30,12 +26,8 @@ def export_flat(embeddings: Embeddings, path: pathlib.Path) -> str:
 def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     """Writes the points as an IndexHNSWFlat of Euclidean distances, to be searched twice.
 
-    `hypjax.engines.euclidean` says how, and how many neighbours this finds is measured. Its
-    efSearch is raised until 98% of the 10 nearest of a sample are found. Returns where
-    the file is, and how many are found.
-
-    Raises:
-        UserError: The space is neither a ball nor the sphere, or the file cannot be written.
+    `hypjax.engines.euclidean` says how. efSearch is raised until 98% of the 10 nearest of a sample
+    are found. Returns where the file is, and how many are found.
     """
     import faiss
 

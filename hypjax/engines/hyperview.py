@@ -26,13 +26,8 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
 
     HyperView searches by the distance of the space, in float32, and draws the layout of
     `hypjax.geometry.layout.lay_out`. The stem of the path names the dataset; HyperView selects the
-    folder.
-
-    Returns:
-        Where the gallery is, with the program that opens it.
-
-    Raises:
-        UserError: HyperView knows no such space, or has a dataset of this name.
+    folder. Returns where the gallery is, with the program that opens it. Raises UserError if
+    HyperView knows no such space, or has a dataset of this name.
     """
     import hyperview
 

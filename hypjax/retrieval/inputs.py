@@ -94,11 +94,7 @@ def check_space(space: object) -> None:
 def check_points(
     queries: Float[ArrayLike, "n d"], gallery: Float[ArrayLike, "m d"]
 ) -> tuple[Float[np.ndarray | Array, "n d"], Float[np.ndarray | Array, "m d"]]:
-    """Returns points as arrays; JAX arrays stay on their devices.
-
-    Raises:
-        UserError: The arrays are not [n, d] and [m, d], empty, or not floating point.
-    """
+    """Checks shapes and types, and returns points as arrays; JAX arrays stay on their devices."""
     queries, gallery = (x if hasattr(x, "dtype") else np.asarray(x) for x in (queries, gallery))
     for name, points in (("queries", queries), ("gallery", gallery)):
         if points.ndim != 2 or 0 in points.shape:
@@ -137,12 +133,7 @@ def labelled(
 ) -> tuple[Labelled, Labelled]:
     """Checks points and labels, and renumbers the classes from 0.
 
-    Returns:
-        Queries and gallery: the same object, with the ids of its points, if no gallery is given.
-
-    Raises:
-        UserError: Shapes do not match, labels are neither whole numbers that fit into int64 nor
-            strings, or the labels of queries and gallery are of different kinds.
+    Without a gallery, the same object is returned twice: the queries with the ids of their points.
     """
     if gallery is None:
         points, _ = check_points(queries, queries)

@@ -25,13 +25,8 @@ def hardest_negatives(
 ) -> Int[np.ndarray, "n count"]:
     """The nearest images of other classes, at most one of each (Radenović et al., TPAMI 2019).
 
-    Distances are computed by products in float32. Of equally near images the first counts.
-
-    Returns:
-        Positions in the pool of so many negatives of each anchor, the nearest first.
-
-    Raises:
-        UserError: The pool has too few classes besides that of an anchor.
+    Distances are computed by products in float32. Of equally near images the first counts. Returns
+    positions in the pool, the nearest first. Raises UserError if it has too few classes.
     """
     present = np.unique(pool_labels)
     others = len(present) - int(np.isin(anchor_labels, present).any())

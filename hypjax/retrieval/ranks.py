@@ -394,9 +394,7 @@ def positive_ranks(
     A rank is the number of items that an exact search lists before the positive: those strictly
     nearer, and those equally far with a smaller index, without ignored items. Matrix products bound
     the separations; where the bounds leave the order open, subtraction in float64 decides it.
-
-    Raises:
-        UserError: A point is not finite or not in the space.
+    Raises UserError if a point is not finite or not in the space.
     """
     score = Score.around(space, sample(gallery))
     size = max(min(_BOUND_BYTES // (8 * len(gallery)), len(queries)), 1)

@@ -28,12 +28,7 @@ class Relevance(NamedTuple):
     ignored: Items | None = None
 
     def checked(self, queries: int, items: int) -> "Relevance":
-        """The same with int64 arrays, and with `ignored` filled in.
-
-        Raises:
-            UserError: There is not one list per query, an index is out of range or repeated, or an
-                item is both positive and ignored.
-        """
+        """The same with int64 arrays, and with `ignored` filled in; raises UserError if wrong."""
         ignored = [()] * queries if self.ignored is None else self.ignored
         lists = {"positives": self.positives, "ignored": ignored}
         found = {name: _checked(name, given, queries, items) for name, given in lists.items()}

@@ -69,8 +69,7 @@ class HostGallery:
     def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
         """Yields chunks of so many rows, which hold every point once, in order on each device.
 
-        Raises:
-            UserError: A point does not belong to the space.
+        Raises UserError if a point does not belong to the space.
         """
         ahead = self._chunk(score, 0, rows)
         for start in range(0, self.size, rows * self.mesh.size)[1:]:

@@ -158,13 +158,3 @@ def test_other_contents_are_an_error(tmp_path, contents, message):
     with pytest.raises(UserError, match=message) as caught:
         read_ground_truth(path)
     assert "\n" not in str(caught.value)
-
-
-def test_files_that_are_cut_off_or_missing_are_an_error(tmp_path):
-    path, whole = tmp_path / "gnd.pkl", pickle.dumps(CONTENTS)
-    for size in range(0, len(whole) - 1, 23):
-        path.write_bytes(whole[:size])
-        with pytest.raises(UserError, match="is damaged: it cannot be read as a pickle"):
-            read_ground_truth(path)
-    with pytest.raises(UserError, match="cannot read .*other.pkl"):
-        read_ground_truth(tmp_path / "other.pkl")

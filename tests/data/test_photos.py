@@ -1,7 +1,6 @@
 """Users' own images: folders and tables, all kinds of pictures, splits by class."""
 
 import os
-import pathlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -253,14 +252,6 @@ def test_any_colour_mode_is_read():
         difference = np.abs(np.asarray(image, int) - wanted)
         assert difference.max() <= tolerance, (i, difference.max())
         assert pixels.decode(content, 1).mode == "L"
-
-
-def test_a_file_that_vanishes_is_named(tmp_path):
-    splits = open_at(several(tmp_path, 2, 2, 2, 2), test_classes=2, validation_classes=0)
-    gone = pathlib.Path(splits.train.name(0))
-    gone.unlink()
-    with pytest.raises(UserError, match=rf"cannot read {gone} \(No such file or directory\)"):
-        splits.train.image(0, 3)
 
 
 def test_unreadable_exif_data_does_not_make_an_image_unreadable():

@@ -31,7 +31,7 @@ from hypjax.errors import StalledError, UserError
 from hypjax.models.layers import mirror, normalize
 from hypjax.system import exits
 from hypjax.types import Batch, View, Workers
-from tests.helpers.pictures import encode_png, encoded
+from tests.helpers.pictures import dataset_of, encoded
 
 VIEW = View(side=16, resize=18, channels=3)
 CROP = RandomCrop((0.3, 1.0), (0.75, 1.33), 0.5)
@@ -41,8 +41,7 @@ def random_dataset(n=30, classes=6, seed=0):
     rng = np.random.default_rng(seed)
     sizes = rng.integers(20, 40, size=(n, 2))
     images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
-    records = [{"image": encode_png(image)} for image in images]
-    return Dataset(records, np.arange(n), np.arange(n) % classes, sizes)
+    return dataset_of(images, np.arange(n) % classes)
 
 
 def plans(dataset, size=6, seed=0):
@@ -223,7 +222,7 @@ def photo(width=500, height=400, seed=0):
 jpeg = functools.partial(encoded, kind="JPEG")
 
 
-def dataset_of(*files, **options):
+def dataset_of_files(*files, **options):
     sizes = []
     for file in files:
         image = pixels.decode(file, 3, upright=options.get("upright", False))
@@ -241,14 +240,14 @@ def test_crops_are_those_of_the_whole_decoded_image():
     file = jpeg(photo(), quality=90)
     cut = Image.open(io.BytesIO(file)).convert("RGB").crop((57, 31, 337, 331))
     expected = cut.resize((32, 32), Image.Resampling.BICUBIC)
-    np.testing.assert_array_equal(dataset_of(file).crop(0, BOX, 32, 3), expected)
+    np.testing.assert_array_equal(dataset_of_files(file).crop(0, BOX, 32, 3), expected)
 
 
 def test_the_host_cache_gives_the_same_pixels(tmp_path):
     files = [jpeg(photo(seed=i), quality=90) for i in range(3)]
     files += [encoded(photo().convert("L")), jpeg(photo().convert("CMYK"))]
     for channels in (1, 3):
-        exact = dataset_of(*files)
+        exact = dataset_of_files(*files)
         decoded = DecodedImages(tmp_path / f"{channels}.bin", exact.sizes, channels)
         cached = dataclasses.replace(exact, decoded=decoded)
         fill_cache(cached, channels)
@@ -316,7 +315,7 @@ def test_damaged_pixels_in_the_host_cache_are_decoded_again(tmp_path, capsys):
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_photo_that_was_replaced_is_named(fast):
     """Its plan is for another size: pixels beyond the image would be black."""
-    dataset = dataset_of(jpeg(photo()), jpeg(photo(80, 60)), fast=fast)
+    dataset = dataset_of_files(jpeg(photo()), jpeg(photo(80, 60)), fast=fast)
     dataset.records.reverse()
     message = r"cannot read record 0 \(it is 80×60 pixels, but was 500×400 before\)"
     with pytest.raises(UserError, match=message):
@@ -344,7 +343,7 @@ def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
     A shift by half a reduced pixel would change pixels by up to 50 levels, and 14 on average.
     """
     files = [jpeg(photo(801, 603), quality=90), jpeg(photo().convert("L"), quality=90)]
-    exact = dataset_of(*files)
+    exact = dataset_of_files(*files)
     fast = dataclasses.replace(exact, fast=True)
     for i, channels in itertools.product(range(2), (1, 3)):
         a, b = (d.crop(i, BOX, side, channels) for d in (exact, fast))
@@ -361,11 +360,11 @@ def test_the_fast_decoder_leaves_unknown_files_to_the_exact_one():
         jpeg(photo().convert("CMYK"), quality=90),
         jpeg(photo(), quality=90, exif=turned),
     ]
-    exact = dataset_of(*files, upright=True)
+    exact = dataset_of_files(*files, upright=True)
     fast = dataclasses.replace(exact, fast=True)
     for i in range(len(files)):
         np.testing.assert_array_equal(fast.crop(i, BOX, 32, 3), exact.crop(i, BOX, 32, 3))
-    broken = dataset_of(jpeg(photo()), fast=True)
+    broken = dataset_of_files(jpeg(photo()), fast=True)
     broken.records[0]["image"] = broken.records[0]["image"][:2000]
     with pytest.raises(UserError, match="cannot read record 0"):
         broken.crop(0, BOX, 32, 3)
@@ -373,7 +372,7 @@ def test_the_fast_decoder_leaves_unknown_files_to_the_exact_one():
 
 def test_images_of_one_pixel_and_extreme_shapes_are_delivered():
     files = [encoded(Image.new("RGB", size, (90, 80, 70))) for size in [(1, 1), (1, 40)]]
-    dataset = dataset_of(*files)
+    dataset = dataset_of_files(*files)
     (batch,) = training_batches(dataset, plans(dataset, size=4), range(1), VIEW)
     views = np.concatenate(list(evaluation_batches(dataset, VIEW, 2)))
     assert (batch.images == (90, 80, 70)).all() and (views == (90, 80, 70)).all()

@@ -12,7 +12,6 @@ from hypjax.data.preparation.prepare import prepare
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
-from hypjax.inference.evaluator import create_evaluator
 from hypjax.training.setup import create_plans
 from tests.helpers import official_files as disk
 from tests.helpers import small_runs
@@ -155,45 +154,7 @@ def test_a_copy_with_other_pixels_is_another_dataset(tmp_path, repository, cub):
     assert again.fingerprint == a.fingerprint
 
 
-def test_queries_without_a_match_are_left_out_and_counted(tmp_path, repository, monkeypatch):
-    missing = [f"img/MEN/Denim/id_{5:08d}/{i:02d}_1_front.jpg" for i in (2, 3)]
-    missing += [name.replace("MEN/Denim", "WOMEN/Dresses") for name in missing]
-    prepared(tmp_path, "inshop", lambda root: disk.write_inshop(root, missing=missing))
-    config = load(repository, tmp_path, "inshop")
-    splits = open_splits(config)
-    assert (len(splits.test), len(splits.gallery)) == (3, 4)
-
-    def points(own, params, dataset):
-        points = np.eye(8)[dataset.labels]  # Each class has its own point,
-        if dataset is splits.test:
-            points[dataset.labels == max(dataset.labels)] = np.eye(8)[min(dataset.labels)]
-        return {"encoder": points}
-
-    evaluator = create_evaluator(config, parts=["encoder"])
-    monkeypatch.setattr(type(evaluator.images), "points", points)
-    with pytest.warns(UserWarning, match="1 of 3 queries"):
-        scores = evaluator.scores(None, splits.task)
-    assert scores["encoder"]["recall@1"] == 1 / 2  # but one query is at the point of another class.
-
-
-def test_cached_runs_see_the_same_pixels_and_store_them_once(tmp_path, repository, cub):
-    config = load(repository, cub, "cub")
-    cached = load(repository, cub, "cub", "run.cache=host", f"run.cache_dir={tmp_path / 'cache'}")
-    exact, kept = open_splits(config), open_splits(cached)
-    assert kept.fingerprint == exact.fingerprint
-    for a, b in zip(exact[:3], kept[:3], strict=True):
-        for i in range(len(a) if a else 0):
-            np.testing.assert_array_equal(a.image(i, 3), b.image(i, 3))
-    files = sorted((tmp_path / "cache").glob("*.bin"))
-    assert len(files) == 2 and sum(f.stat().st_size for f in files) == sum(
-        int(part.sizes.prod(axis=1).sum()) * 3 + 4 * (len(part) + 1)  # With checksums.
-        for part in (exact.train, exact.test)
-    )
-
-
 def test_the_fast_decoder_is_noted_with_every_result(cub, repository):
     splits = open_splits(load(repository, cub, "cub", "data.decoder=fast"))
     assert any("fast" in note for note in splits.notes)
     assert splits.train.fast and splits.test.fast
-    with pytest.raises(UserError, match="config.run.cache is 'host'; it must be none"):
-        train.validate(load(repository, cub, "cub", "data.decoder=fast", "run.cache=host"))

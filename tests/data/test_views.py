@@ -20,7 +20,7 @@ from hypjax.errors import UserError
 from hypjax.training.setup import build
 from hypjax.types import View
 from tests.helpers import small_runs
-from tests.helpers.pictures import encode_png
+from tests.helpers.pictures import dataset_of
 
 SIZES = [(40, 61), (61, 40), (23, 23), (24, 24), (90, 30), (3, 200)]
 CROP = ResizeCrop(resize=24, side=16, flip=0.5)
@@ -28,16 +28,11 @@ VIEW = View(side=16, resize=24, channels=3, test="squash")
 
 
 def pictures(count=12, channels=3):
+    """Noise, and a dataset of it with two images in each class."""
     rng = np.random.default_rng(0)
     shapes = [(*SIZES[i % len(SIZES)], channels) for i in range(count)]
-    return [rng.integers(0, 256, shape, np.uint8) for shape in shapes]
-
-
-def dataset_of(arrays):
-    numbers = np.arange(len(arrays))
-    sizes = np.array([array.shape[:2] for array in arrays], np.int32)
-    records = [{"image": encode_png(array.squeeze())} for array in arrays]
-    return Dataset(records, numbers, numbers // 2, sizes)
+    arrays = [rng.integers(0, 256, shape, np.uint8) for shape in shapes]
+    return arrays, dataset_of(arrays, np.arange(count) // 2)
 
 
 def plans_of(dataset):
@@ -52,8 +47,7 @@ def squashed(array, side):
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("cached", [False, True])
 def test_resize_crop_cuts_windows_of_the_squashed_image(cached, channels, tmp_path):
-    arrays = pictures(channels=channels)
-    dataset = dataset_of(arrays)
+    arrays, dataset = pictures(channels=channels)
     if cached:
         decoded = DecodedImages(tmp_path / "cache.bin", dataset.sizes, channels)
         dataset = dataclasses.replace(dataset, decoded=decoded)
@@ -70,7 +64,7 @@ def test_resize_crop_cuts_windows_of_the_squashed_image(cached, channels, tmp_pa
 
 
 def test_the_device_cache_holds_squares_and_cuts_exactly_the_hosts_pixels():
-    dataset = dataset_of(pictures())
+    _, dataset = pictures()
     plans = plans_of(dataset)
     layout = lay_out(plans.sizes, 3)
     assert (layout.sizes == 24).all() and layout.max_rows == layout.max_columns == 24
@@ -95,8 +89,7 @@ def test_windows_are_equally_likely_at_all_places():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_squashed_view_shows_the_whole_image_whatever_resize_says(channels):
-    arrays = pictures(6, channels)
-    dataset = dataset_of(arrays)
+    arrays, dataset = pictures(6, channels)
     for i, array in enumerate(arrays):
         for resize in (1, 24, 500):
             found = dataset.test_view(i, View(16, resize, channels, "squash"))
@@ -140,12 +133,24 @@ def test_views_are_built_from_the_configuration(photos_folder):
     assert setup.evaluator.images.source.view == View(16, 20, 3, "squash")
 
 
-def test_what_a_view_does_not_use_is_refused_or_ignored(photos_folder):
-    squash = ["data.test_view=squash", "data.resize=4"]
-    assert small_runs.load(photos_folder, *squash).data.resize == 4
-    crop = "data.train_view=resize_crop"
-    with pytest.raises(UserError, match="data.resize is 4; it must be at least data.image_size"):
-        small_runs.load(photos_folder, *squash, crop)
-    stored = [crop, "run.cache=device", "data.stored_side=10"]
-    with pytest.raises(UserError, match="data.stored_side is 10; it must be None if data.train_vi"):
-        small_runs.load(photos_folder, *stored)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("train_view=resize_crop resize=4", "data.resize is 4; it must be at least data.image_si"),
+        ("stored_side=10", "data.stored_side is 10; it must be None unless run.cache"),
+        (
+            "cache=device stored_side=1.5",
+            "data.stored_side is '1.5'; it must be a whole number, or",
+        ),
+        (
+            "cache=device train_view=resize_crop stored_side=10",
+            "data.stored_side is 10; it must be None if data.train_vi",
+        ),
+        ("cache=device decoder=fast", "run.cache is 'device'; it must be none if data.decode"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(photos_folder, fields, message):
+    fields = [f"{'run' if 'cache' in field else 'data'}.{field}" for field in fields.split()]
+    with pytest.raises(UserError, match=message):
+        small_runs.load(photos_folder, *fields)
+    assert small_runs.load(photos_folder, "data.test_view=squash", "data.resize=4")

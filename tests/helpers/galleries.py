@@ -2,7 +2,9 @@
 
 import jax
 import numpy as np
+import pytest
 
+from hypjax.errors import UserError
 from hypjax.geometry import poincare
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.neighbors import search
@@ -15,12 +17,27 @@ def embeddings(points, space, first=0, fingerprint="model"):
     return Embeddings(np.asarray(points), ids, labels, space, fingerprint, "images", {})
 
 
+def points(space, seed, n, dim=5):
+    """Embeddings of normally distributed features."""
+    features = np.random.default_rng(seed).normal(size=(n, dim))
+    return np.array(space.embed(features.astype(np.float32)))
+
+
 def clusters(space, count, dim=32, seed=0):
     """Points in 50 clusters."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(50, dim))
     features = centres[rng.integers(0, 50, count)] + 0.5 * rng.normal(size=(count, dim))
     return np.asarray(space.embed((0.4 * features).astype(np.float32)))
+
+
+def labelled(space, n, classes, noise=1.0, dim=6, seed=0):
+    """Points about the centres of their classes, and the numbers of these."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, n)
+    centres = np.random.default_rng(9).normal(size=(classes, dim))
+    features = centres[labels] + noise * rng.normal(size=(n, dim))
+    return np.array(space.embed(features.astype(np.float32))), labels
 
 
 def tree(c, dim, levels=8):
@@ -33,6 +50,17 @@ def tree(c, dim, levels=8):
         steps *= np.tanh(0.7) / np.sqrt(c) / np.linalg.norm(steps, axis=1, keepdims=True)
         found.append(np.asarray(poincare.mobius_add(parents, steps, c)))
     return np.concatenate(found).astype(np.float32)
+
+
+def check_wrong_points_are_refused(gallery, points, space):
+    """Checks that a gallery neither searches for nor adds what is no point of its space."""
+    points = points.copy()
+    for wrong, words in ((np.nan, "embedding 2 is not finite"), (9, "embedding 2 is outside the")):
+        points[2] = wrong
+        with pytest.raises(UserError, match=words):
+            gallery.nearest(points, 3)
+        with pytest.raises(UserError, match=words):
+            gallery.add(embeddings(points, space, first=900))
 
 
 def check_neighbours(found, queries, points, space, recall, own=None):

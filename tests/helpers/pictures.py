@@ -3,9 +3,12 @@
 import csv
 import io
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 from PIL import Image
+
+from hypjax.data.dataset import Dataset
 
 
 def write_picture(path, colour=(10, 20, 30), size=(12, 10), **options):
@@ -31,6 +34,13 @@ def encoded(image, kind="PNG", **options):
 def encode_png(array):
     """Returns the bytes of a PNG file with these pixels."""
     return encoded(Image.fromarray(array))
+
+
+def dataset_of(images, labels):
+    """Returns a dataset of images, [height, width, channels], as PNG files."""
+    records = [{"image": encode_png(image.squeeze())} for image in images]
+    sizes = np.array([image.shape[:2] for image in images], np.int32)
+    return Dataset(records, np.arange(len(images)), labels, sizes)
 
 
 def write_table(path, rows):

@@ -18,7 +18,13 @@ from hypjax.engines.qdrant import QdrantGallery, export_qdrant
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import describe_space
-from tests.helpers.galleries import check_neighbours, clusters, embeddings, tree
+from tests.helpers.galleries import (
+    check_neighbours,
+    check_wrong_points_are_refused,
+    clusters,
+    embeddings,
+    tree,
+)
 
 pytest.importorskip("qdrant_edge", reason="needs the qdrant extra: qdrant-edge-py")
 qdrant_client = pytest.importorskip("qdrant_client", reason="needs the qdrant extra: qdrant-client")
@@ -92,13 +98,7 @@ def test_images_are_added_found_replaced_removed_and_gone(engine):
     assert gallery.has_class("odd") and not gallery.has_class("other")
     with pytest.raises(UserError, match="k is 39, but there are 38 items in"):
         gallery.nearest(points, 39)
-    points = points.copy()
-    for wrong, words in ((np.nan, "embedding 2 is not finite"), (9, "embedding 2 is outside the")):
-        points[2] = wrong
-        with pytest.raises(UserError, match=words):
-            gallery.nearest(points, 3)
-        with pytest.raises(UserError, match=words):
-            gallery.add(embeddings(points, space))
+    check_wrong_points_are_refused(gallery, points, space)
     assert len(gallery) == 38
 
 

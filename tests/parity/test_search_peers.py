@@ -12,16 +12,8 @@ from hypjax.retrieval import (
     recall_at_k,
 )
 from hypjax.retrieval.projection import fit
-from tests.helpers.galleries import embeddings
+from tests.helpers.galleries import embeddings, labelled
 from tests.helpers.small_runs import REPOSITORY
-
-
-def labelled(space, n=1500, dim=24, classes=60):
-    rng = np.random.default_rng(0)
-    centres = rng.normal(size=(classes, dim))
-    labels = rng.integers(0, classes, n)
-    features = centres[labels] + 1.5 * rng.normal(size=(n, dim))
-    return np.asarray(space.embed(features.astype(np.float32))), labels
 
 
 @pytest.mark.parametrize("dim", [8, 128])
@@ -31,7 +23,7 @@ def test_scores_are_those_of_pytorch_metric_learning(dim):
     import torch
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
-    x, labels = labelled(Sphere(), dim=dim)
+    x, labels = labelled(Sphere(), 1500, 60, noise=1.5, dim=dim)
     names = ("precision_at_1", "mean_average_precision_at_r", "r_precision")
     calculator = AccuracyCalculator(include=names, device=torch.device("cpu"))
     expected = calculator.get_accuracy(torch.tensor(x), torch.tensor(labels))
@@ -46,7 +38,7 @@ def test_scores_are_those_of_pytorch_metric_learning(dim):
 @pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.1, 2.3)], ids=str)
 def test_the_documented_index_finds_the_same_neighbours(space, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
-    x, _ = labelled(space)
+    x, _ = labelled(space, 1500, 60, noise=1.5, dim=24)
     gallery = embeddings(x, space)
     gallery.save(tmp_path / "gallery.npz")
     export_flat(gallery, tmp_path / "gallery.faiss")

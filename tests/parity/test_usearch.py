@@ -17,7 +17,13 @@ from hypjax.engines.graph import GraphGallery, export_usearch
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.retrieval.neighbors import search
-from tests.helpers.galleries import check_neighbours, clusters, embeddings, tree
+from tests.helpers.galleries import (
+    check_neighbours,
+    check_wrong_points_are_refused,
+    clusters,
+    embeddings,
+    tree,
+)
 from tests.helpers.small_runs import REPOSITORY
 
 index = pytest.importorskip("usearch.index", reason="needs the ann extra: usearch")
@@ -96,13 +102,7 @@ def test_images_are_added_found_removed_and_gone(tmp_path):
             gallery.add(wrong)
     with pytest.raises(UserError, match="3.png is not in the gallery"):
         gallery.remove(["3.png"])
-    points = points.copy()
-    for wrong, words in ((np.nan, "embedding 2 is not finite"), (9, "embedding 2 is outside the")):
-        points[2] = wrong
-        with pytest.raises(UserError, match=words):
-            gallery.nearest(points[:9], 3)
-        with pytest.raises(UserError, match=words):
-            gallery.add(embeddings(points[:9], space, first=900))
+    check_wrong_points_are_refused(gallery, points[:9], space)
 
 
 def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
@@ -122,10 +122,9 @@ def test_wrong_files_and_spaces_get_one_sentence(tmp_path):
         (tmp_path / "gallery.usearch.parquet", "needs its table"),
     ):
         whole = file.read_bytes()
-        for cut in (whole[:-50], whole[:100], b""):
-            file.write_bytes(cut)
-            with pytest.raises(UserError, match="is damaged, or .*; export the gallery again"):
-                open_gallery(path)
+        file.write_bytes(whole[:-50])
+        with pytest.raises(UserError, match="is damaged, or .*; export the gallery again"):
+            open_gallery(path)
         file.unlink()
         with pytest.raises(UserError, match=words):
             open_gallery(path)
@@ -209,20 +208,14 @@ def test_a_gallery_that_is_replaced_while_it_is_opened_is_read_again(tmp_path, m
 def test_tables_of_wrong_types_are_refused(tmp_path, monkeypatch):
     space, path = SPACES[1], tmp_path / "gallery.usearch"
     gallery = GraphGallery.build(embeddings(clusters(space, 20), space))
-    dumps = json.dumps
-    for change in (
-        {"candidates": "12"},
-        {"recall": None},
-        {"rounded": 1},
-        {"space": {"name": "plane"}},
-        {"x": 0},  # Of a later version.
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr(json, "dumps", lambda value, change=change: dumps(value | change))
-            gallery.save(path)
-        if "x" in change:
-            assert len(open_gallery(path)) == 20
-            continue
+    dumps, change = json.dumps, {"x": 0}  # Of a later version.
+    monkeypatch.setattr(json, "dumps", lambda value: dumps(value | change))
+    gallery.save(path)
+    assert len(open_gallery(path)) == 20
+    wrong = {"candidates": "12", "recall": None, "rounded": 1, "space": {"name": "plane"}}
+    for name, value in wrong.items():
+        change = {name: value}
+        gallery.save(path)
         with pytest.raises(UserError, match="is damaged, or of an earlier version"):
             open_gallery(path)
 

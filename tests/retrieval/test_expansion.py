@@ -8,13 +8,9 @@ from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere, poincare
 from hypjax.retrieval import expansion
 from hypjax.retrieval.expansion import expand_queries
+from tests.helpers.galleries import points
 
 SPHERE, BALL = Sphere(), PoincareBall(0.3, 2.0)
-
-
-def points(space, seed, n, dim=5):
-    features = np.random.default_rng(seed).normal(size=(n, dim))
-    return np.array(space.embed(features.astype(np.float32)))
 
 
 def looped(space, queries, gallery, own_ids, k, alpha):

@@ -44,14 +44,6 @@ def test_equals_singular_vectors_of_the_centred_features(space, whiten, monkeypa
     np.testing.assert_allclose(got, space.embed(projected.astype(np.float32)), atol=1e-6)
 
 
-def test_whitened_features_have_equal_variances_and_their_former_length():
-    x = points(FLAT)
-    plain, whitened = (fit(x, space=FLAT, dim=3, whiten=w).apply(x) for w in (False, True))
-    covariance = np.cov(whitened.T)
-    np.testing.assert_allclose(covariance, covariance[0, 0] * np.eye(3), atol=1e-6)
-    assert np.mean(whitened**2) == pytest.approx(np.mean(plain**2), rel=1e-5)
-
-
 def test_a_line_has_one_component():
     line = np.arange(5.0, dtype=np.float32)[:, None] * [0.3, -0.4] + [1.0, 2.0]
     found = fit(line.astype(np.float32), space=FLAT, dim=2)
@@ -79,15 +71,6 @@ def test_what_cannot_be_fitted_is_refused(x, dim, message):
 def test_points_of_other_dimensions_are_refused():
     with pytest.raises(UserError, match="for 6 dimensions, but these points have 5"):
         fit(points(FLAT), space=FLAT, dim=2).apply(points(FLAT, dim=5))
-
-
-def test_a_memory_mapped_file_gives_the_same(tmp_path):
-    x = points(Sphere())
-    np.save(tmp_path / "x.npy", x)
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    first, second = (fit(array, space=Sphere(), dim=3) for array in (x, mapped))
-    np.testing.assert_array_equal(first.components, second.components)
-    np.testing.assert_array_equal(first.apply(x), second.apply(mapped))
 
 
 def test_files_hold_the_projection_and_have_a_largest_size(tmp_path, monkeypatch):

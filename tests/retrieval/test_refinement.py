@@ -8,18 +8,11 @@ from hypjax.retrieval import nearest_neighbors, neighbors, query_scores
 from hypjax.retrieval.expansion import expand_queries
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking, rerank
+from tests.helpers.galleries import labelled
 from tests.retrieval.test_metrics import by_definition
 
 METRICS = ("recall@1", "recall@20", "precision@5", "mrr", "map", "map@r", "r_precision")
 NUMBERS = Reranking(k1=8, k2=3, depth=10)
-
-
-def crowds(space, n, seed, classes=12, dim=6):
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, classes, n)
-    features = 0.8 * rng.normal(size=(n, dim))
-    features += np.random.default_rng(9).normal(size=(classes, dim))[labels]
-    return np.asarray(space.embed(features.astype(np.float32))), labels
 
 
 @pytest.mark.slow
@@ -34,8 +27,10 @@ def crowds(space, n, seed, classes=12, dim=6):
 )
 def test_scores_are_those_of_the_lists(refinement, separate):
     space = PoincareBall(0.1, 2.3)
-    gallery, labels = crowds(space, 150, 0)
-    queries, query_labels = crowds(space, 150, 1) if separate else (gallery, labels)
+    gallery, labels = labelled(space, 150, 12, noise=0.8)
+    queries, query_labels = (
+        labelled(space, 150, 12, noise=0.8, seed=1) if separate else (gallery, labels)
+    )
     own_ids = None if separate else np.arange(150)
     asked = queries
     if refinement.expansion:
@@ -56,7 +51,7 @@ def test_scores_are_those_of_the_lists(refinement, separate):
 
 
 def test_a_search_re_ranks_at_least_as_many_as_it_returns():
-    x, _ = crowds(Sphere(), 60, 3)
+    x, _ = labelled(Sphere(), 60, 12, noise=0.8, seed=3)
     own_ids = np.arange(60)
     distances, ids = Refinement(reranking=NUMBERS).search(x, own_ids, x, k=20, space=Sphere())
     whole = rerank(x, space=Sphere(), numbers=Reranking(k1=8, k2=3, depth=20))

@@ -8,16 +8,9 @@ from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import nearest_neighbors
 from hypjax.retrieval.reranking import Reranking, rerank
+from tests.helpers.galleries import labelled
 
 BALL = PoincareBall(0.1, 2.3)
-
-
-def crowds(space, seed, n, classes=8, dim=6):
-    rng = np.random.default_rng(seed)
-    centres = np.random.default_rng(9).normal(size=(classes, dim))
-    labels = rng.integers(0, classes, n)
-    features = centres[labels] + 0.6 * rng.normal(size=(n, dim))
-    return np.asarray(space.embed(features.astype(np.float32))), labels
 
 
 def distances_of(space, points):
@@ -72,7 +65,7 @@ def sorted_within(first, final):
     ids=str,
 )
 def test_equals_the_equations_where_each_item_is_a_query(space, numbers):
-    x, _ = crowds(space, 0, 120)
+    x, _ = labelled(space, 120, 8, noise=0.6)
     _, first = nearest_neighbors(x, x, k=numbers[3], space=space, exclude_self=True)
     final = transcription(distances_of(space, x), *numbers[:3])
     got, ids = rerank(x, space=space, numbers=Reranking(*numbers))
@@ -84,8 +77,8 @@ def test_equals_the_equations_where_each_item_is_a_query(space, numbers):
 @pytest.mark.slow
 def test_items_are_the_gallery_and_the_queries_outside_it():
     space = BALL
-    gallery, _ = crowds(space, 1, 90)
-    outside, _ = crowds(space, 2, 10)
+    gallery, _ = labelled(space, 90, 8, noise=0.6, seed=1)
+    outside, _ = labelled(space, 10, 8, noise=0.6, seed=2)
     final = transcription(distances_of(space, np.concatenate([gallery, outside])), 20, 6, 0.3)
     _, first = nearest_neighbors(outside, gallery, k=40, space=space)
     _, ids = rerank(outside, gallery, space=space, numbers=Reranking(depth=40))
@@ -98,7 +91,7 @@ def test_items_are_the_gallery_and_the_queries_outside_it():
 
 
 def test_results_do_not_depend_on_which_items_are_searched_for():
-    x, _ = crowds(Sphere(), 0, 120)
+    x, _ = labelled(Sphere(), 120, 8, noise=0.6)
     whole = rerank(x, space=Sphere(), numbers=Reranking(depth=10))
     own_ids = np.array([7, 30])
     one = rerank(x[own_ids], x, own_ids=own_ids, space=Sphere(), numbers=Reranking(depth=10))
@@ -106,16 +99,8 @@ def test_results_do_not_depend_on_which_items_are_searched_for():
         np.testing.assert_array_equal(got, expected[own_ids])
 
 
-def test_a_weight_of_1_keeps_the_order():
-    x, _ = crowds(BALL, 0, 120)
-    found = nearest_neighbors(x, x, k=30, space=BALL, exclude_self=True)
-    got = rerank(x, space=BALL, numbers=Reranking(weight=1.0, depth=30))
-    np.testing.assert_array_equal(got[1], found[1])
-    np.testing.assert_allclose(got[0], found[0], rtol=1e-6)
-
-
 def test_two_items_are_enough():
-    x, _ = crowds(Sphere(), 6, 2)
+    x, _ = labelled(Sphere(), 2, 8, noise=0.6, seed=6)
     distances, ids = rerank(x, space=Sphere())
     assert distances.shape == (2, 1) and ids.tolist() == [[1], [0]]
 
