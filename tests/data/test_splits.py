@@ -19,9 +19,9 @@ from tests.helpers import small_runs
 SMALL = [field for field in small_runs.SMALL if not field.startswith("data.")]
 WRITERS = {
     "cub": ("cub200", lambda root: disk.write_cub(root, (1, 2, 3, 101, 102, 103))),
-    "cars": ("cars196", lambda root: disk.write_cars(root)),
-    "sop": ("sop", lambda root: disk.write_sop(root)),
-    "inshop": ("inshop", lambda root: disk.write_inshop(root)),
+    "cars": ("cars196", disk.write_cars),
+    "sop": ("sop", disk.write_sop),
+    "inshop": ("inshop", disk.write_inshop),
     "omniglot": ("omniglot", lambda root: disk.write_omniglot(root, small=True)),
 }
 

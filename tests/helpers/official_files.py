@@ -1,8 +1,8 @@
 """Writes small copies of the official datasets, in their official folders and lists.
 
-Each function takes the folder to write to, the number of images per class, the content of broken
-files by image name, and the names of images that are listed but not written. It returns the
-images of each split except the missing ones, in the order of the dataset.
+Each function takes the folder to write to; some take the number of images per class, the content
+of broken files by image name, and the names of missing images, which are listed but not written.
+It returns the images of each split except the missing ones, in the order of the dataset.
 """
 
 import io
@@ -59,8 +59,6 @@ def write_cars(
     root: pathlib.Path,
     classes: Iterable[int] = (1, 2, 99, 100),
     images: int = 3,
-    broken: Mapping[str, bytes] | None = None,
-    missing: Collection[str] = (),
     names: bool = True,
 ) -> Listing:
     """Writes root/cars196; class numbers above 98 are in the test split."""
@@ -69,67 +67,47 @@ def write_cars(
         for i in range(images):
             name = f"car_ims/{len(rows) + 1:06d}.jpg"
             label = _car(number) if names else f"{number:03d}"
-            written = _written(name, label, broken=broken)
+            written = _written(name, label)
             splits["train" if number <= 98 else "test"].append(written)
             rows.append((name, number, i % 2))
-    kept = _write(root / "cars196", splits, missing)
     write_annotations(root / "cars196/cars_annos.mat", rows, names)
-    return kept
+    return _write(root / "cars196", splits)
 
 
-def write_sop(
-    root: pathlib.Path,
-    classes: int = 3,
-    images: int = 3,
-    broken: Mapping[str, bytes] | None = None,
-    missing: Collection[str] = (),
-) -> Listing:
+def write_sop(root: pathlib.Path) -> Listing:
     """Writes root/Stanford_Online_Products: bicycles and chairs."""
     folder = root / "Stanford_Online_Products"
     splits, image_id = {"train": [], "test": []}, 0
     for split, first in (("train", 1), ("test", 11319)):
         rows = ["image_id class_id super_class_id path"]
-        for number in range(first, first + classes):
+        for number in range(first, first + 3):
             super_id, group = ((1, "bicycle"), (4, "chair"))[number % 2]
-            for i in range(images):
+            for i in range(3):
                 image_id += 1
                 name = f"{group}_final/{110000000000 + number}_{i}.JPG"
                 rows.append(f"{image_id} {number} {super_id} {name}")
-                splits[split].append(_written(name, f"{group}/{number}", group, broken))
+                splits[split].append(_written(name, f"{group}/{number}", group))
         _write_lines(folder / f"Ebay_{split}.txt", rows)
-    return _write(folder, splits, missing)
+    return _write(folder, splits)
 
 
-def write_inshop(
-    root: pathlib.Path,
-    classes: int = 3,
-    images: int = 3,
-    broken: Mapping[str, bytes] | None = None,
-    missing: Collection[str] = (),
-) -> Listing:
+def write_inshop(root: pathlib.Path, missing: Collection[str] = ()) -> Listing:
     """Writes root/Inshop_Clothes; of a test class, one image is a query, the others the gallery."""
     folder = root / "Inshop_Clothes"
     splits, rows = {"train": [], "query": [], "gallery": []}, []
-    for number in range(1, 2 * classes + 1):
+    for number in range(1, 7):
         item, group = f"id_{number:08d}", ("WOMEN/Dresses", "MEN/Denim")[number % 2]
-        for i in range(images):
+        for i in range(3):
             name = f"img/{group}/{item}/{i + 1:02d}_1_front.jpg"
-            split = "train" if number <= classes else "gallery" if i else "query"
-            splits[split].append(_written(name, item, group, broken))
+            split = "train" if number <= 3 else "gallery" if i else "query"
+            splits[split].append(_written(name, item, group))
             rows.append(f"{name:<70} {item:<15} {split}")
     header = "image_name item_id evaluation_status"
     _write_lines(folder / "Eval/list_eval_partition.txt", [str(len(rows)), header, *rows])
     return _write(folder, splits, missing, subfolder="Img")
 
 
-def write_omniglot(
-    root: pathlib.Path,
-    characters: int = 2,
-    images: int = 3,
-    broken: Mapping[str, bytes] | None = None,
-    missing: Collection[str] = (),
-    small: bool = False,
-) -> Listing:
+def write_omniglot(root: pathlib.Path, small: bool = False) -> Listing:
     """Writes root/images_background and root/images_evaluation, or the two small background sets.
 
     Both small sets contain the alphabet Greek, which counts only in the first one.
@@ -142,13 +120,13 @@ def write_omniglot(
     written, drawn = {"train": [], "test": []}, 0
     for split, folder in folders.items():
         for alphabet in alphabets[split]:
-            for character in range(1, characters + 1):
+            for character in (1, 2):
                 label = f"{alphabet}/character{character:02d}"
                 drawn += 1
-                for i in range(1, images + 1):
+                for i in (1, 2, 3):
                     name = f"{folder}/{label}/{drawn:04d}_{i:02d}.png"
-                    written[split].append(_written(name, label, alphabet, broken))
-    kept = _write(root, written, missing)
+                    written[split].append(_written(name, label, alphabet))
+    kept = _write(root, written)
     return kept | {"test": [w for w in kept["test"] if w.superlabel not in alphabets["train"]]}
 
 
@@ -191,7 +169,7 @@ def _written(
 
 
 def _write(
-    folder: pathlib.Path, splits: Listing, missing: Collection[str], subfolder: str = ""
+    folder: pathlib.Path, splits: Listing, missing: Collection[str] = (), subfolder: str = ""
 ) -> Listing:
     """Writes the images, and in each folder a macOS file, as copies often contain."""
     kept = {split: [w for w in part if w.name not in missing] for split, part in splits.items()}

@@ -115,7 +115,6 @@ def test_what_is_no_space_is_an_error(space):
     x, labels = labelled(BALL, 20, 2)
     relevance = retrieval.Relevance([[1]] * 20)
     for search in (
-        lambda: retrieval.recall_at_k(x, labels, ks=(1,), space=space),
         lambda: query_scores(x, labels, metrics=["mrr"], space=space, rows=slice(9)),
         lambda: retrieval.average_precision(x, x, relevance, space=space),
         lambda: retrieval.match_ranks(x, labels, space=space),

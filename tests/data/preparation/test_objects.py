@@ -28,6 +28,12 @@ def opened(name, data_dir, run=None, **evaluation):
     return open_splits(config)
 
 
+def oxford(folder, data_dir, missing=(), run=None):
+    """Writes a small Oxford, and opens it prepared."""
+    prepared("roxford5k", object_files.write_roxford(folder, missing), data_dir)
+    return opened("roxford5k", data_dir, run)
+
+
 def judge(folder, **fields):
     """Changes what the ground truth says of the first query."""
     path = folder / "gnd_roxford5k.pkl"
@@ -82,10 +88,8 @@ def test_archives_are_read(tmp_path):
 
 @pytest.mark.parametrize("cache", ["none", "host"])
 def test_a_query_is_cut_to_its_box_before_it_is_viewed(tmp_path, cache):
-    object_files.write_roxford(tmp_path)
-    prepared("roxford5k", tmp_path, tmp_path / "data")
     run = {"cache": cache, "cache_dir": str(tmp_path / "cache")}
-    queries = opened("roxford5k", tmp_path / "data", run).test
+    queries = oxford(tmp_path, tmp_path / "data", run=run).test
     for test in ("centre_crop", "squash"):
         view = View(8, 8, 3, test)
         whole = queries.image(0, 3)
@@ -109,13 +113,9 @@ def test_a_box_outside_its_image_is_reported(tmp_path):
 
 
 def test_a_partial_copy_judges_what_it_has(tmp_path):
-    object_files.write_roxford(tmp_path, missing=["keble_000000", "oxford_000001"])
-    prepared("roxford5k", tmp_path, tmp_path / "data")
     with pytest.raises(UserError, match="no query of roxford5k has an image to find"):
-        opened("roxford5k", tmp_path / "data")
-    object_files.write_roxford(tmp_path / "other", missing=["keble_000001", "oxford_000000"])
-    prepared("roxford5k", tmp_path / "other", tmp_path / "second")
-    splits = opened("roxford5k", tmp_path / "second")
+        oxford(tmp_path, tmp_path / "data", ["keble_000000", "oxford_000001"])
+    splits = oxford(tmp_path / "b", tmp_path / "second", ["keble_000001", "oxford_000000"])
     names = [splits.gallery.name(i) for i in splits.judgements.hard[0]]
     assert names == ["oxford_000002", "oxford_000005"]
     assert plain(splits.judgements)[0] == [[]]
