@@ -14,7 +14,7 @@ from hypjax.data.device_cache import crop_batches, fill, lay_out
 from hypjax.data.host_cache import DecodedImages
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import EpochClassPlans
-from hypjax.data.views import TEST_VIEWS, Frame, ResizeCrop
+from hypjax.data.views import ResizeCrop
 from hypjax.errors import UserError
 from hypjax.training.setup import build
 from hypjax.types import View
@@ -93,18 +93,6 @@ def test_the_squashed_view_shows_the_whole_image_whatever_resize_says(channels):
         for resize in (1, 24, 500):
             found = dataset.test_view(i, View(16, resize, channels, "squash"))
             np.testing.assert_array_equal(found, squashed(array, 16))
-
-
-@pytest.mark.parametrize(
-    ("size", "frame"),
-    [
-        ((375, 500), Frame((256, 341), (16, 58, 224, 224))),
-        ((500, 375), Frame((341, 256), (58, 16, 224, 224))),
-        ((20, 20), Frame((256, 256), (16, 16, 224, 224))),
-    ],
-)
-def test_the_centre_crop_rounds_as_torchvision_does(size, frame):
-    assert TEST_VIEWS["centre_crop"](*size, View(224, 256, 3)) == frame
 
 
 def test_views_are_built_from_the_configuration(photos_folder):

@@ -1,4 +1,4 @@
-"""Recall beside pytorch-metric-learning and faiss; principal components beside scikit-learn."""
+"""Scores beside those of pytorch-metric-learning, and neighbours beside those of faiss."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from hypjax.retrieval import (
     r_precision,
     recall_at_k,
 )
-from hypjax.retrieval.projection import fit
 from tests.helpers.galleries import embeddings, labelled
 from tests.helpers.small_runs import REPOSITORY
 
@@ -50,20 +49,3 @@ def test_the_documented_index_finds_the_same_neighbours(space, tmp_path, monkeyp
     exec(example.removeprefix("python"), names)
     _, found = nearest_neighbors(x, x, k=10, space=space)
     np.testing.assert_array_equal(names["found"], found)
-
-
-@pytest.mark.parametrize("whiten", [False, True])
-def test_projections_are_those_of_scikit_learn(whiten):
-    decomposition = pytest.importorskip("sklearn.decomposition", reason="needs scikit-learn")
-    flat = PoincareBall(0.0, None)  # Its points are its features.
-    rng = np.random.default_rng(0)
-    x = (rng.normal(size=(300, 24)) @ rng.normal(size=(24, 24)) + 1).astype(np.float32)
-    expected = decomposition.PCA(8, whiten=whiten, svd_solver="full").fit(x.astype(np.float64))
-    found = fit(x, space=flat, dim=8, whiten=whiten)
-    np.testing.assert_allclose(found.variances, expected.explained_variance_, rtol=1e-9)
-    signs = np.sign(np.sum(found.components * expected.components_, axis=1))
-    np.testing.assert_allclose(found.components, signs[:, None] * expected.components_, atol=1e-9)
-    projected = signs * expected.transform(x)
-    if whiten:  # scikit-learn's have the variance 1.
-        projected *= np.sqrt(found.variances.mean())
-    np.testing.assert_allclose(found.apply(x), projected, atol=2e-4)

@@ -96,13 +96,6 @@ def test_processes_that_share_the_queries_find_the_same_scores():
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), values)
 
 
-def test_queries_without_positives_are_counted():
-    x = np.asarray(Sphere().embed(np.eye(4)))
-    with pytest.warns(UserWarning, match="1 of 2 queries have no match"):
-        found = average_precision(x[:2], x, Relevance([[0], []], [[1], [0]]), space=Sphere())
-    np.testing.assert_array_equal(found, [1, np.nan])
-
-
 @pytest.mark.parametrize(
     ("relevance", "message"),
     [
