@@ -11,13 +11,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import match_ranks, ranks, recall_at_k
 from tests.helpers.exact_order import true_order, true_ranks
-
-
-def labelled_points(space, seed, n, dim, classes, duplicates):
-    rng = np.random.default_rng(seed)
-    features = rng.normal(size=(n, dim)).astype(np.float32)
-    features[rng.integers(0, n, duplicates)] = features[rng.integers(0, n, duplicates)]
-    return np.asarray(space.embed(features)), rng.integers(0, classes, n)
+from tests.helpers.galleries import points
 
 
 @given(seed=st.integers(0, 2**32 - 1), dim=st.sampled_from([1, 3]), copies=st.integers(0, 12))
@@ -34,7 +28,7 @@ def test_small_galleries_with_many_ties(seed, dim, copies):
 
 
 def test_ranks_mark_queries_without_a_match():
-    x, labels = labelled_points(Sphere(), 0, 300, 4, 5, duplicates=0)
+    x, labels = points(Sphere(), 0, 300, 4), np.random.default_rng(1).integers(0, 5, 300)
     labels[7] = 9
     separate = match_ranks(x, labels, x, np.where(labels == 3, 2, labels), space=Sphere())
     np.testing.assert_array_equal(separate == ranks.NO_MATCH, labels == 3)
@@ -60,8 +54,7 @@ def test_what_cannot_be_ranked_is_an_error(arguments, message):
 
 
 def test_labels_may_be_any_integers_and_points_of_half_precision():
-    x, labels = labelled_points(PoincareBall(), 0, 60, 4, 9, duplicates=0)
-    x = jnp.asarray(x, jnp.bfloat16)
+    x, labels = jnp.asarray(points(PoincareBall(), 0, 60, 4), jnp.bfloat16), np.arange(60) % 9
     expected = match_ranks(np.asarray(x, np.float32), labels, space=PoincareBall())
     got = match_ranks(x, -(10**12) * labels, space=PoincareBall())
     np.testing.assert_array_equal(got, expected)
@@ -71,7 +64,8 @@ def test_equals_brute_force_over_many_tiles(monkeypatch):
     monkeypatch.setattr(ranks, "_TILE", 64)
     jax.clear_caches()
     space = Sphere()
-    x, _ = labelled_points(space, 0, 300, 8, 5, duplicates=60)
+    x = points(space, 0, 300, 8)
+    x[100:160] = x[:60]
     labels = np.repeat(np.arange(60), np.random.default_rng(0).integers(1, 22, 60))[:300]
     labels = np.random.default_rng(1).permutation(np.pad(labels, (0, 300 - len(labels))))
     expected = true_ranks(true_order(space, x, x), labels, labels, exclude_self=True)
