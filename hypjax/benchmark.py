@@ -18,7 +18,6 @@ _TIMED = ("loss", "retrieval", "input", "train")
 _ALL, _JOB, _ANN = "all", "job", "ann"
 CHOICES = (*_TIMED, _ALL, "memory", "growth", _JOB, "exactness", _ANN)
 _MODULES = {"memory": "programs"}  # Of suites whose module has another name.
-_REQUIRED = {"input": "grain"}  # Optional packages.
 
 EXAMPLE = "python -m hypjax.benchmark loss --quick"
 FLAGS = command.Flags()
@@ -43,7 +42,7 @@ def main(overrides: list[str], suite: str | None) -> None:
     """Runs one suite, or the four timed ones, and prints the tables."""
     if suite != _JOB:
         command.refuse_overrides(overrides)
-    from hypjax.benchmarks import measure, peers
+    from hypjax.benchmarks import measure
     from hypjax.system import console, machine
     from hypjax.system.files import write_json
 
@@ -56,12 +55,6 @@ def main(overrides: list[str], suite: str | None) -> None:
         options = options._replace(repeats=1)
     results = options._asdict()
     for name in _TIMED if suite in (None, _ALL) else (suite,):
-        if name in _REQUIRED and not peers.installed(_REQUIRED[name]):
-            missing = f"{name} requires {_REQUIRED[name]} (pip install {_REQUIRED[name]})"
-            if name == suite:
-                raise UserError(missing)
-            console.warn(f"skipped: {missing}")
-            continue
         module = importlib.import_module(f"hypjax.benchmarks.{_MODULES.get(name, name)}")
         if name in _TIMED:
             results[name] = measure.measure(module.tasks(options), options.repeats)

@@ -73,7 +73,7 @@ def run(
                 flags_parser=lambda argv: _parse_global(argv, flag_values, example, choices),
             )
     except BaseException as error:  # Including SystemExit, by which absl ends every command.
-        if exits.is_stuck():
+        if exits.stuck.is_set():
             _exit_now(error)
         raise
 

@@ -6,7 +6,6 @@ use the command line and report their times in times.json.
 
 import concurrent.futures
 import contextlib
-import importlib.util
 import json
 import os
 import pathlib
@@ -30,9 +29,6 @@ from hypjax.system import console, exits
 from hypjax.system.machine import usable_cores
 
 RUNS = ("cold", "warm")
-
-# Modules that a run imports, and their packages.
-_NEEDED = {"grain": "grain", "orbax": "orbax-checkpoint"}
 _OPERATIONS = 6e15  # Per run: 200 steps of 900 images, forward and backward, and two evaluations.
 _CORE_RATE = 5e10  # Operations per second of a fast core.
 _TOLERANCE = 0.01  # Tolerance between the recalls of both runs; accelerators add in varying order.
@@ -78,13 +74,9 @@ def rows(options: measure.Options) -> dict[str, Any]:
     the whole process in seconds.
 
     Raises:
-        UserError: A package is missing, the machine is too slow, or a run failed.
+        UserError: The machine is too slow, or a run failed.
         Interrupted: The user interrupted the runs.
     """
-    missing = [package for name, package in _NEEDED.items() if not importlib.util.find_spec(name)]
-    if missing:
-        names = f"{' and '.join(missing)}: pip install {' '.join(missing)}"
-        raise UserError(f"a whole run requires {names}")
     variant = "quick" if options.quick else "cub"
     if not options.quick:
         _require_accelerator()
@@ -171,9 +163,8 @@ def _run(
     ]
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "caches")}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-    started = time.monotonic()
+    started, status = time.monotonic(), None
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-        status = None
         while status is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(timeout=1)

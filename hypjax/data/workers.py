@@ -94,7 +94,7 @@ def assemble_batches(
         patience = _PROCESS_PATIENCE if workers.count else 0 if stalled else _THREAD_PATIENCE
         ended = _close(deliveries, patience, other_children if stalled else None)
         if not ended or not pieces.left_alone(patience):
-            exits.mark_stuck()
+            exits.stuck.set()
         log.close()
         if workers.count:
             # Grain frees shared memory in a thread. A program that ended before that would leave

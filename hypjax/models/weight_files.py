@@ -4,7 +4,6 @@ import pathlib
 import pickle
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from einops import EinopsError, rearrange
@@ -117,13 +116,11 @@ def _read_torch(path: pathlib.Path) -> StateDict:
     for name, value in state.items():
         if value.layout != torch.strided or value.is_quantized or value.is_complex():
             raise UserError(f"{path}: {name} is sparse, quantised or complex; save it as float32")
-    return {name: _to_numpy(value) for name, value in state.items()}
-
-
-def _to_numpy(tensor: Any) -> np.ndarray:
-    """Converts a torch tensor; integers keep their type."""
-    tensor = tensor.detach()
-    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    # Integers keep their type.
+    return {
+        name: (value.float() if value.is_floating_point() else value).detach().numpy()
+        for name, value in state.items()
+    }
 
 
 def _read_npz(path: pathlib.Path) -> StateDict:

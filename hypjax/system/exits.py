@@ -13,21 +13,9 @@ from hypjax.system import console
 
 # Exit status after each signal: schedulers send SIGTERM and should rerun the command later.
 ENDING = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TRY_AGAIN}
-_stuck = threading.Event()
-
-
-def mark_stuck() -> None:
-    """Records that a thread or worker of this process may never end.
-
-    A read from a storage that hangs never returns, and Python waits for its thread when it exits;
-    after this call, commands do not.
-    """
-    _stuck.set()
-
-
-def is_stuck() -> bool:
-    """Whether a thread or worker of this process may never end."""
-    return _stuck.is_set()
+# Whether a thread or worker of this process may never end. A read from a storage that hangs never
+# returns, and Python waits for its thread when it exits; once this is set, commands do not.
+stuck = threading.Event()
 
 
 def at_once(status: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The benchmark without other libraries and without the packages for runs and datasets."""
+"""The benchmark without other libraries."""
 
 import json
 import os
@@ -7,12 +7,7 @@ import sys
 
 import pytest
 
-from hypjax import benchmark
-from hypjax.benchmarks import peers
-from hypjax.errors import UserError
-
-ABSENT = ("orbax", "grain", "tensorflow_datasets", "faiss", "usearch")
-ABSENT += ("torch", "torchvision", "timm")
+ABSENT = ("faiss", "usearch", "torch", "torchvision", "timm")
 PROGRAM = f"""
 import sys
 class Absent:
@@ -29,7 +24,7 @@ command.run(benchmark.main, benchmark.FLAGS, benchmark.EXAMPLE, benchmark.CHOICE
 
 
 @pytest.mark.slow
-def test_missing_packages_are_named_and_everything_else_is_measured(tmp_path, repository):
+def test_missing_libraries_are_named_and_everything_else_is_measured(tmp_path, repository):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, "all", "--quick"],
         cwd=tmp_path,
@@ -39,17 +34,9 @@ def test_missing_packages_are_named_and_everything_else_is_measured(tmp_path, re
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    assert "warning: skipped: input requires grain (pip install grain)" in done.stderr
-    for missing in ("torch", "pytorch-metric-learning", "faiss-cpu", "torch timm"):
+    for missing in ("torch", "pytorch-metric-learning", "faiss-cpu", "torchvision", "torch timm"):
         assert f"(pip install {missing})" in done.stdout
     written = json.loads((tmp_path / "benchmark.json").read_text())
-    assert {"loss", "retrieval", "train"} < written.keys() and "input" not in written
+    assert {"loss", "retrieval", "input", "train"} < written.keys()
     for task in written["train"]:
         assert task["peer"] == [] and task["items"] > 0 and task["moving"] > 0
-
-
-def test_a_suite_without_its_package_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(peers, "installed", lambda *names: "grain" not in names)
-    benchmark.FLAGS(["benchmark"])
-    with pytest.raises(UserError, match=r"^input requires grain \(pip install grain\)$"):
-        benchmark.main([], "input")

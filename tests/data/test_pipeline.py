@@ -166,7 +166,7 @@ class Stalling(list):
 
 @pytest.mark.parametrize(("workers", "timeout"), [(0, 0.3), (1, 3)])
 def test_a_stalled_read_is_named(workers, timeout, monkeypatch):
-    monkeypatch.setattr(exits, "_stuck", threading.Event())
+    monkeypatch.setattr(exits, "stuck", threading.Event())
     monkeypatch.setattr(Stalling, "ended", threading.Event())
     dataset = random_dataset()
     seeded = (plans(dataset, seed=i) for i in range(100))
@@ -179,7 +179,7 @@ def test_a_stalled_read_is_named(workers, timeout, monkeypatch):
             list(training_batches(stalling, plan, range(9), VIEW, Workers(workers, timeout)))
     finally:
         Stalling.ended.set()
-    assert exits.is_stuck() != bool(workers)  # Workers were killed; threads cannot be.
+    assert exits.stuck.is_set() != bool(workers)  # Workers were killed; threads cannot be.
     assert not multiprocessing.active_children()
 
 

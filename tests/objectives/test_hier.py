@@ -126,13 +126,10 @@ def test_it_adds_the_other_loss_on_the_sphere_whose_gradients_the_inverse_metric
     np.testing.assert_allclose(scaled, alone * (1 - 0.1 * norms**2) ** 2 / 4, rtol=1e-3, atol=1e-6)
 
 
-def test_proxies_have_groups_of_their_own():
-    groups = objective(proxy_rate=1e4).groups
-    assert groups == (Group(("base", "proxies"), rate=1e4), Group(("hierarchy",), rate=50.0))
-
-
-def test_proxies_start_at_nine_tenths_of_the_clip_radius():
-    params, _ = objective().init(KEY, Spec(6, 2, 8, 128, 12, 12))
+def test_proxies_have_groups_of_their_own_and_start_at_nine_tenths_of_the_clip_radius():
+    built = objective(proxy_rate=1e4)
+    assert built.groups == (Group(("base", "proxies"), rate=1e4), Group(("hierarchy",), rate=50.0))
+    params, _ = built.init(KEY, Spec(6, 2, 8, 128, 12, 12))
     lengths = np.linalg.norm(params["hierarchy"], axis=1)
     assert params["hierarchy"].shape == (512, 128)
     assert np.mean(lengths) == pytest.approx(0.9 * 2.3, rel=0.01)

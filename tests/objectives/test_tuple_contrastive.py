@@ -7,7 +7,7 @@ import pytest
 
 from hypjax.config import choose_objective, default_config
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.objectives import OBJECTIVES, create_objective, koleo, tuple_contrastive
+from hypjax.objectives import create_objective, koleo, tuple_contrastive
 
 SPACES = {"sphere": Sphere(), "ball": PoincareBall(c=0.1, clip_radius=2.3)}
 SIZE, MARGINS = 4, {"sphere": 1.3, "ball": 3.0}
@@ -97,18 +97,6 @@ def test_entropy_does_not_push_an_image_from_its_copies(name):
 def nearest_length(space, points, i):
     others = np.delete(points, i, axis=0).astype(float)
     return min(float(distance(space, points[i].astype(float), other)) for other in others)
-
-
-_FREE = [name for name, entry in OBJECTIVES.items() if not entry.by_class and "hier" not in name]
-
-
-@pytest.mark.parametrize("name", _FREE)
-def test_other_losses_accept_batches_of_tuples(name):
-    """Their labels are not grouped: no loss may take a batch's order for classes."""
-    config = default_config()
-    choose_objective(config, name)
-    config.train.sampling, config.train.tuples.negatives, config.train.batch_size = "tuples", 5, 35
-    assert create_objective(config).samples_per_class is None
 
 
 def test_the_objective_adds_entropy_and_has_no_memory():

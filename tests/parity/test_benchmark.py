@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from hypjax import benchmark
-from hypjax.benchmarks import retrieval
-from hypjax.benchmarks.loss import COMPARED, gradient
+from hypjax.benchmarks import loss, retrieval
 from hypjax.command import parse
 from hypjax.training import optim
 
@@ -50,27 +49,37 @@ def test_peers_of_the_loss_compute_the_same(classes, samples):
     from hypjax.benchmarks import torch_peers
 
     features = np.random.default_rng(0).normal(size=(classes * samples, 16)).astype(np.float32)
-    run, _ = gradient(features, samples)
-    loss, (slope,) = run()
+    ours, _ = loss.gradient(features, samples)
+    found, (slope,) = ours()
     peers = torch_peers.hyperbolic_losses(features, samples)
     for name in ("Möbius sums [n, m, dim]", "our formula"):
         value, (theirs,) = peers[name]()
-        np.testing.assert_allclose(value, loss, rtol=1e-5)
+        np.testing.assert_allclose(value, found, rtol=1e-5)
         np.testing.assert_allclose(theirs, slope, atol=1e-5 * np.abs(slope).max())
 
 
-@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize("name", loss.COMPARED)
 def test_peers_of_the_other_losses_compute_the_same(name):
     pytest.importorskip("pytorch_metric_learning", reason="needs the parity extra")
-    compared = COMPARED[name]
+    compared = loss.COMPARED[name]
     features = np.random.default_rng(0).normal(size=(12, 16)).astype(np.float32)
     labels = np.repeat(np.arange(6), 2)
-    run, _ = compared.gradient(features, labels)
-    (loss, slopes), (theirs, their_slopes) = run(), compared.peer(features, labels)()
+    ours, _ = compared.gradient(features, labels)
+    (value, slopes), (theirs, their_slopes) = ours(), compared.peer(features, labels)()
     if name != "contrastive":  # Its peer divides by another number.
-        np.testing.assert_allclose(theirs, loss, rtol=1e-5)
-        for ours, other in zip(slopes, their_slopes, strict=True):
-            np.testing.assert_allclose(other, ours, atol=1e-5 * np.abs(ours).max())
+        np.testing.assert_allclose(theirs, value, rtol=1e-5)
+        for own, other in zip(slopes, their_slopes, strict=True):
+            np.testing.assert_allclose(other, own, atol=1e-5 * np.abs(own).max())
+
+
+def test_the_peer_with_a_memory_computes_the_same():
+    pytest.importorskip("pytorch_metric_learning", reason="needs the parity extra")
+    data = loss.make_data(300)
+    (ours, _), theirs = loss.memory_step(data), loss.memory_peer(data)
+    for _ in range(10):  # Batches of 64: the memory is overwritten twice.
+        (value, slope), (expected, gradient) = ours(), theirs()
+        np.testing.assert_allclose(value, expected.numpy(), rtol=1e-4)
+        np.testing.assert_allclose(slope, gradient.numpy(), rtol=1e-3, atol=1e-5)
 
 
 def test_the_peer_trains_the_same_parameters():
