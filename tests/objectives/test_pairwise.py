@@ -1,4 +1,4 @@
-"""Pairwise cross-entropy against a transcription of Eq. 5 in NumPy."""
+"""Pairwise cross-entropy against a transcription of Eq. 5 in NumPy, and as the loss of HypMix."""
 
 import functools
 
@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypjax.config import default_config
+from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.objectives import PairwiseCrossEntropy, pairwise_cross_entropy
+from hypjax.objectives import (
+    PairwiseCrossEntropy,
+    create_objective,
+    mixed_space,
+    pairwise_cross_entropy,
+)
 from hypjax.types import Batch, Outputs
 
 BALL, SPHERE = PoincareBall(0.1, 2.3), Sphere()
@@ -93,8 +100,8 @@ def test_loss_is_invariant_to_rotations_and_permutations(seed):
 
 @jax.jit
 @jax.value_and_grad
-def loss_and_gradient(features, space):
-    return pairwise_cross_entropy(space.embed(features), space=space, temperature=0.2)
+def loss_and_gradient(features, space, temperature=0.2):
+    return pairwise_cross_entropy(space.embed(features), space=space, temperature=temperature)
 
 
 @pytest.mark.parametrize("spread", [0.1, 1e-4])
@@ -200,3 +207,41 @@ def test_batches_that_are_not_balanced_are_refused(shape, labels, samples, messa
         pairwise_cross_entropy(
             jnp.ones(shape), space=BALL, temperature=0.2, labels=labels, samples_per_class=samples
         )
+
+
+MIX = {"sphere_temperature": 0.05, "ball_temperature": 0.2}
+FEATURES = np.random.default_rng(0).normal(size=(5, 3, 8)).astype(np.float32)
+
+
+def assert_equal(found, expected):
+    for got, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-6)
+
+
+def test_hypmix_without_the_ball_is_the_spherical_loss():
+    space = mixed_space(BALL, **MIX, ball_weight=0.0)
+    expected = loss_and_gradient(FEATURES, SPHERE, 2 * 0.05)
+    assert_equal(loss_and_gradient(FEATURES, space, 1.0), expected)
+
+
+def test_hypmix_without_the_sphere_is_the_hyperbolic_loss_of_normalised_features():
+    space = mixed_space(BALL, sphere_temperature=jnp.inf, ball_temperature=0.2, ball_weight=1.0)
+
+    @jax.jit
+    @jax.value_and_grad
+    def hyperbolic(features):
+        points = BALL.embed(SPHERE.embed(features))
+        return pairwise_cross_entropy(points, space=BALL, temperature=0.2)
+
+    assert_equal(loss_and_gradient(FEATURES, space, 1.0), hyperbolic(FEATURES))
+
+
+def test_configurations_describe_hypmix():
+    config = default_config("hypmix")
+    config.objective.ball_weight = 8.0
+    objective = create_objective(config)
+    assert objective.space == mixed_space(BALL, **MIX, ball_weight=8.0)
+    assert objective.temperature == 1
+    config.objective.space = "sphere"
+    with pytest.raises(UserError, match="config.objective.space is sphere; it must be poincare"):
+        create_objective(config)

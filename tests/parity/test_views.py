@@ -1,15 +1,10 @@
 """Comparison of image crops and views with torchvision."""
 
-import pathlib
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.dataset import Dataset
-from hypjax.data.pipeline import training_batches
-from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import TEST_VIEWS, RandomCrop, ResizeCrop
 from hypjax.types import View
 
@@ -21,8 +16,6 @@ torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 AREA, RATIO = (0.2, 1.0), (3 / 4, 4 / 3)
 BICUBIC = transforms.InterpolationMode.BICUBIC
 DRAWS = 4000
-IRT = ResizeCrop(resize=256, side=224, flip=0.5)
-PHOTOS = pathlib.Path(__file__).parents[3] / "shared/data/CUB_200_2011/images"
 
 
 @pytest.mark.parametrize("size", [(375, 500), (500, 333), (300, 300), (60, 200), (40, 41)])
@@ -89,26 +82,3 @@ def test_windows_have_the_distribution_of_random_crop():
     features = (lambda b: b[:, 0], lambda b: b[:, 1], lambda b: b[:, 0] - b[:, 1])
     for feature in features:
         assert stats.ks_2samp(feature(ours), feature(theirs)).pvalue > 1e-4
-
-
-def test_views_of_photos_equal_torchvisions():
-    photos = sorted(PHOTOS.rglob("*.jpg"))[:12]
-    if not photos:
-        pytest.skip("the photos of shared/data are not here")
-    records = [{"image": photo.read_bytes()} for photo in photos]
-    numbers = np.arange(len(photos))
-    images = [Image.open(photo).convert("RGB") for photo in photos]
-    sizes = np.array([(image.height, image.width) for image in images])
-    dataset = Dataset(records, numbers, numbers // 2, sizes)
-    plans = EpochClassPlans(numbers // 2, np.full_like(sizes, 256), 6, IRT, 0, 2)
-    batches = list(training_batches(dataset, plans, range(4), View(224, 256, 3)))
-    for step, batch in enumerate(batches):
-        for found, i, box in zip(batch.images, batch.ids, plans(step).boxes.tolist(), strict=True):
-            squashed = transforms.Resize((256, 256), BICUBIC)(images[i])
-            np.testing.assert_array_equal(found, transforms.functional.crop(squashed, *box))
-    squash = transforms.Resize((224, 224), BICUBIC)
-    centre = transforms.Compose([transforms.Resize(256, BICUBIC), transforms.CenterCrop(224)])
-    for name, peer in (("squash", squash), ("centre_crop", centre)):
-        for i, image in enumerate(images):
-            found = dataset.test_view(i, View(224, 256, 3, name))
-            np.testing.assert_array_equal(found, peer(image))
