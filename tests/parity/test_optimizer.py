@@ -108,50 +108,39 @@ def grouped(config, **starts):
     return config
 
 
-@pytest.mark.parametrize("name", ["adamw", "adam"])
-def test_parameter_groups(name):
-    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
-    assert_agree(grouped(fields(name=name)), kind)
+def warm_up(step):
+    return step / 10 if step < 10 else 0.5 ** ((step - 10) // 5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "schedule"),
-    [
-        (
-            {"schedule": "step", "decay_every": 7, "decay_factor": 0.3},
-            lambda o: torch.optim.lr_scheduler.StepLR(o, 7, 0.3),
-        ),
-        (
-            {"schedule": "exponential", "decay_every": 1, "decay_factor": 0.9},
-            lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
-        ),
-        (
-            {"schedule": "cosine"},
-            lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, STEPS),
-        ),
-        (
-            {"schedule": "step", "decay_every": 5, "decay_factor": 0.5, "warmup_steps": 10},
-            lambda o: torch.optim.lr_scheduler.LambdaLR(
-                o, lambda t: t / 10 if t < 10 else 0.5 ** ((t - 10) // 5)
-            ),
-        ),
-    ],
-    ids=["step", "exponential", "cosine", "warm-up"],
-)
-def test_schedules(changes, schedule):
-    assert_agree(grouped(fields(**changes)), schedule=schedule)
+# Fields, and what is the same in PyTorch.
+CASES = {
+    "adamw": ({}, {}),
+    "adam": ({"name": "adam"}, {"kind": torch.optim.Adam}),
+    "step": (
+        {"schedule": "step", "decay_every": 7, "decay_factor": 0.3},
+        {"schedule": lambda o: torch.optim.lr_scheduler.StepLR(o, 7, 0.3)},
+    ),
+    "exponential": (
+        {"schedule": "exponential", "decay_every": 1, "decay_factor": 0.9},
+        {"schedule": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9)},
+    ),
+    "cosine": (
+        {"schedule": "cosine"},
+        {"schedule": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, STEPS)},
+    ),
+    "warm-up": (
+        {"schedule": "step", "decay_every": 5, "decay_factor": 0.5, "warmup_steps": 10},
+        {"schedule": lambda o: torch.optim.lr_scheduler.LambdaLR(o, warm_up)},
+    ),
+    "norm": ({"clip_norm": 2.0}, {"clip": lambda p: torch.nn.utils.clip_grad_norm_(p, 2.0)}),
+    "value": ({"clip_value": 0.5}, {"clip": lambda p: torch.nn.utils.clip_grad_value_(p, 0.5)}),
+}
 
 
-@pytest.mark.parametrize(
-    ("changes", "clip"),
-    [
-        ({"clip_norm": 2.0}, lambda p: torch.nn.utils.clip_grad_norm_(p, 2.0)),
-        ({"clip_value": 0.5}, lambda p: torch.nn.utils.clip_grad_value_(p, 0.5)),
-    ],
-    ids=["norm", "value"],
-)
-def test_clipping(changes, clip):
-    assert_agree(grouped(fields(**changes)), clip=clip)
+@pytest.mark.parametrize("case", CASES)
+def test_groups_schedules_and_clipping(case):
+    changes, peer = CASES[case]
+    assert_agree(grouped(fields(**changes)), **peer)
 
 
 def test_a_rate_of_0_until_a_step():
