@@ -6,7 +6,7 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int
@@ -35,7 +35,6 @@ _WANTED = 0.98
 _LEAST_MISSED = 1e-4  # Smallest share in the figure: one in 10,000 neighbours.
 _SETTINGS = ((PoincareBall(0.1, 2.3), 128), (PoincareBall(1.0, None), 128))
 _SETTINGS += ((PoincareBall(0.1, 2.3), 8), (PoincareBall(1.0, None), 8))
-
 
 Points = Float32[np.ndarray, "n d"]
 Search = Callable[[Points, int], Int[np.ndarray, "q k"]]
@@ -122,7 +121,9 @@ def _hyperbolic(
     ids = np.arange(len(x)).astype(str)
     embeddings = Embeddings(x, ids, np.full(len(x), ""), ball, "benchmark", "benchmark", {})
     queries = x[:_QUERIES]
-    gallery, built = _timed(lambda: GraphGallery.build(embeddings))
+    started = time.perf_counter()
+    gallery = GraphGallery.build(embeddings)
+    built = time.perf_counter() - started
     settings = {"as exported": gallery.candidates, **_candidates()}
 
     def own(q: Points, candidates: int) -> np.ndarray:
@@ -149,7 +150,7 @@ def _hyperbolic(
         yield _Engine(engine, built, twice, queries, _candidates(least=64))
     if peers.installed("qdrant_edge"):
         points = QdrantGallery.create(Folder(folder / "gallery.qdrant"), embeddings)
-        _, built = _timed(lambda: points.add(embeddings))
+        built = measure.seconds(lambda: points.add(embeddings))
 
         def search(q: Points, candidates: int) -> np.ndarray:
             points.candidates = candidates
@@ -184,7 +185,7 @@ def _faiss_graph(x: Points, metric: str) -> tuple[float, Callable[..., np.ndarra
         index.hnsw.efSearch = candidates
         return index.search(q, count)[1]
 
-    return _timed(lambda: index.add(x))[1], search
+    return measure.seconds(lambda: index.add(x)), search
 
 
 def _usearch(
@@ -194,7 +195,7 @@ def _usearch(
 
     settings = dict(metric=metric, dtype=dtype, connectivity=_LINKS, expansion_add=_ADDED)
     index = Index(ndim=vectors.shape[1], **settings)
-    _, built = _timed(lambda: index.add(np.arange(len(vectors)), vectors))
+    built = measure.seconds(lambda: index.add(np.arange(len(vectors)), vectors))
 
     def search(q: Points, candidates: int) -> np.ndarray:
         index.expansion_search = candidates
@@ -219,14 +220,7 @@ def _lists(engine: str, vectors: Points, queries: Points) -> _Engine:
         return index.search(q, _K)[1]
 
     settings = {f"{visited} of {lists} lists": visited for visited in _LISTS}
-    return _Engine(engine, _timed(build)[1], search, queries, settings)
-
-
-def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    """The result of a function, and its seconds."""
-    started = time.perf_counter()
-    found = run()
-    return found, time.perf_counter() - started
+    return _Engine(engine, measure.seconds(build), search, queries, settings)
 
 
 def _by_ball(rows: measure.Rows) -> dict[tuple[float, int], measure.Rows]:

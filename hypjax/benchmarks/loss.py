@@ -48,11 +48,10 @@ def tasks(options: Options) -> Iterator[Task]:
         what = f"loss and gradient, {classes} classes × {samples}, {_DIM} coordinates"
         limit = 3 * product_seconds(len(features), len(features), _DIM)
         module, name = peers.torch_or_missing("torch (pip install torch)")
-        theirs = module.hyperbolic_losses(features, samples) if module else {}
+        theirs = module.hyperbolic_losses(features, samples) if module else {None: None}
         for formula, peer in theirs.items():
-            yield Task(what, ours, peer, f"{name}, {formula}", limit, memory=memory)
-        if not theirs:
-            yield Task(what, ours, None, name, limit, memory=memory)
+            peer_name = f"{name}, {formula}" if peer else name
+            yield Task(what, ours, peer, peer_name, limit, memory=memory)
     rng = np.random.default_rng(0)
     for name, compared in COMPARED.items():
         classes, samples, dim = _PROXIES if compared.centres else _PAIRS

@@ -10,7 +10,7 @@ import shutil
 from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
-from hypjax.system.cloud import CloudFolder, Stored, copying, reaching, url_hash
+from hypjax.system.cloud import CloudFolder, Stored, explained, url_hash
 from hypjax.system.locks import claimed
 
 # TFDS's file names of a split's records.
@@ -33,7 +33,7 @@ def local_copy(url: str, name: str, version: str) -> pathlib.Path:
     root, path = copies() / url_hash(url), f"{name}/{version}"
     if (root / path).exists():
         return root
-    with reaching(url):
+    with explained(f"cannot read {url}"):
         prepared = CloudFolder(f"{url.rstrip('/')}/{path}")
         files = prepared.list()
     if not files:
@@ -41,7 +41,8 @@ def local_copy(url: str, name: str, version: str) -> pathlib.Path:
             f"{url} holds no {path}; prepare it on local disk (python -m hypjax.prepare "
             f"--dataset={name}) and copy its folder {path} there"
         )
-    with copying(url, root), claimed(root / name, f"copying {name} from {url}"):
+    failed, copying = f"cannot copy {url} to {root}", f"copying {name} from {url}"
+    with explained(failed), claimed(root / name, copying):
         if not (root / path).exists():
             _copy(prepared, files, root / path)
     return root

@@ -39,10 +39,8 @@ from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import (
     CloudFolder,
     Stored,
-    copying,
     explained,
     is_url,
-    reaching,
     reason,
     url_hash,
 )
@@ -81,7 +79,7 @@ class CloudCopy:
         self.folder = _local_folder(url)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep_uploading, daemon=True)
-        with reaching(url):
+        with explained(f"cannot read {url}"):
             self._cloud = CloudFolder(url)
         with claimed_or_refused(self.folder):
             state = _read_state(self.folder)
@@ -92,7 +90,7 @@ class CloudCopy:
             self._synchronise()
 
     def _synchronise(self) -> None:
-        with reaching(self.location):
+        with explained(f"cannot read {self.location}"):
             stored = self._cloud.list()
             wrote_last = (
                 CONFIG in stored
@@ -143,7 +141,7 @@ class CloudCopy:
         if RESULTS in files:  # A finished run: only its results are read, in order to print them.
             files = {n: info for n, info in files.items() if not n.startswith(CHECKPOINTS)}
         incoming = self.folder / _INCOMING
-        with copying(self.location, self.folder):
+        with explained(f"cannot copy {self.location} to {self.folder}"):
             remove(incoming)
             incoming.mkdir()
             self._cloud.get_all(files, incoming)
@@ -318,7 +316,7 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
         return
     folder = _local_folder(workdir, "-read")
     with contextlib.ExitStack() as stack:
-        with copying(workdir, folder):
+        with explained(f"cannot copy {workdir} to {folder}"):
             stack.enter_context(claimed(folder, f"reading {workdir}"))
             _update(folder, workdir, training)
         yield folder
@@ -327,10 +325,10 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
 def _update(folder: pathlib.Path, url: str, training: bool) -> None:
     """Downloads the necessary files that are new or changed; removes all others."""
     versions = _read_state(folder).get("versions", {})
-    with reaching(url):
+    with explained(f"cannot read {url}"):
         cloud = CloudFolder(url)
     for attempt in range(_ATTEMPTS):
-        with reaching(url):
+        with explained(f"cannot read {url}"):
             stored = {n: info for n, info in cloud.list().items() if _is_needed(n, training)}
         if CONFIG not in stored:
             raise UserError(f"{url} holds no run; name the folder of one with --workdir")

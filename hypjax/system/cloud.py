@@ -134,16 +134,6 @@ def _version(info: Mapping[str, Any]) -> str:
     return hashlib.sha256(str(facts).encode()).hexdigest()[:16]
 
 
-def reaching(url: str) -> contextlib.AbstractContextManager[None]:
-    """Turns any failure to read from storage into a `UserError`."""
-    return explained(f"cannot read {url}")
-
-
-def copying(url: str, folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    """Turns any failure of a download, remote or local, into a `UserError`."""
-    return explained(f"cannot copy {url} to {folder}")
-
-
 @contextlib.contextmanager
 def explained(problem: str, advice: str = "") -> Iterator[None]:
     """Turns any failure into a `UserError` with the problem, its reason, and advice."""
