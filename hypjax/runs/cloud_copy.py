@@ -36,14 +36,7 @@ from hypjax.runs.files import (
 )
 from hypjax.system import console, hub
 from hypjax.system.caches import cache_folder
-from hypjax.system.cloud import (
-    CloudFolder,
-    Stored,
-    explained,
-    is_url,
-    reason,
-    url_hash,
-)
+from hypjax.system.cloud import CloudFolder, Stored, explained, is_url, reason, url_hash
 from hypjax.system.files import write_json
 from hypjax.system.locks import claimed, claimed_or_refused
 

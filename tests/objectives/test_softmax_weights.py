@@ -9,12 +9,7 @@ import pytest
 
 from hypjax.config import default_config
 from hypjax.errors import UserError
-from hypjax.objectives import (
-    OBJECTIVES,
-    create_objective,
-    negative_weights,
-    softmax_temperature,
-)
+from hypjax.objectives import OBJECTIVES, create_objective, negative_weights, softmax_temperature
 from hypjax.types import Batch, Outputs
 
 CLASSES, SAMPLES = 5, 2

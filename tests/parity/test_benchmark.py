@@ -6,19 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax import benchmark
 from hypjax.benchmarks import loss, retrieval
-from hypjax.command import parse
 from hypjax.training import optim
+from tests.helpers import commands
 
 TASKS = {"loss": 16, "retrieval": 11, "input": 7, "train": 4}
 
 
 def run(output, suite):
-    for flag in benchmark.FLAGS:
-        benchmark.FLAGS[flag].unparse()
-    given = ["benchmark", suite, "--quick", f"--output={output}"]
-    benchmark.main(*parse(given, benchmark.FLAGS, benchmark.CHOICES))
+    commands.call("benchmark", suite, "--quick", f"--output={output}")
     return json.loads(output.read_text())
 
 

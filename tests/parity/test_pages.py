@@ -5,9 +5,8 @@ import shutil
 
 import pytest
 
-from hypjax import plot, report, train
-from hypjax.command import parse
-from tests.helpers import small_runs
+from hypjax import train
+from tests.helpers import commands, small_runs
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
@@ -30,17 +29,10 @@ def pages(photos_folder, tmp_path_factory) -> dict[str, pathlib.Path]:
             small_runs.load(photos_folder, f"objective.space={space}"), root / space
         )
     runs = [f"--workdir={root / space}" for space in ("poincare", "sphere")]
-    commands = {
-        "report": (report, [*runs, "--queries=12"]),
-        "disk": (plot, ["disk", runs[0], "--parts=train,test"]),
-    }
-    for name, (module, arguments) in commands.items():
-        for flag in module.FLAGS:
-            module.FLAGS[flag].unparse()
-        parsed = ["x", *arguments, f"--output={root / name}.html"]
-        choices = getattr(module, "CHOICES", ())
-        module.main(*parse(parsed, module.FLAGS, choices))
-    return {name: root / f"{name}.html" for name in commands}
+    found = {name: root / f"{name}.html" for name in ("report", "disk")}
+    commands.call("report", *runs, "--queries=12", f"--output={found['report']}")
+    commands.call("plot", "disk", runs[0], "--parts=train,test", f"--output={found['disk']}")
+    return found
 
 
 @pytest.fixture(scope="module")
