@@ -22,11 +22,8 @@ ALL = ("benchmark", "compare", "convert", "embed", "export", "hierarchy", "hyper
 )
 
 
-def test_all_commands_are_found():
-    assert commands.names() == list(ALL)
-
-
 def test_each_command_is_a_sub_command(repository):
+    assert commands.names() == list(ALL)
     setup = configparser.ConfigParser()
     setup.read(repository / "setup.cfg")
     points = setup["options.entry_points"]["console_scripts"].split()
@@ -39,9 +36,7 @@ def test_each_command_is_a_sub_command(repository):
     ("arguments", "status", "shown"),
     [
         ([], 0, "train         Trains and evaluates"),
-        (["--help"], 0, "search        Finds the nearest"),
         (["train", "--help"], 0, "--mode: <train|evaluate>"),
-        (["train", "--config=glyphs:hip"], 1, "error: unknown variant 'hip'; did you mean hyp?"),
         (["serch"], 1, "error: 'serch' is no command of hypjax; did you mean search?"),
     ],
 )
@@ -75,14 +70,6 @@ def test_one_process_imports_all_commands_without_touching_global_flags(reposito
     heavy = {"jax", "numpy", "ml_collections", "matplotlib"}
     program += f"import sys; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=repository, check=True, timeout=60)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_an_unknown_flag_is_refused(name):
-    module = importlib.import_module(f"hypjax.{name}")
-    others = "did you mean --output[?]|it must be one of --[a-z_, -]+"
-    with pytest.raises(UserError, match=f"^unknown flag --outputs; ({others}) [(]--help describes"):
-        command.parse([name, "--outputs=x"], copy.deepcopy(module.FLAGS))
 
 
 @pytest.mark.parametrize(
@@ -137,10 +124,9 @@ def test_the_example_of_a_command_exists(name, repository, monkeypatch):
     assert commands.problems(f"```\n{example}\n```\n") == []
 
 
-@pytest.mark.parametrize("flag", ["--help", "--helpfull"])
-def test_help_shows_the_flags_of_the_command_alone(repository, flag):
+def test_help_shows_the_flags_of_the_command_alone(repository):
     done = subprocess.run(
-        [sys.executable, "-m", "hypjax.convert", flag],
+        [sys.executable, "-m", "hypjax.convert", "--help"],
         cwd=repository,
         capture_output=True,
         text=True,
@@ -149,8 +135,8 @@ def test_help_shows_the_flags_of_the_command_alone(repository, flag):
     assert done.returncode == 0 and not done.stderr
     example = "example:\n  python -m hypjax.convert --workdir=runs/glyphs-hyp --output="
     assert example in done.stdout and done.stdout.endswith(".safetensors\n")
-    assert "--output: File to write" in done.stdout and "--config:" not in done.stdout
-    assert ("--verbosity" in done.stdout) == (flag == "--helpfull")
+    assert "--output: File to write" in done.stdout
+    assert "--config:" not in done.stdout and "--verbosity" not in done.stdout
 
 
 def test_messages_stay_on_one_line_and_hold_no_terminal_codes():

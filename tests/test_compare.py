@@ -1,5 +1,6 @@
 """One table of finished runs."""
 
+import itertools
 import pathlib
 import re
 
@@ -92,20 +93,13 @@ def test_runs_that_differ_in_a_field_are_found_in_their_default_folders(
     ]
 
 
-def sweep_of_temperatures(folder, repository):
-    """Finishes runs/hyp-0.1, runs/hyp-0.2 and so on; returns their names."""
-    names = []
-    for variant in ("hyp", "sph"):
-        for value in ("0.1", "0.2"):
-            names.append(f"runs/{variant}-{value}")
-            spec = str(repository / f"configs/glyphs.py:{variant}")
-            config = load_config(spec, [f"objective.temperature={value}"])
-            finish(folder / names[-1], head=0.5, validation=0.5, config=config)
-    return names
-
-
 def test_named_runs_are_drawn_against_a_field(compare, tmp_path, repository):
-    names = sweep_of_temperatures(tmp_path, repository)
+    names = []
+    for variant, value in itertools.product(("hyp", "sph"), ("0.1", "0.2")):
+        names.append(f"runs/{variant}-{value}")
+        spec = str(repository / f"configs/glyphs.py:{variant}")
+        config = load_config(spec, [f"objective.temperature={value}"])
+        finish(tmp_path / names[-1], head=0.5, validation=0.5, config=config)
     plain = compare(*names)
     drawn = compare(*names, "--x=objective.temperature", "--output=sweep.svg")
     assert drawn.err == "wrote sweep.svg\n" and drawn.out == plain.out

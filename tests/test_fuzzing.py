@@ -16,7 +16,6 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from hypjax.config import default_config, for_files, identity, load_config
-from hypjax.data import pixels
 from hypjax.data.photo_dataset import open_photos
 from hypjax.data.photos import find_photos, read_table
 from hypjax.data.splits import Decoding, HeldOutClasses
@@ -239,11 +238,3 @@ def test_parts_of_a_gallery_are_read_or_embedded_again(tmp_path):
 def test_fields_take_a_value_or_refuse_it(field, text):
     spec = str(pathlib.Path(__file__).parents[1] / "configs/glyphs.py")
     tolerates(load_config, spec, [f"{field}={text}"])
-
-
-@fuzzed
-@given(st.binary(max_size=200) | st.text(max_size=60).map(str.encode))
-def test_any_bytes_are_no_image(content):
-    with pytest.raises((OSError, ValueError, SyntaxError)) as error:
-        pixels.decode(content, 3, upright=True)
-    assert pixels.reason(error.value)

@@ -6,7 +6,7 @@ from hypjax import compare, train
 from hypjax.config import load_config
 from hypjax.data.preparation import fonts, scenes
 from hypjax.data.preparation.prepare import prepare
-from hypjax.evaluate import evaluate, evaluate_pretrained
+from hypjax.evaluate import evaluate
 
 TINY = (
     *("model.weights=None", "model.width=16", "model.depth=1", "model.num_heads=2"),
@@ -65,8 +65,3 @@ def test_a_judged_run_is_trained_shown_evaluated_and_compared(load, tmp_path, ca
     compare.main([], runs=[str(tmp_path), str(tmp_path)])
     compared = capsys.readouterr().out
     assert "scores on the test images" in compared and "scenes  hard" in compared
-
-
-def test_a_random_encoder_is_not_called_pretrained(load):
-    with pytest.raises(Exception, match="weights"):
-        evaluate_pretrained(load())

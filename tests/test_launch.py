@@ -125,30 +125,28 @@ def test_a_command_is_not_repeated_after_a_signal_to_the_script(stubs):
 
 
 @pytest.mark.parametrize(
-    ("statuses", "last", "requeued"),
+    ("statuses", "restarts", "last", "requeued"),
     [
-        ((0, 0), 0, False),
-        ((75, 75), 75, True),
-        ((75, 137), 137, True),
-        ((1, 1), 1, False),
+        ((0, 0), 0, 0, False),
+        ((75, 75), 0, 75, True),
+        ((75, 75), 100, 75, False),
+        ((75, 137), 0, 137, True),
+        ((1, 1), 0, 1, False),
     ],
-    ids=["done", "saved", "one was killed", "user error"],
+    ids=["done", "saved", "saved too often", "one was killed", "user error"],
 )
-def test_a_slurm_job_requeues_itself_unless_it_is_done_or_fails(slurm, statuses, last, requeued):
+def test_a_slurm_job_requeues_itself_unless_it_is_done_or_fails(
+    slurm, statuses, restarts, last, requeued
+):
     slurm.feed("STATUSES", *statuses)
-    done = slurm.run("slurm.sh", "--config=a.py", "--workdir=b c", SLURM_CPUS_PER_TASK="8")
+    env = {"SLURM_CPUS_PER_TASK": "8", "SLURM_RESTART_COUNT": str(restarts)}
+    done = slurm.run("slurm.sh", "--config=a.py", "--workdir=b c", **env)
     assert done.returncode == last, done.stderr
+    assert ("submit the same command again" in done.stderr) == (restarts > 0)
     assert slurm.calls("scontrol") == ["scontrol requeue 7"] * requeued
     task = "python -m hypjax.main --coordinator=auto --config=a.py --workdir=b c"
     assert slurm.calls("python") == [task] * len(statuses)
     assert slurm.calls("srun") == ["srun --kill-on-bad-exit=0 --wait=0 --cpus-per-task=8"]
-
-
-def test_a_slurm_job_is_not_requeued_forever(slurm):
-    slurm.feed("STATUSES", 75)
-    done = slurm.run("slurm.sh", SLURM_RESTART_COUNT="100")
-    assert done.returncode == 75 and "submit the same command again" in done.stderr
-    assert not slurm.calls("scontrol")
 
 
 def test_a_cancelled_slurm_job_is_not_requeued(slurm):
@@ -284,23 +282,15 @@ def test_colab_keeps_runs_on_drive_and_data_on_the_local_disk(stubs, repository,
 
 def test_a_sweep_checks_its_values_trains_each_and_prints_a_table(stubs):
     stubs.feed("STATUSES", 0, 1, 0)
-    done = stubs.run("sweep.sh", "a.py:b", "objective.c", "0.1", "1e-3", "2", "--config.seed=1")
+    options = "--config.seed=1", "--output=a b.png"
+    done = stubs.run("sweep.sh", "a.py:b", "objective.c", "0.1", "1e-3", "2", *options)
     assert done.returncode == 1  # That of the failed run; the others are trained all the same.
     flags = "--config=a.py:b --config.seed=1"
     table = f"python -m hypjax.compare {flags} --field=objective.c"
-    table += " --value=0.1 --value=1e-3 --value=2"
+    table += " --value=0.1 --value=1e-3 --value=2 --output=a b.png"
     train = f"python -m hypjax.main {flags} --config.objective.c="
     trained = [train + value for value in ("0.1", "1e-3", "2")]
     assert stubs.calls() == [f"{table} --check", *trained, table]
-
-
-def test_a_sweep_is_drawn_at_the_end(stubs):
-    stubs.feed("STATUSES", 0, 75)
-    done = stubs.run("sweep.sh", "a.py", "objective.c", "1", "--output=a b.png", "2")
-    assert done.returncode == 75
-    first, *_, last = stubs.calls()
-    table = "python -m hypjax.compare --config=a.py --field=objective.c --value=1 --value=2"
-    assert (first, last) == (f"{table} --output=a b.png --check", f"{table} --output=a b.png")
 
 
 def test_seeds_are_a_sweep_over_the_field_seed(stubs):

@@ -10,9 +10,7 @@ import jax
 import pytest
 
 from hypjax import errors, evaluate, train
-from hypjax.config import load_config
 from hypjax.data.splits import open_splits
-from hypjax.runs.workdir import Workdir
 from hypjax.training import states
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_picture, write_pictures, write_table
@@ -35,7 +33,7 @@ def mistake(capsys, monkeypatch):
                 mode(small_runs.load(path, *overrides), workdir)
         assert exit.value.code == 1
         (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
-        return line
+        return line.removeprefix("error: ")
 
     monkeypatch.chdir(tempfile.mkdtemp())
     return mistake
@@ -45,64 +43,25 @@ CLASSES = [f"{label}/{i}.png" for label in "abcdefgh" for i in "12"]
 
 
 @pytest.mark.parametrize(
-    ("override", "line"),
+    ("override", "words"),
     [
-        (
-            "train.total_stepz=5",
-            "error: unknown field config.train.total_stepz; did you mean train.total_steps?",
-        ),
-        (
-            "objective.temperature=0",
-            "error: config.objective.temperature is 0.0; it must be above 0",
-        ),
-        (
-            "train.batch_size=64",
-            "error: config.train.batch_size is 64, 32 classes with 2 images each, but there are "
-            "4 training classes; set --config.train.batch_size=8 or less",
-        ),
-        (
-            "data.validation_classes=6",
-            "error: config.data.validation_classes is 6, 6 of 7 classes, but two must remain to "
-            "train on; set --config.data.validation_classes=5 or less",
-        ),
-        (
-            "data.validation_classes=0.5x",
-            "error: config.data.validation_classes is '0.5x'; it must be a finite number",
-        ),
-        (
-            "data.test_classes=0",
-            "error: PHOTOS has no splits; set --config.data.test_classes=0.25, or "
-            "--config.data.split=images to test on other images of the same classes",
-        ),
-        (
-            "data.path=/nowhere",
-            "error: config.data.path is /nowhere, which is neither a folder nor a .csv or .parquet "
-            "table",
-        ),
-        (
-            "data.path=None",
-            "error: config.data.path is None; it must be a folder of images, or a .csv or "
-            ".parquet table",
-        ),
+        ("train.batch_size=64", "is 64, 32 classes with 2 images each, but there are 4 training"),
+        ("train.batch_size=64", "; set --config.train.batch_size=8 or less"),
+        ("data.validation_classes=6", "is 6, 6 of 7 classes, but two must remain to train on; "),
+        ("data.test_classes=0", "PHOTOS has no splits; set --config.data.test_classes=0.25, or "),
+        ("data.path=/nowhere", "path is /nowhere, which is neither a folder nor a .csv or .parq"),
+        ("data.path=None", "path is None; it must be a folder of images, or a .csv or .parquet"),
     ],
 )
-def test_invalid_settings(mistake, photos_folder, override, line):
-    assert mistake(photos_folder, override) == line.replace("PHOTOS", str(photos_folder))
-
-
-def test_unknown_variant():
-    with pytest.raises(
-        errors.UserError, match="unknown variant 'hyperbolic'; it must be one of hyp, sph"
-    ):
-        load_config(small_runs.CONFIG + ":hyperbolic", ["data.path=x"])
+def test_invalid_settings(mistake, photos_folder, override, words):
+    assert words.replace("PHOTOS", str(photos_folder)) in mistake(photos_folder, override)
 
 
 def test_empty_folder(mistake, tmp_path):
-    assert mistake(tmp_path) == (
-        f"error: {tmp_path} has no sub-folders; put the images of each class into one"
-    )
+    words = "has no sub-folders; put the images of each class into one"
+    assert mistake(tmp_path) == f"{tmp_path} {words}"
     (tmp_path / "a").mkdir()
-    assert mistake(tmp_path).startswith(f"error: no images in the sub-folders of {tmp_path} (.bmp")
+    assert mistake(tmp_path).startswith(f"no images in the sub-folders of {tmp_path} (.bmp")
 
 
 def test_broken_images(mistake, tmp_path):
@@ -113,12 +72,12 @@ def test_broken_images(mistake, tmp_path):
         write_picture(broken, size=(64, 64))
         broken.write_bytes(broken.read_bytes()[: broken.stat().st_size * 2 // 3])
         line = mistake(tmp_path)
-        assert line.startswith(f"error: cannot read 1 of 17 images: {broken} (")
+        assert line.startswith(f"cannot read 1 of 17 images: {broken} (")
         assert line.endswith("); fix or remove them")
         broken.unlink()
     (tmp_path / "a/3.jpg").write_text("no image")
     assert mistake(tmp_path) == (
-        f"error: cannot read 1 of 17 images: {tmp_path}/a/3.jpg (not an image); fix or remove them"
+        f"cannot read 1 of 17 images: {tmp_path}/a/3.jpg (not an image); fix or remove them"
     )
     for i in range(7):
         (tmp_path / f"a/broken{i}.jpg").write_bytes(b"")
@@ -132,20 +91,19 @@ def test_unreadable_file(mistake, open_folder):
     with ordinary_user():
         line = mistake(open_folder, workdir=open_folder / "run")
     assert line == (
-        f"error: cannot read 1 of 16 images: {open_folder}/a/1.png (Permission denied); "
-        "fix or remove them"
+        f"cannot read 1 of 16 images: {open_folder}/a/1.png (Permission denied); fix or remove them"
     )
     (open_folder / "a").chmod(0)
     with ordinary_user():
         line = mistake(open_folder, workdir=open_folder / "run")
-    assert line == f"error: cannot read the folder {open_folder}/a: Permission denied"
+    assert line == f"cannot read the folder {open_folder}/a: Permission denied"
     (open_folder / "a").chmod(0o755)
 
 
 def test_unknown_folder_next_to_train(mistake, tmp_path):
     write_pictures(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "test/d/1.png"])
     assert mistake(tmp_path) == (
-        f"error: {tmp_path} has val next to train, which holds classes; splits must be named "
+        f"{tmp_path} has val next to train, which holds classes; splits must be named "
         "train, validation, test, query, gallery"
     )
 
@@ -175,64 +133,60 @@ def table(tmp_path, *rows, header="path,label,split,superlabel"):
 def test_invalid_tables(mistake, tmp_path, rows, line):
     path = table(write_pictures(tmp_path, CLASSES), *rows)
     line = line.replace("TABLE", str(path)).replace("FOLDER", str(tmp_path))
-    assert mistake(path).startswith(f"error: {line}")
+    assert mistake(path).startswith(f"{line}")
 
 
 def test_table_without_a_column(mistake, tmp_path):
     path = table(tmp_path, "1.png,a", header="file,label")
-    assert mistake(path) == f"error: {path} has no column path; its columns are file, label"
+    assert mistake(path) == f"{path} has no column path; its columns are file, label"
     assert mistake(table(tmp_path, header="path;label")).endswith(
         "has no column path; its columns are path;label; separate columns by commas"
     )
     path.write_bytes(b"")
-    assert mistake(path) == f"error: {path} has no column path; it is empty"
+    assert mistake(path) == f"{path} has no column path; it is empty"
     path.write_bytes("path,label\n\xe9.png,a".encode("latin-1"))
-    assert mistake(path) == f"error: cannot read {path}: save it as UTF-8"
+    assert mistake(path) == f"cannot read {path}: save it as UTF-8"
     path = tmp_path / "table.parquet"
     path.write_bytes(b"no table")
-    assert mistake(path).startswith(f"error: cannot read {path}: ")
+    assert mistake(path).startswith(f"cannot read {path}: ")
+
+
+def listed(root, names, splits=()):
+    """Writes pictures and a table of them, perhaps with their splits; returns the table."""
+    rows = [{"path": name, "label": name[0]} for name in names]
+    if splits:
+        rows = [row | {"split": split} for row, split in zip(rows, splits, strict=True)]
+    return write_table(write_pictures(root, names) / "table.csv", rows)
 
 
 def test_too_few_classes_or_matches(mistake, tmp_path):
-    rows = [
-        {"path": f"{c}/1.png", "label": c, "split": s}
-        for c, s in zip("abc", ["train"] * 3, strict=True)
-    ]
-    rows += [{"path": "d/1.png", "label": "d", "split": "test"}]
-    path = write_table(write_pictures(tmp_path, CLASSES) / "table.csv", rows)
+    names, splits = [f"{label}/1.png" for label in "abcde"], ["train"] * 3 + ["test"] * 2
+    path = listed(tmp_path, names[:4], splits[:4])
     assert mistake(path, "data.validation_classes=0") == (
-        f"error: the test part of {path} has 1 class; it needs two or more"
+        f"the test part of {path} has 1 class; it needs two or more"
     )
-    rows += [{"path": "e/1.png", "label": "e", "split": "test"}]
-    write_table(path, rows)
+    path = listed(tmp_path, names, splits)
     assert mistake(path, "data.validation_classes=0") == (
-        f"error: no image in the test part of {path} has another image of its class to find"
+        f"no image in the test part of {path} has another image of its class to find"
     )
 
 
 def test_validation_on_the_test_classes(mistake, tmp_path):
-    rows = [
-        {"path": name, "label": name[0], "split": split}
-        for name, split in zip(
-            CLASSES, ["train"] * 8 + ["validation", "test"] * 3 + ["test"] * 2, strict=True
-        )
-    ]
-    path = write_table(write_pictures(tmp_path, CLASSES) / "table.csv", rows)
+    splits = ["train"] * 8 + ["validation", "test"] * 3 + ["test"] * 2
+    path = listed(tmp_path, CLASSES, splits)
     assert mistake(path) == (
-        f"error: {path} has 3 classes in both validation and test, such as e; "
+        f"{path} has 3 classes in both validation and test, such as e; "
         "the best model would be chosen on what it is tested on"
     )
 
 
 def test_a_missing_file_in_a_table_whose_other_files_are_cached(mistake, tmp_path):
-    rows = [{"path": name, "label": name[0]} for name in CLASSES]
-    path = write_table(write_pictures(tmp_path, CLASSES) / "table.csv", rows)
+    path = listed(tmp_path, CLASSES)
     open_splits(small_runs.load(path))
-    write_table(path, [*rows, {"path": "no/such.png", "label": "a"}])
-    assert mistake(path) == (
-        f"error: cannot read 1 of 17 images: {tmp_path}/no/such.png (No such file or directory); "
-        "fix or remove them"
-    )
+    with path.open("a") as file:
+        file.write("no/such.png,a\n")
+    words = f"cannot read 1 of 17 images: {tmp_path}/no/such.png (No such file or directory)"
+    assert mistake(path) == f"{words}; fix or remove them"
 
 
 def test_changed_images(mistake, tmp_path):
@@ -247,31 +201,16 @@ def test_changed_images(mistake, tmp_path):
     for mode in (evaluate.evaluate, train.train_and_evaluate):
         where = {"workdir": tmp_path / "run", "mode": mode, "compiling": True}
         line = mistake(tmp_path / "photos", *overrides, **where)
-        assert line.startswith(f"error: the images have changed since the run in {tmp_path}/run")
+        assert line.startswith(f"the images have changed since the run in {tmp_path}/run")
 
 
 def test_class_with_one_image(tmp_path, capsys):
     """It is reported in training; `retrieval/test_ranks.py` has that of queries."""
-    write_pictures(tmp_path, [name for name in CLASSES if name not in ("a/2.png", "b/2.png")])
-    rows = [
-        {"path": name, "label": name[0], "split": "train" if name[0] in "acdef" else "test"}
-        for name in CLASSES
-        if (tmp_path / name).exists()
-    ]
-    path = write_table(tmp_path / "table.csv", rows)
+    names = [name for name in CLASSES if name not in ("a/2.png", "b/2.png")]
+    splits = ["train" if name[0] in "acdef" else "test" for name in names]
+    path = listed(tmp_path, names, splits)
     open_splits(small_runs.load(path, "data.validation_classes=0"))
     assert "1 of 5 training classes have one image" in capsys.readouterr().err
-
-
-def test_workdir_of_another_run(mistake, photos_folder, tmp_path):
-    with Workdir(tmp_path, small_runs.load(photos_folder)).claimed({}):
-        pass
-    line = mistake(photos_folder, "seed=3", "objective.c=0.5", workdir=tmp_path)
-    assert line == (
-        f"error: {tmp_path} holds a run with another configuration "
-        "(objective.c: 0.1 -> 0.5; seed: 0 -> 3); use the same settings, or name another folder "
-        "with --workdir"
-    )
 
 
 def test_workdir_that_cannot_be_written(mistake, photos_folder, open_folder, tmp_path):
@@ -280,11 +219,11 @@ def test_workdir_that_cannot_be_written(mistake, photos_folder, open_folder, tmp
     (open_folder / "run").mkdir(mode=0o555)
     with ordinary_user():
         line = mistake(pictures, workdir=open_folder / "run")
-    assert line == f"error: cannot write to {open_folder}/run (Permission denied)"
+    assert line == f"cannot write to {open_folder}/run (Permission denied)"
     with small_disk(tmp_path / "disk", "1m") as disk:
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         line = mistake(photos_folder, workdir=disk / "run")
-        assert line == f"error: cannot write to {disk}/run (Read-only file system)"
+        assert line == f"cannot write to {disk}/run (Read-only file system)"
 
 
 def test_a_disk_that_is_full_at_the_start(mistake, photos_folder, tmp_path):
@@ -293,13 +232,13 @@ def test_a_disk_that_is_full_at_the_start(mistake, photos_folder, tmp_path):
             while True:
                 filler.write(bytes(4096))
         line = mistake(photos_folder, workdir=disk / "run")
-        assert line == f"error: cannot write to {disk}/run (No space left on device)"
+        assert line == f"cannot write to {disk}/run (No space left on device)"
 
 
 def test_evaluation_without_a_checkpoint(mistake, photos_folder):
     line = mistake(photos_folder, workdir="none", mode=evaluate.evaluate)
     assert line == (
-        f"error: {pathlib.Path('none').absolute()} holds no checkpoint; train first, or name a "
+        f"{pathlib.Path('none').absolute()} holds no checkpoint; train first, or name a "
         "run's folder with --workdir"
     )
     assert not pathlib.Path("none").exists()

@@ -105,6 +105,8 @@ def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):
         train.train_and_evaluate(load_glyphs("seed=1"), tmp_path)
     with pytest.raises(UserError, match="load_head=True starts from this run's model"):
         Workdir(tmp_path, load_glyphs("train.total_steps=12"))
+    with pytest.raises(UserError, match=r"another configuration \(model.depth: 1 -> 2\)"):
+        evaluate(load_glyphs("model.depth=2"), tmp_path)
     Workdir(tmp_path, load_glyphs("run.workers=1"))
 
 
@@ -118,17 +120,6 @@ def test_a_run_goes_on_after_a_field_was_added(load_glyphs, tmp_path):
     Workdir(tmp_path, load_glyphs())
     with pytest.raises(UserError, match=r"\(train.on_collapse: warn -> stop\)"):
         Workdir(tmp_path, load_glyphs("train.on_collapse=stop"))
-
-
-def test_a_model_of_another_shape_is_not_evaluated(load_glyphs, tmp_path):
-    begin(load_glyphs(), tmp_path)
-    with pytest.raises(UserError, match=r"another configuration \(model.depth: 1 -> 2\)"):
-        evaluate(load_glyphs("model.depth=2"), tmp_path)
-
-
-def test_the_default_run_can_be_resumed(repository):
-    config = load_config(str(repository / "configs/glyphs.py"))
-    assert config.run.checkpoint_every < config.train.total_steps / 2
 
 
 @pytest.mark.parametrize("file", ["config.json", "results.json"])

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax.analysis.spectrum import components, draw, find_spread, table
+from hypjax.analysis.spectrum import components, find_spread
 from hypjax.geometry import PoincareBall, Sphere
 
 LABELS = np.array([0, 1, 0, 2, 1, 0, 2, 2, 3])
@@ -59,22 +59,3 @@ def test_components_are_the_fewest_that_hold_a_share():
     np.testing.assert_allclose(energy, [0.5, 0.75, 0.95, 1.0], atol=2e-3)
     assert spread["components"] == {"90%": 3, "99%": 4}
     assert [components(energy, share) for share in (0.4, 0.7, 1.0)] == [1, 2, 4]
-
-
-def test_the_report_has_both_states_of_each_run(tmp_path):
-    rng = np.random.default_rng(1)
-    before, after = (
-        find_spread(np.asarray(Sphere().embed(rng.normal(size=(9, 4)))), LABELS, Sphere())
-        for _ in range(2)
-    )
-    runs = [
-        {"run": name, "untrained": one, "trained": two}
-        for name, one, two in (("a", before, after), ("$b", after, before))
-    ]
-    lines = table(runs).splitlines()
-    assert [line.split()[:2] for line in lines[1:]] == [
-        [name, state] for name in ("a", "$b") for state in ("untrained", "trained")
-    ]
-    assert lines[1].split()[-1] == f"{before['similarity']['overlap']:.4f}"
-    draw(runs, tmp_path / "spectrum.svg")
-    assert "untrained" in (tmp_path / "spectrum.svg").read_text()

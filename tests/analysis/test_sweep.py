@@ -97,13 +97,6 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, runs, field, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_cannot_be_written_is_refused(tmp_path):
-    with pytest.raises(UserError, match="cannot write to .*sweep.png .No such file"):
-        draw(of_values(0.1, 0.2), TEMPERATURE, "recall@1", tmp_path / "none/sweep.png")
-    with pytest.raises(UserError, match="cannot draw .*sweep.xyz"):
-        draw(of_values(0.1, 0.2), TEMPERATURE, "recall@1", tmp_path / "sweep.xyz")
-
-
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
     """Draws runs, and returns the axes of the figure by title."""

@@ -7,7 +7,6 @@ import pathlib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from absl import flags
 from absl.testing import flagsaver
@@ -21,12 +20,8 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 
 # Arguments that come before the flags of hypjax.main.
 _POSITIONAL = {"gpus": 0, "slurm": 0, "colab": 0, "tpu_vm": 2}
-_FOREIGN_FLAGS = {
-    "help",
-    "helpfull",
-    "signal",
-    "requeue",
-}  # absl's and Slurm's; none with hyphens is checked.
+# Those of absl and Slurm; none with hyphens is checked.
+_FOREIGN_FLAGS = {"help", "helpfull", "signal", "requeue"}
 _HELP = {"--help", "--helpshort", "--helpfull"}
 _ELLIPSES = ("...", "…")
 # FILE:VARIANT, N, <name>, ..., "$config", {cub,cars}.py, optim.*
@@ -37,18 +32,6 @@ _FENCE = re.compile(r"^( *)(```+|~~~+).*?\n(.*?)^\1\2 *$", re.MULTILINE | re.DOT
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _SCRIPT = re.compile(r"(?:^|[/!])launch/([\w.-]+)$")
 _FILE_SUFFIXES = {"py", "json", "jsonl", "md", "csv", "npz", "safetensors", "yaml", "sh", "log"}
-
-
-class Snippet(NamedTuple):
-    """Something that a page shows.
-
-    Attributes:
-        text: A command line or a span of inline code.
-        error: The error message that the page shows for it, or None.
-    """
-
-    text: str
-    error: str | None = None
 
 
 def call(name: str, *arguments: object) -> None:
@@ -80,35 +63,35 @@ def problems(page: str) -> list[str]:
     Paths are relative to the current folder, which must be the repository's.
     """
     found = []
-    for snippet in (*_fenced(page), *_inline(page)):
+    for text, shown in (*_fenced(page), *((text, None) for text in _inline(page))):
         try:
-            _check(snippet.text)
+            _check(text)
             message = None
         except UserError as error:
             message = f"error: {error}"
-        if message != snippet.error:
-            expected = f" (the page shows: {snippet.error})" if snippet.error else ""
-            found.append(f"`{snippet.text}`: {message}{expected}")
+        if message != shown:
+            expected = f" (the page shows: {shown})" if shown else ""
+            found.append(f"`{text}`: {message}{expected}")
     return found
 
 
-def _fenced(page: str) -> Iterator[Snippet]:
+def _fenced(page: str) -> Iterator[tuple[str, str | None]]:
     """Lines of fenced blocks, continuations joined, with the error that follows, if any."""
     for block in _FENCE.finditer(page):
         lines = re.sub(r"\\\n\s*", "", block[3]).splitlines()
         for line, after in zip(lines, [*lines[1:], ""], strict=True):
             error = after.strip() if after.strip().startswith("error: ") else None
             if re.search(r"\bhypjax[. ]|launch/", line):
-                yield Snippet(line.strip().removeprefix("$ "), error)
+                yield line.strip().removeprefix("$ "), error
 
 
-def _inline(page: str) -> Iterator[Snippet]:
+def _inline(page: str) -> Iterator[str]:
     """Spans of inline code outside fenced blocks; `group.a`, `.b` is read as `group.b`."""
     prose = _FENCE.sub("", page)
     while prose != (expanded := re.sub(r"(`(\w+)\.\w+`, )`\.(\w+)`", r"\1`\2.\3`", prose)):
         prose = expanded
     for span in _SPAN.findall(prose):
-        yield Snippet(" ".join(span.split()))
+        yield " ".join(span.split())
 
 
 def _check(text: str) -> None:

@@ -6,12 +6,10 @@ It returns the images of each split except the missing ones, in the order of the
 """
 
 import io
-import pathlib
 import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -27,17 +25,7 @@ class Written(NamedTuple):
     content: bytes
 
 
-Listing = dict[str, list[Written]]
-
-
-def write_cub(
-    root: pathlib.Path,
-    classes: Iterable[int] = (1, 2, 101, 102),
-    images: int = 3,
-    broken: Mapping[str, bytes] | None = None,
-    missing: Collection[str] = (),
-    labels: bool = True,
-) -> Listing:
+def write_cub(root, classes=(1, 2, 101, 102), images=3, broken=None, missing=(), labels=True):
     """Writes root/CUB_200_2011; class numbers above 100 are in the test split."""
     folder = root / "CUB_200_2011"
     splits, listed, numbers = {"train": [], "test": []}, [], []
@@ -55,12 +43,7 @@ def write_cub(
     return _write(folder, splits, missing)
 
 
-def write_cars(
-    root: pathlib.Path,
-    classes: Iterable[int] = (1, 2, 99, 100),
-    images: int = 3,
-    names: bool = True,
-) -> Listing:
+def write_cars(root, classes=(1, 2, 99, 100), images=3, names=True):
     """Writes root/cars196; class numbers above 98 are in the test split."""
     splits, rows = {"train": [], "test": []}, []
     for number in classes:
@@ -74,7 +57,7 @@ def write_cars(
     return _write(root / "cars196", splits)
 
 
-def write_sop(root: pathlib.Path) -> Listing:
+def write_sop(root):
     """Writes root/Stanford_Online_Products: bicycles and chairs."""
     folder = root / "Stanford_Online_Products"
     splits, image_id = {"train": [], "test": []}, 0
@@ -91,7 +74,7 @@ def write_sop(root: pathlib.Path) -> Listing:
     return _write(folder, splits)
 
 
-def write_inshop(root: pathlib.Path, missing: Collection[str] = ()) -> Listing:
+def write_inshop(root, missing=()):
     """Writes root/Inshop_Clothes; of a test class, one image is a query, the others the gallery."""
     folder = root / "Inshop_Clothes"
     splits, rows = {"train": [], "query": [], "gallery": []}, []
@@ -107,7 +90,7 @@ def write_inshop(root: pathlib.Path, missing: Collection[str] = ()) -> Listing:
     return _write(folder, splits, missing, subfolder="Img")
 
 
-def write_omniglot(root: pathlib.Path, small: bool = False) -> Listing:
+def write_omniglot(root, small=False):
     """Writes root/images_background and root/images_evaluation, or the two small background sets.
 
     Both small sets contain the alphabet Greek, which counts only in the first one.
@@ -130,7 +113,7 @@ def write_omniglot(root: pathlib.Path, small: bool = False) -> Listing:
     return kept | {"test": [w for w in kept["test"] if w.superlabel not in alphabets["train"]]}
 
 
-def pack(folder: pathlib.Path, archive: pathlib.Path) -> pathlib.Path:
+def pack(folder, archive):
     """Packs a folder under its own name into a .zip, .tar or .tgz, then removes the folder."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
@@ -146,7 +129,7 @@ def pack(folder: pathlib.Path, archive: pathlib.Path) -> pathlib.Path:
     return archive
 
 
-def picture(name: str, label: str) -> bytes:
+def picture(name, label):
     """Returns a JPEG or one-bit PNG of noise around the colour of a class, unique per name."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     colour = np.random.default_rng(zlib.crc32(label.encode())).integers(60, 196, 3)
@@ -160,17 +143,13 @@ def picture(name: str, label: str) -> bytes:
     return encoded.getvalue()
 
 
-def _written(
-    name: str, label: str, superlabel: str = "", broken: Mapping[str, bytes] | None = None
-) -> Written:
+def _written(name, label, superlabel="", broken=None):
     content = (broken or {}).get(name)
     content = picture(name, label) if content is None else content
     return Written(name, label, superlabel, content)
 
 
-def _write(
-    folder: pathlib.Path, splits: Listing, missing: Collection[str] = (), subfolder: str = ""
-) -> Listing:
+def _write(folder, splits, missing=(), subfolder=""):
     """Writes the images, and in each folder a macOS file, as copies often contain."""
     kept = {split: [w for w in part if w.name not in missing] for split, part in splits.items()}
     for written in (w for part in kept.values() for w in part):
@@ -182,16 +161,16 @@ def _write(
     return kept
 
 
-def _write_lines(path: pathlib.Path, lines: Iterable[str]) -> None:
+def _write_lines(path, lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
-def _car(number: int) -> str:
+def _car(number):
     return f"Maker Model/{number} Sedan 2012"
 
 
-def write_annotations(path: pathlib.Path, rows: list[tuple[str, int, int]], names: bool) -> None:
+def write_annotations(path, rows, names):
     """Writes struct and cell arrays of one row, as in the official file."""
     import scipy.io
 

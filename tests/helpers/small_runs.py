@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -52,6 +53,17 @@ def save_untrained(config, workdir):
         checkpoints.save(6, record={}, score=0.25, **last)
         checkpoints.close()
     return best
+
+
+def copy_with(run, folder, fields):
+    """Copies a run, sets fields of its configuration, and removes those that are None."""
+    shutil.copytree(run, folder)
+    saved = json.loads((folder / "config.json").read_text())
+    for part in ("all", "identity"):
+        values = saved[part] | fields
+        saved[part] = {name: value for name, value in values.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(saved))
+    return folder
 
 
 def command(path, workdir, *overrides):

@@ -30,14 +30,8 @@ from hypjax.training.step import jit_train_step, make_train_step, shard_batch
 from hypjax.types import Batch
 from tests.helpers import shown_objective
 
-TINY = {
-    "architecture": "vit",
-    "patch_size": 4,
-    "width": 32,
-    "depth": 2,
-    "num_heads": 2,
-    "head_dim": 16,
-}
+TINY = {"architecture": "vit", "patch_size": 4, "width": 32, "depth": 2, "num_heads": 2}
+TINY["head_dim"] = 16
 
 
 def config_of(batch, samples, devices=1, parts=1, microbatch=0, *, remat=False, objective=None):
@@ -92,19 +86,10 @@ def trajectory(config, steps):
     if taught:
         learner = dataclasses.replace(learner, objective=noisy(learner.objective))
     mesh, model, objective = learner.mesh, learner.model, learner.objective
-    samples = config.train.samples_per_class
-    spec = Spec(
-        config.train.batch_size // samples,
-        samples,
-        config.model.width,
-        16,
-        100,
-        config.train.batch_size,
-    )
-    state = random_state(learner, spec)
-    step = make_train_step(learner)
-    step = jit_train_step(step, mesh, state)
-    slices = parallel.slices(config.train.batch_size, mesh, config.run.microbatch)
+    size, samples = config.train.batch_size, config.train.samples_per_class
+    state = random_state(learner, Spec(size // samples, samples, config.model.width, 16, 100, size))
+    step = jit_train_step(make_train_step(learner), mesh, state)
+    slices = parallel.slices(size, mesh, config.run.microbatch)
     found = {"losses": []}
     for i in range(steps):
         batch = synthetic_batch(i, config, slices.rows)
@@ -118,7 +103,7 @@ def trajectory(config, steps):
         kept = state.params["objective"], state.objective_state, state.teacher
         found["state"] = flat(parallel.gather(kept))
     params = parallel.gather(state.params["model"])
-    images, labels, *_ = synthetic_batch(99, config, config.train.batch_size)
+    images, labels, *_ = synthetic_batch(99, config, size)
     outputs = jax.jit(model.apply)({"params": params}, images / np.float32(127.5) - 1)
     space = objective.score_space
     found["recall"] = recall_at_k(space.embed(outputs.projected), labels, ks=(1,), space=space)[1]

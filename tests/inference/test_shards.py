@@ -14,7 +14,7 @@ from hypjax.errors import Interrupted, UserError
 from hypjax.inference.partial_gallery import Shard
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import exits
-from tests.helpers import mains, small_runs
+from tests.helpers import commands, small_runs
 from tests.helpers.process_pair import environment_with_devices
 
 
@@ -25,7 +25,7 @@ def execute(run, photos_folder, tmp_path, monkeypatch):
     (tmp_path / "photos/class1/broken.jpg").write_text("no image")
 
     where = ["--images=photos", f"--workdir={run}", "--output=g.npz"]
-    return functools.partial(mains.execute, "embed", *where)
+    return functools.partial(commands.call, "embed", *where)
 
 
 def test_merged_parts_are_the_gallery_bit_for_bit(execute, run, tmp_path, monkeypatch):

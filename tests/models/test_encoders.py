@@ -59,17 +59,6 @@ def test_bfloat16_keeps_parameters_and_results_in_float32(params):
     assert 0 < error < 2e-2
 
 
-def test_configuration_sets_the_sizes_of_the_model(repository):
-    overrides = ["model.width=24", "model.depth=3", "model.num_heads=2", "model.head_dim=7"]
-    config = load_config(str(repository / "configs/glyphs.py"), overrides)
-    model = create_embedder(config)
-    outputs, variables = jax.eval_shape(
-        lambda: model.init_with_output(jax.random.key(0), jnp.zeros((2, 32, 32, 1)))
-    )
-    assert outputs.pooled.shape == (2, 24) and outputs.projected.shape == (2, 7)
-    assert {f"block_{i}" for i in range(3)} <= variables["params"]["encoder"].keys()
-
-
 GPU = {"platform": "gpu", "device_kind": "Tesla T4"}
 
 

@@ -10,10 +10,11 @@ from hypjax import parallel
 from hypjax.benchmarks import programs
 from hypjax.config import default_config
 from hypjax.geometry import PoincareBall
+from hypjax.inference.embedding import embed_function, scored_spaces
+from hypjax.models import create_embedder
 from hypjax.retrieval import ranks
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Score
-from tests.helpers.programs import compiled_embedding
 
 pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu")
 
@@ -45,6 +46,19 @@ def test_a_step_exchanges_embeddings_and_gradients_once_and_rounds_nothing(slice
     with config.unlocked():
         config.run.microbatch = 30
     assert programs.compiled_step(config, mesh).temporary < 0.6 * program.temporary
+
+
+def compiled_embedding(config, mesh):
+    """Compiles the embedding of a batch, as evaluation runs it."""
+    model = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
+    embed = embed_function(model, (config.data.mean, config.data.std), scored_spaces(config))
+    rows = parallel.slices(config.run.eval_batch_size, mesh).rows
+    shape = config.data.image_size, config.data.image_size, config.data.channels
+    images = jax.ShapeDtypeStruct((rows, *shape), jnp.uint8, sharding=parallel.sharded(mesh))
+    example = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), example)["params"]
+    params = jax.tree.map(lambda x: x.update(sharding=parallel.replicated(mesh)), params)
+    return programs.describe(jax.jit(parallel.map_images(embed, mesh)).lower(params, images))
 
 
 def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
