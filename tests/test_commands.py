@@ -32,6 +32,12 @@ def test_each_command_is_a_sub_command(repository):
     assert cli.COMMANDS == modules
 
 
+def run(name, *arguments, **options):
+    """Runs a module in a process of its own."""
+    command = [sys.executable, "-m", f"hypjax.{name}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "shown"),
     [
@@ -41,21 +47,14 @@ def test_each_command_is_a_sub_command(repository):
     ],
 )
 def test_the_program_runs_its_sub_commands(arguments, status, shown, tmp_path):
-    command = [sys.executable, "-m", "hypjax.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    done = run("cli", *arguments, cwd=tmp_path)
     assert done.returncode == status and shown in (done.stderr if status else done.stdout)
     assert not (done.stdout if status else done.stderr)
 
 
 def test_devices_that_jax_does_not_find_are_one_sentence(repository):
-    done = subprocess.run(
-        [sys.executable, "-m", "hypjax.main", "--config=configs/glyphs.py", "--workdir=run"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=repository,
-        env={**os.environ, "JAX_PLATFORMS": "rocm"},
-    )
+    env = {**os.environ, "JAX_PLATFORMS": "rocm"}
+    done = run("main", "--config=configs/glyphs.py", "--workdir=run", cwd=repository, env=env)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "error: JAX_PLATFORMS is rocm, but JAX finds no such device; unset it, or set "
@@ -125,13 +124,7 @@ def test_the_example_of_a_command_exists(name, repository, monkeypatch):
 
 
 def test_help_shows_the_flags_of_the_command_alone(repository):
-    done = subprocess.run(
-        [sys.executable, "-m", "hypjax.convert", "--help"],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run("convert", "--help", cwd=repository)
     assert done.returncode == 0 and not done.stderr
     example = "example:\n  python -m hypjax.convert --workdir=runs/glyphs-hyp --output="
     assert example in done.stdout and done.stdout.endswith(".safetensors\n")

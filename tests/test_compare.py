@@ -45,6 +45,12 @@ def finish(folder, *, best=None, validation=None, ks=(1, 10), config=None, image
         workdir.write_results(results)
 
 
+def finish_default(spec, *fields, **scores):
+    """Writes those of a configuration's run, in its default folder."""
+    config = load_config(spec, fields)
+    finish(pathlib.Path(default_workdir(config, read_config(spec))), config=config, **scores)
+
+
 def texts(svg: pathlib.Path) -> set[str]:
     """Texts of a figure, which matplotlib draws as outlines, each after a comment."""
     return set(re.findall(r"<!-- (.*?) -->", svg.read_text()))
@@ -69,14 +75,9 @@ def test_runs_are_compared_by_their_best_or_last_recalls(compare, tmp_path):
     ]
 
 
-def test_runs_that_differ_in_a_field_are_found_in_their_default_folders(
-    compare, tmp_path, repository
-):
-    spec = str(repository / CONFIG)
-    for value, recall in (("0.1", 0.5), ("0.3", 0.75)):
-        config = load_config(spec, ["seed=1", f"{FIELD}={value}"])
-        folder = tmp_path / default_workdir(config, read_config(spec))
-        finish(folder, head=recall, validation=1 - recall, config=config)
+def test_runs_that_differ_in_a_field_are_found_in_their_default_folders(compare):
+    finish_default(CONFIG, "seed=1", f"{FIELD}=0.1", head=0.5, validation=0.5)
+    finish_default(CONFIG, "seed=1", f"{FIELD}=0.3", head=0.75, validation=0.25)
     values = [f"--value={value}" for value in ("0.1", "0.2", "0.3")]
     assert rows(compare(f"--config={CONFIG}", f"--field={FIELD}", *values)) == []  # Other seed.
     printed = compare(f"--config={CONFIG}", f"--field={FIELD}", *values, "--config.seed=1")
@@ -93,12 +94,11 @@ def test_runs_that_differ_in_a_field_are_found_in_their_default_folders(
     ]
 
 
-def test_named_runs_are_drawn_against_a_field(compare, tmp_path, repository):
+def test_named_runs_are_drawn_against_a_field(compare, tmp_path):
     names = []
     for variant, value in itertools.product(("hyp", "sph"), ("0.1", "0.2")):
         names.append(f"runs/{variant}-{value}")
-        spec = str(repository / f"configs/glyphs.py:{variant}")
-        config = load_config(spec, [f"objective.temperature={value}"])
+        config = load_config(f"configs/glyphs.py:{variant}", [f"objective.temperature={value}"])
         finish(tmp_path / names[-1], head=0.5, validation=0.5, config=config)
     plain = compare(*names)
     drawn = compare(*names, "--x=objective.temperature", "--output=sweep.svg")
@@ -108,24 +108,22 @@ def test_named_runs_are_drawn_against_a_field(compare, tmp_path, repository):
     assert {"objective.space=poincare", "objective.space=sphere"} <= shown
 
 
-def test_a_sweep_is_drawn_without_its_unfinished_runs(compare, tmp_path, repository):
+def test_a_sweep_is_drawn_without_its_unfinished_runs(compare, tmp_path):
     arguments = [f"--config={CONFIG}", "--field=model.head", "--output=sweep.svg"]
     arguments += [f"--value={value}" for value in ("dense", "norm_dense", "none")]
-    spec = str(repository / CONFIG)
     assert compare(*arguments, "--check") == ("", "")
     for value, message in (("dense", "nothing to draw"), ("none", "all have dense")):
         with pytest.raises(UserError, match=message):
             compare(*arguments)
-        config = load_config(spec, [f"model.head={value}"])
-        finish(tmp_path / default_workdir(config, read_config(spec)), head=0.5, config=config)
+        finish_default(CONFIG, f"model.head={value}", head=0.5)
     assert rows(compare(*arguments))
     shown = texts(tmp_path / "sweep.svg")
     assert {"model.head", "dense", "none"} <= shown and "norm_dense" not in shown
 
 
-def test_runs_on_different_datasets_are_refused(compare, tmp_path, repository):
+def test_runs_on_different_datasets_are_refused(compare, tmp_path):
     def photos(path):
-        return load_config(str(repository / "configs/folder.py"), [f"data.path={path}"])
+        return load_config("configs/folder.py", [f"data.path={path}"])
 
     finish(tmp_path / "letters", head=0.5)
     finish(tmp_path / "photos", head=0.5, config=photos("photos"), images="b")
@@ -137,12 +135,9 @@ def test_runs_on_different_datasets_are_refused(compare, tmp_path, repository):
         compare("letters", "photos")
 
 
-def test_seeds_are_summarised_by_mean_and_standard_deviation(compare, tmp_path, repository):
-    spec = str(repository / CONFIG)
+def test_seeds_are_summarised_by_mean_and_standard_deviation(compare):
     for seed, recall in ((0, 0.5), (1, 0.75), (2, 0.7)):
-        config = load_config(spec, [f"seed={seed}"])
-        folder = tmp_path / default_workdir(config, read_config(spec))
-        finish(folder, head=recall, ks=(1,), config=config)
+        finish_default(CONFIG, f"seed={seed}", head=recall, ks=(1,))
     values = [f"--value={seed}" for seed in range(3)]
     title, _, *table = rows(compare(f"--config={CONFIG}", "--field=seed", *values))
     assert " ".join(title) == "seed, recall on the test classes:"

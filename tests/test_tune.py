@@ -6,11 +6,10 @@ import subprocess
 
 import pytest
 
-from hypjax.config import default_workdir, load_config, read_config
 from hypjax.errors import UserError
 from tests.helpers import commands
 from tests.helpers.small_runs import SHORT_GLYPHS
-from tests.test_compare import finish
+from tests.test_compare import finish_default
 
 CONFIG = "configs/glyphs.py"
 GRIDS = (
@@ -37,16 +36,10 @@ def tune(folder, capsys):
     return run
 
 
-def finished(folder, variant, *fields, **scores):
-    spec = f"{folder}/{CONFIG}:{variant}"
-    config = load_config(spec, fields)
-    finish(folder / default_workdir(config, read_config(spec)), config=config, **scores)
-
-
-def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(folder, tune):
+def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
     """Chosen by the validation classes, though other settings are better on the test classes."""
-    finished(folder, "hyp", "objective.c=0.1", head=0.9, validation=0.5)
-    finished(folder, "sph", "objective.temperature=0.1", head=0.5, validation=0.7)
+    finish_default(f"{CONFIG}:hyp", "objective.c=0.1", head=0.9, validation=0.5)
+    finish_default(f"{CONFIG}:sph", "objective.temperature=0.1", head=0.5, validation=0.7)
     assert tune(*GRIDS, "--pending", "--seeds=0,4") == [
         [
             *("--config=configs/glyphs.py:hyp", "--config.objective.c=0.3"),
@@ -59,8 +52,8 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(folder, tun
     ]
     with pytest.raises(UserError, match="^2 runs are not finished, such as: python -m hypjax"):
         tune(*GRIDS)
-    finished(folder, "hyp", "objective.c=0.3", head=0.8, validation=0.6)
-    finished(folder, "sph", head=0.9, validation=0.6)
+    finish_default(f"{CONFIG}:hyp", "objective.c=0.3", head=0.8, validation=0.6)
+    finish_default(f"{CONFIG}:sph", head=0.9, validation=0.6)
     second = tune(*GRIDS, "--pending", "--seeds=0,4")
     assert [words[:2] + words[-1:] for words in second] == [
         ["--config=configs/glyphs.py:hyp", "--config.objective.c=0.3", "--config.seed=4"],
@@ -85,13 +78,6 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(folder, tun
 def test_an_unfair_comparison_is_refused(tune, arguments, message):
     with pytest.raises(UserError, match=f"^{message}"):
         tune(*arguments, "--pending")
-
-
-def test_a_run_of_another_configuration_is_refused(folder, tune):
-    config = load_config(f"{folder}/{CONFIG}:hyp", ["objective.c=7"])
-    finish(folder / "runs/glyphs-hyp", config=config, head=0.9, validation=0.5)
-    with pytest.raises(UserError, match=r"another configuration \(objective.c: 7.0 -> 0.1\)"):
-        tune("--variant=hyp")
 
 
 @pytest.mark.slow

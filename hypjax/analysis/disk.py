@@ -371,13 +371,10 @@ def place_in_disk(
 ) -> tuple[list[Panel], list[str], Proxies, tuple[float, float] | None]:
     """Lays out all images, and the proxies, together: by 'mds' or 'umap'.
 
-    Returns:
-        A panel for each set of images; the names of all groups, of which the panels' labels are
-        indices; the proxies; and the rank correlations of distances in the space with those in the
-        layout and of two principal components, None for fewer than three points.
-
-    Raises:
-        UserError: UMAP is not installed, or there are too few points for it.
+    Returns a panel for each set of images; the names of all groups, of which the panels' labels are
+    indices; the proxies; and the rank correlations of distances in the space with those in the
+    layout and of two principal components, None for fewer than three points. Raises a `UserError`
+    if there are too few points for UMAP, or it is not installed.
     """
     points = np.concatenate([*(images.points for images in data.sets), data.proxies])
     lay_out = {"mds": layouts.lay_out, "umap": layouts.lay_out_by_umap}[layout]
@@ -490,18 +487,11 @@ def _columns(panel: Panel, chosen: np.ndarray) -> dict[str, Any]:
 def sectors(
     tree: Tree, features: Float[np.ndarray, "leaves d"] | None = None
 ) -> Float[np.ndarray, "nodes 2"]:
-    """Angles between which each node's subtree lies.
+    """First and last angle of each node's subtree, in radians from 0 to 2π.
 
     A subtree has an angle in proportion to its leaves, within that of its parent. Sectors of
-    siblings are disjoint.
-
-    Args:
-        tree: The tree.
-        features: Coordinates of the leaves, by which the children of each node are ordered: those
-            with similar means are neighbours. By default, children are ordered by index.
-
-    Returns:
-        First and last angle of each node, in radians from 0 to 2π.
+    siblings are disjoint. Children whose leaves have similar mean features are neighbours; without
+    features, children are ordered by index.
     """
     starts = tree.starts(None if features is None else _places(tree, features))
     return np.stack([starts, starts + tree.sizes], axis=1) * (2 * np.pi / tree.leaves)
@@ -529,12 +519,7 @@ def geodesics(
     """Points of the geodesics of the Poincaré disk, arcs orthogonal to the unit circle.
 
     The isometry z ↦ (z − p)/(1 − p̄z) takes a geodesic's start p to the origin, and the geodesic to
-    a line.
-
-    Args:
-        start: One end of each, as complex numbers inside the unit circle.
-        end: The other end.
-        points: Number of points on each, its ends included.
+    a line. The points include both ends.
     """
     start, end = np.asarray(start)[..., None], np.asarray(end)[..., None]
     moved = (end - start) / (1 - start.conj() * end) * np.linspace(0, 1, points)

@@ -131,11 +131,8 @@ def report_data(run: TrainedRun, k: int, encodings: Encodings | None = None) -> 
     """Embeds the test images with a run's best model, or its last, and finds k neighbours of each.
 
     Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`. `encodings` are what a run that has just ended has kept.
-
-    Raises:
-        UserError: The folder holds no trained model, the images have changed, or an image cannot be
-            read.
+    `eval.pca`; see `restore_trained` and `head_points` for errors. `encodings` are what a run that
+    has just ended has kept.
     """
     space = create_objective(run.config).score_space
     embed = head_points(run.config, *restore_trained(run), space, encodings)
@@ -217,11 +214,8 @@ def write_report(
 
     The page shows so many queries, up to half of them successes, each with its k nearest images.
     `workdirs` holds the folder or URL of each run, by the name that the page shows; `setup` is what
-    a run that has just ended still holds.
-
-    Raises:
-        UserError: A folder holds no trained model, the images have changed, an image cannot be
-            read, or the file cannot be written.
+    a run that has just ended still holds. Raises a `UserError` as `report_data` does, or if the
+    file cannot be written.
     """
     console.say("writing the report")
     runs, groups = [], {}

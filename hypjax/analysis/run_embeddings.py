@@ -41,11 +41,8 @@ def open_runs(
     """Opens runs with the same test images; says which are not finished.
 
     `names` holds each run's name in reports, by its folder or URL. `check` raises a `UserError` if
-    a run of this configuration cannot be analysed.
-
-    Raises:
-        UserError: A folder holds no run, a run cannot be analysed, a dataset cannot be opened, or
-            the runs have different test images.
+    a run of this configuration cannot be analysed. Others are that a folder holds no run, a dataset
+    cannot be opened, or the runs have different test images.
     """
     configs = {}
     for workdir in names:
@@ -95,12 +92,9 @@ class ChosenImages(NamedTuple):
 
     @classmethod
     def of(cls, run: TrainedRun, most: int, seed: int) -> Self:
-        """Chooses random classes that fit as a whole, or random images if fewer than two do.
+        """Chooses random classes of at most so many images, or random images if fewer than two fit.
 
-        At most so many are chosen.
-
-        Raises:
-            UserError: There are fewer than two classes among them, or no two images of one class.
+        Raises a `UserError` if they are not of two classes, or no two are of one class.
         """
         name, test = run.config.data.name, run.splits.test
         if test.num_classes in (1, len(test)):

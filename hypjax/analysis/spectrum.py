@@ -37,14 +37,9 @@ def spectrum_of_run(run: TrainedRun, images: Dataset) -> dict[str, Any]:
     """Finds the spread of images before training, and with a run's best model, or its last.
 
     Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`.
-
-    Returns:
-        The numbers of a run in spectrum.json: its name, and those of `find_spread` in each state.
-
-    Raises:
-        UserError: The images cannot be embedded, see `restore_trained` and `head_points`, the
-            weights from which the run started are gone, or all points are equal.
+    `eval.pca`. Returns the numbers of a run in spectrum.json. Raises a `UserError` if the images
+    cannot be embedded, see `restore_trained` and `head_points`, the weights from which the run
+    started are gone, or all points are equal.
     """
     space = create_objective(run.config).score_space
     model, trained = restore_trained(run)
@@ -66,12 +61,9 @@ def find_spread(
     """Principal components of the points' features, and similarities of all pairs.
 
     Similarity is 1 − distance / 2, which is the cosine on the sphere. Pairs are counted in equal
-    intervals between the least and the largest one. Some class must have two images, and there must
-    be two classes. Raises a `UserError` if all points, float32, are equal.
-
-    Returns:
-        All numbers, as in spectrum.json. The overlap is the common area of the two histograms: 1 if
-        they are equal, 0 if they are apart.
+    intervals between the least and the largest one. The overlap is the common area of the two
+    histograms: 1 if they are equal, 0 if they are apart. Some class must have two images, and there
+    must be two classes. Raises a `UserError` if all points, float32, are equal.
     """
     dim = min(space.features(points[:1]).shape[-1], len(points))
     variances = projection.fit(points, space=space, dim=dim).variances

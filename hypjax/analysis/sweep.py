@@ -168,11 +168,8 @@ def draw(runs: Sequence[Run], field: str, score: str, output: pathlib.Path) -> N
     Runs that differ only in the seed are one point, their mean, with a bar from the lowest to the
     highest. Each combination of the other fields in which runs differ is a line. The axis of the
     field is logarithmic for positive numbers that span more than a factor of 5, and has categories
-    for values that are no numbers.
-
-    Raises:
-        UserError: A run lacks the field, all runs have the same value of it, or the file cannot be
-            written.
+    for values that are no numbers. Raises a `UserError` if a run lacks the field, all have the same
+    value of it, or the file cannot be written.
     """
     drawn = curves(runs, field)
     values = sorted({value for curve in drawn.values() for value in curve}, key=_order)

@@ -74,10 +74,8 @@ class Tree:
     def starts(self, places: Float[ArrayLike, " nodes"] | None = None) -> Int[np.ndarray, " nodes"]:
         """Number of leaves in front of those of each node, with all leaves in a row.
 
-        The leaves of a node are those from its start to its start + size.
-
-        Args:
-            places: Children of a node follow each other by these numbers; by default by index.
+        The leaves of a node are those from its start to its start + size. Its children follow each
+        other by their places; by default by index.
         """
         parents, sizes = self.parents, self.sizes
         places = np.zeros(len(parents)) if places is None else np.asarray(places)
@@ -126,10 +124,8 @@ def chance_purity(tree: Tree, labels: Int[ArrayLike, " leaves"]) -> float:
     """Mean purity of the tree over all permutations of its leaves' labels.
 
     Then a pair of one label, of n_c leaves, is any pair of the n leaves; of the other s − 2 leaves
-    beneath its ancestor, the share (n_c − 2)/(n − 2) is expected to have that label.
-
-    Returns:
-        The exact mean; NaN if all labels differ.
+    beneath its ancestor, the share (n_c − 2)/(n − 2) is expected to have that label. The mean is
+    exact; NaN if all labels differ.
     """
     n, sizes = tree.leaves, tree.sizes
     _, numbers = np.unique(labels, return_counts=True)
@@ -163,11 +159,9 @@ def separation(
     """Compares the distances of leaves in the tree with their groups, over all pairs.
 
     Pairs are those of leaves with different labels. Their distance is the number of leaves of their
-    lowest common ancestor, which needs no lengths of edges, and so suits trees of any kind.
-
-    Returns:
-        Two numbers, each NaN if all pairs are of one group, or none is. The correlation is NaN also
-        if all distances are equal.
+    lowest common ancestor, which needs no lengths of edges, and so suits trees of any kind. Both
+    numbers are NaN if all pairs are of one group, or none is; the correlation also if all distances
+    are equal.
     """
     together = np.unique(np.stack([labels, groups]), axis=1, return_inverse=True)[1].reshape(-1)
     all_pairs, of_label, of_group, of_both = (
@@ -202,18 +196,11 @@ def ancestors(
     radii: Float[ArrayLike, " n"],
     proxy_radii: Float[ArrayLike, " p"],
 ) -> Int[np.ndarray, " n"]:
-    """The nearest proxy of each point among those closer to the origin than the point.
+    """Index of each point's nearest proxy among those closer to the origin; −1 without any.
 
     Closer means by more than a relative 1e-5. So points at one radius, such as those of clipped
-    features, are not ancestors of each other, whatever their rounding errors.
-
-    Args:
-        distances: Distance of each point and each proxy.
-        radii: Distances of the points from the origin.
-        proxy_radii: Distances of the proxies from the origin.
-
-    Returns:
-        Index of the proxy, the first of equally near ones; −1 for a point without any.
+    features, are not ancestors of each other, whatever their rounding errors. Radii are distances
+    from the origin. Of equally near proxies, the first one counts.
     """
     closer = farther_in(proxy_radii, np.asarray(radii)[:, None])
     nearest = np.argmin(np.where(closer, distances, np.inf), axis=1)
@@ -223,15 +210,10 @@ def ancestors(
 def ancestor_tree(
     of_samples: Int[np.ndarray, " n"], of_proxies: Int[np.ndarray, " p"]
 ) -> tuple[Tree, Int[np.ndarray, " used"]]:
-    """The tree of samples and the proxies above them, with the origin as its root.
+    """The tree of samples, the proxies with a sample beneath them, and the origin as its root.
 
-    Args:
-        of_samples: The proxy above each sample; −1 for the origin.
-        of_proxies: The proxy above each proxy; −1 for the origin.
-
-    Returns:
-        The tree, whose nodes are the samples, the proxies with a sample beneath them, and the
-        origin; and the indices of these proxies.
+    Given is the proxy above each sample and each proxy, −1 for the origin. Also returns the indices
+    of the proxies in the tree.
     """
     used, found = np.zeros(len(of_proxies), bool), of_samples
     while len(found):
@@ -248,14 +230,10 @@ def ancestor_tree(
 def average_linkage(
     distances: Float[np.ndarray, "n n"],
 ) -> tuple[Tree, Float[np.ndarray, " nodes"]]:
-    """The tree that merges the two clusters of least mean distance, again and again.
+    """The binary tree that merges the two clusters of least mean distance, again and again.
 
-    Args:
-        distances: Distances of n ≥ 2 points, symmetric.
-
-    Returns:
-        The binary tree, and the height of each node: the mean distance at which its two clusters
-        merge, 0 for a point.
+    Also returns each node's height: the mean distance at which its two clusters merge, 0 for one of
+    the n ≥ 2 points.
     """
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform

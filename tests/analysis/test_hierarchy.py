@@ -176,30 +176,6 @@ def test_newick_is_read_back():
     assert parse_newick(hierarchy.newick(Hierarchy({}, tree, nodes, None, None, ()))) == expected
 
 
-def scores(name, **radii):
-    purity = {"class": {"purity": 0.5, "chance": 0.25}, "genus": {"purity": 0.75, "chance": 0.5}}
-    separation = {"genus": {"nearer": 0.625, "correlation": np.nan}}
-    tree = {"tree": "average linkage", "inner_nodes": 7, "depth": 3}
-    return {"run": name, "trees": [tree | {"purity": purity, "separation": separation}]} | radii
-
-
-def test_tables_have_a_line_for_each_tree():
-    values = (4.6, np.nan, 8, 0, 3, 0.5, 1.0)
-    runs = [scores("long-name"), scores("b", radii=dict(zip("abcdefg", values, strict=True)))]
-    lines = hierarchy.scores_table(runs).splitlines()
-    assert lines[2].split() == [
-        *("long-name", "average", "linkage", "7", "3"),
-        *("0.5000", "(0.2500)", "0.7500", "(0.5000)", "0.6250", "nan"),
-    ]
-    # A grouping stands above its purity.
-    assert lines[0].index("genus:") + len("genus:") == lines[1].rindex("(chance)") + len("(chance)")
-    assert hierarchy.radii_table(runs).splitlines()[1].split()[:4] == ["b", "0", "of", "8"]
-    assert hierarchy.radii_table(runs[:1]) == ""
-    numbers = hierarchy.as_json(runs)
-    assert numbers[1]["radii"]["b"] is None and numbers[1]["radii"]["a"] == 4.6
-    assert numbers[0]["trees"][0]["separation"]["genus"] == {"nearer": 0.625, "correlation": None}
-
-
 class Runs(NamedTuple):
     """A run of HIER and one without it, both with random weights: hierarchies need no training."""
 

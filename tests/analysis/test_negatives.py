@@ -104,11 +104,3 @@ def test_negatives_of_one_run_only_are_marked():
     assert lines[3].count(" Ö U+00D6 ") == 2 and len({line.rfind(" | ") for line in lines[1:]}) == 1
     assert f" {'b' * 23}… " in lines[4]
     assert [line.count("*") for line in lines[3:]] == [0, 2, 0]
-
-
-def test_numbers_over_all_anchors():
-    found = weighed("a", [1, 2, 3]).numbers
-    assert found["carriers"]["mean"] == found["carriers"]["50%"] == 2
-    assert found["shares"] == pytest.approx({1: 0.5, 10: 1, 100: 1})
-    assert found["curve"]["rank"] == [1, 2, 3, 4]
-    assert found["curve"]["cumulative"] == pytest.approx([0.5, 0.8, 0.9, 1])

@@ -22,7 +22,6 @@ from hypjax.inference.push import without_paths
 from hypjax.retrieval.refinement import Refinement
 from hypjax.runs.files import read_results
 from hypjax.runs.workdir import saved_config
-from hypjax.system import hub
 from hypjax.system.files import read_npz
 from tests.helpers import commands, small_runs
 
@@ -35,6 +34,11 @@ def model(run):
 @pytest.fixture(scope="module")
 def published(run, tmp_path_factory):
     return hypjax.push(run, "me/photos", folder=tmp_path_factory.mktemp("hub") / "photos")
+
+
+@pytest.fixture
+def copy(published, tmp_path):
+    return shutil.copytree(published, tmp_path / "copy")
 
 
 @pytest.fixture(autouse=True)
@@ -341,7 +345,6 @@ def test_a_repository_of_something_else_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(tmp_path))
     with pytest.raises(UserError, match="hf://me/other holds no model of hypjax"):
         hypjax.load("me/other")
-    assert hub.is_repository("hf://me/other") and not hub.is_repository("runs/a")
 
 
 @pytest.mark.parametrize(
@@ -351,11 +354,10 @@ def test_a_repository_of_something_else_is_refused(tmp_path, monkeypatch):
         (lambda folder: (folder / "results.json").write_text("{}"), "results.json is not the file"),
     ],
 )
-def test_a_damaged_folder_is_an_error(published, tmp_path, damage, message):
-    shutil.copytree(published, tmp_path / "copy")
-    damage(tmp_path / "copy")
+def test_a_damaged_folder_is_an_error(copy, damage, message):
+    damage(copy)
     with pytest.raises(UserError, match=message):
-        hypjax.load(tmp_path / "copy")
+        hypjax.load(copy)
 
 
 def of_field(name, value):
@@ -424,19 +426,17 @@ BETWEEN = "must be between 1 and "
         (of_projection(mean=np.full(16, np.nan)), "is damaged"),
     ],
 )
-def test_a_strangers_model_cannot_harm(published, tmp_path, change, message):
+def test_a_strangers_model_cannot_harm(copy, change, message):
     """One sentence, before anything of that size is allocated or computed."""
-    folder = shutil.copytree(published, tmp_path / "copy")
-    saved = json.loads((folder / "hypjax.json").read_text())
+    saved = json.loads((copy / "hypjax.json").read_text())
     del saved["files"]
-    (folder / "hypjax.json").write_text(json.dumps(saved))
-    change(folder)
+    (copy / "hypjax.json").write_text(json.dumps(saved))
+    change(copy)
     with pytest.raises(UserError, match=message):
-        hypjax.load(folder, "encoder")
+        hypjax.load(copy, "encoder")
 
 
-def test_how_a_published_model_is_executed_is_not_its_choice(published, tmp_path):
-    folder = shutil.copytree(published, tmp_path / "copy")
+def test_how_a_published_model_is_executed_is_not_its_choice(copy):
     for name, value in {"run.workers": 10**6, "run.cache_dir": "/", "run.new": None}.items():
-        of_field(name, value)(folder)
-    assert hypjax.load(folder).config.run.to_dict() == default_config().run.to_dict()
+        of_field(name, value)(copy)
+    assert hypjax.load(copy).config.run.to_dict() == default_config().run.to_dict()

@@ -45,6 +45,11 @@ def weights_of(encoder, seed=0):
     )
 
 
+def small_state():
+    """Weights of the small encoder, by their names in timm."""
+    return timm_state_dict(weights_of(SMALL), SMALL)
+
+
 def assert_equal(first, second):
     first, second = flatten_dict(first), flatten_dict(second)
     assert first.keys() == second.keys()
@@ -85,7 +90,7 @@ def test_position_embeddings_are_interpolated_to_other_image_sizes():
     ],
 )
 def test_error_names_mismatched_tensors(change, message, tmp_path):
-    state = timm_state_dict(weights_of(SMALL), SMALL)
+    state = small_state()
     change(state)
     path = tmp_path / "w.safetensors"
     save_file({name: np.ascontiguousarray(value) for name, value in state.items()}, path)
@@ -116,7 +121,7 @@ def test_unusable_weights_are_an_error(name, content, message, tmp_path, monkeyp
 
 def test_weights_for_other_channels_are_an_error():
     with pytest.raises(UserError, match="has the shape 24×3×8×8, but the encoder needs 24×1×8×8"):
-        convert_timm(timm_state_dict(weights_of(SMALL), SMALL), SMALL, channels=1)
+        convert_timm(small_state(), SMALL, channels=1)
 
 
 def test_without_network_weights_come_from_the_cache_or_the_error_says_what_to_download(tmp_path):
@@ -334,7 +339,7 @@ def test_constructor_line_for_timm():
 )
 def test_weights_that_are_no_real_numbers_are_refused(kind, message, tmp_path):
     """Complex ones would lose a part, and quantised ones their scale."""
-    state = timm_state_dict(weights_of(SMALL), SMALL)
+    state = small_state()
     state["norm.bias"] = state["norm.bias"].astype(kind)
     np.savez(tmp_path / "w.npz", **state)
     with pytest.raises(UserError, match=message):
@@ -342,7 +347,7 @@ def test_weights_that_are_no_real_numbers_are_refused(kind, message, tmp_path):
 
 
 def test_weights_of_types_that_cannot_be_read_are_refused(tmp_path):
-    state = {n: jnp.asarray(x) for n, x in timm_state_dict(weights_of(SMALL), SMALL).items()}
+    state = jax.tree.map(jnp.asarray, small_state())
     state["norm.bias"] = state["norm.bias"].astype(jnp.float8_e4m3fn)
     safetensors.flax.save_file(state, tmp_path / "w.safetensors")
     with pytest.raises(UserError, match="w.safetensors holds tensors that cannot be read"):
