@@ -153,10 +153,7 @@ def test_seeds_are_summarised_by_mean_and_standard_deviation(compare):
         (["runs/a", "--x=seed", "--output=a.txt"], "--output is a.txt; its name must end in .png"),
         (["runs/a", "--x=seed"], "--output is missing"),
         ([f"--config={CONFIG}", f"--field={FIELD}", "--value=1", "--x=seed"], "--x is for the"),
-        (
-            [f"--config={CONFIG}", f"--field={FIELD}", "--value=x"],
-            "config.objective.c is 'x'; it must be a finite number",
-        ),
+        ([f"--config={CONFIG}", f"--field={FIELD}", "--value=x"], "config.objective.c is 'x'; "),
     ],
 )
 def test_errors(compare, arguments, message):

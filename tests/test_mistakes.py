@@ -76,9 +76,7 @@ def test_broken_images(mistake, tmp_path):
         assert line.endswith("); fix or remove them")
         broken.unlink()
     (tmp_path / "a/3.jpg").write_text("no image")
-    assert mistake(tmp_path) == (
-        f"cannot read 1 of 17 images: {tmp_path}/a/3.jpg (not an image); fix or remove them"
-    )
+    assert f": {tmp_path}/a/3.jpg (not an image); fix or remove them" in mistake(tmp_path)
     for i in range(7):
         (tmp_path / f"a/broken{i}.jpg").write_bytes(b"")
     line = mistake(tmp_path)
@@ -90,9 +88,7 @@ def test_unreadable_file(mistake, open_folder):
     (open_folder / "a/1.png").chmod(0)
     with ordinary_user():
         line = mistake(open_folder, workdir=open_folder / "run")
-    assert line == (
-        f"cannot read 1 of 16 images: {open_folder}/a/1.png (Permission denied); fix or remove them"
-    )
+    assert f"cannot read 1 of 16 images: {open_folder}/a/1.png (Permission denied); fix" in line
     (open_folder / "a").chmod(0)
     with ordinary_user():
         line = mistake(open_folder, workdir=open_folder / "run")
@@ -102,10 +98,8 @@ def test_unreadable_file(mistake, open_folder):
 
 def test_unknown_folder_next_to_train(mistake, tmp_path):
     write_pictures(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "test/d/1.png"])
-    assert mistake(tmp_path) == (
-        f"{tmp_path} has val next to train, which holds classes; splits must be named "
-        "train, validation, test, query, gallery"
-    )
+    words = "has val next to train, which holds classes; splits must be named train, validation, "
+    assert mistake(tmp_path).startswith(f"{tmp_path} {words}")
 
 
 def table(tmp_path, *rows, header="path,label,split,superlabel"):
@@ -119,10 +113,7 @@ def table(tmp_path, *rows, header="path,label,split,superlabel"):
     [
         (["a/1.png,a,trian,"], "TABLE, row 1: split is trian; it must be one of train, valid"),
         (["a/1.png,,,"], "TABLE, row 1: no label"),
-        (
-            ["a/1.png,a,train,", "a/2.png,a,,"],
-            "TABLE, row 2: either all rows have a split or none has",
-        ),
+        (["a/1.png,a,train,", "a/2.png,a,,"], "TABLE, row 2: either all rows have a split or n"),
         (["a/1.png,a,,", "a/1.png,b,,"], "TABLE, row 2: a/1.png is already in row 1"),
         (["a/1.png,a,,x", "a/2.png,a,,y"], "TABLE, row 2: label a has the superlabel y here"),
         (["a/1.png,a,train,", "b/1.png,b,query,"], "TABLE has the splits query, train; it needs"),
@@ -139,9 +130,8 @@ def test_invalid_tables(mistake, tmp_path, rows, line):
 def test_table_without_a_column(mistake, tmp_path):
     path = table(tmp_path, "1.png,a", header="file,label")
     assert mistake(path) == f"{path} has no column path; its columns are file, label"
-    assert mistake(table(tmp_path, header="path;label")).endswith(
-        "has no column path; its columns are path;label; separate columns by commas"
-    )
+    line = mistake(table(tmp_path, header="path;label"))
+    assert line.endswith("its columns are path;label; separate columns by commas")
     path.write_bytes(b"")
     assert mistake(path) == f"{path} has no column path; it is empty"
     path.write_bytes("path,label\n\xe9.png,a".encode("latin-1"))
@@ -162,22 +152,18 @@ def listed(root, names, splits=()):
 def test_too_few_classes_or_matches(mistake, tmp_path):
     names, splits = [f"{label}/1.png" for label in "abcde"], ["train"] * 3 + ["test"] * 2
     path = listed(tmp_path, names[:4], splits[:4])
-    assert mistake(path, "data.validation_classes=0") == (
-        f"the test part of {path} has 1 class; it needs two or more"
-    )
+    line = mistake(path, "data.validation_classes=0")
+    assert line == f"the test part of {path} has 1 class; it needs two or more"
     path = listed(tmp_path, names, splits)
-    assert mistake(path, "data.validation_classes=0") == (
-        f"no image in the test part of {path} has another image of its class to find"
-    )
+    line = mistake(path, "data.validation_classes=0")
+    assert line == f"no image in the test part of {path} has another image of its class to find"
 
 
 def test_validation_on_the_test_classes(mistake, tmp_path):
     splits = ["train"] * 8 + ["validation", "test"] * 3 + ["test"] * 2
     path = listed(tmp_path, CLASSES, splits)
-    assert mistake(path) == (
-        f"{path} has 3 classes in both validation and test, such as e; "
-        "the best model would be chosen on what it is tested on"
-    )
+    words = "has 3 classes in both validation and test, such as e; the best model would be chosen "
+    assert mistake(path).startswith(f"{path} {words}")
 
 
 def test_a_missing_file_in_a_table_whose_other_files_are_cached(mistake, tmp_path):
@@ -237,10 +223,7 @@ def test_a_disk_that_is_full_at_the_start(mistake, photos_folder, tmp_path):
 
 def test_evaluation_without_a_checkpoint(mistake, photos_folder):
     line = mistake(photos_folder, workdir="none", mode=evaluate.evaluate)
-    assert line == (
-        f"{pathlib.Path('none').absolute()} holds no checkpoint; train first, or name a "
-        "run's folder with --workdir"
-    )
+    assert line.startswith(f"{pathlib.Path('none').absolute()} holds no checkpoint; train first")
     assert not pathlib.Path("none").exists()
 
 

@@ -65,9 +65,8 @@ def test_whole_classes_are_chosen_while_they_fit():
     kept = labels[chosen.indices]
     assert 80 < len(kept) <= 100
     assert all(np.sum(kept == label) == label + 1 for label in np.unique(kept))
-    assert chosen.summary.startswith(
-        f"{len(kept)} of 210 test images, {len(np.unique(kept))} of 20"
-    )
+    words = f"{len(kept)} of 210 test images, {len(np.unique(kept))} of 20"
+    assert chosen.summary.startswith(words)
     again, other = (images_of(labels, seed=seed) for seed in (0, 1))
     assert again.indices.tolist() == chosen.indices.tolist() != other.indices.tolist()
     large = images_of(np.repeat([0, 1], 50), 20)
@@ -87,12 +86,9 @@ def test_what_classes_are_grouped_by():
     found = groupings("cub200", dataset(LABELS, class_names=NAMED, **groups))
     assert list(found) == ["class", "super-class", "genus"]
     assert found["class"].names[1] == "001.Red_Gull"
-    assert [found["super-class"].names[i] for i in found["super-class"].labels] == [
-        "xy"[label // 2] for label in LABELS
-    ]
-    assert [found["genus"].names[i] for i in found["genus"].labels] == [
-        name.split("_")[-1] for name in NAMED
-    ]
+    of_images = {name: [each.names[i] for i in each.labels] for name, each in found.items()}
+    assert of_images["super-class"] == ["xy"[label // 2] for label in LABELS]
+    assert of_images["genus"] == [name.split("_")[-1] for name in NAMED]
     assert list(groupings("sop", dataset(LABELS))) == ["class"]
     assert genus("001.Black_footed_Albatross") == "Albatross" and genus("Ovenbird") == "Ovenbird"
     letters = {"É": "e", "e": "e", "ß": "ss", "ς": "σ", "Ѝ": "и", "ĳ": "ĳ", "ø": "ø"}
@@ -239,18 +235,12 @@ def test_shows_the_hierarchies_of_runs(runs, tmp_path, lines_of):
     workdirs = [f"--workdir={runs.hier}", f"--workdir={runs.plain}"]
     lines = lines_of("hierarchy", *workdirs, "--output=found", "--images=30")
     assert lines[0] == "trees of 30 of 36 test images, 5 of 6 classes:"
-    assert [line.split()[:2] for line in lines[3:6]] == [
-        ["hier", "proxies"],
-        ["hier", "average"],
-        ["plain", "average"],
-    ]
+    trees = [line.split()[:2] for line in lines[3:6]]
+    assert trees == [["hier", "proxies"], ["hier", "average"], ["plain", "average"]]
     folder = tmp_path / "found"
-    assert {p.name for p in (folder / "plain").iterdir()} == {
-        *("tree.json", "tree.nwk", "affinity.png")
-    }
-    assert {p.name for p in (folder / "hier").iterdir()} == {
-        *("tree.json", "tree.nwk", "affinity.png", "disk.png", "leaves.png")
-    }
+    files = {"tree.json", "tree.nwk", "affinity.png"}
+    assert {p.name for p in (folder / "plain").iterdir()} == files
+    assert {p.name for p in (folder / "hier").iterdir()} == files | {"disk.png", "leaves.png"}
     with Image.open(folder / "hier/disk.png") as picture:
         assert picture.width >= 400
     numbers = json.loads((folder / "hierarchy.json").read_text(), parse_constant=pytest.fail)

@@ -62,10 +62,8 @@ def test_fields_that_a_run_does_not_use_neither_split_lines_nor_appear():
 
 def test_fields_of_one_objective_alone_do_not_appear():
     runs = [run(model__head_dim=d, objective=o) for d in (8, 16) for o in (None, "hypmix")]
-    assert labels(runs, "model.head_dim") == [
-        "objective.name=hypmix",
-        "objective.name=pairwise_cross_entropy",
-    ]
+    names = "hypmix", "pairwise_cross_entropy"
+    assert labels(runs, "model.head_dim") == [f"objective.name={name}" for name in names]
 
 
 def test_names_seeds_and_circumstances_do_not_split_lines():
@@ -121,10 +119,8 @@ def test_points_are_means_with_bars_from_the_lowest_to_the_highest(drawn):
     assert list(axes) == ["test"]
     [(line, _, [bars])] = axes["test"].containers
     assert line.get_xydata().tolist() == [[0.2, 0.625], [0.8, 0.5]]
-    assert [bar.tolist() for bar in bars.get_segments()] == [
-        [[0.2, 0.25], [0.2, 1.0]],
-        [[0.8, 0.5], [0.8, 0.5]],
-    ]
+    found = [bar.tolist() for bar in bars.get_segments()]
+    assert found == [[[0.2, 0.25], [0.2, 1.0]], [[0.8, 0.5], [0.8, 0.5]]]
 
 
 def test_runs_with_validation_classes_are_drawn_in_a_first_panel(drawn):

@@ -492,6 +492,9 @@ def test_many_queries_are_drawn_on_several_pages(tmp_path):
     assert heights[0] > 15 * heights[1]
 
 
+EMBED = ["--workdir=none", "--images=.", "--output=g.npz"]
+
+
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
@@ -499,8 +502,8 @@ def test_many_queries_are_drawn_on_several_pages(tmp_path):
         ("embed", ["--workdir=none", "--images=.", "--output=g.txt"], "its name must end in .npz"),
         (
             "embed",
-            ["--workdir=none", "--images=.", "--output=g.npz", "--export=faiss,faiss:hnsw"],
-            "--export=faiss and faiss:hnsw write the same file; give one of them",
+            [*EMBED, "--export=faiss,faiss:hnsw"],
+            "faiss and faiss:hnsw write the same file",
         ),
         ("search", ["--workdir=none", "--gallery=g.npz", "--query=q"], "cannot read g.npz"),
         ("search", ["--workdir=w", "--gallery=g", "--query=q", "--alpha=3"], "give that flag, too"),

@@ -248,14 +248,9 @@ def test_uploads_what_it_wrote_and_nothing_else(run, tmp_path, capsys, monkeypat
     hypjax.push(copy, "me/photos", folder=folder, private=True)
     (projection,) = (folder / "projections").iterdir()
     added = ["hypjax.json", "matches.json", "model.safetensors"]
-    added += [f"projections/{projection.name}", "results.json"]
-    assert calls == [
-        ("me/photos", {"private": True, "exist_ok": True}),
-        [
-            "Deletehead.safetensors",
-            *(f"Add{file}" for file in [*added, "config.json", "README.md"]),
-        ],
-    ]
+    added += [f"projections/{projection.name}", "results.json", "config.json", "README.md"]
+    changes = ["Deletehead.safetensors", *(f"Add{file}" for file in added)]
+    assert calls == [("me/photos", {"private": True, "exist_ok": True}), changes]
     assert all(path.exists() for path in private)
     assert "published https://hub/me/photos" in capsys.readouterr().err
     monkeypatch.setattr(Api, "create_commit", lambda self, *_, **__: 1 / 0)

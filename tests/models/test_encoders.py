@@ -41,11 +41,8 @@ def test_patches_match_their_position_embeddings(params):
     order = jnp.array([0, 6, 2, 3, 4, 5, 1])
     moved = params | {"pos_embed": params["pos_embed"][:, order]}
     encoder = VisionTransformer(**SMALL)
-    np.testing.assert_allclose(
-        encoder.apply({"params": params}, images),
-        encoder.apply({"params": moved}, changed),
-        atol=1e-5,
-    )
+    expected = encoder.apply({"params": params}, images)
+    np.testing.assert_allclose(encoder.apply({"params": moved}, changed), expected, atol=1e-5)
 
 
 def test_bfloat16_keeps_parameters_and_results_in_float32(params):
@@ -78,9 +75,7 @@ def test_precision_is_what_the_device_has(repository, device, auto, bfloat16):
     device = types.SimpleNamespace(**device)
     found = {}
     for precision in ("auto", "float32", "bfloat16"):
-        config = load_config(
-            str(repository / "configs/glyphs.py"), [f"model.precision={precision}"]
-        )
+        config = load_config(f"{repository}/configs/glyphs.py", [f"model.precision={precision}"])
         replaced = precision == "bfloat16" != bfloat16
         warned = pytest.warns(match="Tesla T4 cannot multiply bfloat16; float32 takes its place")
         with warned if replaced else contextlib.nullcontext():

@@ -143,15 +143,14 @@ def test_without_network_weights_come_from_the_cache_or_the_error_says_what_to_d
         "HF_HOME": str(tmp_path),
         "PYTHONPATH": str(small_runs.REPOSITORY),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | env, capture_output=True, text=True
-    )
+    command, env = [sys.executable, "-c", code], os.environ | env
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert float(done.stdout) == pytest.approx(params["norm"]["scale"].sum(), rel=1e-5)
-    assert (
-        "download https://huggingface.co/timm/vit_small_patch16_224.dino/resolve/main/"
-        "model.safetensors elsewhere, and give its path: --config.model.weights=PATH" in done.stderr
+    address = (
+        "https://huggingface.co/timm/vit_small_patch16_224.dino/resolve/main/model.safetensors"
     )
-    assert str(tmp_path) in done.stderr
+    words = f"download {address} elsewhere, and give its path: --config.model.weights=PATH"
+    assert words in done.stderr and str(tmp_path) in done.stderr
 
 
 def test_unknown_architectures_and_unsupported_options_are_an_error(repository):
@@ -314,10 +313,8 @@ def test_convert_command_writes_timm_names(finished, tmp_path, capsys):
 
 
 def test_constructor_line_for_timm():
-    config = load_config(
-        str(small_runs.REPOSITORY / "configs/cub.py:hyp-deit"),
-        ["data.image_size=384", "data.resize=384"],
-    )
+    spec = str(small_runs.REPOSITORY / "configs/cub.py:hyp-deit")
+    config = load_config(spec, ["data.image_size=384", "data.resize=384"])
     model = create_embedder(config, evaluating=True)
     params = {"encoder": encoder_shapes(model.encoder)}
     name = "deit_small_distilled_patch16_224"
