@@ -1,5 +1,6 @@
 """What docs/extending.md shows does what the page says."""
 
+import itertools
 import json
 import sys
 import types
@@ -13,7 +14,7 @@ from hypjax.analysis.run_embeddings import TrainedRun, scored_head
 from hypjax.data import views
 from hypjax.data.splits import open_splits
 from hypjax.geometry import Sphere
-from hypjax.objectives import Objective
+from hypjax.objectives import Objective, pair_losses
 from hypjax.objectives.create import OBJECTIVES
 from hypjax.retrieval import metrics, query_scores
 from hypjax.runs.checkpoints import Checkpoints
@@ -44,26 +45,48 @@ def test_the_analysis_is_a_command(photos_folder, tmp_path, monkeypatch, capsys)
     ((name, path),) = eval("{" + line + "}").items()
     module = types.ModuleType(path)
     monkeypatch.setitem(sys.modules, path, module)
-    exec(compile(code, "docs/extending.md:norms", "exec"), vars(module))
+    exec(compile(code, "docs/extending.md:spread", "exec"), vars(module))
     monkeypatch.setitem(cli.COMMANDS, name, path)
-    assert "\n  norms         Shows how far from the origin the" in cli._usage()
+    assert "\n  spread        Compares distances within classes" in cli._usage()
     config = small_runs.load(photos_folder)
     small_runs.save_untrained(config, tmp_path / "run")
-    commands.call("analysis.norms", f"--workdir={tmp_path / 'run'}")
+    commands.call("analysis.spread", f"--workdir={tmp_path / 'run'}")
     run = TrainedRun("run", str(tmp_path / "run"), config, open_splits(config))
-    lengths = np.linalg.norm(scored_head(run).embed(run.splits.test), axis=1)
-    assert capsys.readouterr().out == f"run: {lengths.mean():.3f} ± {lengths.std():.3f}\n"
+    head, labels = scored_head(run), run.splits.test.labels
+    points = head.embed(run.splits.test)
+    far = {i: head.space.distance(points[i], points) for i in range(len(points))}
+    within = [far[i][j] for i in far for j in far if i != j and labels[i] == labels[j]]
+    between = [far[i][j] for i in far for j in far if labels[i] != labels[j]]
+    expected = f"run: {np.mean(within):.3f}, between classes {np.mean(between):.3f}\n"
+    assert capsys.readouterr().out == expected
 
 
-def test_the_metric_is_the_mean_rank_of_the_first_positive(monkeypatch):
-    code, _ = shown_objective.blocks("A metric")
-    names = {}
-    exec(code, names)
-    monkeypatch.setitem(metrics.WITHOUT_K, "first_match", names["FIRST_MATCH"])
-    angles = np.array([0.0, 0.1, 0.3, 0.7])
+def test_the_loss_of_pairs_equals_a_plain_loop():
+    code, line = shown_objective.blocks("A loss of pairs")
+    module = types.SimpleNamespace()
+    exec(code, vars(module))
+    scope = {**vars(pair_losses), "squares": module}
+    loss = eval("{" + line + "}", scope)["squares"].function
+    points = np.asarray(Sphere().embed(np.random.default_rng(0).normal(size=(5, 3))))
+    labels, expected = [0, 1, 0, 1, 2], 0.0
+    for i, j in itertools.permutations(range(5), 2):
+        far = 2 - 2 * points[i] @ points[j]
+        expected += far**2 if labels[i] == labels[j] else max(1 - far, 0) ** 2
+    np.testing.assert_allclose(loss(points, labels), expected / 5, rtol=1e-5)
+
+
+def test_the_metrics_tell_the_first_places(monkeypatch):
+    code, line = shown_objective.blocks("A metric")
+    module = types.SimpleNamespace()
+    exec(code, vars(module))
+    names = eval("{" + line.partition("...")[2], {"first_match": module})
+    for name, metric in names.items():
+        monkeypatch.setitem(metrics.WITHOUT_K, name, metric)
+    angles = np.array([0.0, 0.1, 0.2, 0.7, 1.5, 1.6])
     points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    found = query_scores(points, [0, 1, 0, 1], metrics=["first_match"], space=Sphere())
-    assert found["first_match"].tolist() == [2, 3, 2, 2]
+    found = query_scores(points, [0, 0, 0, 1, 1, 1], metrics=names, space=Sphere())
+    assert found["first_match"].tolist() == [1, 1, 1, 4, 1, 1]
+    assert found["both_match"].tolist() == [1, 1, 1, 0, 1, 1]
 
 
 def test_the_view_is_the_middle_of_the_image():

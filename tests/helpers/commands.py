@@ -26,7 +26,7 @@ _HELP = {"--help", "--helpshort", "--helpfull"}
 _ELLIPSES = ("...", "…")
 # FILE:VARIANT, N, <name>, ..., "$config", {cub,cars}.py, optim.*
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z0-9_/:.]*|.*(\.\.\.|…|[<>$*{}]).*")
-_READERS_COMMAND = "norms"  # Which docs/extending.md adds.
+_READERS_COMMAND = "spread"  # Which docs/extending.md adds.
 _READERS_FILE = re.compile(r"(.*/)?my\w*\.py(:.*)?")  # Such as configs/my_photos.py.
 _FENCE = re.compile(r"^( *)(```+|~~~+).*?\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
@@ -45,11 +45,9 @@ def call(name: str, *arguments: object) -> None:
         flagsaver.restore_flag_values(saved, module.FLAGS)
 
 
-@functools.cache
 def names() -> list[str]:
     """Modules that run as python -m hypjax.NAME."""
-    modules = sorted((REPOSITORY / "hypjax").glob("*.py"))
-    return [path.stem for path in modules if "\n    command.run(" in path.read_text()]
+    return sorted(module.removeprefix("hypjax.") for module in COMMANDS.values())
 
 
 @functools.cache
@@ -137,9 +135,9 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
 
 def _check_command(tokens: Sequence[str]) -> None:
     if tokens[:1] == ["hypjax"] and tokens[1:]:
-        name = COMMANDS.get(tokens[1], tokens[1]).removeprefix("hypjax.")
-        if name not in (*_HELP, _READERS_COMMAND):
-            _check_module(name, tokens[2:])
+        if tokens[1] not in _HELP | {_READERS_COMMAND} - COMMANDS.keys():
+            module = COMMANDS.get(tokens[1], tokens[1])
+            _check_module(module.removeprefix("hypjax."), tokens[2:])
         return
     for i, token in enumerate(tokens):
         if token == "-m" and i + 1 < len(tokens) and tokens[i + 1].startswith("hypjax."):
