@@ -12,8 +12,8 @@ from PIL import Image
 
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-# Most programs of the tests run for a moment. Without fusions and most optimisations, they compile
-# in a quarter of the time. Those of these packages run for longer.
+# Most programs of the tests run for a moment, and compile faster without most optimisations. Those
+# of these packages run for longer, or must be the programs that users run, down to the last bit.
 _OPTIMISED = ("parity", "retrieval", "engines")
 
 
@@ -26,7 +26,6 @@ def pytest_configure(config):
     if not _IS_XDIST_WORKER and _CACHE not in os.environ:
         folder = os.environ[_CACHE] = tempfile.mkdtemp(prefix="programs-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     jax.config.update("jax_compilation_cache_dir", os.environ[_CACHE])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

@@ -11,7 +11,7 @@ from tests.helpers import small_runs
 
 def environment_with_devices(count):
     """The environment of a process in which JAX sees the given number of CPU devices."""
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={count}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
     return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
 
