@@ -1,6 +1,5 @@
 """User errors: each is reported in one sentence, with status 1, before anything compiles."""
 
-import contextlib
 import pathlib
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ from hypjax.data.splits import open_splits
 from hypjax.training import states
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_picture, write_pictures, write_table
-from tests.helpers.system_limits import ordinary_user, small_disk
+from tests.helpers.system_limits import fill, ordinary_user, small_disk
 
 
 @pytest.fixture
@@ -214,9 +213,7 @@ def test_workdir_that_cannot_be_written(mistake, photos_folder, open_folder, tmp
 
 def test_a_disk_that_is_full_at_the_start(mistake, photos_folder, tmp_path):
     with small_disk(tmp_path / "disk", "8k") as disk:
-        with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
-            while True:
-                filler.write(bytes(4096))
+        fill(disk)
         line = mistake(photos_folder, workdir=disk / "run")
         assert line == f"cannot write to {disk}/run (No space left on device)"
 

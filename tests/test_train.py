@@ -1,12 +1,9 @@
 """Runs: what they leave, how they resume, and what they refuse."""
 
 import json
-import pathlib
 import shutil
-from typing import NamedTuple
 
 import pytest
-from ml_collections import ConfigDict
 
 from hypjax import train
 from hypjax.config import load_config
@@ -15,23 +12,15 @@ from hypjax.evaluate import evaluate
 from hypjax.monitoring import stopwatch
 from hypjax.monitoring.telemetry import Telemetry
 from hypjax.runs.workdir import Workdir
-from tests.helpers.small_runs import SHORT_GLYPHS
-
-
-class Run(NamedTuple):
-    """A run from its beginning to its end."""
-
-    config: ConfigDict
-    folder: pathlib.Path
-    results: dict
+from tests.helpers.small_runs import SHORT_GLYPHS, interrupted_after, step_metrics
 
 
 @pytest.fixture(scope="module")
-def run(repository, data_dir, tmp_path_factory):
+def run(data_dir, tmp_path_factory):
+    """The configuration of a run, its folder and its results."""
     fields = [*SHORT_GLYPHS, f"run.data_dir={data_dir}", "run.checkpoint_every=3"]
-    config = load_config(f"{repository}/configs/glyphs.py:hyp", fields)
-    folder = tmp_path_factory.mktemp("run")
-    return Run(config, folder, train.train_and_evaluate(config, folder))
+    config, folder = load_config("glyphs:hyp", fields), tmp_path_factory.mktemp("run")
+    return config, folder, train.train_and_evaluate(config, folder)
 
 
 def test_a_run_leaves_results_metrics_and_a_model(run, load_glyphs, capsys):
@@ -69,29 +58,16 @@ def test_a_run_leaves_results_metrics_and_a_model(run, load_glyphs, capsys):
     assert "already" in capsys.readouterr().out
 
 
-def test_an_interrupted_run_ends_as_an_undisturbed_one(run, tmp_path, monkeypatch, capsys):
-    write = Telemetry.write
-
-    def interrupted(self, step, values):
-        write(self, step, values)
-        if step == 4:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Telemetry, "write", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train.train_and_evaluate(run.config, tmp_path)
-    halfway = evaluate(run.config, tmp_path)
-    assert "final" not in halfway and halfway["step 3"] != run.results["final"]
-    assert train.train_and_evaluate(run.config, tmp_path) == run.results
+def test_an_interrupted_run_ends_as_an_undisturbed_one(run, tmp_path, capsys):
+    config, whole, results = run
+    with interrupted_after(4):
+        train.train_and_evaluate(config, tmp_path)
+    halfway = evaluate(config, tmp_path)
+    assert "final" not in halfway and halfway["step 3"] != results["final"]
+    assert train.train_and_evaluate(config, tmp_path) == results
     told = capsys.readouterr().err
     assert "continuing after step 3" in told and " s in all: " in told
-
-    def losses(folder):
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
-        return [(line["step"], line["loss"]) for line in lines if "loss" in line]
-
-    assert losses(tmp_path) == losses(run.folder)
+    assert step_metrics(tmp_path) == step_metrics(whole)
 
 
 def begin(config, path):
@@ -122,11 +98,19 @@ def test_a_run_goes_on_after_a_field_was_added(load_glyphs, tmp_path):
         Workdir(tmp_path, load_glyphs("train.on_collapse=stop"))
 
 
+def test_an_objective_that_does_not_suit_the_data_leaves_no_folder(load_glyphs, tmp_path):
+    config = load_glyphs("objective.memory=1e9", variant="irt-r")
+    with pytest.raises(UserError, match="memory is 1e.09, .* at most all .* training images"):
+        train.train_and_evaluate(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("file", ["config.json", "results.json"])
 def test_files_that_are_no_runs_are_refused(file, load_glyphs, tmp_path):
+    """Or were cut off."""
     config = load_glyphs()
     begin(config, tmp_path)
-    for content in ("5", "[1]", "{}", '{"all": 5}', "nul", '{"final": {"head": 1}}'):
+    for content in ("5", "[1]", "{}", '{"all": 5}', '{"identity": {"se', '{"final": {"head": 1}}'):
         (tmp_path / file).write_text(content)
         with pytest.raises(UserError, match=f"{file} is damaged "):
             train.train_and_evaluate(config, tmp_path)

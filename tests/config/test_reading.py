@@ -1,8 +1,8 @@
 """Configurations: names, overrides, identity, origins, and the errors for invalid ones."""
 
 import json
-import pathlib
 import re
+import shutil
 
 import pytest
 
@@ -30,14 +30,9 @@ from hypjax.objectives.create import Entry
 from hypjax.runs.workdir import Workdir, saved_config
 
 
-@pytest.fixture
-def glyphs(repository):
-    return str(repository / "configs" / "glyphs.py")
-
-
-def test_variants_differ_in_their_space(glyphs):
-    hyp, sph = load_config(glyphs + ":hyp"), load_config(glyphs + ":sph")
-    assert identity(load_config(glyphs)) == identity(hyp)
+def test_variants_differ_in_their_space():
+    hyp, sph = load_config("glyphs:hyp"), load_config("glyphs:sph")
+    assert identity(load_config("glyphs")) == identity(hyp)
     assert differences(identity(hyp), identity(sph)) == [
         "objective.space: poincare -> sphere",
         "variant: hyp -> sph",
@@ -61,119 +56,86 @@ def test_variants_differ_in_their_space(glyphs):
         ("optim.groups=('head', 1e2, None, 3)", "optim.groups", (("head", 100.0, None, 3),)),
     ],
 )
-def test_overrides_take_the_type_of_the_field(glyphs, override, field, value):
-    found = flatten(load_config(glyphs, [override]))[field]
+def test_overrides_take_the_type_of_the_field(override, field, value):
+    found = flatten(load_config("glyphs", [override]))[field]
     assert found == value and type(found) is type(value)
+
+
+CACHED = "train.cached_features=True optim.frozen=encoder"
+SIZES = "model.patch_size=0 model.width=0 model.depth=0 model.num_heads=0"
+RESNET = f"model.architecture=resnet50 {SIZES}"
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("train.total_stepz=7", "config.train.total_stepz; did you mean train.total_steps?"),
-        ("trian.total_steps=7", "did you mean train.total_steps?"),
         ("train.bs=64", "unknown field config.train.bs; did you mean train.batch_size?"),
         ("lr=1e-3", "did you mean optim.learning_rate?"),
         ("train=7", "config.train is a group of fields, such as config.train."),
         ("seed", "config.seed needs a value: --config.seed=VALUE"),
         ("train.total_steps=abc", "config.train.total_steps is 'abc'; it must be a whole number"),
         ("train.total_steps=-1", "is -1; it must be between 0 and 2147483647"),
-        ("train.total_steps=1.5", "must be a whole number"),
         ("optim.learning_rate=nan", "must be a finite number"),
-        ("optim.learning_rate=None", "must be a finite number"),
         ("eval.ks=1,x", "must be a list whose items are each a whole number"),
         ("eval.ks=()", "must be one or more numbers, each at least 1"),
         ("data.crop_area=0.5", "two ascending numbers above 0 and up to 1"),
-        ("data.crop_area=0.5,0.1", "two ascending numbers"),
         ("objective.space=hyperbolic", "must be one of poincare, sphere"),
         ("objective.c=-0.1", "config.objective.c is -0.1; it must be at least 0"),
         ("objective.clip_radius=0", "must be above 0, or None"),
         ("optim.frozen=heed", "must be names from patch_projection, encoder, head, objective"),
         ("optim.groups=('head',-1,None,0)", "must be a list of (parameters, factor of the rate"),
-        ("optim.groups=('heed',1,None,0)", "must be a list of (parameters, factor of the rate"),
-        ("optim.groups=head", "must be a list of (parameters, factor of the rate"),
         ("optim.rates.head=3", "now: write --config.optim.groups=\"('head'"),
         ("train.batch_size=511", "a multiple of train.samples_per_class (2), and at least 4"),
-        ("train.batch_size=2", "a multiple of train.samples_per_class (2), and at least 4"),
         ("model.weights=", "must be a name, a file or a folder, or None"),
         ("model.depth=0", "must be at least 1 if model.architecture is vit"),
         ("model.architecture=resnet50", "0 if an architecture with sizes of its own is named"),
         ("data.resize=24", "must be at least data.image_size (32)"),
         ("data.train_view=squash", "must be one of area_crop, resize_crop"),
-        ("data.test_view=area_crop", "must be one of centre_crop, squash"),
-        ("eval.scales=()", "must be one to ten numbers, each above 0"),
         ("eval.scales=1,0", "must be one to ten numbers, each above 0"),
         ("model.num_heads=3", "model.width is 128; it must be a multiple of model.num_heads"),
         ("data.mean=0.5,0.5,0.5", "must be one number per channel (1)"),
         ("data.validation_classes=1.5", "a number of classes, or a fraction of them below 1"),
-        ("data.validation_classes=-3", "a number of classes, or a fraction of them below 1"),
         ("data.path=photos", "must be None if data.name is glyphs"),
         ("data.name=folder", "config.data.path is None; it must be a folder of images, or a .csv"),
-        ("train.on_nonfinite=ignore", "must be one of stop, skip"),
         ("optim.warmup_steps=100000", "must be at most train.total_steps"),
         ("eval.pca.head=0", "must be between 1 and 16384, or None"),
         ("eval.whiten=True", "must be False unless eval.pca.head or eval.pca.encoder is set"),
         ("objective.name=proxy", "config.objective.name is 'proxy'; it must be one of pairwise"),
         ("eval.pca.head=129", "must be at most model.head_dim (128)"),
-        ("eval.expansion_alpha=-1", "must be at least 0"),
         ("eval.expansion_alpha=3", "must be 0 unless eval.expansion is set"),
-        ("model.head=linear", "must be one of dense, norm_dense, none"),
         ("model.head=none optim.frozen=encoder", "config.model.head is 'none'; it must be another"),
         ("model.head=none model.weights=a model.load_head=True", "False if model.head is none"),
         ("model.load_head=True", "must be False unless model.weights names a run"),
         ("train.cached_features=True", "False unless optim.frozen names the encoder"),
-        (
-            "train.cached_features=True optim.frozen=encoder run.cache=device",
-            "none or host if train.cached_features is set",
-        ),
-        ("model.drop_path=1", "at least 0 and below 1"),
-        (
-            "model.drop_path=0.1 model.architecture=resnet50 model.patch_size=0 model.width=0 "
-            "model.depth=0 model.num_heads=0",
-            "0 unless the architecture is a Transformer",
-        ),
-        (
-            "model.drop_path=0.1 train.cached_features=True optim.frozen=encoder",
-            "0 if train.cached_features is set",
-        ),
+        (f"{CACHED} run.cache=device", "none or host if train.cached_features is set"),
+        (f"{CACHED} model.drop_path=0.1", "0 if train.cached_features is set"),
+        (f"{RESNET} model.drop_path=0.1", "0 unless the architecture is a Transformer"),
     ],
 )
-def test_invalid_values_are_refused_in_one_sentence(glyphs, override, message):
+def test_invalid_values_are_refused_in_one_sentence(override, message):
     with pytest.raises(UserError) as error:
-        load_config(glyphs, override.split())
+        load_config("glyphs", override.split())
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_an_unknown_variant_is_refused_with_a_suggestion(glyphs):
+def test_an_unknown_variant_is_refused_with_a_suggestion():
     with pytest.raises(UserError, match="unknown variant 'hup'; did you mean hyp?"):
-        load_config(glyphs + ":hup")
-    folder = glyphs.replace("glyphs", "folder")
+        load_config("glyphs:hup")
     with pytest.raises(UserError) as error:
-        load_config(folder + ":pa-dino")
+        load_config("folder:pa-dino")
     assert str(error.value).startswith("unknown variant 'pa-dino'; choose one of hyp, sph, hyp-vit")
     added = str(error.value).rpartition(" --config.")[2]
-    assert load_config(folder, [added, "data.path=photos"]).objective.name == "proxy_anchor"
+    assert load_config("folder", [added, "data.path=photos"]).objective.name == "proxy_anchor"
 
 
-def test_an_architecture_with_sizes_of_its_own_is_refused_beside_others(glyphs):
+def test_an_architecture_with_sizes_of_its_own_is_refused_beside_others():
     override = "model.architecture=vit_tiny_patch16_224"
     with pytest.raises(UserError) as error:
-        load_config(glyphs, [override])
+        load_config("glyphs", [override])
     added = str(error.value).split(" --config.")[1:]
-    assert load_config(glyphs, [override, *added]).model.width == 0
-
-
-def test_a_missing_file_is_refused_with_a_suggestion(repository):
-    with pytest.raises(
-        UserError, match=r"no configuration file .*glyph\.py; did you mean .*glyphs\.py"
-    ):
-        load_config(str(repository / "configs" / "glyph.py"))
-
-
-def test_the_name_of_a_configuration_suggests_its_file(repository, monkeypatch):
-    monkeypatch.chdir(repository)
-    with pytest.raises(UserError, match=r"file glyph\.py; did you mean configs/glyphs\.py"):
-        load_config("glyph.py")
+    assert load_config("glyphs", [override, *added]).model.width == 0
 
 
 @pytest.mark.parametrize(
@@ -183,20 +145,15 @@ def test_the_name_of_a_configuration_suggests_its_file(repository, monkeypatch):
         ("def get_config():\n  return 1 / 0", "line 2: ZeroDivisionError: division by zero"),
         ("def get_config(", "SyntaxError"),
         ("def get_config():\n  return {}", "returned {}, not a ConfigDict"),
-        ("def get_config():\n  pass", "returned None, not a ConfigDict"),
         ("def get_config():\n  raise SystemExit(3)", "line 2: SystemExit: 3"),
         (
             "from hypjax.config import default_config\n"
-            "def get_config():\n"
-            "  c = default_config()\n"
-            "  c.train.total_stepz = 1\n"
-            "  return c",
-            'line 4: AttributeError: .*Did you mean "total_steps"',
+            "def get_config():\n  default_config().train.total_stepz = 1",
+            'line 3: AttributeError: .*Did you mean "total_steps"',
         ),
         (
             "import ml_collections\n"
-            "def get_config():\n"
-            "  return ml_collections.ConfigDict({'seed': 0})",
+            "def get_config():\n  return ml_collections.ConfigDict({'seed': 0})",
             "is missing; start from hypjax.config.default_config",
         ),
     ],
@@ -219,18 +176,18 @@ def test_defaults_are_valid_and_follow_the_published_recipe():
     assert optim.frozen == ("patch_projection",)
 
 
-def test_identity_is_everything_except_how_it_runs(glyphs):
-    plain = identity(load_config(glyphs))
-    assert identity(load_config(glyphs, ["run.workers=3"])) == plain
-    assert identity(load_config(glyphs, ["seed=3"])) != plain
+def test_identity_is_everything_except_how_it_runs():
+    plain = identity(load_config("glyphs"))
+    assert identity(load_config("glyphs", ["run.workers=3"])) == plain
+    assert identity(load_config("glyphs", ["seed=3"])) != plain
     assert not any(field.startswith("run.") for field in plain)
 
 
-def test_the_default_workdir_names_the_file_the_variant_and_the_changes(glyphs):
-    plain = load_config(glyphs)
+def test_the_default_workdir_names_the_file_the_variant_and_the_changes():
+    plain = load_config("glyphs")
 
     def workdir(*overrides):
-        return default_workdir(load_config(glyphs, overrides), unchanged=plain)
+        return default_workdir(load_config("glyphs", overrides), unchanged=plain)
 
     assert workdir() == workdir("run.workers=2") == workdir("seed=0") == "runs/glyphs-hyp"
     changed = workdir("seed=1", "objective.c=0.5")
@@ -238,14 +195,8 @@ def test_the_default_workdir_names_the_file_the_variant_and_the_changes(glyphs):
     assert changed == workdir("objective.c=.5", "seed=1", "run.workers=2")
     assert workdir("eval.ks=1,10", "train.sampling=drawn_classes").endswith("=drawn_classes")
     assert workdir("model.weights=a/b") != workdir("model.weights=a/c")
-    for long in (
-        "model.weights=a+seed=1",
-        "model.weights=a=b",
-        "model.weights=a/b",
-        "model.weights=" + "a" * 60,
-        "model.weights=a b",
-    ):
-        assert re.fullmatch("runs/glyphs-hyp-[0-9a-f]{8}", workdir(long)), workdir(long)
+    for value in ("a+seed=1", "a=b", "a/b", "a" * 60, "a b"):
+        assert re.fullmatch("runs/glyphs-hyp-[0-9a-f]{8}", workdir(f"model.weights={value}"))
 
 
 def test_a_configuration_is_found_by_its_name_anywhere(tmp_path, monkeypatch):
@@ -257,24 +208,24 @@ def test_a_configuration_is_found_by_its_name_anywhere(tmp_path, monkeypatch):
     own = tmp_path / "configs" / "glyphs.py"
     own.write_text("from hypjax.config import default_config as get_config")
     assert load_config("glyphs").variant == ""
-    with pytest.raises(UserError, match="no configuration file glyph; did you mean glyphs?"):
-        load_config("glyph")
+    for spec, nearest in (("glyph", "glyphs"), ("configs/glyph.py", "configs/glyphs.py")):
+        with pytest.raises(UserError, match=f"configuration file {spec}; did you mean {nearest}?"):
+            load_config(spec)
     with pytest.raises(UserError, match="no configuration file other/glyphs.py"):
         load_config("other/glyphs.py")
 
 
-def test_a_copied_file_has_another_default_workdir(glyphs, tmp_path):
-    copy = tmp_path / "mine.py"
-    copy.write_text(pathlib.Path(glyphs).read_text())
+def test_a_copied_file_has_another_default_workdir(repository, tmp_path):
+    copy = shutil.copy(repository / "configs/glyphs.py", tmp_path / "mine.py")
     config = load_config(str(copy))
     assert default_workdir(config, unchanged=config) == "runs/mine-hyp"
 
 
-def test_a_seed_beyond_32_bits_is_refused(glyphs):
+def test_a_seed_beyond_32_bits_is_refused():
     """JAX's keys drop further bits: 2**32 would repeat the run of seed 0."""
-    assert load_config(glyphs, [f"seed={2**32 - 1}"]).seed == 2**32 - 1
+    assert load_config("glyphs", [f"seed={2**32 - 1}"]).seed == 2**32 - 1
     with pytest.raises(UserError, match="seed is 4294967296; it must be between 0 and 4294967295"):
-        load_config(glyphs, [f"seed={2**32}"])
+        load_config("glyphs", [f"seed={2**32}"])
 
 
 @pytest.fixture
@@ -286,27 +237,27 @@ def toy(monkeypatch):
     )
 
 
-def test_an_objective_brings_its_own_fields(glyphs, toy):
-    config = load_config(glyphs, ["objective.margin=2", "objective.c=0.3", "objective.name=toy"])
+def test_an_objective_brings_its_own_fields(toy):
+    config = load_config("glyphs", ["objective.margin=2", "objective.c=0.3", "objective.name=toy"])
     assert (config.objective.name, config.objective.margin, config.objective.c) == ("toy", 2, 0.3)
-    assert config.objective.temperature == 1 and "margin" not in load_config(glyphs).objective
+    assert config.objective.temperature == 1 and "margin" not in load_config("glyphs").objective
     assert {"objective.margin", "objective.space"} <= identity(config).keys()
     with pytest.raises(UserError, match="objective.margin is 0.0; it must be above 0"):
-        load_config(glyphs, ["objective.name=toy", "objective.margin=0.0"])
+        load_config("glyphs", ["objective.name=toy", "objective.margin=0.0"])
     with pytest.raises(UserError, match="unknown field config.objective.margin"):
-        load_config(glyphs, ["objective.margin=0.5"])
+        load_config("glyphs", ["objective.margin=0.5"])
     with pytest.raises(UserError, match="objective.margin is 'x'; it must be a finite number"):
-        load_config(glyphs, ["objective.name=toy", "objective.margin=x"])
+        load_config("glyphs", ["objective.name=toy", "objective.margin=x"])
 
 
-def test_hier_needs_more_points_than_neighbours(repository):
+def test_hier_needs_more_points_than_neighbours():
     for setting in ("objective.hier_proxies=20", "train.batch_size=20"):
         field = setting.partition("=")[0]
         with pytest.raises(UserError, match=rf"{field} is 20; it must be above objective\.hier_ne"):
-            load_config(f"{repository}/configs/cub.py:hier-dino", [setting])
+            load_config("cub:hier-dino", [setting])
 
 
-def test_a_file_may_choose_another_objective(glyphs, toy, tmp_path):
+def test_a_file_may_choose_another_objective(toy, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(
         "from hypjax.config import choose_objective, default_config\n"
@@ -321,23 +272,23 @@ def test_a_file_may_choose_another_objective(glyphs, toy, tmp_path):
     config = load_config(str(own))
     assert (config.objective.c, config.objective.margin) == (0.7, 3.0)
     with pytest.raises(UserError, match="this objective compares images of one class"):
-        load_config(glyphs, ["train.sampling=shuffled"])
+        load_config("glyphs", ["train.sampling=shuffled"])
 
 
-def test_a_run_of_another_objective_is_read_with_its_fields(glyphs, toy, tmp_path):
-    config = load_config(glyphs, ["objective.name=toy", "objective.margin=2"])
+def test_a_run_of_another_objective_is_read_with_its_fields(toy, tmp_path):
+    config = load_config("glyphs", ["objective.name=toy", "objective.margin=2"])
     with Workdir(tmp_path, config).claimed({}):
         pass
     assert saved_config(tmp_path).objective.margin == 2
     Workdir(tmp_path, config)
-    changed = load_config(glyphs, ["objective.name=toy"])
+    changed = load_config("glyphs", ["objective.name=toy"])
     with pytest.raises(UserError, match=r"\(objective.margin: 2.0 -> 0.5\)"):
         Workdir(tmp_path, changed)
 
 
-def test_a_run_with_the_fields_of_an_older_version_is_the_same_run(tmp_path, repository):
+def test_a_run_with_the_fields_of_an_older_version_is_the_same_run(tmp_path):
     """`optim.groups` was three groups of fields once."""
-    config = load_config(f"{repository}/configs/sop.py:hier-dino")
+    config = load_config("sop:hier-dino")
     fields = for_files(config)
     assert fields.pop("optim.groups") == [["encoder", 1.0, None, 1650], ["head", 100.0, None, 0]]
     for group in GROUPS:
@@ -361,18 +312,15 @@ def rows(spec, *overrides):
     return {line.split()[0]: line for line in lines}
 
 
-def test_each_field_has_its_value_and_origin(repository):
-    spec = str(repository / "configs/glyphs.py:sph")
+def test_each_field_has_its_value_and_origin():
+    spec = "glyphs:sph"
     found = rows(spec, "train.total_steps=70", "objective.temperature=0.3")
     assert found["config.train.total_steps"].split()[1:] == ["70", "command", "line"]
     assert found["config.objective.temperature"].split()[1:] == ["0.3", "command", "line"]
     assert found["config.data.image_size"].split()[1:] == ["32", spec]
     assert found["config.optim.clip_norm"].endswith("3.0")  # A default.
     assert "'sphere'" in found["config.objective.space"]
-
-
-def test_another_loss_on_the_command_line(repository):
-    found = rows(str(repository / "configs/glyphs.py:hyp"), "objective.name=triplet")
+    found = rows("glyphs:hyp", "objective.name=triplet")
     assert found["config.objective.name"].endswith("command line")
     assert "config.objective.temperature" not in found
 

@@ -1,9 +1,10 @@
-"""Runs of two processes, and processes that see several devices."""
+"""Processes: of any program, and of runs of two processes; JAX may see several devices in them."""
 
 import os
 import pathlib
 import socket
 import subprocess
+import sys
 import time
 
 from tests.helpers import small_runs
@@ -13,6 +14,18 @@ def environment_with_devices(count):
     """The environment of a process in which JAX sees the given number of CPU devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
     return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+
+def python(*arguments, devices=1, cwd=small_runs.REPOSITORY, **env):
+    """Runs Python with these arguments to its end, and returns the process with its output."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=environment_with_devices(devices) | {"PYTHONPATH": str(small_runs.REPOSITORY)} | env,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
 
 
 def free_port():

@@ -1,5 +1,6 @@
 """Small runs: of configs/folder.py on the fixture `photos_folder`, and of configs/glyphs.py."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -9,8 +10,10 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 
 from hypjax.config import load_config
+from hypjax.monitoring.telemetry import Telemetry
 from hypjax.runs.workdir import Workdir
 from hypjax.training import setup, states
 from hypjax.training.step import create_state
@@ -66,6 +69,21 @@ def copy_with(run, folder, fields):
     return folder
 
 
+@contextlib.contextmanager
+def interrupted_after(step):
+    """Interrupts the run in its body once it has logged the loss of a step."""
+    write = Telemetry.write
+
+    def interrupted(self, logged, values):
+        write(self, logged, values)
+        if logged == step and "loss" in values:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Telemetry, "write", interrupted)
+        yield
+
+
 def command(path, workdir, *overrides):
     """Returns the command line of a small run."""
     fields = [*SMALL, f"data.path={path}", *overrides]
@@ -88,7 +106,7 @@ def start(path, workdir, *overrides, **options):
 
 
 def run(path, workdir, *overrides):
-    """Runs the command to its end, and returns the process with its output."""
+    """Returns the process of the command once it has ended, with its output."""
     process = start(path, workdir, *overrides)
     process.stdout_text, process.stderr_text = process.communicate(timeout=300)
     return process

@@ -26,11 +26,17 @@ def small_disk(path, size):
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+def fill(disk):
+    """Writes a file `filler` until a disk is full."""
+    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+
+
 class LossyDisk:
-    """A file system whose power can be cut: what was not synced is lost."""
+    """A file system whose power can be cut: what was not synced is lost. Or skips the test."""
 
     def __init__(self, folder):
-        """Makes the file system, or skips the test."""
         self.path, self._image = folder / "disk", folder / "disk.ext4"
         self.path.mkdir()
         with self._image.open("wb") as file:
@@ -63,7 +69,6 @@ class LossyDisk:
 
 @contextlib.contextmanager
 def lossy_disk(folder):
-    """Yields a `LossyDisk` in a folder."""
     disk = LossyDisk(folder)
     try:
         yield disk

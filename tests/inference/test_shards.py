@@ -3,8 +3,6 @@
 import contextlib
 import functools
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,8 +12,8 @@ from hypjax.errors import Interrupted, UserError
 from hypjax.inference.partial_gallery import Shard
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import exits
-from tests.helpers import commands, small_runs
-from tests.helpers.process_pair import environment_with_devices
+from tests.helpers import commands
+from tests.helpers.process_pair import python
 
 
 @pytest.fixture
@@ -23,7 +21,6 @@ def execute(run, photos_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(photos_folder, "photos")
     (tmp_path / "photos/class1/broken.jpg").write_text("no image")
-
     where = ["--images=photos", f"--workdir={run}", "--output=g.npz"]
     return functools.partial(commands.call, "embed", *where)
 
@@ -54,12 +51,7 @@ def test_merged_parts_are_the_gallery_bit_for_bit(execute, run, tmp_path, monkey
 def test_several_devices_embed_the_same_bit_for_bit(execute, run, tmp_path):
     execute("--output=one.npz")
     arguments = ("--images=photos", f"--workdir={run}", "--output=three.npz")
-    subprocess.run(
-        [sys.executable, "-m", "hypjax.embed", *arguments],
-        env=environment_with_devices(3) | {"PYTHONPATH": str(small_runs.REPOSITORY)},
-        check=True,
-        timeout=300,
-    )
+    python("-m", "hypjax.embed", *arguments, devices=3, cwd=tmp_path).check_returncode()
     with np.load("one.npz") as one, np.load("three.npz") as three:
         assert all(np.array_equal(one[name], three[name]) for name in one.files)
     assert len(Embeddings.load(tmp_path / "three.npz").unreadable) == 1

@@ -1,6 +1,5 @@
 """Where time goes: parts, compiling within them, and the moment of launch."""
 
-import subprocess
 import sys
 import time
 
@@ -10,6 +9,7 @@ import pytest
 
 from hypjax.monitoring import stopwatch
 from hypjax.monitoring.stopwatch import PARTS, Stopwatch
+from tests.helpers.process_pair import python
 
 COMPILING = "/jax/core/compile/backend_compile_duration"
 
@@ -97,7 +97,7 @@ def test_the_launch_is_that_of_the_process():
         "from hypjax.monitoring import stopwatch; print(before - stopwatch.launch())"
     )
     began = time.monotonic()
-    out = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout
+    out = python("-c", program).stdout
     assert float(out) <= time.monotonic() - began + 0.02  # The kernel counts in hundredths.
     if sys.platform == "linux":
         assert float(out) >= 0.5

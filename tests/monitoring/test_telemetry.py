@@ -1,6 +1,5 @@
-"""What a run measures: metrics.jsonl, TensorBoard, Weights & Biases, traces."""
+"""What a run measures: metrics.jsonl, TensorBoard, traces; tests/parity has Weights & Biases."""
 
-import contextlib
 import json
 import sys
 
@@ -18,7 +17,7 @@ from hypjax.monitoring.telemetry import Telemetry, require_wandb
 from hypjax.objectives import PairwiseCrossEntropy
 from hypjax.types import Batch, Outputs
 from tests.helpers import small_runs
-from tests.helpers.system_limits import small_disk
+from tests.helpers.system_limits import fill, small_disk
 
 
 def lines(folder):
@@ -38,17 +37,8 @@ def finished(photos_folder, tmp_path_factory):
     """A run that was interrupted after step 8 and then finished."""
     folder = tmp_path_factory.mktemp("run")
     config = small_runs.load(photos_folder)
-    write = Telemetry.write
-
-    def interrupted(self, step, values):
-        write(self, step, values)
-        if step == 8:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Telemetry, "write", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train.train_and_evaluate(config, folder)
+    with small_runs.interrupted_after(8):
+        train.train_and_evaluate(config, folder)
     train.train_and_evaluate(config, folder, profile=(8, 9))
     return folder
 
@@ -69,13 +59,10 @@ def test_metrics_tell_how_training_goes(finished):
 
 def test_tensorboard_shows_the_same_with_no_step_twice(finished):
     shown = scalars(finished)
-    measured = [line for line in lines(finished) if "loss" in line]
-    assert [step for step, _ in shown["train/loss"]] == [line["step"] for line in measured]
-    np.testing.assert_allclose(
-        [value for _, value in shown["train/loss"]], [m["loss"] for m in measured], rtol=1e-6
-    )
-    curve = shown["validation/head/recall@1"]
-    assert [step for step, _ in curve] == [0, 4, 8, 12]
+    measured = {line["step"]: line["loss"] for line in lines(finished) if "loss" in line}
+    assert [step for step, _ in shown["train/loss"]] == list(measured)
+    assert dict(shown["train/loss"]) == pytest.approx(measured, rel=1e-6)
+    assert [step for step, _ in shown["validation/head/recall@1"]] == [0, 4, 8, 12]
     assert [step for step, _ in shown["test/encoder/recall@2"]] == [0, 12]
 
 
@@ -100,12 +87,7 @@ def test_a_full_disk_delays_measurements_and_loses_none(photos_folder, tmp_path,
         telemetry = Telemetry(disk, 0, config)
         for step in range(1, 10):
             if step == 4:
-                with (
-                    (disk / "filler").open("wb", buffering=0) as filler,
-                    contextlib.suppress(OSError),
-                ):
-                    while True:
-                        filler.write(bytes(4096))
+                fill(disk)
             if step == 7:
                 (disk / "filler").unlink()
             telemetry.write(step, {"loss": step / 8, "padding": {"x" * 2000: 1.0}})
@@ -113,34 +95,6 @@ def test_a_full_disk_delays_measurements_and_loses_none(photos_folder, tmp_path,
         assert [line["loss"] for line in lines(disk)] == [step / 8 for step in range(1, 10)]
         assert scalars(disk)["train/loss"] == [(step, step / 8) for step in range(1, 10)]
     assert capsys.readouterr().err.count("measurements could not be written") == 2  # Each sink.
-
-
-def test_wandb_gets_the_same_numbers(photos_folder, tmp_path, monkeypatch):
-    """Against a stand-in; tests/parity has the real one."""
-    logged = []
-
-    class Run:
-        def log(self, values, step):
-            logged.append((step, values))
-
-        def finish(self):
-            logged.append("finished")
-
-    class Wandb:
-        Error, Settings = RuntimeError, dict
-
-        @staticmethod
-        def init(**settings):
-            logged.append(settings)
-            return Run()
-
-    monkeypatch.setitem(sys.modules, "wandb", Wandb)
-    telemetry = Telemetry(tmp_path, 0, small_runs.load(photos_folder, "run.wandb_project=birds"))
-    telemetry.write(3, {"loss": 0.5, "validation": {"head": {"recall@1": 0.25}}})
-    telemetry.close()
-    assert logged[0]["project"] == "birds" and logged[0]["resume"] == "allow"
-    numbers = {"train/loss": 0.5, "validation/head/recall@1": 0.25}
-    assert logged[1:] == [(3, numbers), "finished"]
 
 
 def test_wandb_that_is_not_installed_is_named(monkeypatch):

@@ -1,9 +1,8 @@
 """Training gives the same results on any number of devices, slices and processes."""
 
 import signal
-import subprocess
-import sys
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,15 +11,13 @@ import pytest
 from hypjax import parallel
 from hypjax.errors import UserError
 from tests.helpers import small_runs
-from tests.helpers.process_pair import ProcessPair, environment_with_devices, free_port
+from tests.helpers.process_pair import ProcessPair, free_port, python
 
 
 def trajectories(path, training, *cases):
     """Returns what `tests.helpers.trajectories` finds in each case."""
-    command = [sys.executable, "-m", "tests.helpers.trajectories", path, training, *cases]
-    subprocess.run(
-        command, env=environment_with_devices(8), cwd=small_runs.REPOSITORY, check=True, timeout=600
-    )
+    command = ("-m", "tests.helpers.trajectories", path, training, *cases)
+    python(*command, devices=8).check_returncode()
     found = np.load(path)
     values = [{n: v for n, v in found.items() if n.startswith(f"{case}:")} for case in cases]
     return [{name.rpartition(":")[2]: v for name, v in named.items()} for named in values]
@@ -64,10 +61,7 @@ def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(objective, 
     [(900, 0, 1, 113), (882, 0, 1, 111), (900, 300, 3, 38), (900, 100, 9, 13), (7, 100, 1, 1)],
 )
 def test_slices_have_equal_size_and_hold_all_images(batch, microbatch, count, images):
-    class Mesh:
-        size = 8
-
-    slices = parallel.slices(batch, Mesh, microbatch)
+    slices = parallel.slices(batch, SimpleNamespace(size=8), microbatch)
     assert slices == (count, images, 8)
     assert batch <= slices.rows < batch + count * 8
 
@@ -139,14 +133,12 @@ def test_a_user_error_in_one_process_ends_all_without_a_retry(photos_folder, tmp
     assert "Traceback" not in errors + other_errors
 
 
-def test_an_absent_coordinator_ends_with_the_status_for_a_retry(tmp_path):
+def test_an_absent_coordinator_ends_with_the_status_for_a_retry():
     program = (
         "from hypjax.parallel import processes; processes._JOIN_TIMEOUT = 1;"
         f"processes.join('localhost:{free_port()}', 2, 1)"
     )
-    waited = subprocess.run(
-        [sys.executable, "-c", program], cwd=small_runs.REPOSITORY, capture_output=True, text=True
-    )
+    waited = python("-c", program)
     assert waited.returncode == 75
     assert waited.stderr.splitlines()[-1].endswith(
         "within 1 seconds; start all of them, with an address that all can reach"

@@ -12,7 +12,6 @@ from hypjax import train
 from hypjax.data.dataset import Dataset
 from hypjax.evaluate import evaluate
 from hypjax.inference.weights import restore_best
-from hypjax.monitoring.telemetry import Telemetry
 from hypjax.training.setup import build
 from tests.helpers import small_runs
 
@@ -66,25 +65,16 @@ def test_it_starts_from_another_run_and_leaves_its_encoder_alone(squares, comput
 
 
 @pytest.mark.slow
-def test_it_resumes_and_does_not_depend_on_devices_or_slices(squares, tmp_path, monkeypatch):
+def test_it_resumes_and_does_not_depend_on_devices_or_slices(squares, tmp_path):
     """Batches of 8 images in slices of 5 are padded."""
     for name, fields in (("one", ["run.mesh=1,1"]), ("many", ["run.microbatch=5"])):
         config = small_runs.load(squares, *CACHED, *fields)
         train.train_and_evaluate(config, tmp_path / name)
     one, many = (small_runs.step_metrics(tmp_path / name) for name in ("one", "many"))
     np.testing.assert_allclose(list(one.values()), list(many.values()), rtol=1e-4)
-    write = Telemetry.write
-
-    def interrupted(self, step, values):
-        write(self, step, values)
-        if step == 8:
-            raise KeyboardInterrupt
-
     config = small_runs.load(squares, *CACHED, "run.mesh=1,1")
-    with monkeypatch.context() as patch:
-        patch.setattr(Telemetry, "write", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train.train_and_evaluate(config, tmp_path / "parts")
+    with small_runs.interrupted_after(8):
+        train.train_and_evaluate(config, tmp_path / "parts")
     train.train_and_evaluate(config, tmp_path / "parts")
     assert small_runs.step_metrics(tmp_path / "parts") == one
 

@@ -1,15 +1,12 @@
 """Saved and restored states."""
 
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
 from hypjax.training import states
-from tests.helpers.process_pair import environment_with_devices
+from tests.helpers.process_pair import python
 from tests.helpers.steps import random_batch, start
 
 
@@ -50,8 +47,7 @@ def test_a_checkpoint_of_other_devices_can_be_restored(tmp_path):
         "c.save(1, record={}, model={'x': x});"
         "c.close()"
     )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    subprocess.run(command, env=environment_with_devices(2), check=True, capture_output=True)
+    python("-c", program, tmp_path, devices=2).check_returncode()
     shapes = {"x": jax.ShapeDtypeStruct((3,), jnp.float32)}
     ((model,),) = [Checkpoints(tmp_path).restore_latest(model=shapes).trees]
     np.testing.assert_array_equal(model["x"], [0, 1, 2])
