@@ -95,6 +95,14 @@ def photos_folder(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture
+def folder(repository, tmp_path, monkeypatch):
+    """The current folder: a temporary one with the repository's configurations."""
+    (tmp_path / "configs").symlink_to(repository / "configs")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def open_folder():
     """A temporary folder that every user may enter, unlike those of pytest."""
     folder = pathlib.Path(tempfile.mkdtemp())

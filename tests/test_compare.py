@@ -15,13 +15,6 @@ FIELD, CONFIG = "objective.c", "configs/glyphs.py:hyp"
 
 
 @pytest.fixture
-def folder(repository, tmp_path, monkeypatch):
-    (tmp_path / "configs").symlink_to(repository / "configs")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def compare(folder, capsys):
     """Runs the command, and returns what it prints to stdout and stderr."""
 
@@ -46,12 +39,12 @@ def finish(folder, *, best=None, validation=None, ks=(1, 10), config=None, image
 
 
 def finish_default(spec, *fields, **scores):
-    """Writes those of a configuration's run, in its default folder."""
+    """Writes those of a configuration's run into its default folder."""
     config = load_config(spec, fields)
     finish(pathlib.Path(default_workdir(config, read_config(spec))), config=config, **scores)
 
 
-def texts(svg: pathlib.Path) -> set[str]:
+def texts(svg):
     """Texts of a figure, which matplotlib draws as outlines, each after a comment."""
     return set(re.findall(r"<!-- (.*?) -->", svg.read_text()))
 
@@ -150,10 +143,8 @@ def test_seeds_are_summarised_by_mean_and_standard_deviation(compare):
         ([], "--config is missing"),
         (["runs/none"], "no finished run in runs/none"),
         (["runs/a", f"--config={CONFIG}"], "name either the folders of runs or --config"),
-        (["runs/a", "--x=seed", "--output=a.txt"], "--output is a.txt; its name must end in .png"),
         (["runs/a", "--x=seed"], "--output is missing"),
         ([f"--config={CONFIG}", f"--field={FIELD}", "--value=1", "--x=seed"], "--x is for the"),
-        ([f"--config={CONFIG}", f"--field={FIELD}", "--value=x"], "config.objective.c is 'x'; "),
     ],
 )
 def test_errors(compare, arguments, message):

@@ -1,15 +1,13 @@
 """docs/configuration.md lists the fields that there are, with their defaults and choices."""
 
-import pathlib
 import re
-
-import pytest
 
 from hypjax.config import choices, default_config, flatten, recipes
 from hypjax.config.choices import GROUPS
 from hypjax.geometry import SPACES
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.pair_losses import PAIR_LOSSES
+from tests.helpers.small_runs import REPOSITORY
 
 # Without HIER, which is added to each.
 LOSSES = {name: entry for name, entry in OBJECTIVES.items() if not name.startswith("hier+")}
@@ -27,35 +25,22 @@ _CHOICES = {
 }
 
 
-def table_rows() -> list[tuple[str, str, str]]:
-    """Field, default and values of each row, as they are written on the page."""
-    page = pathlib.Path(__file__).parents[1] / "docs/configuration.md"
-    rows = re.findall(
-        r"^\| `([^`]+)` \| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", page.read_text(), re.MULTILINE
-    )
-    assert len(rows) == page.read_text().count("\n| `"), "a row has another form"
-    return rows
+PAGE = (REPOSITORY / "docs/configuration.md").read_text()
 
 
-def test_each_field_has_one_row():
-    listed = [field for field, _, _ in table_rows()]
-    assert sorted(listed) == sorted(flatten(default_config()))
-
-
-def test_defaults_are_those_of_the_code():
-    written = {field: eval(default, {}) for field, default, _ in table_rows()}
-    assert written == flatten(default_config())
-
-
-@pytest.mark.parametrize("field", _CHOICES)
-def test_values_are_those_of_the_code(field):
-    (values,) = [values for name, _, values in table_rows() if name == field]
-    assert sorted(re.findall("`([^`]+)`", values)) == sorted(_CHOICES[field])
+def test_each_field_has_one_row_with_its_default_and_its_choices():
+    form = r"^\| `([^`]+)` \| `([^`]+)` \| ([^|]+) \| [^|]+ \|$"
+    rows = re.findall(form, PAGE, re.MULTILINE)
+    assert len(rows) == PAGE.count("\n| `"), "a row has another form"
+    written = {field: eval(default, {}) for field, default, _ in rows}
+    assert len(written) == len(rows) and written == flatten(default_config())
+    listed = {field: re.findall("`([^`]+)`", values) for field, _, values in rows}
+    for field, expected in _CHOICES.items():
+        assert sorted(listed[field]) == sorted(expected), field
 
 
 def test_the_losses_and_their_fields_are_those_of_the_code():
-    page = (pathlib.Path(__file__).parents[1] / "docs/configuration.md").read_text()
-    table = page.partition("| loss | name |")[2].partition("\n\n")[0]
+    table = PAGE.partition("| loss | name |")[2].partition("\n\n")[0]
     rows = [row.split(" | ") for row in table.splitlines()[2:]]
     written = {
         name.strip("`"): eval(f"dict({fields.replace('`', '')})") for _, name, fields, _ in rows

@@ -7,8 +7,8 @@ import json
 import os
 import pathlib
 
+import jax
 import numpy as np
-import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.files import read_results
 from hypjax.runs.tables import format_results
 from hypjax.runs.workdir import Workdir, saved_config
-from tests.helpers.pictures import write_pictures
+from tests.helpers.pictures import write_pictures, write_table
 
 pytestmark = pytest.mark.slow
 fuzzed = settings(
@@ -98,20 +98,14 @@ def write_gallery(path):
 def write_weights(path):
     shapes = encoder_shapes(ENCODER)
     rng = np.random.default_rng(0)
-    import jax
-
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
     state = timm_state_dict(params, ENCODER)
     save_file(state, path) if path.suffix == ".safetensors" else np.savez(path, **state)
 
 
-def write_parquet(path):
-    rows = {"path": ["a.png", "b.png"], "label": ["x", "y"]}
-    pyarrow.parquet.write_table(pyarrow.table(rows), path)
-
-
-def write_text_table(path):
-    path.write_text('path,label,split\na.png,x,train\n"b,c.png",y,test\n')
+def write_rows(path):
+    first = {"path": "a.png", "label": "x", "split": "train"}
+    write_table(path, [first, {"path": "b,c.png", "label": "y", "split": "test"}])
 
 
 def read_gallery(path):
@@ -124,8 +118,8 @@ FILES = {
     "gallery.npz": (write_gallery, read_gallery),
     "weights.npz": (write_weights, lambda path: load_timm(str(path), ENCODER)),
     "weights.safetensors": (write_weights, lambda path: load_timm(str(path), ENCODER)),
-    "table.csv": (write_text_table, read_table),
-    "table.parquet": (write_parquet, read_table),
+    "table.csv": (write_rows, read_table),
+    "table.parquet": (write_rows, read_table),
     "list.txt": (
         lambda path: path.write_text("a.png\nb.png\n"),
         lambda path: find_photos(str(path)),
@@ -206,8 +200,7 @@ def test_runs_are_read_or_refused(tmp_path):
             one = data.draw(altered(results) | values())
             write(texts[0], json.dumps(one))
         else:
-            binary = data.draw(damaged(texts[0].encode()))
-            (tmp_path / "config.json").write_bytes(binary)
+            (tmp_path / "config.json").write_bytes(data.draw(damaged(texts[0].encode())))
         tolerates(read)
 
     check()

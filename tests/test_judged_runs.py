@@ -2,11 +2,12 @@
 
 import pytest
 
-from hypjax import compare, train
+from hypjax import train
 from hypjax.config import load_config
 from hypjax.data.preparation import fonts, scenes
 from hypjax.data.preparation.prepare import prepare
 from hypjax.evaluate import evaluate
+from tests.helpers import commands
 
 TINY = (
     *("model.weights=None", "model.width=16", "model.depth=1", "model.num_heads=2"),
@@ -28,18 +29,10 @@ def data_dir(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def load(data_dir, repository):
-    def load(*overrides):
-        fields = [*TINY, f"run.data_dir={data_dir}", *overrides]
-        return load_config(f"{repository}/configs/scenes.py:irt-r", fields)
-
-    return load
-
-
 @pytest.mark.slow
-def test_a_judged_run_is_trained_shown_evaluated_and_compared(load, tmp_path, capsys):
-    config = load()
+def test_a_judged_run_is_trained_shown_evaluated_and_compared(data_dir, tmp_path, capsys):
+    fields = [*TINY, f"run.data_dir={data_dir}"]
+    config = load_config("scenes:irt-r", fields)
     results = train.train_and_evaluate(config, tmp_path)
     final = results["final"]["head"]
     assert len(final) == 3 * 4 and {*NAMES, "scenes/hard/mp@10"} <= final.keys()
@@ -52,16 +45,13 @@ def test_a_judged_run_is_trained_shown_evaluated_and_compared(load, tmp_path, ca
 
     assert train.train_and_evaluate(config, tmp_path) == results
     assert "holds this run's results already" in capsys.readouterr().out
-    refined = load(
-        *("eval.scales=1,0.5", "eval.pca.encoder=4", "eval.whiten=True"),
-        *("eval.expansion=2", "eval.rerank=True", "eval.metrics=recall"),
-    )
-    other = evaluate(refined, tmp_path)["final"]["encoder"]
+    fields += ["eval.scales=1,0.5", "eval.pca.encoder=4", "eval.whiten=True"]
+    fields += ["eval.expansion=2", "eval.rerank=True", "eval.metrics=recall"]
+    other = evaluate(load_config("scenes:irt-r", fields), tmp_path)["final"]["encoder"]
     assert list(other) == NAMES  # By mAP, since recall alone was asked for.
     assert other != {name: results["final"]["encoder"][name] for name in NAMES}
 
-    compare.FLAGS(["compare"])
     capsys.readouterr()
-    compare.main([], runs=[str(tmp_path), str(tmp_path)])
+    commands.call("compare", tmp_path, tmp_path)
     compared = capsys.readouterr().out
     assert "scores on the test images" in compared and "scenes  hard" in compared

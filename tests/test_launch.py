@@ -42,20 +42,20 @@ esac
 class Stubs:
     """A folder of stub programs that comes first on PATH, and the log of their command lines."""
 
-    def __init__(self, repository: pathlib.Path, folder: pathlib.Path) -> None:
+    def __init__(self, repository, folder):
         self.launch, self.folder = repository / "launch", folder
         self._log = folder / "log"
         self._log.touch()
 
-    def add(self, name: str, body: str) -> None:
+    def add(self, name, body):
         path = self.folder / name
         path.write_text(f"#!/usr/bin/env bash\n{body}")
         path.chmod(0o755)
 
-    def feed(self, name: str, *values: object) -> None:
+    def feed(self, name, *values):
         (self.folder / name).write_text("".join(f"{value}\n" for value in values))
 
-    def run(self, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command, **env):
         files = {name: str(self.folder / name) for name in ("STATUSES", "STATES")}
         env = {"LOG": str(self._log), "PAUSE": "0", "SLURM_JOB_ID": "7"} | files | env
         return subprocess.run(
@@ -67,7 +67,7 @@ class Stubs:
             timeout=60,
         )
 
-    def calls(self, program: str = "") -> list[str]:
+    def calls(self, program=""):
         return [call for call in self._log.read_text().splitlines() if call.startswith(program)]
 
 
@@ -90,10 +90,6 @@ def tpu(stubs):
     stubs.add("gcloud", GCLOUD)
     stubs.add("tar", 'echo "tar $*" >>"$LOG"')
     return stubs
-
-
-def trainings(tpu):
-    return [call for call in tpu.calls() if "hypjax.main" in call]
 
 
 @pytest.mark.parametrize(("backend", "last"), [("gpu", 75), ("cpu", 1)])
@@ -128,12 +124,11 @@ def test_a_command_is_not_repeated_after_a_signal_to_the_script(stubs):
     ("statuses", "restarts", "last", "requeued"),
     [
         ((0, 0), 0, 0, False),
-        ((75, 75), 0, 75, True),
-        ((75, 75), 100, 75, False),
-        ((75, 137), 0, 137, True),
-        ((1, 1), 0, 1, False),
+        ((75, 75), 0, 75, True),  # Saved.
+        ((75, 75), 100, 75, False),  # Saved too often.
+        ((75, 137), 0, 137, True),  # One was killed.
+        ((1, 1), 0, 1, False),  # A user error.
     ],
-    ids=["done", "saved", "saved too often", "one was killed", "user error"],
 )
 def test_a_slurm_job_requeues_itself_unless_it_is_done_or_fails(
     slurm, statuses, restarts, last, requeued
@@ -189,18 +184,11 @@ def test_the_pods_of_a_gallery_embed_all_parts_and_then_join_them(repository):
     count = parts["template"]["spec"]["completions"]
     assert merge["dependsOn"] == [{"name": parts["name"], "status": "Complete"}]
     _, _, program, name, *given = embed["command"]
-    shown = [
-        subprocess.run(
-            ["bash", "-c", program.replace("exec python", "echo"), name, *given],
-            env=os.environ | {"JOB_COMPLETION_INDEX": str(index)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        for index in (0, count - 1)
-    ]
-    assert [words[-1] for words in shown] == [f"--shard=1/{count}", f"--shard={count}/{count}"]
-    assert shown[0][:-1] == ["-m", "hypjax.embed", *given]
+    for index in (0, count - 1):
+        command = ["bash", "-c", program.replace("exec python", "echo"), name, *given]
+        env = os.environ | {"JOB_COMPLETION_INDEX": str(index)}
+        shown = subprocess.check_output(command, env=env, text=True).split()
+        assert shown == ["-m", "hypjax.embed", *given, f"--shard={index + 1}/{count}"]
     assert set(given) - set(join["command"]) == {"--workdir=/data/runs/sop"}
 
 
@@ -223,18 +211,17 @@ def test_tpu_vm_installs_and_trains_on_all_hosts(tpu, repository):
 @pytest.mark.parametrize(
     ("states", "statuses", "last"),
     [
-        (["READY", "READY"], [75, 0], 0),
-        (["READY", "READY"], [255, 0], 0),
-        (["READY", "READY"], [1, 0], 1),
-        (["READY", "REPAIRING", "REPAIRING", "READY"], [1, 0], 0),
+        (["READY", "READY"], [75, 0], 0),  # Saved.
+        (["READY", "READY"], [255, 0], 0),  # The connection was lost.
+        (["READY", "READY"], [1, 0], 1),  # A user error.
+        (["READY", "REPAIRING", "REPAIRING", "READY"], [1, 0], 0),  # A failure of gcloud.
     ],
-    ids=["saved", "connection lost", "user error", "failure of gcloud"],
 )
 def test_a_tpu_trains_again_unless_it_is_done_or_fails(tpu, states, statuses, last):
     tpu.feed("STATES", *states)
     tpu.feed("STATUSES", *statuses)
     assert tpu.run("tpu_vm.sh", "pod", "zone", "--config=a.py").returncode == last
-    assert len(trainings(tpu)) == (1 if last else 2)
+    assert sum("hypjax.main" in call for call in tpu.calls()) == (1 if last else 2)
 
 
 def test_a_preempted_tpu_is_created_again_if_its_type_is_given(tpu):
@@ -254,7 +241,7 @@ def test_a_preempted_tpu_is_created_again_if_its_type_is_given(tpu):
 def test_a_tpu_with_a_failed_installation_is_not_trained_on(tpu):
     tpu.feed("STATES", "READY", "READY")
     done = tpu.run("tpu_vm.sh", "pod", "zone", "--config=a.py", INSTALLATION="1")
-    assert done.returncode == 1 and not trainings(tpu)
+    assert done.returncode == 1 and not any("hypjax.main" in call for call in tpu.calls())
 
 
 def test_colab_keeps_runs_on_drive_and_data_on_the_local_disk(stubs, repository, tmp_path):

@@ -31,19 +31,18 @@ def cells(path: pathlib.Path, kind: str) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path, data_dir, repository, tmp_path, monkeypatch):
+def test_notebook_runs(path, data_dir, repository, folder, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(data_dir))
     monkeypatch.setenv("PYTHONPATH", str(repository))
-    (tmp_path / "configs").symlink_to(repository / "configs")
     if path.stem == "quickstart":  # After the commands of README.md.
-        export("glyphs", tmp_path / "letters", data_dir)
+        export("glyphs", folder / "letters", data_dir)
     options = " ".join(f"--config.{field}" for field in OPTIONS[path.stem])
     parameters = {"options": options} if options else {}
     if path.stem == "paper_figures":
         pytest.importorskip("umap", reason="needs the viz extra: umap-learn")
         parameters["temperatures"] = [0.3]
-    output = tmp_path / "executed.ipynb"
-    papermill.execute_notebook(path, output, parameters, cwd=tmp_path, progress_bar=False)
+    output = folder / "executed.ipynb"
+    papermill.execute_notebook(path, output, parameters, cwd=folder, progress_bar=False)
     executed = output.read_text()  # With the state of its widgets.
     # A command that fails does not stop a notebook.
     assert "error:" not in executed and "Traceback" not in executed

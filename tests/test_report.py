@@ -132,8 +132,8 @@ def test_searches_and_classes_are_those_of_the_results(runs):
     assert found.interval[0] == pytest.approx(recall) and len(found.searches) == 18
     assert found.failures == sum(not search.right[0] for search in found.searches)
     assert recall == pytest.approx(1 - found.failures / 18)
-    low = [search.distances[0] for search in found.searches[: found.failures]]
-    high = [search.distances[0] for search in found.searches[found.failures :]]
+    nearest = [search.distances[0] for search in found.searches]
+    low, high = nearest[: found.failures], nearest[found.failures :]
     assert low == sorted(low) and high == sorted(high, reverse=True)
     test = open_splits(saved_config(runs / "hyp")).test
     for search in found.searches:
@@ -198,7 +198,6 @@ def test_damaged_measurements_are_left_out_with_a_warning(runs, tmp_path, capsys
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--workdir is missing"),
         (["--workdir=none"], "none holds no run"),
         (["--workdir=a", "--output=a.pdf"], "its name must end in .html"),
         (["--workdir=a", "--output=no/a.html"], "but the folder no does not exist"),

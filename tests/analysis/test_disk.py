@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox
@@ -37,12 +36,6 @@ def drawn(monkeypatch):
 
 
 NAMES = [f"group {i} of $x^2$" for i in range(10)]
-
-
-def boxes(figure, artists):
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return [artist.get_window_extent(canvas.get_renderer()) for artist in artists]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
@@ -82,7 +75,9 @@ def test_thumbnails_and_legend_do_not_overlap(panel, drawn, tmp_path):
     figure = drawn[0]
     pictures = [a for a in figure.axes[0].get_children() if isinstance(a, AnnotationBbox)]
     assert len(pictures) > 30
-    placed = boxes(figure, [*pictures, figure.legends[0], figure._suptitle, figure.axes[0].title])
+    figure.draw_without_rendering()
+    others = (figure.legends[0], figure._suptitle, figure.axes[0].title)
+    placed = [artist.get_window_extent() for artist in (*pictures, *others)]
     for i, one in enumerate(placed):
         assert not any(one.overlaps(other) for other in placed[:i])
 

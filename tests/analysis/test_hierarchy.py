@@ -2,16 +2,13 @@
 
 import itertools
 import json
-import pathlib
 import re
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import jax
 import numpy as np
 import optax
 import pytest
-from ml_collections import ConfigDict
 from PIL import Image
 
 from hypjax.analysis import hierarchy
@@ -20,7 +17,6 @@ from hypjax.analysis.run_embeddings import ChosenImages, TrainedRun, head_points
 from hypjax.analysis.spectrum import find_spread
 from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
 from hypjax.config import default_config, flatten, load_config
-from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import base_letter, genus, groupings
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
@@ -28,6 +24,7 @@ from hypjax.objectives import Spec, create_objective
 from hypjax.training import setup, states
 from hypjax.types import Batch, Outputs
 from tests.helpers import commands, small_runs
+from tests.helpers.pictures import dataset_without_images, write_table
 
 BALL = PoincareBall(0.1, 2.3)
 
@@ -40,16 +37,10 @@ def distances(x, y):
     return np.arccosh(1 + 0.2 * squares / scales) / 0.1**0.5
 
 
-def dataset(labels, **fields):
-    labels = np.array(labels)
-    sizes = np.zeros((len(labels), 2), int)
-    names = [f"image {i}" for i in range(len(labels))]
-    return Dataset((), np.arange(len(labels)), labels, sizes, names, **fields)
-
-
 def images_of(labels, most=100, seed=0, name="cub200", **fields):
     config = SimpleNamespace(data=SimpleNamespace(name=name))
-    splits = SimpleNamespace(test=dataset(labels, **fields))
+    names = [f"image {i}" for i in range(len(labels))]
+    splits = SimpleNamespace(test=dataset_without_images(labels, names=names, **fields))
     return ChosenImages.of(TrainedRun("a", "", config, splits), most, seed)
 
 
@@ -83,13 +74,13 @@ def test_images_without_classes_to_compare_are_refused():
 
 def test_what_classes_are_grouped_by():
     groups = {"superlabels": np.array(LABELS) // 2, "group_names": ["x", "y"]}
-    found = groupings("cub200", dataset(LABELS, class_names=NAMED, **groups))
+    found = groupings("cub200", dataset_without_images(LABELS, class_names=NAMED, **groups))
     assert list(found) == ["class", "super-class", "genus"]
     assert found["class"].names[1] == "001.Red_Gull"
     of_images = {name: [each.names[i] for i in each.labels] for name, each in found.items()}
     assert of_images["super-class"] == ["xy"[label // 2] for label in LABELS]
     assert of_images["genus"] == [name.split("_")[-1] for name in NAMED]
-    assert list(groupings("sop", dataset(LABELS))) == ["class"]
+    assert list(groupings("sop", dataset_without_images(LABELS))) == ["class"]
     assert genus("001.Black_footed_Albatross") == "Albatross" and genus("Ovenbird") == "Ovenbird"
     letters = {"É": "e", "e": "e", "ß": "ss", "ς": "σ", "Ѝ": "и", "ĳ": "ĳ", "ø": "ø"}
     assert {letter: base_letter(f"{letter} NAME") for letter in letters} == letters
@@ -172,25 +163,15 @@ def test_newick_is_read_back():
     assert parse_newick(hierarchy.newick(Hierarchy({}, tree, nodes, None, None, ()))) == expected
 
 
-class Runs(NamedTuple):
-    """A run of HIER and one without it, both with random weights: hierarchies need no training."""
-
-    hier: pathlib.Path
-    plain: pathlib.Path
-    config: ConfigDict
-    proxies: np.ndarray
-
-
 @pytest.fixture(scope="module")
 def runs(photos_folder, tmp_path_factory):
+    """A run of HIER and one without it, both with random weights: hierarchies need no training."""
     root = tmp_path_factory.mktemp("hierarchies")
-    classes = sorted(path.name for path in photos_folder.iterdir())
-    lines = [
-        f"{path},{label},{'odd' if i % 2 else 'even'}"
-        for i, label in enumerate(classes)
-        for path in sorted((photos_folder / label).iterdir())
+    rows = [
+        {"path": str(path), "label": path.parent.name, "superlabel": int(path.parent.name[-1]) % 2}
+        for path in sorted(photos_folder.glob("*/*.png"))
     ]
-    (root / "photos.csv").write_text("\n".join(["path,label,superlabel", *lines, ""]))
+    write_table(root / "photos.csv", rows)
     fields = [*small_runs.SMALL, f"data.path={root / 'photos.csv'}", "data.test_classes=6"]
     fields += ["data.validation_classes=0", "objective.name=hier+supcon"]
     fields += ["objective.hier_proxies=6", "objective.hier_neighbors=4", "objective.space=poincare"]
@@ -199,7 +180,8 @@ def runs(photos_folder, tmp_path_factory):
     of_hier = [name for name in flatten(config) if "hier_" in name]
     plain = {"objective.name": "supcon"} | dict.fromkeys(of_hier)
     small_runs.copy_with(root / "hier", root / "plain", plain)
-    return Runs(root / "hier", root / "plain", config, best["training"][0]["hierarchy"])
+    proxies = best["training"][0]["hierarchy"]
+    return SimpleNamespace(hier=root / "hier", plain=root / "plain", config=config, proxies=proxies)
 
 
 @pytest.fixture
@@ -227,8 +209,7 @@ def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path, lines_of):
     told = numbers["runs"][0]["untrained"]
     np.testing.assert_allclose(told["cumulative_energy"], expected["cumulative_energy"], rtol=1e-4)
     assert numbers["runs"][0]["trained"] != told
-    with Image.open(tmp_path / "found.png") as picture:
-        assert picture.width >= 800
+    assert Image.open(tmp_path / "found.png").width >= 800
 
 
 def test_shows_the_hierarchies_of_runs(runs, tmp_path, lines_of):
@@ -241,8 +222,6 @@ def test_shows_the_hierarchies_of_runs(runs, tmp_path, lines_of):
     files = {"tree.json", "tree.nwk", "affinity.png"}
     assert {p.name for p in (folder / "plain").iterdir()} == files
     assert {p.name for p in (folder / "hier").iterdir()} == files | {"disk.png", "leaves.png"}
-    with Image.open(folder / "hier/disk.png") as picture:
-        assert picture.width >= 400
     numbers = json.loads((folder / "hierarchy.json").read_text(), parse_constant=pytest.fail)
     for name, run in zip(("hier", "plain"), numbers["runs"], strict=True):
         nodes = json.loads((folder / name / "tree.json").read_text(), parse_constant=pytest.fail)

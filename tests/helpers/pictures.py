@@ -43,6 +43,13 @@ def dataset_of(images, labels):
     return Dataset(records, np.arange(len(images)), labels, sizes)
 
 
+def dataset_without_images(labels, **fields):
+    """Returns a dataset of labels alone."""
+    labels = np.array(labels)
+    sizes = np.zeros((len(labels), 2), np.int32)
+    return Dataset((), np.arange(len(labels)), labels, sizes, **fields)
+
+
 def write_table(path, rows):
     """Writes a .csv or .parquet file and returns its path."""
     if path.suffix == ".csv":

@@ -4,6 +4,7 @@ import fnmatch
 import json
 import pathlib
 import shutil
+from unittest import mock
 
 import huggingface_hub
 import numpy as np
@@ -187,10 +188,8 @@ def test_a_published_folder_says_what_it_holds_but_not_where_it_was(run, publish
         ("hf://owner/name", "hf://owner/name"),
         ("/home/me/w.safetensors", "w.safetensors"),
         ("~me/runs/a/", "a"),
-        ("runs/a", "a"),
         ("timm/../home/me", "me"),
         ("timm/w.npz", "w.npz"),
-        ("gs://bucket/runs/a", "a"),
         ("s3://bucket", "unnamed"),
         ("https://host/me/w.npz?token=x/y", "w.npz"),
         (r"C:\Users\me\w.pth", "w.pth"),
@@ -213,12 +212,6 @@ def test_without_a_token_there_is_a_folder_and_a_sentence(run, tmp_path, capsys,
 def test_what_the_hub_would_not_take_as_a_name_is_refused(name):
     with pytest.raises(UserError, match=f"'{name}' is no name of a repository; write OWNER/NAME"):
         hypjax.push("runs/a", name)
-
-
-def test_a_folder_that_cannot_be_written_is_an_error(run, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot write to .*file"):
-        hypjax.push(run, "me/photos", folder=tmp_path / "file")
 
 
 def test_uploads_what_it_wrote_and_nothing_else(run, tmp_path, capsys, monkeypatch):
@@ -301,24 +294,16 @@ def test_a_push_that_is_killed_leaves_the_old_model_or_the_new_one(
 
 
 def test_loads_from_the_hub(model, published, monkeypatch):
-    asked = []
-
-    def download(name, allow_patterns):
-        asked.append((name, allow_patterns))
-        return str(published)
-
+    download = mock.Mock(return_value=str(published))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     for source in ("me/photos", "hf://me/photos"):
         assert hypjax.load(source).fingerprint == model.fingerprint
-    assert asked[0] == asked[1] and asked[0][0] == "me/photos"
-    patterns = asked[0][1]
+    first, second = download.call_args_list
+    assert first == second and first.args == ("me/photos",)
+    patterns = first.kwargs["allow_patterns"]
     hashed = json.loads((published / "hypjax.json").read_text())["files"]
     assert all(any(fnmatch.fnmatch(name, each) for each in patterns) for name in hashed)
     assert "README.md" not in patterns
-
-
-def missing(*args, **kwargs):
-    raise errors.LocalEntryNotFoundError("no connection")
 
 
 @pytest.mark.parametrize(
@@ -330,6 +315,7 @@ def missing(*args, **kwargs):
     ],
 )
 def test_what_holds_no_model_is_an_error(source, message, monkeypatch, repository):
+    missing = mock.Mock(side_effect=errors.LocalEntryNotFoundError("no connection"))
     monkeypatch.chdir(repository)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", missing)
     with pytest.raises(UserError, match=message):
@@ -342,16 +328,12 @@ def test_a_repository_of_something_else_is_refused(tmp_path, monkeypatch):
         hypjax.load("me/other")
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
-        (lambda folder: (folder / "results.json").write_text("{}"), "results.json is not the file"),
-    ],
-)
-def test_a_damaged_folder_is_an_error(copy, damage, message):
-    damage(copy)
-    with pytest.raises(UserError, match=message):
+def test_a_damaged_folder_is_an_error(copy):
+    (copy / "results.json").write_text("{}")
+    with pytest.raises(UserError, match="results.json is not the file"):
+        hypjax.load(copy)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="model.safetensors is missing"):
         hypjax.load(copy)
 
 
@@ -414,7 +396,7 @@ BETWEEN = "must be between 1 and "
         (of_field("name", "x" * 2**24), "more than 16777216 characters"),
         (of_text(b"[" * 10**5), "is damaged"),
         (of_text(b'{"all": {}, "all": {}}'), "a name occurs twice"),
-        (of_text(b"\x58" + bytes(7) + HEADER, "model.safetensors"), "is damaged"),
+        (of_text(len(HEADER).to_bytes(8, "little") + HEADER, "model.safetensors"), "is damaged"),
         (of_weights(pos_embed=np.ones((1, 10, 16), np.float32)), "pos_embed has the shape 1×10×16"),
         (of_weights(**{"head.weight": np.ones((8, 16), int)}), "the head has other parameters"),
         (of_projection(components=np.ones((5, 3))), "is damaged"),
