@@ -103,6 +103,21 @@ def folder(repository, tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved during a test."""
+    from matplotlib.figure import Figure
+
+    saved, save = [], Figure.savefig
+
+    def saving(figure, *args, **options):
+        saved.append(figure)
+        return save(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", saving)
+    return saved
+
+
+@pytest.fixture
 def open_folder():
     """A temporary folder that every user may enter, unlike those of pytest."""
     folder = pathlib.Path(tempfile.mkdtemp())

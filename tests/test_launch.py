@@ -130,9 +130,7 @@ def test_a_command_is_not_repeated_after_a_signal_to_the_script(stubs):
         ((1, 1), 0, 1, False),  # A user error.
     ],
 )
-def test_a_slurm_job_requeues_itself_unless_it_is_done_or_fails(
-    slurm, statuses, restarts, last, requeued
-):
+def test_a_slurm_job_is_requeued_unless_done_or_failed(slurm, statuses, restarts, last, requeued):
     slurm.feed("STATUSES", *statuses)
     env = {"SLURM_CPUS_PER_TASK": "8", "SLURM_RESTART_COUNT": str(restarts)}
     done = slurm.run("slurm.sh", "--config=a.py", "--workdir=b c", **env)
@@ -285,17 +283,14 @@ def test_seeds_are_a_sweep_over_the_field_seed(stubs):
     assert stubs.calls() == [f"{table} --check", f"{train}0", f"{train}1", table]
 
 
-def test_a_sweep_ends_before_training_if_a_value_is_invalid(stubs):
-    stubs.add("python", f"{TRAINING}\nexit 1")
-    assert stubs.run("sweep.sh", "a.py", "objective.c", "x").returncode == 1
-    assert len(stubs.calls()) == 1
-    assert stubs.run("sweep.sh", "a.py", "objective.c", "--value").returncode == 2
-
-
-def test_an_interrupt_ends_a_sweep(stubs):
+def test_a_sweep_ends_at_an_interrupt_and_before_training_if_a_value_is_invalid(stubs):
     stubs.feed("STATUSES", 130, 0)
     assert stubs.run("sweep.sh", "a.py", "objective.c", "0.1", "0.2").returncode == 130
     assert len(stubs.calls()) == 2
+    stubs.add("python", f"{TRAINING}\nexit 1")
+    assert stubs.run("sweep.sh", "a.py", "objective.c", "x").returncode == 1
+    assert len(stubs.calls()) == 3
+    assert stubs.run("sweep.sh", "a.py", "objective.c", "--value").returncode == 2
 
 
 def test_the_pods_of_a_jobset_find_each_other_and_only_a_user_error_ends_it(repository):
@@ -310,8 +305,7 @@ def test_the_pods_of_a_jobset_find_each_other_and_only_a_user_error_ends_it(repo
     assert spec["completions"] == spec["parallelism"] == int(flags["num_processes"])
     assert spec["completionMode"] == "Indexed"
     assert flags["process_id"] == "$(JOB_COMPLETION_INDEX)"
-    named = {flag for flag in flags if not flag.startswith("config.")}
-    assert all(flag in main.FLAGS for flag in named)
+    assert all(flag in main.FLAGS for flag in flags if not flag.startswith("config."))
 
     [rule] = jobset["spec"]["failurePolicy"]["rules"]
     assert rule == {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}

@@ -56,9 +56,7 @@ def test_draws_a_gallery_in_which_moved_images_are_grey(run, photos_folder, tmp_
     ("module", "output", "options"),
     [("bokeh", "disk.html", []), ("umap", "disk.png", ["--layout=umap"])],
 )
-def test_missing_packages_are_named_before_anything_is_read(
-    module, output, options, tmp_path, monkeypatch
-):
+def test_missing_packages_are_named_first(module, output, options, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf'needs {module}: pip install "hypjax\[viz\]"'):
         draw("disk", "--workdir=none", f"--output={tmp_path / output}", *options)

@@ -8,7 +8,6 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from matplotlib.figure import Figure
 
 from hypjax import train
 from hypjax.analysis.report import Search, _chosen, read_log, report_data
@@ -111,15 +110,10 @@ def test_failures_of_runs_take_turns_and_mirrored_ones_are_shown_once():
 
 
 @pytest.mark.parametrize(("metric", "low"), [("loss", 0.95), ("images_per_second", 0)])
-def test_axes_of_constants_are_sensible(metric, low, monkeypatch):
-    drawn = []
-    save = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, *args, **kw: drawn.append(self) or save(self, *args, **kw)
-    )
+def test_axes_of_constants_are_sensible(metric, low, figures):
     lines = [{"step": step, metric: 1 + 1e-9 * step} for step in range(5)]
     _curve([SimpleNamespace(log=SimpleNamespace(lines=lines))], metric)
-    (axes,) = drawn[0].axes
+    (axes,) = figures[0].axes
     assert axes.get_ylim() == pytest.approx((low, 1.05))
     assert axes.yaxis.get_offset_text().get_text() == "" and axes.get_legend() is None
 

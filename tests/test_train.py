@@ -128,9 +128,7 @@ def test_a_run_without_its_configuration_is_refused(load_glyphs, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_folder_that_is_removed_during_a_run_is_written_again(
-    load_glyphs, tmp_path, monkeypatch, capsys
-):
+def test_a_folder_removed_during_a_run_is_written_again(load_glyphs, tmp_path, monkeypatch, capsys):
     write = Telemetry.write
 
     def removing(self, step, values):

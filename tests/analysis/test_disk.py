@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox
 from PIL import Image
 
@@ -24,27 +23,16 @@ def panel():
     return Panel("test: 200 images", radii * np.exp(1j * angles), labels, captions, colour)
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that are drawn."""
-    figures = []
-    save = disk.save
-    monkeypatch.setattr(
-        disk, "save", lambda figure, file: figures.append(figure) or save(figure, file)
-    )
-    return figures
-
-
 NAMES = [f"group {i} of $x^2$" for i in range(10)]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_draws_points_proxies_and_their_tree(panel, drawn, tmp_path, suffix):
+def test_draws_points_proxies_and_their_tree(panel, figures, tmp_path, suffix):
     proxies = Proxies(np.array([0.1, 0.4j, 0.5]), np.array([-1, 0, 0]))
     output = tmp_path / f"disk.{suffix}"
     draw_disks([panel, panel], NAMES, "group", output, proxies=proxies, note="a note")
     assert output.stat().st_size > 5000
-    figure: Figure = drawn[0]
+    figure = figures[0]
     for axes in figure.axes:
         points = [c for c in axes.collections if not isinstance(c, LineCollection)]
         assert sum(len(c.get_offsets()) for c in points) == 200 + 3
@@ -54,9 +42,9 @@ def test_draws_points_proxies_and_their_tree(panel, drawn, tmp_path, suffix):
     assert len(texts) == 9 and texts[-2:] == ["3 others", "proxy"]
 
 
-def test_groups_differ_in_colour_and_marker(panel, drawn, tmp_path):
+def test_groups_differ_in_colour_and_marker(panel, figures, tmp_path):
     draw_disks([panel], NAMES, "group", tmp_path / "disk.png")
-    handles = drawn[0].legends[0].legend_handles[:-1]
+    handles = figures[0].legends[0].legend_handles[:-1]
     assert len({tuple(handle.get_facecolor()[0]) for handle in handles}) == len(handles) == 7
     assert len({handle.get_paths()[0].vertices.tobytes() for handle in handles}) == 7
 
@@ -70,9 +58,9 @@ def test_many_equal_groups_differ_in_hue():
     assert set(chosen.of[7:]) == {disk.OTHER} and chosen.rest == "40 others"
 
 
-def test_thumbnails_and_legend_do_not_overlap(panel, drawn, tmp_path):
+def test_thumbnails_and_legend_do_not_overlap(panel, figures, tmp_path):
     draw_disks([panel], NAMES, "group", tmp_path / "disk.png", thumbnails=True, note="a note")
-    figure = drawn[0]
+    figure = figures[0]
     pictures = [a for a in figure.axes[0].get_children() if isinstance(a, AnnotationBbox)]
     assert len(pictures) > 30
     figure.draw_without_rendering()
@@ -82,10 +70,10 @@ def test_thumbnails_and_legend_do_not_overlap(panel, drawn, tmp_path):
         assert not any(one.overlaps(other) for other in placed[:i])
 
 
-def test_lines_of_the_grid_are_geodesics(panel, drawn, tmp_path):
+def test_lines_of_the_grid_are_geodesics(panel, figures, tmp_path):
     """They meet the unit circle at a right angle: |centre|² = 1 + radius²."""
     draw_disks([panel], NAMES, "group", tmp_path / "disk.png")
-    (grid,) = (c for c in drawn[0].axes[0].collections if isinstance(c, LineCollection))
+    (grid,) = (c for c in figures[0].axes[0].collections if isinstance(c, LineCollection))
     segments = np.array(grid.get_segments())
     assert len(segments) == 18
     for x, y in segments.transpose(0, 2, 1):

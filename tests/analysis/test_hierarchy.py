@@ -167,10 +167,8 @@ def test_newick_is_read_back():
 def runs(photos_folder, tmp_path_factory):
     """A run of HIER and one without it, both with random weights: hierarchies need no training."""
     root = tmp_path_factory.mktemp("hierarchies")
-    rows = [
-        {"path": str(path), "label": path.parent.name, "superlabel": int(path.parent.name[-1]) % 2}
-        for path in sorted(photos_folder.glob("*/*.png"))
-    ]
+    paths = [(str(path), path.parent.name) for path in sorted(photos_folder.glob("*/*.png"))]
+    rows = [{"path": p, "label": name, "superlabel": int(name[-1]) % 2} for p, name in paths]
     write_table(root / "photos.csv", rows)
     fields = [*small_runs.SMALL, f"data.path={root / 'photos.csv'}", "data.test_classes=6"]
     fields += ["data.validation_classes=0", "objective.name=hier+supcon"]

@@ -93,11 +93,11 @@ def command(path, workdir, *overrides):
     ]
 
 
-def start(path, workdir, *overrides, **options):
-    """Starts the command."""
+def start(path, workdir, *overrides, packages="", **options):
+    """Starts the command, which finds further packages first."""
     return subprocess.Popen(
         command(path, workdir, *overrides),
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        env=os.environ | {"PYTHONPATH": f"{packages}{REPOSITORY}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -108,8 +108,8 @@ def start(path, workdir, *overrides, **options):
 def run(path, workdir, *overrides):
     """Returns the process of the command once it has ended, with its output."""
     process = start(path, workdir, *overrides)
-    process.stdout_text, process.stderr_text = process.communicate(timeout=300)
-    return process
+    output, errors = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def step_metrics(run):

@@ -216,9 +216,7 @@ def test_a_gallery_of_nothing_readable_is_refused(embedder, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["broken.png"]
 
 
-def test_embeddings_that_are_not_finite_are_not_saved(
-    embedder, photos_folder, tmp_path, monkeypatch
-):
+def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(embedder, "_compiled", {})
     last = jax.tree.leaves(embedder._params)[-1]
     params = jax.tree.map(lambda x: x * np.nan if x is last else x, embedder._params)
@@ -298,10 +296,9 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     assert plain.fingerprint == prints["best"] != encoder.fingerprint
     vectors = plain.embed(photos).vectors
     splits = open_splits(config)
-    training = create_evaluator(config, parts=["encoder"]).images.points(
-        states["best"], splits.train
-    )
-    expected = fit(training["encoder"], space=Sphere(), dim=5).apply(vectors)
+    images = create_evaluator(config, parts=["encoder"]).images
+    training = images.points(states["best"], splits.train)["encoder"]
+    expected = fit(training, space=Sphere(), dim=5).apply(vectors)
     assert got.shape == (60, 5)
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
@@ -330,10 +327,8 @@ def test_scores_are_those_of_refined_searches(run, photos_folder):
     fitted = evaluator.fit(params, splits.train)
     x = fitted["encoder"].apply(evaluator.images.points(params, splits.test)["encoder"])
     refinement = Refinement(2, 0.0, Reranking())
-    metrics = ["recall@1", "recall@2"]
-    expected = query_scores(
-        x, splits.test.labels, metrics=metrics, space=Sphere(), refinement=refinement
-    )
+    options = {"metrics": ["recall@1", "recall@2"], "space": Sphere(), "refinement": refinement}
+    expected = query_scores(x, splits.test.labels, **options)
     got = evaluator.scores(params, splits.task, fitted)
     assert got == {"encoder": {name: scores.mean() for name, scores in expected.items()}}
 

@@ -246,18 +246,14 @@ def test_misspelt_weights_leave_no_folder_behind(photos_folder, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_hyperbolicity_is_that_of_features_that_are_not_normalised(
-    pretrained, photos_folder, capsys
-):
+def test_hyperbolicity_is_that_of_unnormalised_features(pretrained, photos_folder, capsys):
     points, notes = pretrained_features(pretrained[0])
     assert not notes and points.dtype == np.float32 and np.isfinite(points).all()
     assert np.linalg.norm(points, axis=1).std() > 0
     weights = f"model.weights={pretrained[0].model.weights}"
     fields = [*small_runs.SMALL, f"data.path={photos_folder}", weights]
-    commands.call(
-        *("hyperbolicity", f"--config={small_runs.CONFIG}", "--samples=20", "--trials=5"),
-        *(f"--config.{field}" for field in fields),
-    )
+    flags = ["--config=folder", "--samples=20", *(f"--config.{field}" for field in fields)]
+    commands.call("hyperbolicity", *flags, "--trials=5")
     told = capsys.readouterr().out
     assert re.match(r"relative delta: 0\.\d{4} ± 0\.\d{4}\n", told)
     assert "over 5 draws of 20 of 24 points" in told

@@ -73,9 +73,8 @@ def test_chance_among_two_classes_is_about_a_half(recall, faulty, capsys):
 
 def test_a_collapsed_run_says_so_or_stops(tmp_path, capsys):
     """All images are the same, so all embeddings are."""
-    photos = write_pictures(
-        tmp_path / "photos", [f"{label}/{i}.png" for label in "abcdefghij" for i in range(4)]
-    )
+    names = [f"{label}/{i}.png" for label in "abcdefghij" for i in range(4)]
+    photos = write_pictures(tmp_path / "photos", names)
     config = small_runs.load(photos)
     train.train_and_evaluate(config, tmp_path / "warned")
     printed = capsys.readouterr().err

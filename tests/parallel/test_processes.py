@@ -95,8 +95,8 @@ def test_two_processes_stop_and_resume_together_and_one_device_finishes(photos_f
         assert before < saved < 60
     for run in (together, alone):
         finished = small_runs.run(photos_folder, run, *gentle)
-        assert finished.returncode == 0, finished.stderr_text
-        assert (f"continuing after step {saved}" in finished.stderr_text) == (run is together)
+        assert finished.returncode == 0, finished.stderr
+        assert (f"continuing after step {saved}" in finished.stderr) == (run is together)
     assert (together / "results.json").read_text() == (alone / "results.json").read_text()
     values, expected = small_runs.step_metrics(together), small_runs.step_metrics(alone)
     assert values.keys() == expected.keys() == set(range(1, 61))
@@ -114,10 +114,8 @@ def test_a_run_ends_when_one_of_its_processes_is_killed(photos_folder, tmp_path)
     (status, _, errors), _ = processes.wait_for_both()
     assert time.monotonic() - started < 20
     assert status == 75, errors
-    assert errors.splitlines()[-1] == (
-        "error: process 1 of 2 was lost (killed, or its machine is gone); this one stops too, and "
-        "the same command continues from the last checkpoint"
-    )
+    lost = "error: process 1 of 2 was lost (killed, or its machine is gone); this one stops too"
+    assert errors.splitlines()[-1].startswith(lost)
 
 
 @pytest.mark.slow
@@ -126,10 +124,7 @@ def test_a_user_error_in_one_process_ends_all_without_a_retry(photos_folder, tmp
     (status, _, errors), (other_status, _, other_errors) = processes.wait_for_both()
     assert (status, other_status) == (1, 1)
     assert "process 1 of 2 failed, see its own output" in errors
-    assert (
-        "process 1 has config.seed 7, but the first process 0; start all of them with the same "
-        "configuration and data"
-    ) in other_errors
+    assert "process 1 has config.seed 7, but the first process 0; start all of" in other_errors
     assert "Traceback" not in errors + other_errors
 
 
@@ -140,6 +135,4 @@ def test_an_absent_coordinator_ends_with_the_status_for_a_retry():
     )
     waited = python("-c", program)
     assert waited.returncode == 75
-    assert waited.stderr.splitlines()[-1].endswith(
-        "within 1 seconds; start all of them, with an address that all can reach"
-    )
+    assert "within 1 seconds; start all of them, with an address" in waited.stderr.splitlines()[-1]

@@ -77,11 +77,9 @@ def empty(folder):
     folder.mkdir()
 
 
-def lose_an_item(folder):
-    shutil.rmtree(folder / "record")
-
-
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty, lose_an_item])
+@pytest.mark.parametrize(
+    "damage", [truncate, flip_a_bit, empty, lambda folder: shutil.rmtree(folder / "record")]
+)
 def test_a_damaged_checkpoint_is_moved_aside_and_the_previous_one_is_used(tmp_path, capfd, damage):
     path = tmp_path / "checkpoints"
     with contextlib.closing(Checkpoints(path)) as checkpoints:
@@ -135,11 +133,11 @@ def test_if_all_checkpoints_are_damaged_nothing_is_changed(tmp_path):
         save(checkpoints, 2)
     for step in ("1", "2"):
         truncate(path / step)
-    before = sorted(p for p in tmp_path.rglob("*"))
+    before = sorted(tmp_path.rglob("*"))
     with contextlib.closing(Checkpoints(path)) as checkpoints:
         with pytest.raises(UserError, match=r"every checkpoint in .* is damaged \(steps 2, 1: "):
             checkpoints.restore_latest(model=state(0))
-    assert sorted(p for p in tmp_path.rglob("*")) == before
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_the_checksum_depends_on_every_bit_and_position():
@@ -177,7 +175,7 @@ def test_a_full_disk_is_reported_and_the_next_save_succeeds(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_run_on_a_full_disk_continues_and_fails_only_if_its_last_state_is_unsaved(
+def test_a_run_on_a_full_disk_fails_only_if_its_last_state_is_unsaved(
     photos_folder, tmp_path, capsys
 ):
     with small_disk(tmp_path / "disk", "64k") as disk:

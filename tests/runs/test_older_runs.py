@@ -35,8 +35,8 @@ def test_an_older_run_resumes_and_is_evaluated(photos_folder, tmp_path):
 
     assert evaluate.evaluate(config, run).keys() == {"step 2"}
     resumed = small_runs.run(photos_folder, run, *FIELDS)
-    assert resumed.returncode == 0, resumed.stderr_text
-    assert "continuing after step 2" in resumed.stderr_text
+    assert resumed.returncode == 0, resumed.stderr
+    assert "continuing after step 2" in resumed.stderr
     metrics = small_runs.step_metrics(run)
     assert sorted(metrics) == list(range(3, 13))
     for step, values in metrics.items():

@@ -136,14 +136,12 @@ def test_rows_of_irt_are_named():
         "published (IRT, Table 2, IRT-R-DeiT, 384-d): R@1 84.0 (ours +0.0)",
         "published (IRT, Table 6, IRT-DeiT margin=0.5 lambda=0.7, 384-d): R@1 84.0 (ours +0.0)",
     ]
-    assert compare(results, load("cub:irt-r", "eval.pca.encoder=128")) == (
-        "published (IRT, Table 2, IRT-R-DeiT pca=128, 128-d): R@1 72.6 (ours +11.4)"
-    )
+    projected = compare(results, load("cub:irt-r", "eval.pca.encoder=128"))
+    assert "(IRT, Table 2, IRT-R-DeiT pca=128, 128-d): R@1 72.6 (ours +11.4)" in projected
     alone = {"pretrained": {"encoder": {"recall@1": 0.313}}}
     for config in (load("inshop:irt-o"), load("inshop:irt-l", "objective.name=supcon")):
-        assert compare(alone, config) == (
-            "published (IRT, Table 3, IRT-O-DeiT, 384-d): R@1 31.3 (ours +0.0)"
-        )
+        row = "published (IRT, Table 3, IRT-O-DeiT, 384-d): R@1 31.3 (ours +0.0)"
+        assert compare(alone, config) == row
 
 
 def test_differences_are_told_in_percentage_points():
@@ -161,18 +159,14 @@ def test_differences_are_told_in_percentage_points():
         "R@2 88.1 (ours -0.5), R@4 92.8 (ours -0.4), R@8 95.4 (ours +0.2)",
     ]
     chosen = results | {"best": {"head": {"recall@1": 0.783}}, "best_step": 50}
-    assert compare(chosen, load("cub")).splitlines()[1:] == [
-        "published (Hyp-ViT, Table 2, Hyp-DINO, 128-d): R@1 78.3 (best +0.0)",
-        "published (HypMix, Table 1, Hyp-DINO, 128-d): R@1 78.3 (best +0.0)",
-    ]
+    assert compare(chosen, load("cub")).count(" Hyp-DINO, 128-d): R@1 78.3 (best +0.0)") == 2
     assert compare({"final": {"head": {"map@r": 0.5}}}, load("cub")) == ""
 
 
 def test_an_ablation_is_named_as_such():
     results = {"final": {"head": {"recall@1": 0.9, "recall@10": 0.95}}}
-    assert compare(results, load("inshop:hyp-vit", "model.head_dim=16")) == (
-        "published (Hyp-ViT, Table 5, Hyp-ViT head_dim=16, 16-d): R@1 83.3 (ours +6.7)"
-    )
+    row = "published (Hyp-ViT, Table 5, Hyp-ViT head_dim=16, 16-d): R@1 83.3 (ours +6.7)"
+    assert compare(results, load("inshop:hyp-vit", "model.head_dim=16")) == row
 
 
 def test_differences_are_shown_for_each_dataset():

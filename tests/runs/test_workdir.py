@@ -22,20 +22,11 @@ with Workdir(pathlib.Path(sys.argv[1]), small_runs.load("photos")).claimed({}):
 """
 
 
-def claim_in_another_process(path):
-    """Starts a process that locks a folder."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", CLAIM, str(path)],
-        cwd=small_runs.REPOSITORY,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "claimed\n"
-    return process
-
-
 def test_a_folder_in_use_is_refused_until_its_process_ends(tmp_path):
-    process = claim_in_another_process(tmp_path)
+    command = [sys.executable, "-c", CLAIM, str(tmp_path)]
+    options = {"cwd": small_runs.REPOSITORY, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, **options)
+    assert process.stdout.readline() == "claimed\n"
     workdir = Workdir(tmp_path, small_runs.load("photos"))
     with pytest.raises(UserError, match=f"is in use by process {process.pid} on "):
         with workdir.claimed({}):
@@ -95,8 +86,7 @@ def test_a_run_records_its_environment(tmp_path, monkeypatch):
     assert "jax" in saved["versions"]
     (earlier,) = saved["earlier_starts"]
     assert earlier["versions"] == saved["versions"] and "earlier_starts" not in earlier
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=small_runs.REPOSITORY, capture_output=True, text=True
-    )
+    git = ["git", "-C", str(small_runs.REPOSITORY), "rev-parse", "HEAD"]
+    head = subprocess.run(git, capture_output=True, text=True)
     if head.returncode == 0:
         assert saved["commit"].startswith(head.stdout.strip())

@@ -1,10 +1,8 @@
 """The cache of compiled programs: damaged entries are replaced."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.helpers.process_pair import python
 
 PROGRAM = """
 from hypjax import command
@@ -18,20 +16,12 @@ print(jax.jit(lambda x: x * 2 + 1)(jax.numpy.arange(3.0)))
 
 
 @pytest.mark.slow
-def test_damaged_programs_are_reported_once_and_replaced(tmp_path, repository):
-    hidden = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    environment |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(repository)}
+def test_damaged_programs_are_reported_once_and_replaced(tmp_path, monkeypatch):
+    for hidden in ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
+        monkeypatch.delenv(hidden)
 
     def run():
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
+        done = python("-c", PROGRAM, XDG_CACHE_HOME=str(tmp_path))
         assert done.stdout == "[1. 3. 5.]\n"
         return done.stderr
 

@@ -82,9 +82,7 @@ def test_only_the_users_own_images_are_fitted():
 
 
 @pytest.mark.slow
-def test_a_run_that_fits_its_images_finishes_and_keeps_what_was_chosen(
-    photos_folder, tmp_path, monkeypatch, capsys
-):
+def test_a_run_keeps_what_was_chosen_for_it(photos_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(setup, "_SHOWN", 96)
     names = ("train.total_steps", "train.batch_size", "train.samples_per_class")
     unset = [f"{name}=None" for name in (*names, "optim.warmup_steps")]

@@ -27,9 +27,7 @@ STEPS = {"glyphs.py": [], "cub.py:hyp-vit": [*SIZES, "train.batch_size=18"]}
 
 @pytest.mark.parametrize("recipe", STEPS)
 @pytest.mark.parametrize(("target", "dtype"), [("t4", "float32"), ("h100", "bfloat16")])
-def test_a_step_compiles_in_the_precision_that_the_gpu_has(
-    repository, monkeypatch, recipe, target, dtype
-):
+def test_a_step_compiles_in_the_precision_of_the_gpu(monkeypatch, recipe, target, dtype):
     """As if cuDNN's attention had passed its check, which runs on the GPU."""
     monkeypatch.setattr(attention, "_cudnn_supports", lambda *_: True)
     monkeypatch.setattr(
@@ -38,7 +36,7 @@ def test_a_step_compiles_in_the_precision_that_the_gpu_has(
     figures = (TARGETS / f"{target}.txtpb").read_text()
     gpu = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=figures)
     fields = [*STEPS[recipe], "model.depth=1"]  # The blocks are alike.
-    config = load_config(str(repository / "configs" / recipe), fields)
+    config = load_config(recipe, fields)
     program = programs.compiled_step(config, parallel.create_mesh((1, 1), gpu.devices))
     assert ("bf16[" in program) == (dtype == "bfloat16")
     assert ("__cudnn$fmha" in program) == (dtype == "bfloat16")

@@ -5,7 +5,6 @@ import pathlib
 import random
 import re
 import signal
-import subprocess
 import time
 
 import jax
@@ -53,7 +52,7 @@ def test_a_run_killed_repeatedly_ends_like_an_undisturbed_one(photos_folder, tmp
     """Every second kill comes during a save."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     undisturbed = small_runs.run(photos_folder, whole, *STEADY)
-    assert undisturbed.returncode == 0, undisturbed.stderr_text
+    assert undisturbed.returncode == 0, undisturbed.stderr
     rng = random.Random(0)
     runs, kills = [tmp_path / "run0"], 0
     while kills < KILLS:
@@ -70,12 +69,11 @@ def test_a_run_killed_repeatedly_ends_like_an_undisturbed_one(photos_folder, tmp
         assert len(runs) <= KILLS
     for run in runs:
         finished = small_runs.run(photos_folder, run, *STEADY)
-        assert finished.returncode == 0, finished.stderr_text
+        assert finished.returncode == 0, finished.stderr
         assert_same_run(run, whole)
 
 
-def wait_for_steps(process, run: pathlib.Path) -> None:
-    """Waits until a process has logged its first steps."""
+def wait_for_steps(process, run):
     metrics = run / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and "loss" in metrics.read_text()):
         time.sleep(0.01)
@@ -92,9 +90,8 @@ def test_an_interrupt_saves_first_and_says_how_to_resume(photos_folder, tmp_path
     (saved,) = (int(path.name) for path in (tmp_path / "checkpoints").iterdir())
     assert 0 < saved < 3000
     assert "interrupted: finishing this step and saving" in printed
-    assert printed.splitlines()[-1] == (
-        f"interrupted; step {saved} is saved, and the same command resumes from there"
-    )
+    last = f"interrupted; step {saved} is saved, and the same command resumes from there"
+    assert printed.splitlines()[-1] == last
 
 
 STALL = """
@@ -116,14 +113,8 @@ def test_photos_that_stall_end_the_run_which_can_resume(photos_folder, tmp_path)
     steps = [*FLAT, "train.total_steps=400", "run.checkpoint_every=400"]
     folder, run, lost = photos_folder, tmp_path / "run", tmp_path / "lost"
     (tmp_path / "sitecustomize.py").write_text(STALL.format(lost=str(lost)))
-    paths = f"{tmp_path}:{small_runs.REPOSITORY}"
-    process = subprocess.Popen(
-        small_runs.command(folder, run, *steps, "run.input_timeout=2"),
-        env=os.environ | {"PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    steps_and_limit = (*steps, "run.input_timeout=2")
+    process = small_runs.start(folder, run, *steps_and_limit, packages=f"{tmp_path}:")
     wait_for_steps(process, run)
     lost.touch()
     _, printed = process.communicate(timeout=60)
@@ -176,8 +167,7 @@ def test_a_stopped_run_survives_a_power_failure(photos_folder, tmp_path):
         step = re.search(r"step (\d+) is saved", printed)[1]
         finished = small_runs.run(photos_folder, run, *STEADY)
         disk.cut_power()
-        assert (
-            finished.returncode == 0 and f"continuing after step {step}\n" in finished.stderr_text
-        )
+        assert finished.returncode == 0, finished.stderr
+        assert f"continuing after step {step}\n" in finished.stderr
         assert_same_run(run, whole)
         assert small_runs.step_metrics(run) == small_runs.step_metrics(whole)

@@ -54,10 +54,8 @@ def test_learning_rate_rises_and_then_follows_its_schedule(load_glyphs, schedule
 
 def test_the_longest_path_or_pattern_decides_how_a_parameter_is_trained(load_glyphs):
     """Adam's first steps on a constant gradient of 1 move everything by the learning rate."""
-    config = load_glyphs(
-        *("optim.groups=('objective', 3, 0, 1), ('model/*/b[12]', 5, None, 0)",),
-        *("optim.weight_decay=0.1", "optim.clip_norm=None"),
-    )
+    own = "optim.groups=('objective', 3, 0, 1), ('model/*/b[12]', 5, None, 0)"
+    config = load_glyphs(own, "optim.weight_decay=0.1", "optim.clip_norm=None")
     groups = (Group(("proxies",), rate=50.0, start=2), Group(("proxies", "fixed"), weight_decay=0))
     optimizer = optim.create_optimizer(config.optim, lambda step: 1e-3, groups)
     names = {"scale": 1.0, "proxies": {"free": 1.0, "fixed": 1.0}}
@@ -66,12 +64,10 @@ def test_the_longest_path_or_pattern_decides_how_a_parameter_is_trained(load_gly
     state = optimizer.init(params)
     for step in range(4):
         updates, state = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
-        expected = {
-            "scale": 3 * (step >= 1),
-            "proxies": {"free": 50 * 1.1 * (step >= 2), "fixed": 1},
-        }
-        expected = {"objective": expected, "model": {}}
-        expected["model"]["head"] = {"b1": 5.5, "b2": {"x": 5.5}, "b3": 1.1}
+        proxies = {"free": 50 * 1.1 * (step >= 2), "fixed": 1}
+        head = {"b1": 5.5, "b2": {"x": 5.5}, "b3": 1.1}
+        objective = {"scale": 3 * (step >= 1), "proxies": proxies}
+        expected = {"objective": objective, "model": {"head": head}}
         found = flatten_dict(updates)
         for path, value in flatten_dict(expected).items():
             np.testing.assert_allclose(found[path], -1e-3 * value, rtol=1e-4)

@@ -16,11 +16,8 @@ from tests.helpers.steps import float32_products, learner_of, leaves, lower, ran
 
 @pytest.mark.slow
 def test_frozen_groups_stay_bit_identical_and_all_else_moves(load_glyphs):
-    state, step = start(
-        load_glyphs(
-            "optim.frozen=patch_projection,head", "optim.schedule=constant", "optim.warmup_steps=0"
-        )
-    )
+    schedule = ("optim.schedule=constant", "optim.warmup_steps=0")
+    state, step = start(load_glyphs("optim.frozen=patch_projection,head", *schedule))
     before = leaves(state.params)
     for i in range(3):
         state, _ = step(state, random_batch(i))

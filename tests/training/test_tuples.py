@@ -78,9 +78,8 @@ def test_an_epoch_shows_each_tuple_once(load):
 
 
 def test_pairs_of_held_out_classes_are_not_trained_on(load):
-    built = setup.build(
-        load("data.validation_classes=2", "train.tuples.negatives=1", "train.batch_size=6")
-    )
+    fields = ("data.validation_classes=2", "train.tuples.negatives=1", "train.batch_size=6")
+    built = setup.build(load(*fields))
     names = {built.splits.train.name(i) for pair in built.plans.pairs for i in pair}
     held_out = {built.splits.validation.name(i) for i in range(len(built.splits.validation))}
     assert len(names) == 6 and not names & held_out
