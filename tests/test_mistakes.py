@@ -189,7 +189,6 @@ def test_changed_images(mistake, tmp_path):
 
 
 def test_class_with_one_image(tmp_path, capsys):
-    """It is reported in training; `retrieval/test_ranks.py` has that of queries."""
     names = [name for name in CLASSES if name not in ("a/2.png", "b/2.png")]
     splits = ["train" if name[0] in "acdef" else "test" for name in names]
     path = listed(tmp_path, names, splits)

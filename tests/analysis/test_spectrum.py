@@ -19,9 +19,8 @@ def test_numbers_are_those_of_loops(space):
     spread = find_spread(points, LABELS, space)
     kept = np.asarray(space.features(points.astype(float)))
     variances = np.linalg.svd(kept - kept.mean(axis=0), compute_uv=False) ** 2
-    np.testing.assert_allclose(
-        spread["cumulative_energy"], np.cumsum(variances) / variances.sum(), rtol=1e-5
-    )
+    shares = np.cumsum(variances) / variances.sum()
+    np.testing.assert_allclose(spread["cumulative_energy"], shares, rtol=1e-5)
     apart = np.asarray(jax.jit(space.distance)(points[:, None], points), float)
     similar = {True: [], False: []}
     for i, j in itertools.combinations(range(9), 2):

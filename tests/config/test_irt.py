@@ -8,6 +8,7 @@ from hypjax.config import flatten, load_config
 from hypjax.config.irt_objects import VARIANTS
 from hypjax.errors import UserError
 from hypjax.train import train_and_evaluate
+from tests.config.test_recipes import group
 
 STEPS = {"cub": 2_000, "sop": 35_000, "inshop": 35_000}
 
@@ -52,46 +53,21 @@ def test_an_encoder_that_is_only_evaluated_is_not_trained(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-RECIPE = {
-    "data.name": "sfm120k",
-    "data.image_size": 224,
-    "data.resize": 224,
-    "data.train_view": "resize_crop",
-    "data.test_view": "squash",
-    "data.flip": 0.0,
-    "data.mean": (0.485, 0.456, 0.406),
-    "data.std": (0.229, 0.224, 0.225),
-    "model.architecture": "deit_small_patch16_224",
-    "model.weights": "deit_small_patch16_224.fb_in1k",
-    "model.pooling": "cls",
-    "model.eval_pooling": "cls",
-    "model.head": "none",
-    "model.drop_path": 0.0,
-    "objective.name": "tuple_contrastive",
-    "objective.space": "sphere",
-    "objective.margin": 0.85,
-    "objective.koleo_weight": 4.0,
-    "optim.name": "adam",
-    "optim.learning_rate": 5e-7,
-    "optim.schedule": "step",
-    "optim.decay_every": 400,
-    "optim.decay_factor": math.exp(-0.01),
-    "optim.warmup_steps": 0,
-    "optim.weight_decay": 2e-5,  # 1e-4 for the sum of a batch's five tuples.
-    "optim.clip_norm": None,
-    "optim.frozen": (),
-    "train.sampling": "tuples",
-    "train.tuples.pairs": 2_000,
-    "train.tuples.negatives": 5,
-    "train.tuples.pool": 22_000,
-    "train.batch_size": 35,
-    "train.total_steps": 40_000,
-    "eval.benchmarks": ("roxford5k", "rparis6k"),
-    "eval.ks": (1, 5, 10),
-    "eval.scales": (1.0,),
-    "eval.expansion": 0,
-    "eval.rerank": False,
-}
+RECIPE = (
+    group("data", name="sfm120k", train_view="resize_crop", test_view="squash", flip=0.0)
+    | group("data", image_size=224, resize=224)
+    | group("data", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    | group("model", architecture="deit_small_patch16_224", pooling="cls", eval_pooling="cls")
+    | group("model", weights="deit_small_patch16_224.fb_in1k", head="none", drop_path=0.0)
+    | group("objective", name="tuple_contrastive", space="sphere", margin=0.85, koleo_weight=4.0)
+    | group("optim", name="adam", learning_rate=5e-7, schedule="step", decay_every=400)
+    | group("optim", decay_factor=math.exp(-0.01), warmup_steps=0, clip_norm=None, frozen=())
+    | group("optim", weight_decay=2e-5)  # 1e-4 for the sum of a batch's five tuples.
+    | group("train", sampling="tuples", batch_size=35, total_steps=40_000)
+    | group("train.tuples", pairs=2_000, negatives=5, pool=22_000)
+    | group("eval", benchmarks=("roxford5k", "rparis6k"), ks=(1, 5, 10), scales=(1.0,))
+    | group("eval", expansion=0, rerank=False)
+)
 
 
 def test_the_default_is_the_recipe():

@@ -25,68 +25,40 @@ from tests.helpers.steps import leaves
 
 # These values are copied from the papers and the released code, not from hypjax.config.recipes.
 
-COMMON = {
-    "seed": 0,
-    "data.path": None,
-    "data.channels": 3,
-    "data.image_size": 224,
-    "data.crop_area": (0.2, 1.0),
-    "data.crop_ratio": (0.75, 4 / 3),
-    "data.flip": 0.5,
-    "data.validation_classes": 0.0,
-    "model.pooling": "cls",
-    "model.head_dim": 128,
-    "model.precision": "auto",
-    "objective.name": "pairwise_cross_entropy",
-    "objective.c": 0.1,
-    "objective.clip_radius": 2.3,
-    "objective.temperature": 0.2,
-    "optim.schedule": "constant",
-    "optim.warmup_steps": 0,
-    "optim.weight_decay": 0.01,
-    "optim.b1": 0.9,
-    "optim.b2": 0.999,
-    "optim.eps": 1e-8,
-    "optim.clip_norm": 3.0,
-    "optim.frozen": ("patch_projection",),
-    "train.on_nonfinite": "stop",
-    "eval.metrics": ("recall",),
-    "eval.every": 0,
-}
+
+def group(name, /, **fields):
+    """Fields of a group by their whole names."""
+    return {f"{name}.{field}": value for field, value in fields.items()}
+
+
+COMMON = (
+    {"seed": 0}
+    | group("data", path=None, channels=3, image_size=224, flip=0.5, validation_classes=0.0)
+    | group("data", crop_area=(0.2, 1.0), crop_ratio=(0.75, 4 / 3))
+    | group("model", pooling="cls", head_dim=128, precision="auto")
+    | group("objective", name="pairwise_cross_entropy", c=0.1, clip_radius=2.3, temperature=0.2)
+    | group("optim", schedule="constant", warmup_steps=0, weight_decay=0.01, clip_norm=3.0)
+    | group("optim", b1=0.9, b2=0.999, eps=1e-8, frozen=("patch_projection",))
+    | group("train", on_nonfinite="stop")
+    | group("eval", metrics=("recall",), every=0)
+)
 SPACES = {"hyp": {"objective.space": "poincare"}, "sph": {"objective.space": "sphere"}}
-IMAGENET = {"data.mean": (0.485, 0.456, 0.406), "data.std": (0.229, 0.224, 0.225)}
+IMAGENET = group("data", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+def pretrained(architecture, weights, eval_pooling, rate, pixels=IMAGENET):
+    model = {"weights": f"{architecture}.{weights}", "eval_pooling": eval_pooling}
+    rate = {"optim.learning_rate": rate}
+    return group("model", architecture=architecture, **model) | rate | pixels
+
+
+PATCH8 = group("train", batch_size=120, samples_per_class=2)
+HALVES = group("data", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 ENCODERS = {
-    "vit": {
-        "model.architecture": "vit_small_patch16_224",
-        "model.weights": "vit_small_patch16_224.augreg_in21k_ft_in1k",
-        "model.eval_pooling": "cls",
-        "optim.learning_rate": 3e-5,
-        "data.mean": (0.5, 0.5, 0.5),
-        "data.std": (0.5, 0.5, 0.5),
-    },
-    "deit": {
-        "model.architecture": "deit_small_distilled_patch16_224",
-        "model.weights": "deit_small_distilled_patch16_224.fb_in1k",
-        "model.eval_pooling": "cls_dist_mean",
-        "optim.learning_rate": 3e-5,
-        **IMAGENET,
-    },
-    "dino": {
-        "model.architecture": "vit_small_patch16_224",
-        "model.weights": "vit_small_patch16_224.dino",
-        "model.eval_pooling": "cls",
-        "optim.learning_rate": 1e-5,
-        **IMAGENET,
-    },
-    "dino-patch8": {
-        "model.architecture": "vit_small_patch8_224",
-        "model.weights": "vit_small_patch8_224.dino",
-        "model.eval_pooling": "cls",
-        "optim.learning_rate": 1e-5,
-        "train.batch_size": 120,
-        "train.samples_per_class": 2,
-        **IMAGENET,
-    },
+    "vit": pretrained("vit_small_patch16_224", "augreg_in21k_ft_in1k", "cls", 3e-5, HALVES),
+    "deit": pretrained("deit_small_distilled_patch16_224", "fb_in1k", "cls_dist_mean", 3e-5),
+    "dino": pretrained("vit_small_patch16_224", "dino", "cls", 1e-5),
+    "dino-patch8": pretrained("vit_small_patch8_224", "dino", "cls", 1e-5) | PATCH8,
 }
 # Dataset name, shorter side of the test view, K, batch size, samples per class, and the number of
 # steps in the paper and in the released commands.
@@ -122,17 +94,13 @@ TRAINED.append(("cars", "hyp-dino-patch8"))
 ALL = [(dataset, name + end) for dataset, name in TRAINED for end in ("", ",released")]
 
 # Other losses: their fields of config.objective, as published.
+SOFT_TRIPLE = {"name": "soft_triple", "scale": 20.0, "gamma": 0.1, "margin": 0.01, "centres": 10}
+MULTI_SIMILARITY = {"name": "multi_similarity", "alpha": 2.0, "beta": 50.0, "base": 0.5}
 PUBLISHED_LOSSES = {
     "nca": {"name": "proxy_nca", "temperature": 1.0, "proxy_rate": 1e4},
     "softmax": {"name": "normalized_softmax", "temperature": 0.05, "proxy_rate": 1e4},
-    "softtriple": {
-        **{"name": "soft_triple", "scale": 20.0, "gamma": 0.1, "margin": 0.01, "centres": 10},
-        **{"regularization": 0.2, "proxy_rate": 1e4},
-    },
-    "ms": {
-        **{"name": "multi_similarity", "alpha": 2.0, "beta": 50.0, "base": 0.5},
-        **{"mining": True, "epsilon": 0.1},
-    },
+    "softtriple": SOFT_TRIPLE | {"regularization": 0.2, "proxy_rate": 1e4},
+    "ms": MULTI_SIMILARITY | {"mining": True, "epsilon": 0.1},
     "contrastive": {"name": "contrastive", "margin": 0.5},
     "triplet": {"name": "triplet", "margin": 0.2, "mining": "hard"},
     "supcon": {"name": "supcon", "temperature": 0.1},
@@ -146,21 +114,13 @@ LOSS_RUNS = [("sop", f"{loss}-dino") for loss in ("mix", *PUBLISHED_LOSSES)]
 IRT_RUNS = [("cub", "irt-l"), ("sop", "irt-r"), ("inshop", "irt-r-distilled")]
 
 # HIER's recipe, which Proxy-Anchor and ResNet-50 share.
-HIER = {
-    "data.resize": 256,
-    "model.head": "norm_dense",
-    "model.head_dim": 384,
-    "optim.schedule": "constant",
-    "optim.weight_decay": 0.01,
-    "optim.eps": 1e-4,
-    "optim.clip_norm": None,
-    "optim.clip_value": 10.0,
-    "optim.frozen": ("patch_projection",),
-    "train.batch_size": 180,
-    "train.samples_per_class": 2,
-    "train.sampling": "drawn_classes",
-    "train.repeat_images": True,
-}
+HIER = (
+    group("model", head="norm_dense", head_dim=384)
+    | group("optim", schedule="constant", weight_decay=0.01, eps=1e-4, frozen=("patch_projection",))
+    | group("optim", clip_norm=None, clip_value=10.0)
+    | group("train", batch_size=180, samples_per_class=2, sampling="drawn_classes")
+    | {"data.resize": 256, "train.repeat_images": True}
+)
 HIER_OBJECTIVE = {
     **{"space": "poincare", "c": 0.1, "clip_radius": 2.3, "hier_weight": 0.5},
     **{"hier_proxies": 512, "hier_neighbors": 20, "hier_triplets": 50},

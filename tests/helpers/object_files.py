@@ -25,10 +25,8 @@ def write_roxford(root: pathlib.Path, missing: Collection[str] = ()) -> pathlib.
     """Writes root/roxford5k: two queries and six images to search, but the missing ones."""
     folder = root / "roxford5k"
     (folder / "jpg").mkdir(parents=True)
-    names = {
-        "qimlist": [f"keble_{i:06d}" for i in range(QUERIES)],
-        "imlist": [f"oxford_{i:06d}" for i in range(GALLERY)],
-    }
+    names = {"qimlist": [f"keble_{i:06d}" for i in range(QUERIES)]}
+    names["imlist"] = [f"oxford_{i:06d}" for i in range(GALLERY)]
     for name in (name for part in names.values() for name in part if name not in missing):
         (folder / f"jpg/{name}.jpg").write_bytes(picture(name, name))
     truth = {**names, "gnd": [judged(i) for i in range(QUERIES)]}

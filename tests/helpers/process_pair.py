@@ -43,10 +43,8 @@ class ProcessPair:
         coordinator = f"--coordinator=localhost:{free_port()}"
         self.processes = [
             subprocess.Popen(
-                [
-                    *small_runs.command(path, workdir, *overrides, *further),
-                    *(coordinator, "--num_processes=2", f"--process_id={index}"),
-                ],
+                small_runs.command(path, workdir, *overrides, *further)
+                + [coordinator, "--num_processes=2", f"--process_id={index}"],
                 env=environment_with_devices(2) | {"PYTHONPATH": str(small_runs.REPOSITORY)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

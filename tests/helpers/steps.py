@@ -37,9 +37,8 @@ def random_batch(seed=0, size=24):
 
 
 def leaves(tree):
-    return {
-        jax.tree_util.keystr(k): np.asarray(v) for k, v in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in named}
 
 
 def float32_products(lowered):

@@ -38,9 +38,8 @@ RESNET = ResNet(image_size=32, stage_sizes=(1, 2), width=4)
 
 def weights_of(encoder, seed=0):
     rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda leaf: rng.uniform(0.1, 1, leaf.shape).astype(np.float32), encoder_shapes(encoder)
-    )
+    shapes = encoder_shapes(encoder)
+    return jax.tree.map(lambda leaf: rng.uniform(0.1, 1, leaf.shape).astype(np.float32), shapes)
 
 
 def small_state():

@@ -175,9 +175,7 @@ def test_a_full_disk_is_reported_and_the_next_save_succeeds(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_run_on_a_full_disk_fails_only_if_its_last_state_is_unsaved(
-    photos_folder, tmp_path, capsys
-):
+def test_a_run_fails_on_a_full_disk_only_at_its_end(photos_folder, tmp_path, capsys):
     with small_disk(tmp_path / "disk", "64k") as disk:
         with pytest.raises(UserError, match="the last state of this run could not be saved"):
             train.train_and_evaluate(small_runs.load(photos_folder), disk / "run")

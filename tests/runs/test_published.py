@@ -101,6 +101,8 @@ def test_a_recipe_has_its_row_and_other_settings_have_none():
     for spec, alternatives in NONE.items():
         for fields in alternatives.split("|"):
             assert compare(EVERY, load(spec, *fields.split())) == "", (spec, fields)
+    further = {"final": {"head:poincare": {"recall@1": 0.5}}}
+    assert compare(further, load("cub")) == compare(further, load("sop:irt-r")) == ""
 
 
 def test_table_1_tells_of_pretrained_encoders():
@@ -123,11 +125,6 @@ def test_every_row_belongs_to_a_command():
     configs = {(row.run, row.fields): load(row.run, *row.fields.split()) for row in rows}
     for row in rows:
         assert row in published._find(configs[row.run, row.fields], row.part, row.state), row
-
-
-def test_further_spaces_of_a_part_have_no_rows():
-    for spec in ("cub", "sop:irt-r"):
-        assert compare({"final": {"head:poincare": {"recall@1": 0.5}}}, load(spec)) == ""
 
 
 def test_rows_of_irt_are_named():

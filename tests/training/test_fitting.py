@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hypjax import train
-from hypjax.config import default_config, load_config, validate
+from hypjax.config import load_config, validate
 from hypjax.errors import UserError
 from hypjax.runs.workdir import saved_config
 from hypjax.training import setup
@@ -72,13 +72,6 @@ def test_training_shows_64000_images_and_a_tenth_of_it_warms_up(sizes, steps):
     config = fitted(images(*sizes))
     assert config.train.total_steps == steps
     assert config.optim.warmup_steps == steps // 10
-
-
-def test_only_the_users_own_images_are_fitted():
-    config = default_config()
-    config.train.batch_size = None
-    with pytest.raises(UserError, match="config.train.batch_size is None; it must be a whole"):
-        validate(config)
 
 
 @pytest.mark.slow

@@ -44,13 +44,13 @@ class Taught(PairwiseCrossEntropy):
 
 
 @pytest.fixture(scope="module")
-def begun(repository, data_dir):
+def begun(data_dir):
     """Returns the learner, a copy of the first state and the step of a run of `Taught`."""
 
     @functools.cache
     def made(overrides):
         fields = [*small_runs.SHORT_GLYPHS, f"run.data_dir={data_dir}", *FIELDS, *overrides]
-        config = load_config(f"{repository}/configs/glyphs.py", fields)
+        config = load_config("glyphs", fields)
         taught = Taught(learner_of(config).objective.space, 0.2, 2)
         return learner_of(config, objective=taught), *start(config, objective=taught)
 

@@ -48,8 +48,8 @@ def test_a_step_exchanges_embeddings_and_gradients_once_and_rounds_nothing(slice
     assert programs.compiled_step(config, mesh).temporary < 0.6 * program.temporary
 
 
-def compiled_embedding(config, mesh):
-    """Compiles the embedding of a batch, as evaluation runs it."""
+def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
+    mesh = parallel.create_mesh((-1, 1), slice_of_eight)
     model = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
     embed = embed_function(model, (config.data.mean, config.data.std), scored_spaces(config))
     rows = parallel.slices(config.run.eval_batch_size, mesh).rows
@@ -58,11 +58,7 @@ def compiled_embedding(config, mesh):
     example = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), example)["params"]
     params = jax.tree.map(lambda x: x.update(sharding=parallel.replicated(mesh)), params)
-    return programs.describe(jax.jit(parallel.map_images(embed, mesh)).lower(params, images))
-
-
-def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
-    program = compiled_embedding(config, parallel.create_mesh((-1, 1), slice_of_eight))
+    program = programs.describe(jax.jit(parallel.map_images(embed, mesh)).lower(params, images))
     assert program.collectives == ["all-gather f32"] * 2  # One each for head and encoder.
     assert program.rounded == []
 
