@@ -62,15 +62,13 @@ class ClassRecall(NamedTuple):
 
 
 class ReportData(NamedTuple):
-    """The embeddings of a run's test images, and what searches among them find.
-
-    Searches are those of queries that have images of their class: the failures, nearest wrong image
-    first, then the successes, farthest first.
-    """
+    """The embeddings of a run's test images, and what searches among them find."""
 
     run: TrainedRun
     points: Float[np.ndarray, "n d"]
     space: Space
+    # Of queries that have images of their class: the failures, nearest wrong image first, then the
+    # successes, farthest first.
     searches: list[Search]
     failures: int
     interval: tuple[float, float, float] | None  # Recall@1, and its 95% interval over queries.
@@ -131,8 +129,7 @@ def report_data(run: TrainedRun, k: int, encodings: Encodings | None = None) -> 
     """Embeds the test images with a run's best model, or its last, and finds k neighbours of each.
 
     Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`; see `restore_trained` and `head_points` for errors. `encodings` are what a run that
-    has just ended has kept.
+    `eval.pca`. `encodings` are what a run that has just ended has kept.
     """
     space = create_objective(run.config).score_space
     embed = head_points(run.config, *restore_trained(run), space, encodings)
@@ -214,8 +211,7 @@ def write_report(
 
     The page shows so many queries, up to half of them successes, each with its k nearest images.
     `workdirs` holds the folder or URL of each run, by the name that the page shows; `setup` is what
-    a run that has just ended still holds. Raises a `UserError` as `report_data` does, or if the
-    file cannot be written.
+    a run that has just ended still holds.
     """
     console.say("writing the report")
     runs, groups = [], {}
@@ -347,9 +343,8 @@ def _disk(found: ReportData) -> dict[str, str]:
 def write_own_report(folder: pathlib.Path, location: str, setup: Setup) -> bool:
     """Writes the report of a finished run; a failure is a warning, as the results are saved.
 
-    `location` is the path or URL of the folder, and names the run. Returns whether there is a
-    report: a run of several processes has none, since one cannot embed images while the others
-    wait. Raises `Interrupted` if an interrupt arrived.
+    Returns whether there is a report: a run of several processes has none, since one cannot embed
+    images while the others wait.
     """
     if jax.process_count() > 1:
         return False

@@ -35,10 +35,7 @@ _LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
 def default_folders(
     file: str, overrides: Sequence[str], field: str, values: Sequence[str]
 ) -> dict[str, pathlib.Path]:
-    """Returns the default folders of the runs with each value of a field.
-
-    Raises a `UserError` if a value is not valid, or another run is in one of the folders.
-    """
+    """Returns the default folders of the runs with each value of a field, none of another run."""
     unchanged, folders = read_config(file), {}
     for value in values:
         config = load_config(file, [*overrides, f"{field}={value}"])
@@ -65,8 +62,7 @@ def common_scores(
     """Scores on the validation classes of the runs that have any, and on the test classes.
 
     They are those of a run's best model or, without validation, its last. Metrics that some runs
-    lack, since they were evaluated with other fields, are named and dropped. Raises a `UserError`
-    if the runs have no recall in common.
+    lack, since they were evaluated with other fields, are named and dropped.
     """
     validation = {name: each.get("validation") for name, each in results.items()}
     groups = ({name: found for name, found in validation.items() if found}, results)
@@ -168,8 +164,7 @@ def draw(runs: Sequence[Run], field: str, score: str, output: pathlib.Path) -> N
     Runs that differ only in the seed are one point, their mean, with a bar from the lowest to the
     highest. Each combination of the other fields in which runs differ is a line. The axis of the
     field is logarithmic for positive numbers that span more than a factor of 5, and has categories
-    for values that are no numbers. Raises a `UserError` if a run lacks the field, all have the same
-    value of it, or the file cannot be written.
+    for values that are no numbers.
     """
     drawn = curves(runs, field)
     values = sorted({value for curve in drawn.values() for value in curve}, key=_order)
@@ -183,10 +178,9 @@ def draw(runs: Sequence[Run], field: str, score: str, output: pathlib.Path) -> N
 
 
 def curves(runs: Sequence[Run], field: str) -> dict[str, Curve]:
-    """Groups runs by the fields, other than the swept one and the seed, in which they differ.
+    """Groups runs by all fields in which they differ but the swept one and the seed.
 
-    Returns the lines by their labels, such as 'objective.space=sphere'. Raises a `UserError` if a
-    run lacks the swept field.
+    Returns the lines by their labels, such as 'objective.space=sphere'.
     """
     fields = [run.fields() for run in runs]
     for run, own in zip(runs, fields, strict=True):

@@ -20,9 +20,8 @@ from hypjax.types import Outputs
 def scored_spaces(config: ConfigDict) -> dict[str, Space]:
     """The spaces in which `eval.spaces` compares the embeddings, by name.
 
-    Names are "head" and "encoder" and, for further spaces of a part, as in "head:sphere". By
-    default the head is compared in the objective's space, the encoder by cosine (Hyp-ViT, Section
-    4.2).
+    Names are "head" and "encoder" and, for further spaces of a part, as in "head:sphere". Defaults
+    are the objective's space for the head, and cosine for the encoder (Hyp-ViT, Section 4.2).
     """
     spaces = {}
     for part in PARTS:
@@ -53,8 +52,7 @@ def embed_function(
     """Returns the function from parameters and pixels to the points of each space, to be jitted.
 
     Scales are sides of the images that the model sees, relative to the given ones (`scaled_side`).
-    Of several, it returns the mean of the points in their space; on the sphere that is the mean of
-    the unit vectors, normalised again.
+    Of several, it returns the mean of the points in their space.
     """
     encode, place = encode_function(model, pixel_scaling, scales), place_function(model, spaces)
     return lambda params, images: place(params, encode(params, images))

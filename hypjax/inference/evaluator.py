@@ -58,8 +58,7 @@ class Evaluator:
     ) -> dict[str, dict[str, float]]:
         """Mean scores of each part of the model, the same in all processes.
 
-        They are {"head": {"recall@1": ...}, "encoder": {...}} or, of a judged task, {"head":
-        {"easy/map": ..., "easy/mp@1": ..., ..., "hard/map": ...}, ...}.
+        Such as {"head": {"recall@1": ...}, "encoder": {...}}; of judged tasks {"easy/map": ...}.
         """
         found = self.query_scores(params, task, projections)
         means = {

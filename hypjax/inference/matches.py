@@ -42,12 +42,11 @@ class Match(NamedTuple):
 def choose(splits: Splits) -> tuple[str, Dataset, Dataset | None] | None:
     """Chooses images to measure on: of validation classes or, without these, of the test.
 
-    Returns the part's name, queries, and the gallery, None if they search each other. Of judged
-    queries there is none of this: their matches are not those of a class.
+    Returns the part's name, queries, and the gallery, None if they search each other.
     """
     if splits.validation is not None:
         return _SOURCES[0], _of_some_classes(splits.validation), None
-    if splits.judgements is not None:
+    if splits.judgements is not None:  # Matches of judged queries are not those of a class.
         return None
     if splits.gallery is None:
         return _SOURCES[1], _of_some_classes(splits.test), None

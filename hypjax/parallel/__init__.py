@@ -140,10 +140,9 @@ def map_images(
 ) -> Callable[..., PyTree]:
     """Splits a function of parameters and images over the devices and replicates its result.
 
-    It maps arrays with one row per image to such arrays. Each row of the result may depend on the
-    parameters and its own image only. The function that is returned is for use inside `jax.jit`.
-    Several slices are computed one after the other. Their intermediate values are not stored for
-    the gradient but recomputed, slice by slice (rematerialisation).
+    Each row of the result may depend on the parameters and its own image only. Several slices are
+    computed one after the other. Their intermediate values are not stored for the gradient but
+    recomputed, slice by slice (rematerialisation). To be used inside `jax.jit`.
     """
 
     def in_slices(params: PyTree, *images: PyTree) -> PyTree:

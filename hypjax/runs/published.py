@@ -85,11 +85,8 @@ def published_delta(config: ConfigDict) -> float | None:
 
 
 def show(results: Mapping[str, Any], config: ConfigDict) -> None:
-    """Prints the lines of `compare`, if there are any.
-
-    Results with notes, for example from a partial copy of a dataset, are not compared: they come
-    from a different experiment.
-    """
+    """Prints the lines of `compare`, if there are any."""
+    # Results with notes, as from a partial copy of a dataset, come from a different experiment.
     if not results.get("notes") and (lines := compare(results, config)):
         print(lines)
 
@@ -99,8 +96,7 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
 
     A line reads 'published (Hyp-ViT, Table 3, Hyp-DINO, 384-d): R@1 80.9 (ours -0.4), ...', in
     percent and percentage points; '' says that nothing comparable was published. Results are those
-    of `train_and_evaluate`, `evaluate` or `evaluate_pretrained`. The trained model is the best one
-    if validation classes chose it, else the last.
+    of `train_and_evaluate`, `evaluate` or `evaluate_pretrained`.
     """
     trained = "best" if "best" in results else "final"
     lines = []
