@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from hypjax.benchmarks import measure, peers
@@ -55,10 +54,7 @@ def rows(options: measure.Options) -> measure.Rows:
 
     Each has the share of the 10 nearest neighbours that were found, queries per second and the
     seconds of building the index. Cosine is measured on the same features, against its own exact
-    neighbours. Times are medians.
-
-    Raises:
-        UserError: usearch or numba is not installed.
+    neighbours. Times are medians. Raises UserError if usearch or numba is not installed.
     """
     if not peers.installed("usearch", "numba"):
         raise UserError('ann requires usearch and numba: pip install "hypjax[ann]"')
@@ -284,5 +280,4 @@ def draw(rows: measure.Rows, path: pathlib.Path) -> None:
         axis.invert_xaxis()
         axis.grid(alpha=0.3)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    FigureCanvasAgg(figure)
     figure.savefig(path, dpi=100)

@@ -71,11 +71,8 @@ def rows(options: measure.Options) -> dict[str, Any]:
     """Writes photos, and trains on them twice by the command line; on few photos if quick.
 
     Returns for each of `RUNS` the contents of times.json, the final recalls, and the duration of
-    the whole process in seconds.
-
-    Raises:
-        UserError: The machine is too slow, or a run failed.
-        Interrupted: The user interrupted the runs.
+    the whole process in seconds. Raises UserError if the machine is too slow or a run failed, and
+    Interrupted if the user interrupts the runs.
     """
     variant = "quick" if options.quick else "cub"
     if not options.quick:

@@ -107,8 +107,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def devices_of(target: str | None) -> Sequence[jax.Device]:
     """Returns the devices to compile for: those of a TPU slice, or of this machine for None.
 
-    Raises:
-        UserError: The slice is unknown, or libtpu is not installed.
+    Raises UserError if the slice is unknown, or libtpu is not installed.
     """
     if target is None:
         return jax.devices()

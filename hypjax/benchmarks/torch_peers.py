@@ -212,11 +212,7 @@ def contrastive_with_memory(
 
 
 class TorchTrainer:
-    """timm's encoder with a head, trained with fused AdamW on `loss_by_product`.
-
-    Attributes:
-        name: Names and versions of the libraries, and their settings.
-    """
+    """timm's encoder with a head, trained with fused AdamW on `loss_by_product`."""
 
     def __init__(self, config: ConfigDict, compile: bool) -> None:
         """Creates the model, the optimiser and a batch of noise."""

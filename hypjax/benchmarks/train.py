@@ -108,12 +108,7 @@ def case_config(case: Case, on_cpu: bool) -> ConfigDict:
 
 
 class Trainer:
-    """hypjax's train step and embedding, on a batch of noise on the device.
-
-    Attributes:
-        encoder: The encoder of the model that is trained.
-        programs: The compiled programs, "train" and "embed".
-    """
+    """hypjax's train step and embedding, on a batch of noise on the device."""
 
     def __init__(self, config: ConfigDict) -> None:
         """Initialises the state and compiles both programs."""

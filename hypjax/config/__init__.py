@@ -1,34 +1,18 @@
 """Configurations: fields, defaults, validation, files, and the identity of a run."""
 
-from hypjax.config.defaults import choose_objective, default_config
-from hypjax.config.identity import (
-    default_workdir,
-    differences,
-    flatten,
-    for_files,
-    identity,
-    upgraded,
-    without_secrets,
-)
-from hypjax.config.reading import load_config, override, read_config, show_origins
-from hypjax.config.recipes import variant_error
-from hypjax.config.rules import FITTED, validate
-
-__all__ = [
-    "FITTED",
-    "choose_objective",
-    "default_config",
-    "default_workdir",
-    "differences",
-    "flatten",
-    "for_files",
-    "identity",
-    "load_config",
-    "override",
-    "read_config",
-    "show_origins",
-    "upgraded",
-    "validate",
-    "variant_error",
-    "without_secrets",
-]
+from hypjax.config.defaults import choose_objective as choose_objective
+from hypjax.config.defaults import default_config as default_config
+from hypjax.config.identity import default_workdir as default_workdir
+from hypjax.config.identity import differences as differences
+from hypjax.config.identity import flatten as flatten
+from hypjax.config.identity import for_files as for_files
+from hypjax.config.identity import identity as identity
+from hypjax.config.identity import upgraded as upgraded
+from hypjax.config.identity import without_secrets as without_secrets
+from hypjax.config.reading import load_config as load_config
+from hypjax.config.reading import override as override
+from hypjax.config.reading import read_config as read_config
+from hypjax.config.reading import show_origins as show_origins
+from hypjax.config.recipes import variant_error as variant_error
+from hypjax.config.rules import FITTED as FITTED
+from hypjax.config.rules import validate as validate

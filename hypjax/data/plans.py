@@ -157,13 +157,6 @@ class DrawnClassPlans(ClassPlans):
         return rng.choice(len(self.members), self.classes_per_batch, replace=False)
 
 
-class Candidates(NamedTuple):
-    """What an epoch's tuples are mined from, as positions of images in the training set."""
-
-    pairs: Int[np.ndarray, "tuples 2"]  # Anchor and positive of each tuple.
-    pool: Int[np.ndarray, " pool"]  # Images among which its negatives are.
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class TuplePlans(Plans):
     """Tuples of an anchor, its positive and mined negatives; images of a tuple are adjacent.
@@ -188,11 +181,13 @@ class TuplePlans(Plans):
         """Number of whole batches of an epoch's tuples."""
         return self.tuples // (self.batch_size // self.tuple_size)
 
-    def candidates(self, epoch: int) -> Candidates:
-        """Draws an epoch's pairs and its pool, without replacement."""
+    def candidates(
+        self, epoch: int
+    ) -> tuple[Int[np.ndarray, "tuples 2"], Int[np.ndarray, " pool"]]:
+        """Draws an epoch's pairs of anchor and positive, and its pool, without replacement."""
         pairs = self.rng(_PAIRS, epoch).permutation(len(self.pairs))[: self.tuples]
         pool = self.rng(_POOL, epoch).permutation(len(self.labels))[: self.pool_size]
-        return Candidates(self.pairs[pairs], pool)
+        return self.pairs[pairs], pool
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the positions of the step's images, tuple by tuple."""

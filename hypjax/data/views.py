@@ -16,6 +16,8 @@ from ml_collections import ConfigDict
 from hypjax.types import View
 
 _CROP_ATTEMPTS = 10
+Sizes = Int[np.ndarray, "n 2"]  # Heights and widths, in pixels.
+Boxes = Int[np.ndarray, "n 4"]  # Top, left, height and width, in pixels.
 
 
 class Frame(NamedTuple):
@@ -36,15 +38,13 @@ class TrainView(Protocol):
 
     flip: float  # Probability of mirroring.
 
-    def sizes(self, originals: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+    def sizes(self, originals: Sizes) -> Sizes:
         """Returns the heights and widths to which images are resized before they are cropped.
 
         The device cache stores images at these sizes.
         """
 
-    def boxes(
-        self, rng: np.random.Generator, sizes: Int[np.ndarray, "n 2"]
-    ) -> Int[np.ndarray, "n 4"]:
+    def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
         """Draws one box (top, left, height, width) for each image of these heights and widths."""
 
 
@@ -57,13 +57,11 @@ class RandomCrop:
     flip: float  # Probability of mirroring.
     stored_side: int | None = None  # Images whose shorter side is longer are scaled down first.
 
-    def sizes(self, originals: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+    def sizes(self, originals: Sizes) -> Sizes:
         """Returns the original sizes, or those that the device cache stores."""
         return stored_sizes(originals, self.stored_side)
 
-    def boxes(
-        self, rng: np.random.Generator, sizes: Int[np.ndarray, "n 2"]
-    ) -> Int[np.ndarray, "n 4"]:
+    def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
         """Draws one box for each image.
 
         Takes the first of ten attempts that fits or, if none does, the largest centred box within
@@ -86,7 +84,7 @@ class RandomCrop:
         corner = np.where(fitted, rng.integers(0, room, endpoint=True), room // 2)
         return np.concatenate([corner, extent], axis=1).astype(np.int32)
 
-    def _largest(self, sizes: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+    def _largest(self, sizes: Sizes) -> Sizes:
         height, width = sizes[:, 0], sizes[:, 1]
         low, high = self.ratio
         h = np.where(width / height < low, np.rint(width / low), height)
@@ -105,25 +103,18 @@ class ResizeCrop:
     side: int  # Of the window; at most `resize`.
     flip: float  # Probability of mirroring.
 
-    def sizes(self, originals: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n 2"]:
+    def sizes(self, originals: Sizes) -> Sizes:
         """Returns the square's side as the height and width of each image."""
         return np.full_like(originals, self.resize)
 
-    def boxes(
-        self, rng: np.random.Generator, sizes: Int[np.ndarray, "n 2"]
-    ) -> Int[np.ndarray, "n 4"]:
+    def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
         """Draws one window for each square, uniformly among all places."""
         corner = rng.integers(0, sizes - self.side, endpoint=True)
         return np.concatenate([corner, np.full_like(corner, self.side)], axis=1).astype(np.int32)
 
 
-def stored_sizes(
-    sizes: Int[np.ndarray, "images 2"], stored_side: int | None
-) -> Int[np.ndarray, "images 2"]:
-    """Returns heights and widths after scaling images down whose shorter side is longer.
-
-    If `stored_side` is None, all images keep their size.
-    """
+def stored_sizes(sizes: Sizes, stored_side: int | None) -> Sizes:
+    """Sizes after scaling down images whose shorter side is longer; with None, none is."""
     if stored_side is None:
         return sizes
     shorter = sizes.min(axis=1, keepdims=True)

@@ -127,11 +127,9 @@ def rank(
 ) -> tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
     """Ranks candidates, pairs of a query and an item, by separations computed by subtraction.
 
-    Pairs may be repeated, and the gallery may be memory-mapped.
-
-    Returns:
-        Separations and indices of the k nearest, ties in the order of the gallery. Where a query
-        has fewer candidates, the separation is infinite and the index −1.
+    Pairs may be repeated, and the gallery may be memory-mapped. Returns separations and indices of
+    the k nearest, ties in the order of the gallery. Where a query has fewer candidates, the
+    separation is infinite and the index −1.
     """
     pairs = np.sort(rows * len(gallery) + items)
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]
@@ -173,8 +171,7 @@ def found_neighbours(exact: _Found, found: _Found) -> Bool[np.ndarray, "n k"]:
 def tune(search: Callable[[int], _Found], exact: _Found, own: Bool[np.ndarray, "s k"]) -> float:
     """Raises the candidates of a search for a sample until it finds the sample's neighbours.
 
-    Returns:
-        The share that it finds by the last number, see `assured`. A warning says if it is too low.
+    Returns the share that it finds by the last number, see `assured`, and warns if it is too low.
     """
     recall = 0.0
     for candidates in _CANDIDATES:

@@ -1,19 +1,11 @@
 """Models: encoders and the embedding head."""
 
-from hypjax.models.architectures import ARCHITECTURES, create_encoder
-from hypjax.models.embedder import Embedder, create_embedder, example_images, model_shapes
-from hypjax.models.layers import compute_dtype
-from hypjax.models.resnet import ResNet
-from hypjax.models.vit import VisionTransformer
-
-__all__ = [
-    "ARCHITECTURES",
-    "Embedder",
-    "ResNet",
-    "VisionTransformer",
-    "compute_dtype",
-    "create_embedder",
-    "create_encoder",
-    "example_images",
-    "model_shapes",
-]
+from hypjax.models.architectures import ARCHITECTURES as ARCHITECTURES
+from hypjax.models.architectures import create_encoder as create_encoder
+from hypjax.models.embedder import Embedder as Embedder
+from hypjax.models.embedder import create_embedder as create_embedder
+from hypjax.models.embedder import example_images as example_images
+from hypjax.models.embedder import model_shapes as model_shapes
+from hypjax.models.layers import compute_dtype as compute_dtype
+from hypjax.models.resnet import ResNet as ResNet
+from hypjax.models.vit import VisionTransformer as VisionTransformer

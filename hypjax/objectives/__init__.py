@@ -1,64 +1,30 @@
 """Objectives: losses in any space, with their parameters and state."""
 
-from hypjax.objectives.base import Group, Metrics, Objective, Spec
-from hypjax.objectives.create import (
-    OBJECTIVES,
-    create_objective,
-    softmax_temperature,
-    unused_fields,
-)
-from hypjax.objectives.hier import Hier, hier, reciprocal_triplets
-from hypjax.objectives.pair_losses import (
-    PairObjective,
-    contrastive,
-    koleo,
-    multi_similarity,
-    scalable_nca,
-    supcon,
-    triplet,
-    tuple_contrastive,
-)
-from hypjax.objectives.pairwise import (
-    PairwiseCrossEntropy,
-    mixed_space,
-    negative_weights,
-    pairwise_cross_entropy,
-)
-from hypjax.objectives.proxy_losses import (
-    ProxyObjective,
-    normalized_softmax,
-    proxy_anchor,
-    proxy_nca,
-    soft_triple,
-)
-
-__all__ = [
-    "OBJECTIVES",
-    "Group",
-    "Hier",
-    "Metrics",
-    "Objective",
-    "PairObjective",
-    "PairwiseCrossEntropy",
-    "ProxyObjective",
-    "Spec",
-    "contrastive",
-    "create_objective",
-    "hier",
-    "koleo",
-    "mixed_space",
-    "multi_similarity",
-    "negative_weights",
-    "normalized_softmax",
-    "pairwise_cross_entropy",
-    "proxy_anchor",
-    "proxy_nca",
-    "reciprocal_triplets",
-    "scalable_nca",
-    "soft_triple",
-    "softmax_temperature",
-    "supcon",
-    "triplet",
-    "tuple_contrastive",
-    "unused_fields",
-]
+from hypjax.objectives.base import Group as Group
+from hypjax.objectives.base import Metrics as Metrics
+from hypjax.objectives.base import Objective as Objective
+from hypjax.objectives.base import Spec as Spec
+from hypjax.objectives.create import OBJECTIVES as OBJECTIVES
+from hypjax.objectives.create import create_objective as create_objective
+from hypjax.objectives.create import softmax_temperature as softmax_temperature
+from hypjax.objectives.create import unused_fields as unused_fields
+from hypjax.objectives.hier import Hier as Hier
+from hypjax.objectives.hier import hier as hier
+from hypjax.objectives.hier import reciprocal_triplets as reciprocal_triplets
+from hypjax.objectives.pair_losses import PairObjective as PairObjective
+from hypjax.objectives.pair_losses import contrastive as contrastive
+from hypjax.objectives.pair_losses import koleo as koleo
+from hypjax.objectives.pair_losses import multi_similarity as multi_similarity
+from hypjax.objectives.pair_losses import scalable_nca as scalable_nca
+from hypjax.objectives.pair_losses import supcon as supcon
+from hypjax.objectives.pair_losses import triplet as triplet
+from hypjax.objectives.pair_losses import tuple_contrastive as tuple_contrastive
+from hypjax.objectives.pairwise import PairwiseCrossEntropy as PairwiseCrossEntropy
+from hypjax.objectives.pairwise import mixed_space as mixed_space
+from hypjax.objectives.pairwise import negative_weights as negative_weights
+from hypjax.objectives.pairwise import pairwise_cross_entropy as pairwise_cross_entropy
+from hypjax.objectives.proxy_losses import ProxyObjective as ProxyObjective
+from hypjax.objectives.proxy_losses import normalized_softmax as normalized_softmax
+from hypjax.objectives.proxy_losses import proxy_anchor as proxy_anchor
+from hypjax.objectives.proxy_losses import proxy_nca as proxy_nca
+from hypjax.objectives.proxy_losses import soft_triple as soft_triple

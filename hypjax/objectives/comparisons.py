@@ -33,17 +33,11 @@ def lengths(space: Space, distances: Float[Array, "*b"]) -> Float[Array, "*b"]:
 
 
 class References(NamedTuple):
-    """Points that the images of a batch are compared with, in place of each other.
-
-    Attributes:
-        points: Points of the space.
-        labels: Class of each; −1 for points that do not count.
-        own: Row of each image's own point, which the image is not compared with; None for none.
-    """
+    """Points that the images of a batch are compared with, in place of each other."""
 
     points: Float[Array, "m dim"]
-    labels: Int[Array, " m"]
-    own: Int[Array, " n"] | None = None
+    labels: Int[Array, " m"]  # −1 for points that do not count.
+    own: Int[Array, " n"] | None = None  # Row of the image's own point, which is left out.
 
 
 class Pairs(NamedTuple):

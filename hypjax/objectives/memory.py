@@ -13,24 +13,14 @@ _ROWS = {"unique_indices": True, "mode": "promise_in_bounds"}
 
 
 class Memory(NamedTuple):
-    """A ring buffer of points.
-
-    Attributes:
-        points: Points of the space.
-        labels: Class of each; −1 for rows that were never written.
-        place: Row of the next point; after the last row comes the first.
-    """
+    """A ring buffer of points."""
 
     points: Float[Array, "size dim"]
-    labels: Int[Array, " size"]
-    place: Int[Array, ""]
+    labels: Int[Array, " size"]  # −1 for rows that were never written.
+    place: Int[Array, ""]  # Row of the next point; after the last row comes the first.
 
     def rows(self, n: int) -> Int[Array, " n"]:
-        """The rows of the next n points: those of the oldest.
-
-        Raises:
-            ValueError: There are more points than rows.
-        """
+        """The rows of the next n points, those of the oldest; a ValueError if there are fewer."""
         size = len(self.labels)
         if n > size:
             raise ValueError(f"a memory of {size} rows cannot hold {n} points")

@@ -17,19 +17,13 @@ FIRST, ALL = "first", "all"  # Depths: the nearest positive, and all positives.
 
 
 class Metric(NamedTuple):
-    """A rule, and the ranks that it needs.
+    """A rule, and the ranks that it needs."""
 
-    Attributes:
-        depth: Which ranks it needs: that of the first positive, all, or those below a number, which
-            is a function of the queries' numbers of positives.
-        score: The rule.
-        k: Number such that the score depends on whether the first rank is below it, or None if it
-            depends on more.
-    """
-
+    # That of the first positive, all, or those below a number, a function of the queries' numbers
+    # of positives.
     depth: Literal["first", "all"] | Callable[[Counts], int]
     score: Callable[[Ranks, Counts], Scores]
-    k: int | None = None
+    k: int | None = None  # If the score depends on whether the first rank is below a number, this.
 
 
 def precision_at_r(ranks: Ranks, positives: Counts) -> Scores:

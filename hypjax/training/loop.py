@@ -44,9 +44,8 @@ class Loop:
     def run(self, state: TrainState, measured: Measured, feed: Feed) -> tuple[TrainState, Measured]:
         """Runs the steps that remain; returns the last state, and the scores measured until then.
 
-        Raises:
-            UserError: A loss is not finite, or an image can no longer be read.
-            Interrupted: An interrupt arrived; the state is saved.
+        Raises UserError if a loss is not finite or an image can no longer be read, and Interrupted,
+        after it has saved the state, if an interrupt arrives.
         """
         config, mesh = self.setup.config, self.setup.learner.mesh
         first, total = int(state.step), config.train.total_steps

@@ -64,23 +64,16 @@ class Found(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OfficialDataset:
-    """A dataset prepared from the files that its authors published.
-
-    Attributes:
-        name: Name of the dataset.
-        description: What it holds, in a sentence.
-        counts: Size of each split of the complete dataset.
-        source: Where its files come from.
-        list_images: Yields the images in the order of the records, whether or not their files
-            exist. Classes are numbered in the order in which they first appear.
-        tables: Read its tables of relations (`hypjax.data.records`), by name.
-    """
+    """A dataset prepared from the files that its authors published."""
 
     name: str
     description: str
-    counts: Mapping[str, Count]
+    counts: Mapping[str, Count]  # Of the splits of the complete dataset.
     source: Source
+    # Yields the images in the order of the records, whether or not their files exist. Classes are
+    # numbered in the order in which they first appear.
     list_images: Callable[[FileTree], Iterable[Entry]]
+    # Readers of its tables of relations (`hypjax.data.records`), by name.
     tables: Mapping[str, Callable[[FileTree], pyarrow.Table]] = dataclasses.field(
         default_factory=dict
     )

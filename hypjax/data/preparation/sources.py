@@ -79,24 +79,14 @@ class Archive:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The names of a dataset's files, and where to get them.
+    """The names of a dataset's files, and where to get them."""
 
-    Attributes:
-        folders: Possible names of the dataset's folder.
-        entries: Patterns of the files, and of the folders with all their contents, that belong to
-            the dataset.
-        archives: Archives that contain these entries.
-        required: What a user has to obtain, in words.
-        origin: Where to obtain it, in words.
-        required_lists: Lists that no archive contains; checked before anything is unpacked.
-    """
-
-    folders: tuple[str, ...]
-    entries: tuple[str, ...]
-    archives: tuple[Archive, ...]
-    required: str
-    origin: str
-    required_lists: tuple[str, ...] = ()
+    folders: tuple[str, ...]  # Possible names of the dataset's folder.
+    entries: tuple[str, ...]  # Patterns of its files, and of its folders with all their contents.
+    archives: tuple[Archive, ...]  # Which contain these entries.
+    required: str  # What a user has to obtain, in words.
+    origin: str  # Where to obtain it, in words.
+    required_lists: tuple[str, ...] = ()  # In no archive; checked before anything is unpacked.
 
     @property
     def advice(self) -> str:
