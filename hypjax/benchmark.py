@@ -42,7 +42,7 @@ def main(overrides: list[str], suite: str | None) -> None:
     """Runs one suite, or the four timed ones, and prints the tables."""
     if suite != _JOB:
         command.refuse_overrides(overrides)
-    from hypjax.benchmarks import measure
+    from hypjax.benchmarks import measure, peers
     from hypjax.system import console, machine
     from hypjax.system.files import write_json
 
@@ -55,6 +55,9 @@ def main(overrides: list[str], suite: str | None) -> None:
         options = options._replace(repeats=1)
     results = options._asdict()
     for name in _TIMED if suite in (None, _ALL) else (suite,):
+        if name == "input" and suite != name and not peers.installed("grain"):
+            console.warn("skipped: input requires grain (pip install grain)")
+            continue
         module = importlib.import_module(f"hypjax.benchmarks.{_MODULES.get(name, name)}")
         if name in _TIMED:
             results[name] = measure.measure(module.tasks(options), options.repeats)

@@ -228,10 +228,7 @@ def _by_ball(rows: measure.Rows) -> dict[tuple[float, int], measure.Rows]:
 
 
 def table(rows: measure.Rows) -> str:
-    """Formats recall and speed of some settings in Markdown, a column for each ball.
-
-    Below are our times over those of usearch's cosine, at a recall of at least 0.98.
-    """
+    """Formats some settings in Markdown by ball, and below our times over usearch's cosine's."""
     balls = {ball: f"c {ball[0]:g}, {ball[1]}" for ball in _by_ball(rows)}
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:

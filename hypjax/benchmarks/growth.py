@@ -95,12 +95,8 @@ def rows(options: measure.Options) -> measure.Rows:
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float | None]) -> float | None:
-    """Fits the exponent b of a·sizeᵇ by least squares in logarithms.
-
-    Uses only the larger half of the sizes, where fixed costs matter least. Returns None if a value
-    is missing or zero.
-    """
-    larger = max(2, math.ceil(len(sizes) / 2))
+    """Fits b of a·sizeᵇ by least squares in logarithms; None if a value is missing or 0."""
+    larger = max(2, math.ceil(len(sizes) / 2))  # Where fixed costs matter least.
     if not all(values[-larger:]):
         return None
     return float(np.polyfit(np.log(sizes[-larger:]), np.log(values[-larger:]), 1)[0])

@@ -205,10 +205,7 @@ def make_data(rows: int) -> Data:
 
 
 def memory_step(data: Data) -> Gradient:
-    """A contrastive loss with a memory, for one batch after the other.
-
-    As in training, the state is overwritten by the next one.
-    """
+    """A contrastive loss with a memory, by batches; the state is overwritten, as in training."""
     rows, dim = data.points.shape
     objective = objectives.PairObjective(
         Sphere(), objectives.contrastive, samples_per_class=None, memory=float(rows)

@@ -136,10 +136,7 @@ def _private_memory() -> int | None:
 
 @functools.cache
 def product_rate(dim: int, side: int = 2048, dtype: str = "float32", count: int = 50) -> float:
-    """Measures operations per second of some products [side, dim] × [dim, side].
-
-    Factors in float32 are multiplied at full precision.
-    """
+    """Operations per second of products [side, dim] × [dim, side], in float32 at full precision."""
     x = (jax.random.normal(jax.random.key(0), (side, dim)) / dim**0.5).astype(dtype)
     precision = "highest" if dtype == "float32" else "default"
 

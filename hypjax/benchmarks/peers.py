@@ -30,10 +30,7 @@ def installed(*names: str) -> bool:
 
 
 def torch_or_missing(install: str, *others: str) -> tuple[types.ModuleType | None, str]:
-    """The module `torch_peers` and a name of PyTorch; or None, and what tasks lack to use it.
-
-    `install` says what to install if torch or one of the other modules is missing.
-    """
+    """The module `torch_peers` and PyTorch's name; or None and what tasks lack (`install`)."""
     if not installed("torch", *others):
         return None, install
     import torch

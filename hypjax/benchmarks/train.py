@@ -32,11 +32,7 @@ class Case(NamedTuple):
     steps: int
 
 
-_ON_ACCELERATORS = (
-    Case(_PATCH16, 900, 2, 5),
-    Case(_PATCH16, 900, 9, 5),
-    Case(_PATCH8, 120, 2, 5),
-)
+_ON_ACCELERATORS = (Case(_PATCH16, 900, 2, 5), Case(_PATCH16, 900, 9, 5), Case(_PATCH8, 120, 2, 5))
 _ON_CPUS = (Case(_PATCH16, 24, 2, 1),)
 _QUICK = (Case("vit", 24, 2, 2),)
 

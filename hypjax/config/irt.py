@@ -38,10 +38,7 @@ def follows(variant: Variant) -> bool:
 
 
 def use(config: ConfigDict, variant: Variant) -> None:
-    """Changes the recipe of Hyp-ViT to that of IRT.
-
-    `irt-o` is the pretrained encoder, which is only evaluated: it has no steps.
-    """
+    """Changes Hyp-ViT's recipe to IRT's; `irt-o`, the pretrained encoder, has no steps."""
     schedule, encoder = SCHEDULES[config.data.name], ENCODERS[variant.encoder]
     data, model, optim, train = config.data, config.model, config.optim, config.train
     data.mean, data.std = IMAGENET_MEAN, IMAGENET_STD

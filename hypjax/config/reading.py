@@ -164,10 +164,7 @@ def _parse(text: str, current: Any) -> Any:
 def show_origins(
     config: ConfigDict, source: str, named: ConfigDict, overrides: Sequence[str]
 ) -> str:
-    """Lists all fields with their values and origins: command line, source, or a default.
-
-    The source, a file with its variant or a run's folder, holds the fields of `named`.
-    """
+    """Lists fields, values and origins: command line, source (which holds `named`), or default."""
     given = {override.partition("=")[0] for override in overrides}
     defaults, held = flatten(default_config(config.objective.name)), flatten(named)
     rows = []

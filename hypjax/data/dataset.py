@@ -77,10 +77,7 @@ class Dataset:
         return str(self.class_names[int(self.positions[i])])
 
     def image(self, i: int, channels: int) -> Image.Image:
-        """Returns the whole i-th image, whatever its box.
-
-        Raises UserError if the image cannot be read, as `crop` and `test_view` do; it names it.
-        """
+        """Returns the whole i-th image; as for `crop` and views, a UserError names a bad one."""
         with self._naming_errors(i):
             if (cached := self._cached(i)) is not None:
                 return pixels.from_array(cached)
@@ -226,10 +223,7 @@ def union(datasets: Sequence[Dataset]) -> Dataset:
 
 
 def joined(first: Dataset, second: Dataset) -> Dataset:
-    """Returns the images of two datasets as one, to be searched; they are not decoded before.
-
-    Classes of the second are none of the first. Images are not read from the host cache.
-    """
+    """Returns two datasets without a common class as one; the host cache is not read."""
     return Dataset(
         records=_Chained(first.records, second.records),
         positions=np.concatenate([first.positions, len(first.records) + second.positions]),
@@ -255,10 +249,7 @@ def with_host_cache(dataset: Dataset, key: str, decoding: Decoding) -> Dataset:
 
 
 def fill_cache(dataset: Dataset, channels: int) -> None:
-    """Decodes a dataset's images into its host cache, if it has one that is not filled yet.
-
-    Raises UserError if there is not enough space, or an image cannot be read.
-    """
+    """Decodes images into a dataset's host cache, if it has one to fill, or raises a UserError."""
     if dataset.decoded is not None:
         files = dataclasses.replace(dataset, decoded=None)
         dataset.decoded.fill(lambda i: pixels.array(files.image(i, channels)))

@@ -46,11 +46,7 @@ class DecodedImages:
         return len(self._sizes)
 
     def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"] | None:
-        """Returns the i-th image; pixels are read from the file when accessed.
-
-        If they are not those that were written, returns None, and removes the file, so that the
-        next start makes it again.
-        """
+        """Returns the i-th image, read when accessed; a damaged file is removed, and gives None."""
         start, end = self._offsets[i : i + 2]
         try:
             pixels = self._map[start:end]
@@ -107,10 +103,7 @@ class DecodedImages:
         return zlib.crc32(checksums).to_bytes(4, "little") == last
 
     def fill(self, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]) -> None:
-        """Writes the file, unless it exists; a function decodes the i-th image.
-
-        Raises UserError if there is no space, or the folder cannot be written.
-        """
+        """Writes the file unless it exists, by `decode(i)`, or raises a UserError."""
         if self._is_complete():
             return
         folder = self._path.parent

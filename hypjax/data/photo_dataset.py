@@ -35,6 +35,7 @@ from hypjax.system.machine import usable_cores
 _FEW = 5  # Of fewer training classes, little holds for others.
 _SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 _MAX_NAMED = 5  # Files that a message names.
+_Parts = tuple[Dataset, Dataset | None, Dataset, Dataset | None]  # The first fields of `Splits`.
 # Modes that PNG files hold as they are.
 _PNG_MODES = frozenset({"1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"})
 
@@ -132,10 +133,8 @@ def _dataset(photos: Sequence[Photo], sizes: Int[np.ndarray, "photos 2"], fast: 
     )
 
 
-def _split_classes(
-    path: pathlib.Path, everything: Dataset, held_out: HeldOutClasses
-) -> tuple[Dataset, Dataset | None, Dataset, None]:
-    """Holds out random classes; returns train, validation, test and no gallery."""
+def _split_classes(path: pathlib.Path, everything: Dataset, held_out: HeldOutClasses) -> _Parts:
+    """Holds out random classes; returns no gallery."""
     if 2 <= everything.num_classes < 4:
         raise UserError(
             f"{path} has {everything.num_classes} classes, too few to train on two and to test on "
@@ -161,8 +160,8 @@ def _split_classes(
 
 def _given_splits(
     path: pathlib.Path, photos: Sequence[Photo], everything: Dataset, held_out: HeldOutClasses
-) -> tuple[Dataset, Dataset | None, Dataset, Dataset | None]:
-    """Splits the images as they are labelled; returns train, validation, test and gallery."""
+) -> _Parts:
+    """Splits the images as they are labelled."""
     if held_out.images:
         raise UserError(f"{path} has splits already; leave out --config.data.split=images")
     split_names = np.array([photo.split for photo in photos])
@@ -202,10 +201,7 @@ def _check_overlap(path: pathlib.Path, photos: Sequence[Photo]) -> None:
 
 
 def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
-    """Returns height, width and a checksum of each image, from the cache if no file has changed.
-
-    Raises UserError if any image cannot be read; the message names the first ones.
-    """
+    """Height, width and checksum of each image, from the cache if it has them, or a UserError."""
     cached = cache_folder() / "photos" / f"{_hash_facts(map(_file_facts, photos))}.sizes"
     if (measured := _read_measured(cached, len(photos))) is not None:
         return measured

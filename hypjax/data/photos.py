@@ -148,10 +148,7 @@ def list_folder(root: pathlib.Path) -> list[Photo]:
 
 
 def _list_tree(root: pathlib.Path) -> list[Photo]:
-    """Lists all images below a folder.
-
-    The label is the class folder, as for `list_folder`, or '' for images outside any.
-    """
+    """All images below a folder; labels are as for `list_folder`, or '' outside class folders."""
     names = {folder.name for folder in _subfolders(root)}
     has_splits = "train" in names and names <= set(SPLITS) and bool(_subfolders(root / "train"))
     photos = []

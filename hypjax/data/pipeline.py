@@ -71,16 +71,13 @@ class _PlannedViews:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _TestViews:
-    """The test views of the images in some rows of a batch; the last batch is padded with black.
-
-    If `tolerant`, images that cannot be read are black too, and their reasons are reported.
-    """
+    """The test views of the images in some rows of a batch; the last batch is padded with black."""
 
     dataset: Dataset
     rows: range
     view: View
     batch_size: int
-    tolerant: bool
+    tolerant: bool  # Broken images are black, too, and their reasons are reported.
 
     def __call__(self, batch: int, piece: range) -> ReadableBatch:
         images, broken = _black(self.view, len(piece)), {}

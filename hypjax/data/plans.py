@@ -104,11 +104,9 @@ class ClassPlans(Plans):
         """Returns the step's classes, all distinct."""
 
     def __call__(self, step: int) -> Plan:
-        """Returns the plan of a step, after checking that it is grouped by class.
-
-        Losses trust the order of a batch and cannot tell, since they are compiled for any labels.
-        """
+        """Returns the plan of a step, after checking that it is grouped by class."""
         plan = super().__call__(step)
+        # Losses trust the order of a batch and cannot tell: they are compiled for any labels.
         classes = plan.labels.reshape(-1, self.samples_per_class)
         distinct = len(np.unique(classes[:, 0])) == len(classes)
         if not distinct or np.any(classes != classes[:, :1]):
@@ -130,10 +128,7 @@ class ClassPlans(Plans):
 
 
 class EpochClassPlans(ClassPlans):
-    """Hyp-ViT's sampling: a permutation of all classes, cut into batches.
-
-    No class occurs twice in an epoch; classes left over at its end are skipped.
-    """
+    """Hyp-ViT's sampling: a permutation of all classes, cut into batches; the rest is skipped."""
 
     @property
     def batches_per_epoch(self) -> int:

@@ -67,11 +67,7 @@ Example = Mapping[str, Any]  # Values of an image's features by name.
 
 
 class EncodedImages(Sequence):
-    """The image files in a split's records, extracted without parsing the records.
-
-    Parsing a record with TFDS takes longer than reading it and blocks other threads: input by
-    threads was a tenth slower.
-    """
+    """The image files in a split's records, extracted without parsing the records."""
 
     def __init__(self, records: Sequence[bytes], index: pyarrow.Table, name: str, folder: str):
         """Takes what worker processes need, but no builder; name and folder are for messages."""
@@ -84,6 +80,7 @@ class EncodedImages(Sequence):
 
     def __getitem__(self, i: int) -> Mapping[str, bytes]:
         """Returns the i-th image's bytes under `image`; raises UserError if they are damaged."""
+        # TFDS would parse longer than it reads, and block threads: input by them was 10% slower.
         start = int(self._offsets[i])
         try:
             record = self._records[int(i)]
@@ -107,9 +104,9 @@ class Records(NamedTuple):
 class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """A TFDS builder whose records can be read by position and have an index.
 
-    A subclass's `_split_generators` returns the examples of each split in the order of the records,
-    with an `image` (encoded bytes), its `checksum` (zlib.crc32), its `height` and `width`, a
-    `label` (a class's name or number), `name`, `class_name` and `superlabel`.
+    A subclass's `_examples_by_split` returns those of each split in the order of the records, with
+    an `image` (encoded bytes), its `checksum` (zlib.crc32), its `height` and `width`, a `label` (a
+    class's name or number), `name`, `class_name` and `superlabel`.
     """
 
     DESCRIPTION: str
@@ -145,7 +142,9 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         )
 
     def _generate_examples(self) -> None:
-        """Not called, since `_split_generators` returns the examples; TFDS requires it."""
+        """Not called, since `_generate_splits` is ours; TFDS requires it, and the next."""
+
+    _split_generators = _generate_examples
 
     def _generate_splits(
         self,
@@ -156,7 +155,7 @@ class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         limit = download_config.max_examples_per_split
         written = (
             self._write_split(name, itertools.islice(examples, limit))
-            for name, examples in self._split_generators(dl_manager).items()
+            for name, examples in self._examples_by_split().items()
         )
         splits = [split for split in written if split.num_examples]
         for name, table in self.tables().items():
@@ -291,10 +290,8 @@ def damaged(name: str, folder: str | pathlib.Path, problem: str) -> UserError:
 
 
 def _find(image: bytes, record: bytes) -> int:
-    """Returns the offset of an image in its record.
-
-    Searching for the first bytes is quicker; searching for all takes as long as writing.
-    """
+    """Returns the offset of an image in its record."""
+    # Searching for the first bytes is quicker; searching for all takes as long as writing.
     start = record.index(image[:64])
     return start if record.startswith(image, start) else record.index(image)
 

@@ -206,12 +206,10 @@ def _start_workers(
 
 
 def _start_worker(log: str, index: int, count: int) -> None:
-    """Prepares a worker process: it ignores signals, and ends when its parent does.
-
-    Terminals send signals to all processes; the parent alone decides what to do.
-    """
+    """Prepares a worker process: it ignores signals, and ends when its parent does."""
     del count
     exits.end_with_parent()
+    # Terminals send signals to all processes; the parent alone decides what to do.
     for number in exits.ENDING:
         signal.signal(number, signal.SIG_IGN)
     _ProgressLog.open(log, index)
@@ -274,15 +272,12 @@ def _deliver(
 def _close(
     deliveries: _Deliveries, patience: float, survivors: list[multiprocessing.Process] | None
 ) -> bool:
-    """Closes an iterator, and returns whether it closed in so many seconds.
-
-    If survivors are given, all other child processes are killed while waiting: Grain would wait for
-    a stuck worker, and it starts workers one after the other.
-    """
+    """Closes an iterator, perhaps killing all but the survivors; returns whether it closed."""
     deadline = time.monotonic() + patience
     while True:
         ended = deliveries.close(min(patience, _END_CHECK))
         if survivors is not None:
+            # Grain would wait for a stuck worker, and it starts workers one after the other.
             for child in set(multiprocessing.active_children()) - set(survivors):
                 child.kill()
                 ended = False

@@ -92,10 +92,7 @@ def nearest(
 
 
 def separation_factors(points: Float[np.ndarray, "n d"], space: Space) -> Float64[np.ndarray, " n"]:
-    """Factors by which ‖x − y‖² is multiplied, one of each point, for their separation.
-
-    They are 1 / (1 − c‖x‖²) in a ball and 1 on the sphere. Another space raises a `UserError`.
-    """
+    """Factors of ‖x − y‖² in separations: 1 / (1 − c‖x‖²) in a ball, and 1 on the sphere."""
     if isinstance(space, Sphere):
         return np.ones(len(points))
     if not isinstance(space, PoincareBall):
@@ -156,12 +153,10 @@ def rank(
 
 
 def found_neighbours(exact: _Found, found: _Found) -> Bool[np.ndarray, "n k"]:
-    """Marks the exact neighbours, ascending, that a search found, in any order, each listed once.
-
-    Where more than k items qualify, since several are as far as the k-th, any of these count.
-    """
+    """Marks the exact neighbours, ascending, that a search found in any order, each listed once."""
     hits = (exact[1][:, :, None] == found[1][:, None]).any(axis=2)
     known = (found[1][:, :, None] == exact[1][:, None]).any(axis=2)
+    # Of items as far as the k-th, any count, if there are too many.
     last = exact[0][:, -1:]
     places = ~hits & (exact[0] >= last * (1 - _TIED))
     others = ~known & (found[0] <= last * (1 + _TIED))

@@ -572,10 +572,7 @@ def _read_graph(index: Any, path: pathlib.Path, *, writable: bool) -> None:
 
 @functools.cache
 def _separation(dim: int, rounded: bool) -> tuple[Any, Any]:
-    """The separation of two vectors of the graph as a metric of usearch, and its function.
-
-    usearch keeps the address of the function alone, so that the cache has to keep the function.
-    """
+    """The separation of two vectors of the graph as a metric of usearch, and its function."""
     try:
         import numba
     except ImportError as error:
@@ -598,4 +595,5 @@ def _separation(dim: int, rounded: bool) -> tuple[Any, Any]:
         return total * wide(x[dim]) * wide(y[dim])
 
     metric = CompiledMetric(separation.address, MetricKind.Unknown, MetricSignature.ArrayArray)
+    # usearch keeps the function's address alone, so that the cache has to keep the function.
     return metric, separation

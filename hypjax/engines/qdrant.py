@@ -265,16 +265,14 @@ def _uuid(path: str) -> str:
 
 
 def _score(factor: float, space: Space) -> dict[str, Any]:
-    """The formula of −distance for a query with this factor.
-
-    Qdrant's acosh(1 + 2u) would do, but has fewer digits for close points.
-    """
+    """The formula of −distance for a query with this factor."""
     if not isinstance(space, PoincareBall):
         return {"mult": [-1.0, "$score", "$score"]}
     c = float(space.c)
     if c == 0:
         return {"mult": [-2.0, "$score"]}
     u = {"mult": [c * factor, "$score", "$score", "factor"]}
+    # Qdrant's acosh(1 + 2u) would do, but has fewer digits for close points.
     asinh = {"ln": {"sum": [{"sqrt": u}, {"sqrt": {"sum": [1.0, u]}}]}}
     return {"mult": [-2 / c**0.5, asinh]}
 

@@ -107,12 +107,10 @@ class Server:
         return contextlib.nullcontext()
 
     def create(self, dim: int, facts: dict[str, Any]) -> None:
-        """Creates the collection for vectors of this length.
-
-        An empty one may have been created with other settings before.
-        """
+        """Creates the collection for vectors of this length."""
         from qdrant_client import models
 
+        # An empty one may have been created with other settings before.
         if not self._ask("collection_exists", self._collection):
             vectors = models.VectorParams(size=dim, distance=models.Distance.EUCLID)
             graph = models.HnswConfigDiff(m=LINKS, ef_construct=ADDED, full_scan_threshold=_SCANNED)
@@ -162,10 +160,7 @@ class Server:
     def search(
         self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool
     ) -> list[list[tuple[dict[str, Any], float]]]:
-        """Payloads and scores of the k best candidates of each search, best first.
-
-        With `exact`, candidates are searched for without the graph.
-        """
+        """Payloads and scores of each search's k best, in order; if `exact`, without the graph."""
         from qdrant_client import models
 
         params = models.SearchParams(hnsw_ef=candidates, exact=exact)

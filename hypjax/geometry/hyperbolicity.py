@@ -151,10 +151,8 @@ def _relative_delta(points: Float[Array, "n d"]) -> Float[Array, ""]:
 
 
 def _distances(points: Float[Array, "n d"]) -> Float[Array, "n n"]:
-    """Euclidean distances by subtraction: accurate for close points, and 0 on the diagonal.
-
-    Inner products would leave errors of 3e-4 of the diameter, visible in the relative δ of a line.
-    """
+    """Euclidean distances by subtraction: accurate for close points, and 0 on the diagonal."""
+    # Inner products would leave errors of 3e-4 of the diameter, visible in the δ of a line.
     n, dim = points.shape
     coordinates = jnp.pad(points.T, ((0, _round_up(dim, _CHUNK) - dim), (0, 0)))
     zeros = jnp.zeros((n, n), points.dtype)
@@ -180,13 +178,11 @@ def _delta(distances: Float[Array, "n n"]) -> Float[Array, ""]:
 
 
 def _gromov_products(distances: Float[Array, "n n"]) -> Float[Array, "p p"]:
-    """Gromov products M_ij = (d_0i + d_0j − d_ij)/2, padded to whole tiles.
-
-    Row 0 is 0, so padding with 0 repeats the first point and does not change δ.
-    """
+    """Gromov products M_ij = (d_0i + d_0j − d_ij)/2, padded to whole tiles."""
     distances = jnp.where(jnp.eye(len(distances), dtype=bool), 0, distances)
     products = (distances[0][:, None] + distances[0] - distances) / 2
     side = _tile_side(len(products))
+    # Row 0 is 0, so padding with 0 repeats the first point and does not change δ.
     return jnp.pad(products, (0, _round_up(len(products), side) - len(products)))
 
 

@@ -189,10 +189,8 @@ def _descend(
 
 
 def _distances(tangents: Float[Array, "n 2"]) -> Float[Array, "n n"]:
-    """Distances in the hyperbolic plane, of points given by tangents at the origin.
-
-    They are those on the hyperboloid, arcosh(−⟨x, y⟩), with finite gradients for equal points.
-    """
+    """Distances in the hyperbolic plane, of points given by tangents at the origin."""
+    # arcosh(−⟨x, y⟩) on the hyperboloid, with finite gradients for equal points.
     lengths = jnp.sqrt(jnp.sum(tangents**2, axis=1, keepdims=True) + _SMALLEST)
     time, place = jnp.cosh(lengths), tangents * (jnp.sinh(lengths) / lengths)
     return jnp.arccosh(jnp.maximum(time * time.T - place @ place.T, 1 + 1e-6))

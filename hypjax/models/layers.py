@@ -52,10 +52,8 @@ def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype
 
 
 def full_products_in(dtype: DTypeLike) -> contextlib.AbstractContextManager:
-    """Context in which float32 products are true float32 on every device.
-
-    By default GPUs and TPUs round the factors. Products of other dtypes are not affected.
-    """
+    """Context in which float32 products are true float32 on every device."""
+    # By default GPUs and TPUs round the factors. Products of other dtypes are not affected.
     if jnp.dtype(dtype) == jnp.float32:
         return jax.default_matmul_precision("highest")
     return contextlib.nullcontext()

@@ -145,14 +145,11 @@ def _classifiers(encoder: Encoder) -> list[str]:
 
 
 def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
-    """Writes a model as a .safetensors file under timm's names.
-
-    A head of one Dense layer becomes the classifier. Other heads have no counterpart.
-    """
+    """Writes a model under timm's names as .safetensors; one Dense layer is the classifier."""
     from safetensors.numpy import save
 
     state = timm_state_dict(params["encoder"], model.encoder)
-    if model.head_kind == "dense":
+    if model.head_kind == "dense":  # Other heads have no counterpart.
         state |= timm_classifier(params["head"], model.encoder)
     with writing(path), replacing(path) as temporary:
         temporary.write_bytes(save(state))

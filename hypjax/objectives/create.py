@@ -16,12 +16,9 @@ from hypjax.objectives.hier import HIER_FIELDS, create_hier
 
 
 class Entry(NamedTuple):
-    """An objective that configurations can name.
+    """An objective that configurations can name."""
 
-    It is created from a run's whole configuration and the space that this names.
-    """
-
-    create: Callable[[ConfigDict, Space], Objective]
+    create: Callable[[ConfigDict, Space], Objective]  # From a run's configuration and its space.
     fields: Mapping[str, Field]  # Which it adds to `config.objective`.
     by_class: bool  # Whether it needs several images of each class in a batch.
     by_tuple: bool = False  # Whether it needs batches of tuples.

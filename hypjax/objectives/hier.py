@@ -155,10 +155,7 @@ def _draw(key: PRNGKeyArray, among: Bool[Array, "n n"], count: int) -> Int[Array
 def create_hier(
     create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
 ) -> "Hier":
-    """Builds the objective that a run's configuration describes.
-
-    `create_base` builds the loss of the angles. Another space than the ball is a `UserError`.
-    """
+    """Builds a run's objective on `create_base`'s loss of the angles; no ball is a `UserError`."""
     fields = config.objective
     if not isinstance(space, PoincareBall):
         raise UserError(

@@ -73,9 +73,7 @@ def pairwise_cross_entropy(
 
 
 def _by_class(
-    embeddings: Float[Array, "images dim"],
-    labels: Int[ArrayLike, " images"],
-    samples: int | None,
+    embeddings: Float[Array, "images dim"], labels: Int[ArrayLike, " images"], samples: int | None
 ) -> tuple[Float[Array, "classes samples dim"], Bool[ArrayLike, ""]]:
     """Groups a flat batch by class, and says whether its classes have that number of images."""
     if jnp.shape(labels) != embeddings.shape[:1]:

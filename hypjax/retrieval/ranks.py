@@ -39,6 +39,7 @@ _TILE = 2048  # Queries and items of a tile, so that its scores fit into a CPU's
 _AXIS = "tiles"  # Mesh axis over which tiles are distributed.
 _BOUND_BYTES = 2**28  # Largest size of the bounds of a block of queries.
 _CHUNK_BYTES = 2**25  # Largest size of the points of a chunk of the gallery.
+_Scores = Float[Array, "h w"]  # Of a tile.
 
 
 def match_ranks(
@@ -194,10 +195,8 @@ def _sort_by_class(score: Score, given: Labelled) -> _Points:
 
 
 def _rows_of_classes(sizes: Int[np.ndarray, " classes"], tile: int) -> Int[np.ndarray, " n"]:
-    """Rows for points sorted by class, with gaps so that small classes never cross a tile boundary.
-
-    Fewer tiles next to the diagonal then contain matches and are computed twice.
-    """
+    """Rows of points sorted by class, with gaps, so that small classes cross no tile boundary."""
+    # Fewer tiles next to the diagonal then contain matches and are computed twice.
     starts, end = [], 0
     for size in sizes.tolist():
         left = -end % tile
@@ -217,14 +216,12 @@ def _tile_side(points: int) -> int:
 def _tiles(
     query_labels: Int[np.ndarray, " p"], labels: Int[np.ndarray, " q"], symmetric: bool
 ) -> tuple[Int[np.ndarray, "t 2"], Int[np.ndarray, "u 2"]]:
-    """Tiles (row, column) that may contain matches, and all others.
-
-    If the gallery is the queries, each of the others also stands for its transpose.
-    """
+    """Tiles (row, column) that may contain matches, and all others."""
     rows, columns = (x.reshape(-1, _tile_side(len(x))) for x in (query_labels, labels))
     row_first, first = rows[:, 0], columns[:, 0]
     row_last, last = rows.max(axis=1), columns.max(axis=1)
     matching = (row_first[:, None] <= last) & (first <= row_last[:, None])
+    # If the gallery is the queries, each of the others also stands for its transpose.
     others = np.triu(~matching) if symmetric else ~matching
     return np.argwhere(matching), np.argwhere(others)
 
@@ -343,34 +340,26 @@ def _bounds_pairs(space: Space, scores: Array) -> bool:
     return scores.dtype == jnp.float64 or isinstance(space, Fused)
 
 
-def _least(
-    space: Space, scores: Float[Array, "h w"], queries: Factors, items: Factors
-) -> Float[Array, "h w"]:
+def _least(space: Space, scores: _Scores, queries: Factors, items: Factors) -> _Scores:
     """Scores that must exceed a threshold for items that surely come before a match."""
     if not _bounds_pairs(space, scores):
         return scores
     return jnp.minimum(scores, lowest(space, queries, items))  # Scores may be masked by −∞.
 
 
-def _count_in_rows(
-    scores: Float[Array, "h w"], least: Float[Array, "h w"], thresholds: _Thresholds
-) -> Int[Array, "h 2"]:
-    """Numbers of items that surely, and may, come before each row's nearest match.
-
-    One sum counts both: it is below 2²⁴, up to which float32 is exact.
-    """
-    both = jnp.where(scores >= thresholds.may[:, None], jnp.float32(1), jnp.float32(0))
-    both = jnp.where(least > thresholds.must[:, None], jnp.float32(1 + 2 * _TILE), both)
+def _count_in_rows(scores: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "h 2"]:
+    """Numbers of items that surely, and may, come before each row's nearest match."""
+    # One sum counts both: it is below 2²⁴, up to which float32 is exact.
+    both = jnp.where(scores >= bounds.may[:, None], jnp.float32(1), jnp.float32(0))
+    both = jnp.where(least > bounds.must[:, None], jnp.float32(1 + 2 * _TILE), both)
     total = jnp.sum(both, axis=1).astype(jnp.int32)
     return jnp.stack([total // (2 * _TILE), total % (2 * _TILE)], axis=1)
 
 
-def _count_in_columns(
-    scores: Float[Array, "h w"], least: Float[Array, "h w"], thresholds: _Thresholds
-) -> Int[Array, "w 2"]:
+def _count_in_columns(scores: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "w 2"]:
     """Like `_count_in_rows`, for columns; this way of adding is the fastest one on a CPU."""
-    both = jnp.where(scores >= thresholds.may, jnp.int16(1), jnp.int16(0))
-    both = jnp.where(least > thresholds.must, jnp.int16(1 + 256), both)
+    both = jnp.where(scores >= bounds.may, jnp.int16(1), jnp.int16(0))
+    both = jnp.where(least > bounds.must, jnp.int16(1 + 256), both)
     # Of 64 rows, each count is at most 64, so that the low one fits below 256, and both into int16.
     groups = both.reshape(-1, inputs.MULTIPLE, scores.shape[1])
     sums = jnp.sum(groups, axis=1, dtype=jnp.int16).astype(jnp.int32)

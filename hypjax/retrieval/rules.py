@@ -57,11 +57,9 @@ def precision_at(k: int) -> Metric:
 
 
 def mean_precision_at(k: int) -> Metric:
-    """Precision among the K nearest items, or up to the last positive if all are among these.
+    """Precision among the K nearest items, or up to the last positive if all are among these."""
 
-    The code of Revisited Oxford and Paris (Radenović et al., CVPR 2018) takes its mean as mP@K.
-    """
-
+    # As in the code of Revisited Oxford and Paris (Radenović et al., CVPR 2018).
     def score(ranks: Ranks, positives: Counts) -> Scores:
         last = np.take_along_axis(ranks, np.maximum(positives - 1, 0)[:, None], axis=1)
         listed = np.minimum(last + 1, k)

@@ -105,10 +105,7 @@ class Score:
     def factors(
         self, x: Float[ArrayLike, "n d"], valid: Bool[ArrayLike, " n"] | None = None
     ) -> Factors:
-        """Factors of the scores of points, computed in float64 and rounded to the precision.
-
-        Rows that are not valid are padding, which scores `PADDING` with any point.
-        """
+        """Factors of points' scores, from float64; rows that are not valid are padding."""
         on_devices = isinstance(x, jax.Array)
         platform = (next(iter(x.devices())) if on_devices else jax.local_devices()[0]).platform
         roundoffs = tuple(p.roundoff(platform) for p in (self.precision, Precision.DOUBLE))
@@ -275,10 +272,8 @@ def _are_few(queries: Float[np.ndarray | Array, "n d"], rows: Int[np.ndarray, " 
 def _crowds(
     queries: Float[np.ndarray | Array, "n d"], rows: Int[np.ndarray, " r"]
 ) -> list[Int[np.ndarray, " c"]]:
-    """Splits rows into groups, so that crowds far from each other are in different ones.
-
-    Points are cut where their projections on a line are farthest apart.
-    """
+    """Splits rows into groups, so that crowds far from each other are in different ones."""
+    # Points are cut where their projections on a line are farthest apart.
     line = np.random.default_rng(0).normal(size=queries.shape[1])
     parts = inputs.split(rows, _CROWD)
     places = np.concatenate([inputs.host_rows(queries, part) @ line for part in parts])

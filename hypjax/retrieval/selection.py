@@ -42,35 +42,27 @@ class Chunk(NamedTuple):
 
 
 def sample(gallery: Float[np.ndarray | Array, "m d"]) -> Float[np.ndarray, "s d"]:
-    """Some points from all parts of a gallery, as float32.
-
-    They are blocks of consecutive rows, which a disk reads faster than single rows.
-    """
+    """Some points from all parts of a gallery, as float32."""
+    # Blocks of consecutive rows, which a disk reads faster than single rows.
     starts = np.linspace(0, max(len(gallery) - _SAMPLED_ROWS, 0), _SAMPLED_BLOCKS, dtype=int)
     blocks = [np.asarray(gallery[at : at + _SAMPLED_ROWS]) for at in np.unique(starts)]
     return np.concatenate(blocks).astype(np.float32)
 
 
 class HostGallery:
-    """A NumPy array, possibly memory-mapped, that is streamed to all local devices.
-
-    `mesh` are these devices, `size` is the number of points, and `rows` the most on one device.
-    """
+    """A NumPy array, possibly memory-mapped, that is streamed to all local devices."""
 
     def __init__(self, gallery: Float[np.ndarray, "m d"]) -> None:
         """Keeps the array."""
         devices = jax.local_devices()
         self.mesh = Mesh(devices, _AXIS)
         self.size = len(gallery)
-        self.rows = -(-len(gallery) // len(devices))
+        self.rows = -(-len(gallery) // len(devices))  # The most on one device.
         self._gallery = gallery
         self._on_devices: Array | None = None
 
     def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
-        """Yields chunks of so many rows, which hold every point once, in order on each device.
-
-        Raises UserError if a point does not belong to the space.
-        """
+        """Yields chunks of so many rows, in order on each device; a bad point is a UserError."""
         ahead = self._chunk(score, 0, rows)
         for start in range(0, self.size, rows * self.mesh.size)[1:]:
             # The next chunk is checked and sent to the devices before this one is searched.
@@ -179,10 +171,7 @@ class Selector:
     def __init__(
         self, mesh: Mesh, k: int, shape: tuple[int, int], score: Score, pool: Executor
     ) -> None:
-        """Allocates the buffer of scores, by queries of a block and rows of a chunk on a device.
-
-        The pool has `num_threads(mesh)` threads.
-        """
+        """Allocates scores [queries, device's rows]; the pool has `num_threads(mesh)` threads."""
         self._score, self._pool, self._k = score, pool, k
         self._on_host, threads = _is_host(mesh), num_threads(mesh)
         # Equal shares of the threads, in parts that keep the candidates in a CPU's cache.
@@ -271,12 +260,10 @@ def _select(
 
 
 def _below(highest: Float[Array, ""], scores: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Scores to select by: in float64, differences from the highest one, rounded up to float32.
-
-    XLA sorts float64 numbers in full to select the largest ones.
-    """
+    """Scores to select by: in float64, differences from the highest one, rounded up to float32."""
     if scores.dtype == jnp.float32:
         return scores
+    # XLA sorts float64 numbers in full to select the largest ones.
     return jnp.nextafter((scores - highest).astype(jnp.float32), jnp.float32(0))
 
 

@@ -140,10 +140,7 @@ def _distances(
 
 
 class Feed:
-    """Hands out batches in the order of the steps, and mines tuples when an epoch begins.
-
-    Epochs of mined tuples need the model as it is then, so their batches cannot be opened before.
-    """
+    """Hands out batches in the order of the steps, and mines tuples when an epoch begins."""
 
     def __init__(self, source: Input, steps: range, monitor: Monitor) -> None:
         """Opens nothing yet."""
@@ -159,6 +156,7 @@ class Feed:
             self.close()
             plans: Plans = self._source.setup.plans
             self._end = self._stop
+            # An epoch's tuples need the model as it is then: no batch can be opened before.
             if self._miner is not None:
                 state = self._with_tuples(state, step)
                 table = np.asarray(parallel.gather(state.tuples))

@@ -119,7 +119,6 @@ def _add_decay(groups: Sequence[Group], general: float) -> optax.GradientTransfo
 
 
 def _scale(groups: Sequence[Group]) -> optax.GradientTransformation:
-
     def update(updates: PyTree, params: PyTree) -> PyTree:
         del params
         rates = _of_each(groups, lambda group: group.rate, updates)

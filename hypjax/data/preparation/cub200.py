@@ -18,10 +18,7 @@ _CLASSES = 200  # The first half is for training.
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images by class number, then path.
-
-    The class is the image's folder, which image_class_labels.txt must confirm.
-    """
+    """Lists images by class (the folder, which image_class_labels.txt must confirm) and path."""
     labels = None
     if {"images.txt", "image_class_labels.txt"} <= tree.files:
         rows = read_rows(tree, "image_class_labels.txt")

@@ -62,13 +62,10 @@ class Glyph:
 
 @dataclasses.dataclass(frozen=True)
 class GlyphClass:
-    """Characters that are drawn alike, with one glyph for each face that contains any of them.
-
-    Of several members in a face, the one with the lowest code point is drawn.
-    """
+    """Characters that are drawn alike, with one glyph for each face that contains any of them."""
 
     codepoints: tuple[int, ...]  # Of the members, ascending.
-    glyphs: tuple[Glyph, ...]  # Ordered by face.
+    glyphs: tuple[Glyph, ...]  # By face: the member with the lowest code point.
 
     @property
     def name(self) -> str:
@@ -125,10 +122,7 @@ def _load_font(face: str) -> ImageFont.FreeTypeFont:
 
 
 def draw(glyph: Glyph) -> Image.Image:
-    """Draws a glyph on the baseline, centred horizontally, light on dark.
-
-    Returns a greyscale ('L') image of side SIZE * SUPERSAMPLE.
-    """
+    """Draws a glyph light on dark, centred on the baseline: 'L', of side SIZE * SUPERSAMPLE."""
     font, character = _load_font(glyph.face), chr(glyph.codepoint)
     left, top, right, bottom = font.getbbox(character, anchor="ls")
     shrink = _shrink_to_fit(right - left, -top, bottom)
@@ -159,10 +153,7 @@ def draw_small(glyph: Glyph) -> np.ndarray:
 
 @functools.cache
 def glyph_classes() -> tuple[GlyphClass, ...]:
-    """Returns all classes with at least MIN_FACES faces, ordered by lowest code point.
-
-    Drawing and comparing all candidate glyphs takes some seconds; the result is cached.
-    """
+    """All classes with MIN_FACES faces or more, by lowest code point; cached: it takes seconds."""
     letters = {face: letters_of(face) for face in usable_faces()}
     frequency = collections.Counter(c for mapped in letters.values() for c in mapped)
     candidates = np.array(sorted(c for c, n in frequency.items() if n >= MIN_FACES))
@@ -176,11 +167,7 @@ def glyph_classes() -> tuple[GlyphClass, ...]:
 def _compare_candidates(
     candidates: np.ndarray, letters: dict[str, list[int]]
 ) -> tuple[dict[str, set[int]], np.ndarray]:
-    """Compares all pairs of candidates in every face.
-
-    Returns the candidates that each face actually draws, and an (N, N) bool matrix of the pairs
-    that are the same letter.
-    """
+    """The candidates that each face draws, and an (N, N) matrix of pairs that are one letter."""
     n = len(candidates)
     shared, same = np.zeros((n, n), np.int32), np.zeros((n, n), np.int32)
     drawn_by = {}
@@ -207,11 +194,9 @@ def _is_missing(images: np.ndarray, face: str) -> np.ndarray:
 
 
 def squared_differences(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (N, N) squared differences of (N, side, side) drawings, and the larger squared ink.
-
-    With six bits of ink all sums of products are below 2**24, where float32 is exact: the classes
-    do not depend on the order of summation.
-    """
+    """(N, N) squared differences of (N, side, side) drawings, and the larger squared ink."""
+    # With six bits of ink all sums of products are below 2**24, where float32 is exact: the classes
+    # do not depend on the order of summation.
     ink = (images.reshape(len(images), -1) >> 2).astype(np.float32)
     products = ink @ ink.T
     squares = np.diagonal(products)

@@ -36,10 +36,7 @@ NOISE = 8.0  # Standard deviation, on the scale of 0 to 255.
 
 
 def render(glyph: fonts.Glyph) -> np.ndarray:
-    """Renders a glyph with random changes: (SIZE, SIZE) uint8, light ink on a dark background.
-
-    The changes depend only on the character and the name of the face.
-    """
+    """A glyph, randomly changed by character and face: (SIZE, SIZE) uint8, light on dark."""
     rng = np.random.default_rng([SEED, glyph.codepoint, zlib.crc32(glyph.face.encode())])
     drawn = fonts.draw(glyph)
     changed = drawn.transform(
@@ -88,10 +85,7 @@ def with_progress(
 def split_classes(
     classes: Iterable[fonts.GlyphClass],
 ) -> tuple[list[fonts.GlyphClass], list[fonts.GlyphClass]]:
-    """Splits the classes into training and test classes, at random with a fixed seed.
-
-    Both keep the given order. A class's label is its index in the two lists joined.
-    """
+    """Splits classes at random by a fixed seed; both parts keep the order, and labels follow on."""
     classes = list(classes)
     order = np.random.default_rng(SEED).permutation(len(classes))
     chosen = set(order[: round(TEST_SHARE * len(classes))].tolist())
@@ -129,10 +123,7 @@ class Glyphs(RecordBuilder):
         "face": tfds.features.Text(doc="Name of the font file."),
     }
 
-    def _split_generators(
-        self, dl_manager: tfds.download.DownloadManager
-    ) -> dict[str, Iterator[Example]]:
-        del dl_manager
+    def _examples_by_split(self) -> dict[str, Iterator[Example]]:
         # Finding the classes compares all drawings: too slow for opening a prepared dataset.
         train, test = split_classes(fonts.glyph_classes())
         self.info.features["label"].names = [c.name for c in train + test]

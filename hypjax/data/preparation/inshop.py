@@ -52,10 +52,7 @@ DATASET = OfficialDataset(
     },
     source=Source(
         folders=("Inshop_Clothes", "In-shop Clothes Retrieval Benchmark"),
-        entries=(
-            *("Eval/list_eval_partition.txt", "list_eval_partition.txt"),
-            *("Img/img", "img"),
-        ),
+        entries=("Eval/list_eval_partition.txt", "list_eval_partition.txt", "Img/img", "img"),
         archives=(Archive("Img/img.zip", "Img/img/*"), Archive("img.zip", "img/*")),
         required="Eval/list_eval_partition.txt and Img/img.zip",
         origin=(

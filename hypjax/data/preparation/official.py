@@ -179,10 +179,7 @@ def _check(tree: FileTree, image: Entry) -> Example | str:
 
 
 class OfficialBuilder(RecordBuilder, skip_registration=True):
-    """Builder of a dataset that is read from the files its authors published.
-
-    Threads read images ahead of the writer, and decode each once to check it.
-    """
+    """Builder of a dataset that is read from the files its authors published."""
 
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES = {"1.0.0": "First version."}
@@ -215,15 +212,13 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
         self._report_broken(len(labels))  # If it raises, the folder is discarded.
         return written
 
-    def _split_generators(
-        self, dl_manager: tfds.download.DownloadManager
-    ) -> dict[str, Iterator[Example]]:
-        del dl_manager
+    def _examples_by_split(self) -> dict[str, Iterator[Example]]:
         parts = self.found.images.items()
         return {name: self._examples(part) for name, part in parts if part}
 
     def _examples(self, images: Sequence[Entry]) -> Iterator[Example]:
         pending: collections.deque[concurrent.futures.Future] = collections.deque()
+        # Threads read images ahead of the writer, and decode each once to check it.
         remaining = iter(images)
         for image in images:
             while len(pending) < _AHEAD and (following := next(remaining, None)) is not None:
@@ -236,10 +231,7 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
                 yield outcome
 
     def _report_broken(self, total: int) -> None:
-        """Names images that could not be read, and lists them in a file if they are left out.
-
-        Raises UserError if there are any and they may not be left out, or if no others remain.
-        """
+        """Names broken images, and lists them in a file if they are left out, else a UserError."""
         for name, reason in self._broken:
             console.say(f"cannot read {name} ({reason})")
         summary = f"{len(self._broken)} of {total} images cannot be read (listed above)"

@@ -164,10 +164,7 @@ def _fragment(rng: np.random.Generator) -> Image.Image:
 
 
 def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tuple[Grey, Box]:
-    """Puts a letter somewhere into the picture, turned and in perspective.
-
-    Returns its ink, and the part of the picture that its canvas covers.
-    """
+    """Turns a letter, in perspective, and places it; returns its ink and the box of its canvas."""
     side = drawn.width
     corners = np.array([(0, 0), (side, 0), (side, side), (0, side)], float)
     placed = corners + rng.uniform(-1, 1, (4, 2)) * limits.perspective * side
@@ -355,10 +352,7 @@ class Scenes(RecordBuilder):
     IMAGE_SHAPE = (SIDE, SIDE, 1)
     TABLES = (PAIRS, JUDGEMENTS)
 
-    def _split_generators(
-        self, dl_manager: tfds.download.DownloadManager
-    ) -> dict[str, Iterator[Example]]:
-        del dl_manager
+    def _examples_by_split(self) -> dict[str, Iterator[Example]]:
         # Drawing all letters is too slow for opening a prepared dataset.
         self._objects = choose_objects(fonts.glyph_classes())
         things = itertools.chain.from_iterable(self._objects.values())

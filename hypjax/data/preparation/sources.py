@@ -100,10 +100,7 @@ class Source:
     def open(
         self, name: str, manual_dir: pathlib.Path | None, downloads: pathlib.Path
     ) -> Iterator[FileTree]:
-        """Finds or downloads the files, see `OfficialDataset.open`; they are readable in the body.
-
-        Raises UserError if there are no files, or an archive is damaged.
-        """
+        """Finds or downloads the files for the body, see `OfficialDataset.open`, or a UserError."""
         downloads = downloads.expanduser().absolute()
         with contextlib.ExitStack() as stack:
 
@@ -197,10 +194,7 @@ def _visible(name: str) -> bool:
 
 
 def walk(folder: pathlib.Path) -> dict[str, Reader]:
-    """Returns readers of all visible files below a folder, by path; links are followed.
-
-    Raises OSError if a folder cannot be listed.
-    """
+    """Readers of all visible files below a folder, by path, through links; or an OSError."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -218,9 +212,7 @@ def walk(folder: pathlib.Path) -> dict[str, Reader]:
 
 @contextlib.contextmanager
 def _opened(
-    path: pathlib.Path,
-    scratch: Callable[[], pathlib.Path],
-    named: Callable[[str], str | None],
+    path: pathlib.Path, scratch: Callable[[], pathlib.Path], named: Callable[[str], str | None]
 ) -> Iterator[dict[str, Reader]]:
     """Opens an archive as readers of its files; safe to use from several threads.
 
