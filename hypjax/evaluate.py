@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +25,6 @@ from hypjax.runs.tables import format_results, noted, print_notes, title
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
 from hypjax.types import Recalls, View
-
-
-class QueryScores(NamedTuple):
-    """Scores of the test queries, by part and metric; NaN for queries without a match."""
-
-    scores: dict[str, dict[str, Float[np.ndarray, " queries"]]]
-    labels: Int[np.ndarray, " queries"]  # Classes of the queries.
 
 
 def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
@@ -71,10 +64,12 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     return _report(f"the models in {workdir}", results, splits.notes, trained)
 
 
-def score_queries(workdir: pathlib.Path) -> QueryScores:
-    """Scores each test query by the best model of a run, or else its last one.
+def score_queries(
+    workdir: pathlib.Path,
+) -> tuple[dict[str, Float[np.ndarray, " queries"]], Int[np.ndarray, " queries"]]:
+    """Scores each test query by the head of a run's best model, or else its last one.
 
-    Raises a `UserError` if the folder holds no trained run, or the images have changed.
+    Returns the scores by metric, NaN for queries without a match, and the classes of the queries.
     """
     config = saved_config(workdir)
     _, params = restore_best(workdir)
@@ -83,14 +78,13 @@ def score_queries(workdir: pathlib.Path) -> QueryScores:
     evaluator = create_evaluator(config)
     fitted = evaluator.fit(params, splits.train)
     scores = evaluator.query_scores(params, splits.task, fitted)
-    return QueryScores(scores, splits.test.labels)
+    return scores["head"], splits.test.labels
 
 
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     """Evaluates the encoder that `model.weights` names on the test classes; prints the table.
 
-    Returns {"pretrained": {"encoder": {"recall@1": ...}}}. Raises a `UserError` if there are no
-    such weights, they do not fit, or the images cannot be read.
+    Returns {"pretrained": {"encoder": {"recall@1": ...}}}.
     """
     validate(config)
     model, source = create_embedder(config), evaluation_input(config)

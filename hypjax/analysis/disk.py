@@ -95,11 +95,10 @@ def draw_disks(
     thumbnails: bool = False,
     note: str = "",
 ) -> None:
-    """Draws points in Poincaré disks beside each other, on a grid of geodesics.
+    """Draws points in Poincaré disks beside each other, on a grid of geodesics, with any proxies.
 
-    `names` are those of the groups, and `legend` says what these are. Proxies are drawn in each
-    disk. Thumbnails stand in place of points, as many as do not overlap. Raises a `UserError` if
-    the file cannot be written.
+    `names` are those of the groups, and `legend` says what these are. Thumbnails stand in place of
+    points, as many as do not overlap.
     """
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=_DPI, layout="constrained")
     chosen = colours(sum(np.bincount(panel.labels, minlength=len(names)) for panel in panels))
@@ -234,10 +233,7 @@ def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
 
 
 def draw_image_grid(panel: Panel, output: pathlib.Path, pixels: int = 64) -> None:
-    """Draws images near their places in the disk, on a square grid with cells of so many pixels.
-
-    Raises a `UserError` if the file cannot be written.
-    """
+    """Draws images near their places in the disk, on a square grid with cells of so many pixels."""
     side = math.isqrt(len(panel.places) - 1) + 1
     rows, columns = snap_to_grid(panel.places, side)
     canvas = Image.new("RGB", (side * pixels, side * pixels), "white")
@@ -288,22 +284,16 @@ class ImageSet(NamedTuple):
 
 
 class PlotData(NamedTuple):
-    """What is drawn: sets of images, beside each other, and hierarchical proxies if there are any.
-
-    `parents` holds the index of each proxy's parent; −1 if it has none.
-    """
+    """What is drawn: sets of images, beside each other, and hierarchical proxies if any."""
 
     sets: list[ImageSet]
     space: Space
     proxies: Float[np.ndarray, "p d"]
-    parents: Int[np.ndarray, " p"]
+    parents: Int[np.ndarray, " p"]  # Index of each proxy's parent; −1 if it has none.
 
 
 def gallery_data(path: pathlib.Path, most: int, seed: int) -> PlotData:
-    """Reads a gallery that `hypjax.embed` wrote; of more than `most` images, random ones.
-
-    Raises a `UserError` if the file cannot be read, or is damaged.
-    """
+    """Reads a gallery that `hypjax.embed` wrote; of more than `most` images, random ones."""
     gallery = Embeddings.load(path)
     chosen = _choose(len(gallery), most, seed)
     names, labels = np.unique(gallery.labels[chosen], return_inverse=True)
@@ -373,8 +363,7 @@ def place_in_disk(
 
     Returns a panel for each set of images; the names of all groups, of which the panels' labels are
     indices; the proxies; and the rank correlations of distances in the space with those in the
-    layout and of two principal components, None for fewer than three points. Raises a `UserError`
-    if there are too few points for UMAP, or it is not installed.
+    layout and of two principal components, None for fewer than three points.
     """
     points = np.concatenate([*(images.points for images in data.sets), data.proxies])
     lay_out = {"mds": layouts.lay_out, "umap": layouts.lay_out_by_umap}[layout]
@@ -401,11 +390,10 @@ def write_disk_page(
     proxies: Proxies | None = None,
     note: str = "",
 ) -> None:
-    """Writes a page with points in Poincaré disks beside each other.
+    """Writes a page, which holds all that it needs, with the disks of `draw_disks`.
 
     The pointer shows a point's image, class and distance from the origin in the disk; the wheel
-    zooms, and the legend hides groups. The page holds all that it needs. See `draw_disks` for
-    what is drawn. Raises a `UserError` if the file cannot be written.
+    zooms, and the legend hides groups.
     """
     from bokeh.embed import file_html
     from bokeh.layouts import column, row
@@ -434,14 +422,13 @@ def _bokeh_figure(
     from bokeh.models import ColumnDataSource, HoverTool
     from bokeh.plotting import figure
 
-    tools = "pan,wheel_zoom,box_zoom,reset,save"
     plot = figure(
         title=panel.title,
         sizing_mode="stretch_both",
         min_width=_LEAST,
         min_height=_LEAST + _LEGEND,
         match_aspect=True,
-        tools=tools,
+        tools="pan,wheel_zoom,box_zoom,reset,save",
         active_scroll="wheel_zoom",
     )
     plot.x_range.range_padding = plot.y_range.range_padding = 0.02
@@ -455,14 +442,21 @@ def _bokeh_figure(
     for (groups, label), marker in zip(shown, [*chosen.markers, 0], strict=True):
         own = np.flatnonzero(np.isin(panel.labels, groups))
         if len(own):
-            columns = _columns(panel, own) | {"colour": chosen.of[panel.labels[own]]}
+            places = panel.places[own]
+            columns = {
+                "x": places.real,
+                "y": places.imag,
+                "radius": 2 * np.arctanh(np.abs(places)),
+                "caption": [panel.captions[i] for i in own.tolist()],
+                "image": [thumbnail_url(panel.read(i), _THUMBNAIL, 75) for i in own.tolist()],
+                "colour": chosen.of[panel.labels[own]],
+            }
             style = {"size": 6, "color": "colour", "marker": _PAGE_MARKERS[marker], "alpha": 0.8}
             style["legend_label"] = label if len(label) < _NAME else f"{label[:_NAME]}…"
             renderers.append(plot.scatter("x", "y", source=ColumnDataSource(columns), **style))
     if proxies is not None and len(proxies.places):
-        style = {"size": 8, "fill_color": "white", "line_color": "black"}
-        places = proxies.places.real, proxies.places.imag
-        plot.scatter(*places, legend_label="proxy", **style)
+        style = {"size": 8, "fill_color": "white", "line_color": "black", "legend_label": "proxy"}
+        plot.scatter(proxies.places.real, proxies.places.imag, **style)
     plot.add_tools(HoverTool(renderers=renderers, tooltips=_HOVER))
     plot.legend.title, plot.legend.click_policy = legend, "hide"
     plot.add_layout(plot.legend[0], "below")
@@ -471,17 +465,6 @@ def _bokeh_figure(
     plot.legend.update(label_text_font_size="12px", spacing=0, padding=2, location="top_left")
     plot.legend.update(label_height=14, glyph_height=14)
     return plot
-
-
-def _columns(panel: Panel, chosen: np.ndarray) -> dict[str, Any]:
-    places = panel.places[chosen]
-    return {
-        "x": places.real,
-        "y": places.imag,
-        "radius": 2 * np.arctanh(np.abs(places)),
-        "caption": [panel.captions[i] for i in chosen.tolist()],
-        "image": [thumbnail_url(panel.read(i), _THUMBNAIL, 75) for i in chosen.tolist()],
-    }
 
 
 def sectors(

@@ -1,5 +1,6 @@
 """The hierarchy that a run finds among test images: its trees, what they are worth, and files."""
 
+import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -67,11 +68,7 @@ def find_hierarchy(
     images: ChosenImages,
     proxies: Float[np.ndarray, "p dim"] | None = None,
 ) -> Hierarchy:
-    """Finds the trees of a run and scores them. Distances are float64.
-
-    The tree of a run without hierarchical proxies, which are points of the ball, is that of average
-    linkage.
-    """
+    """Finds and scores the trees of a run: of average linkage, and of any hierarchical proxies."""
     distances = _distances(space, points, points)
     clusters, heights = average_linkage(distances)
     affinity = np.asarray(space.similarity(_class_means(distances, images.groupings[CLASS].labels)))
@@ -125,6 +122,7 @@ def _with_proxies(
 def _distances(
     space: Space, x: Float[np.ndarray, "n dim"], y: Float[np.ndarray, "m dim"]
 ) -> Float[np.ndarray, "n m"]:
+    """Distances in float64."""
     found = np.empty((len(x), len(y)))
     with jax.enable_x64(True):
         compare, others = jax.jit(space.distance_matrix), jnp.asarray(y, jnp.float64)
@@ -169,7 +167,6 @@ def _scores_of_radii(
     used: Int[np.ndarray, " used"],
     above: Int[np.ndarray, " n"],
 ) -> dict[str, float | int]:
-    """Where images and proxies are."""
     nearest = np.argmin(distances, axis=1)
     held = np.unique(nearest)
     medians = [np.median(radii[nearest == proxy]) for proxy in held]
@@ -189,7 +186,6 @@ def _scores_of_radii(
 def _leaves(
     distances: Float[np.ndarray, "n p"], tree: Tree, used: Int[np.ndarray, " used"]
 ) -> list[Leaf]:
-    """The leaves of a `Hierarchy`."""
     images = tree.leaves
     above = tree.parents[:images]
     numbers = np.bincount(above, minlength=len(tree.parents))
@@ -267,11 +263,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 
 def as_json(value: Any) -> Any:
     """Returns `scores` with None in place of numbers that do not exist."""
-    if isinstance(value, dict):
-        return {key: as_json(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [as_json(each) for each in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def newick(found: Hierarchy) -> str:
@@ -288,10 +280,7 @@ def newick(found: Hierarchy) -> str:
 
 
 def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[pathlib.Path]:
-    """Writes the tree and the figures of a run, and returns their files.
-
-    Raises a `UserError` if one cannot be written.
-    """
+    """Writes the tree and the figures of a run, and returns their files."""
     names = ("tree.json", "tree.nwk", "affinity.png", "disk.png", "leaves.png")
     files = [folder / name for name in names]
     tree, text, affinity, places, leaves = files
@@ -341,10 +330,7 @@ def _draw_disk(
 def _draw_affinity(
     affinity: Float[np.ndarray, "classes classes"], images: ChosenImages, output: pathlib.Path
 ) -> None:
-    """Draws the affinity of classes, beside how many of their groups they share.
-
-    Classes are ordered by their groups, and within these by average linkage of their affinities.
-    """
+    """Draws the affinity of classes, sorted by groups, beside how many of these they share."""
     first = np.unique(images.groupings[CLASS].labels, return_index=True)[1]
     groups = {name: each.labels[first] for name, each in images.groupings.items()}
     del groups[CLASS]

@@ -59,10 +59,7 @@ class ImageReader:
 def draw(
     found: Sequence[Hits], output: pathlib.Path, read: Callable[[str], Image.Image]
 ) -> list[pathlib.Path]:
-    """Draws one row per query: the query, then its hits in green (right) or red (wrong) frames.
-
-    Queries have equally many hits. `read` takes the path of an image. See `draw_rows` for files.
-    """
+    """Draws one row per query: the query, then its hits in green (right) or red (wrong) frames."""
     rows = []
     for hits in found:
         rows.append([Picture(hits.query, f"query {on_one_line(hits.label)}", "black")])
@@ -79,10 +76,9 @@ def draw_rows(
     read: Callable[[Any], Image.Image],
     together: int = 1,
 ) -> list[pathlib.Path]:
-    """Draws rows of equally many pictures, on several pages if there are more than 20.
+    """Draws rows of equally many pictures, of which every `together` rows belong on one page.
 
-    Every `together` rows belong on one page. Names of further pages end in -2, -3 and so on.
-    Returns the files written; raises a `UserError` if one cannot be.
+    Returns the files: names of further pages, each with at most 20 rows, end in -2, -3 and so on.
     """
     size = max(_ROWS // together, 1) * together
     pages = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -121,19 +117,16 @@ def data_url(content: bytes, kind: str) -> str:
 
 
 def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image]) -> Figure:
-    titles = [
-        [
-            "\n".join(textwrap.fill(line, _LINE) for line in each.title.strip().split("\n"))
-            for each in row
-        ]
-        for row in rows
-    ]
+    def wrapped(title: str) -> str:
+        return "\n".join(textwrap.fill(line, _LINE) for line in title.strip().split("\n"))
+
+    titles = [[wrapped(picture.title) for picture in row] for row in rows]
     lines = [max(title.count("\n") + 1 for title in row) for row in titles]
     heights = [_INCHES + 0.2 + _LINE_INCHES * count for count in lines]
     figure = Figure(figsize=(_INCHES * len(rows[0]), sum(heights)), layout="tight")
     axes = figure.subplots(len(rows), len(rows[0]), squeeze=False, height_ratios=heights)
-    for axes_of_row, row, wrapped in zip(axes, rows, titles, strict=True):
-        for axis, picture, title in zip(axes_of_row, row, wrapped, strict=True):
+    for axes_of_row, row, titles_of_row in zip(axes, rows, titles, strict=True):
+        for axis, picture, title in zip(axes_of_row, row, titles_of_row, strict=True):
             axis.set(xticks=[], yticks=[])
             axis.set_title(title, fontsize=7)
             for side in axis.spines.values():

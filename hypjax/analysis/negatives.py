@@ -45,8 +45,7 @@ class Choice(NamedTuple):
 def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int) -> Choice:
     """Chooses anchors at equal distances among the test images, which are sorted by class.
 
-    Anchors may be named by their indices; then all are shown. Raises a `UserError` if there is no
-    such image, or an anchor has fewer than k negatives.
+    Anchors may be named by their indices instead; then all are shown.
     """
     count = len(splits.test)
     for index in named:
@@ -76,14 +75,12 @@ def _numbers_of_negatives(choice: Choice) -> list[int]:
 
 
 class Weighed(NamedTuple):
-    """What a run makes of the negatives of some anchors.
+    """What a run makes of the negatives of some anchors."""
 
-    Among the numbers, "hardest" lists, for each anchor that is shown, the negatives that are
-    nearest to it, with their weights, which over all negatives of an anchor sum to 1. "carriers"
-    are the least numbers of negatives that carry 90% of it.
-    """
-
-    numbers: dict[str, Any]  # As in negatives.json.
+    # As in negatives.json: "hardest" lists, for each anchor that is shown, the negatives nearest to
+    # it, with their weights, which over all negatives of an anchor sum to 1. "carriers" are the
+    # least numbers of negatives that carry 90% of it.
+    numbers: dict[str, Any]
     curve: Float[np.ndarray, " ranks"]  # Mean weight of the hardest negative, of the second, ...
 
     @property
@@ -101,8 +98,6 @@ def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
     """Embeds the test images with a run's best model, or its last, and weighs their negatives.
 
     Points are those of the loss: in its space, and without the projections of `eval.pca`.
-
-    See `head_points` for errors.
     """
     space = create_objective(run.config).space
     embed = head_points(run.config, *restore_trained(run), space)
@@ -136,16 +131,17 @@ def weigh(
         for row in range(min(len(distances), choice.shown - len(hardest))):
             anchor = int(choice.anchors[len(hardest)])
             found = np.argsort(distances[row], stable=True)[: choice.k]
-            shown = {
-                "index": anchor,
-                "name": test.name(anchor),
-                "label": test.class_name(anchor),
-                "items": found.tolist(),
-                "classes": [*map(images.class_name, found)],
-                "distances": distances[row][found].tolist(),
-                "weights": weights[row][found].tolist(),
-            }
-            hardest.append(shown)
+            hardest.append(
+                {
+                    "index": anchor,
+                    "name": test.name(anchor),
+                    "label": test.class_name(anchor),
+                    "items": found.tolist(),
+                    "classes": [*map(images.class_name, found)],
+                    "distances": distances[row][found].tolist(),
+                    "weights": weights[row][found].tolist(),
+                }
+            )
     curve = curve[: max(_numbers_of_negatives(choice))] / len(anchors)
     return summarise(name, temperature, np.concatenate(carriers), curve, hardest)
 
@@ -281,10 +277,9 @@ def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:
 def draw_hardest(
     runs: Sequence[Weighed], splits: Splits, output: pathlib.Path
 ) -> list[pathlib.Path]:
-    """Draws each anchor's hardest negatives, one row per run (Figure 1).
+    """Draws each anchor's hardest negatives, one row per run (Figure 1); returns the files.
 
-    Frames mark the negatives that no other run has among its own. Returns the files written; see
-    `draw_rows`.
+    Frames mark the negatives that no other run has among its own.
     """
     read_anchor, read_item = read_rgb(splits.test), read_rgb(searched(splits))
     rows = []

@@ -41,8 +41,7 @@ def open_runs(
     """Opens runs with the same test images; says which are not finished.
 
     `names` holds each run's name in reports, by its folder or URL. `check` raises a `UserError` if
-    a run of this configuration cannot be analysed. Others are that a folder holds no run, a dataset
-    cannot be opened, or the runs have different test images.
+    a run of this configuration cannot be analysed.
     """
     configs = {}
     for workdir in names:
@@ -92,10 +91,7 @@ class ChosenImages(NamedTuple):
 
     @classmethod
     def of(cls, run: TrainedRun, most: int, seed: int) -> Self:
-        """Chooses random classes of at most so many images, or random images if fewer than two fit.
-
-        Raises a `UserError` if they are not of two classes, or no two are of one class.
-        """
+        """Chooses random classes of at most so many images; random images if fewer than two fit."""
         name, test = run.config.data.name, run.splits.test
         if test.num_classes in (1, len(test)):
             raise UserError(
@@ -109,10 +105,8 @@ class ChosenImages(NamedTuple):
                 f"--images is {most}, too few for two classes and two images of one of them; "
                 f"there are {test.describe()}"
             )
-        summary = (
-            f"{len(images)} of {len(test)} test images, "
-            f"{images.num_classes} of {test.num_classes} classes"
-        )
+        classes = f"{images.num_classes} of {test.num_classes} classes"
+        summary = f"{len(images)} of {len(test)} test images, {classes}"
         return cls(images, chosen, groupings(name, images), summary)
 
 
@@ -131,10 +125,7 @@ def _choose(
 
 
 def restore_trained(run: TrainedRun) -> tuple[Embedder, PyTree]:
-    """Restores a run's model as it is evaluated, with its best parameters, or else its last.
-
-    Raises a `UserError` if the folder holds no trained model, or the images have changed.
-    """
+    """Restores a run's model as it is evaluated, with its best parameters, or else its last."""
     with reading(run.workdir) as folder:
         Workdir(folder, run.config, compared=()).require({"images": run.splits.fingerprint})
         return restore_best(folder)
@@ -149,10 +140,7 @@ class ScoredHead(NamedTuple):
 
 
 def scored_head(run: TrainedRun) -> ScoredHead:
-    """Restores a run's best model, or else its last, with the proxies of the same state.
-
-    Raises a `UserError` as `restore_trained` does, or if a proxy is not finite.
-    """
+    """Restores a run's best model, or else its last, with the proxies of the same state."""
     config, objective = run.config, create_objective(run.config)
     space = objective.score_space
     if not isinstance(objective, Hier):
@@ -176,10 +164,7 @@ def scored_head(run: TrainedRun) -> ScoredHead:
 
 
 def untrained_parameters(config: ConfigDict) -> PyTree:
-    """The model's parameters before the first step of a run: random or pretrained ones.
-
-    Raises a `UserError` if the images or the pretrained weights cannot be read.
-    """
+    """The model's parameters before the first step of a run: random or pretrained ones."""
     config = config.copy_and_resolve_references()
     config.run.cache = "none"  # No step is made; the device cache might not fit this device.
     built = setup.build(config)
@@ -197,9 +182,7 @@ def head_points(
 ) -> Callable[[Dataset], Float[np.ndarray, "images dim"]]:
     """Returns the function that embeds a dataset with the head, without the run's `eval.pca`.
 
-    It raises a `UserError` if an image cannot be read, a point is not one of the space, or the
-    device's memory does not suffice. `encodings` are what the run has kept of its frozen encoder's
-    embeddings.
+    `encodings` are what the run has kept of its frozen encoder's embeddings.
     """
     source, scaling = evaluation_input(config), (config.data.mean, config.data.std)
     images = DatasetEmbedder(model, {"head": space}, scaling, source, config.eval.scales, encodings)

@@ -1,8 +1,6 @@
-"""How embeddings spread, before and after training (IRT, Analysis).
+"""How embeddings spread, before and after training (IRT, Analysis): variances and similarities."""
 
-Computed are their principal components, and the similarities of all pairs of images.
-"""
-
+import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -37,9 +35,7 @@ def spectrum_of_run(run: TrainedRun, images: Dataset) -> dict[str, Any]:
     """Finds the spread of images before training, and with a run's best model, or its last.
 
     Points are those of the head in the objective's `score_space`, without the projections of
-    `eval.pca`. Returns the numbers of a run in spectrum.json. Raises a `UserError` if the images
-    cannot be embedded, see `restore_trained` and `head_points`, the weights from which the run
-    started are gone, or all points are equal.
+    `eval.pca`. Returns the numbers of a run in spectrum.json.
     """
     space = create_objective(run.config).score_space
     model, trained = restore_trained(run)
@@ -132,9 +128,8 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
     """Draws the cumulative energy of all runs, and each run's histograms of similarity."""
-    panels = 1 + len(runs)
-    columns = min(panels, 3)
-    rows = -(-panels // columns)
+    columns = min(1 + len(runs), 3)
+    rows = math.ceil((1 + len(runs)) / columns)
     figure = Figure(figsize=(4.4 * columns, 3.6 * rows), layout="constrained")
     energy, *others = figure.subplots(rows, columns, squeeze=False).ravel()
     _draw_energy(energy, runs)

@@ -54,10 +54,7 @@ class Candidate(NamedTuple):
         return pathlib.Path(default_workdir(self.load(seed), unchanged))
 
     def results(self, seed: str) -> dict[str, Any] | None:
-        """What results.json holds; None if the run is unfinished.
-
-        Raises a `UserError` if the folder holds a run with another configuration.
-        """
+        """What results.json holds; None if the run is unfinished."""
         return Workdir(self.folder(seed), self.load(seed)).results
 
 
@@ -111,11 +108,7 @@ def _validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def best(grid: Mapping[Candidate, Mapping[str, Any]]) -> Candidate:
-    """The settings with the best score on validation classes; the first one of equals.
-
-    The grid holds the results of each candidate. Raises a `UserError` if a run has no validation
-    classes.
-    """
+    """The settings with the best score on validation classes; the first one of equals."""
     for candidate, results in grid.items():
         if not results.get("validation"):
             raise UserError(
@@ -139,17 +132,14 @@ def print_choice(
 
 
 def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
-    """Prints scores on test classes, and their differences from the first, with intervals.
-
-    Raises a `UserError` if the variants differ in their metrics or in their test images.
-    """
+    """Prints scores on test classes, and their differences from the first, with intervals."""
     names, labels, methods = [], [], []
     for candidate in chosen:
         found = [score_queries(candidate.folder(seed)) for seed in seeds]
-        names.append(selecting(found[0].scores["head"]))
-        labels.append(found[0].labels)
-        scores = np.stack([each.scores["head"][names[-1]] for each in found])
-        methods.append(Sums.of(scores, labels[-1]))
+        scores, of_runs = zip(*found, strict=True)
+        names.append(selecting(scores[0]))
+        labels.append(of_runs[0])
+        methods.append(Sums.of(np.stack([each[names[-1]] for each in scores]), labels[-1]))
     if len(set(names)) > 1 or not all(np.array_equal(labels[0], each) for each in labels):
         raise UserError("the variants differ in eval.ks or in their test images")
     means, differences = bootstrap(methods)

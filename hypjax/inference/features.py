@@ -44,13 +44,8 @@ class EvaluationInput(NamedTuple):
 
 def evaluation_input(config: ConfigDict, mesh: Mesh | None = None) -> EvaluationInput:
     """The input that a configuration describes."""
-    run = config.run
-    return EvaluationInput(
-        view=View.of(config.data),
-        workers=Workers.of(run),
-        batch_size=run.eval_batch_size,
-        mesh=mesh or parallel.create_mesh(run.mesh),
-    )
+    run, mesh = config.run, mesh or parallel.create_mesh(config.run.mesh)
+    return EvaluationInput(View.of(config.data), Workers.of(run), run.eval_batch_size, mesh)
 
 
 def embed_dataset(
@@ -60,8 +55,7 @@ def embed_dataset(
 ) -> PyTree:
     """Embeds all images of a dataset under the test view; returns one row for each, on the host.
 
-    `embed` gets the pixels of a batch, sharded over the devices and always of one size, and returns
-    arrays that are replicated.
+    `embed` gets a batch, sharded and always of one size, and returns arrays that are replicated.
     """
     mesh = source.mesh
     size = parallel.slices(source.batch_size, mesh).rows
@@ -141,13 +135,11 @@ class Encodings:
     def of(
         self, params: PyTree, dataset: Dataset
     ) -> dict[float, Float[np.ndarray, "images dim"]] | None:
-        """The embeddings of images that are kept, by scale; None if they are not.
-
-        The first call for one of several datasets with the same records embeds all of them, so the
-        encoder's parameters must be the same in all calls.
-        """
+        """The embeddings of images that are kept, by scale; None if they are not."""
         if not self.keeps(dataset):
             return None
+        # All datasets with the same records are embedded together: in all calls, the parameters
+        # must be the same.
         if (key := id(dataset.records)) not in self._kept:
             images = self._images[key]
             console.say(f"embedding {len(images)} images with the frozen encoder, once")

@@ -80,9 +80,10 @@ def find_hits(
         raise UserError("expansion and re-ranking search all vectors; give the .npz gallery")
     if isinstance(gallery, QdrantGallery):
         found = gallery.nearest(queries.vectors, k, paths)
+        has_class = functools.cache(gallery.has_class)
     else:
         found = _search_arrays(queries.vectors, paths, gallery, k, refinement)
-    has_class = _classes_of(gallery)
+        has_class = (set(gallery.labels.tolist()) - {""}).__contains__
     # Distances of an expanded query, or of a re-ranked hit, are others.
     match = embedder.match if refinement == Refinement() else None
     return [
@@ -123,12 +124,6 @@ def _search_arrays(
         )
         for i in range(len(points))
     ]
-
-
-def _classes_of(gallery: Gallery) -> Callable[[str], bool]:
-    if isinstance(gallery, QdrantGallery):
-        return functools.cache(gallery.has_class)
-    return (set(gallery.labels.tolist()) - {""}).__contains__
 
 
 def _folder_label(photo: Photo, has_class: Callable[[str], bool]) -> str:

@@ -1,5 +1,6 @@
 """Galleries in the making: saved as they grow, or embedded in parts that are joined."""
 
+import contextlib
 import fcntl
 import pathlib
 import re
@@ -20,7 +21,7 @@ from hypjax.system.files import read_npz, write_text
 _SECONDS_BETWEEN_SAVES = 60
 
 
-class PartialGallery:
+class PartialGallery(contextlib.AbstractContextManager):
     """Embeddings done so far; a context manager that holds the folder's lock."""
 
     def __init__(self, path: pathlib.Path, facts: str) -> None:
@@ -44,10 +45,6 @@ class PartialGallery:
             for part in self._folder.glob("*.npz"):
                 if part.stem >= _stem(self.done):
                     part.unlink()  # Damaged, or after a damaged one.
-
-    def __enter__(self) -> Self:
-        """Returns the gallery; its lock is held already."""
-        return self
 
     def __exit__(self, *error: object) -> None:
         """Releases the lock."""
@@ -130,11 +127,7 @@ class Shard(NamedTuple):
         return shard
 
     def of(self, photos: Sequence[Photo], batch_size: int) -> Sequence[Photo]:
-        """The part's images.
-
-        Parts begin with whole batches, so that each image is embedded in the batch, and with the
-        roundings, that it has without parts.
-        """
+        """The part's images, in whole batches, so that their roundings are those without parts."""
         batches = -(-len(photos) // batch_size)
         if self.count > batches:
             raise UserError(

@@ -63,13 +63,13 @@ class HealthWatch:
         if "logit_min" in values:
             span = values["logit_max"] - values["logit_min"]
             if span < self._range:
-                clipped = f", {values['clipped_share']:.0%} of the features are clipped"
-                return (
-                    "the embeddings have collapsed, or the temperature is too high",
+                evidence = (
                     f"the logits span {span:.2g}, and to tell the classes of a batch apart they "
                     f"must span {self._range:.2g}"
-                    + (clipped if values.get("clipped_share") else ""),
                 )
+                if share := values.get("clipped_share"):
+                    evidence += f", {share:.0%} of the features are clipped"
+                return "the embeddings have collapsed, or the temperature is too high", evidence
         recall = values.get("batch_recall@1", math.inf)
         if recall < self._least_recall:
             return (

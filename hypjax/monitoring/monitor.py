@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
@@ -46,12 +46,10 @@ class Meter:
         self._steps += 1
 
     def read(self) -> dict[str, float]:
-        """Summarises the steps since the last reading.
+        """Summarises the steps since the last reading, without those that were not finite.
 
-        Steps that were not finite are left out. `..._min` and `..._max` are extremes,
-        `learning_rate` and `skipped` the latest values, all others means. Adds images per second,
-        the share of time spent waiting for input, and the peak memory of the process and the
-        device in bytes.
+        Adds images per second, the share of time spent waiting for input, and the peak memory of
+        the process and the device in bytes.
         """
         metrics = jax.device_get(self._metrics)
         seconds = time.monotonic() - self._started
@@ -122,7 +120,7 @@ class Trace:
             console.say(f"trace written to {self._folder}; open it with XProf or Perfetto")
 
 
-class Monitor:
+class Monitor(contextlib.AbstractContextManager):
     """Everything that observes the steps; a context manager around the loop."""
 
     def __init__(
@@ -141,10 +139,6 @@ class Monitor:
         self._watch, self._health = watch, health
         self._progress = console.Progress(steps.start, steps.stop, batch_size)
         self._meter = Meter(batch_size, stopwatch)
-
-    def __enter__(self) -> Self:
-        """Returns the monitor."""
-        return self
 
     def __exit__(self, *args: object) -> None:
         """Closes all files, and ends a trace that is still running."""

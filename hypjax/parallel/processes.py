@@ -24,20 +24,14 @@ _MIN_BUFFER = 1024
 
 
 def join(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
-    """Joins the processes of a run; must be called before JAX is used.
+    """Joins the processes of a run, before JAX is used; then only the first prints messages.
 
-    From then on only the first process prints messages.
-
-    Args:
-        coordinator: HOST:PORT of the first process, or 'auto' to let JAX detect Slurm, Open MPI,
-            Kubernetes or a TPU.
-        num_processes: Number of processes; None to detect it.
-        process_id: Index of this process, from 0; None to detect it.
+    `coordinator` is HOST:PORT of the first process, whose index is 0, or 'auto' to let JAX detect
+    Slurm, Open MPI, Kubernetes or a TPU, and with it the number and the index.
     """
     given = None if coordinator == "auto" else coordinator
     if given:
         _require_complete(given, num_processes, process_id)
-    detection = "deactivate" if given else None
     jax.config.update("jax_enable_preemption_service", False)  # It would intercept SIGTERM.
     alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [coordinator])  # Before JAX aborts.
     alarm.start()
@@ -46,7 +40,7 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
             given,
             num_processes,
             process_id,
-            cluster_detection_method=detection,
+            cluster_detection_method="deactivate" if given else None,
             initialization_timeout=2 * _JOIN_TIMEOUT,
             shutdown_timeout_seconds=_UPLOAD_TIMEOUT,
         )

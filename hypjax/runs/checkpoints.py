@@ -46,9 +46,9 @@ def checksum(tree: PyTree) -> UInt32[Array, ""]:
     """Returns a checksum of a tree's arrays that any flipped bit changes; computed on the device.
 
     Orbax reads a file with a flipped bit without complaint, and training would go on from it.
-    The words of an array are mixed one by one, as in hash functions, and summed modulo 2³² with odd
-    weights that depend on their position.
     """
+    # The words of an array are mixed one by one, as in hash functions, and summed modulo 2³² with
+    # odd weights that depend on their position.
     total = jnp.uint32(0)
     for index, leaf in enumerate(jax.tree.leaves(tree)):
         leaf = leaf.astype(jnp.uint8) if leaf.dtype == bool else leaf
@@ -156,10 +156,7 @@ class Checkpoints:
             sync(folder)  # Their new names.
 
     def _sync(self) -> None:
-        """Syncs the checkpoint being saved, before it gets its name, and the run's other files.
-
-        Until its name is synced, too, the checkpoint before it is the latest one.
-        """
+        """Syncs the checkpoint being saved, before it gets its name, and the run's other files."""
         for unfinished in self._path.glob("*.orbax-checkpoint-tmp*"):
             sync_all(unfinished)
         for path in self._path.parent.iterdir():  # Such as metrics.
@@ -197,9 +194,8 @@ class Checkpoints:
     def restore_latest(self, **like: PyTree) -> Restored | None:
         """Reads the latest checkpoint that is not damaged, or returns None if there is none at all.
 
-        Trees are like those given, whose leaves may be `jax.ShapeDtypeStruct`s. Damaged checkpoints
-        are reported and, unless the folder is read-only, moved out of it. If all are damaged, that
-        is an error, and they are left where they are.
+        Trees are like those given, whose leaves may be `jax.ShapeDtypeStruct`s. If all checkpoints
+        are damaged, that is an error, and they are left where they are.
         """
         damaged = {}
         for step in reversed(self.steps):
@@ -405,14 +401,13 @@ class SharedCheckpoints:
     def _broadcast(self, read: Callable[[], Restored | None], like: dict[str, PyTree]) -> Any:
         """Reads a checkpoint in the first process and broadcasts it to all."""
         restored = read() if self._local is not None else None
-        facts = processes.from_first(
-            lambda: restored and {"step": restored.step, "record": restored.record}
-        )
+        facts = processes.from_first(lambda: restored and [restored.step, restored.record])
         if facts is None:
             return None
         like = tuple(like.values())
         trees = processes.arrays_from_first(lambda: restored.trees, like)
-        return Restored(facts["step"], jax.tree.map(_place_like, trees, like), facts["record"])
+        step, record = facts
+        return Restored(step, jax.tree.map(_place_like, trees, like), record)
 
     def close(self) -> None:
         """See `Checkpoints.close`."""

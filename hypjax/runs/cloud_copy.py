@@ -169,7 +169,6 @@ class CloudCopy:
             console.warn(str(error))
 
     def _errors_explained(self) -> contextlib.AbstractContextManager[None]:
-        """Turns any failure of an upload into a `UserError`."""
         advice = f"; the whole run is in {self.folder}, and the same command on this machine "
         return explained(f"cannot write to {self.location}", f"{advice}uploads it")
 
@@ -236,10 +235,8 @@ class CloudCopy:
         self._known[name] = stat
 
     def _snapshot(self, names: Collection[str]) -> set[str]:
-        """Preserves files in their present state for the upload; returns those that still exist.
-
-        Otherwise a slow upload might never finish a checkpoint before it is replaced.
-        """
+        """Preserves files in their present state for the upload; returns those that still exist."""
+        # Otherwise a slow upload might never finish a checkpoint before it is replaced.
         remove(self.folder / _OUTGOING)
         preserved = set()
         for name in names:
@@ -262,9 +259,8 @@ class CloudCopy:
             return {}
 
     def _write_state(self) -> None:
-        write_json(
-            self.folder / _STATE, {"url": self.location, "id": self._id, "known": self._known}
-        )
+        state = {"url": self.location, "id": self._id, "known": self._known}
+        write_json(self.folder / _STATE, state)
 
 
 def _visible(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -294,9 +290,8 @@ def open_url(workdir: str | pathlib.Path) -> CloudCopy | None:
 def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[pathlib.Path]:
     """Opens a run for reading its models; what lies elsewhere is downloaded first.
 
-    A run is a folder, a URL, or a published model on the hub, hf://OWNER/NAME. What only training
-    needs, such as the objective's parameters, is left out unless it is asked for. A downloaded copy
-    is locked for this process during the body.
+    A run is a folder, a URL, or a published model on the hub, hf://OWNER/NAME. A downloaded copy,
+    which lacks what only training needs unless that is asked for, is locked during the body.
     """
     if hub.is_repository(workdir):
         folder = hub.download(workdir, _PUBLISHED)

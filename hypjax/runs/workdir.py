@@ -208,11 +208,10 @@ class Workdir:
 
     def write_warnings(self, warnings: Sequence[str]) -> None:
         """Adds the warnings of this start to run.json; a failure is a warning, too."""
+        path = self.path / _PROVENANCE
         with contextlib.suppress(UserError), console.tolerating(_PROVENANCE):
-            start = files.read_object(self.path / _PROVENANCE) or {}
-            write_json(
-                self.path / _PROVENANCE, {**start, "warnings": list(dict.fromkeys(warnings))}
-            )
+            start = files.read_object(path) or {}
+            write_json(path, {**start, "warnings": list(dict.fromkeys(warnings))})
 
     @property
     def total_steps(self) -> int | None:

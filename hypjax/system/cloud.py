@@ -81,19 +81,15 @@ class CloudFolder:
         """Writes a small file."""
         self._write(name, lambda path: self._storage.pipe_file(path, content))
 
-    def get(self, name: str, path: pathlib.Path) -> None:
-        """Downloads a file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._storage.get_file(self._path(name), str(path))
-
     def get_all(self, files: Mapping[str, Stored], folder: pathlib.Path) -> None:
         """Downloads files into a folder, with a progress bar on a terminal."""
         size = sum(stored.size for stored in files.values())
-        with tqdm.tqdm(
-            total=size, unit="B", unit_scale=True, disable=None, leave=False
-        ) as progress:
+        style = {"unit": "B", "unit_scale": True, "disable": None, "leave": False}
+        with tqdm.tqdm(total=size, **style) as progress:
             for name, stored in files.items():
-                self.get(name, folder / name)
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._storage.get_file(self._path(name), str(path))
                 progress.update(stored.size)
 
     def put(self, path: pathlib.Path, name: str) -> None:

@@ -190,11 +190,9 @@ def flush(file: IO[Any]) -> None:
 
 def _flush(descriptor: int) -> None:
     if hasattr(fcntl, "F_FULLFSYNC"):  # On macOS, fsync stops at the cache of the drive.
-        try:
+        with contextlib.suppress(OSError):  # Not on every file system.
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
-        except OSError:  # Not on every file system.
-            pass
     os.fsync(descriptor)
 
 
@@ -233,10 +231,8 @@ def checksums(path: pathlib.Path) -> list[int]:
 def read_npz(path: pathlib.Path, most_bytes: float = math.inf) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz file, without executing anything in it.
 
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is damaged, larger than `most_bytes`, which compression can hide, or holds
-            something else than plain arrays.
+    Raises an `OSError` if the file cannot be read, and a `ValueError` if it is damaged, larger than
+    `most_bytes`, which compression can hide, or holds something else than plain arrays.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -12,6 +12,7 @@ from hypjax.errors import UserError, writing
 from hypjax.system import console
 
 _LOCK = ".lock"
+_UNLOCKED = "{} cannot be locked; let no other process write to it"
 
 
 @contextlib.contextmanager
@@ -46,7 +47,7 @@ def _waited_for(folder: pathlib.Path, purpose: str) -> BinaryIO:
             console.say(f"waiting for {_owner(lock)} ({purpose})")
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
-            _warn_without_locks(folder)
+            console.warn(_UNLOCKED.format(folder))
         with contextlib.suppress(FileNotFoundError):  # The process that held it has removed it.
             if os.path.samestat(os.fstat(lock.fileno()), (folder / _LOCK).stat()):
                 return lock
@@ -56,10 +57,6 @@ def _waited_for(folder: pathlib.Path, purpose: str) -> BinaryIO:
 def _opened(folder: pathlib.Path) -> BinaryIO:
     folder.mkdir(parents=True, exist_ok=True)
     return (folder / _LOCK).open("a+b", buffering=0)
-
-
-def _warn_without_locks(folder: pathlib.Path) -> None:
-    console.warn(f"{folder} cannot be locked; let no other process write to it")
 
 
 @contextlib.contextmanager
@@ -77,7 +74,7 @@ def claimed_or_refused(folder: pathlib.Path) -> Iterator[None]:
                 "wait for it to end, or name another folder with --workdir"
             ) from error
         except OSError:
-            _warn_without_locks(folder)
+            console.warn(_UNLOCKED.format(folder))
         yield
 
 
