@@ -1,4 +1,4 @@
-"""Losses of pairs and proxies against loops over images, and on degenerate batches."""
+"""Losses of pairs and proxies: against loops, on degenerate batches, and as objectives."""
 
 import functools
 
@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 from hypjax import objectives
+from hypjax.config import choose_objective, default_config, validate
+from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
+from hypjax.objectives import Group, Objective, Spec, create_objective
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
+from hypjax.types import Batch, Outputs
 
 SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
 LABELS = np.array([0, 3, 0, 1, 3, 3, 2, 0, 4, 4])  # Classes of 3, 1, 1, 3 and 2 images.
@@ -98,6 +102,7 @@ def loop_soft_triple(d, labels, between, scale=20, gamma=0.1, margin=0.01, tau=0
     return loss + tau * spread / (CLASSES * CENTRES * (CENTRES - 1))
 
 
+semihard = functools.partial(objectives.triplet, mining="semihard")
 PAIRS = {
     "contrastive": (objectives.contrastive, loop_contrastive, {"margin": 0.3}),
     "multi_similarity": (objectives.multi_similarity, loop_multi_similarity, {"epsilon": 0.05}),
@@ -109,11 +114,7 @@ PAIRS = {
     "scalable_nca": (objectives.scalable_nca, loop_scalable_nca, {"temperature": 0.3}),
     "supcon": (objectives.supcon, loop_supcon, {"temperature": 0.3}),
     "triplet": (objectives.triplet, loop_hard, {"margin": 0.4}),
-    "triplet, semihard": (
-        functools.partial(objectives.triplet, mining="semihard"),
-        loop_semihard,
-        {"margin": 0.4},
-    ),
+    "triplet, semihard": (semihard, loop_semihard, {"margin": 0.4}),
 }
 PROXIES = {
     "normalized_softmax": (objectives.normalized_softmax, loop_softmax, {"temperature": 0.3}),
@@ -132,13 +133,12 @@ def batch(space, seed=0, dtype=np.float64):
     return [np.asarray(space.embed(x.astype(dtype))) for x in (features, proxies)]
 
 
-def compute(name, space, points, labels, proxies, **settings):
-    """The loss with its settings."""
-    function, _, own = ALL[name]
+def compute(name, space, points, labels, proxies):
+    function, _, settings = ALL[name]
     if name in PAIRS:
-        return function(points, labels, space=space, **own, **settings)
+        return function(points, labels, space=space, **settings)
     shown = proxies if name == "soft_triple" else proxies[:, 0]
-    return function(points, labels, shown, space=space, **own)
+    return function(points, labels, shown, space=space, **settings)
 
 
 # One program for all losses, since these tests spend their time on compilation.
@@ -202,8 +202,8 @@ def test_semihard_triplets_count_all_images_of_a_class(float64):
 
     @jax.jit
     def both(points):
-        loss = functools.partial(objectives.triplet, mining="semihard", margin=1.0, space=SPHERE)
-        return loss(points, labels), loss(points, labels, samples_per_class=2)
+        loss = functools.partial(semihard, points, labels, margin=1.0, space=SPHERE)
+        return loss(), loss(samples_per_class=2)
 
     np.testing.assert_allclose(*both(points[:8]), rtol=1e-10)
 
@@ -230,7 +230,7 @@ def test_degenerate_batches_have_finite_losses_and_gradients(space):
 @pytest.mark.slow
 def test_gradients_of_close_images_keep_their_digits():
     """Adjacent images of a class are compared by subtraction, and images with their proxies."""
-    space, rng = BALL, np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     centres = rng.normal(size=(6, 1, 16))
     features = (centres + 1e-4 * rng.normal(size=(6, 3, 16))).reshape(18, 16).astype(np.float32)
     labels, proxies = np.repeat(np.arange(6), 3), centres[:, 0].astype(np.float32)
@@ -238,17 +238,13 @@ def test_gradients_of_close_images_keep_their_digits():
     @functools.partial(jax.jit, static_argnums=0)
     def slopes(samples, features, proxies):
         def contrastive(features):
-            points = space.embed(features)
             # Images of different classes are too far apart to repel each other.
-            return objectives.contrastive(
-                points, labels, space=space, margin=0.99, samples_per_class=samples
-            )
+            settings = {"space": BALL, "margin": 0.99, "samples_per_class": samples}
+            return objectives.contrastive(BALL.embed(features), labels, **settings)
 
         def proxy_nca(features):
-            points = space.embed(features)
-            return objectives.proxy_nca(
-                points, labels, space.embed(proxies), space=space, temperature=1.0
-            )
+            points, others = BALL.embed(features), BALL.embed(proxies)
+            return objectives.proxy_nca(points, labels, others, space=BALL, temperature=1.0)
 
         return jax.grad(contrastive)(features), jax.grad(proxy_nca)(features)
 
@@ -268,12 +264,11 @@ def test_gradients_of_close_images_keep_their_digits():
 def other_losses(space, points, proxies):
     """Those that take no labels."""
     grouped, triplets = points.reshape(5, 2, DIM), np.arange(9).reshape(3, 3)
-    hier = objectives.hier(points, proxies[:, 0], triplets, np.zeros((2, 3, 6)), space=BALL)
     return {
         "tuple_contrastive": objectives.tuple_contrastive(points, size=5, space=space),
         "koleo": objectives.koleo(points, space=space),
         "pairwise": objectives.pairwise_cross_entropy(grouped, space=space, temperature=1),
-        "hier": hier,
+        "hier": objectives.hier(points, proxies[:, 0], triplets, np.zeros((2, 3, 6)), space=BALL),
     }
 
 
@@ -310,10 +305,7 @@ def test_one_image_and_one_class_are_no_error():
     ("call", "message"),
     [
         (lambda: objectives.supcon(np.eye(4), [0, 0]), r"one label for each image, got \(4, 4\)"),
-        (
-            lambda: objectives.supcon(np.eye(4), [0, 0, 1, 1], samples_per_class=3),
-            "samples_per_class is 3, for 4 images",
-        ),
+        (lambda: objectives.supcon(np.eye(4), [0] * 4, samples_per_class=3), "is 3, for 4 images"),
         (lambda: objectives.proxy_nca(np.eye(2), [0, 2], np.eye(2)), "2 classes, but labels from"),
         (lambda: objectives.triplet(np.eye(2), [0, 0], mining="easy"), "one of hard, semihard"),
     ],
@@ -321,3 +313,98 @@ def test_one_image_and_one_class_are_no_error():
 def test_what_does_not_fit_is_an_error(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# Losses of the labels of a batch; that of tuples, whose order matters, has tests of its own.
+NAMES = [*(name for name, loss in PAIR_LOSSES.items() if not loss.by_tuple), *PROXY_LOSSES]
+DOUBLES = np.repeat(np.arange(6), 2)
+FEW = PoincareBall(0.1, 1.5)  # With a radius that clips some of the features.
+
+
+def configured(name, **fields):
+    config = default_config()
+    choose_objective(config, name)
+    config.objective.clip_radius = 1.5
+    config.objective.update(fields)
+    return config
+
+
+def call(config, features):
+    objective = create_objective(config)
+    params, state = objective.init(jax.random.key(0), Spec(8, 2, 16, features.shape[1], 100, 12))
+    batch = Batch(None, jnp.asarray(DOUBLES), None, None)
+    arguments = params, state, Outputs(None, features), None, batch, None
+    return params, *jax.jit(objective.loss)(*arguments)
+
+
+@pytest.fixture
+def features():
+    return np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["supcon", "proxy_anchor"])
+def test_metrics_are_those_of_the_batch(name, features):
+    _, loss, (state, told) = call(configured(name), features)
+    points = np.asarray(FEW.embed(features))
+    distances = np.asarray(FEW.distance(points[:, None], points)) + np.diag([np.inf] * 12)
+    recall = np.mean(DOUBLES[np.argmin(distances, axis=1)] == DOUBLES)
+    norms = np.linalg.norm(features, axis=1)
+    wanted = {
+        "feature_norm": norms.mean(),
+        "embedding_norm": np.linalg.norm(points, axis=1).mean(),
+        "clipped_share": np.mean(norms > 1.5),
+        "batch_recall@1": recall,
+    }
+    assert np.isfinite(loss) and state == {}
+    assert told.keys() == wanted.keys() and 0 < recall < 1 and 0 < wanted["clipped_share"] < 1
+    for metric, value in wanted.items():
+        np.testing.assert_allclose(told[metric], value, rtol=1e-5, err_msg=metric)
+
+
+def test_fields_reach_the_loss(features):
+    fields = {"gamma": 0.3, "regularization": 0.5}
+    objective = create_objective(configured("soft_triple", centres=3, **fields))
+    params, _ = objective.init(jax.random.key(0), Spec(8, 2, 16, 5, 100, 12))
+
+    @jax.jit
+    def losses(params, features):
+        batch = Batch(None, jnp.asarray(DOUBLES), None, None)
+        found, _ = objective.loss(params, {}, Outputs(None, features), None, batch, None)
+        points, proxies = FEW.embed(features), FEW.embed(params["proxies"])
+        return found, objectives.soft_triple(points, DOUBLES, proxies, space=FEW, **fields)
+
+    found, expected = losses(params, features)
+    assert found == expected
+    for name in NAMES:
+        config = configured(name)
+        settings = create_objective(config).function.keywords
+        assert settings.items() <= dict(config.objective).items() and settings
+
+
+def test_proxies_are_drawn_as_published_and_have_a_rate_of_their_own():
+    for name, shape in (("proxy_anchor", (500, 64)), ("soft_triple", (500, 4, 64))):
+        fields = {"centres": 4} if name == "soft_triple" else {}
+        objective = create_objective(configured(name, proxy_rate=50.0, **fields))
+        params, state = objective.init(jax.random.key(0), Spec(500, 2, 16, 64, 1000, 12))
+        assert params["proxies"].shape == shape and state == {}
+        count = np.prod(shape[:-1])
+        np.testing.assert_allclose(np.std(params["proxies"]), (2 / count) ** 0.5, rtol=0.02)
+        assert objective.groups == (Group(("proxies",), rate=50.0),)
+        assert isinstance(objective, Objective)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_of_any_classes_are_for_losses_that_need_no_pairs(name, features):
+    config = configured(name)
+    validate(config)
+    # Of tuples, too, no loss may take the order for classes.
+    for sampling in ("tuples", "shuffled"):
+        config.train.sampling = sampling
+        assert create_objective(config).samples_per_class is None
+    if name in PROXY_LOSSES or name == "contrastive":
+        validate(config)
+        _, _, (_, told) = call(config, features)
+        assert "batch_recall@1" not in told
+    else:
+        with pytest.raises(UserError, match="this objective compares images of one class"):
+            validate(config)

@@ -1,16 +1,24 @@
-"""Engines of Euclidean distances, searched twice by the lines of the manual."""
+"""Engines, HyperView and pytorch-metric-learning beside exact searches and scores."""
+
+import dataclasses
+import os
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from hypjax.engines.exports import EXPORTS, find_export
+from hypjax.data.preparation import fonts, glyphs
+from hypjax.engines import euclidean
+from hypjax.engines.exports import EXPORTS, find_export, open_gallery
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.retrieval import mean_average_precision_at_r, r_precision, recall_at_k
 from hypjax.retrieval.neighbors import search
-from tests.helpers.galleries import clusters, embeddings, tree
+from tests.helpers.galleries import clusters, embeddings, labelled, tree
 from tests.helpers.small_runs import REPOSITORY
 
 BALL = PoincareBall(0.1, 2.3)
+FUSED = Fused(((Sphere(), 1.0), (BALL, 1.0)))
 COMMON = ("def nearest(candidates", "import pyarrow.parquet\n\ngallery =")
 
 
@@ -80,9 +88,20 @@ def test_a_graph_of_faiss_finds_trees_up_to_the_boundary(tmp_path):
     export = find_export("faiss:hnsw").write
     said = export(embeddings(tree(1.0, 8), PoincareBall(1.0, None)), tmp_path / "tree.faiss")
     assert float(said.split("find ")[1].split("%")[0]) >= 98
-    fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
     with pytest.raises(UserError, match="there is no approximate search in"):
-        export(embeddings(fused.embed(np.ones((5, 8))), fused), tmp_path / "fused.faiss")
+        export(embeddings(FUSED.embed(np.ones((5, 8))), FUSED), tmp_path / "fused.faiss")
+
+
+def test_the_documented_index_of_faiss_is_exact_on_the_sphere(tmp_path, monkeypatch):
+    pytest.importorskip("faiss", reason="needs faiss-cpu")
+    monkeypatch.chdir(tmp_path)
+    points, _ = labelled(Sphere(), 1500, 60, noise=1.5, dim=24)
+    gallery = embeddings(points, Sphere())
+    gallery.save(tmp_path / "gallery.npz")
+    find_export("faiss").write(gallery, tmp_path / "gallery.faiss")
+    (ids,) = run("index.search(embeddings.search_vectors")
+    _, items = search(points[:1], None, points, k=10, space=Sphere())
+    assert ids.tolist() == gallery.ids[items[0]].tolist()
 
 
 @pytest.mark.parametrize("name", ["faiss:hnsw", "qdrant", "usearch"])
@@ -107,3 +126,110 @@ def test_points_outside_the_space_are_not_exported(name, tmp_path):
 def test_unknown_exports_are_refused():
     with pytest.raises(UserError, match="--export=annoy is unknown; it must be one of faiss"):
         find_export("annoy")
+
+
+@pytest.fixture(scope="module")
+def letters():
+    """Random projections of pictures of letters, with norms of 2 on average."""
+    faces = [glyph for letter in fonts.glyph_classes()[::9] for glyph in letter.glyphs]
+    pictures = [Image.fromarray(glyphs.render(glyph)).resize((16, 16)) for glyph in faces[:2000]]
+    pixels = np.stack([np.ravel(picture) for picture in pictures]).astype(np.float32)
+    found = (pixels - pixels.mean(axis=0)) @ np.random.default_rng(0).normal(size=(16**2, 64))
+    return (2 * found / np.linalg.norm(found, axis=1).mean()).astype(np.float32)
+
+
+def found_in(path, points, queries):
+    """The ten nearest to the queries in an exported gallery."""
+    if path.suffix == ".faiss":
+        import faiss
+
+        index = faiss.read_index(str(path))
+        if not hasattr(index, "hnsw"):
+            return index.search(embeddings(queries, BALL).search_vectors("query"), 10)[1]
+        near = lambda queries, m: index.search(queries, m)[1]  # noqa: E731
+        how = {"k": 10, "space": BALL, "candidates": index.hnsw.efSearch}
+        return euclidean.nearest(near, points, queries, **how)[1]
+    found = open_gallery(path).nearest(queries, 10)
+    if path.suffix == ".usearch":
+        return found[1]
+    return np.array([[int(name.removesuffix(".png")) for name in hits.ids] for hits in found])
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("faiss", 0.999), ("faiss:hnsw", 0.97), ("usearch", 0.97), ("qdrant", 0.97)]
+)
+def test_it_finds_the_neighbours_of_images(name, least, letters, tmp_path):
+    points, path = np.asarray(BALL.embed(letters)), tmp_path / f"gallery.{name.partition(':')[0]}"
+    export(name).write(embeddings(points, BALL), path)
+    _, exact = search(points[:100], None, points, k=10, space=BALL)
+    found = found_in(path, points, points[:100])
+    assert (exact[:, :, None] == found[:, None]).any(axis=2).mean() >= least
+
+
+@pytest.fixture
+def hyperview(tmp_path, monkeypatch):
+    """HyperView, with its own folder of datasets, which it stores in lancedb."""
+    pytest.importorskip("lancedb", reason="needs lancedb")
+    module = pytest.importorskip("hyperview", reason="needs hyperview")
+    monkeypatch.setenv("HYPERVIEW_DATASETS_DIR", str(tmp_path / "datasets"))
+    return module
+
+
+def birds(space):
+    features = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+    found = embeddings(space.embed(features), space)
+    labels = np.array(["", "wren", "robin"])[np.arange(60) % 3]
+    return dataclasses.replace(found, labels=labels)
+
+
+@pytest.mark.parametrize("space", [BALL, Sphere()], ids=["ball", "sphere"])
+def test_hyperview_finds_the_same_and_shows_the_layout(space, hyperview, tmp_path, monkeypatch):
+    found = birds(space)
+    said = find_export("hyperview").write(found, tmp_path / "birds.hyperview")
+    launched = []
+    monkeypatch.setattr(hyperview, "launch", lambda *given, view: launched.append((*given, view)))
+    exec(said.partition("\n")[2])
+    ((dataset, view),) = launched
+    samples = {os.path.relpath(each.filepath): each for each in dataset}
+    assert len(samples) == 60 and all("/" not in each.id for each in samples.values())
+    points, own = found.vectors, np.arange(60)
+    distances, nearest = search(points, own, points, k=5, space=space)
+    scale = 1 if space == BALL else 2  # HyperView's distance on the sphere is 1 − cos.
+    for i in range(0, 60, 7):
+        hits = dataset.find_similar(samples[found.ids[i]].id, k=5)
+        assert [hit.id for hit, _ in hits] == [samples[found.ids[j]].id for j in nearest[i]]
+        np.testing.assert_allclose([scale * d for _, d in hits], distances[i], rtol=1e-4)
+    assert [samples[name].label for name in found.ids[:3]] == [None, "wren", "robin"]
+    (layout,) = dataset.list_layouts()
+    assert view.contents[0].contents[1].layout_key == layout.key and layout.geometry == "poincare"
+    _, _, places = dataset.get_visualization_data(layout.key)[:3]
+    assert len(places) == 60 and (np.linalg.norm(places, axis=1) < 1).all()
+
+
+@pytest.mark.usefixtures("hyperview")
+def test_datasets_are_not_overwritten_and_other_spaces_are_refused(tmp_path):
+    write = find_export("hyperview").write
+    write(birds(BALL), tmp_path / "birds.hyperview")
+    with pytest.raises(UserError, match="has a dataset birds already"):
+        write(birds(BALL), tmp_path / "birds.hyperview")
+    with pytest.raises(UserError, match="HyperView has no space for"):
+        write(birds(FUSED), tmp_path / "other.hyperview")
+
+
+@pytest.mark.parametrize("dim", [8, 128])
+def test_scores_are_those_of_pytorch_metric_learning(dim):
+    pytest.importorskip("pytorch_metric_learning", reason="needs the parity extra")
+    pytest.importorskip("faiss", reason="needs the parity extra: faiss-cpu")
+    import torch
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    x, labels = labelled(Sphere(), 1500, 60, noise=1.5, dim=dim)
+    names = ("precision_at_1", "mean_average_precision_at_r", "r_precision")
+    calculator = AccuracyCalculator(include=names, device=torch.device("cpu"))
+    expected = calculator.get_accuracy(torch.tensor(x), torch.tensor(labels))
+    got = (
+        recall_at_k(x, labels, ks=(1,), space=Sphere())[1],
+        mean_average_precision_at_r(x, labels, space=Sphere()),
+        r_precision(x, labels, space=Sphere()),
+    )
+    assert got == pytest.approx([expected[name] for name in names], abs=1e-6)

@@ -1,4 +1,4 @@
-"""Comparison of encoders with timm, with random weights that are converted from timm's."""
+"""Comparison with timm: of encoders with random weights of timm's, and of published models."""
 
 import functools
 
@@ -6,11 +6,15 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from PIL import Image
 
+import hypjax
+from hypjax import train
 from hypjax.errors import UserError
 from hypjax.models import VisionTransformer, create_encoder
 from hypjax.models.pretrained import convert_timm, load_timm, timm_classifier, timm_state_dict
 from hypjax.models.vit import drop_path_factors
+from tests.helpers import small_runs
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
@@ -249,3 +253,24 @@ def test_stochastic_depth_drops_as_often_and_scales_as_timm():
             error = 5 * np.sqrt(2 * theirs.var() / draws)
             assert abs(own.mean() - theirs.mean()) <= error
             assert abs(own.mean() - 1) <= error
+
+
+GREY = ("data.channels=1", "data.mean=(0.4,)", "data.std=(0.2,)")
+
+
+@pytest.mark.parametrize(
+    "fields", [(), (*GREY, "data.test_view=squash", "data.resize=24", "model.head=none")]
+)
+def test_a_published_model_gives_the_same_features(photos_folder, tmp_path, fields):
+    train.train_and_evaluate(small_runs.load(photos_folder, *fields), tmp_path / "run")
+    folder = hypjax.push(tmp_path / "run", "me/photos", folder=tmp_path / "photos")
+    peer = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    settings = timm.data.resolve_model_data_config(peer)
+    transform = timm.data.create_transform(**settings, is_training=False)
+    model = hypjax.load(folder)
+    mode = {1: "L", 3: "RGB"}[model.config.data.channels]
+    images = [Image.open(path).convert(mode) for path in sorted(photos_folder.rglob("*.png"))[:6]]
+    with torch.no_grad():
+        features = peer(torch.stack([transform(image) for image in images])).numpy()
+    expected = np.asarray(model.space.embed(features))
+    np.testing.assert_allclose(model.embed(images), expected, atol=2e-5)

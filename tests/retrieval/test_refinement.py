@@ -1,15 +1,154 @@
-"""Scores of refined searches against scores of their lists of results."""
+"""Query expansion, re-ranking and both, against loops over the queries."""
 
+import functools
+
+import jax
 import numpy as np
 import pytest
 
-from hypjax.geometry import PoincareBall, Sphere
-from hypjax.retrieval import nearest_neighbors, neighbors, query_scores
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere, poincare
+from hypjax.retrieval import expansion, nearest_neighbors, neighbors, query_scores
 from hypjax.retrieval.expansion import expand_queries
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking, rerank
-from tests.helpers.galleries import labelled
+from tests.helpers.galleries import labelled, points
 from tests.retrieval.test_metrics import by_definition
+
+SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)
+
+
+def looped(space, queries, gallery, own_ids, k, alpha):
+    """Means over sorted distances, in float64."""
+    points, weights = [], []
+    distances = np.asarray(space.distance(np.float64(queries)[:, None], np.float64(gallery)))
+    for i, d in enumerate(distances):
+        nearest = [j for j in np.argsort(d, kind="stable") if j != own_ids[i]][:k]
+        similarities = 1 - d / 2 if space == SPHERE else np.exp(-d)
+        points.append(np.float64([queries[i], *gallery[nearest]]))
+        weights.append([1, *np.maximum(similarities[nearest], 0) ** alpha])
+    points, weights = np.array(points), np.array(weights)
+    if space == SPHERE:
+        sums = np.einsum("nk,nkd->nd", weights, points)
+        return sums / np.linalg.norm(sums, axis=1, keepdims=True)
+    return jax.jit(poincare.frechet_mean)(points, space.c, weights)
+
+
+@pytest.mark.parametrize("space", [SPHERE, PoincareBall(0.3, 2.0)], ids=str)
+@pytest.mark.parametrize("alpha", [0.0, 3.0])
+def test_expansion_equals_a_loop(space, alpha, monkeypatch):
+    monkeypatch.setattr(expansion, "_BLOCK_BYTES", 6400)
+    queries, gallery = points(space, 0, 40), points(space, 1, 40)
+    gallery[3] = queries[2]
+    nowhere = np.full(40, -1)
+    own_ids = np.where(np.arange(40) == 2, 3, -1)
+    with jax.enable_x64(True):
+        cases = [
+            (looped(space, queries, gallery, nowhere, 7, alpha), (queries, gallery, None)),
+            (looped(space, queries, gallery, own_ids, 7, alpha), (queries, gallery, own_ids)),
+            (looped(space, gallery, gallery, np.arange(40), 7, alpha), (gallery, None, None)),
+        ]
+    for expected, (asked, searched, own) in cases:
+        got = expand_queries(asked, searched, k=7, alpha=alpha, space=space, own_ids=own)
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, expected, atol=3e-7)
+
+
+def test_dissimilar_items_count_only_in_averages():
+    queries = np.array([[1, 0]], np.float32)
+    gallery = np.array([[0, 1], [-0.6, -0.8]], np.float32)
+    weighted = expand_queries(queries, gallery, k=2, alpha=1.0, space=SPHERE)
+    np.testing.assert_allclose(weighted, queries, atol=1e-7)
+    average = expand_queries(queries, gallery, k=2, space=SPHERE)
+    np.testing.assert_allclose(average, [np.array([0.4, 0.2]) / np.sqrt(0.2)], atol=1e-6)
+
+
+def distances_of(space, points):
+    with jax.enable_x64(True):
+        x = np.asarray(points, np.float64)
+        return np.asarray(space.distance(x[:, None], x[None]))
+
+
+def transcription(d, k1, k2, weight):
+    """Re-ranking by Eq. 3 to 12 for all pairs of items with the distances d, by loops."""
+    items = range(len(d))
+    order = [sorted(items, key=lambda g, p=p: (g != p, d[p, g], g)) for p in items]
+
+    def nearest(p, k):  # Eq. 2: p itself and its k nearest others.
+        return set(order[p][: k + 1])
+
+    def reciprocal(p, k):  # Eq. 3
+        return {g for g in nearest(p, k) if p in nearest(g, k)}
+
+    encodings = np.zeros(d.shape)
+    for p in items:
+        near = reciprocal(p, k1)
+        expanded = set(near)
+        for q in near:  # Eq. 4
+            half = reciprocal(q, k1 // 2)
+            if len(near & half) >= 2 / 3 * len(half):
+                expanded |= half
+        for g in expanded:  # Eq. 7
+            encodings[p, g] = np.exp(-d[p, g])
+    averaged = np.array([np.mean([encodings[g] for g in order[p][:k2]], axis=0) for p in items])
+    final = np.empty(d.shape)
+    for p in items:
+        for g in items:  # Eq. 10 and 12
+            common = np.minimum(averaged[p], averaged[g]).sum()
+            jaccard = 1 - common / np.maximum(averaged[p], averaged[g]).sum()
+            final[p, g] = (1 - weight) * jaccard + weight * d[p, g]
+    return final
+
+
+def sorted_within(first, final):
+    """The first results of each query by their final distances."""
+    return np.array([row[np.argsort(final[i][row], kind="stable")] for i, row in enumerate(first)])
+
+
+@pytest.mark.parametrize(
+    ("space", "numbers"),
+    [(BALL, (20, 6, 0.3, 30)), (SPHERE, (7, 1, 0.0, 119)), (BALL, (1, 2, 0.5, 5))],
+    ids=str,
+)
+def test_equals_the_equations_where_each_item_is_a_query(space, numbers):
+    x, _ = labelled(space, 120, 8, noise=0.6)
+    _, first = nearest_neighbors(x, x, k=numbers[3], space=space, exclude_self=True)
+    final = transcription(distances_of(space, x), *numbers[:3])
+    got, ids = rerank(x, space=space, numbers=Reranking(*numbers))
+    np.testing.assert_array_equal(ids, sorted_within(first, final))
+    np.testing.assert_allclose(got, np.take_along_axis(final, ids, 1), rtol=1e-5, atol=1e-6)
+    assert not (ids == np.arange(120)[:, None]).any()
+
+
+@pytest.mark.slow
+def test_items_are_the_gallery_and_the_queries_outside_it():
+    gallery, _ = labelled(BALL, 90, 8, noise=0.6, seed=1)
+    outside, _ = labelled(BALL, 10, 8, noise=0.6, seed=2)
+    final = transcription(distances_of(BALL, np.concatenate([gallery, outside])), 20, 6, 0.3)
+    _, first = nearest_neighbors(outside, gallery, k=40, space=BALL)
+    _, ids = rerank(outside, gallery, space=BALL, numbers=Reranking(depth=40))
+    np.testing.assert_array_equal(ids, sorted_within(first, final[90:, :90]))
+    queries, own_ids = np.concatenate([outside, gallery[5:7]]), np.array([-1] * 10 + [5, 6])
+    _, ids = rerank(queries, gallery, space=BALL, own_ids=own_ids, numbers=Reranking(depth=40))
+    np.testing.assert_array_equal(ids[:10], sorted_within(first, final[90:, :90]))
+    _, first = nearest_neighbors(gallery, gallery, k=40, space=BALL, exclude_self=True)
+    np.testing.assert_array_equal(ids[10:], sorted_within(first[5:7], final[5:7]))
+
+
+def test_results_do_not_depend_on_which_items_are_searched_for():
+    x, _ = labelled(SPHERE, 120, 8, noise=0.6)
+    whole = rerank(x, space=SPHERE, numbers=Reranking(depth=10))
+    own_ids = np.array([7, 30])
+    one = rerank(x[own_ids], x, own_ids=own_ids, space=SPHERE, numbers=Reranking(depth=10))
+    for got, expected in zip(one, whole, strict=True):
+        np.testing.assert_array_equal(got, expected[own_ids])
+
+
+def test_two_items_are_enough():
+    x, _ = labelled(SPHERE, 2, 8, noise=0.6, seed=6)
+    distances, ids = rerank(x, space=SPHERE)
+    assert distances.shape == (2, 1) and ids.tolist() == [[1], [0]]
+
 
 METRICS = ("recall@1", "recall@20", "precision@5", "mrr", "map", "map@r", "r_precision")
 NUMBERS = Reranking(k1=8, k2=3, depth=10)
@@ -26,24 +165,23 @@ NUMBERS = Reranking(k1=8, k2=3, depth=10)
     ids=["expanded", "both", "re-ranked"],
 )
 def test_scores_are_those_of_the_lists(refinement, separate):
-    space = PoincareBall(0.1, 2.3)
-    gallery, labels = labelled(space, 150, 12, noise=0.8)
+    gallery, labels = labelled(BALL, 150, 12, noise=0.8)
     queries, query_labels = (
-        labelled(space, 150, 12, noise=0.8, seed=1) if separate else (gallery, labels)
+        labelled(BALL, 150, 12, noise=0.8, seed=1) if separate else (gallery, labels)
     )
     own_ids = None if separate else np.arange(150)
     asked = queries
     if refinement.expansion:
         k, alpha = refinement.expansion, refinement.alpha
-        asked = expand_queries(queries, gallery, k=k, alpha=alpha, space=space, own_ids=own_ids)
-    _, ids = neighbors.search(asked, own_ids, gallery, k=150 - (not separate), space=space)
+        asked = expand_queries(queries, gallery, k=k, alpha=alpha, space=BALL, own_ids=own_ids)
+    _, ids = neighbors.search(asked, own_ids, gallery, k=150 - (not separate), space=BALL)
     if refinement.reranking:
-        _, first = rerank(asked, gallery, space=space, own_ids=own_ids, numbers=NUMBERS)
+        _, first = rerank(asked, gallery, space=BALL, own_ids=own_ids, numbers=NUMBERS)
         ids[:, :10] = first
     hits = labels[ids] == query_labels[:, None]
     searched = (gallery, labels) if separate else ()
     got = query_scores(
-        *(queries, query_labels, *searched), metrics=METRICS, space=space, refinement=refinement
+        *(queries, query_labels, *searched), metrics=METRICS, space=BALL, refinement=refinement
     )
     for name in METRICS:
         expected = [by_definition(name, row, row.sum()) for row in hits]
@@ -51,12 +189,39 @@ def test_scores_are_those_of_the_lists(refinement, separate):
 
 
 def test_a_search_re_ranks_at_least_as_many_as_it_returns():
-    x, _ = labelled(Sphere(), 60, 12, noise=0.8, seed=3)
+    x, _ = labelled(SPHERE, 60, 12, noise=0.8, seed=3)
     own_ids = np.arange(60)
-    distances, ids = Refinement(reranking=NUMBERS).search(x, own_ids, x, k=20, space=Sphere())
-    whole = rerank(x, space=Sphere(), numbers=Reranking(k1=8, k2=3, depth=20))
+    distances, ids = Refinement(reranking=NUMBERS).search(x, own_ids, x, k=20, space=SPHERE)
+    whole = rerank(x, space=SPHERE, numbers=Reranking(k1=8, k2=3, depth=20))
     np.testing.assert_array_equal(ids, whole[1])
     np.testing.assert_array_equal(distances, whole[0])
-    unrefined = Refinement().search(x, own_ids, x, k=20, space=Sphere())
-    plain = nearest_neighbors(x, x, k=20, space=Sphere(), exclude_self=True)
+    unrefined = Refinement().search(x, own_ids, x, k=20, space=SPHERE)
+    plain = nearest_neighbors(x, x, k=20, space=SPHERE, exclude_self=True)
     np.testing.assert_array_equal(unrefined[1], plain[1])
+
+
+expand = functools.partial(expand_queries, points(SPHERE, 0, 5), space=SPHERE)
+
+
+@pytest.mark.parametrize(
+    ("call", "numbers", "message"),
+    [
+        (expand, {"k": 5, "alpha": -1.0}, "alpha is -1.0; it must be at least 0"),
+        (expand, {"k": 5}, "k is 5, but there are 4 items"),
+        (expand, {"k": 1.5}, "k is 1.5; it must be a whole number"),
+        (Reranking, {"k1": 0}, "k1 is 0; it must be at least 1"),
+        (Reranking, {"k1": 3}, "k2 is 6; it must be at most k1 .*, 4"),
+        (Reranking, {"weight": 1.5}, "weight is 1.5"),
+        (Reranking, {"depth": 1.0}, "depth is 1.0; it must be a whole number"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(call, numbers, message):
+    with pytest.raises(UserError, match=message):
+        call(**numbers)
+
+
+@pytest.mark.parametrize("own_ids", [[99, 0], [-2, 0], [0], [0.5, 1.0]])
+def test_own_ids_that_are_not_indices_are_an_error(own_ids):
+    x = np.asarray(SPHERE.embed(np.eye(4)))
+    with pytest.raises(UserError, match="own_ids"):
+        expand_queries(x[:2], x, k=1, space=SPHERE, own_ids=np.array(own_ids))
