@@ -112,7 +112,6 @@ class Interrupted(KeyboardInterrupt):
     """A handled interrupt; the message says what was saved."""
 
     def __init__(self, message: str, status: int = INTERRUPTED) -> None:
-        """Stores the message and the exit status of the program."""
         super().__init__(message)
         self.status = status
 

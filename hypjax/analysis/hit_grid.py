@@ -34,7 +34,6 @@ class ImageReader:
     """Reads images; a grey one stands for each that cannot be read, and these are counted."""
 
     def __init__(self, read: Callable[[Any], Image.Image]) -> None:
-        """Takes the function that reads an image."""
         self._read, self._missing = read, {}
 
     def __call__(self, image: Any) -> Image.Image:

@@ -215,7 +215,6 @@ class TorchTrainer:
     """timm's encoder with a head, trained with fused AdamW on `loss_by_product`."""
 
     def __init__(self, config: ConfigDict, compile: bool) -> None:
-        """Creates the model, the optimiser and a batch of noise."""
         import timm
 
         self._config, place, model, optim = config, device(), config.model, config.optim

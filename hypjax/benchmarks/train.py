@@ -107,7 +107,6 @@ class Trainer:
     """hypjax's train step and embedding, on a batch of noise on the device."""
 
     def __init__(self, config: ConfigDict) -> None:
-        """Initialises the state and compiles both programs."""
         learner, spec = learner_and_spec(config, parallel.create_mesh((1, 1)))
         self.encoder, mesh = learner.model.encoder, learner.mesh
         state = create_state(learner, spec)

@@ -48,7 +48,6 @@ class Dataset:
     pairs: Int[np.ndarray, "pairs 2"] | None = None
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.positions)
 
     @property

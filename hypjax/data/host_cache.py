@@ -42,7 +42,6 @@ class DecodedImages:
         return int(self._offsets[-1]) + 4 * (len(self) + 1)
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self._sizes)
 
     def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"] | None:

@@ -44,15 +44,12 @@ class Files(Sequence):
     """Image files as records, read on access; images in memory as files would hold them."""
 
     def __init__(self, contents: Sequence[pathlib.Path | Image.Image]) -> None:
-        """Takes paths and images in the order of the records."""
         self._contents = [str(own) if isinstance(own, pathlib.Path) else own for own in contents]
 
     def __len__(self) -> int:
-        """Number of files."""
         return len(self._contents)
 
     def __getitem__(self, i: int) -> Mapping[str, Any]:
-        """Returns the i-th file's bytes under `image`."""
         content = self._contents[i]
         return {"image": pixels.read_bytes(content) if isinstance(content, str) else _file(content)}
 

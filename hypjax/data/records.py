@@ -75,7 +75,6 @@ class EncodedImages(Sequence):
         self._offsets, self._lengths = (index[key].to_numpy() for key in ("offset", "length"))
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self._offsets)
 
     def __getitem__(self, i: int) -> Mapping[str, bytes]:

@@ -96,7 +96,6 @@ class _Centre:
     def __init__(
         self, gallery: Float32[np.ndarray, "m d"], items: Int[np.ndarray, " s"], space: Space
     ) -> None:
-        """Copies the items with these indices."""
         points = gallery[items].astype(np.float64)
         scales = separation_factors(points, space)[:, None]
         squares = np.sum(points**2, axis=1, keepdims=True)
@@ -164,14 +163,12 @@ class GraphGallery:
         recall: float = 1.0,
         writable: bool = True,
     ) -> None:
-        """Keeps a graph, whose vectors may be rounded, with its table; see `build` and `open`."""
         self._index, self._table = index, table
         self._rounded, self._writable = rounded, writable
         self.space, self.fingerprint = space, fingerprint
         self.candidates, self.recall = candidates, recall
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self._table.keys)
 
     @property

@@ -68,7 +68,6 @@ class QdrantGallery:
     """
 
     def __init__(self, collection: Collection) -> None:
-        """Keeps a collection; see `open` and `create`."""
         self._collection = collection
         self._read_facts()
 
@@ -106,7 +105,6 @@ class QdrantGallery:
             return cls(collection)
 
     def __len__(self) -> int:
-        """Number of images."""
         return self._collection.count()
 
     def has_class(self, name: str) -> bool:

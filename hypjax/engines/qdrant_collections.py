@@ -63,7 +63,6 @@ class Server:
     """
 
     def __init__(self, client: Any, collection: str, name: str) -> None:
-        """Keeps a connection; see `at`."""
         self.name, self._client, self._collection = name, client, collection
 
     @classmethod
@@ -214,7 +213,6 @@ class Folder:
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Opens the folder if there is one."""
         try:
             import qdrant_edge
         except ImportError as error:

@@ -43,7 +43,6 @@ class TrainedEmbedder:
     def __init__(
         self, workdir: str | pathlib.Path, part: Part = "head", batch_size: int | None = None
     ) -> None:
-        """Restores the model; arguments are those of `hypjax.load`."""
         with reading(workdir) as folder:
             self.config = config = saved_config(folder)
             model, self._params = restore_best(folder)

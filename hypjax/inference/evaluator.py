@@ -34,7 +34,6 @@ class Evaluator:
     def __init__(
         self, images: DatasetEmbedder, metrics: Sequence[str], processing: Processing
     ) -> None:
-        """Prepares the embedding, which is compiled at its first use."""
         self.images, self._metrics, self._processing = images, metrics, processing
         self._spaces = images.spaces
         self._fitted: tuple[PyTree, Projections] = None, {}

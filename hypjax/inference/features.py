@@ -109,7 +109,6 @@ class Encodings:
         scales: Sequence[float] = ONE_SCALE,
         datasets: Sequence[Dataset] = (),
     ) -> None:
-        """Computes nothing yet."""
         self.model, self.source, self.scales = model, source, tuple(scales)
         whole = [images for images in datasets if images.boxes is None]
         by_records = {id(images.records): images.records for images in whole}
@@ -122,7 +121,6 @@ class Encodings:
         self._kept: dict[int, list[np.ndarray]] = {}
 
     def __len__(self) -> int:
-        """Number of images whose embeddings are kept."""
         return sum(map(len, self._images.values()))
 
     def keeps(self, dataset: Dataset) -> bool:

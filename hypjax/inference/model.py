@@ -36,7 +36,6 @@ class Model:
     def __init__(
         self, source: str | os.PathLike[str], part: Part = "head", batch_size: int | None = None
     ) -> None:
-        """Loads a model; see `load`."""
         source = _located(source)
         keep_compiled_programs()
         with devices_explained():
@@ -95,7 +94,6 @@ class Model:
         return find_hits(self._embedder, given_photos(query), gallery, k, refinement)
 
     def __repr__(self) -> str:
-        """Says in three lines what the model is."""
         return f"{self.source}\n{describe(self.config)}\n{self.part} in {self.space}"
 
 

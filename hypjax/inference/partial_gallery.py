@@ -47,7 +47,6 @@ class PartialGallery(contextlib.AbstractContextManager):
                     part.unlink()  # Damaged, or after a damaged one.
 
     def __exit__(self, *error: object) -> None:
-        """Releases the lock."""
         self._lock.close()
 
     def _load(self) -> Iterator[tuple[np.ndarray, dict[int, str]]]:

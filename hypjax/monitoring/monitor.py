@@ -27,7 +27,6 @@ class Meter:
     """
 
     def __init__(self, batch_size: int, stopwatch: Stopwatch) -> None:
-        """Starts the clock; the run's stopwatch measures the waiting for input."""
         self._batch_size, self._stopwatch = batch_size, stopwatch
         self._metrics: list[Mapping[str, Any]] = []
         self._all_steps, self._all_seconds, self._all_wait = 0, 0.0, 0.0
@@ -133,7 +132,6 @@ class Monitor(contextlib.AbstractContextManager):
         trace: Trace,
         stopwatch: Stopwatch,
     ) -> None:
-        """Starts to watch the steps, which are counted from 0."""
         self._first = self._reported = steps.start
         self._telemetry, self._trace, self._stopwatch = telemetry, trace, stopwatch
         self._watch, self._health = watch, health
@@ -141,7 +139,6 @@ class Monitor(contextlib.AbstractContextManager):
         self._meter = Meter(batch_size, stopwatch)
 
     def __exit__(self, *args: object) -> None:
-        """Closes all files, and ends a trace that is still running."""
         self._trace.end()
         self._progress.close()
         self._telemetry.close()

@@ -173,7 +173,6 @@ class WandbRun:
     """A Weights & Biases run, resumed together with ours."""
 
     def __init__(self, folder: pathlib.Path, config: ConfigDict) -> None:
-        """Starts or resumes it."""
         import wandb
 
         try:

@@ -166,7 +166,6 @@ class Agreement:
     """Makes all processes stop after the same step when one of them has to."""
 
     def __init__(self, mesh: Mesh) -> None:
-        """Prepares the collective maximum over the processes."""
         self._mesh = mesh
         self._max = jax.jit(jnp.max, out_shardings=parallel.replicated(mesh))
         self._pending: jax.Array | None = None

@@ -50,7 +50,6 @@ class Embeddings:
     unreadable: dict[str, str]
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.ids)
 
     def check(self) -> None:

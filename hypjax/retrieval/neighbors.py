@@ -153,7 +153,6 @@ class _Search:
         space: Space,
         block_size: int,
     ) -> None:
-        """Allocates the results; the arguments are those of `search`."""
         self._queries, self._own_ids, self._points = queries, own_ids, gallery
         self._space, self._block_size, self._dim = space, block_size, queries.shape[1]
         self._gallery = (DeviceGallery if isinstance(gallery, jax.Array) else HostGallery)(gallery)

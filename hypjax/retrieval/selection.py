@@ -53,7 +53,6 @@ class HostGallery:
     """A NumPy array, possibly memory-mapped, that is streamed to all local devices."""
 
     def __init__(self, gallery: Float[np.ndarray, "m d"]) -> None:
-        """Keeps the array."""
         devices = jax.local_devices()
         self.mesh = Mesh(devices, _AXIS)
         self.size = len(gallery)

@@ -82,7 +82,6 @@ class Checkpoints:
     """
 
     def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
-        """Opens a folder of checkpoints; creates it, unless nothing in it may be changed."""
         _silence_orbax()
         self._path = path
         self._read_only = read_only

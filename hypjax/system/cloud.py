@@ -46,7 +46,6 @@ class CloudFolder:
     """
 
     def __init__(self, url: str) -> None:
-        """Loads the driver for the URL's scheme."""
         import fsspec
 
         if redacted(url) != url:

@@ -143,7 +143,6 @@ class Feed:
     """Hands out batches in the order of the steps, and mines tuples when an epoch begins."""
 
     def __init__(self, source: Input, steps: range, monitor: Monitor) -> None:
-        """Opens nothing yet."""
         self._source, self._stop, self._monitor = source, steps.stop, monitor
         plans = source.setup.plans
         self._miner = Miner(source.setup) if isinstance(plans, TuplePlans) else None
