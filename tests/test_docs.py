@@ -94,7 +94,7 @@ def test_the_site_has_all_commands_and_the_notebooks(monkeypatch):
     assert "](own_images.md)" in page and "```python\n!python -m hypjax.main" in page
     table = (REPOSITORY / "docs/commands.md").read_text()
     shown = set(re.findall(r"^\| `python -m hypjax\.(\w+)", table, re.MULTILINE))
-    assert shown == set(commands.names()) - {"tune"}  # launch/compare.sh calls that one.
+    assert shown == set(commands.names())
 
 
 def test_every_picture_is_drawn_by_the_script():
