@@ -76,7 +76,7 @@ class Dataset:
         return str(self.class_names[int(self.positions[i])])
 
     def image(self, i: int, channels: int) -> Image.Image:
-        """Returns the whole i-th image; as for `crop` and views, a UserError names a bad one."""
+        """Returns the whole i-th image; if it cannot be read, a UserError names it."""
         with self._naming_errors(i):
             if (cached := self._cached(i)) is not None:
                 return pixels.from_array(cached)
@@ -222,7 +222,10 @@ def union(datasets: Sequence[Dataset]) -> Dataset:
 
 
 def joined(first: Dataset, second: Dataset) -> Dataset:
-    """Returns two datasets without a common class as one; the host cache is not read."""
+    """Returns two datasets as one, to be searched; their images are not decoded before.
+
+    No class of the second dataset is one of the first.
+    """
     return Dataset(
         records=_Chained(first.records, second.records),
         positions=np.concatenate([first.positions, len(first.records) + second.positions]),
@@ -248,7 +251,10 @@ def with_host_cache(dataset: Dataset, key: str, decoding: Decoding) -> Dataset:
 
 
 def fill_cache(dataset: Dataset, channels: int) -> None:
-    """Decodes images into a dataset's host cache, if it has one to fill, or raises a UserError."""
+    """Decodes a dataset's images into its host cache, if it has one that is not filled yet.
+
+    Raises UserError if there is not enough space, or an image cannot be read.
+    """
     if dataset.decoded is not None:
         files = dataclasses.replace(dataset, decoded=None)
         dataset.decoded.fill(lambda i: pixels.array(files.image(i, channels)))

@@ -73,7 +73,8 @@ class CacheLayout:
     @functools.cached_property
     def part_rows(self) -> int:
         """Rows that are copied to the devices at once; as many are free after the last image."""
-        # All parts have this size: one program writes them, the last one beyond the images.
+        # All parts have this size, so that one program writes them; the last one extends beyond the
+        # images.
         most = min(_PART // (self.channels * self.max_columns), int(self._ends[-1]) // _MIN_PARTS)
         return max(self.max_rows, most)
 
@@ -157,7 +158,10 @@ def _fitting_side(sizes: Int[np.ndarray, "images 2"], channels: int, room: float
 
 
 def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
-    """Decodes images to every device's memory, at the layout's sizes, or raises a UserError."""
+    """Decodes images into the memory of every device, scaled down to the layout's sizes.
+
+    Raises UserError if an image cannot be read, or memory runs out.
+    """
     everywhere = parallel.replicated(mesh)
     put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
     bar = tqdm.tqdm(

@@ -45,7 +45,11 @@ class DecodedImages:
         return len(self._sizes)
 
     def __getitem__(self, i: int) -> UInt8[np.ndarray, "height width channels"] | None:
-        """Returns the i-th image, read when accessed; a damaged file is removed, and gives None."""
+        """Returns the i-th image, whose pixels are read from the file when accessed.
+
+        If they are damaged, removes the file, so that the next start makes it again, and returns
+        None.
+        """
         start, end = self._offsets[i : i + 2]
         try:
             pixels = self._map[start:end]
@@ -102,7 +106,10 @@ class DecodedImages:
         return zlib.crc32(checksums).to_bytes(4, "little") == last
 
     def fill(self, decode: Callable[[int], UInt8[np.ndarray, "height width channels"]]) -> None:
-        """Writes the file unless it exists, by `decode(i)`, or raises a UserError."""
+        """Writes the file, unless it exists; `decode` returns the i-th image.
+
+        Raises UserError if there is no space, or the folder cannot be written.
+        """
         if self._is_complete():
             return
         folder = self._path.parent

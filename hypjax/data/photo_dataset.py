@@ -198,7 +198,10 @@ def _check_overlap(path: pathlib.Path, photos: Sequence[Photo]) -> None:
 
 
 def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
-    """Height, width and checksum of each image, from the cache if it has them, or a UserError."""
+    """Returns height, width and checksum of each image, from the cache if no file has changed.
+
+    Raises UserError if any image cannot be read; the message names the first ones.
+    """
     cached = cache_folder() / "photos" / f"{_hash_facts(map(_file_facts, photos))}.sizes"
     if (measured := _read_measured(cached, len(photos))) is not None:
         return measured

@@ -148,7 +148,7 @@ def list_folder(root: pathlib.Path) -> list[Photo]:
 
 
 def _list_tree(root: pathlib.Path) -> list[Photo]:
-    """All images below a folder; labels are as for `list_folder`, or '' outside class folders."""
+    """Lists all images below a folder, labelled as by `list_folder`, or '' outside classes."""
     names = {folder.name for folder in _subfolders(root)}
     has_splits = "train" in names and names <= set(SPLITS) and bool(_subfolders(root / "train"))
     photos = []

@@ -77,7 +77,7 @@ class _TestViews:
     rows: range
     view: View
     batch_size: int
-    tolerant: bool  # Broken images are black, too, and their reasons are reported.
+    tolerant: bool  # Images that cannot be read are black too, and the reasons are reported.
 
     def __call__(self, batch: int, piece: range) -> ReadableBatch:
         images, broken = _black(self.view, len(piece)), {}

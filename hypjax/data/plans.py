@@ -128,7 +128,10 @@ class ClassPlans(Plans):
 
 
 class EpochClassPlans(ClassPlans):
-    """Hyp-ViT's sampling: a permutation of all classes, cut into batches; the rest is skipped."""
+    """Hyp-ViT's sampling: a permutation of all classes, cut into batches.
+
+    Classes left over at the end of an epoch are skipped.
+    """
 
     @property
     def batches_per_epoch(self) -> int:

@@ -79,7 +79,8 @@ class EncodedImages(Sequence):
 
     def __getitem__(self, i: int) -> Mapping[str, bytes]:
         """Returns the i-th image's bytes under `image`; raises UserError if they are damaged."""
-        # TFDS would parse longer than it reads, and block threads: input by them was 10% slower.
+        # Parsing with TFDS takes longer than reading and blocks other threads: input by threads was
+        # a tenth slower.
         start = int(self._offsets[i])
         try:
             record = self._records[int(i)]
@@ -103,7 +104,7 @@ class Records(NamedTuple):
 class RecordBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """A TFDS builder whose records can be read by position and have an index.
 
-    A subclass's `_examples_by_split` returns those of each split in the order of the records, with
+    A subclass's `_examples_by_split` yields each split's examples in the order of the records, with
     an `image` (encoded bytes), its `checksum` (zlib.crc32), its `height` and `width`, a `label` (a
     class's name or number), `name`, `class_name` and `superlabel`.
     """

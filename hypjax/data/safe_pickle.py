@@ -214,7 +214,10 @@ UNEXPECTED = (AttributeError, TypeError, KeyError, ValueError, OverflowError)
 
 
 def as_array(value: Any) -> Shaped[np.ndarray, "..."]:
-    """A list, tuple or array of a pickle as an array, perhaps of dicts; others are a TypeError."""
+    """A list, a tuple or an array of a pickle as an array, whose elements may be dicts.
+
+    Raises TypeError for anything else.
+    """
     if isinstance(value, Array):
         return value.value
     if not isinstance(value, list | tuple):
@@ -223,7 +226,10 @@ def as_array(value: Any) -> Shaped[np.ndarray, "..."]:
 
 
 def as_indices(value: Any) -> Int[np.ndarray, " items"]:
-    """Whole numbers of a pickle, in whatever type; no list is a TypeError, others a ValueError."""
+    """A list of whole numbers of a pickle, in whatever type they are written.
+
+    Raises TypeError if it is no list, and ValueError if it holds anything else.
+    """
     given = as_array(value).astype(np.float64).reshape(-1)
     found = given.astype(np.int64)
     if np.any(found != given):

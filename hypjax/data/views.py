@@ -39,7 +39,10 @@ class TrainView(Protocol):
     flip: float  # Probability of mirroring.
 
     def sizes(self, originals: Sizes) -> Sizes:
-        """Sizes of images before they are cropped, at which the device cache stores them."""
+        """Returns the sizes to which images are resized before they are cropped.
+
+        The device cache stores images at these sizes.
+        """
 
     def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
         """Draws one box (top, left, height, width) for each image of these heights and widths."""
@@ -59,7 +62,11 @@ class RandomCrop:
         return stored_sizes(originals, self.stored_side)
 
     def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
-        """Draws the first of ten boxes that fits, or else the largest centred one in the ratio."""
+        """Draws one box for each image.
+
+        Takes the first of ten attempts that fits or, if none does, the largest centred box within
+        the bounds of the ratio.
+        """
         height, width = sizes[:, :1], sizes[:, 1:]
         shape = (len(sizes), _CROP_ATTEMPTS)
         area = height * width * rng.uniform(*self.area, shape)
@@ -87,7 +94,7 @@ class RandomCrop:
 
 @dataclasses.dataclass(frozen=True)
 class ResizeCrop:
-    """The whole image squashed to a square, and a random window of it (IRT), as in torchvision."""
+    """The whole image squashed to a square, and a random window of that (IRT)."""
 
     resize: int  # Side of the square to which the image is resized.
     side: int  # Of the window; at most `resize`.
@@ -104,7 +111,7 @@ class ResizeCrop:
 
 
 def stored_sizes(sizes: Sizes, stored_side: int | None) -> Sizes:
-    """Sizes after scaling down images whose shorter side is longer; with None, none is."""
+    """Sizes after scaling down images whose shorter side exceeds `stored_side`, if it is given."""
     if stored_side is None:
         return sizes
     shorter = sizes.min(axis=1, keepdims=True)
@@ -113,7 +120,7 @@ def stored_sizes(sizes: Sizes, stored_side: int | None) -> Sizes:
 
 
 def centre_crop(height: int, width: int, view: View) -> Frame:
-    """Shorter side resized to `view.resize`, then the central square, rounded as by torchvision."""
+    """Shorter side resized to `view.resize`, then the square in the centre, as by torchvision."""
     shorter = min(height, width)
     size = view.resize * height // shorter, view.resize * width // shorter
     top, left = (round((length - view.side) / 2) for length in size)

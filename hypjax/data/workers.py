@@ -272,7 +272,10 @@ def _deliver(
 def _close(
     deliveries: _Deliveries, patience: float, survivors: list[multiprocessing.Process] | None
 ) -> bool:
-    """Closes an iterator, perhaps killing all but the survivors; returns whether it closed."""
+    """Closes an iterator, and returns whether it closed in so many seconds.
+
+    If survivors are given, all other child processes are killed while waiting.
+    """
     deadline = time.monotonic() + patience
     while True:
         ended = deliveries.close(min(patience, _END_CHECK))

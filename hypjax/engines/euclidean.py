@@ -92,7 +92,10 @@ def nearest(
 
 
 def separation_factors(points: Float[np.ndarray, "n d"], space: Space) -> Float64[np.ndarray, " n"]:
-    """Factors of ‖x − y‖² in separations: 1 / (1 − c‖x‖²) in a ball, and 1 on the sphere."""
+    """One factor of ‖x − y‖² for each point's separations: 1 / (1 − c‖x‖²), or 1 on the sphere.
+
+    Raises UserError for any other space than a ball or the sphere.
+    """
     if isinstance(space, Sphere):
         return np.ones(len(points))
     if not isinstance(space, PoincareBall):
@@ -156,7 +159,7 @@ def found_neighbours(exact: _Found, found: _Found) -> Bool[np.ndarray, "n k"]:
     """Marks the exact neighbours, ascending, that a search found in any order, each listed once."""
     hits = (exact[1][:, :, None] == found[1][:, None]).any(axis=2)
     known = (found[1][:, :, None] == exact[1][:, None]).any(axis=2)
-    # Of items as far as the k-th, any count, if there are too many.
+    # If several items are as far as the k-th, any of them counts.
     last = exact[0][:, -1:]
     places = ~hits & (exact[0] >= last * (1 - _TIED))
     others = ~known & (found[0] <= last * (1 + _TIED))

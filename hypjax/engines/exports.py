@@ -37,7 +37,10 @@ Gallery = Embeddings | graph.GraphGallery | qdrant.QdrantGallery
 
 
 def open_gallery(location: str | os.PathLike[str]) -> Gallery:
-    """Opens a .npz or .usearch file, a .qdrant folder, or a URL's collection; else a UserError."""
+    """Opens a gallery: a .npz or .usearch file, a .qdrant folder, or a collection at a URL.
+
+    Raises UserError if it is missing, damaged or something else.
+    """
     location = os.fspath(location)
     path = pathlib.Path(location).expanduser()
     if location.startswith(SCHEMES) or path.suffix == qdrant.SUFFIX:
@@ -52,7 +55,10 @@ def is_gallery(location: str | os.PathLike[str]) -> bool:
 
 
 def find_export(name: str) -> Export:
-    """The export of a name or a Qdrant URL, or a UserError if it or its package is missing."""
+    """Returns the export of a name in `EXPORTS`, or the one to the URL of a Qdrant collection.
+
+    Raises UserError if there is none, or its package is not installed.
+    """
     export = EXPORTS.get(name)
     if name.startswith(SCHEMES):
         export = Export(
@@ -73,7 +79,10 @@ def find_export(name: str) -> Export:
 
 
 def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
-    """Writes id, label, vector and search_vector; a UserError where products do not rank points."""
+    """Writes a table with the columns id, label, vector and search_vector.
+
+    Raises UserError if inner products do not rank points of the space.
+    """
     import pyarrow
     import pyarrow.parquet
 

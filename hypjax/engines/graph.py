@@ -111,7 +111,10 @@ class _Centre:
     def within(
         self, queries: _Points, separations: Float64[np.ndarray, " n"]
     ) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]:
-        """Rows of queries and items within their separations, and perhaps some slightly farther."""
+        """Finds the points within a separation of each query, and perhaps some slightly farther.
+
+        Returns rows of the queries and indices of the items.
+        """
         squares = np.sum(np.square(queries, dtype=np.float64), axis=1, keepdims=True)
         vectors = np.concatenate([-2 * queries, squares, np.ones_like(squares)], axis=1)
         square, scale = self._largest

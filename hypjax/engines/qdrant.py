@@ -237,7 +237,10 @@ def open_collection(location: str) -> Collection:
 
 
 def export_qdrant(embeddings: Embeddings, location: str | os.PathLike[str]) -> str:
-    """Adds images to a new or old `QdrantGallery`; says where it is, and what searches find."""
+    """Adds images to a `QdrantGallery`, which is created if it is not there yet.
+
+    Returns a sentence: where the gallery is, and how many neighbours searches find.
+    """
     collection = open_collection(os.fspath(location))
     with collection.changing():
         gallery = QdrantGallery.create(collection, embeddings)

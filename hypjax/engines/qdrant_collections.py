@@ -159,7 +159,10 @@ class Server:
     def search(
         self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool
     ) -> list[list[tuple[dict[str, Any], float]]]:
-        """Payloads and scores of each search's k best, in order; if `exact`, without the graph."""
+        """Payloads and scores of the k best candidates of each search, best first.
+
+        With `exact`, candidates are searched for without the graph.
+        """
         from qdrant_client import models
 
         params = models.SearchParams(hnsw_ef=candidates, exact=exact)

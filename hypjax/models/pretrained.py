@@ -145,7 +145,7 @@ def _classifiers(encoder: Encoder) -> list[str]:
 
 
 def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
-    """Writes a model under timm's names as .safetensors; one Dense layer is the classifier."""
+    """Writes a model as .safetensors under timm's names; a dense head becomes the classifier."""
     from safetensors.numpy import save
 
     state = timm_state_dict(params["encoder"], model.encoder)

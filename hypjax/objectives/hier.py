@@ -155,7 +155,10 @@ def _draw(key: PRNGKeyArray, among: Bool[Array, "n n"], count: int) -> Int[Array
 def create_hier(
     create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
 ) -> "Hier":
-    """Builds a run's objective on `create_base`'s loss of the angles; no ball is a `UserError`."""
+    """Builds a run's objective; `create_base` builds the loss of the angles.
+
+    Raises `UserError` in any other space than the ball.
+    """
     fields = config.objective
     if not isinstance(space, PoincareBall):
         raise UserError(

@@ -20,7 +20,7 @@ class Memory(NamedTuple):
     place: Int[Array, ""]  # Row of the next point; after the last row comes the first.
 
     def rows(self, n: int) -> Int[Array, " n"]:
-        """The rows of the next n points, those of the oldest; a ValueError if there are fewer."""
+        """The rows of the next n points: those of the oldest. More points are a `ValueError`."""
         size = len(self.labels)
         if n > size:
             raise ValueError(f"a memory of {size} rows cannot hold {n} points")

@@ -385,7 +385,10 @@ PAIR_LOSSES = {
 
 
 def create(name: str, config: ConfigDict, space: Space) -> "PairObjective":
-    """Builds a run's objective; a field or a memory that it cannot use is a `UserError`."""
+    """Builds the objective that a run's configuration describes.
+
+    Raises `UserError` if the loss cannot use a memory, or only a memory could use a field.
+    """
     loss, fields = PAIR_LOSSES[name], config.objective
     settings = {own: fields[own] for own in loss.settings}
     if loss.by_tuple:

@@ -72,7 +72,8 @@ def round_up(number: int, multiple: int) -> int:
 
 
 def check_whole_number(name: str, value: object) -> int:
-    """An argument as a Python integer, or a `UserError`; 1.0 is none: caches take it for 1."""
+    """Returns an argument as a Python integer, or raises a `UserError` if it is no whole number."""
+    # 1.0 is none here: caches would take it for 1.
     try:
         return operator.index(value)
     except TypeError as error:
@@ -128,7 +129,10 @@ def labelled(
     gallery_labels: Shaped[ArrayLike, " m"] | None,
     own_ids: Int[np.ndarray, " n"] | None = None,
 ) -> tuple[Labelled, Labelled]:
-    """Checks points and labels, and numbers classes; without a gallery, both are one object."""
+    """Checks points and labels, and renumbers the classes from 0.
+
+    Without a gallery, the same object is returned twice: the queries with the ids of their points.
+    """
     if gallery is None:
         points, _ = check_points(queries, queries)
         numbers = np.unique(_checked_labels("queries", points, query_labels), return_inverse=True)

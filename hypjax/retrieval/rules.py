@@ -19,11 +19,11 @@ FIRST, ALL = "first", "all"  # Depths: the nearest positive, and all positives.
 class Metric(NamedTuple):
     """A rule, and the ranks that it needs."""
 
-    # That of the first positive, all, or those below a number, a function of the queries' numbers
-    # of positives.
+    # The first positive's rank, all ranks, or those below a number, which is a function of the
+    # queries' numbers of positives.
     depth: Literal["first", "all"] | Callable[[Counts], int]
     score: Callable[[Ranks, Counts], Scores]
-    k: int | None = None  # If the score depends on whether the first rank is below a number, this.
+    k: int | None = None  # If the score depends only on whether the first rank is below a number.
 
 
 def precision_at_r(ranks: Ranks, positives: Counts) -> Scores:
@@ -59,7 +59,7 @@ def precision_at(k: int) -> Metric:
 def mean_precision_at(k: int) -> Metric:
     """Precision among the K nearest items, or up to the last positive if all are among these."""
 
-    # As in the code of Revisited Oxford and Paris (Radenović et al., CVPR 2018).
+    # The code of Revisited Oxford and Paris (Radenović et al., CVPR 2018) takes its mean as mP@K.
     def score(ranks: Ranks, positives: Counts) -> Scores:
         last = np.take_along_axis(ranks, np.maximum(positives - 1, 0)[:, None], axis=1)
         listed = np.minimum(last + 1, k)

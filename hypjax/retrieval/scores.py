@@ -105,7 +105,10 @@ class Score:
     def factors(
         self, x: Float[ArrayLike, "n d"], valid: Bool[ArrayLike, " n"] | None = None
     ) -> Factors:
-        """Factors of points' scores, from float64; rows that are not valid are padding."""
+        """Factors of the scores of points, computed in float64 and rounded to the precision.
+
+        Rows that are not valid are padding, which scores `PADDING` with any point.
+        """
         on_devices = isinstance(x, jax.Array)
         platform = (next(iter(x.devices())) if on_devices else jax.local_devices()[0]).platform
         roundoffs = tuple(p.roundoff(platform) for p in (self.precision, Precision.DOUBLE))

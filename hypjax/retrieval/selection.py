@@ -61,7 +61,10 @@ class HostGallery:
         self._on_devices: Array | None = None
 
     def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
-        """Yields chunks of so many rows, in order on each device; a bad point is a UserError."""
+        """Yields chunks of so many rows, which hold every point once, in order on each device.
+
+        Raises UserError if a point does not belong to the space.
+        """
         ahead = self._chunk(score, 0, rows)
         for start in range(0, self.size, rows * self.mesh.size)[1:]:
             # The next chunk is checked and sent to the devices before this one is searched.
@@ -170,7 +173,10 @@ class Selector:
     def __init__(
         self, mesh: Mesh, k: int, shape: tuple[int, int], score: Score, pool: Executor
     ) -> None:
-        """Allocates scores [queries, device's rows]; the pool has `num_threads(mesh)` threads."""
+        """Allocates a buffer of scores; `shape` is a block's queries and the rows on a device.
+
+        The pool has `num_threads(mesh)` threads.
+        """
         self._score, self._pool, self._k = score, pool, k
         self._on_host, threads = _is_host(mesh), num_threads(mesh)
         # Equal shares of the threads, in parts that keep the candidates in a CPU's cache.

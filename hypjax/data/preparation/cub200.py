@@ -18,7 +18,7 @@ _CLASSES = 200  # The first half is for training.
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images by class (the folder, which image_class_labels.txt must confirm) and path."""
+    """Lists images by class, which image_class_labels.txt must confirm, and by path."""
     labels = None
     if {"images.txt", "image_class_labels.txt"} <= tree.files:
         rows = read_rows(tree, "image_class_labels.txt")

@@ -122,7 +122,10 @@ def _load_font(face: str) -> ImageFont.FreeTypeFont:
 
 
 def draw(glyph: Glyph) -> Image.Image:
-    """Draws a glyph light on dark, centred on the baseline: 'L', of side SIZE * SUPERSAMPLE."""
+    """Draws a glyph on the baseline, centred horizontally, light on dark.
+
+    Returns a greyscale ('L') image of side SIZE * SUPERSAMPLE.
+    """
     font, character = _load_font(glyph.face), chr(glyph.codepoint)
     left, top, right, bottom = font.getbbox(character, anchor="ls")
     shrink = _shrink_to_fit(right - left, -top, bottom)
@@ -153,7 +156,8 @@ def draw_small(glyph: Glyph) -> np.ndarray:
 
 @functools.cache
 def glyph_classes() -> tuple[GlyphClass, ...]:
-    """All classes with MIN_FACES faces or more, by lowest code point; cached: it takes seconds."""
+    """Returns all classes with at least MIN_FACES faces, ordered by lowest code point."""
+    # Drawing and comparing all candidates takes some seconds, hence the cache.
     letters = {face: letters_of(face) for face in usable_faces()}
     frequency = collections.Counter(c for mapped in letters.values() for c in mapped)
     candidates = np.array(sorted(c for c, n in frequency.items() if n >= MIN_FACES))
@@ -167,7 +171,11 @@ def glyph_classes() -> tuple[GlyphClass, ...]:
 def _compare_candidates(
     candidates: np.ndarray, letters: dict[str, list[int]]
 ) -> tuple[dict[str, set[int]], np.ndarray]:
-    """The candidates that each face draws, and an (N, N) matrix of pairs that are one letter."""
+    """Compares all pairs of candidates in every face.
+
+    Returns the candidates that each face actually draws, and an (N, N) bool matrix of the pairs
+    that are the same letter.
+    """
     n = len(candidates)
     shared, same = np.zeros((n, n), np.int32), np.zeros((n, n), np.int32)
     drawn_by = {}

@@ -36,7 +36,10 @@ NOISE = 8.0  # Standard deviation, on the scale of 0 to 255.
 
 
 def render(glyph: fonts.Glyph) -> np.ndarray:
-    """A glyph, randomly changed by character and face: (SIZE, SIZE) uint8, light on dark."""
+    """Renders a glyph with random changes: (SIZE, SIZE) uint8, light ink on a dark background.
+
+    The changes depend only on the character and the name of the face.
+    """
     rng = np.random.default_rng([SEED, glyph.codepoint, zlib.crc32(glyph.face.encode())])
     drawn = fonts.draw(glyph)
     changed = drawn.transform(
@@ -85,7 +88,10 @@ def with_progress(
 def split_classes(
     classes: Iterable[fonts.GlyphClass],
 ) -> tuple[list[fonts.GlyphClass], list[fonts.GlyphClass]]:
-    """Splits classes at random by a fixed seed; both parts keep the order, and labels follow on."""
+    """Splits the classes at random, with a fixed seed, into training and test classes.
+
+    Both keep the given order. A class's label is its index in the two lists joined.
+    """
     classes = list(classes)
     order = np.random.default_rng(SEED).permutation(len(classes))
     chosen = set(order[: round(TEST_SHARE * len(classes))].tolist())

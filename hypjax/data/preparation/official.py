@@ -231,7 +231,10 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
                 yield outcome
 
     def _report_broken(self, total: int) -> None:
-        """Names broken images, and lists them in a file if they are left out, else a UserError."""
+        """Names images that could not be read, and lists them in a file if they are left out.
+
+        Raises UserError if there are any and they may not be left out, or if no others remain.
+        """
         for name, reason in self._broken:
             console.say(f"cannot read {name} ({reason})")
         summary = f"{len(self._broken)} of {total} images cannot be read (listed above)"

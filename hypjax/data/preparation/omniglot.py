@@ -9,7 +9,10 @@ from hypjax.system import console
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images by path; of the small sets, the second one without alphabets of the first."""
+    """Lists images by path.
+
+    Of the two small sets, the second is listed without the alphabets that the first also has.
+    """
     folders = {"train": "images_background", "test": "images_evaluation"}
     small = not any(name.split("/")[0] in folders.values() for name in tree.files)
     if small:

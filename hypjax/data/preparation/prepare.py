@@ -163,7 +163,7 @@ def _prepare(
     allow_partial: bool = False,
     skip_corrupt: bool = False,
 ) -> RecordBuilder:
-    """Writes a dataset, one process at a time; messages name the `flag` that sets the folder."""
+    """Writes a dataset under a lock; messages name `flag` as what sets the folder."""
     name, folder = builder.name, pathlib.Path(builder.data_dir)
     with contextlib.ExitStack() as stack:
         with _explaining_write_errors(folder, flag):

@@ -164,7 +164,10 @@ def _fragment(rng: np.random.Generator) -> Image.Image:
 
 
 def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tuple[Grey, Box]:
-    """Turns a letter, in perspective, and places it; returns its ink and the box of its canvas."""
+    """Puts a letter somewhere into the picture, turned and in perspective.
+
+    Returns its ink, and the part of the picture that its canvas covers.
+    """
     side = drawn.width
     corners = np.array([(0, 0), (side, 0), (side, side), (0, side)], float)
     placed = corners + rng.uniform(-1, 1, (4, 2)) * limits.perspective * side

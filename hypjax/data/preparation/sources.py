@@ -83,7 +83,7 @@ class Source:
 
     folders: tuple[str, ...]  # Possible names of the dataset's folder.
     entries: tuple[str, ...]  # Patterns of its files, and of its folders with all their contents.
-    archives: tuple[Archive, ...]  # Which contain these entries.
+    archives: tuple[Archive, ...]  # They contain these entries.
     required: str  # What a user has to obtain, in words.
     origin: str  # Where to obtain it, in words.
     required_lists: tuple[str, ...] = ()  # In no archive; checked before anything is unpacked.
@@ -100,7 +100,10 @@ class Source:
     def open(
         self, name: str, manual_dir: pathlib.Path | None, downloads: pathlib.Path
     ) -> Iterator[FileTree]:
-        """Finds or downloads the files for the body, see `OfficialDataset.open`, or a UserError."""
+        """Finds or downloads the files, see `OfficialDataset.open`; they are readable in the body.
+
+        Raises UserError if there are no files, or an archive is damaged.
+        """
         downloads = downloads.expanduser().absolute()
         with contextlib.ExitStack() as stack:
 
@@ -194,7 +197,10 @@ def _visible(name: str) -> bool:
 
 
 def walk(folder: pathlib.Path) -> dict[str, Reader]:
-    """Readers of all visible files below a folder, by path, through links; or an OSError."""
+    """Returns readers of all visible files below a folder, by path; links are followed.
+
+    Raises OSError if a folder cannot be listed.
+    """
 
     def fail(error: OSError) -> None:
         raise error
