@@ -43,11 +43,6 @@ def centres(
 
     {y: separation(x, y) ≤ s} is the Euclidean ball around x / (1 + c·s·(1 − c‖x‖²)). On the sphere,
     the centres are the points.
-
-    Args:
-        points: Points of a ball or of the sphere, [n, d].
-        separations: Separations, [n].
-        space: Their space.
     """
     c = float(space.c) if isinstance(space, PoincareBall) else 0.0
     shrunk = points / (1 + c * separations / separation_factors(points, space))[:, None]
@@ -68,9 +63,9 @@ def nearest(
     Args:
         search: Searches the index.
         gallery: The points in the index, a ball's or the sphere's.
-        queries: Points.
+        queries: Points of the same space.
         k: Number of neighbours.
-        space: Their space.
+        space: The space.
         candidates: Number of items of each search, among which the nearest are chosen by the
             distance of the space; at least k, and better five times that.
 

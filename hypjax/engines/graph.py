@@ -152,6 +152,8 @@ class GraphGallery:
             take longer. Searches for more neighbours take proportionally more candidates.
         recall: Share of the 10 nearest neighbours that searches found, of a sample, when it was
             built.
+        ids: Paths of the images, [n] strings.
+        labels: Names of their classes, [n] strings; empty if unknown.
     """
 
     def __init__(
@@ -166,23 +168,14 @@ class GraphGallery:
         recall: float = 1.0,
         writable: bool = True,
     ) -> None:
-        self._index, self._table = index, table
+        self._index = index
+        self._replace(table)
         self._rounded, self._writable = rounded, writable
         self.space, self.fingerprint = space, fingerprint
         self.candidates, self.recall = candidates, recall
 
     def __len__(self) -> int:
         return len(self._table.keys)
-
-    @property
-    def ids(self) -> np.ndarray:
-        """Paths of the images, [n] strings."""
-        return self._table.ids
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Names of their classes, [n] strings; empty if unknown."""
-        return self._table.labels
 
     @classmethod
     def build(cls, embeddings: Embeddings) -> Self:
@@ -192,11 +185,9 @@ class GraphGallery:
         query, are chosen so that 98% of the 10 nearest of a sample are found at the least cost. If
         no setting finds as many, a warning says how many are found.
 
-        Args:
-            embeddings: Points of a ball or of the sphere.
-
         Raises:
-            UserError: usearch or numba is not installed, or the space is another one.
+            UserError: usearch or numba is not installed, or the space is neither a ball nor the
+                sphere.
         """
         points, space = embeddings.vectors, embeddings.space
         _create(space, points.shape[1], rounded=False)  # Checks the space, before the search.
@@ -386,7 +377,7 @@ class GraphGallery:
         return _Centre(self._table.points, np.flatnonzero(self._table.scanned), self.space)
 
     def _replace(self, table: _Table) -> None:
-        self._table = table
+        self._table, self.ids, self.labels = table, table.ids, table.labels
         self.__dict__.pop("_centre", None)
 
     def _insert(self, keys: Int[np.ndarray, " n"], points: _Points) -> None:

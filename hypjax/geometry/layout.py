@@ -33,13 +33,7 @@ def lay_out(
 ) -> Complex[np.ndarray, " n"]:
     """Places points of a space in the Poincaré disk, so that distances resemble those in the space.
 
-    Args:
-        points: The points.
-        space: Their space.
-        seed: Of the order in which points are compared.
-
-    Returns:
-        Their places, inside the unit circle.
+    Places are inside the unit circle. The seed is that of the order in which points are compared.
     """
     count, rng = len(points), np.random.default_rng(seed)
     block = min(_BLOCK, count)
@@ -62,18 +56,10 @@ def lay_out_by_umap(
 
     Its neighbours are the nearest points of the space; its distances are those of the hyperboloid,
     which is then projected to the Poincaré disk. It starts from the places of `lay_out`, which
-    tell it how groups of neighbours lie to each other.
-
-    Args:
-        points: The points, more than 15.
-        space: Their space.
-        seed: Of UMAP, which then runs in one thread.
-
-    Returns:
-        Their places, inside the unit circle.
+    tell it how groups of neighbours lie to each other. With its seed, UMAP runs in one thread.
 
     Raises:
-        UserError: UMAP is not installed, or there are too few points.
+        UserError: UMAP is not installed, or there are no more than 15 points.
     """
     require_package("umap", "a layout by UMAP", "hypjax[viz]")
     import umap
@@ -119,13 +105,9 @@ def rank_correlation(
     *,
     seed: int = 0,
 ) -> float:
-    """Spearman's rank correlation of the distances in a space and in the Poincaré disk.
+    """Spearman's rank correlation of the distances of points and of their places in the disk.
 
-    Args:
-        points: The points.
-        places: Their places in the disk.
-        space: Their space.
-        seed: Of the choice of points: of more than 1,500, so many random ones are compared.
+    Of more than 1,500 points, so many are compared, which the seed chooses.
     """
     from scipy.stats import spearmanr
 
@@ -143,14 +125,8 @@ def faithfulness(
 ) -> tuple[float, float] | None:
     """How faithful a layout is, beside the simplest one.
 
-    Args:
-        points: The points.
-        places: Their places in the disk.
-        space: Their space.
-
-    Returns:
-        The `rank_correlation` of the layout, and that of the features' two principal components;
-        None for fewer than three points.
+    Returns its `rank_correlation`, and that of the features' two principal components; None for
+    fewer than three points.
     """
     if len(points) < 3:
         return None

@@ -29,7 +29,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from hypjax.geometry import arithmetic
-from hypjax.geometry.arithmetic import Scalar
+from hypjax.geometry.arithmetic import Numbers, Points, Scalar
 
 # Largest √c‖x‖ that `project` returns: the paper's bound, and about the largest norm at which
 # float32 still resolves 1 − c‖x‖² to one per cent.
@@ -67,9 +67,7 @@ def project(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     return jnp.where(outside, x * (MAX_NORM / jnp.sqrt(jnp.where(outside, u, 1))), x)
 
 
-def mobius_add(
-    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
-) -> Float[Array, "*b d"]:
+def mobius_add(x: Points, y: Points, c: Scalar) -> Float[Array, "*b d"]:
     """Möbius addition x ⊕ y of points of the ball, [..., d] (Hyp-ViT, Eq. 1)."""
     x, y = arithmetic.floating(x, y)
     xx, yy = arithmetic.square_norm(x), arithmetic.square_norm(y)
@@ -94,9 +92,7 @@ def logmap0(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     return x * arithmetic.artanh_ratio(c * arithmetic.square_norm(x))
 
 
-def expmap(
-    x: Float[ArrayLike, "*#b d"], v: Float[ArrayLike, "*#b d"], c: Scalar
-) -> Float[Array, "*b d"]:
+def expmap(x: Points, v: Points, c: Scalar) -> Float[Array, "*b d"]:
     """Exponential map at the points x, [..., d], of tangent vectors v, [..., d] (Hyp-ViT, Eq. 3).
 
     Like `expmap0`, it may round a result to the boundary; `project` moves it inside.
@@ -134,9 +130,7 @@ def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
     return x + move / (root * jnp.where(inward, denominator, 1))
 
 
-def logmap(
-    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
-) -> Float[Array, "*b d"]:
+def logmap(x: Points, y: Points, c: Scalar) -> Float[Array, "*b d"]:
     """Logarithmic map at x of the point y, both [..., d]: the inverse of `expmap` by v."""
     x, y = arithmetic.floating(x, y)
     difference, q = _mobius_difference(x, y, c)
@@ -158,9 +152,7 @@ def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array]:
     return (inside * delta - c * s * x) / (p + c * s), s / p
 
 
-def dist(
-    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
-) -> Float[Array, "*b"]:
+def dist(x: Points, y: Points, c: Scalar) -> Numbers:
     """Geodesic distances, elementwise over the leading axes (Hyp-ViT, Eq. 2).
 
     Computed as (2/√c)·asinh(√(c·s/P)), which equals the paper's (2/√c)·artanh(√c‖−x ⊕ y‖) but
@@ -170,9 +162,7 @@ def dist(
     return dist_at(separation(x, y, c), c)
 
 
-def separation(
-    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
-) -> Float[Array, "*b"]:
+def separation(x: Points, y: Points, c: Scalar) -> Numbers:
     """s/P = sinh²(√c·d/2)/c, elementwise over the leading axes: increases with the distance d."""
     x, y = arithmetic.floating(x, y)
     s = arithmetic.square_norm(x - y, keepdims=False)
@@ -180,7 +170,7 @@ def separation(
     return s / (x_gap * y_gap)
 
 
-def dist_at(separation: Float[ArrayLike, "*b"], c: Scalar) -> Float[Array, "*b"]:
+def dist_at(separation: Float[ArrayLike, "*b"], c: Scalar) -> Numbers:
     """Geodesic distances (2/√c)·asinh(√(c·q)), [...], of points with separations q, [...]."""
     (q,) = arithmetic.floating(separation)
     return arithmetic.distance_from_ratio(q, c)

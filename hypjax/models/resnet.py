@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from hypjax.models.layers import full_products_in, pool_tokens
 
 _CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+_Conv = functools.partial(nn.Conv, use_bias=False, kernel_init=_CONV_INIT)
 
 
 class ResNet(nn.Module):
@@ -115,13 +116,4 @@ class FrozenBatchNorm(nn.Module):
 
 def _conv(features: int, size: int, dtype: DTypeLike, name: str, stride: int = 1) -> nn.Conv:
     padding = ((size // 2, size // 2),) * 2
-    return nn.Conv(
-        features,
-        (size, size),
-        strides=stride,
-        padding=padding,
-        use_bias=False,
-        dtype=dtype,
-        kernel_init=_CONV_INIT,
-        name=name,
-    )
+    return _Conv(features, (size, size), stride, padding, dtype=dtype, name=name)

@@ -68,16 +68,8 @@ def unused_fields(fields: ConfigDict) -> set[str]:
 
 
 def create_objective(config: ConfigDict) -> Objective:
-    """Builds the objective that a run's configuration describes.
-
-    Args:
-        config: The run's whole configuration, already validated.
-
-    Returns:
-        The objective, in the space that the configuration names.
-    """
-    space = create_space(config.objective)
-    return OBJECTIVES[config.objective.name].create(config, space)
+    """Builds the objective that a run's whole configuration, already validated, describes."""
+    return OBJECTIVES[config.objective.name].create(config, create_space(config.objective))
 
 
 # By what a loss divides distances in its softmax; HypMix's space holds its temperatures.

@@ -251,11 +251,7 @@ def _largest_class(labels: Int[ArrayLike, " n"], samples_per_class: int | None) 
 
 
 def tuple_contrastive(
-    embeddings: Float[ArrayLike, "n dim"],
-    *,
-    size: int,
-    space: Space = SPHERE,
-    margin: float = 0.85,
+    embeddings: Float[ArrayLike, "n dim"], *, size: int, space: Space = SPHERE, margin: float = 0.85
 ) -> Float[Array, ""]:
     """Contrastive loss of tuples (Radenović et al., TPAMI 2019, Eq. 7), as IRT trains on SfM-120k.
 

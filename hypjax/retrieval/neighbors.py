@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.retrieval import inputs
+from hypjax.retrieval import inputs, selection
 from hypjax.retrieval.scores import (
     FETCH_BYTES,
     Precision,
@@ -24,14 +24,6 @@ from hypjax.retrieval.scores import (
     certify,
     separations,
     unique_rows,
-)
-from hypjax.retrieval.selection import (
-    Best,
-    DeviceGallery,
-    HostGallery,
-    Selector,
-    num_threads,
-    sample,
 )
 
 _BLOCK_SIZE = 512  # Queries of a block.
@@ -119,7 +111,7 @@ def search(
     if not len(queries):
         return np.empty((0, k), np.float32), np.empty((0, k), np.int32)
     task = _Search(queries, own_ids, gallery, k, space, block_size)
-    score = Score.around(space, sample(gallery))
+    score = Score.around(space, selection.sample(gallery))
     certify("neighbours", queries, score, task.by_products, task.by_subtraction)
     return task.distances, task.ids
 
@@ -155,7 +147,8 @@ class _Search:
     ) -> None:
         self._queries, self._own_ids, self._points = queries, own_ids, gallery
         self._space, self._block_size, self._dim = space, block_size, queries.shape[1]
-        self._gallery = (DeviceGallery if isinstance(gallery, jax.Array) else HostGallery)(gallery)
+        kind = selection.DeviceGallery if isinstance(gallery, jax.Array) else selection.HostGallery
+        self._gallery = kind(gallery)
         # A query that is not among its k + 1 nearest items is not among its k nearest ones either.
         self._listed = k + (own_ids is not None)
         shape = (len(queries), k)
@@ -174,8 +167,8 @@ class _Search:
         shape = size, inputs.round_up(max(min(self._gallery.rows, *limits), 1), inputs.MULTIPLE)
         part_bytes = itemsize * max(self._dim, 2 * candidates) * size
         blocks_of_part = max(inputs.PART_BYTES // part_bytes, 1)
-        with ThreadPoolExecutor(num_threads(self._gallery.mesh)) as pool:
-            selector = Selector(self._gallery.mesh, candidates, shape, score, pool)
+        with ThreadPoolExecutor(selection.num_threads(self._gallery.mesh)) as pool:
+            selector = selection.Selector(self._gallery.mesh, candidates, shape, score, pool)
             for part in inputs.split(rows, size * blocks_of_part):
                 # The gallery passes once for all blocks of a part: it may be read from a disk.
                 blocks = [self._block(each, score, size) for each in inputs.split(part, size)]
@@ -200,7 +193,7 @@ class _Search:
         points = jax.device_put(inputs.pad_rows(points, size), everywhere)
         return _Block(rows, points, score.factors(points).query)
 
-    def _sort(self, block: _Block, best: Best) -> None:
+    def _sort(self, block: _Block, best: selection.Best) -> None:
         """Sorts the candidates of a block by their distances, and stores the nearest.
 
         They are certain if the k-th is surely nearer than any item that is no candidate: no such

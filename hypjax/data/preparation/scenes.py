@@ -18,16 +18,10 @@ import tensorflow_datasets as tfds
 from jaxtyping import Bool, Float, Float32, UInt8
 from PIL import Image, ImageDraw, ImageFilter
 
+from hypjax.data import records
 from hypjax.data.preparation import fonts
 from hypjax.data.preparation.glyphs import drawn, with_progress
-from hypjax.data.records import (
-    JUDGEMENTS,
-    JUDGEMENTS_SCHEMA,
-    PAIRS,
-    PAIRS_SCHEMA,
-    Example,
-    RecordBuilder,
-)
+from hypjax.data.records import Example, RecordBuilder
 
 SIDE = 64  # Of a picture, in pixels.
 SEED = 20240301
@@ -332,7 +326,7 @@ def pairs(objects: Iterable[SceneObject]) -> pyarrow.Table:
         for anchor, positive in itertools.permutations(thing.views(**TRAIN_VIEWS), 2)
         if anchor.difficulty == "easy"
     ]
-    return pyarrow.Table.from_pylist(rows, PAIRS_SCHEMA)
+    return pyarrow.Table.from_pylist(rows, records.PAIRS_SCHEMA)
 
 
 def judgements(objects: Iterable[SceneObject]) -> pyarrow.Table:
@@ -343,7 +337,7 @@ def judgements(objects: Iterable[SceneObject]) -> pyarrow.Table:
         rows.append({"query": query.name, "box": query.render().box})
         for level, number in GALLERY_VIEWS.items():
             rows[-1][level] = [view.name for view in thing.views(**{level: number})]
-    return pyarrow.Table.from_pylist(rows, JUDGEMENTS_SCHEMA)
+    return pyarrow.Table.from_pylist(rows, records.JUDGEMENTS_SCHEMA)
 
 
 class Scenes(RecordBuilder):
@@ -353,7 +347,7 @@ class Scenes(RecordBuilder):
     RELEASE_NOTES = {"1.0.0": "First version."}
     DESCRIPTION = "Letters as particular objects, in cluttered pictures under changes of view."
     IMAGE_SHAPE = (SIDE, SIDE, 1)
-    TABLES = (PAIRS, JUDGEMENTS)
+    TABLES = (records.PAIRS, records.JUDGEMENTS)
 
     def _examples_by_split(self) -> dict[str, Iterator[Example]]:
         # Drawing all letters is too slow for opening a prepared dataset.
@@ -367,6 +361,6 @@ class Scenes(RecordBuilder):
     def tables(self) -> Mapping[str, pyarrow.Table]:
         """Returns the pairs of training images and the judgements of queries."""
         return {
-            PAIRS: pairs(self._objects["train"]),
-            JUDGEMENTS: judgements(self._objects["query"]),
+            records.PAIRS: pairs(self._objects["train"]),
+            records.JUDGEMENTS: judgements(self._objects["query"]),
         }
