@@ -96,18 +96,13 @@ ATTACKS = {
     "a long number that is cut off": b"\x8b" + size(2**31 - 1) + b".",
     "bytes that are cut off": b"\x96" + struct.pack("<Q", 6 * 10**9) + b".",
     "a tuple of two equal tuples, and so on": b")q\0" + b"h\0h\0\x86q\0" * 60 + b".",
-    "a list that is referred to and then grows": b"]q\0]("
-    + b"h\0" * 10**4
-    + b"eh\0("
-    + LONG * 99
-    + b"e\x86.",
-    "a string that is copied again and again": b"X"
-    + size(10**5)
-    + b"x" * 10**5
-    + b"q\0"
-    + b"c_codecs\nencode\nq\1"
-    + b"h\1h\0U\6latin1\x86R" * 10**4
-    + b".",
+    "a list that is referred to and then grows": b"".join(
+        [b"]q\0](", b"h\0" * 10**4, b"eh\0(", LONG * 99, b"e\x86."]
+    ),
+    "a string that is copied again and again": b"".join(
+        [b"X", size(10**5), b"x" * 10**5, b"q\0", b"c_codecs\nencode\nq\1"]
+        + [b"h\1h\0U\6latin1\x86R" * 10**4, b"."]
+    ),
 }
 
 

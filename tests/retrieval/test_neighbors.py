@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval import nearest_neighbors, neighbors
+from hypjax.retrieval import mining, nearest_neighbors, neighbors
 from hypjax.retrieval.mining import hardest_negatives
 from tests.helpers.exact_order import true_order
 from tests.helpers.galleries import points
@@ -143,14 +144,10 @@ def test_invalid_arguments_are_an_error(change, message):
         nearest_neighbors(arguments.pop("queries"), arguments.pop("gallery"), **arguments)
 
 
-def test_no_queries_have_no_neighbours():
-    x = points(Sphere(), 0, 40, 4)
+def test_no_queries_have_no_neighbours_and_an_invalid_row_in_a_later_chunk_is_named(monkeypatch):
+    x = points(Sphere(), 0, 1000, 4)
     distances, ids = neighbors.search(x[:0], None, x, k=3, space=Sphere())
     assert distances.shape == ids.shape == (0, 3)
-
-
-def test_error_names_an_invalid_row_in_a_later_chunk(monkeypatch):
-    x = points(Sphere(), 0, 1000, 4)
     bad = np.concatenate([x, x])
     bad[1500, 2] = np.inf
     monkeypatch.setattr(neighbors, "_SCORE_BYTES", 100_000)
@@ -177,19 +174,10 @@ def test_negatives_are_the_hardest_under_the_rule(seed, space, count):
         np.asarray(space.embed(rng.normal(size=(n, 6)).astype(np.float32))) for n in (9, 40)
     )
     own, labels = rng.integers(0, 8, 9), np.concatenate([np.arange(8), rng.integers(0, 8, 32)])
-    found = hardest_negatives(anchors, own, pool, labels, count=count, space=space)
+    with unittest.mock.patch.object(mining, "_BLOCK", 4):  # The last block is padded.
+        found = hardest_negatives(anchors, own, pool, labels, count=count, space=space)
     for row, anchor, label in zip(found, anchors, own, strict=True):
         assert row.tolist() == by_ranking(space, anchor, label, pool, labels, count)
-
-
-def test_many_anchors_are_mined_in_blocks():
-    space, rng = Sphere(), np.random.default_rng(0)
-    anchors = np.asarray(space.embed(rng.normal(size=(600, 4)).astype(np.float32)))
-    own, labels = rng.integers(0, 9, 600), np.arange(50) % 9
-    found = hardest_negatives(anchors, own, anchors[:50], labels, count=3, space=space)
-    for i in (0, 255, 256, 599):
-        expected = by_ranking(space, anchors[i], own[i], anchors[:50], labels, 3)
-        assert found[i].tolist() == expected
 
 
 def test_too_few_classes_are_refused():
