@@ -15,6 +15,7 @@ from hypjax.types import Judgements
 _FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
 _LEAST = 4  # Images of a class that are split: two to train on, and two that can find each other.
 _HELD_OUT = 0.25  # Share of a class's images to test on.
+_Halves = tuple[Dataset, Dataset | None]  # The remaining and the held-out images, if any.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +75,7 @@ class Splits(NamedTuple):
         return {self.name: self.task, **self.benchmarks}
 
 
-def hold_out(
-    dataset: Dataset, amount: float, seed: int, name: str
-) -> tuple[Dataset, Dataset | None]:
+def hold_out(dataset: Dataset, amount: float, seed: int, name: str) -> _Halves:
     """Holds out random classes of a dataset; returns the remaining and the held-out images, if any.
 
     The amount is a number of classes or, below 1, their share, but at least two classes. The seed
@@ -126,9 +125,7 @@ def hold_out_images(dataset: Dataset, seed: int) -> tuple[Dataset, Dataset]:
     return dataset.take(rest).renumbered(), dataset.take(held_out)
 
 
-def hold_out_validation(
-    dataset: Dataset, held_out: HeldOutClasses
-) -> tuple[Dataset, Dataset | None]:
+def hold_out_validation(dataset: Dataset, held_out: HeldOutClasses) -> _Halves:
     """Holds out validation classes as `hold_out` does; a share of few classes holds out none."""
     amount, classes = held_out.validation, dataset.num_classes
     if 0 < amount < 1 and classes < _FEW_CLASSES:

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import itertools
 import pathlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +41,15 @@ def open_splits(config: ConfigDict) -> Splits:
     else:
         splits = _open_prepared(data.name, run.data_dir, decoding, held_out)
     splits = _with_benchmarks(splits, config, decoding)
-    return splits._replace(notes=(*splits.notes, *_pixel_notes(decoding.fast, data.stored_side)))
+    notes = [*splits.notes]
+    if decoding.fast:
+        notes.append("decoded by the fast option: pixels differ a little from the protocol's")
+    if data.stored_side is not None:
+        notes.append(
+            f"training images' shorter sides are scaled down to {data.stored_side} pixels before "
+            "they are cropped: crops are blurrier than the protocol's"
+        )
+    return splits._replace(notes=tuple(notes))
 
 
 def _with_benchmarks(splits: Splits, config: ConfigDict, decoding: Decoding) -> Splits:
@@ -70,17 +77,6 @@ def _with_benchmarks(splits: Splits, config: ConfigDict, decoding: Decoding) -> 
             gallery = joined(splits.gallery, further)
             splits = splits._replace(gallery=gallery, name=f"{splits.name}+1m")
     return splits._replace(benchmarks=tasks, further_fingerprints=prints, notes=tuple(notes))
-
-
-def _pixel_notes(fast: bool, stored_side: int | None) -> Iterator[str]:
-    """Yields how pixels differ from the protocol's."""
-    if fast:
-        yield "decoded by the fast option: pixels differ a little from the protocol's"
-    if stored_side is not None:
-        yield (
-            f"training images' shorter sides are scaled down to {stored_side} pixels before "
-            "they are cropped: crops are blurrier than the protocol's"
-        )
 
 
 def _open_prepared(

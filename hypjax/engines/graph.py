@@ -205,12 +205,10 @@ class GraphGallery:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, writable: bool = False) -> Self:
-        """Opens a gallery.
+        """Opens a gallery by the path of its graph.
 
-        Args:
-            path: The graph's file.
-            writable: Whether to read the graph into memory, so that it can change. Otherwise its
-                file is memory-mapped.
+        If it is `writable`, the graph is read into memory, so that it can change. Otherwise its
+        file is memory-mapped.
 
         Raises:
             UserError: A file is missing or damaged, or usearch or numba is not installed.

@@ -25,6 +25,7 @@ from hypjax.engines.qdrant_collections import (
     Ask,
     Collection,
     Folder,
+    Hits,
     Item,
     Server,
     strange_answer,
@@ -215,7 +216,7 @@ class QdrantGallery:
         points: Float32[np.ndarray, "n d"],
         k: int,
         exact: bool,
-    ) -> list[list[tuple[dict[str, Any], float]]]:
+    ) -> list[Hits]:
         factors = separation_factors(points, self.space)
         asks = (
             Ask(centre.tolist(), point.tolist(), _score(float(factor), self.space))
@@ -284,7 +285,7 @@ def _separations(distances: np.ndarray, ball: PoincareBall) -> np.ndarray:
     return np.sinh(c**0.5 * distances / 2) ** 2 / c if c else distances**2 / 4
 
 
-def _is_result(hits: list[tuple[Any, Any]], k: int) -> bool:
+def _is_result(hits: Hits, k: int) -> bool:
     """Whether this can be what a search for k images found."""
     try:
         names = [name for payload, _ in hits for name in (payload["id"], payload["label"])]
@@ -300,7 +301,7 @@ def _is_result(hits: list[tuple[Any, Any]], k: int) -> bool:
         return False
 
 
-def _neighbours(hits: list[tuple[dict[str, Any], float]], path: str, k: int) -> Neighbours:
+def _neighbours(hits: Hits, path: str, k: int) -> Neighbours:
     own = [payload for payload, _ in hits if path and os.path.realpath(payload["id"]) == path]
     others = [(payload, score) for payload, score in hits if payload not in own][:k]
     return Neighbours(

@@ -42,6 +42,9 @@ class Item(NamedTuple):
     payload: dict[str, Any]
 
 
+Hits = list[tuple[dict[str, Any], float]]  # Payloads and scores of what a search found.
+
+
 class Ask(NamedTuple):
     """A search."""
 
@@ -156,9 +159,7 @@ class Server:
             raise strange_answer(self.name)
         return count
 
-    def search(
-        self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool
-    ) -> list[list[tuple[dict[str, Any], float]]]:
+    def search(self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool) -> list[Hits]:
         """Payloads and scores of the k best candidates of each search, best first.
 
         With `exact`, candidates are searched for without the graph.
@@ -304,9 +305,7 @@ class Folder:
         with self._explained("cannot read"):
             return self._shard.count(edge.CountRequest(exact=True, filter=chosen))
 
-    def search(
-        self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool
-    ) -> list[list[tuple[dict[str, Any], float]]]:
+    def search(self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool) -> list[Hits]:
         """See `Server`."""
         edge = self._edge
         params = edge.SearchParams(hnsw_ef=candidates, exact=exact)

@@ -94,13 +94,8 @@ def relative_delta(
 def curvature_from_delta(delta: float) -> float:
     """Curvature parameter c = (0.144/δ_rel)² of a ball that suits data of a given relative δ.
 
-    With this c, the Poincaré ball has the relative δ of the data (Khrulkov et al.).
-
-    Args:
-        delta: Relative δ, for instance the mean of `relative_delta`.
-
-    Returns:
-        c > 0; the ball has curvature −c.
+    With this c > 0, the Poincaré ball, of curvature −c, has the relative δ of the data (Khrulkov et
+    al.), which may be the mean of `relative_delta`.
 
     Raises:
         UserError: δ is not a finite positive number. For a tree, δ = 0 and c would be infinite.
@@ -162,8 +157,11 @@ def _distances(points: Float[Array, "n d"]) -> Float[Array, "n n"]:
 @jax.jit
 def _delta(distances: Float[Array, "n n"]) -> Float[Array, ""]:
     """Implements `gromov_delta`. M ⊗ M is symmetric, so only its upper tiles are computed."""
-    products = _gromov_products(distances)
+    masked = jnp.where(jnp.eye(len(distances), dtype=bool), 0, distances)
+    products = (masked[0][:, None] + masked[0] - masked) / 2  # Gromov's, M.
     side = _tile_side(len(distances))
+    # Row 0 is 0, so padding to whole tiles with 0 repeats the first point and does not change δ.
+    products = jnp.pad(products, (0, _round_up(len(products), side) - len(products)))
     rows, columns = (jnp.asarray(side * tiles) for tiles in np.triu_indices(len(products) // side))
 
     def visit(tile: Int[Array, ""], delta: Float[Array, ""]) -> Float[Array, ""]:
@@ -175,15 +173,6 @@ def _delta(distances: Float[Array, "n n"]) -> Float[Array, ""]:
 
     delta = lax.fori_loop(0, len(rows), visit, jnp.zeros((), products.dtype))
     return jnp.where(jnp.all(jnp.isfinite(distances)), delta, jnp.nan)
-
-
-def _gromov_products(distances: Float[Array, "n n"]) -> Float[Array, "p p"]:
-    """Gromov products M_ij = (d_0i + d_0j − d_ij)/2, padded to whole tiles."""
-    distances = jnp.where(jnp.eye(len(distances), dtype=bool), 0, distances)
-    products = (distances[0][:, None] + distances[0] - distances) / 2
-    side = _tile_side(len(products))
-    # Row 0 is 0, so padding with 0 repeats the first point and does not change δ.
-    return jnp.pad(products, (0, _round_up(len(products), side) - len(products)))
 
 
 def _tile_side(points: int) -> int:

@@ -26,11 +26,10 @@ _SPREAD = 3.0  # Median distance in the disk, which fills it without crowding th
 _PAIRED = 1500  # Points whose pairs are ranked.
 _SMALLEST = 1e-12
 _NEIGHBOURS = 15  # Of a point in UMAP's graph.
+Places = Complex[np.ndarray, " n"]  # In the Poincaré disk, inside the unit circle.
 
 
-def lay_out(
-    points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0
-) -> Complex[np.ndarray, " n"]:
+def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) -> Places:
     """Places points of a space in the Poincaré disk, so that distances resemble those in the space.
 
     Places are inside the unit circle. The seed is that of the order in which points are compared.
@@ -49,9 +48,7 @@ def lay_out(
     return to_disk(np.asarray(_descend(start, points, space, blocks, nearest, scale)))
 
 
-def lay_out_by_umap(
-    points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0
-) -> Complex[np.ndarray, " n"]:
+def lay_out_by_umap(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) -> Places:
     """Places points of a space by UMAP on the hyperboloid, as in Hyp-ViT's figures.
 
     Its neighbours are the nearest points of the space; its distances are those of the hyperboloid,
@@ -91,7 +88,7 @@ def principal_components(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarr
     return found
 
 
-def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Complex[np.ndarray, " n"]:
+def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Places:
     """The exponential map at the origin: tangents whose length is the hyperbolic distance."""
     lengths = np.linalg.norm(tangents, axis=1)
     factors = np.tanh(lengths / 2) / np.maximum(lengths, _SMALLEST)
@@ -99,11 +96,7 @@ def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Complex[np.ndarray, " n"]:
 
 
 def rank_correlation(
-    points: Float[np.ndarray, "n d"],
-    places: Complex[np.ndarray, " n"],
-    space: Space,
-    *,
-    seed: int = 0,
+    points: Float[np.ndarray, "n d"], places: Places, space: Space, *, seed: int = 0
 ) -> float:
     """Spearman's rank correlation of the distances of points and of their places in the disk.
 
@@ -121,7 +114,7 @@ def rank_correlation(
 
 
 def faithfulness(
-    points: Float[np.ndarray, "n d"], places: Complex[np.ndarray, " n"], space: Space
+    points: Float[np.ndarray, "n d"], places: Places, space: Space
 ) -> tuple[float, float] | None:
     """How faithful a layout is, beside the simplest one.
 

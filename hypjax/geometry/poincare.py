@@ -181,25 +181,22 @@ def dist_matrix(
 ) -> Float[Array, "n m"]:
     """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
 
-    If the points x are a crowd, a Möbius translation first takes their mean to the origin, which
-    changes no distance. Then s is ‖x‖² + ‖y‖² − 2⟨x, y⟩, whose float32 error of a few
-    2⁻²³·(‖x‖² + ‖y‖²) matters for points that are close beside their distance from the mean: at
-    c = 0.1 and clip radius 2.3, distances of coincident points are up to 4e-3 in a batch that is
-    spread out, and gradients of distances below about 0.01 are too small. `dist` has no such error.
+    If the points x are a crowd, all nearer to their mean than the farthest is to the origin, a
+    Möbius translation first takes the mean to the origin, which changes no distance. Then s is ‖x‖²
+    + ‖y‖² − 2⟨x, y⟩, whose float32 error of a few 2⁻²³·(‖x‖² + ‖y‖²) matters for points that are
+    close beside their distance from the mean: at c = 0.1 and clip radius 2.3, distances of
+    coincident points are up to 4e-3 in a batch that is spread out, and gradients of distances below
+    about 0.01 are too small. `dist` has no such error.
     """
     x, y = arithmetic.floating(x, y)
-    centre = _best_origin(lax.stop_gradient(x), c)
+    fixed = lax.stop_gradient(x)
+    mean, origin = jnp.mean(fixed, axis=0), jnp.zeros_like(fixed[0])
+    from_mean, from_origin = (jnp.max(separation(fixed, each, c)) for each in (mean, origin))
+    centre = jnp.where(from_mean < from_origin, mean, origin)
     (x, x_gap), (y, y_gap) = _moved_to_origin(x, centre, c), _moved_to_origin(y, centre, c)
     # Multiplying by the two factors of 1/P in turn avoids another matrix of this size.
     q = arithmetic.square_distances(x, y) * (1 / x_gap) * (1 / y_gap).T
     return arithmetic.distance_from_ratio(q, c)
-
-
-def _best_origin(x: Array, c: Scalar) -> Array:
-    """The mean of the points if all are nearer to it than the farthest is to the origin."""
-    mean, origin = jnp.mean(x, axis=0), jnp.zeros_like(x[0])
-    from_mean, from_origin = (jnp.max(separation(x, centre, c)) for centre in (mean, origin))
-    return jnp.where(from_mean < from_origin, mean, origin)
 
 
 def _moved_to_origin(x: Array, centre: Array, c: Scalar) -> tuple[Array, Array]:

@@ -114,19 +114,12 @@ def reciprocal_triplets(
 ) -> Triplets:
     """Draws triplets whose first two points are among each other's nearest (HIER, Section 3).
 
-    A point's neighbours are the K points most similar to it, of which it is itself the first. For
-    each anchor i, j is drawn from those other points that are its neighbours and have it among
-    theirs; k from all other points. An anchor with fewer than two such j, or without any k, has no
-    triplets. Draws are with replacement.
+    A point's neighbours are those points, as many as `neighbors` says, that are most similar to it,
+    of which it is itself the first. For each anchor i, j is drawn from those other points that are
+    its neighbours and have it among theirs; k from all other points. An anchor with fewer than two
+    such j, or without any k, has no triplets. Draws are with replacement.
 
-    Args:
-        similarity: Similarity of each pair of points.
-        key: Random key.
-        neighbors: K.
-        per_anchor: Number of triplets of each anchor.
-
-    Returns:
-        n · per_anchor triplets, some of which may not be valid.
+    Returns n · `per_anchor` triplets, some of which may not be valid.
     """
     similarity = jnp.asarray(similarity)
     n = len(similarity)
@@ -187,7 +180,7 @@ class Hier:
         score_space: The ball, in which the head is compared.
         weight: λ of the loss of triplets.
         proxies: Number of hierarchical proxies.
-        neighbors: K of `reciprocal_triplets`.
+        neighbors: Of `reciprocal_triplets`; K in the paper.
         triplets: Triplets of each anchor.
         margin: δ of `hier`.
         temperature: τ of `hier`.

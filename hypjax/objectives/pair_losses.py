@@ -215,12 +215,12 @@ def triplet(
     if mining != "hard" and references is not None:
         raise ValueError(f"mining is {mining!r}; it must be 'hard' with references")
     pairs = compare_images(space, embeddings, labels, samples_per_class, references)
-    if mining == "hard":
-        return _hard(pairs, margin)
-    return _semihard(pairs, margin, _largest_class(labels, samples_per_class))
-
-
-def _hard(pairs: Pairs, margin: float) -> Float[Array, ""]:
+    if mining == "semihard":
+        if isinstance(labels, jax.core.Tracer):  # A bound, since classes cannot be counted.
+            most = samples_per_class or len(labels)
+        else:
+            most = int(np.unique(labels, return_counts=True)[1].max())
+        return _semihard(pairs, margin, most)
     farthest = jnp.max(pairs.distances, axis=1, where=pairs.same, initial=-jnp.inf)
     nearest = jnp.min(pairs.distances, axis=1, where=pairs.other, initial=jnp.inf)
     both = jnp.any(pairs.same, axis=1) & jnp.any(pairs.other, axis=1)
@@ -241,13 +241,6 @@ def _semihard(pairs: Pairs, margin: float, most: int) -> Float[Array, ""]:
 
     total = jnp.sum(lax.map(violation, positives.T))
     return total / jnp.maximum(jnp.sum(pairs.same), 1)
-
-
-def _largest_class(labels: Int[ArrayLike, " n"], samples_per_class: int | None) -> int:
-    """Number of images of the largest class, or a bound on it if the labels are traced."""
-    if isinstance(labels, jax.core.Tracer):
-        return samples_per_class or len(labels)
-    return int(np.unique(labels, return_counts=True)[1].max())
 
 
 def tuple_contrastive(

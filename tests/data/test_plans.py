@@ -110,13 +110,10 @@ def test_images_are_drawn_with_replacement_on_request():
     assert abs(np.mean(pairs[:, 0] == pairs[:, 1]) - 1 / 4) < 0.05
 
 
-def test_boxes_are_inside_their_images():
+def test_boxes_are_inside_their_images_and_have_the_stated_distribution():
     sizes = np.random.default_rng(0).integers(30, 200, size=(1000, 2))
     corner, extent = np.split(CROP.boxes(np.random.default_rng(1), sizes), 2, axis=1)
     assert (extent > 0).all() and (corner >= 0).all() and (corner + extent <= sizes).all()
-
-
-def test_boxes_have_the_stated_distribution():
     sizes = np.full((40_000, 2), 1000)
     boxes = CROP.boxes(np.random.default_rng(0), sizes).astype(float)
     area, ratio = boxes[:, 2] * boxes[:, 3] / 1e6, boxes[:, 3] / boxes[:, 2]

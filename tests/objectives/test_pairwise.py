@@ -213,19 +213,8 @@ MIX = {"sphere_temperature": 0.05, "ball_temperature": 0.2}
 FEATURES = np.random.default_rng(0).normal(size=(5, 3, 8)).astype(np.float32)
 
 
-def assert_equal(found, expected):
-    for got, wanted in zip(found, expected, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-6)
-
-
-def test_hypmix_without_the_ball_is_the_spherical_loss():
-    space = mixed_space(BALL, **MIX, ball_weight=0.0)
-    expected = loss_and_gradient(FEATURES, SPHERE, 2 * 0.05)
-    assert_equal(loss_and_gradient(FEATURES, space, 1.0), expected)
-
-
-def test_hypmix_without_the_sphere_is_the_hyperbolic_loss_of_normalised_features():
-    space = mixed_space(BALL, sphere_temperature=jnp.inf, ball_temperature=0.2, ball_weight=1.0)
+def test_hypmix_is_the_loss_of_either_space_without_the_other():
+    """In the ball, that of normalised features."""
 
     @jax.jit
     @jax.value_and_grad
@@ -233,7 +222,12 @@ def test_hypmix_without_the_sphere_is_the_hyperbolic_loss_of_normalised_features
         points = BALL.embed(SPHERE.embed(features))
         return pairwise_cross_entropy(points, space=BALL, temperature=0.2)
 
-    assert_equal(loss_and_gradient(FEATURES, space, 1.0), hyperbolic(FEATURES))
+    of_sphere = mixed_space(BALL, **MIX, ball_weight=0.0)
+    of_ball = mixed_space(BALL, **MIX | {"sphere_temperature": jnp.inf}, ball_weight=1.0)
+    found = *loss_and_gradient(FEATURES, of_sphere, 1.0), *loss_and_gradient(FEATURES, of_ball, 1.0)
+    expected = *loss_and_gradient(FEATURES, SPHERE, 2 * 0.05), *hyperbolic(FEATURES)
+    for got, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-6)
 
 
 def test_configurations_describe_hypmix():

@@ -201,6 +201,7 @@ def test_a_search_re_ranks_at_least_as_many_as_it_returns():
 
 
 expand = functools.partial(expand_queries, points(SPHERE, 0, 5), space=SPHERE)
+two_of_four = functools.partial(expand_queries, np.eye(4)[:2], np.eye(4), k=1, space=SPHERE)
 
 
 @pytest.mark.parametrize(
@@ -213,15 +214,12 @@ expand = functools.partial(expand_queries, points(SPHERE, 0, 5), space=SPHERE)
         (Reranking, {"k1": 3}, "k2 is 6; it must be at most k1 .*, 4"),
         (Reranking, {"weight": 1.5}, "weight is 1.5"),
         (Reranking, {"depth": 1.0}, "depth is 1.0; it must be a whole number"),
+        (two_of_four, {"own_ids": np.array([99, 0])}, "own_ids has an index outside"),
+        (two_of_four, {"own_ids": np.array([-2, 0])}, "own_ids has an index outside"),
+        (two_of_four, {"own_ids": np.array([0])}, "own_ids must be one index for each"),
+        (two_of_four, {"own_ids": np.array([0.5, 1.0])}, "own_ids must be one index for each"),
     ],
 )
 def test_numbers_out_of_range_are_refused(call, numbers, message):
     with pytest.raises(UserError, match=message):
         call(**numbers)
-
-
-@pytest.mark.parametrize("own_ids", [[99, 0], [-2, 0], [0], [0.5, 1.0]])
-def test_own_ids_that_are_not_indices_are_an_error(own_ids):
-    x = np.asarray(SPHERE.embed(np.eye(4)))
-    with pytest.raises(UserError, match="own_ids"):
-        expand_queries(x[:2], x, k=1, space=SPHERE, own_ids=np.array(own_ids))

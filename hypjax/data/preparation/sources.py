@@ -29,6 +29,8 @@ _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
 _TIMEOUT = 30  # Seconds without a byte before a download is abandoned.
 
 Reader = Callable[[], bytes]
+Scratch = Callable[[], pathlib.Path]  # Returns an empty folder.
+Naming = Callable[[str], str | None]  # From names in an archive to ours; None leaves a file out.
 
 
 class FileTree:
@@ -163,7 +165,7 @@ class Source:
         )
         return "/".join(parts) if belongs else None
 
-    def _download(self, folder: pathlib.Path, scratch: Callable[[], pathlib.Path]) -> None:
+    def _download(self, folder: pathlib.Path, scratch: Scratch) -> None:
         """Downloads the archives that have an address, except those already there or unpacked."""
         root = self._find_root(folder) or folder
         for archive in self.archives:
@@ -217,14 +219,11 @@ def walk(folder: pathlib.Path) -> dict[str, Reader]:
 
 
 @contextlib.contextmanager
-def _opened(
-    path: pathlib.Path, scratch: Callable[[], pathlib.Path], named: Callable[[str], str | None]
-) -> Iterator[dict[str, Reader]]:
+def _opened(path: pathlib.Path, scratch: Scratch, named: Naming) -> Iterator[dict[str, Reader]]:
     """Opens an archive as readers of its files; safe to use from several threads.
 
-    A .zip is read in place. A .tar is unpacked first, to an empty folder that `scratch` returns,
-    since it has no directory. `named` turns a file's name in the archive into ours; None leaves it
-    out. Raises UserError if the archive is damaged or cannot be unpacked.
+    A .zip is read in place. A .tar is unpacked first, since it has no directory. Raises UserError
+    if the archive is damaged or cannot be unpacked.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -258,9 +257,7 @@ def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
         raise OSError(f"damaged in {archive.filename} ({error})") from error
 
 
-def _unpack(
-    path: pathlib.Path, folder: pathlib.Path, named: Callable[[str], str | None]
-) -> dict[str, Reader]:
+def _unpack(path: pathlib.Path, folder: pathlib.Path, named: Naming) -> dict[str, Reader]:
     console.say(f"unpacking {path} temporarily")
     bar = {"total": path.stat().st_size, "desc": path.name, "disable": None, "leave": False}
     # Reading a stream keeps the progress bar accurate.
@@ -293,7 +290,7 @@ def _extract(
         ) from error
 
 
-def _fetch(archive: Archive, path: pathlib.Path, scratch: Callable[[], pathlib.Path]) -> None:
+def _fetch(archive: Archive, path: pathlib.Path, scratch: Scratch) -> None:
     """Downloads an archive, which appears only when verified, unless it is already there."""
     import pooch
 
