@@ -4,6 +4,7 @@ Pieces are smaller than batches, so that the first batch arrives soon and little
 for what is prepared ahead, however many workers there are.
 """
 
+import contextlib
 import functools
 import gc
 import multiprocessing
@@ -13,14 +14,13 @@ import signal
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Generator, Iterable
-from multiprocessing.shared_memory import SharedMemory
 from typing import Any, NamedTuple, Protocol
 
 import grain
 import numpy as np
 from absl import flags
+from grain.multiprocessing import SharedMemoryArray
 from jaxtyping import UInt8
 
 from hypjax.errors import StalledError, UserError
@@ -34,8 +34,7 @@ _MAX_THREADS = 8  # More gain nothing because of the interpreter's lock.
 _END_CHECK = 0.2  # Seconds between checks that workers have ended.
 _PROCESS_PATIENCE = 30  # Seconds to wait for worker processes to end; Grain kills them after 25.
 _THREAD_PATIENCE = 2  # Seconds to wait for threads to end; Python waits for them at exit.
-_MEMORY_PATIENCE = 2  # Seconds to wait until shared memory is freed.
-_MEMORY_CHECK = 0.001  # Seconds between checks that it is.
+_MEMORY_PATIENCE = 30  # Seconds to wait until shared memory is freed.
 
 
 class ReadableBatch(NamedTuple):
@@ -67,8 +66,7 @@ def assemble_batches(
     log = _ProgressLog(workers.count)
     # Children that are there before the workers start must survive when stuck workers are killed.
     other_children = multiprocessing.active_children()
-    shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
-    deliveries = _Deliveries(_start_workers(pieces, workers.count, log, shared), workers.timeout)
+    deliveries = _Deliveries(_start_workers(pieces, workers.count, log), workers.timeout)
     numbers = iter(range(len(pieces)))
     stalled = False
     try:
@@ -96,14 +94,14 @@ def assemble_batches(
         if not ended or not pieces.left_alone(patience):
             exits.stuck.set()
         log.close()
-        if workers.count:
-            # Grain frees shared memory in a thread. A program that ended before that would leave
-            # it allocated until the machine restarts.
+        # Grain frees shared memory in a thread, in order, also that of pieces which it has prepared
+        # and never delivered. A program that ended before that would leave it allocated.
+        freeing = getattr(SharedMemoryArray, "_del_thread_pool", None)
+        if workers.count and freeing is not None:
             del deliveries
             gc.collect()
-            deadline = time.monotonic() + _MEMORY_PATIENCE
-            while shared and time.monotonic() < deadline:
-                time.sleep(_MEMORY_CHECK)
+            with contextlib.suppress(ValueError):  # The interpreter is ending.
+                freeing.apply_async(int).wait(_MEMORY_PATIENCE)
 
 
 class _Pieces:
@@ -177,13 +175,8 @@ class _ProgressLog:
             cls._slot[0] = piece
 
 
-def _start_workers(
-    pieces: _Pieces, workers: int, log: _ProgressLog, shared: "weakref.WeakSet[SharedMemory]"
-) -> grain.IterDataset:
-    """Returns the pieces in order, as worker processes prepare them, or threads if there are 0.
-
-    Processes note their progress in the log; `shared` receives the memory in which they deliver.
-    """
+def _start_workers(pieces: _Pieces, workers: int, log: _ProgressLog) -> grain.IterDataset:
+    """Returns the pieces in order, as worker processes prepare them, or threads if there are 0."""
     dataset = grain.MapDataset.range(len(pieces)).map(pieces)
     ahead = _AHEAD // _PIECE
     if not workers:
@@ -195,14 +188,7 @@ def _start_workers(
     sequential = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
     start = functools.partial(_start_worker, log.path)
-
-    def remember_memory(piece: ReadableBatch) -> ReadableBatch:
-        # Grain may also send the pixels themselves.
-        if (memory := getattr(piece.images, "shm", None)) is not None:
-            shared.add(memory)
-        return piece
-
-    return sequential.mp_prefetch(options, worker_init_fn=start).map(remember_memory)
+    return sequential.mp_prefetch(options, worker_init_fn=start)
 
 
 def _start_worker(log: str, index: int, count: int) -> None:

@@ -18,7 +18,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from grain._src.python.ipc.shared_memory_array import SharedMemoryArray
+from grain.multiprocessing import SharedMemoryArray
 from PIL import Image
 
 from hypjax.data import pixels
@@ -81,7 +81,10 @@ def test_a_resumed_run_and_worker_processes_see_the_same_pixels():
 
 
 def test_shared_memory_is_freed_when_batches_are_closed(monkeypatch):
-    """Grain frees it in a thread, here a slow one, which the program's end would cut short."""
+    """Grain frees it in a thread, here a slow one, which the program's end would cut short.
+
+    That of pieces which no batch has used yet, too.
+    """
     opened, open_shared = [], SharedMemoryArray.from_metadata
     free_shared = SharedMemoryArray.close_shm_async
 
@@ -90,7 +93,7 @@ def test_shared_memory_is_freed_when_batches_are_closed(monkeypatch):
         return open_shared(metadata)
 
     def free_slowly(*args):
-        time.sleep(0.2)
+        time.sleep(0.5)
         free_shared(*args)
 
     monkeypatch.setattr(SharedMemoryArray, "from_metadata", open_and_remember)
@@ -98,8 +101,10 @@ def test_shared_memory_is_freed_when_batches_are_closed(monkeypatch):
     dataset = random_dataset()
     begun = training_batches(dataset, plans(dataset), range(1000), VIEW, Workers(1))
     next(begun)
+    while len(opened) < 11:  # One is used, one is next, and eight and one more wait.
+        time.sleep(0.01)
     begun.close()
-    assert opened and not [path for path in opened if path.exists()]
+    assert not [path for path in opened if path.exists()]
 
 
 class Deadly(list):
