@@ -1,6 +1,7 @@
 """Checkpoints: which are kept, damaged ones, and saves that fail."""
 
 import contextlib
+import functools
 import json
 import shutil
 import subprocess
@@ -156,19 +157,36 @@ def test_the_checksum_depends_on_every_bit_and_position():
         assert checksum(tree | change) != checksum(tree), change
 
 
-def test_a_full_disk_is_reported_and_the_next_save_succeeds(tmp_path, capfd):
+def fill_most(disk):
+    (disk / "filler").write_bytes(bytes(600_000))
+    return (disk / "filler").unlink
+
+
+def forbid_writing(disk):
+    def mount(right):
+        subprocess.run(["mount", "-o", f"remount,{right}", str(disk)], check=True)
+
+    mount("ro")
+    return functools.partial(mount, "rw")
+
+
+@pytest.mark.parametrize(
+    ("hinder", "reason"),
+    [(fill_most, "No space left on device"), (forbid_writing, "Read-only file system")],
+)
+def test_a_failed_save_is_reported_and_the_next_one_succeeds(tmp_path, capfd, hinder, reason):
     with small_disk(tmp_path / "disk", "1m") as disk:
         with contextlib.closing(Checkpoints(disk / "checkpoints")) as checkpoints:
             save(checkpoints, 1, size=50_000)
             checkpoints.wait()
-            (disk / "filler").write_bytes(bytes(600_000))
+            relent = hinder(disk)
             save(checkpoints, 2, size=50_000)
             checkpoints.wait()
             printed = capfd.readouterr().err
             assert "warning: the state after step 2 could not be saved" in printed
-            assert "No space left on device" in printed and "Traceback" not in printed
+            assert reason in printed and "Traceback" not in printed
             assert checkpoints.steps == [1]
-            (disk / "filler").unlink()
+            relent()
             save(checkpoints, 3, size=50_000)
         assert on_disk(disk / "checkpoints") == [1, 3]
         assert not list((disk / "checkpoints").glob("*tmp*"))
