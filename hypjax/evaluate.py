@@ -17,7 +17,7 @@ from hypjax.errors import redacted
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
 from hypjax.inference.features import evaluation_input
 from hypjax.inference.weights import pretrained_encoder, restore_best, restore_models
-from hypjax.models import Embedder, create_embedder, model_shapes
+from hypjax.models import create_embedder, model_shapes
 from hypjax.parallel import processes
 from hypjax.runs import published
 from hypjax.runs.cloud_copy import reading
@@ -56,7 +56,11 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     processes.require_same({"images": splits.fingerprint, **splits.further_fingerprints})
     if run is not None:
         run.require({"images": splits.fingerprint})
-    states = _from_first(config, states)
+    shapes = model_shapes(create_embedder(config, evaluating=True), View.of(config.data))
+    states = {
+        name: processes.arrays_from_first(lambda name=name: states[name], shapes)
+        for name in processes.from_first(lambda: list(states))
+    }
     evaluator = create_evaluator(config)
     results = {name: _scores(evaluator, params, splits) for name, params in states.items()}
     with trained.unlocked():
@@ -84,7 +88,8 @@ def score_queries(
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     """Evaluates the encoder that `model.weights` names on the test classes; prints the table.
 
-    Returns {"pretrained": {"encoder": {"recall@1": ...}}}.
+    Returns {"pretrained": {"encoder": {"recall@1": ...}}}. Raises a `UserError` if there are no
+    such weights, they do not fit, or the images cannot be read.
     """
     validate(config)
     model, source = create_embedder(config), evaluation_input(config)
@@ -116,13 +121,3 @@ def _report(
     print_notes(noted_results)
     published.show(noted_results, config)
     return noted_results
-
-
-def _from_first(config: ConfigDict, states: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Sends models' parameters, by name, from the first process to all."""
-    model: Embedder = create_embedder(config, evaluating=True)
-    shapes = model_shapes(model, View.of(config.data))
-    return {
-        name: processes.arrays_from_first(lambda name=name: states[name], shapes)
-        for name in processes.from_first(lambda: list(states))
-    }

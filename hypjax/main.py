@@ -83,7 +83,13 @@ def main(overrides: list[str]) -> None:
     if not is_url(workdir):
         workdir = pathlib.Path(workdir).expanduser()
     profile = _parse_steps(_PROFILE.value)
-    _join_processes()
+    known = (_NUM_PROCESSES.value, _PROCESS_ID.value)
+    if _COORDINATOR.value is not None:
+        from hypjax.parallel import processes
+
+        processes.join(_COORDINATOR.value, *known)
+    elif known != (None, None):
+        raise UserError("--coordinator is missing: HOST:PORT of the first process")
     keep_compiled_programs()
     if _DRY_RUN.value:
         from hypjax.training.rehearsal import rehearse
@@ -102,18 +108,6 @@ def main(overrides: list[str]) -> None:
         from hypjax.train import train_and_evaluate
 
         train_and_evaluate(config, workdir, profile, stopwatch.launch())
-
-
-def _join_processes() -> None:
-    """Connects to the other processes of the run, if there are any."""
-    known = (_NUM_PROCESSES.value, _PROCESS_ID.value)
-    if _COORDINATOR.value is None:
-        if known != (None, None):
-            raise UserError("--coordinator is missing: HOST:PORT of the first process")
-        return
-    from hypjax.parallel import processes
-
-    processes.join(_COORDINATOR.value, *known)
 
 
 def _parse_steps(text: str | None) -> tuple[int, int] | None:

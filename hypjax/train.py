@@ -55,7 +55,12 @@ def train_and_evaluate(
         Interrupted: An interrupt arrived, and the state is saved.
     """
     stopwatch = Stopwatch(launched)
-    _require_steps(config)
+    validate(config)
+    if config.train.total_steps == 0:
+        raise UserError(
+            "config.train.total_steps is 0; add --mode=evaluate to evaluate without training, or "
+            "set a number of steps"
+        )
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     run = SharedRun(workdir, config)
@@ -107,15 +112,6 @@ def train_and_evaluate(
     if reported:
         print(f"the report is {run.location}/{REPORT}")
     return results
-
-
-def _require_steps(config: ConfigDict) -> None:
-    validate(config)
-    if config.train.total_steps == 0:
-        raise UserError(
-            "config.train.total_steps is 0; add --mode=evaluate to evaluate without training, or "
-            "set a number of steps"
-        )
 
 
 def _printed_again(

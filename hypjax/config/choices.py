@@ -8,20 +8,11 @@ Objectives, spaces and metrics have registries of their own: `hypjax.objectives.
 from hypjax.objectives.base import GROUPED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
-DATASETS = (
-    "glyphs",
-    "scenes",
-    "folder",
-    "cub200",
-    "cars196",
-    "sop",
-    "inshop",
-    "omniglot",
-    "sfm120k",
-    "roxford5k",
-    "rparis6k",
-)  # hypjax/data/
 BENCHMARKS = ("roxford5k", "rparis6k")  # Judged, and without training images.
+DATASETS = (  # hypjax/data/
+    *("glyphs", "scenes", "folder", "cub200", "cars196", "sop", "inshop", "omniglot", "sfm120k"),
+    *BENCHMARKS,
+)
 DISTRACTORS = "revisitop1m"  # Without queries.
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 PARTS = ("head", "encoder")  # Of a model; hypjax/inference/embedding.py

@@ -164,7 +164,10 @@ def _parse(text: str, current: Any) -> Any:
 def show_origins(
     config: ConfigDict, source: str, named: ConfigDict, overrides: Sequence[str]
 ) -> str:
-    """Lists fields, values and origins: command line, source (which holds `named`), or default."""
+    """Lists all fields with their values and origins: command line, source, or a default.
+
+    `named` holds the fields of the source, a file with its variant or the folder of a run.
+    """
     given = {override.partition("=")[0] for override in overrides}
     defaults, held = flatten(default_config(config.objective.name)), flatten(named)
     rows = []

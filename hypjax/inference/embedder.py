@@ -18,7 +18,7 @@ from hypjax.data.pipeline import readable_batches
 from hypjax.errors import Interrupted, UserError
 from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.inference.matches import read_matches
-from hypjax.inference.partial_gallery import PartialGallery, concatenated
+from hypjax.inference.partial_gallery import Embedded, PartialGallery, concatenated
 from hypjax.inference.postprocess import model_fingerprint, saved_projection
 from hypjax.inference.weights import restore_best
 from hypjax.retrieval.embeddings import Embeddings
@@ -58,9 +58,7 @@ class TrainedEmbedder:
         self._function = embed_function(model, pixel_scaling, spaces, config.eval.scales)
         self._compiled: dict[int, Callable[[PyTree], PyTree]] = {}  # By the number of devices.
 
-    def batches(
-        self, dataset: Dataset
-    ) -> Iterator[tuple[Float[np.ndarray, "batch d"], dict[int, str]]]:
+    def batches(self, dataset: Dataset) -> Iterator[Embedded]:
         """Yields the embeddings of a dataset's images in order, one batch at a time.
 
         Each device of this process embeds whole batches. With each batch come the images that could

@@ -25,7 +25,6 @@ from hypjax.models import create_embedder
 from hypjax.parallel import processes
 from hypjax.retrieval import LEVELS, mean_score, query_scores, relevance_at, relevance_scores
 from hypjax.retrieval.metrics import metric_names
-from hypjax.types import Judgements, Recalls
 
 
 class Evaluator:
@@ -57,7 +56,8 @@ class Evaluator:
     ) -> dict[str, dict[str, float]]:
         """Mean scores of each part of the model, the same in all processes.
 
-        Such as {"head": {"recall@1": ...}, "encoder": {...}}; of judged tasks {"easy/map": ...}.
+        They are {"head": {"recall@1": ...}, "encoder": {...}}; those of a judged task have names
+        such as "easy/map".
         """
         found = self.query_scores(params, task, projections)
         means = {
@@ -93,42 +93,23 @@ class Evaluator:
         searched: Mapping[str, np.ndarray | None],
         rows: slice | None = None,
     ) -> dict[str, Float[np.ndarray, " r"]]:
-        if task.judgements is not None:
-            return self._judged_scores(part, queries[part], searched[part], task.judgements, rows)
-        return query_scores(
-            *(queries[part], task.queries.labels, searched[part]),
-            task.gallery.labels if task.gallery else None,
-            metrics=self._metrics,
-            space=self._spaces[part],
-            refinement=self._processing.refinement,
-            rows=rows,
-        )
-
-    def _judged_scores(
-        self,
-        part: str,
-        queries: Float[np.ndarray, "n d"],
-        gallery: Float[np.ndarray, "m d"],
-        judgements: Judgements,
-        rows: slice | None,
-    ) -> dict[str, Float[np.ndarray, " r"]]:
-        """Scores at each level of difficulty, by mAP if recall alone is asked for."""
+        """Scores of one part; of judged queries at each level of difficulty."""
+        points, items, processing = queries[part], searched[part], self._processing
+        how = {"space": self._spaces[part], "refinement": processing.refinement, "rows": rows}
+        if task.judgements is None:
+            labels = task.queries.labels, task.gallery.labels if task.gallery else None
+            return query_scores(points, labels[0], items, labels[1], metrics=self._metrics, **how)
+        # By mAP if recall alone is asked for.
         metrics = [name for name in self._metrics if not name.startswith("recall@")] or ["map"]
         found = {}
         for level in LEVELS:
-            relevance = relevance_at(level, judgements)
+            relevance = relevance_at(level, task.judgements)
             if not any(map(len, relevance.positives)):  # Possible in a partial copy.
                 continue
             with warnings.catch_warnings():
                 # By the protocol, queries without a positive at a level have no part in it.
                 warnings.filterwarnings("ignore", message=".* queries have no match")
-                scores = relevance_scores(
-                    *(queries, gallery, relevance),
-                    metrics=metrics,
-                    space=self._spaces[part],
-                    refinement=self._processing.refinement,
-                    rows=rows,
-                )
+                scores = relevance_scores(points, items, relevance, metrics=metrics, **how)
             found |= {f"{level}/{name}": values for name, values in scores.items()}
         return found
 
@@ -161,14 +142,6 @@ class Evaluator:
             for part, scores in self.scores(params, task, projections).items():
                 named = {f"{prefix}{name}": value for name, value in scores.items()}
                 found.setdefault(part, {}).update(named)
-        return found
-
-    def scores_of_splits(self, params: PyTree, splits: Splits) -> dict[str, Recalls]:
-        """Scores on the test images and, if there are any, on the validation classes."""
-        fitted = self.fit(params, splits.train)
-        found = {"test": self.test_scores(params, splits, fitted)}
-        if splits.validation:
-            found["validation"] = self.scores(params, Task(splits.validation), fitted)
         return found
 
     def _projected(

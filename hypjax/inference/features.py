@@ -133,11 +133,13 @@ class Encodings:
     def of(
         self, params: PyTree, dataset: Dataset
     ) -> dict[float, Float[np.ndarray, "images dim"]] | None:
-        """The embeddings of images that are kept, by scale; None if they are not."""
+        """The embeddings of images that are kept, by scale; None if they are not.
+
+        The first call embeds all datasets that share the images' records, so the encoder's
+        parameters must be the same in all calls.
+        """
         if not self.keeps(dataset):
             return None
-        # All datasets with the same records are embedded together: in all calls, the parameters
-        # must be the same.
         if (key := id(dataset.records)) not in self._kept:
             images = self._images[key]
             console.say(f"embedding {len(images)} images with the frozen encoder, once")

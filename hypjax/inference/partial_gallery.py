@@ -18,6 +18,9 @@ from hypjax.errors import UserError, writing
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system.files import read_npz, write_text
 
+# Embeddings, and why some of the images could not be read, by their index.
+Embedded = tuple[Float[np.ndarray, "n d"], dict[int, str]]
+
 _SECONDS_BETWEEN_SAVES = 60
 
 
@@ -27,7 +30,7 @@ class PartialGallery(contextlib.AbstractContextManager):
     def __init__(self, path: pathlib.Path, facts: str) -> None:
         """Resumes earlier work on the same images by the same model, and drops anything else."""
         self._folder = path.with_name(f"{path.name}.unfinished")
-        self._pending: list[tuple[np.ndarray, dict[int, str]]] = []
+        self._pending: list[Embedded] = []
         self._saved = time.monotonic()
         owner = self._folder / "facts"
         with writing(self._folder):
@@ -49,7 +52,7 @@ class PartialGallery(contextlib.AbstractContextManager):
     def __exit__(self, *error: object) -> None:
         self._lock.close()
 
-    def _load(self) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
+    def _load(self) -> Iterator[Embedded]:
         """Yields the parts in order, up to the first damaged one."""
         done = 0
         for path in sorted(self._folder.glob("*.npz")):
@@ -85,7 +88,7 @@ class PartialGallery(contextlib.AbstractContextManager):
         self.done += len(points)
         self._pending, self._saved = [], time.monotonic()
 
-    def contents(self) -> tuple[Float[np.ndarray, "n d"], dict[int, str]]:
+    def contents(self) -> Embedded:
         """All embeddings done so far, and the images that could not be read."""
         return concatenated([*self._load(), *self._pending])
 
@@ -94,9 +97,7 @@ class PartialGallery(contextlib.AbstractContextManager):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def concatenated(
-    batches: Iterable[tuple[Float[np.ndarray, "batch d"], dict[int, str]]],
-) -> tuple[Float[np.ndarray, "n d"], dict[int, str]]:
+def concatenated(batches: Iterable[Embedded]) -> Embedded:
     """Joins batches of embeddings, and numbers their unreadable images over all of them."""
     points, broken, count = [], {}, 0
     for batch, reasons in batches:
@@ -126,7 +127,8 @@ class Shard(NamedTuple):
         return shard
 
     def of(self, photos: Sequence[Photo], batch_size: int) -> Sequence[Photo]:
-        """The part's images, in whole batches, so that their roundings are those without parts."""
+        """The part's images, which begin with a whole batch."""
+        # So each image is embedded in the batch, and with the roundings, that it has without parts.
         batches = -(-len(photos) // batch_size)
         if self.count > batches:
             raise UserError(

@@ -240,5 +240,5 @@ def _results(config: ConfigDict, results: Mapping[str, Any] | None) -> str:
     if results is None:
         return "The run is not finished."
     states = {state: results[state] for state in ("untrained", "final", "best") if state in results}
-    published = "" if results.get("notes") else compare(results, config)
-    return "\n".join(["```", format_results(states), *([published] if published else []), "```"])
+    shown = [format_results(states), compare(results, config)]
+    return "\n".join(["```", *filter(None, shown), "```"])

@@ -25,14 +25,12 @@ from hypjax.system.cloud import is_url
 from hypjax.types import View
 
 
-def restore_models(
-    config: ConfigDict, workdir: str | pathlib.Path
-) -> tuple[Embedder, dict[str, PyTree]]:
+def restore_models(config: ConfigDict, workdir: pathlib.Path) -> tuple[Embedder, dict[str, PyTree]]:
     """Restores a run's model as it is evaluated, and its parameters, named as by `evaluate`."""
-    if is_published(pathlib.Path(workdir)):
+    if is_published(workdir):
         model = create_embedder(config, evaluating=True)
-        return model, {"final": _published_parameters(pathlib.Path(workdir), model, config)}
-    run = Workdir(pathlib.Path(workdir), config, compared=("data.", "model.", "objective."))
+        return model, {"final": _published_parameters(workdir, model, config)}
+    run = Workdir(workdir, config, compared=("data.", "model.", "objective."))
     model = create_embedder(config, evaluating=True)
     shapes = model_shapes(model, View.of(config.data))
     latest = None

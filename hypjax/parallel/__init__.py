@@ -142,7 +142,7 @@ def map_images(
 
     Each row of the result may depend on the parameters and its own image only. Several slices are
     computed one after the other. Their intermediate values are not stored for the gradient but
-    recomputed, slice by slice (rematerialisation). To be used inside `jax.jit`.
+    recomputed, slice by slice (rematerialisation). Use what it returns inside `jax.jit`.
     """
 
     def in_slices(params: PyTree, *images: PyTree) -> PyTree:

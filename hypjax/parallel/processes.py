@@ -24,10 +24,11 @@ _MIN_BUFFER = 1024
 
 
 def join(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
-    """Joins the processes of a run, before JAX is used; then only the first prints messages.
+    """Joins the processes of a run; must be called before JAX is used.
 
-    `coordinator` is HOST:PORT of the first process, whose index is 0, or 'auto' to let JAX detect
-    Slurm, Open MPI, Kubernetes or a TPU, and with it the number and the index.
+    From then on only the first process, of index 0, prints messages. `coordinator` is its HOST:PORT
+    or 'auto', with which JAX detects Slurm, Open MPI, Kubernetes or a TPU, and so the number of
+    processes and the index of this one.
     """
     given = None if coordinator == "auto" else coordinator
     if given:

@@ -193,8 +193,9 @@ class Checkpoints:
     def restore_latest(self, **like: PyTree) -> Restored | None:
         """Reads the latest checkpoint that is not damaged, or returns None if there is none at all.
 
-        Trees are like those given, whose leaves may be `jax.ShapeDtypeStruct`s. If all checkpoints
-        are damaged, that is an error, and they are left where they are.
+        Trees are like those given, whose leaves may be `jax.ShapeDtypeStruct`s. Damaged checkpoints
+        are reported and, unless the folder is read-only, moved out of it. If all are damaged, that
+        is an error, and they are left where they are.
         """
         damaged = {}
         for step in reversed(self.steps):

@@ -290,8 +290,9 @@ def open_url(workdir: str | pathlib.Path) -> CloudCopy | None:
 def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[pathlib.Path]:
     """Opens a run for reading its models; what lies elsewhere is downloaded first.
 
-    A run is a folder, a URL, or a published model on the hub, hf://OWNER/NAME. A downloaded copy,
-    which lacks what only training needs unless that is asked for, is locked during the body.
+    A run is a folder, a URL, or a published model on the hub, hf://OWNER/NAME. What only training
+    needs, such as the objective's parameters, is left out unless it is asked for. The copy of a URL
+    is locked during the body.
     """
     if hub.is_repository(workdir):
         folder = hub.download(workdir, _PUBLISHED)

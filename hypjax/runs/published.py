@@ -86,8 +86,7 @@ def published_delta(config: ConfigDict) -> float | None:
 
 def show(results: Mapping[str, Any], config: ConfigDict) -> None:
     """Prints the lines of `compare`, if there are any."""
-    # Results with notes, as from a partial copy of a dataset, come from a different experiment.
-    if not results.get("notes") and (lines := compare(results, config)):
+    if lines := compare(results, config):
         print(lines)
 
 
@@ -98,6 +97,8 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
     percent and percentage points; '' says that nothing comparable was published. Results are those
     of `train_and_evaluate`, `evaluate` or `evaluate_pretrained`.
     """
+    if results.get("notes"):  # As from a partial copy of a dataset: a different experiment.
+        return ""
     trained = "best" if "best" in results else "final"
     lines = []
     for state in ("pretrained", "untrained", trained):

@@ -86,11 +86,6 @@ class Miner:
 
     setup: Setup
 
-    @property
-    def plans(self) -> TuplePlans:
-        """The plans of the run."""
-        return self.setup.plans
-
     def mine(
         self, params: PyTree, epoch: int
     ) -> tuple[Int[np.ndarray, "tuples size"], dict[str, float]]:
@@ -100,7 +95,7 @@ class Miner:
         mean lengths between anchors and positives, mined negatives, and random images, as the loss
         measures them.
         """
-        plans, space = self.plans, self.setup.learner.objective.space
+        plans, space = self.setup.plans, self.setup.learner.objective.space
         pairs, pool = plans.candidates(epoch)
         anchors, positives = pairs.T
         # Each image is embedded once, in the order of the files.
@@ -153,7 +148,7 @@ class Feed:
         """The state with the tuples of the step's epoch, and the step's batch."""
         if step == self._end:
             self.close()
-            plans: Plans = self._source.setup.plans
+            plans = self._source.setup.plans
             self._end = self._stop
             # An epoch's tuples need the model as it is then: no batch can be opened before.
             if self._miner is not None:
@@ -167,7 +162,7 @@ class Feed:
 
     def _with_tuples(self, state: TrainState, step: int) -> TrainState:
         """Mines at the first step of an epoch; later the state holds the epoch's tuples."""
-        epoch, rest = divmod(step, self._miner.plans.batches_per_epoch)
+        epoch, rest = divmod(step, self._source.setup.plans.batches_per_epoch)
         if rest:
             return state
         with self._monitor.timing("mining"):

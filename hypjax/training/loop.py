@@ -44,8 +44,8 @@ class Loop:
     def run(self, state: TrainState, measured: Measured, feed: Feed) -> tuple[TrainState, Measured]:
         """Runs the steps that remain; returns the last state, and the scores measured until then.
 
-        Raises UserError if a loss is not finite or an image can no longer be read, and Interrupted,
-        after it has saved the state, if an interrupt arrives.
+        Raises a `UserError` if a loss is not finite, or an image can no longer be read. If an
+        interrupt arrives, it saves the state and raises `Interrupted`.
         """
         config, mesh = self.setup.config, self.setup.learner.mesh
         first, total = int(state.step), config.train.total_steps

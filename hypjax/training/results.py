@@ -47,22 +47,21 @@ def collect_results(
     fitted = fit(model)
     final = evaluator.test_scores(model, splits, fitted)
     results = {"untrained": measured.untrained["test"], "final": final, **noted(splits.notes)}
-    if not splits.validation:
-        _keep_matches(folder, setup, model, fitted)
-        return results
-    held_out = {"untrained": measured.untrained["validation"], "final": measured.validation}
-    checkpoints.wait()
-    if checkpoints.best_step == int(state.step):
-        results["best"], held_out["best"] = results["final"], held_out["final"]
-    elif (best := checkpoints.restore_best(model=model)) is not None:
-        model = best.trees[0]
-        fitted = fit(model)
-        results["best"] = evaluator.test_scores(model, splits, fitted)
-        held_out["best"] = evaluator.scores(model, Task(splits.validation), fitted)
-    if "best" in results:
-        results["best_step"] = checkpoints.best_step
+    if splits.validation:
+        held_out = {"untrained": measured.untrained["validation"], "final": measured.validation}
+        checkpoints.wait()
+        if checkpoints.best_step == int(state.step):
+            results["best"], held_out["best"] = results["final"], held_out["final"]
+        elif (best := checkpoints.restore_best(model=model)) is not None:
+            model = best.trees[0]
+            fitted = fit(model)
+            results["best"] = evaluator.test_scores(model, splits, fitted)
+            held_out["best"] = evaluator.scores(model, Task(splits.validation), fitted)
+        if "best" in results:
+            results["best_step"] = checkpoints.best_step
+        results["validation"] = held_out
     _keep_matches(folder, setup, model, fitted)
-    return results | {"validation": held_out}
+    return results
 
 
 def _keep_matches(
@@ -115,7 +114,7 @@ def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:
     times = {
         "steps": steps,
         "seconds": {name: round(value, 3) for name, value in stopwatch.seconds().items()},
-        "programs": stopwatch.programs(),
+        "programs": stopwatch.programs,
         **machine.memory_peaks(),
     }
     with console.tolerating(str(folder / TIMES)):

@@ -50,8 +50,11 @@ def build(config: ConfigDict) -> Setup:
     model = create_embedder(config, device=mesh.devices.flat[0])
     splits = open_splits(config)
     train = splits.training_images()
-    if config.train.cached_features:
-        splits = splits._replace(train=_with_pairs(train))
+    if config.train.cached_features:  # Of a class with one image, they would all be equal.
+        paired = np.flatnonzero(np.bincount(train.labels) > 1)
+        if len(paired) < train.num_classes:
+            console.say(f"{train.num_classes - len(paired)} classes with one image are left out")
+        splits = splits._replace(train=train.with_classes(paired))
     config = fit_to_images(config, splits.train)
     validate(config)
     learner = build_learner(config, mesh, model)
@@ -76,14 +79,6 @@ def build(config: ConfigDict) -> Setup:
     source = evaluation_input(config, mesh)
     evaluator = create_evaluator(config, source=source, splits=splits)
     return Setup(config, learner, spec, splits, plans, layout, evaluator)
-
-
-def _with_pairs(train: Dataset) -> Dataset:
-    """Leaves out classes with one image, whose cached features equal themselves."""
-    paired = np.flatnonzero(np.bincount(train.labels) > 1)
-    if len(paired) < train.num_classes:
-        console.say(f"{train.num_classes - len(paired)} classes with one image are left out")
-    return train.with_classes(paired)
 
 
 def create_plans(config: ConfigDict, splits: Splits) -> Plans:

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config.choices import parameter_path
+from hypjax.data.parts import Task
 from hypjax.inference.weights import pretrained_parameters
 from hypjax.models import model_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -54,8 +55,12 @@ def begin(
 def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
     """Scores the first state, and counts that as evaluation."""
     console.say("evaluating before training")
+    evaluator, splits, params = setup.evaluator, setup.splits, state.params["model"]
     with stopwatch.part("evaluation"):
-        scores = setup.evaluator.scores_of_splits(state.params["model"], setup.splits)
+        fitted = evaluator.fit(params, splits.train)
+        scores = {"test": evaluator.test_scores(params, splits, fitted)}
+        if splits.validation:
+            scores["validation"] = evaluator.scores(params, Task(splits.validation), fitted)
     return Measured(untrained=scores)
 
 
