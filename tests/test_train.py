@@ -23,7 +23,7 @@ def run(data_dir, tmp_path_factory):
     return config, folder, train.train_and_evaluate(config, folder)
 
 
-def test_a_run_leaves_results_metrics_and_a_model(run, load_glyphs, capsys):
+def test_a_run_leaves_results_times_and_a_model(run, load_glyphs, capsys):
     config, tmp_path, results = run
     assert json.loads((tmp_path / "results.json").read_text()) == results
     for recalls in (results["untrained"], results["final"], results["validation"]["final"]):
@@ -31,11 +31,6 @@ def test_a_run_leaves_results_metrics_and_a_model(run, load_glyphs, capsys):
         for values in recalls.values():
             assert list(values) == ["recall@1", "recall@2", "recall@4", "recall@8"]
             assert all(0 < value < 1 for value in values.values())
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    steps = [line["step"] for line in lines if "loss" in line]
-    assert steps == [2, 3, 4, 6]
-    assert {"loss", "gradient_norm", "learning_rate", "images_per_second"} <= lines[1].keys()
-    assert [line["step"] for line in lines if "validation" in line] == [0, 3, 6]
     times = json.loads((tmp_path / "times.json").read_text())
     seconds = times["seconds"]
     total = seconds.pop("total")

@@ -328,7 +328,6 @@ def test_a_run_that_was_removed_from_the_cloud_starts_over(bucket, machine):
         (bucket.root / "runs/a" / name).unlink()
     assert not steps(CloudCopy(URL).folder)
     assert not (run.folder / "config.json").exists()
-    assert not run.folder.with_suffix(".aside").exists()
 
 
 @pytest.mark.parametrize("loss", ["emptied", "truncated"])

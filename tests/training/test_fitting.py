@@ -26,18 +26,21 @@ def fitted(train, *overrides):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "classes", "samples"),
+    ("sizes", "classes", "samples", "steps"),
     [
-        ([20] * 100, 16, 4),
-        ([60, 60], 2, 32),
-        ([9, 9, 9], 3, 9),
-        ([50] * 7, 7, 9),
-        ([1] * 90, 32, 2),
+        ([20] * 100, 16, 4, 1000),
+        ([60, 60], 2, 32, 1000),
+        ([9, 9, 9], 3, 9, 2371),
+        ([50] * 7, 7, 9, 1016),
+        ([1] * 90, 32, 2, 1000),
     ],
 )
-def test_a_batch_has_about_64_images_if_there_are_enough(sizes, classes, samples):
-    train = fitted(images(*sizes)).train
-    assert (train.batch_size, train.samples_per_class) == (classes * samples, samples)
+def test_a_batch_has_about_64_images_and_training_64000(sizes, classes, samples, steps):
+    """Or fewer in a batch, if there are no more. A tenth of the steps warms up."""
+    config = fitted(images(*sizes))
+    assert config.train.batch_size == classes * samples
+    assert config.train.samples_per_class == samples
+    assert (config.train.total_steps, config.optim.warmup_steps) == (steps, steps // 10)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +68,6 @@ def test_what_is_set_is_kept_and_what_is_chosen_is_printed(capsys):
     printed = capsys.readouterr().err
     assert "chosen for these images: train.samples_per_class=4, train.total_steps=" in printed
     assert "batch_size" not in printed and "warmup" not in printed
-
-
-@pytest.mark.parametrize(("sizes", "steps"), [([20] * 100, 1000), ([9, 9, 9], 2371)])
-def test_training_shows_64000_images_and_a_tenth_of_it_warms_up(sizes, steps):
-    config = fitted(images(*sizes))
-    assert config.train.total_steps == steps
-    assert config.optim.warmup_steps == steps // 10
 
 
 @pytest.mark.slow

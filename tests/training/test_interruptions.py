@@ -79,21 +79,6 @@ def wait_for_steps(process, run):
         time.sleep(0.01)
 
 
-@pytest.mark.slow
-def test_an_interrupt_saves_first_and_says_how_to_resume(photos_folder, tmp_path):
-    long = [*FLAT, "train.total_steps=3000", "run.checkpoint_every=3000"]
-    process = small_runs.start(photos_folder, tmp_path, *long)
-    wait_for_steps(process, tmp_path)
-    process.send_signal(signal.SIGINT)
-    _, printed = process.communicate(timeout=60)
-    assert process.returncode == 130
-    (saved,) = (int(path.name) for path in (tmp_path / "checkpoints").iterdir())
-    assert 0 < saved < 3000
-    assert "interrupted: finishing this step and saving" in printed
-    last = f"interrupted; step {saved} is saved, and the same command resumes from there"
-    assert printed.splitlines()[-1] == last
-
-
 STALL = """
 import os, time
 opened = os.open
@@ -139,15 +124,19 @@ def ends(group: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_signals_reach_the_run_and_not_its_workers(photos_folder, tmp_path, number, status):
-    """A terminal sends an interrupt to all processes of a command; none may survive."""
+def test_a_signal_ends_a_run_which_saves_first(photos_folder, tmp_path, number, status):
+    """A terminal sends an interrupt to all processes of a command: workers must ignore it."""
     long = [*FLAT, "train.total_steps=30000", "run.checkpoint_every=30000", "run.workers=1"]
     process = small_runs.start(photos_folder, tmp_path, *long, start_new_session=True)
     wait_for_steps(process, tmp_path)
     os.killpg(process.pid, number)
     _, printed = process.communicate(timeout=60)
     assert process.returncode == status
-    assert "is saved, and the same command resumes from there" in printed
+    (saved,) = (int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert 0 < saved < 30000
+    assert "interrupted: finishing this step and saving" in printed
+    last = f"interrupted; step {saved} is saved, and the same command resumes from there"
+    assert printed.splitlines()[-1] == last
     assert "Traceback" not in printed and "leaked" not in printed
     assert ends(process.pid), "a process survived"
 

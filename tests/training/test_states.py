@@ -11,12 +11,16 @@ from tests.helpers.steps import random_batch, start
 
 
 def test_a_restored_state_goes_on_as_the_saved_one(load_glyphs, tmp_path):
-    """With a memory that is being overwritten. The step is not compiled again."""
-    config = load_glyphs("objective.memory=40", variant="irt-r")
+    """With a memory that is being overwritten, a teacher, and noise.
+
+    The step is not compiled again.
+    """
+    taught = ("objective.memory=40", "objective.memory_decay=0.9", "model.drop_path=0.5")
+    config = load_glyphs(*taught, "model.depth=2", variant="irt-r")
     state, step = start(config)
     for i in range(2):
         state, _ = step(state, random_batch(i))
-    assert state.objective_state["memory"].place == 8
+    assert state.objective_state["memory"].place == 8 and state.teacher is not None
     checkpoints = SharedCheckpoints(lambda: Checkpoints(tmp_path))
     recalls = states.Measured(untrained={"test": {"head": {"recall@1": 0.5}}})
     states.save(checkpoints, state, recalls)
