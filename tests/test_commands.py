@@ -85,6 +85,36 @@ def test_mistakes_in_flags(name, argument, message):
         command.parse([name, argument], copy.deepcopy(module.FLAGS))
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("main", "", "--config is missing; try --config=configs/glyphs.py"),
+        ("embed", "--workdir=a --images=. --output=g.txt", "its name must end in .npz"),
+        ("search", "--workdir=a --gallery=g.npz --query=q", "cannot read g.npz"),
+        ("search", "--workdir=a --gallery=g --query=q --alpha=3", "give that flag, too"),
+        ("plot", "disk --workdir=a", "--output is missing"),
+        ("plot", "disk --output=a.png", "give either --workdir, a trained run, or --embeddings"),
+        ("plot", "disk --output=a.png --workdir=a --parts=val", "--parts=val is unknown"),
+        ("plot", "grid --output=a.png --workdir=a --parts=train,test", "a grid shows one part"),
+        ("plot", "disk --output=a.svg --workdir=a", "a.svg, which is a folder; name a file"),
+        ("plot", "map --output=a.png", "'map' is not one of disk, grid"),
+        ("compare", "", "--config is missing"),
+        ("compare", "runs/none", "no finished run in runs/none"),
+        ("compare", "runs/a --config=glyphs", "name either the folders of runs or --config"),
+        ("compare", "runs/a --x=seed", "--output is missing"),
+        ("compare", "--config=glyphs --field=seed --value=1 --x=seed", "--x is for the folders"),
+        ("report", "--workdir=none", "none holds no run"),
+        ("report", "--workdir=a --output=a.pdf", "its name must end in .html"),
+        ("report", "--workdir=a --output=no/a.html", "but the folder no does not exist"),
+        ("report", "--workdir=a --workdir=a", "is given twice"),
+    ],
+)
+def test_mistakes_are_told_before_a_model_is_read(name, arguments, message, folder):
+    (folder / "a.svg").mkdir()
+    with pytest.raises(UserError, match=re.escape(message)):
+        commands.call(name, *arguments.split())
+
+
 def test_flags_overrides_and_words_are_separated():
     module = importlib.import_module("hypjax.benchmark")
     flag_values = copy.deepcopy(module.FLAGS)

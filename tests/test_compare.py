@@ -135,18 +135,3 @@ def test_seeds_are_summarised_by_mean_and_standard_deviation(compare):
     title, _, *table = rows(compare(f"--config={CONFIG}", "--field=seed", *values))
     assert " ".join(title) == "seed, recall on the test classes:"
     assert table[3:] == [["mean", "head", "0.6500"], ["std", "head", "0.1323"]]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--config is missing"),
-        (["runs/none"], "no finished run in runs/none"),
-        (["runs/a", f"--config={CONFIG}"], "name either the folders of runs or --config"),
-        (["runs/a", "--x=seed"], "--output is missing"),
-        ([f"--config={CONFIG}", f"--field={FIELD}", "--value=1", "--x=seed"], "--x is for the"),
-    ],
-)
-def test_errors(compare, arguments, message):
-    with pytest.raises(UserError, match=f"^{message}"):
-        compare(*arguments)

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from hypjax.errors import UserError
 from tests.helpers import commands, small_runs
 from tests.helpers.process_pair import python
 
@@ -45,11 +44,6 @@ def test_trains_prints_its_results_again_and_evaluates(glyphs, tmp_path, capsys)
     fields = printed(*glyphs, "--print", "--config.seed=3").splitlines()
     (line,) = (line for line in fields if "config.seed " in line)
     assert line.split()[1:] == ["3", "command", "line"]
-
-
-def test_a_command_without_a_configuration_is_an_error():
-    with pytest.raises(UserError, match="^--config is missing; try --config=configs/glyphs.py"):
-        commands.call("main")
 
 
 def test_imports_are_light():

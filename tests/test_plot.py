@@ -1,7 +1,6 @@
 """The command that draws embeddings."""
 
 import functools
-import pathlib
 import shutil
 import sys
 
@@ -60,21 +59,3 @@ def test_missing_packages_are_named_first(module, output, options, tmp_path, mon
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf'needs {module}: pip install "hypjax\[viz\]"'):
         draw("disk", "--workdir=none", f"--output={tmp_path / output}", *options)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["disk", "--workdir=a"], "--output is missing"),
-        (["disk", "--output=a.png"], "give either --workdir, a trained run, or --embeddings"),
-        (["disk", "--output=a.png", "--workdir=a", "--parts=val"], "--parts=val is unknown"),
-        (["grid", "--output=a.png", "--workdir=a", "--parts=train,test"], "a grid shows one part"),
-        (["disk", "--output=a.svg", "--workdir=a"], "a.svg, which is a folder; name a file"),
-        (["map", "--output=a.png"], "'map' is not one of disk, grid"),
-    ],
-)
-def test_mistakes_are_one_sentence(arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("a.svg").mkdir()
-    with pytest.raises(UserError, match=message):
-        draw(*arguments)

@@ -189,21 +189,6 @@ def test_damaged_measurements_are_left_out_with_a_warning(runs, tmp_path, capsys
     assert "times.json is damaged; 1 of its objects are left out" in warned
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--workdir=none"], "none holds no run"),
-        (["--workdir=a", "--output=a.pdf"], "its name must end in .html"),
-        (["--workdir=a", "--output=no/a.html"], "but the folder no does not exist"),
-        (["--workdir=a", "--workdir=a"], "is given twice"),
-    ],
-)
-def test_mistakes_are_one_sentence(arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=message):
-        write(*arguments)
-
-
 def test_names_of_classes_are_text(runs, tmp_path, monkeypatch):
     monkeypatch.setattr("hypjax.data.dataset.Dataset.class_name", lambda images, i: "<b>&x")
     write(f"--workdir={runs / 'hyp'}", f"--output={tmp_path / 'r.html'}", "--queries=2")

@@ -479,16 +479,3 @@ def test_many_queries_are_drawn_on_several_pages(tmp_path):
     assert files == [tmp_path / "hits.png", tmp_path / "hits-2.png"]
     heights = [Image.open(file).height for file in files]
     assert heights[0] > 15 * heights[1]
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "message"),
-    [
-        ("embed", ["--workdir=none", "--images=.", "--output=g.txt"], "its name must end in .npz"),
-        ("search", ["--workdir=none", "--gallery=g.npz", "--query=q"], "cannot read g.npz"),
-        ("search", ["--workdir=w", "--gallery=g", "--query=q", "--alpha=3"], "give that flag, too"),
-    ],
-)
-def test_mistakes_on_the_command_line_are_told_before_the_model_is_read(name, args, message):
-    with pytest.raises(UserError, match=message):
-        commands.call(name, *args)
