@@ -62,7 +62,7 @@ def test_tuples_are_pairs_with_negatives_of_other_classes_in_the_pool(load):
     assert (classes[:, 0] == classes[:, 1]).all()
     assert all(len({*row}) == 3 for row in classes)  # One of the pair, two of negatives.
     assert metrics["negative_distance"] < metrics["random_distance"]
-    (_, again), (_, later) = (Miner(built).plans.candidates(epoch) for epoch in (0, 1))
+    (_, again), (_, later) = (plans.candidates(epoch) for epoch in (0, 1))
     np.testing.assert_array_equal(again, pool)
     assert later.tolist() != pool.tolist()
 
