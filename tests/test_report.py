@@ -78,11 +78,13 @@ def test_a_page_shows_two_runs_and_needs_nothing_else(runs, tmp_path, capsys):
         assert cells == [f"{best['head']['recall@1']:.3f} ("]  # Equal cells are joined.
 
 
-def test_runs_of_other_test_images_have_searches_of_their_own(runs, tmp_path):
+def test_runs_of_other_test_images_have_searches_of_their_own(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("hypjax.data.dataset.Dataset.class_name", lambda images, i: "<b>&x")
     where = [f"--workdir={runs / name}" for name in ("hyp", "other")]
     write(*where, f"--output={tmp_path / 'report.html'}", "--queries=4")
     text = (tmp_path / "report.html").read_text()
     assert text.count("the lowest Recall@1") == 2 and len(Page(text).items) == 8
+    assert "&lt;b&gt;&amp;x" in text and "<b>&x" not in text
 
 
 def test_the_best_scores_of_runs_stand_out():
@@ -187,10 +189,3 @@ def test_damaged_measurements_are_left_out_with_a_warning(runs, tmp_path, capsys
     warned = capsys.readouterr().err
     assert "metrics.jsonl is damaged; 8 of its objects are left out" in warned
     assert "times.json is damaged; 1 of its objects are left out" in warned
-
-
-def test_names_of_classes_are_text(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("hypjax.data.dataset.Dataset.class_name", lambda images, i: "<b>&x")
-    write(f"--workdir={runs / 'hyp'}", f"--output={tmp_path / 'r.html'}", "--queries=2")
-    text = (tmp_path / "r.html").read_text()
-    assert "&lt;b&gt;&amp;x" in text and "<b>&x" not in text
