@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.models.architectures import Encoder, check_encoder, create_encoder
-from hypjax.models.layers import compute_dtype
+from hypjax.models.layers import Images, compute_dtype
 from hypjax.models.vit import VisionTransformer, resize_positions
 from hypjax.types import Outputs, View
 
@@ -69,13 +69,10 @@ class Embedder(nn.Module):
 def create_embedder(
     config: ConfigDict, *, evaluating: bool = False, device: jax.Device | None = None
 ) -> Embedder:
-    """Builds the model that a run's configuration, already validated, describes.
+    """Builds the model that a run's whole configuration, already validated, describes.
 
-    Args:
-        config: The run's whole configuration.
-        evaluating: Whether to pool by `model.eval_pooling` instead of `model.pooling`. The
-            parameters are the same.
-        device: The device that computes, see `compute_dtype`.
+    To evaluate, it pools by `model.eval_pooling` instead of `model.pooling`; the parameters are the
+    same. The device is the one that computes, see `compute_dtype`.
     """
     model = config.model
     options = {
@@ -114,9 +111,7 @@ def scaled_side(encoder: Encoder, scale: float) -> int:
     return unit * max(1, math.floor(encoder.image_size * scale / unit + 0.5))
 
 
-def resize_images(
-    images: Float[Array, "batch height width channels"], side: int
-) -> Float[Array, "batch side side channels"]:
+def resize_images(images: Images, side: int) -> Float[Array, "batch side side channels"]:
     """Resizes to squares by bilinear interpolation without antialiasing.
 
     Centres of pixels are at halves, as in PyTorch's `interpolate` with `align_corners=False`, which

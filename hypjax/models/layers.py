@@ -12,6 +12,8 @@ from einops import rearrange
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Shaped, UInt8
 
+Images = Shaped[Array, "batch height width channels"]
+
 
 def normalize(
     images: UInt8[Array, "batch height width channels"], mean: Sequence[float], std: Sequence[float]
@@ -21,9 +23,7 @@ def normalize(
     return (scaled - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
 
 
-def mirror(
-    images: Shaped[Array, "batch height width channels"], flips: Bool[Array, " batch"]
-) -> Shaped[Array, "batch height width channels"]:
+def mirror(images: Images, flips: Bool[Array, " batch"]) -> Images:
     """Mirrors the selected images left to right."""
     return jnp.where(flips[:, None, None, None], images[:, :, ::-1], images)
 

@@ -17,16 +17,18 @@ MULTIPLE = 64  # Factors of a matrix product have a multiple of this many rows.
 # another one, which may round differently, and duplicates must be equally far.
 LANES = 16
 PART_BYTES = 32 * 2**20  # Largest size of the points that are held at once.
+Points = Float[np.ndarray | Array, "n d"]  # In the memory of the host or of devices.
+Rows = Int[np.ndarray, " r"]  # Of some points.
 
 
 class Labelled(NamedTuple):
     """Points and their class numbers; of queries, also gallery indices (−1 for none)."""
 
-    points: Float[np.ndarray | Array, "n d"]
+    points: Points
     labels: Int[np.ndarray, " n"]
     ids: Int[np.ndarray, " n"] | None = None
 
-    def part(self, rows: slice | Int[np.ndarray, " r"]) -> "Labelled":
+    def part(self, rows: slice | Rows) -> "Labelled":
         """Some of the points."""
         return Labelled(*(None if array is None else array[rows] for array in self))
 
@@ -42,9 +44,7 @@ def float32(x: Float[ArrayLike, "n d"]) -> Float[ArrayLike, "n d"]:
     return x.astype(jnp.float32) if isinstance(x, jax.Array) else np.asarray(x, np.float32)
 
 
-def host_rows(
-    x: Float[np.ndarray | Array, "n d"], rows: slice | Int[np.ndarray, " r"]
-) -> Float[np.ndarray, "r d"]:
+def host_rows(x: Points, rows: slice | Rows) -> Float[np.ndarray, "r d"]:
     """Some points in host memory, float32."""
     return np.asarray(x[rows], np.float32)
 
@@ -55,7 +55,7 @@ def blocks(number: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, number, size)]
 
 
-def split(rows: Int[np.ndarray, " r"], size: int) -> list[Int[np.ndarray, " s"]]:
+def split(rows: Rows, size: int) -> list[Rows]:
     """Splits rows into parts of a size, as `blocks` does."""
     return [rows[block] for block in blocks(len(rows), size)]
 
@@ -91,7 +91,7 @@ def check_space(space: object) -> None:
 
 def check_points(
     queries: Float[ArrayLike, "n d"], gallery: Float[ArrayLike, "m d"]
-) -> tuple[Float[np.ndarray | Array, "n d"], Float[np.ndarray | Array, "m d"]]:
+) -> tuple[Points, Points]:
     """Checks shapes and types, and returns points as arrays; JAX arrays stay on their devices."""
     queries, gallery = (x if hasattr(x, "dtype") else np.asarray(x) for x in (queries, gallery))
     for name, points in (("queries", queries), ("gallery", gallery)):

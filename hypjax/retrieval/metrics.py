@@ -82,8 +82,7 @@ def recall_at_k(
         UserError: A point is not finite or not in the space, shapes do not match, or no query has
             a match.
     """
-    points = (queries, query_labels, gallery, gallery_labels)
-    return _means_at_k("recall", ks, points, space)
+    return _means_at_k("recall", ks, (queries, query_labels, gallery, gallery_labels), space)
 
 
 def mean_reciprocal_rank(
@@ -149,8 +148,7 @@ def precision_at_k(
 
     Arguments and errors are those of `recall_at_k`; K may be at most the number of items.
     """
-    points = (queries, query_labels, gallery, gallery_labels)
-    return _means_at_k("precision", ks, points, space)
+    return _means_at_k("precision", ks, (queries, query_labels, gallery, gallery_labels), space)
 
 
 def query_scores(

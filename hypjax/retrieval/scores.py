@@ -40,6 +40,7 @@ from jaxtyping import Array, Bool, Float, Int
 from hypjax.geometry import Fused, InnerProductSpace, SearchTerms, Space
 from hypjax.geometry.arithmetic import inner_products
 from hypjax.retrieval import inputs
+from hypjax.retrieval.inputs import Points, Rows
 
 _LOG = logging.getLogger(__name__)
 
@@ -232,10 +233,10 @@ def _slack(
 
 def certify(
     what: str,
-    queries: Float[np.ndarray | Array, "n d"],
+    queries: Points,
     score: Score,
-    by_products: Callable[[Int[np.ndarray, " r"], Score], Int[np.ndarray, " u"]],
-    by_subtraction: Callable[[Int[np.ndarray, " u"]], None],
+    by_products: Callable[[Rows, Score], Rows],
+    by_subtraction: Callable[[Rows], None],
 ) -> None:
     """Answers all queries exactly, and logs how many each arithmetic answered.
 
@@ -262,7 +263,7 @@ def certify(
     )
 
 
-def _are_few(queries: Float[np.ndarray | Array, "n d"], rows: Int[np.ndarray, " r"]) -> bool:
+def _are_few(queries: Points, rows: Rows) -> bool:
     """Whether few of the queries differ, so that subtraction costs less than another search."""
     found: set[bytes] = set()
     for part in inputs.split(rows, _CROWD):
@@ -272,9 +273,7 @@ def _are_few(queries: Float[np.ndarray | Array, "n d"], rows: Int[np.ndarray, " 
     return True
 
 
-def _crowds(
-    queries: Float[np.ndarray | Array, "n d"], rows: Int[np.ndarray, " r"]
-) -> list[Int[np.ndarray, " c"]]:
+def _crowds(queries: Points, rows: Rows) -> list[Rows]:
     """Splits rows into groups, so that crowds far from each other are in different ones."""
     # Points are cut where their projections on a line are farthest apart.
     line = np.random.default_rng(0).normal(size=queries.shape[1])

@@ -28,18 +28,15 @@ def opened(name, data_dir, run=None, **evaluation):
     return open_splits(config)
 
 
-def oxford(folder, data_dir, missing=(), run=None):
-    """Writes a small Oxford, and opens it prepared."""
-    prepared("roxford5k", object_files.write_roxford(folder, missing), data_dir)
-    return opened("roxford5k", data_dir, run)
-
-
-def judge(folder, **fields):
-    """Changes what the ground truth says of the first query."""
+def oxford(folder, data_dir, missing=(), run=None, **judged):
+    """Writes a small Oxford, perhaps with another truth on the first query; opens it prepared."""
+    folder = object_files.write_roxford(folder, missing)
     path = folder / "gnd_roxford5k.pkl"
     truth = pickle.loads(path.read_bytes())
-    truth["gnd"][0].update(fields)
+    truth["gnd"][0].update(judged)
     path.write_bytes(pickle.dumps(truth))
+    prepared("roxford5k", folder, data_dir)
+    return opened("roxford5k", data_dir, run)
 
 
 def plain(judgements):
@@ -104,10 +101,7 @@ def test_a_query_is_cut_to_its_box_before_it_is_viewed(tmp_path, cache):
 
 
 def test_a_box_outside_its_image_is_reported(tmp_path):
-    folder = object_files.write_roxford(tmp_path)
-    judge(folder, bbx=[500, 500, 600, 600])
-    prepared("roxford5k", folder, tmp_path / "data")
-    queries = opened("roxford5k", tmp_path / "data").test
+    queries = oxford(tmp_path, tmp_path / "data", bbx=[500, 500, 600, 600]).test
     with pytest.raises(UserError, match="cannot read keble_000000 .*is not in the image"):
         queries.test_view(0, View(8, 8, 3))
 
@@ -162,13 +156,9 @@ def test_sfm_lists_clusters_and_pairs(tmp_path):
 
 
 def test_relations_are_part_of_the_fingerprint_and_are_protected(tmp_path):
-    folder = object_files.write_roxford(tmp_path)
-    builder = prepared("roxford5k", folder, tmp_path / "data")
-    before = opened("roxford5k", tmp_path / "data").fingerprint
-    judge(folder, easy=[1])
-    prepared("roxford5k", folder, tmp_path / "second")
-    assert opened("roxford5k", tmp_path / "second").fingerprint != before
-    table = builder.data_path / "judgements.parquet"
+    before = oxford(tmp_path, tmp_path / "data").fingerprint
+    assert oxford(tmp_path / "b", tmp_path / "second", easy=[1]).fingerprint != before
+    table = tmp_path / "data/roxford5k/1.0.0/judgements.parquet"
     table.write_bytes(table.read_bytes()[:-10])
     with pytest.raises(UserError, match=r"is damaged \(judgements.parquet cannot be read\)"):
         opened("roxford5k", tmp_path / "data")
