@@ -1,8 +1,9 @@
-"""Comparison with timm: of encoders with random weights of timm's, and of published models."""
+"""Comparison with timm: encoders with its random weights, several scales, published models."""
 
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
@@ -11,7 +12,10 @@ from PIL import Image
 import hypjax
 from hypjax import train
 from hypjax.errors import UserError
-from hypjax.models import VisionTransformer, create_encoder
+from hypjax.geometry import Sphere
+from hypjax.inference.embedding import embed_function
+from hypjax.models import Embedder, ResNet, VisionTransformer, create_encoder
+from hypjax.models.embedder import resize_images
 from hypjax.models.pretrained import convert_timm, load_timm, timm_classifier, timm_state_dict
 from hypjax.models.vit import drop_path_factors
 from tests.helpers import small_runs
@@ -49,7 +53,7 @@ def pixels(side, number=1):
 
 
 def as_torch(images):
-    return torch.tensor(images.transpose(0, 3, 1, 2))
+    return torch.tensor(np.asarray(images, np.float32).transpose(0, 3, 1, 2))
 
 
 @pytest.mark.parametrize(
@@ -274,3 +278,50 @@ def test_a_published_model_gives_the_same_features(photos_folder, tmp_path, fiel
         features = peer(torch.stack([transform(image) for image in images])).numpy()
     expected = np.asarray(model.space.embed(features))
     np.testing.assert_allclose(model.embed(images), expected, atol=2e-5)
+
+
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+SCALES = (1.0, 0.7071, 0.5)
+
+
+def interpolated(images, side):
+    size = {"size": (side, side), "mode": "bilinear", "align_corners": False}
+    return torch.nn.functional.interpolate(images, **size)
+
+
+@pytest.mark.parametrize(("old", "side"), [(224, 160), (224, 158), (64, 32), (33, 20), (20, 31)])
+def test_images_are_interpolated_as_by_torch(old, side):
+    images = pixels(old, 2)
+    expected = interpolated(as_torch(images), side).numpy().transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(resize_images(jnp.asarray(images), side), expected, atol=1e-5)
+
+
+def resampled(native, side):
+    """A transformer, whose position embeddings timm resamples to another size of images."""
+    peer = timm.models.VisionTransformer(img_size=side, embed_dim=48, num_classes=0, **SMALL)
+    state = timm.models.vision_transformer.checkpoint_filter_fn(native.state_dict(), peer)
+    peer.load_state_dict(state)
+    return peer.eval()
+
+
+@pytest.mark.parametrize("kind", ["transformer", "resnet"])
+def test_points_at_several_scales_equal_a_loop(kind):
+    if kind == "transformer":
+        native = randomised(resampled(small_peer(), 64), 0.1)
+        encoder = VisionTransformer(image_size=64, width=48, **SMALL)
+        peers = {side: resampled(native, side) for side in (64, 48, 32)}  # 5.66 patches become 6.
+    else:
+        torch.manual_seed(0)
+        layers = (1, 1, 1, 1)
+        native = timm.models.ResNet(timm.models.resnet.Bottleneck, layers, num_classes=0).eval()
+        encoder = ResNet(image_size=64, stage_sizes=layers)
+        peers = dict.fromkeys((64, 45, 32), native)  # 45.3 pixels become 45.
+    images = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), np.uint8)
+    inputs, normalize = as_torch((images / 255 - MEAN) / STD), torch.nn.functional.normalize
+    with torch.no_grad():
+        points = [normalize(peer(interpolated(inputs, side))) for side, peer in peers.items()]
+    model = Embedder(encoder, head_dim=encoder.dim, head_kind="none")
+    embed = embed_function(model, (MEAN, STD), {"encoder": Sphere()}, SCALES)
+    params = {"encoder": convert_timm(state_of(native), encoder)}
+    found = jax.jit(embed)(params, images)["encoder"]
+    np.testing.assert_allclose(found, normalize(sum(points)).numpy(), atol=2e-5)
