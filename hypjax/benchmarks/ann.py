@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import operator
 import pathlib
 import tempfile
 import time
@@ -36,7 +37,7 @@ _SETTINGS = ((PoincareBall(0.1, 2.3), 128), (PoincareBall(1.0, None), 128))
 _SETTINGS += ((PoincareBall(0.1, 2.3), 8), (PoincareBall(1.0, None), 8))
 
 Points = Float32[np.ndarray, "n d"]
-Search = Callable[[Points, int], Int[np.ndarray, "q k"]]
+Items = Int[np.ndarray, "queries k"]
 
 
 class _Engine(NamedTuple):
@@ -44,8 +45,7 @@ class _Engine(NamedTuple):
 
     name: str
     built: float  # Seconds of building the index.
-    search: Search  # From query vectors and the number of a setting to neighbours, [queries, 10].
-    queries: Points
+    search: Callable[[int], Items]  # From the number of a setting to neighbours of the queries.
     settings: Mapping[str, int]
 
 
@@ -65,12 +65,13 @@ def rows(options: measure.Options) -> measure.Rows:
         own, searches = [], []
         with tempfile.TemporaryDirectory() as folder:
             for space in (ball, Sphere()):
-                x = np.asarray(space.embed(features))
-                for engine, true in _engines(x, space, pathlib.Path(folder), options.exported):
+                x, true = np.asarray(space.embed(features)), None
+                for engine in _engines(x, space, pathlib.Path(folder), options.exported):
                     for setting, number in engine.settings.items():
-                        run = functools.partial(engine.search, engine.queries, number)
-                        recall = float((true[:, :, None] == run()[:, None]).any(axis=2).mean())
-                        searches.append(run)
+                        searches.append(functools.partial(engine.search, number))
+                        items = searches[-1]()
+                        true = items if true is None else true  # The exact search comes first.
+                        recall = float((true[:, :, None] == items[:, None]).any(axis=2).mean())
                         own.append(
                             {"c": float(ball.c), "dim": dim, "points": count}
                             | {"distance": "hyperbolic" if space is ball else "cosine"}
@@ -92,23 +93,23 @@ def _features(count: int, dim: int) -> Points:
     return (features * norms / np.linalg.norm(features, axis=1, keepdims=True)).astype(np.float32)
 
 
-def _engines(
-    x: Points, space: Space, folder: pathlib.Path, exported: bool
-) -> Iterator[tuple[_Engine, Int[np.ndarray, "q k"]]]:
-    """The engines for a space, the exact search first, with its neighbours."""
+def _engines(x: Points, space: Space, folder: pathlib.Path, exported: bool) -> Iterator[_Engine]:
+    """The engines for a space, the exact search first; queries are the first points."""
+    queries = x[:_QUERIES]
 
-    def exact(queries: Points, _: int) -> np.ndarray:
+    def exact(_: int) -> Items:
         return nearest_neighbors(queries, x, k=_K, space=space)[1]
 
-    queries = x[:_QUERIES]
-    true = exact(queries, 0)
-    yield _Engine("hypjax", 0.0, exact, queries, {"exact": 0}), true
-    if isinstance(space, Sphere):
-        approximate = _cosine(x, exported)
-    else:
-        approximate = _hyperbolic(x, space, folder, exported)
-    for engine in approximate:
-        yield engine, true
+    yield _Engine("hypjax", 0.0, exact, {"exact": 0})
+    if not isinstance(space, Sphere):
+        yield from _hyperbolic(x, space, folder, exported)
+        return
+    yield _usearch(_PEER, x, queries, "cos")
+    yield _usearch(f"{_PEER} in bfloat16", x, queries, "cos", dtype="bf16")
+    if peers.installed("faiss") and not exported:
+        built, near = _faiss_graph(x, "METRIC_INNER_PRODUCT")
+        search = functools.partial(near, queries, _K)
+        yield _Engine("faiss HNSW, cosine", built, search, _candidates())
 
 
 def _hyperbolic(
@@ -122,11 +123,11 @@ def _hyperbolic(
     built = time.perf_counter() - started
     settings = {"as exported": gallery.candidates, **_candidates()}
 
-    def own(q: Points, candidates: int) -> np.ndarray:
+    def own(candidates: int) -> Items:
         gallery.candidates = candidates
-        return gallery.nearest(q, _K)[1]
+        return gallery.nearest(queries, _K)[1]
 
-    yield _Engine(_OURS, built, own, queries, settings)
+    yield _Engine(_OURS, built, own, settings)
     if exported:
         return
     vectors, asked = peers.search_vectors(ball, x)
@@ -137,47 +138,38 @@ def _hyperbolic(
         yield _lists("faiss IVF, inner product of d + 1", vectors, asked)
         built, near = _faiss_graph(x, "METRIC_L2")
 
-        def twice(q: Points, candidates: int) -> np.ndarray:
+        def twice(candidates: int) -> Items:
             """Two searches in a graph of Euclidean distances."""
             search = functools.partial(near, candidates=candidates)
-            return euclidean.nearest(search, x, q, k=_K, space=ball, candidates=candidates)[1]
+            return euclidean.nearest(search, x, queries, k=_K, space=ball, candidates=candidates)[1]
 
         engine = "faiss HNSW, L2, two searches (--export=faiss:hnsw)"
-        yield _Engine(engine, built, twice, queries, _candidates(least=64))
+        yield _Engine(engine, built, twice, _candidates(least=64))
     if peers.installed("qdrant_edge"):
         points = QdrantGallery.create(Folder(folder / "gallery.qdrant"), embeddings)
         built = measure.seconds(lambda: points.add(embeddings))
 
-        def search(q: Points, candidates: int) -> np.ndarray:
+        def search(candidates: int) -> Items:
             points.candidates = candidates
-            return np.array([[int(name) for name in hits.ids] for hits in points.nearest(q, _K)])
+            found = points.nearest(queries, _K)
+            return np.array([[int(name) for name in hits.ids] for hits in found])
 
-        name = "Qdrant, embedded (--export=qdrant)"
-        yield _Engine(name, built, search, queries, _candidates(least=64))
-
-
-def _cosine(x: Points, exported: bool) -> Iterator[_Engine]:
-    queries = x[:_QUERIES]
-    yield _usearch(_PEER, x, queries, "cos")
-    yield _usearch(f"{_PEER} in bfloat16", x, queries, "cos", dtype="bf16")
-    if peers.installed("faiss") and not exported:
-        built, near = _faiss_graph(x, "METRIC_INNER_PRODUCT")
-        search = lambda q, candidates: near(q, _K, candidates)  # noqa: E731
-        yield _Engine("faiss HNSW, cosine", built, search, queries, _candidates())
+        engine = "Qdrant, embedded (--export=qdrant)"
+        yield _Engine(engine, built, search, _candidates(least=64))
 
 
 def _candidates(least: int = 0) -> dict[str, int]:
     return {f"{number} candidates": number for number in _CANDIDATES if number >= least}
 
 
-def _faiss_graph(x: Points, metric: str) -> tuple[float, Callable[..., np.ndarray]]:
+def _faiss_graph(x: Points, metric: str) -> tuple[float, Callable[[Points, int, int], Items]]:
     """Seconds of building a graph, and its search for a number of neighbours by candidates."""
     import faiss
 
     index = faiss.IndexHNSWFlat(x.shape[1], _LINKS, getattr(faiss, metric))
     index.hnsw.efConstruction = _ADDED
 
-    def search(q: Points, count: int, candidates: int) -> np.ndarray:
+    def search(q: Points, count: int, candidates: int) -> Items:
         index.hnsw.efSearch = candidates
         return index.search(q, count)[1]
 
@@ -193,11 +185,11 @@ def _usearch(
     index = Index(ndim=vectors.shape[1], **settings)
     built = measure.seconds(lambda: index.add(np.arange(len(vectors)), vectors))
 
-    def search(q: Points, candidates: int) -> np.ndarray:
+    def search(candidates: int) -> Items:
         index.expansion_search = candidates
-        return np.asarray(index.search(q, _K).keys, np.int64)
+        return np.asarray(index.search(queries, _K).keys, np.int64)
 
-    return _Engine(engine, built, search, queries, _candidates())
+    return _Engine(engine, built, search, _candidates())
 
 
 def _lists(engine: str, vectors: Points, queries: Points) -> _Engine:
@@ -211,24 +203,25 @@ def _lists(engine: str, vectors: Points, queries: Points) -> _Engine:
         index.train(vectors)
         index.add(vectors)
 
-    def search(q: Points, visited: int) -> np.ndarray:
+    def search(visited: int) -> Items:
         index.nprobe = visited
-        return index.search(q, _K)[1]
+        return index.search(queries, _K)[1]
 
     settings = {f"{visited} of {lists} lists": visited for visited in _LISTS}
-    return _Engine(engine, measure.seconds(build), search, queries, settings)
+    return _Engine(engine, measure.seconds(build), search, settings)
 
 
 def _by_ball(rows: measure.Rows) -> dict[tuple[float, int], measure.Rows]:
-    """Rows of each curvature and number of coordinates."""
-    balls = {}
-    for row in rows:
-        balls.setdefault((row["c"], row["dim"]), []).append(row)
-    return balls
+    """Rows of each curvature and number of coordinates, which follow each other."""
+    groups = itertools.groupby(rows, operator.itemgetter("c", "dim"))
+    return {ball: list(own) for ball, own in groups}
 
 
 def table(rows: measure.Rows) -> str:
-    """Formats some settings in Markdown by ball, and below our times over usearch's cosine's."""
+    """Formats recall and speed of some settings in Markdown, with a column for each ball.
+
+    Lines below the table compare our times with those of usearch's cosine, at a recall of 0.98.
+    """
     balls = {ball: f"c {ball[0]:g}, {ball[1]}" for ball in _by_ball(rows)}
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:

@@ -142,9 +142,18 @@ def _peer(
     if not peers.installed("torchvision"):
         return None, "torchvision (pip install torchvision)"
     import torch
+    from torchvision import transforms
 
+    bicubic = transforms.InterpolationMode.BICUBIC
+    if training:
+        crop = transforms.RandomResizedCrop(_SIDE, _AREA, _RATIO, interpolation=bicubic)
+        view = [crop, transforms.RandomHorizontalFlip()]
+    else:
+        view = [transforms.Resize(_SHORTER_SIDE, bicubic), transforms.CenterCrop(_SIDE)]
+    half = (0.5, 0.5, 0.5)
+    view += [transforms.ToTensor(), transforms.Normalize(half, half)]
     loader = torch.utils.data.DataLoader(
-        _TorchPhotos([str(path) for path in paths], count, training),
+        _TorchPhotos(paths, count, transforms.Compose(view)),
         batch_size=_BATCH,
         num_workers=usable_cores(),
         persistent_workers=True,
@@ -154,30 +163,17 @@ def _peer(
     return lambda: _consume(iter(loader)), name
 
 
+@dataclasses.dataclass(frozen=True)
 class _TorchPhotos:
     """The same views as a map-style dataset of PyTorch."""
 
-    def __init__(self, paths: Sequence[str], count: int, training: bool) -> None:
-        self._paths, self._count, self._training = paths, count, training
+    paths: Sequence[pathlib.Path]
+    count: int
+    transform: Callable[[Image.Image], Any]
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __getitem__(self, i: int) -> Any:
-        with Image.open(self._paths[i % len(self._paths)]) as image:
-            return self._transform(image.convert(pixels.MODES[3]))
-
-    @functools.cached_property  # In the worker.
-    def _transform(self) -> Callable[[Image.Image], Any]:
-        from torchvision import transforms
-
-        bicubic = transforms.InterpolationMode.BICUBIC
-        if self._training:
-            view = [
-                transforms.RandomResizedCrop(_SIDE, _AREA, _RATIO, interpolation=bicubic),
-                transforms.RandomHorizontalFlip(),
-            ]
-        else:
-            view = [transforms.Resize(_SHORTER_SIDE, bicubic), transforms.CenterCrop(_SIDE)]
-        half = (0.5, 0.5, 0.5)
-        return transforms.Compose([*view, transforms.ToTensor(), transforms.Normalize(half, half)])
+        with Image.open(self.paths[i % len(self.paths)]) as image:
+            return self.transform(image.convert(pixels.MODES[3]))

@@ -6,6 +6,8 @@ use the command line and report their times in times.json.
 
 import concurrent.futures
 import contextlib
+import functools
+import itertools
 import json
 import os
 import pathlib
@@ -107,29 +109,24 @@ def _require_accelerator() -> None:
 
 def make_photos(folder: pathlib.Path, size: Size) -> None:
     """Writes JPEG files of about the size of photos: crops of one random scene per class."""
+    splits, labels = zip(*itertools.product(("train", "test"), range(size.classes)), strict=True)
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
-        futures = []
-        for split, count in (("train", size.train), ("test", size.test)):
-            for label in range(size.classes):
-                target = folder / split / f"{split}_{label:03}"
-                target.mkdir(parents=True)
-                rng = np.random.default_rng([split == "test", label])
-                images = len(range(label, count, size.classes))
-                futures.append(pool.submit(_write_class, target, images, size.width, rng))
-        for future in futures:
-            future.result()
+        list(pool.map(functools.partial(_write_class, folder, size), splits, labels))
 
 
-def _write_class(folder: pathlib.Path, count: int, width: int, rng: np.random.Generator) -> None:
-    side = width * 3 // 2
+def _write_class(folder: pathlib.Path, size: Size, split: str, label: int) -> None:
+    target = folder / split / f"{split}_{label:03}"
+    target.mkdir(parents=True)
+    rng = np.random.default_rng([split == "test", label])
+    width, side = size.width, size.width * 3 // 2
     pixels = scene(rng, (36, 36), (side, side))
-    for i in range(count):
-        size = int(width * rng.uniform(0.65, 0.85)), width
+    for i in range(len(range(label, getattr(size, split), size.classes))):
+        shape = int(width * rng.uniform(0.65, 0.85)), width
         if i % 5 == 0:  # Portrait format.
-            size = size[::-1]
+            shape = shape[::-1]
         top, left = rng.integers(0, side - width + 1, 2)
-        photo = Image.fromarray(pixels[top : top + size[0], left : left + size[1]])
-        photo.save(folder / f"{i:03}.jpg", quality=90)
+        photo = Image.fromarray(pixels[top : top + shape[0], left : left + shape[1]])
+        photo.save(target / f"{i:03}.jpg", quality=90)
 
 
 def scene(

@@ -34,6 +34,8 @@ _CENTRES = 10
 # Of SOP: images of a batch, coordinates, and rows and classes of the memory.
 _IMAGES, _MEMORY_DIM, _ROWS, _SOP_CLASSES = 64, 384, 60_000, 11_318
 _BATCHES = 8  # Which follow each other.
+Features = Float[np.ndarray, "n d"]
+Labels = Int[np.ndarray, " n"]
 # A function that returns value and gradients of a loss, and the temporary bytes that it needs.
 Gradient = tuple[Callable[[], tuple[jax.Array, Any]], int]
 
@@ -53,6 +55,7 @@ def tasks(options: Options) -> Iterator[Task]:
             peer_name = f"{name}, {formula}" if peer else name
             yield Task(what, ours, peer, peer_name, limit, memory=memory)
     rng = np.random.default_rng(0)
+    module, peer_name = _metric_learning()
     for name, compared in COMPARED.items():
         classes, samples, dim = _PROXIES if compared.centres else _PAIRS
         classes //= smaller
@@ -63,7 +66,7 @@ def tasks(options: Options) -> Iterator[Task]:
         others = _CLASSES * compared.centres or len(features)
         # One product forward, and two backward.
         limit = 3 * product_seconds(len(features), others, dim)
-        peer, peer_name = compared.peer(features, labels), _metric_learning()[1]
+        peer = module and module.metric_loss(compared, features, labels)
         what = f"{name}, {shape}, {dim} coordinates"
         yield Task(what, ours, peer, peer_name, limit, memory=memory)
     data = make_data(_ROWS // smaller)
@@ -71,10 +74,11 @@ def tasks(options: Options) -> Iterator[Task]:
     what = f"contrastive, {_IMAGES} images, a memory of {len(data.points)} × {_MEMORY_DIM}"
     # The memory has no gradient.
     limit = 2 * product_seconds(_IMAGES, len(data.points), _MEMORY_DIM)
-    yield Task(what, ours, memory_peer(data), _metric_learning()[1], limit, memory=memory)
+    peer = module and module.contrastive_with_memory(data)
+    yield Task(what, ours, peer, peer_name, limit, memory=memory)
 
 
-def _features(rng: np.random.Generator, count: int, dim: int) -> Float[np.ndarray, "n d"]:
+def _features(rng: np.random.Generator, count: int, dim: int) -> Features:
     return rng.normal(size=(count, dim)).astype(np.float32)
 
 
@@ -97,7 +101,7 @@ def _compiled_gradient(
     return lambda: jax.block_until_ready(program(*arguments)), memory
 
 
-def gradient(features: Float[np.ndarray, "n d"], samples: int) -> Gradient:
+def gradient(features: Features, samples: int) -> Gradient:
     """The hyperbolic loss with its gradient."""
 
     def loss(features: jax.Array) -> jax.Array:
@@ -118,11 +122,9 @@ class Compared(NamedTuple):
     chord: bool = False  # Whether their distance is the squared chord; otherwise it is the cosine.
     centres: int = 0  # Proxies of each class; 0 for a loss of pairs.
 
-    def gradient(
-        self, features: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"]
-    ) -> Gradient:
+    def gradient(self, features: Features, labels: Labels) -> Gradient:
         """Our loss with its gradients, by the proxies too."""
-        space, proxies = Sphere(), self._proxies(features.shape[1])
+        space, proxies = Sphere(), self.proxies(features.shape[1])
         samples = int(np.sum(labels == labels[0]))
 
         def loss(features: jax.Array, labels: jax.Array, proxies: jax.Array | None) -> jax.Array:
@@ -134,17 +136,8 @@ class Compared(NamedTuple):
         by = (0,) if proxies is None else (0, 2)
         return _compiled_gradient(loss, features, labels, proxies, by=by)
 
-    def peer(
-        self, features: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"]
-    ) -> Callable[[], tuple[Any, Any]] | None:
-        """Theirs with the same gradients, or None without the package."""
-        module, _ = _metric_learning()
-        proxies, batch = self._proxies(features.shape[1]), (features, labels)
-        return module and module.metric_loss(
-            self.theirs, self.arguments, self.miner, self.chord, batch, proxies
-        )
-
-    def _proxies(self, dim: int) -> Float[np.ndarray, "*b d"] | None:
+    def proxies(self, dim: int) -> Float[np.ndarray, "*b d"] | None:
+        """Random proxies of all classes, or None for a loss of pairs."""
         if not self.centres:
             return None
         shape = (_CLASSES, dim) if self.centres == 1 else (_CLASSES, self.centres, dim)
@@ -205,7 +198,10 @@ def make_data(rows: int) -> Data:
 
 
 def memory_step(data: Data) -> Gradient:
-    """A contrastive loss with a memory, by batches; the state is overwritten, as in training."""
+    """A contrastive loss with a memory, for one batch after the other.
+
+    As in training, each batch overwrites the state that the one before has left.
+    """
     rows, dim = data.points.shape
     objective = objectives.PairObjective(
         Sphere(), objectives.contrastive, samples_per_class=None, memory=float(rows)
@@ -233,9 +229,3 @@ def memory_step(data: Data) -> Gradient:
         return jax.block_until_ready(found)
 
     return run, compiled.memory_analysis().temp_size_in_bytes
-
-
-def memory_peer(data: Data) -> Callable[[], Any] | None:
-    """The same with pytorch-metric-learning's memory, or None without the package."""
-    module, _ = _metric_learning()
-    return module and module.contrastive_with_memory(*data)

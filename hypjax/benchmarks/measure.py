@@ -25,6 +25,7 @@ from hypjax.system import console
 _SAMPLING_INTERVAL = 0.01  # Seconds between samples of the memory.
 _MIN_SECONDS = 0.1  # Of a measurement; faster calls are repeated within it.
 Rows = list[dict[str, Any]]
+Call = Callable[[], Any]
 
 
 class Options(NamedTuple):
@@ -45,8 +46,8 @@ class Task(NamedTuple):
     """Something to time, and perhaps the same with another library."""
 
     name: str
-    ours: Callable[[], Any]  # Performs the task and waits for the result.
-    peer: Callable[[], Any] | None = None  # None also where the library is not installed.
+    ours: Call  # Performs the task and waits for the result.
+    peer: Call | None = None  # None also where the library is not installed.
     peer_name: str = ""  # Or what to install.
     limit: float | None = None  # Lower bound in seconds, from a rate measured in the same run.
     items: int | None = None  # Number of items processed, to print a rate.
@@ -75,9 +76,7 @@ def measure(tasks: Iterable[Task], repeats: int) -> Rows:
     return rows
 
 
-def interleaved(
-    calls: Sequence[Callable[[], Any]], repeats: int, slow: float = math.inf
-) -> list[list[float]]:
+def interleaved(calls: Sequence[Call], repeats: int, slow: float = math.inf) -> list[list[float]]:
     """Seconds of calls in rounds, so that a change in the machine's speed affects all alike.
 
     A first round compiles programs. Calls that take more than `slow` seconds in it are not timed
@@ -97,7 +96,7 @@ def interleaved(
     return times
 
 
-def seconds(run: Callable[[], Any], count: int = 1) -> float:
+def seconds(run: Call, count: int = 1) -> float:
     """Mean seconds of some calls."""
     started = time.perf_counter()
     for _ in range(count):
@@ -105,7 +104,7 @@ def seconds(run: Callable[[], Any], count: int = 1) -> float:
     return (time.perf_counter() - started) / count
 
 
-def _memory_growth(run: Callable[[], Any]) -> int | None:
+def _memory_growth(run: Call) -> int | None:
     """Largest growth of the resident memory during a call; None if the system does not tell."""
     before = _private_memory()
     if before is None:
@@ -136,7 +135,10 @@ def _private_memory() -> int | None:
 
 @functools.cache
 def product_rate(dim: int, side: int = 2048, dtype: str = "float32", count: int = 50) -> float:
-    """Operations per second of products [side, dim] × [dim, side], in float32 at full precision."""
+    """Measures operations per second of `count` products [side, dim] × [dim, side].
+
+    Factors in float32 are multiplied at full precision.
+    """
     x = (jax.random.normal(jax.random.key(0), (side, dim)) / dim**0.5).astype(dtype)
     precision = "highest" if dtype == "float32" else "default"
 
@@ -158,7 +160,7 @@ def product_seconds(n: int, m: int, dim: int) -> float:
     return 2 * n * m * dim / product_rate(dim)
 
 
-def min_seconds(run: Callable[[], Any]) -> float:
+def min_seconds(run: Call) -> float:
     """Least seconds of five calls that return arrays, after one that compiles."""
 
     def ended() -> None:

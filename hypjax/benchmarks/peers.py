@@ -30,7 +30,10 @@ def installed(*names: str) -> bool:
 
 
 def torch_or_missing(install: str, *others: str) -> tuple[types.ModuleType | None, str]:
-    """The module `torch_peers` and PyTorch's name; or None and what tasks lack (`install`)."""
+    """Returns the module `torch_peers` and the name of PyTorch, or None and what is missing.
+
+    `install` says how to install torch and the other modules that a task needs.
+    """
     if not installed("torch", *others):
         return None, install
     import torch

@@ -67,15 +67,9 @@ def rows(options: measure.Options) -> measure.Rows:
         console.say(f"batch {batch}, {side} pixels, microbatch {microbatch or 'none'}")
         case = {"batch": batch, "image_size": side, "microbatch": microbatch, "remat": remat}
         case["devices"] = mesh.size
-        config = default_config()
-        with config.unlocked():
-            config.data.image_size = config.data.resize = side
-            config.model.precision = "bfloat16"
-            config.train.batch_size, config.train.samples_per_class = batch, 2
-            config.run.microbatch, config.run.remat = microbatch, remat
-            if options.quick:
-                config.model.architecture = "vit"
-                config.model.update(dict(patch_size=16, width=128, depth=2, num_heads=2))
+        encoder = "vit" if options.quick else "vit_small_patch16_224"
+        config = step_config(encoder, side, batch, samples=2)
+        config.run.microbatch, config.run.remat = microbatch, remat
         try:
             program = compiled_step(config, mesh)
         except jax.errors.JaxRuntimeError as error:
@@ -124,6 +118,21 @@ def devices_of(target: str | None) -> Sequence[jax.Device]:
             f"cannot compile for {target} ({reason}); it must be a slice such as v5e:2x4, and "
             "libtpu must be installed (pip install libtpu)"
         ) from error
+
+
+def step_config(encoder: str, side: int, batch: int, samples: int) -> ConfigDict:
+    """The default configuration with an encoder, of which 'vit' is a tiny one, in bfloat16.
+
+    Images have `side` pixels on each side, and a batch holds `samples` of each of its classes.
+    """
+    config = default_config()
+    with config.unlocked():
+        config.model.architecture, config.model.precision = encoder, "bfloat16"
+        config.data.image_size = config.data.resize = side
+        config.train.batch_size, config.train.samples_per_class = batch, samples
+        if encoder == "vit":
+            config.model.update(patch_size=16, width=128, depth=2, num_heads=2)
+    return config
 
 
 def learner_and_spec(config: ConfigDict, mesh: Mesh) -> tuple[Learner, Spec]:

@@ -3,22 +3,24 @@
 Losses are those of the default configuration, in its ball and at its temperature.
 """
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 import torch
-from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
+from hypjax.benchmarks.loss import Compared, Data, Features, Labels
 from hypjax.config import default_config
 
 # torch.compile warns about code of PyTorch itself.
 warnings.filterwarnings("ignore", module="torch")
 
+# Computes a loss, and its gradients by some variables.
+Gradients = Callable[[], tuple[torch.Tensor, list[torch.Tensor]]]
 _OBJECTIVE = default_config().objective
 _C, _TEMPERATURE = _OBJECTIVE.c, _OBJECTIVE.temperature
 
@@ -46,9 +48,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def value_and_gradients(
-    loss: Callable[[], torch.Tensor], *variables: torch.Tensor
-) -> Callable[[], tuple[torch.Tensor, list[torch.Tensor]]]:
+def value_and_gradients(loss: Callable[[], torch.Tensor], *variables: torch.Tensor) -> Gradients:
     """Returns a function that computes a loss and its gradients by these variables."""
 
     def run() -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -120,9 +120,7 @@ def loss_by_product(features: torch.Tensor, samples: int) -> torch.Tensor:
     return losses.masked_fill(same_subset, 0).sum()
 
 
-def hyperbolic_losses(
-    features: Float[np.ndarray, "n d"], samples: int
-) -> dict[str, Callable[[], tuple[torch.Tensor, list[torch.Tensor]]]]:
+def hyperbolic_losses(features: Features, samples: int) -> dict[str, Gradients]:
     """Value and gradient of the hyperbolic loss, as published and as in hypjax."""
     torch.set_float32_matmul_precision("highest")
     x = torch.tensor(features, device=device(), requires_grad=True)
@@ -137,25 +135,18 @@ def hyperbolic_losses(
     }
 
 
-def metric_loss(
-    kind: str,
-    arguments: Mapping[str, Any],
-    miner: str | None,
-    chord: bool,
-    batch: tuple[Float[np.ndarray, "n d"], Int[np.ndarray, " n"]],
-    proxies: Float[np.ndarray, "*b d"] | None,
-) -> Callable[[], tuple[torch.Tensor, list[torch.Tensor]]]:
+def metric_loss(compared: Compared, features: Features, labels: Labels) -> Gradients:
     """Value and gradients of a loss of pytorch-metric-learning.
 
-    The gradients are those by the features, and by the proxies in the shape of ours. The distance
-    is the squared chord, or else the cosine.
+    The gradients are those by the features, and by the proxies in the shape of ours.
     """
     from pytorch_metric_learning import distances, losses, miners
 
-    distance = distances.LpDistance(power=2) if chord else distances.CosineSimilarity()
-    features, labels = batch
+    distance = distances.LpDistance(power=2) if compared.chord else distances.CosineSimilarity()
+    proxies, miner = compared.proxies(features.shape[1]), compared.miner
     sizes = () if proxies is None else (len(proxies), features.shape[1])
-    loss = getattr(losses, kind)(*sizes, distance=distance, **arguments).to(device())
+    make = getattr(losses, compared.theirs)
+    loss = make(*sizes, distance=distance, **compared.arguments).to(device())
     mine = getattr(miners, miner)(distance=distance) if miner else lambda x, y: None
     held = list(loss.parameters())
     for parameter in held:  # Of some losses it is transposed.
@@ -173,42 +164,36 @@ def metric_loss(
     return run
 
 
-def contrastive_with_memory(
-    features: Float[np.ndarray, "batches n d"],
-    labels: Int[np.ndarray, "batches n"],
-    points: Float[np.ndarray, "m d"],
-    remembered: Int[np.ndarray, " m"],
-) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    """Value and gradient of IRT's loss with pytorch-metric-learning's memory, batch after batch."""
+def contrastive_with_memory(data: Data) -> Gradients:
+    """Value and gradient of IRT's loss with pytorch-metric-learning's memory, batch after batch.
+
+    The gradient is that by all batches, and is zero but for the current one.
+    """
     from pytorch_metric_learning import distances, losses, reducers
 
     class Sum(reducers.MeanReducer):
         """All losses count, not only those above 0."""
 
         def element_reduction(self, losses: torch.Tensor, *_: Any) -> torch.Tensor:
-            return losses.sum() / features.shape[1]
+            return losses.sum() / data.features.shape[1]
 
     cosine = distances.CosineSimilarity()
     alone, of_memory = (
         losses.ContrastiveLoss(1, 0.5, distance=cosine, reducer=Sum()) for _ in range(2)
     )
-    memory = losses.CrossBatchMemory(of_memory, points.shape[1], len(points)).to(device())
-    memory.embedding_memory.copy_(torch.tensor(points))
-    memory.label_memory.copy_(torch.tensor(remembered))
+    memory = losses.CrossBatchMemory(of_memory, data.points.shape[1], len(data.points)).to(device())
+    memory.embedding_memory.copy_(torch.tensor(data.points))
+    memory.label_memory.copy_(torch.tensor(data.remembered))
     memory.has_been_filled = True
-    x = torch.tensor(features, device=device(), requires_grad=True)
-    y, done = torch.tensor(labels, device=device()).long(), 0
+    x = torch.tensor(data.features, device=device(), requires_grad=True)
+    y, numbers = torch.tensor(data.labels, device=device()).long(), itertools.cycle(range(len(x)))
 
-    def run() -> tuple[torch.Tensor, torch.Tensor]:
-        nonlocal done
-        i, done, x.grad = done % len(x), done + 1, None
+    def loss() -> torch.Tensor:
+        i = next(numbers)
         batch = torch.nn.functional.normalize(x[i], dim=-1)
-        value = alone(batch, y[i]) + memory(batch, y[i])
-        value.backward()
-        synchronize()
-        return value.detach(), x.grad[i]
+        return alone(batch, y[i]) + memory(batch, y[i])
 
-    return run
+    return value_and_gradients(loss, x)
 
 
 class TorchTrainer:

@@ -12,8 +12,7 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.benchmarks import measure, peers
-from hypjax.benchmarks.programs import learner_and_spec
-from hypjax.config import default_config
+from hypjax.benchmarks.programs import learner_and_spec, step_config
 from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.system import console
 from hypjax.training.step import create_state, jit_train_step, make_train_step, shard_batch
@@ -24,17 +23,22 @@ _NAMES = {_PATCH16: "ViT-S/16", _PATCH8: "ViT-S/8", "vit": "tiny ViT"}
 
 
 class Case(NamedTuple):
-    """An encoder as in `config.model.architecture`, a batch, and steps per measurement."""
+    """An encoder as in `config.model.architecture`, a batch of images, and steps to measure."""
 
     architecture: str
+    side: int  # Of an image, in pixels.
     batch: int
     samples: int
     steps: int
 
 
-_ON_ACCELERATORS = (Case(_PATCH16, 900, 2, 5), Case(_PATCH16, 900, 9, 5), Case(_PATCH8, 120, 2, 5))
-_ON_CPUS = (Case(_PATCH16, 24, 2, 1),)
-_QUICK = (Case("vit", 24, 2, 2),)
+_ON_ACCELERATORS = (
+    Case(_PATCH16, 224, 900, 2, 5),
+    Case(_PATCH16, 224, 900, 9, 5),
+    Case(_PATCH8, 224, 120, 2, 5),
+)
+_ON_CPUS = (Case(_PATCH16, 224, 24, 2, 1),)
+_QUICK = (Case("vit", 64, 24, 2, 2),)
 
 
 def tasks(options: measure.Options) -> Iterator[measure.Task]:
@@ -49,7 +53,8 @@ def tasks(options: measure.Options) -> Iterator[measure.Task]:
     copies = copy_rate(2**28 if small else 2**31)
     console.say(f"products: {rate / 1e12:.3g} TFLOP/s; copies: {copies / 1e9:.3g} GB/s")
     for case in _QUICK if options.quick else _ON_CPUS if on_cpu else _ON_ACCELERATORS:
-        config = case_config(case, on_cpu)
+        config = step_config(*case[:4])
+        config.model.precision = dtype
         trainer, what = Trainer(config), _NAMES[case.architecture]
         steps = f"training steps ({case.batch // case.samples} × {case.samples})"
         for act, words, count in (
@@ -87,20 +92,6 @@ def _peers(config: ConfigDict) -> Iterator[tuple[Any, str]]:
         yield peer, peer.name
         del peer
         module.torch.cuda.empty_cache()
-
-
-def case_config(case: Case, on_cpu: bool) -> ConfigDict:
-    """The default configuration with a case's encoder and batch."""
-    config = default_config()
-    with config.unlocked():
-        config.model.precision = "float32" if on_cpu else "bfloat16"
-        config.model.architecture = case.architecture
-        config.train.batch_size, config.train.samples_per_class = case.batch, case.samples
-        config.data.image_size = config.data.resize = 224
-        if case.architecture == "vit":
-            config.model.update(patch_size=8, width=64, depth=2, num_heads=2)
-            config.data.image_size = config.data.resize = 64
-    return config
 
 
 class Trainer:

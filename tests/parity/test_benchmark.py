@@ -6,11 +6,21 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax.benchmarks import loss, retrieval
+from hypjax.benchmarks import loss, programs, retrieval, train
 from hypjax.training import optim
 from tests.helpers import commands
 
 TASKS = {"loss": 16, "retrieval": 11, "input": 7, "train": 4}
+
+
+@pytest.fixture
+def torch_peers():
+    """The module of PyTorch's side, if it and pytorch-metric-learning are installed."""
+    pytest.importorskip("torch", reason="needs the parity extra: torch")
+    pytest.importorskip("pytorch_metric_learning", reason="needs the parity extra")
+    from hypjax.benchmarks import torch_peers
+
+    return torch_peers
 
 
 def run(output, suite):
@@ -40,10 +50,7 @@ def test_searches_are_right_where_points_crowd(tmp_path):
 
 
 @pytest.mark.parametrize(("classes", "samples"), [(12, 2), (5, 4)])
-def test_peers_of_the_loss_compute_the_same(classes, samples):
-    pytest.importorskip("torch", reason="needs the parity extra: torch")
-    from hypjax.benchmarks import torch_peers
-
+def test_peers_of_the_loss_compute_the_same(torch_peers, classes, samples):
     features = np.random.default_rng(0).normal(size=(classes * samples, 16)).astype(np.float32)
     ours, _ = loss.gradient(features, samples)
     found, (slope,) = ours()
@@ -55,34 +62,31 @@ def test_peers_of_the_loss_compute_the_same(classes, samples):
 
 
 @pytest.mark.parametrize("name", loss.COMPARED)
-def test_peers_of_the_other_losses_compute_the_same(name):
-    pytest.importorskip("pytorch_metric_learning", reason="needs the parity extra")
+def test_peers_of_the_other_losses_compute_the_same(torch_peers, name):
     compared = loss.COMPARED[name]
     features = np.random.default_rng(0).normal(size=(12, 16)).astype(np.float32)
     labels = np.repeat(np.arange(6), 2)
     ours, _ = compared.gradient(features, labels)
-    (value, slopes), (theirs, their_slopes) = ours(), compared.peer(features, labels)()
+    peer = torch_peers.metric_loss(compared, features, labels)
+    (value, slopes), (theirs, their_slopes) = ours(), peer()
     if name != "contrastive":  # Its peer divides by another number.
         np.testing.assert_allclose(theirs, value, rtol=1e-5)
         for own, other in zip(slopes, their_slopes, strict=True):
             np.testing.assert_allclose(other, own, atol=1e-5 * np.abs(own).max())
 
 
-def test_the_peer_with_a_memory_computes_the_same():
-    pytest.importorskip("pytorch_metric_learning", reason="needs the parity extra")
+def test_the_peer_with_a_memory_computes_the_same(torch_peers):
     data = loss.make_data(300)
-    (ours, _), theirs = loss.memory_step(data), loss.memory_peer(data)
-    for _ in range(10):  # Batches of 64: the memory is overwritten twice.
-        (value, slope), (expected, gradient) = ours(), theirs()
+    (ours, _), theirs = loss.memory_step(data), torch_peers.contrastive_with_memory(data)
+    for i in range(10):  # Batches of 64: the memory is overwritten twice.
+        (value, slope), (expected, [gradients]) = ours(), theirs()
         np.testing.assert_allclose(value, expected.numpy(), rtol=1e-4)
-        np.testing.assert_allclose(slope, gradient.numpy(), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(slope, gradients[i % len(gradients)], rtol=1e-3, atol=1e-5)
 
 
-def test_the_peer_trains_the_same_parameters():
-    pytest.importorskip("torch", reason="needs the parity extra: torch")
-    from hypjax.benchmarks import torch_peers, train
-
-    config = train.case_config(train._QUICK[0], on_cpu=True)
+def test_the_peer_trains_the_same_parameters(torch_peers):
+    config = programs.step_config("vit", side=64, batch=24, samples=2)
+    config.model.precision = "float32"
     ours = train.Trainer(config)
     trained, _ = optim.split_frozen(ours._state.params, config.optim.frozen)
     theirs = torch_peers.TorchTrainer(config, compile=False)
