@@ -47,6 +47,13 @@ class Flags(flags.FlagValues):
     boolean = _method(flags.DEFINE_boolean)
     enum = _method(flags.DEFINE_enum)  # With the list of choices before the help.
 
+    def runs(self) -> flags.FlagHolder[list[str]]:
+        """Defines --workdir, which names runs to compare; see `run_names`."""
+        words = (
+            "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset."
+        )
+        return self.strings("workdir", [], words)
+
 
 def run(
     main: Callable[..., None],
@@ -119,17 +126,21 @@ def require(*required: flags.FlagHolder[Any]) -> None:
             raise errors.UserError(f"--{flag.name} is missing (--help describes it)")
 
 
-def run_names(workdirs: flags.FlagHolder[list[str]]) -> list[str]:
-    """Returns short names of the runs that a flag lists: those of their folders, if these differ.
+def run_names(workdirs: flags.FlagHolder[list[str]]) -> dict[str, str]:
+    """Returns short names of the runs that a flag lists, by the folders or URLs that it gives.
 
-    Raises an error if a run is named twice.
+    They are those of the folders, if these differ. Raises an error if no run is named, or one is
+    named twice.
     """
+    require(workdirs)
     paths = workdirs.value
     for i, path in enumerate(paths):
         if path in paths[:i]:
             raise errors.UserError(f"--{workdirs.name}={errors.redacted(path)} is given twice")
     names = [os.path.basename(os.path.abspath(path)) for path in paths]
-    return names if len(set(names)) == len(names) else [errors.redacted(path) for path in paths]
+    if len(set(names)) < len(names):
+        names = [errors.redacted(path) for path in paths]
+    return dict(zip(paths, names, strict=True))
 
 
 def figure(flag: flags.FlagHolder[str | None], *further: str) -> pathlib.Path | None:

@@ -7,11 +7,7 @@ from hypjax.errors import UserError
 
 EXAMPLE = "python -m hypjax.hierarchy --workdir=runs/glyphs-hyp --output=hierarchy"
 FLAGS = command.Flags()
-_WORKDIRS = FLAGS.strings(
-    "workdir",
-    [],
-    "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset.",
-)
+_WORKDIRS = FLAGS.runs()
 _OUTPUT = FLAGS.string(
     "output",
     None,
@@ -30,9 +26,8 @@ _SEED = FLAGS.integer("seed", 0, "Seed of the choice of images.", lower_bound=0)
 
 def main(overrides: list[str]) -> None:
     """Prints scores of the trees of runs, and writes trees and figures."""
-    command.require(_WORKDIRS)
+    names = command.run_names(_WORKDIRS)
     command.refuse_overrides(overrides)
-    names = dict(zip(_WORKDIRS.value, command.run_names(_WORKDIRS), strict=True))
     folder = _made(pathlib.Path(_OUTPUT.value).expanduser()) if _OUTPUT.value else None
     from hypjax.analysis import hierarchy
     from hypjax.analysis.run_embeddings import ChosenImages, open_runs

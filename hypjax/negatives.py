@@ -4,11 +4,7 @@ from hypjax import command
 
 EXAMPLE = "python -m hypjax.negatives --workdir=runs/glyphs-hyp --output=negatives.png"
 FLAGS = command.Flags()
-_WORKDIRS = FLAGS.strings(
-    "workdir",
-    [],
-    "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset.",
-)
+_WORKDIRS = FLAGS.runs()
 _ANCHORS = FLAGS.integer(
     "anchors", 1000, "Number of anchors, at equal distances among the test images.", lower_bound=1
 )
@@ -29,9 +25,8 @@ _OUTPUT = FLAGS.string(
 
 def main(overrides: list[str]) -> None:
     """Prints how weights are distributed over negatives, and the hardest negatives of anchors."""
-    command.require(_WORKDIRS)
+    names = command.run_names(_WORKDIRS)
     command.refuse_overrides(overrides)
-    names = dict(zip(_WORKDIRS.value, command.run_names(_WORKDIRS), strict=True))
     output = command.figure(_OUTPUT)
     from hypjax.analysis import negatives
     from hypjax.analysis.run_embeddings import open_runs

@@ -41,10 +41,6 @@ _IMAGES = FLAGS.integer(
     lower_bound=1,
 )
 _SEED = FLAGS.integer("seed", 0, "Seed of the choice of images and of the layout.", lower_bound=0)
-_NOTES = {
-    "mds": "distances resemble those of the embeddings (scaling in the hyperbolic plane)",
-    "umap": "neighbours are those of the embeddings (UMAP on the hyperboloid)",
-}
 PAGE = ".html"
 CHOICES = ("disk", "grid")
 _DEFAULT_IMAGES = {"disk": 5000, "grid": 400, PAGE: 2000}
@@ -85,21 +81,19 @@ def main(overrides: list[str], kind: str | None) -> None:
     grouping = _COLOUR.value or disk.default_grouping(known)
     if grouping not in known:
         raise UserError(f"--colour={grouping} is unknown; it must be one of {', '.join(known)}")
-    panels, names, proxies, ranks = disk.place_in_disk(data, _LAYOUT.value, grouping, _SEED.value)
+    drawing, ranks = disk.place_in_disk(data, _LAYOUT.value, grouping, _SEED.value)
     if ranks:
         print(
             f"rank correlation of distances in the picture and in {data.space}: {ranks[0]:.3f} "
             f"({_LAYOUT.value}); of two principal components: {ranks[1]:.3f}"
         )
-    note = _NOTES[_LAYOUT.value]
     if kind == "grid":
-        disk.draw_image_grid(panels[0], output)
+        disk.draw_image_grid(drawing.panels[0], output)
     elif is_page:
-        disk.write_disk_page(panels, names, grouping, output, proxies=proxies, note=note)
+        disk.write_disk_page(drawing, output)
     else:
-        options = {"proxies": proxies, "thumbnails": _THUMBNAILS.value, "note": note}
-        disk.draw_disks(panels, names, grouping, output, **options)
-    for panel in panels:
+        disk.draw_disks(drawing, output, _THUMBNAILS.value)
+    for panel in drawing.panels:
         panel.read.warn()
     console.say(f"wrote {output}")
 

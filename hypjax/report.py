@@ -19,15 +19,14 @@ _HITS = FLAGS.integer("k", 6, "Nearest images to show of each query.", lower_bou
 
 def main(overrides: list[str]) -> None:
     """Embeds the test images of each run, and writes the page."""
-    command.require(_WORKDIRS)
+    names = command.run_names(_WORKDIRS)
     command.refuse_overrides(overrides)
-    names, output = command.run_names(_WORKDIRS), command.output_file(_OUTPUT, ".html")
+    output = command.output_file(_OUTPUT, ".html")
     from hypjax.analysis.report import write_report
     from hypjax.system.caches import keep_compiled_programs
 
     keep_compiled_programs()
-    workdirs = dict(zip(names, _WORKDIRS.value, strict=True))
-    write_report(workdirs, output, queries=_QUERIES.value, k=_HITS.value)
+    write_report(names, output, queries=_QUERIES.value, k=_HITS.value)
     print(f"wrote {output}")
 
 

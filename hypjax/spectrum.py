@@ -4,11 +4,7 @@ from hypjax import command
 
 EXAMPLE = "python -m hypjax.spectrum --workdir=runs/glyphs-hyp --output=spectrum.png"
 FLAGS = command.Flags()
-_WORKDIRS = FLAGS.strings(
-    "workdir",
-    [],
-    "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset.",
-)
+_WORKDIRS = FLAGS.runs()
 _OUTPUT = FLAGS.string(
     "output",
     None,
@@ -26,9 +22,8 @@ _SEED = FLAGS.integer("seed", 0, "Seed of the choice of images.", lower_bound=0)
 
 def main(overrides: list[str]) -> None:
     """Prints how embeddings spread over principal components, and how similar images are."""
-    command.require(_WORKDIRS)
+    names = command.run_names(_WORKDIRS)
     command.refuse_overrides(overrides)
-    names = dict(zip(_WORKDIRS.value, command.run_names(_WORKDIRS), strict=True))
     output = command.figure(_OUTPUT)
     from hypjax.analysis import spectrum
     from hypjax.analysis.run_embeddings import ChosenImages, open_runs

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import Complex, Float, Int
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
@@ -21,7 +20,7 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Circle
 from PIL import Image, ImageOps
 
-from hypjax.analysis.hit_grid import ImageReader, save, thumbnail_url
+from hypjax.analysis.hit_grid import File, ImageReader, save, thumbnail_url
 from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.trees import Tree, ancestors
 from hypjax.data.dataset import Dataset
@@ -42,6 +41,7 @@ _DPI = 160
 _INCHES = 5.0  # Side of one disk.
 _SHORT = 20  # Characters of a name of which three stand side by side in the legend.
 _CELLS = 11  # Thumbnails across the disk.
+_CELL = 64  # Pixels of a cell of the grid of images.
 _GRID_STEP = 1.0  # Hyperbolic distance of the lines of the grid.
 _GRID_LINES = 4  # To each side of the origin.
 
@@ -57,14 +57,22 @@ _HOVER = """
   @caption<br>distance from the origin: @radius{0.00}
 </div>
 """
+# What a drawing says of how points are placed.
+_NOTES = {
+    "mds": "distances resemble those of the embeddings (scaling in the hyperbolic plane)",
+    "umap": "neighbours are those of the embeddings (UMAP on the hyperboloid)",
+}
+
+Places = Complex[np.ndarray, " n"]  # Inside the unit circle.
+Groups = Int[np.ndarray, " n"]  # Number of each point's group.
 
 
 class Panel(NamedTuple):
     """The points of one disk."""
 
     title: str
-    places: Complex[np.ndarray, " n"]  # Inside the unit circle.
-    labels: Int[np.ndarray, " n"]  # Group of each.
+    places: Places
+    labels: Groups
     captions: Sequence[str]  # What the images show, in words.
     read: ImageReader  # Reads the image that a point stands for, by its index.
 
@@ -81,42 +89,48 @@ class Colours(NamedTuple):
 class Proxies(NamedTuple):
     """Proxies, and the edges of their tree."""
 
-    places: Complex[np.ndarray, " p"]
+    places: Places
     parents: Int[np.ndarray, " p"]  # −1 for one without a parent.
 
 
-def draw_disks(
-    panels: Sequence[Panel],
-    names: Sequence[str],
-    legend: str,
-    output: pathlib.Path,
-    *,
-    proxies: Proxies | None = None,
-    thumbnails: bool = False,
-    note: str = "",
-) -> None:
-    """Draws points in Poincaré disks beside each other, on a grid of geodesics, with any proxies.
+class Drawing(NamedTuple):
+    """Disks beside each other, whose points have the colours of their groups."""
 
-    `names` are those of the groups, and `legend` says what these are. Thumbnails stand in place of
-    points, as many as do not overlap.
+    panels: Sequence[Panel]
+    names: Sequence[str]  # Of the groups.
+    legend: str  # What the groups are.
+    proxies: Proxies | None = None  # Drawn in each disk.
+    note: str = ""
+
+    def colours(self) -> "Colours":
+        """Returns the colours of the groups; see the function `colours`."""
+        counts = [np.bincount(panel.labels, minlength=len(self.names)) for panel in self.panels]
+        return colours(np.sum(counts, axis=0))
+
+
+def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None:
+    """Draws points in Poincaré disks, on a grid of geodesics, and proxies with their tree.
+
+    Thumbnails stand in place of points, as many as do not overlap.
     """
+    panels, chosen = drawing.panels, drawing.colours()
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=_DPI, layout="constrained")
-    chosen = colours(sum(np.bincount(panel.labels, minlength=len(names)) for panel in panels))
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
         empty_disk(axes)
         axes.set_title(panel.title, fontsize=12, parse_math=False)
-        scatter_groups(axes, panel.places, panel.labels, chosen, names)
-        if proxies is not None and len(proxies.places):
-            child = np.flatnonzero(proxies.parents >= 0)
-            edges = geodesics(proxies.places[child], proxies.places[proxies.parents[child]])
+        scatter_groups(axes, panel.places, panel.labels, chosen, drawing.names)
+        if drawing.proxies:
+            places, parents = drawing.proxies
+            child = np.flatnonzero(parents >= 0)
+            edges = geodesics(places[child], places[parents[child]])
             draw_lines(axes, edges, color="0.25", linewidths=0.8, zorder=3)
-            draw_proxies(axes, proxies.places)
+            draw_proxies(axes, places)
         if thumbnails:
             _draw_thumbnails(axes, panel, chosen)
-    place_legend(figure, row[0], legend)
-    if note:
-        figure.suptitle(note, fontsize=9, color="0.3", parse_math=False)
+    place_legend(figure, row[0], drawing.legend)
+    if drawing.note:
+        figure.suptitle(drawing.note, fontsize=9, color="0.3", parse_math=False)
     save(figure, output)
 
 
@@ -160,11 +174,7 @@ def draw_lines(axes: Axes, lines: Complex[np.ndarray, "lines points"], **style: 
 
 
 def scatter_groups(
-    axes: Axes,
-    places: Complex[np.ndarray, " n"],
-    labels: Int[np.ndarray, " n"],
-    chosen: Colours,
-    names: Sequence[str],
+    axes: Axes, places: Places, labels: Groups, chosen: Colours, names: Sequence[str]
 ) -> None:
     """Draws points in the colours of their groups."""
     size = float(np.clip(12000 / max(len(places), 1), 4, 24))
@@ -199,7 +209,7 @@ def place_legend(figure: Figure, axes: Axes, title: str) -> None:
         handle.set_sizes([36])
 
 
-def draw_proxies(axes: Axes, places: Complex[np.ndarray, " p"]) -> None:
+def draw_proxies(axes: Axes, places: Places) -> None:
     """Draws proxies as circles."""
     style = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
     axes.scatter(places.real, places.imag, s=22, label="proxy", **style)
@@ -208,12 +218,11 @@ def draw_proxies(axes: Axes, places: Complex[np.ndarray, " p"]) -> None:
 def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
     """Draws in each cell of a grid the image nearest to its centre, framed in its colour."""
     width = 2 / _CELLS
-    cells = np.floor((panel.places.real + 1) / width) + 1j * np.floor(
-        (panel.places.imag + 1) / width
-    )
+    moved = (panel.places + 1 + 1j) / width
+    cells = np.floor(moved.real) + 1j * np.floor(moved.imag)
     pixels = round(_INCHES * 0.8 * _DPI * width / 2)
     for cell in np.unique(cells):
-        centre = (cell.real + 0.5) * width - 1 + 1j * ((cell.imag + 0.5) * width - 1)
+        centre = (cell + 0.5 + 0.5j) * width - 1 - 1j
         if abs(centre) > 1 - width / 4:  # It would lie outside.
             continue
         inside = np.flatnonzero(cells == cell)
@@ -227,21 +236,21 @@ def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
             (centre.real, centre.imag),
             pad=0.1,
             bboxprops=frame,
+            zorder=5,
         )
-        box.set_zorder(5)
         axes.add_artist(box)
 
 
-def draw_image_grid(panel: Panel, output: pathlib.Path, pixels: int = 64) -> None:
-    """Draws images near their places in the disk, on a square grid with cells of so many pixels."""
+def draw_image_grid(panel: Panel, output: pathlib.Path) -> None:
+    """Draws images in the cells of a square grid, near their places in the disk."""
     side = math.isqrt(len(panel.places) - 1) + 1
     rows, columns = snap_to_grid(panel.places, side)
-    canvas = Image.new("RGB", (side * pixels, side * pixels), "white")
+    canvas = Image.new("RGB", (side * _CELL, side * _CELL), "white")
     for i, (row, column) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
-        picture = ImageOps.contain(panel.read(i), (pixels - 2, pixels - 2))
-        margin = (pixels - picture.width) // 2, (pixels - picture.height) // 2
-        canvas.paste(picture, (column * pixels + margin[0], row * pixels + margin[1]))
-    inches = side * pixels / _DPI
+        picture = ImageOps.contain(panel.read(i), (_CELL - 2, _CELL - 2))
+        margin = (_CELL - picture.width) // 2, (_CELL - picture.height) // 2
+        canvas.paste(picture, (column * _CELL + margin[0], row * _CELL + margin[1]))
+    inches = side * _CELL / _DPI
     figure = Figure(figsize=(inches, inches), dpi=_DPI)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.imshow(canvas, interpolation="nearest")
@@ -249,9 +258,7 @@ def draw_image_grid(panel: Panel, output: pathlib.Path, pixels: int = 64) -> Non
     save(figure, output)
 
 
-def snap_to_grid(
-    places: Complex[np.ndarray, " n"], side: int
-) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+def snap_to_grid(places: Places, side: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
     """Assigns at most side² places to cells of a square grid: row, from the top, and column.
 
     The sum of squared distances from place to cell is least (Jonker and Volgenant).
@@ -284,7 +291,7 @@ class ImageSet(NamedTuple):
 
 
 class PlotData(NamedTuple):
-    """What is drawn: sets of images, beside each other, and hierarchical proxies if any."""
+    """What is drawn: sets of images, beside each other, and any hierarchical proxies."""
 
     sets: list[ImageSet]
     space: Space
@@ -308,8 +315,8 @@ def gallery_data(path: pathlib.Path, most: int, seed: int) -> PlotData:
 def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotData:
     """Embeds images of a run's dataset with its best model, or else its last.
 
-    Points are those of `scored_head`, which says what may go wrong; proxies of HIER come with their
-    tree. Of more than `most` images of a part, train or test, random ones are chosen.
+    Points are those of `scored_head`, and proxies of HIER come with their tree. Of more than `most`
+    images of a part, train or test, random ones are chosen.
     """
     (run,) = open_runs({workdir: ""})
     config, splits = run.config, run.splits
@@ -358,12 +365,11 @@ def _title(name: str, chosen: int, count: int) -> str:
 
 def place_in_disk(
     data: PlotData, layout: str, grouping: str, seed: int
-) -> tuple[list[Panel], list[str], Proxies, tuple[float, float] | None]:
+) -> tuple[Drawing, tuple[float, float] | None]:
     """Lays out all images, and the proxies, together: by 'mds' or 'umap'.
 
-    Returns a panel for each set of images; the names of all groups, of which the panels' labels are
-    indices; the proxies; and the rank correlations of distances in the space with those in the
-    layout and of two principal components, None for fewer than three points.
+    Also returns the rank correlations of distances in the space with those in the layout and of two
+    principal components, None for fewer than three points.
     """
     points = np.concatenate([*(images.points for images in data.sets), data.proxies])
     lay_out = {"mds": layouts.lay_out, "umap": layouts.lay_out_by_umap}[layout]
@@ -378,19 +384,12 @@ def place_in_disk(
         labels = np.array([index[name] for name in own.names])[own.labels]
         read = ImageReader(images.read)
         panels.append(Panel(images.title, each, labels, images.captions(), read))
-    return panels, names, Proxies(proxies, data.parents), ranks
+    tree = Proxies(proxies, data.parents) if len(proxies) else None
+    return Drawing(panels, names, grouping, tree, _NOTES[layout]), ranks
 
 
-def write_disk_page(
-    panels: Sequence[Panel],
-    names: Sequence[str],
-    legend: str,
-    output: pathlib.Path,
-    *,
-    proxies: Proxies | None = None,
-    note: str = "",
-) -> None:
-    """Writes a page, which holds all that it needs, with the disks of `draw_disks`.
+def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:
+    """Writes an interactive page with the disks of `draw_disks`; it needs no other file.
 
     The pointer shows a point's image, class and distance from the origin in the disk; the wheel
     zooms, and the legend hides groups.
@@ -400,10 +399,10 @@ def write_disk_page(
     from bokeh.models import Div
     from bokeh.resources import INLINE
 
-    chosen = colours(sum(np.bincount(panel.labels, minlength=len(names)) for panel in panels))
-    disks = [_bokeh_figure(panel, chosen, names, legend, proxies) for panel in panels]
-    title = f"Poincaré disk: {', '.join(panel.title for panel in panels)}"
-    head = Div(text=f"<h1 style='font: bold 1.3rem sans-serif'>Poincaré disk</h1><p>{note}</p>")
+    disks = [_bokeh_figure(panel, drawing) for panel in drawing.panels]
+    title = f"Poincaré disk: {', '.join(panel.title for panel in drawing.panels)}"
+    heading = "<h1 style='font: bold 1.3rem sans-serif'>Poincaré disk</h1>"
+    head = Div(text=f"{heading}<p>{drawing.note}</p>")
     beside = row(*disks, sizing_mode="stretch_both", styles={"flex-wrap": "wrap"})
     content = column(head, beside, sizing_mode="stretch_both")
     page = file_html(content, INLINE, title)
@@ -412,13 +411,7 @@ def write_disk_page(
         write_text(output, page)
 
 
-def _bokeh_figure(
-    panel: Panel,
-    chosen: Colours,
-    names: Sequence[str],
-    legend: str,
-    proxies: Proxies | None,
-) -> Any:
+def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
     from bokeh.models import ColumnDataSource, HoverTool
     from bokeh.plotting import figure
 
@@ -436,6 +429,7 @@ def _bokeh_figure(
     lines, circle = grid_lines(), np.exp(2j * np.pi * np.linspace(0, 1, 361))
     plot.multi_line(list(lines.real), list(lines.imag), line_color="#dddddd", line_width=1)
     plot.line(circle.real, circle.imag, line_color="black")
+    chosen, names = drawing.colours(), drawing.names
     shown = [([group], names[group]) for group in chosen.shown.tolist()]
     shown.append((np.setdiff1d(np.arange(len(names)), chosen.shown), chosen.rest))
     renderers = []
@@ -454,11 +448,12 @@ def _bokeh_figure(
             style = {"size": 6, "color": "colour", "marker": _PAGE_MARKERS[marker], "alpha": 0.8}
             style["legend_label"] = label if len(label) < _NAME else f"{label[:_NAME]}…"
             renderers.append(plot.scatter("x", "y", source=ColumnDataSource(columns), **style))
-    if proxies is not None and len(proxies.places):
+    if drawing.proxies:
+        places = drawing.proxies.places
         style = {"size": 8, "fill_color": "white", "line_color": "black", "legend_label": "proxy"}
-        plot.scatter(proxies.places.real, proxies.places.imag, **style)
+        plot.scatter(places.real, places.imag, **style)
     plot.add_tools(HoverTool(renderers=renderers, tooltips=_HOVER))
-    plot.legend.title, plot.legend.click_policy = legend, "hide"
+    plot.legend.title, plot.legend.click_policy = drawing.legend, "hide"
     plot.add_layout(plot.legend[0], "below")
     longest = max(len(item.label.value) for item in plot.legend[0].items)
     plot.legend.ncols = max(1, _LEAST // (7 * longest + 40))
@@ -467,16 +462,13 @@ def _bokeh_figure(
     return plot
 
 
-def sectors(
-    tree: Tree, features: Float[np.ndarray, "leaves d"] | None = None
-) -> Float[np.ndarray, "nodes 2"]:
+def sectors(tree: Tree, features: Float[np.ndarray, "leaves d"]) -> Float[np.ndarray, "nodes 2"]:
     """First and last angle of each node's subtree, in radians from 0 to 2π.
 
     A subtree has an angle in proportion to its leaves, within that of its parent. Sectors of
-    siblings are disjoint. Children whose leaves have similar mean features are neighbours; without
-    features, children are ordered by index.
+    siblings are disjoint. Children whose leaves have similar mean features are neighbours.
     """
-    starts = tree.starts(None if features is None else _places(tree, features))
+    starts = tree.starts(_places(tree, features))
     return np.stack([starts, starts + tree.sizes], axis=1) * (2 * np.pi / tree.leaves)
 
 
@@ -496,14 +488,12 @@ def _places(tree: Tree, features: Float[np.ndarray, "leaves d"]) -> Float[np.nda
     return places
 
 
-def geodesics(
-    start: Complex[ArrayLike, " edges"], end: Complex[ArrayLike, " edges"], points: int = 33
-) -> Complex[np.ndarray, "edges points"]:
+def geodesics(start: Places, end: Places) -> Complex[np.ndarray, "n 33"]:
     """Points of the geodesics of the Poincaré disk, arcs orthogonal to the unit circle.
 
     The isometry z ↦ (z − p)/(1 − p̄z) takes a geodesic's start p to the origin, and the geodesic to
     a line. The points include both ends.
     """
-    start, end = np.asarray(start)[..., None], np.asarray(end)[..., None]
-    moved = (end - start) / (1 - start.conj() * end) * np.linspace(0, 1, points)
+    start, end = start[:, None], end[:, None]
+    moved = (end - start) / (1 - start.conj() * end) * np.linspace(0, 1, 33)
     return (moved + start) / (1 + start.conj() * moved)

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
 from hypjax.analysis import disk
 from hypjax.analysis.hit_grid import Picture, draw_rows, save
-from hypjax.analysis.run_embeddings import ChosenImages, TrainedRun, scored_head
+from hypjax.analysis.run_embeddings import ChosenImages, Points, TrainedRun, scored_head
 from hypjax.analysis.trees import (
     Tree,
     ancestor_tree,
@@ -27,12 +27,15 @@ from hypjax.analysis.trees import (
 from hypjax.data.groupings import CLASS, Grouping
 from hypjax.errors import writing
 from hypjax.geometry import PoincareBall, Space
+from hypjax.runs.tables import aligned
 from hypjax.system.files import write_json, write_text
 
 _BLOCK = 256  # Points that are compared with all others at once.
 _DPI = 160
 _ROWS = 8  # Proxies whose images are shown.
 _COLUMNS = 10  # Images of each.
+
+Affinity = Float[np.ndarray, "classes classes"]
 
 
 class Leaf(NamedTuple):
@@ -50,25 +53,29 @@ class Hierarchy(NamedTuple):
     scores: dict[str, Any]  # As in hierarchy.json, but NaN for numbers that do not exist.
     tree: Tree  # That of the proxies if there are any, else that of average linkage.
     nodes: list[dict[str, Any]]  # Its nodes, as in tree.json.
-    affinity: Float[np.ndarray, "classes classes"]  # Similarities, at the mean distance of images.
-    places: Complex[np.ndarray, " nodes"] | None  # None without proxies, or in flat space.
+    affinity: Affinity  # Similarities, at the mean distance of images.
+    places: disk.Places | None  # Of the nodes; None without proxies, or in flat space.
     leaves: Sequence[Leaf]  # Those with most images first.
 
 
 def hierarchy_of_run(run: TrainedRun, images: ChosenImages) -> Hierarchy:
-    """Embeds images as `scored_head` does, which says what may go wrong; finds their hierarchy."""
+    """Embeds images as `scored_head` does, and finds their hierarchy."""
     head = scored_head(run)
     return find_hierarchy(run.name, head.embed(images.dataset), head.space, images, head.proxies)
 
 
 def find_hierarchy(
     name: str,
-    points: Float[np.ndarray, "images dim"],
+    points: Points,
     space: Space,
     images: ChosenImages,
     proxies: Float[np.ndarray, "p dim"] | None = None,
 ) -> Hierarchy:
-    """Finds and scores the trees of a run: of average linkage, and of any hierarchical proxies."""
+    """Finds the trees of a run, and scores them.
+
+    They are that of average linkage and, if there are hierarchical proxies, that of these, which
+    are points of the same space.
+    """
     distances = _distances(space, points, points)
     clusters, heights = average_linkage(distances)
     affinity = np.asarray(space.similarity(_class_means(distances, images.groupings[CLASS].labels)))
@@ -85,7 +92,7 @@ def find_hierarchy(
 
 def _with_proxies(
     found: Hierarchy,
-    points: Float[np.ndarray, "images dim"],
+    points: Points,
     proxies: Float[np.ndarray, "p dim"],
     space: Space,
     images: ChosenImages,
@@ -119,9 +126,7 @@ def _with_proxies(
     return Hierarchy(scores, tree, nodes, found.affinity, places, leaves)
 
 
-def _distances(
-    space: Space, x: Float[np.ndarray, "n dim"], y: Float[np.ndarray, "m dim"]
-) -> Float[np.ndarray, "n m"]:
+def _distances(space: Space, x: Points, y: Points) -> Float[np.ndarray, "n m"]:
     """Distances in float64."""
     found = np.empty((len(x), len(y)))
     with jax.enable_x64(True):
@@ -233,7 +238,7 @@ def scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
                 row.append(f"{found['purity']:.4f} ({found['chance']:.4f})")
                 row += [f"{value:.4f}" for value in tree["separation"].get(name, {}).values()]
             rows.append(row)
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -245,20 +250,7 @@ def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
             images, of_used, proxies, used, nearest, inside, rootless = run["radii"].values()
             row = [run["run"], f"{used} of {proxies}", f"{images:.3f}", f"{of_used:.3f}"]
             rows.append([*row, str(nearest), f"{inside:.1%}", f"{rootless:.1%}"])
-    return _aligned(rows) if len(rows) > 1 else ""
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns of equal widths: the first two to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            f"{cell:<{width}}" if i < 2 else f"{cell:>{width}}"
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return aligned(rows) if len(rows) > 1 else ""
 
 
 def as_json(value: Any) -> Any:
@@ -299,11 +291,7 @@ def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[
 
 
 def _draw_disk(
-    tree: Tree,
-    places: Complex[np.ndarray, " nodes"],
-    grouping: Grouping,
-    title: str,
-    output: pathlib.Path,
+    tree: Tree, places: disk.Places, grouping: Grouping, title: str, output: pathlib.Path
 ) -> None:
     """Draws a tree in the Poincaré disk, with geodesics as edges; groups colour its leaves."""
     figure = Figure(figsize=(5, 5.9), dpi=_DPI, layout="constrained")
@@ -327,10 +315,11 @@ def _draw_disk(
     save(figure, output)
 
 
-def _draw_affinity(
-    affinity: Float[np.ndarray, "classes classes"], images: ChosenImages, output: pathlib.Path
-) -> None:
-    """Draws the affinity of classes, sorted by groups, beside how many of these they share."""
+def _draw_affinity(affinity: Affinity, images: ChosenImages, output: pathlib.Path) -> None:
+    """Draws the affinity of classes, beside the number of groups that they share.
+
+    Classes are sorted by their groups, and within these by average linkage of their affinities.
+    """
     first = np.unique(images.groupings[CLASS].labels, return_index=True)[1]
     groups = {name: each.labels[first] for name, each in images.groupings.items()}
     del groups[CLASS]
@@ -357,7 +346,7 @@ def _draw_affinity(
     save(figure, output)
 
 
-def _row_order(affinity: Float[np.ndarray, "classes classes"]) -> Int[np.ndarray, " classes"]:
+def _row_order(affinity: Affinity) -> Int[np.ndarray, " classes"]:
     """Places of classes in a row in which similar ones are neighbours."""
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform

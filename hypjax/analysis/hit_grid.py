@@ -21,6 +21,8 @@ _LINE_INCHES = 0.12  # Height of a line of a title.
 _LINE = 22  # Characters of a line.
 _ROWS = 20  # Rows of a page.
 
+File = pathlib.Path | io.BytesIO
+
 
 class Picture(NamedTuple):
     """An image with its title, whose lines are wrapped, and its frame."""
@@ -58,7 +60,10 @@ class ImageReader:
 def draw(
     found: Sequence[Hits], output: pathlib.Path, read: Callable[[str], Image.Image]
 ) -> list[pathlib.Path]:
-    """Draws one row per query: the query, then its hits in green (right) or red (wrong) frames."""
+    """Draws one row per query: the query, then its hits in green (right) or red (wrong) frames.
+
+    All queries have as many hits; `read` takes the path of an image.
+    """
     rows = []
     for hits in found:
         rows.append([Picture(hits.query, f"query {on_one_line(hits.label)}", "black")])
@@ -75,9 +80,9 @@ def draw_rows(
     read: Callable[[Any], Image.Image],
     together: int = 1,
 ) -> list[pathlib.Path]:
-    """Draws rows of equally many pictures, of which every `together` rows belong on one page.
+    """Draws rows of equally many pictures, on pages of at most 20 rows, and returns the files.
 
-    Returns the files: names of further pages, each with at most 20 rows, end in -2, -3 and so on.
+    Every `together` rows stay on one page. Names of further pages end in -2, -3 and so on.
     """
     size = max(_ROWS // together, 1) * together
     pages = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -92,7 +97,7 @@ def draw_rows(
     return files
 
 
-def save(figure: Figure, file: pathlib.Path) -> None:
+def save(figure: Figure, file: File) -> None:
     """Writes a figure to a file, whose suffix selects the format, or raises a `UserError`."""
     try:
         with writing(file):

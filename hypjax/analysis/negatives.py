@@ -1,7 +1,7 @@
 """The hard negatives of trained runs: their weights in the loss (HypMix, Figures 1 and 3)."""
 
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,13 @@ from matplotlib.figure import Figure
 
 from hypjax.analysis.disk import read_rgb
 from hypjax.analysis.hit_grid import Picture, draw_rows, save
-from hypjax.analysis.run_embeddings import TrainedRun, head_points, restore_trained, searched
+from hypjax.analysis.run_embeddings import (
+    Points,
+    TrainedRun,
+    head_points,
+    restore_trained,
+    searched,
+)
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
@@ -82,16 +88,12 @@ class Weighed(NamedTuple):
     # least numbers of negatives that carry 90% of it.
     numbers: dict[str, Any]
     curve: Float[np.ndarray, " ranks"]  # Mean weight of the hardest negative, of the second, ...
+    cumulative: Float[np.ndarray, " ranks"]  # That of the hardest together, up to each rank.
 
     @property
     def run(self) -> str:
         """Name of the run."""
         return self.numbers["run"]
-
-    @property
-    def cumulative(self) -> Float[np.ndarray, " ranks"]:
-        """Mean weight of the hardest negatives together, up to each rank."""
-        return np.minimum(np.cumsum(self.curve), 1)
 
 
 def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
@@ -110,38 +112,47 @@ def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
 
 
 def weigh(
-    name: str,
-    anchors: Float[np.ndarray, "anchors dim"],
-    items: Float[np.ndarray, "items dim"],
-    choice: Choice,
-    space: Space,
-    temperature: float,
+    name: str, anchors: Points, items: Points, choice: Choice, space: Space, temperature: float
 ) -> Weighed:
     """Weighs the negatives of anchors, which are the items of other classes, in blocks of anchors.
 
     Anchors and items are points of the loss's space, and `temperature` is by what the loss divides
     distances. Distances and weights are float64.
     """
+
+    @jax.jit
+    def compare(points, labels, items, classes):
+        """Distances, infinite to what is no negative, and weights."""
+        negatives = labels[:, None] != classes
+        distances = space.distance_matrix(points, items)
+        weights = negative_weights(distances, negatives, temperature=temperature)
+        return jnp.where(negatives, distances, jnp.inf), weights
+
     test, images = choice.splits.test, searched(choice.splits)
     curve, carriers, hardest = np.zeros(len(items)), [], []
-    for distances, weights in _blocks(anchors, items, choice, space, temperature):
-        falling = -np.sort(-weights, axis=1)
-        curve += np.sum(falling, axis=0)
-        carriers.append(1 + np.argmax(np.cumsum(falling, axis=1) >= _CARRIED, axis=1))
-        for row in range(min(len(distances), choice.shown - len(hardest))):
-            anchor = int(choice.anchors[len(hardest)])
-            found = np.argsort(distances[row], stable=True)[: choice.k]
-            hardest.append(
-                {
-                    "index": anchor,
-                    "name": test.name(anchor),
-                    "label": test.class_name(anchor),
-                    "items": found.tolist(),
-                    "classes": [*map(images.class_name, found)],
-                    "distances": distances[row][found].tolist(),
-                    "weights": weights[row][found].tolist(),
-                }
-            )
+    with jax.enable_x64(True):
+        doubled = jnp.asarray(items, jnp.float64)
+        for start in range(0, len(anchors), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            points = jnp.asarray(anchors[block], jnp.float64)
+            compared = compare(points, choice.labels[block], doubled, images.labels)
+            distances, weights = map(np.asarray, compared)
+            falling = -np.sort(-weights, axis=1)
+            curve += np.sum(falling, axis=0)
+            carriers.append(1 + np.argmax(np.cumsum(falling, axis=1) >= _CARRIED, axis=1))
+            for row, anchor in enumerate(choice.anchors[: choice.shown][block].tolist()):
+                found = np.argsort(distances[row], stable=True)[: choice.k]
+                hardest.append(
+                    {
+                        "index": anchor,
+                        "name": test.name(anchor),
+                        "label": test.class_name(anchor),
+                        "items": found.tolist(),
+                        "classes": [*map(images.class_name, found)],
+                        "distances": distances[row][found].tolist(),
+                        "weights": weights[row][found].tolist(),
+                    }
+                )
     curve = curve[: max(_numbers_of_negatives(choice))] / len(anchors)
     return summarise(name, temperature, np.concatenate(carriers), curve, hardest)
 
@@ -170,35 +181,7 @@ def summarise(
         },
         "hardest": hardest,
     }
-    return Weighed(numbers, curve)
-
-
-def _blocks(
-    anchors: Float[np.ndarray, "anchors dim"],
-    items: Float[np.ndarray, "items dim"],
-    choice: Choice,
-    space: Space,
-    temperature: float,
-) -> Iterator[tuple[Float[np.ndarray, "block items"], Float[np.ndarray, "block items"]]]:
-    """Yields distances, infinite to what is no negative, and weights of some anchors at a time."""
-
-    @jax.jit
-    def compare(points, labels, items, classes):
-        negatives = labels[:, None] != classes
-        distances = space.distance_matrix(points, items)
-        weights = negative_weights(distances, negatives, temperature=temperature)
-        return jnp.where(negatives, distances, jnp.inf), weights
-
-    labels, classes = choice.labels, searched(choice.splits).labels
-    with jax.enable_x64(True):
-        doubled = jnp.asarray(items, jnp.float64)
-    for start in range(0, len(anchors), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        # Not around the yield: the switch would hold for the caller, too.
-        with jax.enable_x64(True):
-            points = jnp.asarray(anchors[block], jnp.float64)
-            found = compare(points, labels[block], doubled, classes)
-        yield tuple(map(np.asarray, found))
+    return Weighed(numbers, curve, cumulative)
 
 
 def only_here(runs: Sequence[Weighed], run: int, place: int) -> list[bool]:

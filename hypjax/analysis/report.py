@@ -2,11 +2,11 @@
 
 import collections
 import contextlib
+import io
 import itertools
 import json
 import operator
 import pathlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from hypjax.analysis.disk import Panel, default_grouping, draw_disks, read_rgb
+from hypjax.analysis.disk import Drawing, Panel, default_grouping, draw_disks, read_rgb
 from hypjax.analysis.hit_grid import ImageReader, data_url, thumbnail_url
 from hypjax.analysis.report_page import Log, Run, Shown, render
 from hypjax.analysis.run_embeddings import TrainedRun, head_points, restore_trained, searched
@@ -200,7 +200,7 @@ def _delta(found: ReportData) -> tuple[float, float]:
 
 
 def write_report(
-    workdirs: Mapping[str, str | pathlib.Path],
+    names: Mapping[str | pathlib.Path, str],
     output: pathlib.Path,
     *,
     queries: int,
@@ -210,17 +210,18 @@ def write_report(
     """Embeds the test images of runs, and writes a page about these.
 
     The page shows so many queries, up to half of them successes, each with its k nearest images.
-    `workdirs` holds the folder or URL of each run, by the name that the page shows; `setup` is what
-    a run that has just ended still holds.
+    `names` holds the name of each run that the page shows, by its folder or URL; `setup` is what a
+    run that has just ended still holds.
     """
     console.say("writing the report")
     runs, groups = [], {}
-    logs = {name: read_log(workdir) for name, workdir in workdirs.items()}
-    for name, log in logs.items():
+    logs = {workdir: read_log(workdir) for workdir in names}
+    for workdir, log in logs.items():
+        name = names[workdir]
         console.say(f"embedding the test images with {name}")
         splits = setup.splits if setup else open_splits(log.config)
         encodings = setup.evaluator.images.encodings if setup else None
-        run = TrainedRun(name, str(workdirs[name]), log.config, splits)
+        run = TrainedRun(name, str(workdir), log.config, splits)
         found = report_data(run, k, encodings)
         positions = (each.positions.tobytes() for each in (splits.test, searched(splits)))
         groups.setdefault((splits.fingerprint, *positions), []).append(found)
@@ -325,13 +326,11 @@ def _disk(found: ReportData) -> dict[str, str]:
     ranks = layout.faithfulness(points, places, found.space)
     shown = f"{run.name}: {len(points):,} test images"
     panel = Panel(shown, places, grouping.labels[chosen], [], ImageReader(read_rgb(images)))
-    with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder) / "disk.png"
-        draw_disks([panel], grouping.names, title, file)
-        content = file.read_bytes()
+    file = io.BytesIO()
+    draw_disks(Drawing([panel], grouping.names, title), file)
     delta, curvature = (f"{x:.3g}" if np.isfinite(x) else "" for x in _delta(found))
     return {
-        "image": data_url(content, "png"),
+        "image": data_url(file.getvalue(), "png"),
         "grouping": title,
         "rank": f"{ranks[0]:.3f}" if ranks else "",
         "plain_rank": f"{ranks[1]:.3f}" if ranks else "",
@@ -343,14 +342,15 @@ def _disk(found: ReportData) -> dict[str, str]:
 def write_own_report(folder: pathlib.Path, location: str, setup: Setup) -> bool:
     """Writes the report of a finished run; a failure is a warning, as the results are saved.
 
-    Returns whether there is a report: a run of several processes has none, since one cannot embed
-    images while the others wait.
+    `location` is the path or URL of the folder, and names the run. Returns whether there is a
+    report: a run of several processes has none, since one cannot embed images while the others
+    wait.
     """
     if jax.process_count() > 1:
         return False
     try:
         name, output = pathlib.Path(location).name, folder / REPORT
-        write_report({name: folder}, output, queries=50, k=6, setup=setup)
+        write_report({folder: name}, output, queries=50, k=6, setup=setup)
     except UserError as error:
         console.warn(f"there is no report: {error}")
         return False

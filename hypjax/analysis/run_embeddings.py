@@ -25,6 +25,8 @@ from hypjax.system import console
 from hypjax.training import setup, states
 from hypjax.training.step import create_state
 
+Points = Float[np.ndarray, "images dim"]  # Embedded images.
+
 
 class TrainedRun(NamedTuple):
     """A trained run."""
@@ -91,7 +93,10 @@ class ChosenImages(NamedTuple):
 
     @classmethod
     def of(cls, run: TrainedRun, most: int, seed: int) -> Self:
-        """Chooses random classes of at most so many images; random images if fewer than two fit."""
+        """Chooses random classes that have at most so many images together.
+
+        If fewer than two classes fit, random images are chosen instead.
+        """
         name, test = run.config.data.name, run.splits.test
         if test.num_classes in (1, len(test)):
             raise UserError(
@@ -134,7 +139,7 @@ def restore_trained(run: TrainedRun) -> tuple[Embedder, PyTree]:
 class ScoredHead(NamedTuple):
     """How a run's objective scores its head, without the projections of `eval.pca`."""
 
-    embed: Callable[[Dataset], Float[np.ndarray, "images dim"]]  # See `head_points`.
+    embed: Callable[[Dataset], Points]  # See `head_points`.
     space: Space  # The objective's `score_space`.
     proxies: Float[np.ndarray, "p dim"] | None  # Hierarchical ones; None for most runs.
 
@@ -179,7 +184,7 @@ def head_points(
     params: PyTree,
     space: Space,
     encodings: Encodings | None = None,
-) -> Callable[[Dataset], Float[np.ndarray, "images dim"]]:
+) -> Callable[[Dataset], Points]:
     """Returns the function that embeds a dataset with the head, without the run's `eval.pca`.
 
     `encodings` are what the run has kept of its frozen encoder's embeddings.
@@ -187,7 +192,7 @@ def head_points(
     source, scaling = evaluation_input(config), (config.data.mean, config.data.std)
     images = DatasetEmbedder(model, {"head": space}, scaling, source, config.eval.scales, encodings)
 
-    def points(dataset: Dataset) -> Float[np.ndarray, "images dim"]:
+    def points(dataset: Dataset) -> Points:
         found = images.points(params, dataset)["head"]
         space.check(found)
         return found

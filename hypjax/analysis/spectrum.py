@@ -24,6 +24,7 @@ from hypjax.geometry import Space
 from hypjax.objectives import create_objective
 from hypjax.objectives.comparisons import similarity
 from hypjax.retrieval import projection
+from hypjax.runs.tables import aligned
 
 _BINS = 100
 _BLOCK = 512  # Points that are compared with all others at once.
@@ -111,19 +112,15 @@ def _similarities(
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Returns two lines per run, before and after training."""
-    width = max(len("run"), *(len(run["run"]) for run in runs))
-    heads = [f"components for {share:.0%}" for share in _SHARES]
-    heads += ["mean similarity: same class", "other classes", "overlap"]
-    lines = [f"{'run':<{width}}  {'state':<9}  " + "  ".join(heads)]
+    heads = ["run", "state", *(f"components for {share:.0%}" for share in _SHARES)]
+    rows = [[*heads, "mean similarity: same class", "other classes", "overlap"]]
     for run in runs:
         for state in ("untrained", "trained"):
-            cells = [str(number) for number in run[state]["components"].values()]
             found = run[state]["similarity"]
-            numbers = ("mean_of_one_class", "mean_of_different_classes", "overlap")
-            cells += [f"{found[number]:.4f}" for number in numbers]
-            row = [f"{cell:>{len(head)}}" for cell, head in zip(cells, heads, strict=True)]
-            lines.append(f"{run['run']:<{width}}  {state:<9}  " + "  ".join(row))
-    return "\n".join(lines)
+            names = ("mean_of_one_class", "mean_of_different_classes", "overlap")
+            numbers = map(str, run[state]["components"].values())
+            rows.append([run["run"], state, *numbers, *(f"{found[name]:.4f}" for name in names)])
+    return aligned(rows)
 
 
 def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:

@@ -35,12 +35,12 @@ _LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
 def default_folders(
     file: str, overrides: Sequence[str], field: str, values: Sequence[str]
 ) -> dict[str, pathlib.Path]:
-    """Returns the default folders of the runs with each value of a field, none of another run."""
+    """Returns, for each value of a field, the default folder of the run that has it."""
     unchanged, folders = read_config(file), {}
     for value in values:
         config = load_config(file, [*overrides, f"{field}={value}"])
         folders[value] = pathlib.Path(default_workdir(config, unchanged))
-        Workdir(folders[value], config)
+        Workdir(folders[value], config)  # Refuses the folder of another run.
     return folders
 
 
@@ -178,7 +178,7 @@ def draw(runs: Sequence[Run], field: str, score: str, output: pathlib.Path) -> N
 
 
 def curves(runs: Sequence[Run], field: str) -> dict[str, Curve]:
-    """Groups runs by all fields in which they differ but the swept one and the seed.
+    """Groups runs by the fields in which they differ, other than the swept one and the seed.
 
     Returns the lines by their labels, such as 'objective.space=sphere'.
     """

@@ -16,6 +16,8 @@ from jaxtyping import Bool, Float, Int
 # Radii that differ by less, relatively, are equal: those of clipped features differ by roundings.
 _TOLERANCE = 1e-5
 
+Labels = Int[ArrayLike, " leaves"]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tree:
@@ -87,7 +89,7 @@ class Tree:
             starts[level] = starts[parents[level]] + before - before[eldest[family]]
         return starts
 
-    def counts(self, labels: Int[ArrayLike, " leaves"]) -> Iterator[Int[np.ndarray, " nodes"]]:
+    def counts(self, labels: Labels) -> Iterator[Int[np.ndarray, " nodes"]]:
         """Yields, for one label after the other, how many leaves of each node have it."""
         labels, starts = np.asarray(labels), self.starts()
         ends = starts + self.sizes
@@ -103,7 +105,7 @@ class Tree:
         return np.where(np.arange(len(pairs)) < self.leaves, 0, pairs - of_children)
 
 
-def purity(tree: Tree, labels: Int[ArrayLike, " leaves"]) -> float:
+def purity(tree: Tree, labels: Labels) -> float:
     """Dendrogram purity (Heller and Ghahramani, 2005).
 
     The mean, over all pairs of leaves of one label, of the share of leaves with that label among
@@ -120,7 +122,7 @@ def purity(tree: Tree, labels: Int[ArrayLike, " leaves"]) -> float:
     return float(shares / pairs) if pairs else np.nan
 
 
-def chance_purity(tree: Tree, labels: Int[ArrayLike, " leaves"]) -> float:
+def chance_purity(tree: Tree, labels: Labels) -> float:
     """Mean purity of the tree over all permutations of its leaves' labels.
 
     Then a pair of one label, of n_c leaves, is any pair of the n leaves; of the other s − 2 leaves
@@ -153,9 +155,7 @@ class Separation(NamedTuple):
     correlation: float
 
 
-def separation(
-    tree: Tree, labels: Int[ArrayLike, " leaves"], groups: Int[ArrayLike, " leaves"]
-) -> Separation:
+def separation(tree: Tree, labels: Labels, groups: Labels) -> Separation:
     """Compares the distances of leaves in the tree with their groups, over all pairs.
 
     Pairs are those of leaves with different labels. Their distance is the number of leaves of their

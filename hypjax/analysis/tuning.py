@@ -55,6 +55,7 @@ class Candidate(NamedTuple):
 
     def results(self, seed: str) -> dict[str, Any] | None:
         """What results.json holds; None if the run is unfinished."""
+        # Refuses a folder that holds a run with another configuration.
         return Workdir(self.folder(seed), self.load(seed)).results
 
 

@@ -60,3 +60,16 @@ def _table(rows: Mapping[tuple[str, ...], Mapping[str, float]]) -> str:
         text = "  ".join(f"{word:<{width}}" for word, width in zip(label, widths, strict=True))
         lines.append(f"{text} " + "".join(f"{values[name]:>13.4f}" for name in names))
     return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Aligns the first two columns to the left, and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            f"{cell:<{width}}" if i < 2 else f"{cell:>{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

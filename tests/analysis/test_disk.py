@@ -7,7 +7,7 @@ from matplotlib.offsetbox import AnnotationBbox
 from PIL import Image
 
 from hypjax.analysis import disk
-from hypjax.analysis.disk import Panel, Proxies, draw_disks, draw_image_grid, snap_to_grid
+from hypjax.analysis.disk import Drawing, Panel, Proxies, draw_disks, draw_image_grid, snap_to_grid
 
 
 def colour(i):
@@ -30,21 +30,17 @@ NAMES = [f"group {i} of $x^2$" for i in range(10)]
 def test_draws_points_proxies_and_their_tree(panel, figures, tmp_path, suffix):
     proxies = Proxies(np.array([0.1, 0.4j, 0.5]), np.array([-1, 0, 0]))
     output = tmp_path / f"disk.{suffix}"
-    draw_disks([panel, panel], NAMES, "group", output, proxies=proxies, note="a note")
+    draw_disks(Drawing([panel, panel], NAMES, "group", proxies, "a note"), output)
     assert output.stat().st_size > 5000
     figure = figures[0]
     for axes in figure.axes:
         points = [c for c in axes.collections if not isinstance(c, LineCollection)]
         assert sum(len(c.get_offsets()) for c in points) == 200 + 3
-        edges = [c for c in axes.collections if isinstance(c, LineCollection)][-1]
-        assert len(edges.get_segments()) == 2
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+        grid, edges = (c for c in axes.collections if isinstance(c, LineCollection))
+        assert len(grid.get_segments()) == 18 and len(edges.get_segments()) == 2
+    legend = figure.legends[0]
+    texts, handles = [text.get_text() for text in legend.get_texts()], legend.legend_handles[:-2]
     assert len(texts) == 9 and texts[-2:] == ["3 others", "proxy"]
-
-
-def test_groups_differ_in_colour_and_marker(panel, figures, tmp_path):
-    draw_disks([panel], NAMES, "group", tmp_path / "disk.png")
-    handles = figures[0].legends[0].legend_handles[:-1]
     assert len({tuple(handle.get_facecolor()[0]) for handle in handles}) == len(handles) == 7
     assert len({handle.get_paths()[0].vertices.tobytes() for handle in handles}) == 7
 
@@ -59,7 +55,8 @@ def test_many_equal_groups_differ_in_hue():
 
 
 def test_thumbnails_and_legend_do_not_overlap(panel, figures, tmp_path):
-    draw_disks([panel], NAMES, "group", tmp_path / "disk.png", thumbnails=True, note="a note")
+    drawing = Drawing([panel], NAMES, "group", note="a note")
+    draw_disks(drawing, tmp_path / "disk.png", thumbnails=True)
     figure = figures[0]
     pictures = [a for a in figure.axes[0].get_children() if isinstance(a, AnnotationBbox)]
     assert len(pictures) > 30
@@ -70,13 +67,10 @@ def test_thumbnails_and_legend_do_not_overlap(panel, figures, tmp_path):
         assert not any(one.overlaps(other) for other in placed[:i])
 
 
-def test_lines_of_the_grid_are_geodesics(panel, figures, tmp_path):
+def test_lines_of_the_grid_are_geodesics():
     """They meet the unit circle at a right angle: |centre|² = 1 + radius²."""
-    draw_disks([panel], NAMES, "group", tmp_path / "disk.png")
-    (grid,) = (c for c in figures[0].axes[0].collections if isinstance(c, LineCollection))
-    segments = np.array(grid.get_segments())
-    assert len(segments) == 18
-    for x, y in segments.transpose(0, 2, 1):
+    for line in disk.grid_lines():
+        x, y = line.real, line.imag
         rows = np.stack([x, y, np.ones_like(x)], axis=1)
         if np.linalg.matrix_rank(rows, tol=1e-6) == 2:  # A diameter.
             assert np.abs(x * y).max() < 1e-9

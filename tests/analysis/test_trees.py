@@ -170,10 +170,9 @@ def test_average_linkage_merges_the_closest_clusters(points, labels):
         clusters = [c for c in clusters if c not in children] + [node]
 
 
-@given(trees(), st.booleans())
-def test_sectors_nest_and_are_disjoint(tree, ordered):
-    features = np.random.default_rng(0).normal(size=(tree.leaves, 2)) if ordered else None
-    angles = sectors(tree, features)
+@given(trees())
+def test_sectors_nest_and_are_disjoint(tree):
+    angles = sectors(tree, np.random.default_rng(0).normal(size=(tree.leaves, 2)))
     np.testing.assert_allclose(np.ptp(angles, axis=1), 2 * np.pi * tree.sizes / tree.leaves)
     for node in range(tree.leaves, len(tree.parents)):
         of_children = np.sort(angles[tree.parents == node], axis=0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.analysis.disk import Panel, Proxies, write_disk_page
+from hypjax.analysis.disk import Drawing, Panel, Proxies, write_disk_page
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, layout
 
@@ -33,10 +33,11 @@ def test_a_page_holds_all_that_it_shows(tmp_path):
     captions = [f"class {i}, <b>{i}.png" for i in range(30)]
     panel = Panel("test: 30", places, labels, captions, lambda i: Image.new("RGB", (99, 50)))
     proxies = Proxies(np.array([0.1, 0.4j]), np.array([-1, 0]))
-    write_disk_page([panel, panel], names, "group", tmp_path / "disk.html", proxies=proxies)
+    drawing = Drawing([panel, panel], names, "group", proxies)
+    write_disk_page(drawing, tmp_path / "disk.html")
     page = (tmp_path / "disk.html").read_text()
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=.https?:", page)
     assert page.count("data:image/jpeg;base64,") == 60 and "2 others" in page
     assert '<html lang="en">' in page
     with pytest.raises(UserError, match="cannot write to"):
-        write_disk_page([panel], names, "group", tmp_path / "none/disk.html")
+        write_disk_page(drawing, tmp_path / "none/disk.html")
