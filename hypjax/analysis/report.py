@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from hypjax.analysis.disk import Drawing, Panel, default_grouping, draw_disks, read_rgb
 from hypjax.analysis.hit_grid import ImageReader, data_url, thumbnail_url
@@ -161,30 +161,21 @@ def report_data(run: TrainedRun, k: int, encodings: Encodings | None = None) -> 
         searches=searches,
         failures=len(wrong),
         interval=(float(first.mean()), *bootstrap_interval(first)) if len(first) else None,
-        classes=_classes(test, items, found[:, 0], right[:, 0], answerable),
+        classes=_classes(test, items, searches),
     )
 
 
-def _classes(
-    test: Dataset,
-    items: Dataset,
-    first: Int[np.ndarray, " n"],
-    right: Bool[np.ndarray, " n"],
-    answerable: Bool[np.ndarray, " n"],
-) -> list[ClassRecall]:
+def _classes(test: Dataset, items: Dataset, searches: Sequence[Search]) -> list[ClassRecall]:
+    searches_of = collections.defaultdict(list)
+    for search in searches:
+        searches_of[test.labels[search.query]].append(search)
     classes = []
-    for label in np.unique(test.labels[answerable]):
-        own = np.flatnonzero(answerable & (test.labels == label))
-        wrong = first[own[~right[own]]]
-        confused, times = "", 0
-        if len(wrong):
-            _, places, counts = np.unique(
-                items.labels[wrong], return_index=True, return_counts=True
-            )
-            confused = items.class_name(int(wrong[places[counts.argmax()]]))
-            times = int(counts.max())
-        name = test.class_name(int(own[0]))
-        classes.append(ClassRecall(name, len(own), float(right[own].mean()), confused, times))
+    for own in searches_of.values():
+        wrong = [search.hits[0] for search in own if not search.right[0]]
+        found = collections.Counter(map(items.class_name, wrong))
+        confused, times = next(iter(found.most_common(1)), ("", 0))
+        recall, name = 1 - len(wrong) / len(own), test.class_name(own[0].query)
+        classes.append(ClassRecall(name, len(own), recall, confused, times))
     return sorted(classes, key=lambda each: (each.recall, -each.queries, each.name))
 
 

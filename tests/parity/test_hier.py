@@ -1,4 +1,4 @@
-"""HIER's loss against a transcription in PyTorch, in float64."""
+"""HIER's loss against a transcription in PyTorch over geoopt, in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from hypjax.geometry import PoincareBall
 from hypjax.objectives import hier
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
+geoopt = pytest.importorskip("geoopt", reason="needs the parity extra: geoopt")
 
 C, RADIUS, MARGIN, TEMPERATURE = 0.1, 2.3, 0.1, 0.1
 POINTS, PROXIES, TRIPLETS, DIM = 9, 11, 30, 6
@@ -16,6 +17,7 @@ RANDOM = np.random.default_rng(0)
 FEATURES = 0.1 * RANDOM.normal(size=(POINTS, DIM))  # So close that noise decides.
 HIERARCHY = 0.1 * RANDOM.normal(size=(PROXIES, DIM))
 INDICES = np.stack([RANDOM.permutation(POINTS)[:3] for _ in range(TRIPLETS)])
+BALL = geoopt.PoincareBallExact(c=torch.tensor(C, dtype=torch.float64))
 NOISE = RANDOM.gumbel(size=(2, TRIPLETS, PROXIES))
 
 
@@ -36,18 +38,7 @@ class RiemannianGradient(torch.autograd.Function):
 
 def embedded(x):
     norm = torch.linalg.norm(x, dim=-1, keepdim=True)
-    x = x * torch.clamp(RADIUS / norm, max=1.0)
-    norm = torch.linalg.norm(x, dim=-1, keepdim=True)
-    return torch.tanh(C**0.5 * norm) * x / (C**0.5 * norm)
-
-
-def distances(x, y):
-    """By Möbius addition of all pairs."""
-    x, y = -x[:, None], y[None]
-    xy, xx, yy = (torch.sum(a * b, dim=-1, keepdim=True) for a, b in ((x, y), (x, x), (y, y)))
-    added = (1 + 2 * C * xy + C * yy) * x + (1 - C * xx) * y
-    added = added / (1 + 2 * C * xy + C**2 * xx * yy)
-    return 2 / C**0.5 * torch.atanh(C**0.5 * torch.linalg.norm(added, dim=-1))
+    return BALL.expmap0(x * torch.clamp(RADIUS / norm, max=1.0), project=False)
 
 
 def straight_through(logits):
@@ -59,7 +50,7 @@ def straight_through(logits):
 
 def transcribed(features, hierarchy, indices, noise):
     x, p = (embedded(RiemannianGradient.apply(each)) for each in (features, hierarchy))
-    d = distances(x, p)
+    d = BALL.dist(x[:, None], p)
     total = 0.0
     for (i, j, k), of_two, of_three in zip(indices, *noise, strict=True):
         two = torch.maximum(d[i], d[j])
