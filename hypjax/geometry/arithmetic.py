@@ -10,8 +10,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 Scalar = float | Float[Array, ""]
-Points = Float[ArrayLike, "*#b d"]  # Points or tangent vectors, whose leading axes broadcast.
-Numbers = Float[Array, "*b"]  # One for each of these.
 
 
 def floating(*arrays: ArrayLike) -> list[Array]:

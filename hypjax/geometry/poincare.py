@@ -29,7 +29,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from hypjax.geometry import arithmetic
-from hypjax.geometry.arithmetic import Numbers, Points, Scalar
+from hypjax.geometry.arithmetic import Scalar
 
 # Largest √c‖x‖ that `project` returns: the paper's bound, and about the largest norm at which
 # float32 still resolves 1 − c‖x‖² to one per cent.
@@ -67,7 +67,9 @@ def project(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     return jnp.where(outside, x * (MAX_NORM / jnp.sqrt(jnp.where(outside, u, 1))), x)
 
 
-def mobius_add(x: Points, y: Points, c: Scalar) -> Float[Array, "*b d"]:
+def mobius_add(
+    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
+) -> Float[Array, "*b d"]:
     """Möbius addition x ⊕ y of points of the ball, [..., d] (Hyp-ViT, Eq. 1)."""
     x, y = arithmetic.floating(x, y)
     xx, yy = arithmetic.square_norm(x), arithmetic.square_norm(y)
@@ -92,7 +94,9 @@ def logmap0(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
     return x * arithmetic.artanh_ratio(c * arithmetic.square_norm(x))
 
 
-def expmap(x: Points, v: Points, c: Scalar) -> Float[Array, "*b d"]:
+def expmap(
+    x: Float[ArrayLike, "*#b d"], v: Float[ArrayLike, "*#b d"], c: Scalar
+) -> Float[Array, "*b d"]:
     """Exponential map at the points x, [..., d], of tangent vectors v, [..., d] (Hyp-ViT, Eq. 3).
 
     Like `expmap0`, it may round a result to the boundary; `project` moves it inside.
@@ -130,7 +134,9 @@ def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
     return x + move / (root * jnp.where(inward, denominator, 1))
 
 
-def logmap(x: Points, y: Points, c: Scalar) -> Float[Array, "*b d"]:
+def logmap(
+    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
+) -> Float[Array, "*b d"]:
     """Logarithmic map at x of the point y, both [..., d]: the inverse of `expmap` by v."""
     x, y = arithmetic.floating(x, y)
     difference, q = _mobius_difference(x, y, c)
@@ -152,7 +158,9 @@ def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array]:
     return (inside * delta - c * s * x) / (p + c * s), s / p
 
 
-def dist(x: Points, y: Points, c: Scalar) -> Numbers:
+def dist(
+    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
+) -> Float[Array, "*b"]:
     """Geodesic distances, elementwise over the leading axes (Hyp-ViT, Eq. 2).
 
     Computed as (2/√c)·asinh(√(c·s/P)), which equals the paper's (2/√c)·artanh(√c‖−x ⊕ y‖) but
@@ -162,7 +170,9 @@ def dist(x: Points, y: Points, c: Scalar) -> Numbers:
     return dist_at(separation(x, y, c), c)
 
 
-def separation(x: Points, y: Points, c: Scalar) -> Numbers:
+def separation(
+    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
+) -> Float[Array, "*b"]:
     """s/P = sinh²(√c·d/2)/c, elementwise over the leading axes: increases with the distance d."""
     x, y = arithmetic.floating(x, y)
     s = arithmetic.square_norm(x - y, keepdims=False)
@@ -170,7 +180,7 @@ def separation(x: Points, y: Points, c: Scalar) -> Numbers:
     return s / (x_gap * y_gap)
 
 
-def dist_at(separation: Float[ArrayLike, "*b"], c: Scalar) -> Numbers:
+def dist_at(separation: Float[ArrayLike, "*b"], c: Scalar) -> Float[Array, "*b"]:
     """Geodesic distances (2/√c)·asinh(√(c·q)), [...], of points with separations q, [...]."""
     (q,) = arithmetic.floating(separation)
     return arithmetic.distance_from_ratio(q, c)
@@ -181,22 +191,25 @@ def dist_matrix(
 ) -> Float[Array, "n m"]:
     """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
 
-    If the points x are a crowd, all nearer to their mean than the farthest is to the origin, a
-    Möbius translation first takes the mean to the origin, which changes no distance. Then s is ‖x‖²
-    + ‖y‖² − 2⟨x, y⟩, whose float32 error of a few 2⁻²³·(‖x‖² + ‖y‖²) matters for points that are
-    close beside their distance from the mean: at c = 0.1 and clip radius 2.3, distances of
-    coincident points are up to 4e-3 in a batch that is spread out, and gradients of distances below
-    about 0.01 are too small. `dist` has no such error.
+    If the points x are a crowd, a Möbius translation first takes their mean to the origin, which
+    changes no distance. Then s is ‖x‖² + ‖y‖² − 2⟨x, y⟩, whose float32 error of a few
+    2⁻²³·(‖x‖² + ‖y‖²) matters for points that are close beside their distance from the mean: at
+    c = 0.1 and clip radius 2.3, distances of coincident points are up to 4e-3 in a batch that is
+    spread out, and gradients of distances below about 0.01 are too small. `dist` has no such error.
     """
     x, y = arithmetic.floating(x, y)
-    fixed = lax.stop_gradient(x)
-    mean, origin = jnp.mean(fixed, axis=0), jnp.zeros_like(fixed[0])
-    from_mean, from_origin = (jnp.max(separation(fixed, each, c)) for each in (mean, origin))
-    centre = jnp.where(from_mean < from_origin, mean, origin)
+    centre = _best_origin(lax.stop_gradient(x), c)
     (x, x_gap), (y, y_gap) = _moved_to_origin(x, centre, c), _moved_to_origin(y, centre, c)
     # Multiplying by the two factors of 1/P in turn avoids another matrix of this size.
     q = arithmetic.square_distances(x, y) * (1 / x_gap) * (1 / y_gap).T
     return arithmetic.distance_from_ratio(q, c)
+
+
+def _best_origin(x: Array, c: Scalar) -> Array:
+    """The mean of the points if all are nearer to it than the farthest is to the origin."""
+    mean, origin = jnp.mean(x, axis=0), jnp.zeros_like(x[0])
+    from_mean, from_origin = (jnp.max(separation(x, centre, c)) for centre in (mean, origin))
+    return jnp.where(from_mean < from_origin, mean, origin)
 
 
 def _moved_to_origin(x: Array, centre: Array, c: Scalar) -> tuple[Array, Array]:

@@ -14,11 +14,8 @@ from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import arithmetic, poincare
-from hypjax.geometry.arithmetic import Numbers, Points
 
 Role = Literal["query", "gallery"]
-Weights = Float[ArrayLike, "*b n"] | None  # At least 0, not all 0; None stands for equal ones.
-Matrix = Float[Array, "n m"]
 _FEW = 2**12  # Rows, up to which their number is rounded up.
 
 # Smallest 1 − c‖x‖² of a valid point: float32 may round a smaller one to 0.
@@ -55,8 +52,7 @@ class SearchTerms(NamedTuple):
 class Space(Protocol):
     """Interface of a space, as losses, evaluation and search use it.
 
-    `Points` are [..., d], float32, or float64 where JAX has it enabled; the leading axes of two
-    arguments broadcast. `Numbers` are [...], and all results have the dtype of the points. Only
+    Points are float32, or float64 where JAX has it enabled, and results have their dtype. Only
     `check` raises errors. Methods with a body are those of a space that inherits from this one and
     does not know better.
     """
@@ -67,31 +63,39 @@ class Space(Protocol):
     def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
         """Marks the features that `embed` shortens before it maps them."""
 
-    def distance(self, x: Points, y: Points) -> Numbers:
+    def distance(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
         """Distances, elementwise over the leading axes; accurate for close points."""
 
-    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Numbers:
+    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
         """Decreases with the distance from 1 for equal points; e^−distance (HIER) by default."""
         return jnp.exp(-arithmetic.inexact(distance)[0])
 
     def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """Features that `embed` maps to given points, as far as it can be inverted."""
 
-    def mean(self, x: Float[ArrayLike, "*b n d"], weights: Weights = None) -> Float[Array, "*b d"]:
+    def mean(
+        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
+    ) -> Float[Array, "*b d"]:
         """Mean of n points by weights of at least 0, not all 0; None stands for equal ones."""
 
-    def separation(self, x: Points, y: Points) -> Numbers:
+    def separation(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
         """An increasing function of the distance that costs only arithmetic, by subtraction.
 
         It is exactly 0 for equal points. By default it is the distance itself.
         """
         return self.distance(x, y)
 
-    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Numbers:
+    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
         """The distance of points with a given separation."""
         return jnp.asarray(separation)
 
-    def distance_matrix(self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> Matrix:
+    def distance_matrix(
+        self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
+    ) -> Float[Array, "n m"]:
         """Distances of all pairs, from one matrix product."""
 
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
@@ -207,12 +211,14 @@ class Sphere(InnerProductSpace):
         """Marks none, since lengths do not matter."""
         return jnp.zeros(jnp.shape(features)[:-1], bool)
 
-    def distance(self, x: Points, y: Points) -> Numbers:
+    def distance(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
         """‖x − y‖², which equals 2 − 2cos on the sphere."""
         x, y = arithmetic.inexact(x, y)
         return jnp.sum((x - y) ** 2, axis=-1)
 
-    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Numbers:
+    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
         """The cosine."""
         return 1 - jnp.asarray(distance) / 2
 
@@ -220,13 +226,17 @@ class Sphere(InnerProductSpace):
         """The points themselves: `embed` forgets lengths."""
         return jnp.asarray(x)
 
-    def mean(self, x: Float[ArrayLike, "*b n d"], weights: Weights = None) -> Float[Array, "*b d"]:
+    def mean(
+        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
+    ) -> Float[Array, "*b d"]:
         """The weighted sum, scaled to length 1; it minimises the weighted sum of distances."""
         (x,) = arithmetic.inexact(x)
         weighted = x if weights is None else jnp.asarray(weights)[..., None] * x
         return self.embed(jnp.sum(weighted, axis=-2))
 
-    def distance_matrix(self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> Matrix:
+    def distance_matrix(
+        self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
+    ) -> Float[Array, "n m"]:
         """2 − 2⟨x, y⟩ for all pairs."""
         return 2 - 2 * arithmetic.inner_products(x, y)
 
@@ -310,7 +320,9 @@ class PoincareBall(InnerProductSpace):
         v = poincare.clip_features(features, longest)
         return poincare.project(poincare.expmap0(v, self.c), self.c)
 
-    def distance(self, x: Points, y: Points) -> Numbers:
+    def distance(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
         """Geodesic distances, see `poincare.dist`."""
         return poincare.dist(x, y, self.c)
 
@@ -318,19 +330,25 @@ class PoincareBall(InnerProductSpace):
         """The clipped features, by the logarithmic map at the origin."""
         return poincare.logmap0(x, self.c)
 
-    def mean(self, x: Float[ArrayLike, "*b n d"], weights: Weights = None) -> Float[Array, "*b d"]:
+    def mean(
+        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
+    ) -> Float[Array, "*b d"]:
         """The Fréchet mean, see `poincare.frechet_mean`."""
         return poincare.frechet_mean(x, self.c, weights)
 
-    def separation(self, x: Points, y: Points) -> Numbers:
+    def separation(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
         """sinh²(√c·d/2)/c, see `poincare.separation`."""
         return poincare.separation(x, y, self.c)
 
-    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Numbers:
+    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
         """(2/√c)·asinh(√(c·separation))."""
         return poincare.dist_at(separation, self.c)
 
-    def distance_matrix(self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> Matrix:
+    def distance_matrix(
+        self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
+    ) -> Float[Array, "n m"]:
         """Geodesic distances of all pairs, see `poincare.dist_matrix`."""
         return poincare.dist_matrix(x, y, self.c)
 
@@ -450,7 +468,9 @@ class Fused(Space):
     def _scaled(self, features: Float[ArrayLike, "*b d"]) -> Float[ArrayLike, "*b d"]:
         return Sphere().embed(features) if self.normalized else features
 
-    def distance(self, x: Points, y: Points) -> Numbers:
+    def distance(
+        self, x: Float[ArrayLike, "*#b m*d"], y: Float[ArrayLike, "*#b m*d"]
+    ) -> Float[Array, "*b"]:
         """The weighted sum of the spaces' distances."""
         pairs = zip(self.parts, self.split(x), self.split(y), strict=True)
         return sum(weight * space.distance(a, b) for (space, weight), a, b in pairs)
@@ -459,12 +479,16 @@ class Fused(Space):
         """The features of the points in the first space."""
         return self.parts[0][0].features(self.split(x)[0])
 
-    def mean(self, x: Float[ArrayLike, "*b n d"], weights: Weights = None) -> Float[Array, "*b d"]:
+    def mean(
+        self, x: Float[ArrayLike, "*b n m*d"], weights: Float[ArrayLike, "*b n"] | None = None
+    ) -> Float[Array, "*b m*d"]:
         """The means in each space."""
         pairs = zip(self.parts, self.split(x), strict=True)
         return jnp.concatenate([space.mean(a, weights) for (space, _), a in pairs], axis=-1)
 
-    def distance_matrix(self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]) -> Matrix:
+    def distance_matrix(
+        self, x: Float[ArrayLike, "n m*d"], y: Float[ArrayLike, "k m*d"]
+    ) -> Float[Array, "n k"]:
         """The weighted sum of the spaces' distance matrices."""
         pairs = zip(self.parts, self.split(x), self.split(y), strict=True)
         return sum(weight * space.distance_matrix(a, b) for (space, weight), a, b in pairs)
