@@ -224,7 +224,7 @@ def union(datasets: Sequence[Dataset]) -> Dataset:
 def joined(first: Dataset, second: Dataset) -> Dataset:
     """Returns two datasets as one, to be searched; their images are not decoded before.
 
-    No class of the second dataset is one of the first.
+    Labels of the second are shifted, so that none of its classes is one of the first.
     """
     return Dataset(
         records=_Chained(first.records, second.records),

@@ -130,7 +130,7 @@ class ClassPlans(Plans):
 class EpochClassPlans(ClassPlans):
     """Hyp-ViT's sampling: a permutation of all classes, cut into batches.
 
-    Classes left over at the end of an epoch are skipped.
+    No class occurs twice in an epoch; classes left over at its end are skipped.
     """
 
     @property
