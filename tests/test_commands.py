@@ -3,12 +3,9 @@
 import configparser
 import copy
 import importlib
-import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -17,6 +14,7 @@ from absl import flags
 from hypjax import cli, command
 from hypjax.errors import UserError
 from tests.helpers import commands
+from tests.helpers.process_pair import python
 
 ALL = commands.names()
 
@@ -31,12 +29,6 @@ def test_each_command_is_a_sub_command(repository):
     assert cli.COMMANDS["train"] == "hypjax.main"
 
 
-def run(name, *arguments, **options):
-    """Runs a module in a process of its own."""
-    command = [sys.executable, "-m", f"hypjax.{name}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "shown"),
     [
@@ -46,26 +38,27 @@ def run(name, *arguments, **options):
     ],
 )
 def test_the_program_runs_its_sub_commands(arguments, status, shown, tmp_path):
-    done = run("cli", *arguments, cwd=tmp_path)
+    done = python("-m", "hypjax.cli", *arguments, cwd=tmp_path)
     assert done.returncode == status and shown in (done.stderr if status else done.stdout)
     assert not (done.stdout if status else done.stderr)
 
 
-def test_devices_that_jax_does_not_find_are_one_sentence(repository):
-    env = {**os.environ, "JAX_PLATFORMS": "rocm"}
-    done = run("main", "--config=configs/glyphs.py", "--workdir=run", cwd=repository, env=env)
+def test_devices_that_jax_does_not_find_are_one_sentence():
+    arguments = ("-m", "hypjax.main", "--config=configs/glyphs.py", "--workdir=run")
+    done = python(*arguments, JAX_PLATFORMS="rocm")
     assert done.returncode == 1
     words = "error: JAX_PLATFORMS is rocm, but JAX finds no such device; unset it, or set JAX_PLA"
     assert done.stderr.splitlines()[-1].startswith(words)
 
 
-def test_one_process_imports_all_commands_without_touching_global_flags(repository):
+def test_one_process_imports_all_commands_without_touching_global_flags():
     imports = "".join(f"import hypjax.{name}\n" for name in ALL)
     program = f"from absl import flags\n{imports}assert 'workdir' not in flags.FLAGS\n"
     # --help answers at once, and signals have their exit statuses before JAX is imported.
     heavy = {"jax", "numpy", "ml_collections", "matplotlib"}
     program += f"import sys; assert not {heavy} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", program], cwd=repository, check=True, timeout=60)
+    done = python("-c", program)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -140,8 +133,8 @@ def test_the_example_of_a_command_exists(name, repository, monkeypatch):
     assert commands.problems(f"```\n{example}\n```\n") == []
 
 
-def test_help_shows_the_flags_of_the_command_alone(repository):
-    done = run("convert", "--help", cwd=repository)
+def test_help_shows_the_flags_of_the_command_alone():
+    done = python("-m", "hypjax.convert", "--help")
     assert done.returncode == 0 and not done.stderr
     example = "example:\n  python -m hypjax.convert --workdir=runs/glyphs-hyp --output="
     assert example in done.stdout and done.stdout.endswith(".safetensors\n")

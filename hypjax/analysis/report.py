@@ -240,7 +240,7 @@ def _run(log: Log, found: ReportData) -> Run:
         changed=[field for field, value in fields.items() if value != defaults.get(field)],
         scores={state: results[state] for state in states if state in results},
         interval=found.interval,
-        published="" if notes else compare(results, log.config),
+        published=compare(results, log.config),
         notes=notes,
         disk=_disk(found),
     )

@@ -1,9 +1,6 @@
-"""The benchmark of whole runs."""
+"""The benchmark of whole runs, and all benchmarks without other libraries."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -11,6 +8,7 @@ from hypjax.benchmarks import job
 from hypjax.benchmarks.measure import Options
 from hypjax.errors import UserError
 from hypjax.monitoring import stopwatch
+from tests.helpers.process_pair import python
 
 
 def run(recall, **more):
@@ -40,18 +38,9 @@ def test_runs_without_accelerator_are_refused(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_second_run_compiles_nothing_and_finds_the_same(tmp_path, repository):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "hypjax.benchmark", "job", "--quick", "--cache=none"),
-            "--config.train.total_steps=4",
-        ],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(repository), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def test_a_second_run_compiles_nothing_and_finds_the_same(tmp_path):
+    short = ("--quick", "--cache=none", "--config.train.total_steps=4")
+    done = python("-m", "hypjax.benchmark", "job", *short, cwd=tmp_path, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.glob("hypjax-job-*"))
     written = json.loads((tmp_path / "benchmark.json").read_text())
@@ -61,3 +50,31 @@ def test_a_second_run_compiles_nothing_and_finds_the_same(tmp_path, repository):
     for run in (cold, warm):
         assert 0 < run["process_seconds"] - run["seconds"]["total"] < 60
     assert f"| {warm['seconds']['compile']:.2f} |" in done.stdout
+
+
+ABSENT = ("faiss", "usearch", "torch", "torchvision", "timm")
+PROGRAM = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in {ABSENT}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+from hypjax import benchmark, command
+from hypjax.benchmarks import measure, retrieval
+measure.product_rate = lambda *_, **__: 1e11
+retrieval._QUICK_SIZES = 1500, 300, 5000
+command.run(benchmark.main, benchmark.FLAGS, benchmark.EXAMPLE, benchmark.CHOICES)
+"""
+
+
+@pytest.mark.slow
+def test_missing_libraries_are_named_and_everything_else_is_measured(tmp_path):
+    done = python("-c", PROGRAM, "all", "--quick", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for missing in ("torch", "pytorch-metric-learning", "faiss-cpu", "torchvision", "torch timm"):
+        assert f"(pip install {missing})" in done.stdout
+    written = json.loads((tmp_path / "benchmark.json").read_text())
+    assert {"loss", "retrieval", "input", "train"} < written.keys()
+    for task in written["train"]:
+        assert task["peer"] == [] and task["items"] > 0 and task["moving"] > 0

@@ -3,8 +3,6 @@
 import fractions
 import itertools
 import logging
-import os
-import subprocess
 import sys
 
 import jax
@@ -20,6 +18,7 @@ from hypjax.retrieval import match_ranks, nearest_neighbors, ranks, recall_at_k,
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Precision, Score, highest, lowest
 from tests.helpers.exact_order import FUSED, crowds, true_order, true_ranks
+from tests.helpers.process_pair import python
 from tests.helpers.steps import float32_products
 
 SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(0.0, None), PoincareBall(10.0, None)]
@@ -188,6 +187,7 @@ import pathlib, sys, threading, time
 import numpy as np
 from hypjax.geometry import PoincareBall
 from hypjax.retrieval import nearest_neighbors
+from tests.helpers.process_pair import python
 
 def anonymous():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
@@ -221,11 +221,8 @@ print(max(peaks) - peaks[0] - sum(array.nbytes for array in found))
     [(200_000, 512, 10, 10), (10_000, 2048, 66, 4000)],
 )
 @pytest.mark.slow
-def test_a_search_takes_little_memory(items, dim, queries, k, tmp_path, repository):
-    sizes = map(str, (items, dim, queries, k))
-    command = [sys.executable, "-c", MEMORY, str(tmp_path / "gallery.npy"), *sizes]
+def test_a_search_takes_little_memory(items, dim, queries, k, tmp_path):
+    arguments = (tmp_path / "gallery.npy", items, dim, queries, k)
     # With this threshold, the C library returns what is freed to the system.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}
-    options = {"cwd": repository, "env": environment, "capture_output": True, "text": True}
-    run = subprocess.run(command, check=True, timeout=300, **options)
-    assert int(run.stdout) < 512 * 2**20
+    done = python("-c", MEMORY, *arguments, MALLOC_MMAP_THRESHOLD_="1000000")
+    assert int(done.stdout) < 512 * 2**20, done.stderr

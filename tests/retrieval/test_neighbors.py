@@ -1,7 +1,5 @@
 """Exact search and mining against sorting, from memory, from disk and over several devices."""
 
-import subprocess
-import sys
 import unittest.mock
 
 import jax
@@ -17,7 +15,7 @@ from hypjax.retrieval import mining, nearest_neighbors, neighbors
 from hypjax.retrieval.mining import hardest_negatives
 from tests.helpers.exact_order import true_order
 from tests.helpers.galleries import points
-from tests.helpers.process_pair import environment_with_devices
+from tests.helpers.process_pair import python
 
 SPACES = [Sphere(), PoincareBall(1.0, 0.8), PoincareBall(0.0, None)]
 CASES = {
@@ -114,10 +112,9 @@ for space, spread in ((Sphere(), 1), (PoincareBall(0.1, 2.3), 0.003), (FUSED, 1)
 
 
 @pytest.mark.slow
-def test_searches_on_several_devices_are_exact(repository, tmp_path):
-    environment = environment_with_devices(4) | {"PYTHONPATH": str(repository)}
-    command = [sys.executable, "-c", DEVICES, str(tmp_path / "gallery.npy")]
-    subprocess.run(command, cwd=repository, env=environment, check=True, timeout=300)
+def test_searches_on_several_devices_are_exact(tmp_path):
+    done = python("-c", DEVICES, tmp_path / "gallery.npy", devices=4)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

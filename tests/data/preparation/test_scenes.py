@@ -2,9 +2,6 @@
 
 import io
 import itertools
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +9,7 @@ from PIL import Image
 
 from hypjax.data.preparation import fonts, glyphs, scenes
 from hypjax.data.records import open_records, read_judgements, read_pairs
+from tests.helpers.process_pair import python
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +62,16 @@ def test_letters_that_differ_in_size_only_are_not_two_objects(objects, alike):
     assert small.isdisjoint(large)
 
 
-def test_another_process_renders_the_same(objects, repository):
+def test_another_process_renders_the_same(objects):
     glyph = objects["query"][0].glyph
     program = (
-        "import sys; from hypjax.data.preparation import fonts, glyphs, scenes;"
-        f"glyph = fonts.{glyph!r}; write = sys.stdout.buffer.write;"
-        "write(scenes.render(glyph, 'hard0', 'hard').pixels.tobytes());"
-        "write(glyphs.render(glyph).tobytes())"
+        f"from hypjax.data.preparation import fonts, glyphs, scenes; glyph = fonts.{glyph!r};"
+        "print(scenes.render(glyph, 'hard0', 'hard').pixels.tobytes().hex());"
+        "print(glyphs.render(glyph).tobytes().hex())"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    shown = subprocess.check_output(
-        [sys.executable, "-c", program], env=environment, cwd=repository
-    )
+    shown = python("-c", program, PYTHONHASHSEED="7").stdout.split()
     rendered = scenes.render(glyph, "hard0", "hard").pixels, glyphs.render(glyph)
-    assert shown == b"".join(pixels.tobytes() for pixels in rendered)
+    assert shown == [pixels.tobytes().hex() for pixels in rendered]
 
 
 @pytest.mark.parametrize("difficulty", ["query", "easy"])
