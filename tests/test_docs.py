@@ -93,7 +93,7 @@ def test_the_site_has_all_commands_and_the_notebooks(monkeypatch):
     assert page.startswith("# Quickstart\n\n[Open in Colab](" + opened + ")\n")
     assert "](own_images.md)" in page and "```python\n!python -m hypjax.main" in page
     table = (REPOSITORY / "docs/commands.md").read_text()
-    shown = set(re.findall(r"^\| `python -m hypjax\.(\w+)", table, re.MULTILINE))
+    shown = set(re.findall(r"^\| `python -m hypjax\.([\w.]+)", table, re.MULTILINE))
     assert shown == set(commands.names())
 
 

@@ -22,6 +22,7 @@ from hypjax.training.setup import build
 from hypjax.training.states import random_state
 from hypjax.types import View
 from tests.helpers import commands, shown_objective, small_runs
+from tests.helpers.process_pair import python
 from tests.helpers.steps import leaves
 
 
@@ -48,6 +49,9 @@ def test_the_analysis_is_a_command(photos_folder, tmp_path, monkeypatch, capsys)
     exec(compile(code, "docs/extending.md:spread", "exec"), vars(module))
     monkeypatch.setitem(cli.COMMANDS, name, path)
     assert "\n  spread        Compares distances within classes" in cli._usage()
+    assert module.EXAMPLE.startswith(f"python -m {path} ")
+    heavy = f"exec({code!r}, {{'__name__': ''}}); import sys; assert 'numpy' not in sys.modules"
+    assert python("-c", heavy).stderr == ""
     config = small_runs.load(photos_folder)
     small_runs.save_untrained(config, tmp_path / "run")
     commands.call("analysis.spread", f"--workdir={tmp_path / 'run'}")

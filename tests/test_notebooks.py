@@ -42,7 +42,8 @@ def test_notebook_runs(path, data_dir, repository, folder, monkeypatch):
         pytest.importorskip("umap", reason="needs the viz extra: umap-learn")
         parameters["temperatures"] = [0.3]
     output = folder / "executed.ipynb"
-    papermill.execute_notebook(path, output, parameters, cwd=folder, progress_bar=False)
+    options = {"progress_bar": False, "execution_timeout": 300}  # Kernels may miss a message.
+    papermill.execute_notebook(path, output, parameters, cwd=folder, **options)
     executed = output.read_text()  # With the state of its widgets.
     # A command that fails does not stop a notebook.
     assert "error:" not in executed and "Traceback" not in executed

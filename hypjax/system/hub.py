@@ -42,14 +42,15 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
     from huggingface_hub import errors
 
     name = location.removeprefix(SCHEME)
+    local = "" if location.startswith(SCHEME) else f"there is no folder {name}, "
     try:
         return fetch(huggingface_hub.snapshot_download, name, allow_patterns=list(files))
     except errors.RepositoryNotFoundError as error:
         raise UserError(f"there is no repository {name} on the hub that you may read") from error
     except UnreachableError as error:
         raise UserError(
-            f"the repository {name} is not in this machine's cache, and the hub cannot be reached "
-            f"({error})"
+            f"{local}the repository {name} is not in this machine's cache, and the hub cannot be "
+            f"reached ({error})"
         ) from error
 
 
