@@ -287,10 +287,8 @@ OTHER_RUNS = [("cub", "hyp-deit"), ("cars", "sph-dino"), ("cub", "hier-dino")]
 OTHER_RUNS += [*LOSS_RUNS, *IRT_RUNS]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "variant"),
-    [TRAINED[0], *(pytest.param(*run, marks=pytest.mark.slow) for run in OTHER_RUNS)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("dataset", "variant"), [TRAINED[0], *OTHER_RUNS])
 def test_two_steps_change_all_parameters_that_are_not_frozen(splits, dataset, variant):
     config = load(dataset, variant, ["data.image_size=32", "optim.groups=()"])
     (first, _, last), metrics = two_steps(config, splits)

@@ -81,10 +81,7 @@ def test_a_resumed_run_and_worker_processes_see_the_same_pixels():
 
 
 def test_shared_memory_is_freed_when_batches_are_closed(monkeypatch):
-    """Grain frees it in a thread, here a slow one, which the program's end would cut short.
-
-    That of pieces which no batch has used yet, too.
-    """
+    """Grain frees it in a thread, here a slow one, also that of pieces that no batch has used."""
     opened, open_shared = [], SharedMemoryArray.from_metadata
     free_shared = SharedMemoryArray.close_shm_async
 
@@ -339,10 +336,7 @@ def nearly_the_same(a, b, tolerance):
 
 @pytest.mark.parametrize(("side", "tolerance"), [(250, 2), (32, 12)])
 def test_the_fast_decoder_gives_nearly_the_same_pixels(side, tolerance):
-    """At 250 the image is decoded in full size, at 32 in a quarter.
-
-    A shift by half a reduced pixel would change pixels by up to 50 levels, and 14 on average.
-    """
+    """A shift by half a reduced pixel would change them by up to 50 levels, and 14 on average."""
     files = [jpeg(photo(801, 603), quality=90), jpeg(photo().convert("L"), quality=90)]
     exact = dataset_of_files(*files)
     fast = dataclasses.replace(exact, fast=True)

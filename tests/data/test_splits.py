@@ -76,6 +76,7 @@ def test_a_prepared_dataset_is_opened(tmp_path, repository, name):
     assert note.startswith(f"a partial copy of {WRITERS[name][0]}: train {images} of ")
 
 
+@pytest.mark.slow
 def test_results_of_a_partial_copy_say_so(tmp_path, repository, capsys):
     prepared(tmp_path, "inshop")
     config = load(repository, tmp_path, "inshop")

@@ -11,10 +11,7 @@ from tests.helpers.steps import random_batch, start
 
 
 def test_a_restored_state_goes_on_as_the_saved_one(load_glyphs, tmp_path):
-    """With a memory that is being overwritten, a teacher, and noise.
-
-    The step is not compiled again.
-    """
+    """With a memory, a teacher and noise, and without compiling the step again."""
     taught = ("objective.memory=40", "objective.memory_decay=0.9", "model.drop_path=0.5")
     config = load_glyphs(*taught, "model.depth=2", variant="irt-r")
     state, step = start(config)

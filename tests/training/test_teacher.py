@@ -117,6 +117,7 @@ def test_it_starts_from_the_pretrained_weights(begun):
     step(state, random_batch())  # Both may be overwritten: they are different buffers.
 
 
+@pytest.mark.slow
 def test_it_works_on_cached_features_and_frozen_models(begun):
     cached = ("train.cached_features=True", "model.drop_path=0")
     _, state, step = begun("optim.frozen=encoder", *cached)
