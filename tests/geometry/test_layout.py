@@ -16,7 +16,7 @@ def classes(rng, count=400, dim=32):
     return features.astype(np.float32)
 
 
-@pytest.mark.parametrize("space", [BALL, Sphere()], ids=["ball", "sphere"])
+@pytest.mark.parametrize("space", [pytest.param(BALL, marks=pytest.mark.slow), Sphere()], ids=str)
 def test_distances_are_kept_better_than_by_principal_components(space):
     points = np.asarray(space.embed(classes(np.random.default_rng(0))))
     places = layout.lay_out(points, space)

@@ -89,6 +89,7 @@ def objective(**fields):
     return create_objective(config)
 
 
+@pytest.mark.slow
 def test_it_adds_the_other_loss_on_the_sphere_whose_gradients_the_inverse_metric_scales():
     built = objective(hier_proxies=16, hier_neighbors=4)
     assert built.base.space == Sphere() and built.score_space == BALL and built.space.riemannian

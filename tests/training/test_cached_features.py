@@ -79,6 +79,7 @@ def test_it_resumes_and_does_not_depend_on_devices_or_slices(squares, tmp_path):
     assert small_runs.step_metrics(tmp_path / "parts") == one
 
 
+@pytest.mark.slow
 def test_each_image_is_embedded_once_in_a_run(squares, tmp_path, monkeypatch):
     """Evaluations before, within and after training, the best model's, and the report share it."""
     seen = collections.Counter()

@@ -97,6 +97,7 @@ def test_it_embeds_the_same_pixels_without_stochastic_depth(begun):
         assert np.abs(given["student"].projected - given["teacher"].projected).max() > 0.01
 
 
+@pytest.mark.slow
 def test_a_dropped_update_leaves_it_as_it_is(begun):
     _, state, step = begun()
     state, _ = step(state, random_batch())
