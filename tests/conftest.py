@@ -13,8 +13,8 @@ from PIL import Image
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # Most programs of the tests run for a moment, and compile faster without most optimisations. Those
-# of these packages run for longer, or must be the programs that users run, down to the last bit.
-_OPTIMISED = ("parity", "retrieval", "engines")
+# of these folders and modules run for longer, or must be what users run, down to the last bit.
+_OPTIMISED = ("parity", "engines", "retrieval/test_exactness", "retrieval/test_relevance")
 
 
 def pytest_configure(config):
@@ -40,8 +40,8 @@ def pytest_xdist_auto_num_workers(config):
 @pytest.fixture(scope="module", autouse=True)
 def compilation(request):
     """Drops a module's programs from memory: they take gigabytes in all."""
-    package = request.path.relative_to(request.config.rootpath / "tests").parts[0]
-    quick = package not in _OPTIMISED
+    module = request.path.relative_to(request.config.rootpath / "tests").as_posix()
+    quick = not module.startswith(_OPTIMISED)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", str(quick))
         jax.config.update("jax_disable_most_optimizations", quick)

@@ -34,6 +34,7 @@ def test_draws_the_parts_of_a_run(run, tmp_path, capsys):
         draw(f"--workdir={run}", f"--output={file}", "--colour=genus")
 
 
+@pytest.mark.slow
 def test_draws_a_gallery_in_which_moved_images_are_grey(run, photos_folder, tmp_path, capsys):
     shutil.copytree(photos_folder, tmp_path / "photos")
     TrainedEmbedder(run).embed(find_photos(str(tmp_path / "photos"))).save(tmp_path / "gallery.npz")

@@ -194,6 +194,7 @@ def lines_of(monkeypatch, tmp_path, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_shows_how_the_embeddings_of_a_run_spread(runs, tmp_path, lines_of):
     lines = lines_of("spectrum", f"--workdir={runs.hier}", "--output=found.png")
     assert lines[0] == "embeddings of 36 of 36 test images, 6 of 6 classes:"

@@ -71,6 +71,7 @@ def test_chance_among_two_classes_is_about_a_half(recall, faulty, capsys):
     assert ("nothing is being learned" in capsys.readouterr().err) == faulty
 
 
+@pytest.mark.slow
 def test_a_collapsed_run_says_so_or_stops(tmp_path, capsys):
     """All images are the same, so all embeddings are."""
     names = [f"{label}/{i}.png" for label in "abcdefghij" for i in range(4)]

@@ -60,7 +60,9 @@ def near_the_surface(c, n, dim):
     return (0.99999 * x / np.linalg.norm(x, axis=1, keepdims=True) / c**0.5).astype(np.float32)
 
 
-@pytest.mark.parametrize(("c", "dim"), [(0.01, 512), (1.0, 16), (10.0, 2)])
+@pytest.mark.parametrize(
+    ("c", "dim"), [(1.0, 16), pytest.param(0.01, 512, marks=pytest.mark.slow), (10.0, 2)]
+)
 def test_points_near_the_surface_are_searched_exactly(c, dim):
     space, x = PoincareBall(c, None), near_the_surface(c, 300, dim)
     order = true_order(space, x, x)
