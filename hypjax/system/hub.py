@@ -42,7 +42,7 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
     from huggingface_hub import errors
 
     name = location.removeprefix(SCHEME)
-    local = "" if location.startswith(SCHEME) else f"there is no folder {name}, "
+    local = "" if location.startswith(SCHEME) else f"there is no folder {name}, and "
     try:
         return fetch(huggingface_hub.snapshot_download, name, allow_patterns=list(files))
     except errors.RepositoryNotFoundError as error:
