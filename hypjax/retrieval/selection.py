@@ -286,7 +286,27 @@ def _select_on_host(
     scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], first: int, k: int
 ) -> Best:
     """The k best items of a chunk that starts with item `first`, or all if it has fewer."""
-    k, num_groups = min(k, scores.shape[1]), maxima.shape[1]
+    k = min(k, scores.shape[1])
+    rows, items, chosen = _at_least_kth_maximum(scores, maxima, k)
+    # The chosen items of each row, which has at least k, in an array padded by scores of −∞.
+    numbers = np.bincount(rows)
+    columns = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+    shape = len(numbers), numbers.max()
+    padded = np.full(shape, -np.inf, scores.dtype), np.zeros(shape, np.int32)
+    for array, values in zip(padded, (chosen, first + items), strict=True):
+        array[rows, columns] = values
+    return _highest(*padded, k)
+
+
+def _at_least_kth_maximum(
+    scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], k: int
+) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Rows, items and scores of at least k items of each row, by ascending row: all that may win.
+
+    Apart from `_select_on_host`, so that large arrays are freed before it allocates others: else
+    the C library returns memory to the system at each call, which takes longer than the search.
+    """
+    num_groups = maxima.shape[1]
     size = scores.shape[1] // num_groups
     least = np.full((len(scores), 1), -np.inf, scores.dtype)
     if k <= num_groups:  # At least k items reach the k-th largest maximum.
@@ -297,15 +317,7 @@ def _select_on_host(
     grouped = scores.reshape(-1, size).take(groups, axis=0)
     chosen = np.flatnonzero(~(grouped < least[rows]))
     group, place = np.divmod(chosen, size)
-    rows, items = rows[group], own_groups[group] * size + place
-    # The chosen items of each row, which has at least k, in an array padded by scores of −∞.
-    numbers = np.bincount(rows)
-    columns = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
-    shape = len(numbers), numbers.max()
-    padded = np.full(shape, -np.inf, scores.dtype), np.zeros(shape, np.int32)
-    for array, values in zip(padded, (grouped.reshape(-1)[chosen], first + items), strict=True):
-        array[rows, columns] = values
-    return _highest(*padded, k)
+    return rows[group], own_groups[group] * size + place, grouped.reshape(-1)[chosen]
 
 
 def _highest(scores: Float[np.ndarray, "b n"], ids: Int[np.ndarray, "b n"], k: int) -> Best:
