@@ -75,9 +75,10 @@ def test_what_exists_is_no_problem():
 
 
 @pytest.mark.slow
-def test_the_library_example_runs():
-    page = (REPOSITORY / "docs/python.md").read_text()
-    (example,) = re.findall(r"```python\n(import jax\n.*?)```", page, re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_library_example_runs(page):
+    text = (REPOSITORY / page).read_text()
+    (example,) = re.findall(r"```python\n(import jax\n.*?)```", text, re.DOTALL)
     names = {}
     exec(example, names)
     assert names["gradients"].shape == names["features"].shape and names["loss"] > 0

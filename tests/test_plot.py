@@ -27,7 +27,7 @@ def test_draws_the_parts_of_a_run(run, tmp_path, capsys):
     file = tmp_path / "disk.png"
     draw("disk", f"--workdir={run}", f"--output={file}", "--parts=train,test", "--thumbnails")
     told = capsys.readouterr()
-    assert "rank correlation of distances in the picture and in PoincareBall" in told.out
+    assert "rank correlation of distances in the picture and in the ball" in told.out
     assert "embedding 18 test images" in told.err and f"wrote {file}" in told.err
     assert Image.open(file).width == 1600
     with pytest.raises(UserError, match="--colour=genus is unknown; it must be one of class"):
@@ -46,9 +46,10 @@ def test_draws_a_gallery_in_which_moved_images_are_grey(run, photos_folder, tmp_
     assert "class3" in (tmp_path / "disk.svg").read_text()
     assert "cannot be read" not in capsys.readouterr().err
     shutil.rmtree(tmp_path / "photos")
-    for kind, options in (("grid", []), ("disk", ["--thumbnails"])):
-        draw(kind, where, f"--output={tmp_path / 'picture.png'}", *options)
-        assert (tmp_path / "picture.png").stat().st_size > 3000
+    for kind, name in (("grid", "a.png"), ("disk", "b.png"), ("disk", "c.html")):
+        options = ["--thumbnails"] * (name == "b.png")
+        draw(kind, where, f"--output={tmp_path / name}", *options)
+        assert (tmp_path / name).stat().st_size > 3000
         assert "images that cannot be read; were they moved?" in capsys.readouterr().err
 
 

@@ -13,6 +13,7 @@ from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 from hypjax.fields import ABOVE_0, Rule, at_least, one_of, range_within, within
 from hypjax.geometry import SPACES
+from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
 
@@ -265,6 +266,9 @@ def _validate_batches(config: ConfigDict) -> None:
 
 def _validate_architecture(config: ConfigDict) -> None:
     model = config.model
+    if model.architecture not in ("vit", *ARCHITECTURES):
+        words = f"{supported(model.architecture)}, or vit with sizes of your own"
+        refuse("model.architecture", model.architecture, words)
     for field in _SIZES:
         if model.architecture == "vit" and model[field] == 0:
             refuse(f"model.{field}", 0, "at least 1 if model.architecture is vit")

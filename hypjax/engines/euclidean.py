@@ -72,7 +72,11 @@ def nearest(
     Returns:
         Separations, float64, and indices of the items, nearest first. Where the index returns
         fewer than k items, the separation is infinite.
+
+    Raises:
+        UserError: A query is no point of the space.
     """
+    space.check(queries)
 
     def best(points: Any) -> tuple[np.ndarray, np.ndarray]:
         found = search(points, candidates)

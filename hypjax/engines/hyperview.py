@@ -31,29 +31,36 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
     """
     import hyperview
 
-    name = path.stem
+    name, files = path.stem, [os.path.abspath(file) for file in embeddings.ids.tolist()]
+    # HyperView writes ids into URLs.
+    ids = [hashlib.sha256(file.encode()).hexdigest()[:16] for file in files]
     geometry, vectors = _vectors(embeddings)
     dataset = hyperview.Dataset(name)
-    if len(dataset):
+    if len(dataset) and not _is_unfinished(dataset, ids, geometry, vectors.shape[1]):
         raise UserError(
             f"HyperView has a dataset {name} already; give --output another name, or remove that"
         )
-    files = [os.path.abspath(file) for file in embeddings.ids.tolist()]
-    # HyperView writes ids into URLs.
-    ids = [hashlib.sha256(file.encode()).hexdigest()[:16] for file in files]
+    places = layout.lay_out(embeddings.vectors, embeddings.space)
+    coordinates = np.stack([places.real, places.imag], axis=1)
     labels = [label or None for label in embeddings.labels.tolist()]
     described = zip(ids, files, labels, strict=True)
     dataset.add_samples(
         hyperview.Sample(id=i, filepath=file, label=label) for i, file, label in described
     )
     dataset.register_embeddings(_SPACE, "hypjax", ids, vectors, config=geometry)
-    places = layout.lay_out(embeddings.vectors, embeddings.space)
-    coordinates = np.stack([places.real, places.imag], axis=1)
     dataset.register_layout(
         _LAYOUT, _SPACE, ids, coordinates, method="precomputed", geometry="poincare"
     )
     program = _OPEN.format(layout=_LAYOUT, name=json.dumps(name))
     return f"HyperView; to open them there, run in Python:\n{program}"
+
+
+def _is_unfinished(dataset: Any, ids: list[str], geometry: dict[str, Any], dim: int) -> bool:
+    """Whether a dataset is what an interrupted export of these points left: all but the layout."""
+    placed = sum(each.sample_count for each in dataset.list_layouts() if each.key == _LAYOUT)
+    spaces = [(each.space_key, each.dim, each.config) for each in dataset.list_spaces()]
+    ours = {sample.id for sample in dataset} <= set(ids) and placed < len(ids)
+    return ours and all(space == (_SPACE, dim, geometry) for space in spaces)
 
 
 def _vectors(embeddings: Embeddings) -> tuple[dict[str, Any], Float[np.ndarray, "n k"]]:

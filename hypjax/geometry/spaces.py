@@ -199,6 +199,10 @@ def require_positive(name: str, value: Any) -> None:
 class Sphere(InnerProductSpace):
     """The unit sphere with the squared chord 2 − 2cos as distance (Hyp-ViT, Eq. 4)."""
 
+    def __str__(self) -> str:
+        """A short name for messages and titles."""
+        return "the sphere"
+
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """Scales features to length 1; a zero vector stays zero, and what is not finite is NaN."""
         (features,) = arithmetic.floating(features)
@@ -300,6 +304,10 @@ class PoincareBall(InnerProductSpace):
         """An expression, without `riemannian` unless it is set."""
         riemannian = ", riemannian=True" if self.riemannian else ""
         return f"PoincareBall(c={self.c}, clip_radius={self.clip_radius}{riemannian})"
+
+    def __str__(self) -> str:
+        """A short name for messages and titles."""
+        return f"the ball of c = {self.c}"
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
         """Clips features, applies the exponential map at the origin, and projects into the ball."""
@@ -441,6 +449,10 @@ class Fused(Space):
             if isinstance(space, Fused):
                 raise ValueError("a part is fused itself; list its parts instead")
             require_positive("a weight", weight)
+
+    def __str__(self) -> str:
+        """A short name for messages and titles."""
+        return " + ".join(f"{weight} × {space}" for space, weight in self.parts)
 
     def split(self, x: Float[ArrayLike, "*b m*d"]) -> list[Float[Array, "*b d"]]:
         """The coordinates of points in each space.

@@ -68,8 +68,9 @@ def test_thumbnails_and_legend_do_not_overlap(panel, figures, tmp_path):
 
 
 def test_lines_of_the_grid_are_geodesics():
-    """They meet the unit circle at a right angle: |centre|² = 1 + radius²."""
+    """They meet the unit circle at a right angle: |centre|² = 1 + radius², and end there."""
     for line in disk.grid_lines():
+        assert np.abs(line[[0, -1]]) == pytest.approx(1, abs=1e-3)
         x, y = line.real, line.imag
         rows = np.stack([x, y, np.ones_like(x)], axis=1)
         if np.linalg.matrix_rank(rows, tol=1e-6) == 2:  # A diameter.

@@ -136,6 +136,8 @@ def test_an_architecture_with_sizes_of_its_own_is_refused_beside_others():
         load_config("glyphs", [override])
     added = str(error.value).split(" --config.")[1:]
     assert load_config("glyphs", [override, *added]).model.width == 0
+    with pytest.raises(UserError, match="must be vit_tiny_patch16_224, .*, or vit with sizes of"):
+        load_config("glyphs", ["model.architecture=vit_tinny_patch16_224"])
 
 
 @pytest.mark.parametrize(

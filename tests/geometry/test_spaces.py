@@ -207,10 +207,11 @@ def test_one_program_checks_several_numbers_of_points():
         PoincareBall(0.1).check(points[:6])
 
 
-def test_a_ball_is_shown_without_defaults():
-    assert str(PoincareBall(0.1)) == "PoincareBall(c=0.1, clip_radius=2.3)"
-    ball = PoincareBall(0.2, None, riemannian=True)
-    assert eval(repr(ball)) == ball
+def test_spaces_have_short_names_and_balls_are_expressions():
+    fused = Fused(((Sphere(), 1.0), (PoincareBall(0.1), 2.0)))
+    assert str(fused) == "1.0 × the sphere + 2.0 × the ball of c = 0.1"
+    for ball in (PoincareBall(0.1), PoincareBall(0.2, None, riemannian=True)):
+        assert eval(repr(ball)) == ball
 
 
 @pytest.mark.parametrize("space", [Sphere(), WIDE, Fused(((Sphere(), 1.0), (WIDE, 1.0)))], ids=str)

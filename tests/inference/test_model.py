@@ -154,7 +154,7 @@ def test_it_says_what_it_is(model, run):
     lines = repr(model).splitlines()
     assert lines[0] == str(run)
     assert "trained on folder with pairwise_cross_entropy" in lines[1]
-    assert lines[2].startswith("head in PoincareBall(c=0.1")
+    assert lines[2].startswith("head in the ball of c = 0.1")
     assert isinstance(model.space, PoincareBall) and model.config.data.name == "folder"
 
 
@@ -329,6 +329,10 @@ def test_a_repository_of_something_else_is_refused(tmp_path, monkeypatch):
 def test_a_damaged_folder_is_an_error(copy):
     (copy / "results.json").write_text("{}")
     with pytest.raises(UserError, match="results.json is not the file"):
+        hypjax.load(copy)
+    with (copy / "model.safetensors").open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(UserError, match="model.safetensors is not the file"):
         hypjax.load(copy)
     (copy / "model.safetensors").unlink()
     with pytest.raises(UserError, match="model.safetensors is missing"):

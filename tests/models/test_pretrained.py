@@ -132,7 +132,11 @@ def test_without_network_weights_come_from_the_cache_or_the_error_says_what_to_d
     done = python("-c", code, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
     assert float(done.stdout) == pytest.approx(params["norm"]["scale"].sum(), rel=1e-5)
     address = "https://huggingface.co/timm/vit_small_patch16_224.dino/resolve/main/model.safetens"
-    assert f"download {address}" in done.stderr and str(tmp_path) in done.stderr
+    assert (
+        f"download {address}" in done.stderr
+        and "--config.model.weights=" in done.stderr
+        and str(tmp_path) in done.stderr
+    )
 
 
 def test_unknown_architectures_and_unsupported_options_are_an_error():

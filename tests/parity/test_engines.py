@@ -182,7 +182,11 @@ def birds(space):
 
 @pytest.mark.parametrize("space", [BALL, Sphere()], ids=["ball", "sphere"])
 def test_hyperview_finds_the_same_and_shows_the_layout(space, hyperview, tmp_path, monkeypatch):
+    """Also after an export that was interrupted before its layout."""
     found = birds(space)
+    with monkeypatch.context() as patch, pytest.raises(AttributeError):
+        patch.delattr(hyperview.Dataset, "register_layout")
+        find_export("hyperview").write(found, tmp_path / "birds.hyperview")
     said = find_export("hyperview").write(found, tmp_path / "birds.hyperview")
     launched = []
     monkeypatch.setattr(hyperview, "launch", lambda *given, view: launched.append((*given, view)))

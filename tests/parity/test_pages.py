@@ -68,7 +68,9 @@ def opened(pages, browser):
 @pytest.mark.parametrize("name", ["report", "disk"])
 def test_a_page_fits_its_window_and_is_accessible(opened, name, width):
     page = opened(name, width)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    side = "document.documentElement.scroll{}".format
+    assert page.evaluate(side("Width")) <= width and page.evaluate(side("Height")) < 16_000
+    assert page.locator("main, .bk-Column").first.bounding_box()["width"] > 0.8 * width
     found = axe.Axe().run(page, options=RULES).response["violations"]
     shown = [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found]
     assert shown == []

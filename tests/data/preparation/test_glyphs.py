@@ -74,6 +74,7 @@ def test_classes_know_their_base_letter_and_script(class_of):
 def test_train_and_test_classes_are_disjoint_and_complete(classes):
     train, test = glyphs.split_classes(classes)
     assert len(test) >= 300
+    assert "D LATIN CAPITAL LETTER D" in {each.name for each in test}  # README searches with one.
     assert set(train).isdisjoint(test)
     assert set(train) | set(test) == set(classes)
     assert (train, test) == glyphs.split_classes(classes)
