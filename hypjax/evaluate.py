@@ -75,8 +75,7 @@ def score_queries(
 
     Returns the scores by metric, NaN for queries without a match, and the classes of the queries.
     """
-    config = saved_config(workdir)
-    _, params = restore_best(workdir)
+    config, _, params = restore_best(workdir)
     splits = open_splits(config)
     Workdir(workdir, config, compared=()).require({"images": splits.fingerprint})
     evaluator = create_evaluator(config)

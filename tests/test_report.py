@@ -85,12 +85,13 @@ def test_runs_of_other_test_images_have_searches_of_their_own(runs, tmp_path, mo
     text = (tmp_path / "report.html").read_text()
     assert text.count("the lowest Recall@1") == 2 and len(Page(text).items) == 8
     assert "&lt;b&gt;&amp;x" in text and "<b>&x" not in text
+    assert "cannot be compared" in text and "<strong>0." not in text
 
 
 def test_the_best_scores_of_runs_stand_out():
-    marked = _marked([0.5, 0.7, 0.7], list("abc"))
+    marked = _marked([0.5, 0.7, 0.7], list("abc"), True)
     assert [*map(str, marked)] == ["a", "<strong>b</strong>", "<strong>c</strong>"]
-    assert _marked([0.5, 0.5, math.nan], list("abc")) == ["a", "b", ""]
+    assert _marked([0.5, 0.5, math.nan], list("abc"), True) == ["a", "b", ""]
 
 
 def failing(queries):

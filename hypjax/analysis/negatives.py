@@ -66,7 +66,7 @@ def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int
     choice = Choice(splits, anchors, shown, k)
     fewest = min(_numbers_of_negatives(choice))
     if k > fewest:
-        raise UserError(f"--k is {k}, but an anchor has only {fewest} negatives")
+        raise UserError(f"--k is {k}, but an anchor has only {fewest} negatives; set --k={fewest}")
     return choice
 
 

@@ -86,7 +86,7 @@ def render(runs: Sequence[Run], groups: Sequence[Mapping[str, Any]]) -> str:
     """Renders the page; each group has the searches of runs that have the same test images."""
     fields = dict.fromkeys(field for run in runs for field in run.fields)
     rows = [Row(field, [run.fields.get(field, "") for run in runs]) for field in fields]
-    facts = dict.fromkeys(fact for run in runs for fact in run.facts)
+    facts, same_images = dict.fromkeys(fact for run in runs for fact in run.facts), len(groups) == 1
     source = importlib.resources.files("hypjax.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(source).render(
@@ -99,15 +99,16 @@ def render(runs: Sequence[Run], groups: Sequence[Mapping[str, Any]]) -> str:
         + [row for row in rows if any(cell != row.cells[0] for cell in row.cells)],
         fields=[row for row in rows if any(row.label in run.changed for run in runs)],
         meanings=_STATES,
-        scores=_intervals(runs) + _scores(runs),
+        scores=_intervals(runs, same_images) + _scores(runs, same_images),
+        same_images=same_images,
         keys=[(name, *_style(i)) for i, name in enumerate(run.name for run in runs)],
         curves=[curve for metric in _CURVES if (curve := _curve(runs, metric))],
         times=_times(runs),
     )
 
 
-def _scores(runs: Sequence[Run]) -> list[Row]:
-    """A row for each score, the best of each marked."""
+def _scores(runs: Sequence[Run], same_images: bool) -> list[Row]:
+    """A row for each score; of runs with the same test images, the best of each is marked."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for i, run in enumerate(runs):
         for state, parts in run.scores.items():
@@ -118,22 +119,25 @@ def _scores(runs: Sequence[Run]) -> list[Row]:
     for (state, part, metric), values in found.items():
         *place, name = metric.split("/")
         label = f"{', '.join([state, part, *place])}: {_METRICS.get(name, name.capitalize())}"
-        rows.append(Row(label, _marked(values, [f"{value:.4f}" for value in values]), metric))
+        rows.append(
+            Row(label, _marked(values, [f"{value:.4f}" for value in values], same_images), metric)
+        )
     return rows
 
 
-def _intervals(runs: Sequence[Run]) -> list[Row]:
+def _intervals(runs: Sequence[Run], same_images: bool) -> list[Row]:
     if not any(run.interval for run in runs):
         return []
     found = [run.interval or [math.nan] * 3 for run in runs]
     texts = ["{:.3f} ({:.3f} to {:.3f})".format(*each) for each in found]
-    return [Row("head: Recall@1 now, with its 95% interval", _marked([e[0] for e in found], texts))]
+    marked = _marked([each[0] for each in found], texts, same_images)
+    return [Row("head: Recall@1 now, with its 95% interval", marked)]
 
 
-def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
-    """Texts of numbers, of which the largest stand out."""
+def _marked(values: Sequence[float], texts: Sequence[str], same_images: bool) -> list[str]:
+    """Texts of numbers, of which the largest stand out if they can be compared."""
     finite = [value for value in values if math.isfinite(value)]
-    best = max(finite) if len(set(finite)) > 1 else math.nan
+    best = max(finite) if same_images and len(set(finite)) > 1 else math.nan
     pairs = [(v, text if math.isfinite(v) else "") for v, text in zip(values, texts, strict=True)]
     return [Markup("<strong>{}</strong>").format(t) if v == best else t for v, t in pairs]
 

@@ -38,7 +38,7 @@ SUFFIX = ".qdrant"
 _BATCH = 500  # Items of one request that adds them.
 _SEARCHES = 50  # Searches of one request.
 _ROUNDING = 1e-5  # By which −distance may exceed 0.
-_LEAST_CANDIDATES = 64  # Of a search.
+_LEAST_CANDIDATES, _MOST_CANDIDATES = 64, 2**20  # Of a search.
 
 
 class Neighbours(NamedTuple):
@@ -205,9 +205,9 @@ class QdrantGallery:
             self.space: Space = space_of(facts["space"])
             self.fingerprint, self.candidates = str(facts["fingerprint"]), int(facts["candidates"])
             self.recall = float(facts["recall"])
-            if not (self.candidates >= 1 and 0 <= self.recall <= 1):
+            if not (1 <= self.candidates <= _MOST_CANDIDATES and 0 <= self.recall <= 1):
                 raise ValueError(f"{self.candidates} candidates, a recall of {self.recall}")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise UserError(f"{self._collection.name} was not written by hypjax.embed") from error
 
     def _search(
@@ -292,12 +292,12 @@ def _is_result(hits: Hits, k: int) -> bool:
         scores = [score for _, score in hits]
         return (
             len(hits) <= k
-            and all(isinstance(name, str) for name in names)
+            and not any(b"\0" in name.encode() for name in names)
             and len(set(names[::2])) == len(hits)
             and all(math.isfinite(score) and score <= _ROUNDING for score in scores)
             and scores == sorted(scores, reverse=True)
         )
-    except (KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return False
 
 

@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shutil
+import sys
 import time
 import urllib.parse
 import uuid
@@ -75,13 +76,17 @@ class Server:
             import qdrant_client
         except ImportError as error:
             raise UserError(f"{url} needs qdrant-client: {_PACKAGE}") from error
-        parts = urllib.parse.urlsplit(url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise UserError(f"{url} is no address ({error})") from error
         prefix, _, collection = parts.path.strip("/").rpartition("/")
-        if not parts.hostname or not collection:
+        if not host or not collection:
             raise UserError(f"{url} names no collection, as qdrant://host:6333/birds does")
         client = qdrant_client.QdrantClient(
-            host=parts.hostname,
-            port=parts.port or 6333,
+            host=host,
+            port=port or 6333,
             https=parts.scheme == "qdrant+https",
             prefix=prefix or None,
             api_key=os.environ.get("QDRANT_API_KEY"),
@@ -155,7 +160,7 @@ class Server:
             match = models.MatchValue(value=label)
             chosen = models.Filter(must=[models.FieldCondition(key="label", match=match)])
         count = self._ask("count", self._collection, count_filter=chosen, exact=True).count
-        if count < 0:
+        if not 0 <= count <= sys.maxsize:
             raise strange_answer(self.name)
         return count
 
@@ -183,7 +188,7 @@ class Server:
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Calls the client; a server that is away is asked again, and then reported."""
-        from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
+        from qdrant_client.common.client_exceptions import QdrantException
         from qdrant_client.http import exceptions
 
         call: Callable[..., Any] = getattr(self._client, method)
@@ -195,9 +200,9 @@ class Server:
                     reason = error.content.decode(errors="replace").strip()[:200]
                     message = f"{self.name} refuses ({error.status_code}: {reason})"
                     raise UserError(message) from error
-            except (AssertionError, TypeError, ValueError) as error:
+            except (AssertionError, RecursionError, TypeError, ValueError) as error:
                 raise strange_answer(self.name) from error
-            except (exceptions.ResponseHandlingException, ResourceExhaustedResponse) as error:
+            except (exceptions.ResponseHandlingException, QdrantException) as error:
                 if isinstance(getattr(error, "source", None), ValueError):
                     raise strange_answer(self.name) from error
                 if wait is None:

@@ -23,7 +23,6 @@ from hypjax.inference.postprocess import model_fingerprint, saved_projection
 from hypjax.inference.weights import restore_best
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.workdir import saved_config
 from hypjax.system import console, exits, machine
 from hypjax.types import View, Workers
 
@@ -44,15 +43,21 @@ class TrainedEmbedder:
         self, workdir: str | pathlib.Path, part: Part = "head", batch_size: int | None = None
     ) -> None:
         with reading(workdir) as folder:
-            self.config = config = saved_config(folder)
-            model, self._params = restore_best(folder)
-            self.space = scored_spaces(config)[part]
+            config, model, self._params = restore_best(folder)
+            spaces = scored_spaces(config)
+            if part not in spaces:
+                raise UserError(f"part is {part!r}; it must be {' or '.join(spaces)}")
+            self.space = spaces[part]
             self.fingerprint = model_fingerprint(config, part, self.space, self._params)
             self._projection = saved_projection(folder, config, part, self.space, self.fingerprint)
             if self._projection is not None:
                 self.fingerprint = self._projection.fingerprint(self.fingerprint)
             self.match = read_matches(folder).get(self.fingerprint)
-        self._part, self.batch_size = part, batch_size or config.run.eval_batch_size
+        self.config, self._part, self.batch_size = (
+            config,
+            part,
+            batch_size or config.run.eval_batch_size,
+        )
         pixel_scaling = (config.data.mean, config.data.std)
         spaces = {part: self.space}
         self._function = embed_function(model, pixel_scaling, spaces, config.eval.scales)

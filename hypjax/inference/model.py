@@ -36,11 +36,16 @@ class Model:
     def __init__(
         self, source: str | os.PathLike[str], part: Part = "head", batch_size: int | None = None
     ) -> None:
-        source = _located(source)
+        located = _located(source)
         keep_compiled_programs()
-        with devices_explained():
-            self._embedder = TrainedEmbedder(source, part, batch_size)
-        self.source, self.part = str(source), part
+        try:
+            with devices_explained():
+                self._embedder = TrainedEmbedder(located, part, batch_size)
+        except UserError as error:
+            if str(located) in (str(source), str(pathlib.Path(source))):
+                raise
+            raise UserError(f"there is no folder {source} here, and {error}") from error
+        self.source, self.part = str(located), part
         self.config: ConfigDict = self._embedder.config
         self.space: Space = self._embedder.space
         self.fingerprint: str = self._embedder.fingerprint

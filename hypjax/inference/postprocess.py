@@ -90,7 +90,7 @@ def saved_projection(
     if part not in processing.pca:
         return None
     path = _path(folder, part, embeddings)
-    if not path.exists():
+    if not path.is_file():
         raise UserError(
             f"{folder} holds no projection of its {part}'s embeddings, which training fits after "
             "its last step; finish the run, or copy its projections, too"

@@ -26,7 +26,7 @@ from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.published import compare
 from hypjax.runs.tables import format_results
-from hypjax.runs.workdir import saved_config, saved_fingerprint
+from hypjax.runs.workdir import saved_fingerprint
 from hypjax.system import console, hub
 from hypjax.system.files import replacing_together, sha256, write_json, write_text
 
@@ -148,8 +148,8 @@ def _holds_run(folder: pathlib.Path) -> bool:
 def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:
     """Writes all files of a model into an empty folder."""
     with reading(workdir) as run:
-        config = without_paths(saved_config(run))
-        model, params = restore_best(run)
+        config, model, params = restore_best(run)
+        config = without_paths(config)
         results = files.read_results(run / files.RESULTS)
         circumstances = {"images": saved_fingerprint(run)}
         copy_projections(run, folder, config, params)

@@ -18,11 +18,15 @@ from hypjax.models.pretrained import (
 )
 from hypjax.models.weight_files import read_state_dict
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import HEAD, WEIGHTS, is_published, require_published
+from hypjax.runs.files import HEAD, PUBLISHED, WEIGHTS, is_published, require_published, stale_files
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
 from hypjax.system.cloud import is_url
+from hypjax.system.files import read_together
 from hypjax.types import View
+
+# Fields that decide which classes of a folder are for training.
+_SPLIT = ("path", "split", "split_seed", "test_classes", "validation_classes")
 
 
 def restore_models(config: ConfigDict, workdir: pathlib.Path) -> tuple[Embedder, dict[str, PyTree]]:
@@ -58,10 +62,22 @@ def _published_parameters(folder: pathlib.Path, model: Embedder, config: ConfigD
     return params
 
 
-def restore_best(workdir: pathlib.Path) -> tuple[Embedder, PyTree]:
-    """Restores a run's model as it is evaluated, with its best parameters, or else its last."""
-    model, states = restore_models(saved_config(workdir), workdir)
-    return model, states.get("best", next(iter(states.values())))
+def restore_best(workdir: pathlib.Path) -> tuple[ConfigDict, Embedder, PyTree]:
+    """Restores a run's model as it is evaluated, with its best parameters, or else its last.
+
+    Its configuration is that of the same moment: a push may replace a published model meanwhile.
+    """
+
+    def read() -> tuple[ConfigDict, Embedder, PyTree]:
+        config = saved_config(workdir)
+        model, states = restore_models(config, workdir)
+        last, chosen = next(iter(states)), list(states)[-1]  # The best, if there is one.
+        if last != "final":
+            console.say(f"{workdir} is not finished; its model so far is used ({chosen})")
+        return config, model, states[chosen]
+
+    path = workdir / PUBLISHED
+    return read_together(path, [path], read, lambda: stale_files(workdir))
 
 
 def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
@@ -104,12 +120,18 @@ def _parameters_of_run(config: ConfigDict, encoder: Encoder) -> dict[str, PyTree
     """Reads the parameters of a run's best model, or else its last, for an encoder."""
     weights = config.model.weights
     with reading(weights) as folder:
-        other = saved_config(folder)
-        model, params = restore_best(folder)
+        other, model, params = restore_best(folder)
     if not same_architecture(model.encoder, encoder):
         raise UserError(
             f"the encoder of the run in {weights} has a different architecture or size; set "
             "model.architecture and its sizes as in that run's config.json"
+        )
+    if other.data.name == config.data.name == "folder" and any(
+        other.data[field] != config.data[field] for field in _SPLIT
+    ):
+        console.warn(
+            f"the run in {weights} was trained on images of {other.data.path}; if the test has "
+            "classes of those, its recall is not that of unseen classes"
         )
     if (other.data.mean, other.data.std) != (config.data.mean, config.data.std):
         console.warn(f"the run in {weights} uses a different data.mean and data.std")

@@ -123,7 +123,7 @@ def resize_images(images: Images, side: int) -> Float[Array, "batch side side ch
 
 def at_side(model: Embedder, params: PyTree, side: int) -> tuple[Embedder, PyTree]:
     """Returns a model for images of another side, in pixels, and interpolates its positions."""
-    encoder = model.encoder.clone(image_size=side)
+    encoder = check_encoder(model.encoder.clone(image_size=side))
     positions = params["encoder"].get("pos_embed")
     if positions is not None:
         prefix = encoder.num_prefix_tokens

@@ -105,18 +105,23 @@ def finish_replacing(path: pathlib.Path, stale: Callable[[], Iterable[str]] = tu
             ) from error
 
 
-def read_together(path: pathlib.Path, files: Sequence[pathlib.Path], read: Callable[[], _T]) -> _T:
+def read_together(
+    path: pathlib.Path,
+    files: Sequence[pathlib.Path],
+    read: Callable[[], _T],
+    stale: Callable[[], Iterable[str]] = tuple,
+) -> _T:
     """Reads files that `replacing_together` replaces, again if they were replaced meanwhile."""
 
     def unchanged() -> bool:
         return not os.path.lexists(_pending(path)) and list(map(_version, files)) == before
 
     while True:
-        finish_replacing(path)
+        finish_replacing(path, stale)
         before = list(map(_version, files))
         try:
             found = read()
-        except UserError:
+        except Exception:  # Of libraries, too, which open a file more than once.
             if unchanged():
                 raise
         else:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypjax.errors import UserError
+from hypjax.system import console
 
 SCHEME = "hf://"
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -42,14 +43,13 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
     from huggingface_hub import errors
 
     name = location.removeprefix(SCHEME)
-    local = "" if location.startswith(SCHEME) else f"there is no folder {name}, and "
     try:
         return fetch(huggingface_hub.snapshot_download, name, allow_patterns=list(files))
     except errors.RepositoryNotFoundError as error:
         raise UserError(f"there is no repository {name} on the hub that you may read") from error
     except UnreachableError as error:
         raise UserError(
-            f"{local}the repository {name} is not in this machine's cache, and the hub cannot be "
+            f"the repository {name} is not in this machine's cache, and the hub cannot be "
             f"reached ({error})"
         ) from error
 
@@ -60,6 +60,7 @@ def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.P
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()  # Or it reports every attempt.
+    console.say(f"asking the Hugging Face hub for {args[0]}")
     try:
         return pathlib.Path(download(*args, **options))
     except errors.LocalEntryNotFoundError as error:

@@ -39,7 +39,6 @@ from hypjax.retrieval.projection import fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking, rerank
 from hypjax.runs.files import read_results
-from hypjax.runs.workdir import saved_config
 from tests.helpers import commands, small_runs
 from tests.helpers.galleries import embeddings
 from tests.helpers.small_runs import copy_with
@@ -116,7 +115,7 @@ def test_galleries_of_other_views_or_scales_are_told_apart_and_old_ones_stay_val
     runs = [copy_with(run, tmp_path / str(i), fields) for i, fields in enumerate(changes)]
     found = [inference.TrainedEmbedder(run).fingerprint for run in runs]
     assert found[0] == found[1] and len(set(found)) == 3
-    config, (_, params) = saved_config(run), restore_best(run)
+    config, _, params = restore_best(run)
     view = [3, 16, 16, list(config.data.mean), list(config.data.std)]
     space = describe_space(PoincareBall(config.objective.c, config.objective.clip_radius))
     digest = hashlib.sha256(json.dumps(["head", space, view, "cls"]).encode())  # As always.
@@ -129,7 +128,7 @@ def test_galleries_of_other_views_or_scales_are_told_apart_and_old_ones_stay_val
 def test_squashed_images_are_embedded_and_evaluated_at_all_scales(run, photos_folder, tmp_path):
     fields = {"data.test_view": "squash", "eval.scales": [1.0, 0.5]}
     run = copy_with(run, tmp_path / "run", fields)
-    config, (model, params) = saved_config(run), restore_best(run)
+    config, model, params = restore_best(run)
     tested = open_splits(config).test
     photos = [Photo(pathlib.Path(tested.name(i)), "") for i in range(len(tested))]
     images = [Image.open(photo.path) for photo in photos]

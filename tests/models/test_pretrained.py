@@ -207,7 +207,7 @@ def finished(pretrained, tmp_path_factory):
 def test_training_starts_from_pretrained_weights(pretrained, finished):
     config, before, _ = pretrained
     workdir, results = finished
-    after = flatten_dict(restore_best(workdir)[1]["encoder"])
+    after = flatten_dict(restore_best(workdir)[2]["encoder"])
     for path, value in flatten_dict(before).items():
         same = np.array_equal(value, after[path])
         assert same == (path[0] == "patch_embed"), path
@@ -216,12 +216,18 @@ def test_training_starts_from_pretrained_weights(pretrained, finished):
     assert encoder_alone["pretrained"]["encoder"] == results["untrained"]["encoder"]
 
 
-def test_weights_of_another_run_can_be_used_if_its_encoder_is_the_same(finished, photos_folder):
+def test_weights_of_another_run_are_used_if_its_encoder_is_the_same(
+    finished, photos_folder, capsys
+):
     """The number of heads does not show in the shapes of parameters."""
     workdir, _ = finished
     config = small_runs.load(photos_folder, f"model.weights={workdir}")
     found = pretrained_encoder(config, create_embedder(config).encoder)
-    assert_equal(found, restore_best(workdir)[1]["encoder"])
+    assert_equal(found, restore_best(workdir)[2]["encoder"])
+    assert "unseen classes" not in capsys.readouterr().err
+    config.data.split_seed = 5
+    pretrained_encoder(config, create_embedder(config).encoder)
+    assert "its recall is not that of unseen classes" in capsys.readouterr().err
     config.model.num_heads = 4
     with pytest.raises(UserError, match="has a different architecture or size"):
         pretrained_encoder(config, create_embedder(config).encoder)
@@ -269,7 +275,7 @@ def test_convert_command_writes_timm_names(finished, tmp_path, capsys):
     commands.call("convert", f"--workdir={workdir}", f"--output={path}")
     constructor = "timm.models.VisionTransformer(num_classes=8, img_size=16, patch_size=8, "
     assert constructor in capsys.readouterr().out
-    model, params = restore_best(workdir)
+    _, model, params = restore_best(workdir)
     assert_equal(load_timm(str(path), model.encoder), params["encoder"])
     np.testing.assert_array_equal(load_file(path)["head.weight"].T, params["head"]["kernel"])
     with pytest.raises(UserError, match="already exists"):

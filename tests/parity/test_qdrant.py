@@ -275,13 +275,14 @@ def test_wrong_answers_of_a_server_get_one_sentence():
             [hit(0), hit(1, score=float("nan"))],
             [hit(0), hit(1, score="near")],
             [hit(0, score=0.5), hit(1)],
+            *([hit(0, payload={"id": name, "label": ""})] for name in ("a\0b", "\ud800")),
         )
-        others = "<html>Log in</html>", None, [], [{"points": [hit(0), hit(1)]}] * 2
+        others = "<html>Log in</html>", "[" * 10**5, None, [], [{"points": [hit(0), hit(1)]}] * 2
         for wrong in (*others, *([{"points": points}] for points in results)):
             answers["batch"] = wrong
             with pytest.raises(UserError, match="answers as no Qdrant of version 1.16 or newer"):
                 gallery.nearest(query, 2)
-        answers |= {"birds": "<html>", "count": {"count": -1}}
+        answers |= {"birds": "<html>", "count": {"count": 10**30}}
         for ask in (lambda: QdrantGallery.open(url), lambda: len(gallery)):
             with pytest.raises(UserError, match="answers as no Qdrant"):
                 ask()
@@ -293,7 +294,7 @@ def test_a_server_that_is_away_is_retried_and_then_reported(monkeypatch, capsys)
         open_gallery("qdrant://localhost:1/birds")
     assert "\n" not in str(error.value)
     assert len(re.findall("retrying in", capsys.readouterr().err)) == 2
-    for url in ("qdrant://localhost:6333", "qdrant:///birds"):
-        with pytest.raises(UserError, match="names no collection"):
+    for url in ("qdrant://localhost:6333", "qdrant:///birds", "qdrant://h:a/x", "qdrant://[::1/x"):
+        with pytest.raises(UserError, match="names no collection|is no address"):
             open_gallery(url)
     assert find_export("qdrant://localhost:1/birds").module == "qdrant_client"

@@ -58,7 +58,7 @@ def test_training_is_that_of_the_same_views_on_a_frozen_encoder(squares, compute
 def test_it_starts_from_another_run_and_leaves_its_encoder_alone(squares, computed, tmp_path):
     config = small_runs.load(squares, *CACHED, "seed=1", f"model.weights={computed[0]}")
     train.train_and_evaluate(config, tmp_path)
-    first, second = (restore_best(run)[1] for run in (computed[0], tmp_path))
+    first, second = (restore_best(run)[2] for run in (computed[0], tmp_path))
     before, after = (flax.traverse_util.flatten_dict(tree["encoder"]) for tree in (first, second))
     assert all(np.array_equal(value, after[path]) for path, value in before.items())
     assert not np.array_equal(first["head"]["kernel"], second["head"]["kernel"])
