@@ -72,10 +72,9 @@ def measure(tasks: Iterable[Task], repeats: int) -> Rows:
         peer = others[0] if others else []
         memory = _memory_growth(task.ours) if task.memory is None else task.memory
         ratio = statistics.median(peer) / statistics.median(ours) if peer else None
-        ratios = "" if ratio is None else f", {ratio:.3g} times as fast as the other"
-        console.say(
-            f"  {1e3 * statistics.median(ours):.3g} ms{ratios}"
-        )  # Or an interrupt loses it.
+        beside = "" if ratio is None else f", {ratio:.3g} times as fast as {task.peer_name}"
+        # Each row at once, or an interrupt would lose all.
+        console.say(f"  {1e3 * statistics.median(ours):.3g} ms{beside}")
         rows.append(task._asdict() | dict(ours=ours, peer=peer, memory=memory, ratio=ratio))
     return rows
 

@@ -73,9 +73,7 @@ def test_a_gallery_is_searched_instead_of_the_test_images():
 def test_impossible_choices_are_refused():
     with pytest.raises(UserError, match="^--index is 10; the test images are 0 to 9$"):
         choose(TEST, [3, 10], 10, 1, 1)
-    with pytest.raises(
-        UserError, match="^--k is 8, but an anchor has only 7 negatives; set --k=7$"
-    ):
+    with pytest.raises(UserError, match="has only 7 negatives; set --k=7$"):
         choose(TEST, [], 10, 1, 8)
 
 

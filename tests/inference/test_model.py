@@ -20,6 +20,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.inference.matches import match_distance, read_matches
 from hypjax.inference.push import without_paths
+from hypjax.inference.weights import restore_models
 from hypjax.retrieval.refinement import Refinement
 from hypjax.runs.files import read_results
 from hypjax.runs.workdir import saved_config
@@ -287,7 +288,14 @@ def test_a_killed_push_leaves_the_old_model_or_the_new_one(published, tmp_path, 
     for i, path in enumerate([*left, folder]):
         assert models[hypjax.load(path).fingerprint] == ("other" if i else "folder")
         assert (read_results(path / "results.json") is None) == bool(i)
-    hypjax.push(other, "me/photos", folder=left[0])
+
+    def meanwhile(*args):
+        monkeypatch.undo()
+        hypjax.push(other, "me/photos", folder=left[0])
+        return restore_models(*args)
+
+    monkeypatch.setattr("hypjax.inference.weights.restore_models", meanwhile)
+    assert models[hypjax.load(left[0]).fingerprint] == "other"
     assert {each.name for each in left[0].iterdir()} == {each.name for each in folder.iterdir()}
 
 
