@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
-import optax
 import pytest
 from PIL import Image
 
@@ -16,13 +15,11 @@ from hypjax.analysis.hierarchy import Hierarchy, find_hierarchy
 from hypjax.analysis.run_embeddings import ChosenImages, TrainedRun, head_points
 from hypjax.analysis.spectrum import find_spread
 from hypjax.analysis.trees import Tree, ancestor_tree, ancestors, purity
-from hypjax.config import default_config, flatten, load_config
+from hypjax.config import flatten, load_config
 from hypjax.data.groupings import base_letter, genus, groupings
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.objectives import Spec, create_objective
 from hypjax.training import setup, states
-from hypjax.types import Batch, Outputs
 from tests.helpers import commands, small_runs
 from tests.helpers.pictures import dataset_without_images, write_table
 
@@ -241,48 +238,3 @@ def test_shows_the_hierarchies_of_runs(runs, tmp_path, lines_of):
         if node["kind"] == "proxy":
             proxy = int(node["name"].removeprefix("proxy "))
             assert node["radius"] == pytest.approx(radii[proxy], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_proxies_find_a_hierarchy_that_embeddings_have():
-    """32 classes in 4 groups; embeddings are fixed, and the proxies of HIER alone are trained."""
-    rng = np.random.default_rng(0)
-    classes = np.repeat(rng.normal(size=(4, 16)), 8, axis=0) + 0.7 * rng.normal(size=(32, 16))
-    features = np.repeat(classes, 8, axis=0) + 0.7 * rng.normal(size=(256, 16))
-    labels = np.repeat(np.arange(32), 8)
-    config = default_config("hier+proxy_anchor")
-    config.objective.update(hier_proxies=32, hier_triplets=10, hier_neighbors=12)
-    objective = create_objective(config)
-    params, state = objective.init(jax.random.key(0), Spec(32, 2, 16, 16, 256, 64))
-    optimizer = optax.adam(0.05)
-
-    def loss(proxies, features, labels, key):
-        outputs, batch = Outputs(None, features), Batch(None, labels, None, None)
-        own = {**params, "hierarchy": proxies}
-        return objective.loss(own, state, outputs, None, batch, key)[0]
-
-    @jax.jit
-    def step(proxies, moments, features, labels, key):
-        slope = jax.grad(loss)(proxies, features, labels, key)
-        updates, moments = optimizer.update(slope, moments)
-        return optax.apply_updates(proxies, updates), moments
-
-    proxies = params["hierarchy"]
-    before, moments = proxies, optimizer.init(proxies)
-    for i in range(60):
-        chosen = (8 * np.arange(32)[:, None] + rng.integers(0, 8, (32, 2))).ravel()
-        drawn = features[chosen].astype("f"), labels[chosen]
-        proxies, moments = step(proxies, moments, *drawn, jax.random.key(i))
-    images = images_of(labels, most=256, superlabels=labels // 8, group_names=list("abcd"))
-    points = np.asarray(BALL.embed(features.astype("f")))
-    found = []
-    for each in (before, proxies):
-        each = np.asarray(BALL.embed(each))
-        found.append(find_hierarchy("a", points, BALL, images, each).scores)
-    untrained, trained = (each["trees"][0] for each in found)
-    purities = trained["purity"]["super-class"]
-    assert purities["purity"] > 2 * purities["chance"]
-    assert purities["purity"] > untrained["purity"]["super-class"]["purity"]
-    nearer = [each["separation"]["super-class"]["nearer"] for each in (trained, untrained)]
-    assert nearer[0] > 0.65 > nearer[1]
-    assert found[1]["radii"]["share_of_nearest_proxies_farther_in_than_their_images"] > 0.7
