@@ -200,7 +200,6 @@ class Sphere(InnerProductSpace):
     """The unit sphere with the squared chord 2 − 2cos as distance (Hyp-ViT, Eq. 4)."""
 
     def __str__(self) -> str:
-        """A short name for messages and titles."""
         return "the sphere"
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
@@ -306,7 +305,6 @@ class PoincareBall(InnerProductSpace):
         return f"PoincareBall(c={self.c}, clip_radius={self.clip_radius}{riemannian})"
 
     def __str__(self) -> str:
-        """A short name for messages and titles."""
         return f"the ball of c = {self.c}"
 
     def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
@@ -451,7 +449,6 @@ class Fused(Space):
             require_positive("a weight", weight)
 
     def __str__(self) -> str:
-        """A short name for messages and titles."""
         return " + ".join(f"{weight} × {space}" for space, weight in self.parts)
 
     def split(self, x: Float[ArrayLike, "*b m*d"]) -> list[Float[Array, "*b d"]]:

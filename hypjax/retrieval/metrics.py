@@ -165,11 +165,7 @@ def query_scores(
     """Scores of each query, from which means over all queries, classes or resamples can be taken.
 
     Args:
-        queries: Points of the space, [n, d].
-        query_labels: Class numbers or names of the queries, [n].
-        gallery: Points of the space to search, [m, d]. If None, the gallery is the queries, and
-            each query is excluded from its own results.
-        gallery_labels: Classes of the gallery, [m]; required if there is a gallery.
+        queries, query_labels, gallery, gallery_labels: See `recall_at_k`.
         metrics: Names: recall@K, precision@K and mp@K with a number for K, mrr, map, map@r and
             r_precision.
         space: Space that measures the distances.

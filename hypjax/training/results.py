@@ -103,7 +103,8 @@ def _warn_unless_improved(results: dict[str, Any]) -> None:
     if after[name] <= before[name] < 1:
         console.warn(
             f"training did not help: {name} of the head is {after[name]:.4f} on the test classes, "
-            f"and was {before[name]:.4f} before training (docs/own-images.md says what to try)"
+            f"and was {before[name]:.4f} before training; with few test images it may be chance "
+            "(docs/own-images.md says what to try)"
         )
 
 
