@@ -165,7 +165,10 @@ def query_scores(
     """Scores of each query, from which means over all queries, classes or resamples can be taken.
 
     Args:
-        queries, query_labels, gallery, gallery_labels: See `recall_at_k`.
+        queries: See `recall_at_k`.
+        query_labels: See `recall_at_k`.
+        gallery: See `recall_at_k`.
+        gallery_labels: See `recall_at_k`.
         metrics: Names: recall@K, precision@K and mp@K with a number for K, mrr, map, map@r and
             r_precision.
         space: Space that measures the distances.
