@@ -27,7 +27,7 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     """Writes the points as an IndexHNSWFlat of Euclidean distances, to be searched twice.
 
     `hypjax.engines.euclidean` says how. efSearch is raised until 98% of the 10 nearest of a sample
-    are found. Returns where the file is, and how many are found.
+    are found, which is added last. Returns where the file is, and how many are found.
     """
     import faiss
 
@@ -35,8 +35,7 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     euclidean.separation_factors(points[:1], space)  # Checks the space.
     index = faiss.IndexHNSWFlat(points.shape[1], euclidean.LINKS)
     index.hnsw.efConstruction = euclidean.ADDED
-    index.add(points)
-    recall = _tune(index, embeddings)
+    recall = _fill(index, embeddings)
     _write(index, path)
     return (
         f"{path}, a graph of the points with Euclidean distances; two searches, as docs/engines.md "
@@ -45,25 +44,29 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     )
 
 
-def _tune(index: Any, embeddings: Embeddings) -> float:
-    """Chooses the candidates of searches; returns the share of neighbours that they find."""
+def _fill(index: Any, embeddings: Embeddings) -> float:
+    """Adds the points, and chooses the candidates of searches; returns the share that they find."""
     points, space = embeddings.vectors, embeddings.space
-    chosen = np.random.default_rng(0).permutation(len(points))[: euclidean.SAMPLE]
-    sample, k = points[chosen], min(euclidean.NEAREST + 1, len(points))
-    exact = search(sample, None, points, k=k, space=space)
+    chosen, others = euclidean.held_out(len(points), len(points))
+    sample, gallery, k = points[chosen], points[others], min(euclidean.NEAREST, len(others))
+    index.add(gallery)
+    exact = search(sample, None, gallery, k=k, space=space)
 
     def found(candidates: int) -> tuple[np.ndarray, np.ndarray]:
         index.hnsw.efSearch = candidates
         separations, items = euclidean.nearest(
             lambda queries, m: index.search(queries, m)[1],
-            *(points, sample),
+            *(gallery, sample),
             k=k,
             space=space,
-            candidates=min(candidates, len(points)),
+            candidates=min(candidates, len(others)),
         )
         return np.asarray(space.distance_at(separations)), items
 
-    return euclidean.tune(found, exact, exact[1] == chosen[:, None])
+    recall = euclidean.tune(found, exact)
+    index.add(sample)
+    index.permute_entries(np.argsort(np.concatenate([others, chosen])))
+    return recall
 
 
 def _write(index: Any, path: pathlib.Path) -> None:

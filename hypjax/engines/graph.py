@@ -30,6 +30,7 @@ from hypjax.engines.euclidean import (
     WANTED,
     assured,
     found_neighbours,
+    held_out,
     rank,
     separation_factors,
     warn_of_misses,
@@ -42,10 +43,10 @@ from hypjax.retrieval.neighbors import search
 from hypjax.system.files import checksums, read_together, replacing_together
 
 SUFFIX = ".usearch"
-_SAMPLE = 1000  # Points whose neighbours are searched for to choose a setting.
+_SAMPLE = 1000  # Points, at most, whose neighbours are searched for to choose a setting.
 # Settings of searches, of which the cheapest is taken: candidates, and scanned shares of a ball.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 112, 128, 160, 192, 224, 256)
-_CANDIDATES += (320, 384, 448, 512, 768, 1024)
+_CANDIDATES += (320, 384, 448, 512, 768, 1024, 1536, 2048)
 _SCANNED = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 # Cost of a scan, in distances that are computed in the graph: that of a point, and of the ranking.
 _SCAN_COST, _RANK_COST = 0.07, 300
@@ -150,8 +151,8 @@ class GraphGallery:
         fingerprint: Fingerprint of the model.
         candidates: Number of candidates of a search for 10 neighbours: more find more of them, and
             take longer. Searches for more neighbours take proportionally more candidates.
-        recall: Share of the 10 nearest neighbours that searches found, of a sample, when it was
-            built.
+        recall: Share of the 10 nearest neighbours that searches for new queries find, at least, by
+            a sample that was held out when it was built.
         ids: Paths of the images, [n] strings.
         labels: Names of their classes, [n] strings; empty if unknown.
     """
@@ -182,8 +183,8 @@ class GraphGallery:
         """Builds a graph, and measures how many of the nearest neighbours searches find.
 
         The candidates of a search, and how many points near the centre are compared with every
-        query, are chosen so that 98% of the 10 nearest of a sample are found at the least cost. If
-        no setting finds as many, a warning says how many are found.
+        query, are chosen so that 98% of the 10 nearest of a sample, which is inserted afterwards,
+        are found at the least cost. If no setting finds as many, a warning says how many are found.
 
         Raises:
             UserError: usearch or numba is not installed, or the space is neither a ball nor the
@@ -191,15 +192,16 @@ class GraphGallery:
         """
         points, space = embeddings.vectors, embeddings.space
         _create(space, points.shape[1], rounded=False)  # Checks the space, before the search.
-        sample, exact = _sample(points, space)
+        sample, others, exact = _sample(points, space)
         rounded = _can_round(points[sample], points[exact[1][:, -1]])
         index = _create(space, points.shape[1], rounded=rounded)
         keys, scanned = np.arange(len(points)), np.zeros(len(points), bool)
         table = _Table(keys, embeddings.ids, embeddings.labels, scanned, points)
         fingerprint = embeddings.fingerprint
         gallery = cls(index, table, space=space, fingerprint=fingerprint, rounded=rounded)
-        gallery._insert(keys, points)
+        gallery._insert(others, points[others])
         gallery._tune(sample, exact)
+        gallery._insert(sample, points[sample])
         warn_of_misses(gallery.recall)
         return gallery
 
@@ -386,20 +388,20 @@ class GraphGallery:
         self._index.add(keys[order], _vectors(points[order], self.space), log=shown)
 
     def _tune(self, sample: Int[np.ndarray, " s"], exact: _Ranked) -> None:
-        """Chooses the cheapest setting that finds the exact neighbours of a sample."""
+        """Chooses the cheapest setting that finds the exact neighbours of a sample held out."""
         settings: list[_Setting] = []
         points, k = self._table.points[sample], exact[1].shape[1]
-        own = exact[1] == sample[:, None]
-        order = np.argsort(np.linalg.norm(self._table.points, axis=1), kind="stable")
+        norms = np.linalg.norm(self._table.points, axis=1)
+        order = np.lexsort((norms, np.isin(self._table.keys, sample)))  # The sample last.
         places = np.argsort(order)[exact[1]]  # Of the neighbours, in the order from the centre.
         shares = _SCANNED if isinstance(self.space, PoincareBall) else _SCANNED[:1]
         for candidates in _CANDIDATES:
             self.candidates = candidates
             *found, computed = self._search(points, k, None)
-            cost = computed / len(sample)
+            cost = computed / max(len(sample), 1)
             hits = found_neighbours(exact, found)
             for scanned in {int(share * len(self)) for share in shares}:
-                recall = assured(hits | (places < scanned), own)
+                recall = assured(hits | (places < scanned))
                 scan_cost = _SCAN_COST * scanned + _RANK_COST if scanned else 0
                 settings.append(_Setting(cost + scan_cost, candidates, scanned, recall))
             best = min((each for each in settings if each.recall >= WANTED), default=None)
@@ -408,7 +410,9 @@ class GraphGallery:
         best = best or max(settings, key=lambda setting: setting.recall)
         self.candidates = best.candidates
         self._table.scanned[order[: best.scanned]] = True
-        self.recall = assured(found_neighbours(exact, self._nearest(points, k, None)), own)
+        self.recall = assured(found_neighbours(exact, self._nearest(points, k, None)))
+        self._table.scanned[sample] = norms[sample] <= norms[self._table.scanned].max(initial=-1)
+        self._replace(self._table)  # More are scanned.
 
     def _require_writable(self) -> None:
         if not self._writable:
@@ -422,13 +426,13 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
     return f"{path}; it finds {gallery.recall:.1%} of the {NEAREST} nearest neighbours"
 
 
-def _sample(points: _Points, space: Space) -> tuple[Int[np.ndarray, " s"], _Ranked]:
-    """Some points, and their nearest neighbours by an exact search, themselves included."""
-    sample = np.random.default_rng(0).permutation(len(points))[:_SAMPLE]
-    k = min(NEAREST + 1, len(points))
-    items = search(points[sample], None, points, k=k, space=space)[1]
+def _sample(points: _Points, space: Space) -> tuple[np.ndarray, np.ndarray, _Ranked]:
+    """Some points, all others, and the nearest of those to each by an exact search."""
+    sample, others = held_out(len(points), len(points), _SAMPLE)
+    k = min(NEAREST, len(others))
+    items = others[search(points[sample], None, points[others], k=k, space=space)[1]]
     rows = np.repeat(np.arange(len(sample)), k)
-    return sample, rank(points[sample], points, rows, items.ravel(), k=k, space=space)
+    return sample, others, rank(points[sample], points, rows, items.ravel(), k=k, space=space)
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
@@ -519,7 +523,7 @@ def _can_round(points: _Points, neighbours: _Points) -> bool:
     It is if vectors are long, and the rounding errors of nearly all points are small beside their
     distances from neighbours that a search should find.
     """
-    if points.shape[1] < _SHORT:
+    if points.shape[1] < _SHORT or not len(points):
         return False
     lengths, distances = (np.linalg.norm(x, axis=1) for x in (points, points - neighbours))
     return bool(np.mean(_ROUNDING * lengths < _TOLERATED * distances) >= 1 - _MOST)

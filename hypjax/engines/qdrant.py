@@ -146,6 +146,7 @@ class QdrantGallery:
         paths: Sequence[str] | None = None,
         *,
         exact: bool = False,
+        without: Sequence[str] = (),
     ) -> list[Neighbours]:
         """Finds the nearest images.
 
@@ -155,6 +156,7 @@ class QdrantGallery:
             paths: Real paths of the queries, which are not found as their own neighbours; '' for
                 none.
             exact: Whether candidates are searched for without the graph, among all images.
+            without: Paths of images that are not found, nor passed on the way through the graph.
 
         Raises:
             UserError: A query is not a point of the space, there are fewer than k images, or the
@@ -163,11 +165,11 @@ class QdrantGallery:
         points = np.asarray(points, np.float32)
         self.space.check(points)
         wanted = k + (paths is not None)
-        found = self._search(points, points, wanted, exact)
+        found = self._search(points, points, wanted, exact, without)
         if isinstance(self.space, PoincareBall):
             reached = np.array([-hits[-1][1] if hits else 0.0 for hits in found])
             centres = euclidean.centres(points, _separations(reached, self.space), self.space)
-            found = self._search(centres, points, wanted, exact)
+            found = self._search(centres, points, wanted, exact, without)
         paths = [""] * len(points) if paths is None else paths
         neighbours = [_neighbours(*pair, k) for pair in zip(found, paths, strict=True)]
         if any(len(each.ids) < k for each in neighbours):
@@ -177,22 +179,21 @@ class QdrantGallery:
     def tune(self, embeddings: Embeddings) -> None:
         """Chooses the number of candidates by a sample of images that are in the gallery.
 
-        It is increased until 98% of the 10 nearest are found, which a search without the graph
-        lists. If they never are, a warning says how many are.
+        It is increased until searches without the sample find 98% of the 10 nearest, which one
+        without the graph lists. If they never do, a warning says how many are found.
         """
         if not len(embeddings):
             return
-        chosen = np.random.default_rng(0).permutation(len(embeddings))[: euclidean.SAMPLE]
-        sample = embeddings.vectors[chosen]
-        k = min(euclidean.NEAREST + 1, len(self))
-        exact = _ranked(self.nearest(sample, k, exact=True))
+        chosen, _ = euclidean.held_out(len(embeddings), len(self))
+        sample, paths = embeddings.vectors[chosen], embeddings.ids[chosen].tolist()
+        k = min(euclidean.NEAREST, len(self) - len(chosen))
+        exact = _ranked(self.nearest(sample, k, exact=True, without=paths))
 
         def found(candidates: int) -> tuple[np.ndarray, np.ndarray]:
             self.candidates = candidates
-            return _ranked(self.nearest(sample, k))
+            return _ranked(self.nearest(sample, k, without=paths))
 
-        own = exact[1] == embeddings.ids[chosen][:, None]
-        self.recall = euclidean.tune(found, exact, own)
+        self.recall = euclidean.tune(found, exact) if len(chosen) else 1.0
         tuned = {"candidates": self.candidates, "recall": self.recall}
         with self._collection.changing():
             self._collection.describe((self._collection.facts() or {}) | tuned)
@@ -216,10 +217,12 @@ class QdrantGallery:
         points: Float32[np.ndarray, "n d"],
         k: int,
         exact: bool,
+        without: Sequence[str],
     ) -> list[Hits]:
         factors = separation_factors(points, self.space)
+        left_out = [_uuid(path) for path in without]
         asks = (
-            Ask(centre.tolist(), point.tolist(), _score(float(factor), self.space))
+            Ask(centre.tolist(), point.tolist(), _score(float(factor), self.space), left_out)
             for centre, point, factor in zip(centres, points, factors, strict=True)
         )
         candidates = max(self.candidates, 5 * k)

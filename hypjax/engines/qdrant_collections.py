@@ -52,6 +52,7 @@ class Ask(NamedTuple):
     centre: list[float]  # Where candidates are searched for, by their Euclidean distances.
     point: list[float]  # The query; `$score` in the formula is the Euclidean distance from it.
     formula: dict[str, Any]  # Score of a candidate; larger is better.
+    without: list[str]  # Items that are left out, also on the way through the graph.
 
 
 def strange_answer(name: str) -> UserError:
@@ -175,7 +176,9 @@ class Server:
         all_of_them = models.SearchParams(exact=True)  # The graph would lose some on the way.
         requests = []
         for ask in asks:
-            near = models.Prefetch(query=ask.centre, limit=candidates, params=params)
+            left_out = models.HasIdCondition(has_id=ask.without)
+            kept = models.Filter(must_not=[left_out]) if ask.without else None
+            near = models.Prefetch(query=ask.centre, limit=candidates, params=params, filter=kept)
             again = models.Prefetch(
                 query=ask.point, limit=candidates, prefetch=near, params=all_of_them
             )
@@ -317,7 +320,10 @@ class Folder:
         all_of_them = edge.SearchParams(exact=True)  # The graph would lose some on the way.
         requests = []
         for ask in asks:
-            near = edge.Prefetch(candidates, edge.Query.Nearest(ask.centre), params=params)
+            left_out = edge.HasIdCondition(set(ask.without))
+            kept = edge.Filter(must_not=[left_out]) if ask.without else None
+            query = edge.Query.Nearest(ask.centre)
+            near = edge.Prefetch(candidates, query, params=params, filter=kept)
             query = edge.Query.Nearest(ask.point)
             again = edge.Prefetch(candidates, query, prefetches=[near], params=all_of_them)
             formula = edge.Formula(_expression(edge.Expression, ask.formula), defaults={})

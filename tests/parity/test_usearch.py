@@ -241,7 +241,9 @@ def test_points_near_the_centre_are_scanned(monkeypatch, tmp_path):
     points = np.asarray(ball.embed(ann._features(4000, 128)))
     norms = np.linalg.norm(points, axis=1)
     central = norms <= np.quantile(norms[:3000], 0.19)
-    GraphGallery.build(embeddings(points[:3000], ball)).save(path)
+    built = GraphGallery.build(embeddings(points[:3000], ball))
+    assert len(built._centre._items) == built._table.scanned.sum() >= 600
+    built.save(path)
     gallery = GraphGallery.open(path, writable=True)
     gallery.add(embeddings(points[3000:], ball, first=3000))
     gallery.remove(["5.png"])
