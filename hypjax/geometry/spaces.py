@@ -300,7 +300,6 @@ class PoincareBall(InnerProductSpace):
             raise ValueError(f"riemannian is {self.riemannian!r}; it must be True or False")
 
     def __repr__(self) -> str:
-        """An expression, without `riemannian` unless it is set."""
         riemannian = ", riemannian=True" if self.riemannian else ""
         return f"PoincareBall(c={self.c}, clip_radius={self.clip_radius}{riemannian})"
 
