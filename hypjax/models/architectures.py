@@ -60,10 +60,8 @@ def create_encoder(
         A Flax module that maps images [batch, height, width, channels] to embeddings [batch, dim].
     """
     if timm_name not in ARCHITECTURES:
-        raise UserError(
-            f"unknown architecture {timm_name!r}; it must be {supported(timm_name)}, or, in a "
-            "configuration, vit with model.patch_size, width, depth and num_heads of your own"
-        )
+        words = supported(timm_name)
+        raise UserError(f"unknown architecture {timm_name!r}; it must be {words}")
     options = {"dtype": dtype, "remat": remat}
     if timm_name in _RESNETS:
         encoder = ResNet(

@@ -83,6 +83,7 @@ class Bottleneck(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 4*width"]:
+        """Applies the block."""
         conv = functools.partial(_conv, dtype=self.dtype)
         norm = functools.partial(FrozenBatchNorm, self.dtype)
         y = nn.relu(norm(name="norm_1")(conv(self.width, 1, name="conv_1")(x)))
@@ -101,6 +102,7 @@ class FrozenBatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b c"]) -> Float[Array, "*b c"]:
+        """Normalises each channel."""
         channels = x.shape[-1]
         scale = self.param("scale", nn.initializers.ones, (channels,))
         bias = self.param("bias", nn.initializers.zeros, (channels,))
