@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from hypjax.analysis.report import write_own_report
 from hypjax.config import validate
 from hypjax.errors import UserError
+from hypjax.inference.weights import warn_of_known_classes
 from hypjax.monitoring.monitor import Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import require_wandb
@@ -75,6 +76,8 @@ def train_and_evaluate(
     processes.require_same({**facts, **splits.further_fingerprints, **shared_fields(config)})
     # Weights are read before the folder is claimed: a wrong name leaves nothing behind.
     pretrained = None if run.has_checkpoint else starting_parameters(config, learner)
+    if pretrained and processes.is_first():
+        warn_of_known_classes(config, splits.fingerprint)
 
     with run.claimed(facts, config) as checkpoints:
         console.say(f"the run's folder is {run.location}")

@@ -21,7 +21,7 @@ def test_trains_prints_its_results_again_and_evaluates(glyphs, tmp_path, capsys)
     assert "Traceback" not in first.stderr
     phases = ("the run's folder is ", "evaluating before", "compiling the", "training until step 6")
     lines = iter(first.stderr.splitlines())
-    for phase in (*phases, "step 6/6", "evaluating the trained model", "writing"):  # In this order.
+    for phase in (*phases, "step 6/6", "evaluating the trained model"):  # In this order.
         assert any(line.startswith(phase) for line in lines), first.stderr
     results = json.loads((tmp_path / "run/results.json").read_text())
     shown = [line.split() for line in first.stdout.splitlines()]

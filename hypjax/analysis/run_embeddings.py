@@ -21,6 +21,7 @@ from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Hier, create_objective
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.system import console
 from hypjax.training import setup, states
 from hypjax.training.step import create_state
 
@@ -48,6 +49,8 @@ def open_runs(
     for workdir in names:
         with reading(workdir) as folder:
             configs[workdir] = saved_config(folder)
+            if Workdir(folder, configs[workdir], compared=()).results is None:
+                console.say(f"{redacted(workdir)} is not finished; its best model so far is used")
     for workdir, config in configs.items():
         try:
             if check:

@@ -73,8 +73,7 @@ def nearest(
         Separations, float64, and indices of the items, nearest first. Where the index returns
         fewer than k items, the separation is infinite.
 
-    Raises:
-        UserError: A query is no point of the space.
+    Raises UserError if a query is no point of the space.
     """
     space.check(queries)
 
@@ -103,7 +102,7 @@ def separation_factors(points: Float[np.ndarray, "n d"], space: Space) -> Float6
 
 
 def held_out(count: int, total: int, most: int = SAMPLE) -> tuple[np.ndarray, np.ndarray]:
-    """Splits rows at random into a sample, at most a tenth of a total, and the others; ascending.
+    """Splits rows at random into a sample, about a tenth of a total, and the others; ascending.
 
     In a graph without the sample, searches find as many of its neighbours as for new queries. What
     a graph holds has links to its neighbours, so that they are found more easily.

@@ -285,11 +285,7 @@ class GraphGallery:
         self._replace(_Table(*map(np.concatenate, zip(table, added, strict=True))))
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Removes images.
-
-        Raises:
-            UserError: One is not in the gallery, or the gallery was not opened as writable.
-        """
+        """Removes images; a `UserError` if one is not there, or the gallery is not writable."""
         self._require_writable()
         missing = np.setdiff1d(ids, self.ids)
         if len(missing):
@@ -301,20 +297,12 @@ class GraphGallery:
     def nearest(
         self, points: Float32[np.ndarray, "n d"], k: int, own: Int[np.ndarray, " n"] | None = None
     ) -> tuple[Float32[np.ndarray, "n k"], Int[np.ndarray, "n k"]]:
-        """Finds the nearest items among the candidates that the graph returns.
+        """Finds the k nearest items among the candidates that the graph returns.
 
-        Args:
-            points: The queries.
-            k: Number of neighbours.
-            own: For each query the index of the item that it is itself, which is not found; −1 for
-                none.
-
-        Returns:
-            Distances, and indices of the items, nearest first.
-
-        Raises:
-            UserError: A query is not a point of the space, k is larger than the number of items to
-                find, or the graph reaches fewer.
+        `own` holds for each query the index of the item that it is itself, which is not found; −1
+        for none. Returns distances, and indices of the items, nearest first. Raises a `UserError`
+        if a query is not a point of the space, k is larger than the number of items to find, or the
+        graph reaches fewer.
         """
         self.space.check(points)
         if not 1 <= k <= len(self) - (own is not None):

@@ -59,7 +59,7 @@ def _is_unfinished(dataset: Any, ids: list[str], geometry: dict[str, Any], dim: 
     """Whether a dataset is what an interrupted export of these points left: all but the layout."""
     placed = sum(each.sample_count for each in dataset.list_layouts() if each.key == _LAYOUT)
     spaces = [(each.space_key, each.dim, each.config) for each in dataset.list_spaces()]
-    ours = {sample.id for sample in dataset} <= set(ids) and placed < len(ids)
+    ours = {sample.id for sample in dataset} <= set(ids) and placed < len(dataset)
     return ours and all(space == (_SPACE, dim, geometry) for space in spaces)
 
 

@@ -76,13 +76,9 @@ class QdrantGallery:
     def open(cls, location: str | os.PathLike[str]) -> Self:
         """Opens a gallery.
 
-        Args:
-            location: URL of a collection, qdrant://host:6333/name (qdrant+https:// with TLS), or
-                the folder of an embedded one.
-
-        Raises:
-            UserError: There is none, it is damaged or something else, the server does not answer,
-                or a package is missing.
+        It is at the URL of a collection, qdrant://host:6333/name (qdrant+https:// with TLS), or in
+        the folder of an embedded one. Raises a `UserError` if there is none, it is damaged or
+        something else, the server does not answer, or a package is missing.
         """
         return cls(open_collection(os.fspath(location)))
 
@@ -90,8 +86,7 @@ class QdrantGallery:
     def create(cls, collection: Collection, embeddings: Embeddings) -> Self:
         """Opens the gallery of a collection, or creates an empty one for such embeddings.
 
-        Raises:
-            UserError: The collection holds something else, or the space has no approximate search.
+        Raises UserError if it holds something else, or the space has no approximate search.
         """
         separation_factors(embeddings.vectors[:1], embeddings.space)  # Checks the space.
         with collection.changing():
@@ -131,11 +126,7 @@ class QdrantGallery:
             self._collection.add(_chunks(items, _BATCH))
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Removes the images with these paths, if they are in the gallery.
-
-        Raises:
-            UserError: The collection cannot be written.
-        """
+        """Removes the images with these paths, if they are there, or raises a `UserError`."""
         with self._collection.changing():
             self._collection.remove([_uuid(path) for path in ids])
 
@@ -148,19 +139,13 @@ class QdrantGallery:
         exact: bool = False,
         without: Sequence[str] = (),
     ) -> list[Neighbours]:
-        """Finds the nearest images.
+        """Finds the k nearest images of each query.
 
-        Args:
-            points: The queries.
-            k: Number of neighbours.
-            paths: Real paths of the queries, which are not found as their own neighbours; '' for
-                none.
-            exact: Whether candidates are searched for without the graph, among all images.
-            without: Paths of images that are not found, nor passed on the way through the graph.
-
-        Raises:
-            UserError: A query is not a point of the space, there are fewer than k images, or the
-                collection does not answer.
+        The images at `paths`, real ones, '' for none, are the queries themselves, and are not found
+        as their own neighbours. Images `without` are not found by any query, nor passed on the way
+        through the graph. With `exact`, candidates are searched for among all images. Raises a
+        `UserError` if a query is not a point of the space, there are fewer than k images, or the
+        collection does not answer.
         """
         points = np.asarray(points, np.float32)
         self.space.check(points)
@@ -222,13 +207,13 @@ class QdrantGallery:
         factors = separation_factors(points, self.space)
         left_out = [_uuid(path) for path in without]
         asks = (
-            Ask(centre.tolist(), point.tolist(), _score(float(factor), self.space), left_out)
+            Ask(centre.tolist(), point.tolist(), _score(float(factor), self.space))
             for centre, point, factor in zip(centres, points, factors, strict=True)
         )
         candidates = max(self.candidates, 5 * k)
         found = []
         for part in _chunks(asks, _SEARCHES):
-            results = self._collection.search(part, k, candidates, exact=exact)
+            results = self._collection.search(part, k, candidates, exact=exact, without=left_out)
             if len(results) != len(part) or not all(_is_result(hits, k) for hits in results):
                 raise strange_answer(self._collection.name)
             found += results

@@ -52,7 +52,6 @@ class Ask(NamedTuple):
     centre: list[float]  # Where candidates are searched for, by their Euclidean distances.
     point: list[float]  # The query; `$score` in the formula is the Euclidean distance from it.
     formula: dict[str, Any]  # Score of a candidate; larger is better.
-    without: list[str]  # Items that are left out, also on the way through the graph.
 
 
 def strange_answer(name: str) -> UserError:
@@ -86,7 +85,7 @@ class Server:
         if not host or not collection:
             raise UserError(f"{url} names no collection, as qdrant://host:6333/birds does")
         client = qdrant_client.QdrantClient(
-            host=host,
+            host=f"[{host}]" if ":" in host else host,
             port=port or 6333,
             https=parts.scheme == "qdrant+https",
             prefix=prefix or None,
@@ -165,19 +164,22 @@ class Server:
             raise strange_answer(self.name)
         return count
 
-    def search(self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool) -> list[Hits]:
+    def search(
+        self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool, without: Sequence[str]
+    ) -> list[Hits]:
         """Payloads and scores of the k best candidates of each search, best first.
 
-        With `exact`, candidates are searched for without the graph.
+        With `exact`, candidates are searched for without the graph. Items `without` are left out,
+        also on the way through the graph.
         """
         from qdrant_client import models
 
         params = models.SearchParams(hnsw_ef=candidates, exact=exact)
         all_of_them = models.SearchParams(exact=True)  # The graph would lose some on the way.
+        left_out = models.HasIdCondition(has_id=list(without))
+        kept = models.Filter(must_not=[left_out]) if without else None
         requests = []
         for ask in asks:
-            left_out = models.HasIdCondition(has_id=ask.without)
-            kept = models.Filter(must_not=[left_out]) if ask.without else None
             near = models.Prefetch(query=ask.centre, limit=candidates, params=params, filter=kept)
             again = models.Prefetch(
                 query=ask.point, limit=candidates, prefetch=near, params=all_of_them
@@ -191,6 +193,7 @@ class Server:
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Calls the client; a server that is away is asked again, and then reported."""
+        import httpx
         from qdrant_client.common.client_exceptions import QdrantException
         from qdrant_client.http import exceptions
 
@@ -203,6 +206,8 @@ class Server:
                     reason = error.content.decode(errors="replace").strip()[:200]
                     message = f"{self.name} refuses ({error.status_code}: {reason})"
                     raise UserError(message) from error
+            except httpx.InvalidURL as error:
+                raise UserError(f"{self.name} is no address ({error})") from error
             except (AssertionError, RecursionError, TypeError, ValueError) as error:
                 raise strange_answer(self.name) from error
             except (exceptions.ResponseHandlingException, QdrantException) as error:
@@ -313,15 +318,16 @@ class Folder:
         with self._explained("cannot read"):
             return self._shard.count(edge.CountRequest(exact=True, filter=chosen))
 
-    def search(self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool) -> list[Hits]:
+    def search(
+        self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool, without: Sequence[str]
+    ) -> list[Hits]:
         """See `Server`."""
         edge = self._edge
         params = edge.SearchParams(hnsw_ef=candidates, exact=exact)
         all_of_them = edge.SearchParams(exact=True)  # The graph would lose some on the way.
+        kept = edge.Filter(must_not=[edge.HasIdCondition(set(without))]) if without else None
         requests = []
         for ask in asks:
-            left_out = edge.HasIdCondition(set(ask.without))
-            kept = edge.Filter(must_not=[left_out]) if ask.without else None
             query = edge.Query.Nearest(ask.centre)
             near = edge.Prefetch(candidates, query, params=params, filter=kept)
             query = edge.Query.Nearest(ask.point)

@@ -15,14 +15,16 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.photo_dataset import files_of, fingerprint
 from hypjax.data.photos import Photo
 from hypjax.data.pipeline import readable_batches
-from hypjax.errors import Interrupted, UserError
+from hypjax.errors import Interrupted, UserError, redacted
 from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.inference.matches import read_matches
 from hypjax.inference.partial_gallery import Embedded, PartialGallery, concatenated
 from hypjax.inference.postprocess import model_fingerprint, saved_projection
 from hypjax.inference.weights import restore_best
+from hypjax.models import Embedder
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.cloud_copy import reading
+from hypjax.runs.files import RESULTS, is_published, read_whole
 from hypjax.system import console, exits, machine
 from hypjax.types import View, Workers
 
@@ -43,25 +45,29 @@ class TrainedEmbedder:
         self, workdir: str | pathlib.Path, part: Part = "head", batch_size: int | None = None
     ) -> None:
         with reading(workdir) as folder:
-            config, model, self._params = restore_best(folder)
-            spaces = scored_spaces(config)
-            if part not in spaces:
-                raise UserError(f"part is {part!r}; it must be {' or '.join(spaces)}")
-            self.space = spaces[part]
-            self.fingerprint = model_fingerprint(config, part, self.space, self._params)
-            self._projection = saved_projection(folder, config, part, self.space, self.fingerprint)
-            if self._projection is not None:
-                self.fingerprint = self._projection.fingerprint(self.fingerprint)
-            self.match = read_matches(folder).get(self.fingerprint)
-        self.config, self._part, self.batch_size = (
-            config,
-            part,
-            batch_size or config.run.eval_batch_size,
-        )
+            model = read_whole(folder, lambda: self._read(folder, part))
+            if not is_published(folder) and not (folder / RESULTS).exists():
+                name = redacted(str(workdir))
+                console.say(f"{name} is not finished; its best model so far is used")
+        config = self.config
+        self._part, self.batch_size = part, batch_size or config.run.eval_batch_size
         pixel_scaling = (config.data.mean, config.data.std)
         spaces = {part: self.space}
         self._function = embed_function(model, pixel_scaling, spaces, config.eval.scales)
         self._compiled: dict[int, Callable[[PyTree], PyTree]] = {}  # By the number of devices.
+
+    def _read(self, folder: pathlib.Path, part: Part) -> Embedder:
+        config, model, self._params = restore_best(folder)
+        spaces = scored_spaces(config)
+        if part not in spaces:
+            raise UserError(f"part is {part!r}; it must be {' or '.join(spaces)}")
+        self.config, self.space = config, spaces[part]
+        self.fingerprint = model_fingerprint(config, part, self.space, self._params)
+        self._projection = saved_projection(folder, config, part, self.space, self.fingerprint)
+        if self._projection is not None:
+            self.fingerprint = self._projection.fingerprint(self.fingerprint)
+        self.match = read_matches(folder).get(self.fingerprint)
+        return model
 
     def batches(self, dataset: Dataset) -> Iterator[Embedded]:
         """Yields the embeddings of a dataset's images in order, one batch at a time.

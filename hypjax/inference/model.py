@@ -17,7 +17,7 @@ from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.push import describe
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.refinement import Refinement
-from hypjax.system import hub
+from hypjax.system import console, hub
 from hypjax.system.caches import keep_compiled_programs
 
 AnyImages = Given | Sequence[Given]
@@ -36,16 +36,11 @@ class Model:
     def __init__(
         self, source: str | os.PathLike[str], part: Part = "head", batch_size: int | None = None
     ) -> None:
-        located = _located(source)
+        source = _located(source)
         keep_compiled_programs()
-        try:
-            with devices_explained():
-                self._embedder = TrainedEmbedder(located, part, batch_size)
-        except UserError as error:
-            if str(located) in (str(source), str(pathlib.Path(source))):
-                raise
-            raise UserError(f"there is no folder {source} here, and {error}") from error
-        self.source, self.part = str(located), part
+        with devices_explained():
+            self._embedder = TrainedEmbedder(source, part, batch_size)
+        self.source, self.part = str(source), part
         self.config: ConfigDict = self._embedder.config
         self.space: Space = self._embedder.space
         self.fingerprint: str = self._embedder.fingerprint
@@ -109,7 +104,10 @@ def _located(source: str | os.PathLike[str]) -> str | pathlib.Path:
     path = pathlib.Path(source).expanduser()
     if "://" in source or path.exists() or path.parent.exists():
         return source
-    return f"{hub.SCHEME}{source}" if hub.is_name(source) else source
+    if not hub.is_name(source):
+        return source
+    console.say(f"there is no folder {source} here; looking for it on the Hugging Face hub")
+    return f"{hub.SCHEME}{source}"
 
 
 def load(

@@ -6,7 +6,7 @@ import pathlib
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, redacted
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.models.architectures import Encoder, same_architecture
 from hypjax.models.pretrained import (
@@ -18,15 +18,11 @@ from hypjax.models.pretrained import (
 )
 from hypjax.models.weight_files import read_state_dict
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import HEAD, PUBLISHED, WEIGHTS, is_published, require_published, stale_files
-from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.runs.files import HEAD, WEIGHTS, is_published, read_whole, require_published
+from hypjax.runs.workdir import Workdir, saved_config, saved_fingerprint
 from hypjax.system import console
 from hypjax.system.cloud import is_url
-from hypjax.system.files import read_together
 from hypjax.types import View
-
-# Fields that decide which classes of a folder are for training.
-_SPLIT = ("path", "split", "split_seed", "test_classes", "validation_classes")
 
 
 def restore_models(config: ConfigDict, workdir: pathlib.Path) -> tuple[Embedder, dict[str, PyTree]]:
@@ -63,21 +59,14 @@ def _published_parameters(folder: pathlib.Path, model: Embedder, config: ConfigD
 
 
 def restore_best(workdir: pathlib.Path) -> tuple[ConfigDict, Embedder, PyTree]:
-    """Restores a run's model as it is evaluated, with its best parameters, or else its last.
-
-    Its configuration is that of the same moment: a push may replace a published model meanwhile.
-    """
+    """Restores a run's model as it is evaluated, with its best parameters, or else its last."""
 
     def read() -> tuple[ConfigDict, Embedder, PyTree]:
         config = saved_config(workdir)
         model, states = restore_models(config, workdir)
-        last, chosen = next(iter(states)), list(states)[-1]  # The best, if there is one.
-        if last != "final":
-            console.say(f"{workdir} is not finished; its model so far is used ({chosen})")
-        return config, model, states[chosen]
+        return config, model, states.get("best", next(iter(states.values())))
 
-    path = workdir / PUBLISHED
-    return read_together(path, [path], read, lambda: stale_files(workdir))
+    return read_whole(workdir, read)
 
 
 def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
@@ -112,6 +101,25 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
     return {"encoder": params["encoder"], "head": params["head"]}
 
 
+def warn_of_known_classes(config: ConfigDict, images: str) -> None:
+    """Warns if `model.weights` is a run that may know test classes of images of this fingerprint.
+
+    It knows none of another dataset, and none if its images were the same and split alike.
+    """
+    weights = config.model.weights
+    if not weights or not _is_run(weights):
+        return
+    with reading(weights) as folder:
+        other, known = saved_config(folder).data, saved_fingerprint(folder)
+    split = ("split", "split_seed", "test_classes")
+    alike = all(other[field] == config.data[field] for field in split)
+    if other.name == config.data.name and not (alike and known == images):
+        console.warn(
+            f"the run in {redacted(weights)} had other images or another split; if it was trained "
+            "on classes of this test, the recall is not that of unseen classes"
+        )
+
+
 def _is_run(weights: str) -> bool:
     return is_url(weights) or pathlib.Path(weights).expanduser().is_dir()
 
@@ -125,13 +133,6 @@ def _parameters_of_run(config: ConfigDict, encoder: Encoder) -> dict[str, PyTree
         raise UserError(
             f"the encoder of the run in {weights} has a different architecture or size; set "
             "model.architecture and its sizes as in that run's config.json"
-        )
-    if other.data.name == config.data.name == "folder" and any(
-        other.data[field] != config.data[field] for field in _SPLIT
-    ):
-        console.warn(
-            f"the run in {weights} was trained on images of {other.data.path}; if the test has "
-            "classes of those, its recall is not that of unseen classes"
         )
     if (other.data.mean, other.data.std) != (config.data.mean, config.data.std):
         console.warn(f"the run in {weights} uses a different data.mean and data.std")

@@ -7,11 +7,13 @@ import pathlib
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from hypjax.errors import UserError
-from hypjax.system.files import finish_replacing, sha256
+from hypjax.system.files import finish_replacing, read_together, sha256
+
+_T = TypeVar("_T")
 
 CONFIG, RESULTS, CHECKPOINTS = "config.json", "results.json", "checkpoints/"
 METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
@@ -127,6 +129,12 @@ def stale_files(folder: pathlib.Path) -> set[str]:
     """Relative paths of the files of other models than the one that is published in a folder."""
     hashes = (read_object(folder / PUBLISHED) or {}).get("files")
     return set(hashed_files(folder)).difference(hashes) if isinstance(hashes, dict) else set()
+
+
+def read_whole(folder: pathlib.Path, read: Callable[[], _T]) -> _T:
+    """Reads a run's files, those of a published model again if a push replaced it meanwhile."""
+    path = folder / PUBLISHED
+    return read_together(path, [path], read, lambda: stale_files(folder))
 
 
 def require_published(folder: pathlib.Path) -> None:
