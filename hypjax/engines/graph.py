@@ -185,10 +185,8 @@ class GraphGallery:
         The candidates of a search, and how many points near the centre are compared with every
         query, are chosen so that 98% of the 10 nearest of a sample, which is inserted afterwards,
         are found at the least cost. If no setting finds as many, a warning says how many are found.
-
-        Raises:
-            UserError: usearch or numba is not installed, or the space is neither a ball nor the
-                sphere.
+        Raises a `UserError` if usearch or numba is not installed, or for any other space than a
+        ball or the sphere.
         """
         points, space = embeddings.vectors, embeddings.space
         _create(space, points.shape[1], rounded=False)  # Checks the space, before the search.
@@ -211,9 +209,7 @@ class GraphGallery:
 
         If it is `writable`, the graph is read into memory, so that it can change. Otherwise its
         file is memory-mapped.
-
-        Raises:
-            UserError: A file is missing or damaged, or usearch or numba is not installed.
+        Raises a `UserError` if a file is missing or damaged, or usearch or numba is not installed.
         """
         path = pathlib.Path(path)
 
@@ -230,9 +226,7 @@ class GraphGallery:
 
         The table holds checksums of all three, so that neither damaged files nor those of different
         galleries are searched.
-
-        Raises:
-            UserError: A file cannot be written.
+        Raises a `UserError` if one cannot be written.
         """
         import pyarrow
         import pyarrow.parquet
@@ -264,9 +258,8 @@ class GraphGallery:
     def add(self, embeddings: Embeddings) -> None:
         """Adds images.
 
-        Raises:
-            UserError: They were embedded by another model, one is not a point of the space or is in
-                the gallery already, or the gallery was not opened as writable.
+        Raises a `UserError` if another model embedded them, one is not a point of the space or is
+        in the gallery already, or the gallery was not opened as writable.
         """
         self._require_writable()
         embeddings.check()

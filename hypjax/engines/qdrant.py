@@ -110,9 +110,8 @@ class QdrantGallery:
     def add(self, embeddings: Embeddings) -> None:
         """Adds images, or replaces those with the same paths.
 
-        Raises:
-            UserError: They were embedded by another model, one is not a point of the space, or the
-                collection cannot be written.
+        Raises a `UserError` if another model embedded them, one is not a point of the space, or the
+        collection cannot be written.
         """
         embeddings.check()
         with self._collection.changing():
@@ -137,16 +136,29 @@ class QdrantGallery:
         paths: Sequence[str] | None = None,
         *,
         exact: bool = False,
-        without: Sequence[str] = (),
     ) -> list[Neighbours]:
         """Finds the k nearest images of each query.
 
         The images at `paths`, real ones, '' for none, are the queries themselves, and are not found
-        as their own neighbours. Images `without` are not found by any query, nor passed on the way
-        through the graph. With `exact`, candidates are searched for among all images. Raises a
-        `UserError` if a query is not a point of the space, there are fewer than k images, or the
+        as their own neighbours. With `exact`, candidates are searched for among all images. Raises
+        a `UserError` if a query is not a point of the space, fewer than k images are found, or the
         collection does not answer.
         """
+        neighbours = self._nearest(points, k, paths, exact=exact)
+        if any(len(each.ids) < k for each in neighbours):
+            raise UserError(f"k is {k}, but there are {len(self)} items in {self._collection.name}")
+        return neighbours
+
+    def _nearest(
+        self,
+        points: Float32[np.ndarray, "n d"],
+        k: int,
+        paths: Sequence[str] | None = None,
+        *,
+        exact: bool = False,
+        without: Sequence[str] = (),
+    ) -> list[Neighbours]:
+        """As `nearest`, but may find fewer images; none `without`, also on the way to others."""
         points = np.asarray(points, np.float32)
         self.space.check(points)
         wanted = k + (paths is not None)
@@ -156,10 +168,7 @@ class QdrantGallery:
             centres = euclidean.centres(points, _separations(reached, self.space), self.space)
             found = self._search(centres, points, wanted, exact, without)
         paths = [""] * len(points) if paths is None else paths
-        neighbours = [_neighbours(*pair, k) for pair in zip(found, paths, strict=True)]
-        if any(len(each.ids) < k for each in neighbours):
-            raise UserError(f"k is {k}, but there are {len(self)} items in {self._collection.name}")
-        return neighbours
+        return [_neighbours(*pair, k) for pair in zip(found, paths, strict=True)]
 
     def tune(self, embeddings: Embeddings) -> None:
         """Chooses the number of candidates by a sample of images that are in the gallery.
@@ -172,11 +181,11 @@ class QdrantGallery:
         chosen, _ = euclidean.held_out(len(embeddings), len(self))
         sample, paths = embeddings.vectors[chosen], embeddings.ids[chosen].tolist()
         k = min(euclidean.NEAREST, len(self) - len(chosen))
-        exact = _ranked(self.nearest(sample, k, exact=True, without=paths))
+        exact = _ranked(self._nearest(sample, k, exact=True, without=paths), k)
 
         def found(candidates: int) -> tuple[np.ndarray, np.ndarray]:
             self.candidates = candidates
-            return _ranked(self.nearest(sample, k, without=paths))
+            return _ranked(self._nearest(sample, k, without=paths), k)
 
         self.recall = euclidean.tune(found, exact) if len(chosen) else 1.0
         tuned = {"candidates": self.candidates, "recall": self.recall}
@@ -300,9 +309,10 @@ def _neighbours(hits: Hits, path: str, k: int) -> Neighbours:
     )
 
 
-def _ranked(found: Sequence[Neighbours]) -> tuple[np.ndarray, np.ndarray]:
-    """Distances and paths of neighbours, [n, k] each."""
-    return np.array([hits.distances for hits in found]), np.array([hits.ids for hits in found])
+def _ranked(found: Sequence[Neighbours], k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Distances and paths of neighbours, [n, k] each; ∞ and '' where there are fewer."""
+    distances = [hits.distances + [math.inf] * (k - len(hits.ids)) for hits in found]
+    return np.array(distances), np.array([hits.ids + [""] * (k - len(hits.ids)) for hits in found])
 
 
 def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
