@@ -50,7 +50,7 @@ def open_runs(
         with reading(workdir) as folder:
             configs[workdir] = saved_config(folder)
             if Workdir(folder, configs[workdir], compared=()).results is None:
-                console.say(f"{redacted(workdir)} is not finished; its best model so far is used")
+                console.say(f"{redacted(workdir)} is not finished; its model so far is used")
     for workdir, config in configs.items():
         try:
             if check:

@@ -48,7 +48,7 @@ class TrainedEmbedder:
             model = read_whole(folder, lambda: self._read(folder, part))
             if not is_published(folder) and not (folder / RESULTS).exists():
                 name = redacted(str(workdir))
-                console.say(f"{name} is not finished; its best model so far is used")
+                console.say(f"{name} is not finished; its model so far is used")
         config = self.config
         self._part, self.batch_size = part, batch_size or config.run.eval_batch_size
         pixel_scaling = (config.data.mean, config.data.std)

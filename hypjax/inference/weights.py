@@ -116,7 +116,7 @@ def warn_of_known_classes(config: ConfigDict, images: str) -> None:
     if other.name == config.data.name and not (alike and known == images):
         console.warn(
             f"the run in {redacted(weights)} had other images or another split; if it was trained "
-            "on classes of this test, the recall is not that of unseen classes"
+            "on images or classes of this test, the recall here is too high"
         )
 
 

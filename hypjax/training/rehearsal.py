@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from hypjax.data.dataset import Dataset
 from hypjax.data.plans import TuplePlans
 from hypjax.inference import matches
+from hypjax.inference.weights import warn_of_known_classes
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.system import console, machine
 from hypjax.training.input import Input, open_input
@@ -34,6 +35,7 @@ def rehearse(config: ConfigDict) -> None:
     learner, config = setup.learner, setup.config
     state = random_state(learner, setup.spec)
     describe(setup, parameters=sum(x.size for x in jax.tree.leaves(state.params)))
+    warn_of_known_classes(config, setup.splits.fingerprint)
     state = with_pretrained(learner, state, starting_parameters(config, learner))
     embedding = _seconds_of_embedding(setup, state.params["model"]) * _embedded(setup)
     with machine.memory_explained("train.batch_size, data.image_size or the model's size"):
