@@ -86,7 +86,8 @@ def render(runs: Sequence[Run], groups: Sequence[Mapping[str, Any]]) -> str:
     """Renders the page; each group has the searches of runs that have the same test images."""
     fields = dict.fromkeys(field for run in runs for field in run.fields)
     rows = [Row(field, [run.fields.get(field, "") for run in runs]) for field in fields]
-    facts, same_images = dict.fromkeys(fact for run in runs for fact in run.facts), len(groups) == 1
+    facts = dict.fromkeys(fact for run in runs for fact in run.facts)
+    same_images = len(groups) == 1
     source = importlib.resources.files("hypjax.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(source).render(
@@ -119,9 +120,8 @@ def _scores(runs: Sequence[Run], same_images: bool) -> list[Row]:
     for (state, part, metric), values in found.items():
         *place, name = metric.split("/")
         label = f"{', '.join([state, part, *place])}: {_METRICS.get(name, name.capitalize())}"
-        rows.append(
-            Row(label, _marked(values, [f"{value:.4f}" for value in values], same_images), metric)
-        )
+        marked = _marked(values, [f"{value:.4f}" for value in values], same_images)
+        rows.append(Row(label, marked, metric))
     return rows
 
 
