@@ -5,31 +5,35 @@ python -m hypjax.benchmark growth: how time and memory grow with problem size.
 python -m hypjax.benchmark exactness: right answers of searches where points crowd.
 python -m hypjax.benchmark ann: recall and speed of approximate searches.
 python -m hypjax.benchmark memory: memory of the train step, which is compiled but not run.
+python -m hypjax.benchmark parity: whether this device computes what a CPU does.
+python -m hypjax.benchmark programs: what compiled programs move and need, also on absent GPUs.
 python -m hypjax.benchmark job: where the time of a whole run goes, from launch to results.
 """
 
 import importlib
 import pathlib
+from typing import Any
 
 from hypjax import command
 from hypjax.errors import UserError
 
 _TIMED = ("loss", "retrieval", "input", "train")
 _ALL, _JOB, _ANN = "all", "job", "ann"
-CHOICES = (*_TIMED, _ALL, "memory", "growth", _JOB, "exactness", _ANN)
-_MODULES = {"memory": "programs"}  # Of suites whose module has another name.
+CHOICES = (*_TIMED, _ALL, "memory", "parity", "programs", "growth", _JOB, "exactness", _ANN)
 
 EXAMPLE = "python -m hypjax.benchmark loss --quick"
 FLAGS = command.Flags()
 FLAGS.boolean("quick", False, "Run once at a tenth of the size, to check that everything works.")
-FLAGS.integer("repeats", 5, "Number of timed repeats.", lower_bound=1)
+FLAGS.integer("repeats", 3, "Number of timed repeats.", lower_bound=1)
 FLAGS.string("images", None, "input: folder of photos. Default: synthetic ones.")
 FLAGS.string(
     "target",
     None,
-    "memory: TPU slice to compile for, such as v5e:2x4 (requires libtpu). Default: this machine.",
+    "memory, programs: what to compile for: a TPU slice such as v5e:2x4 (requires libtpu), or t4, "
+    "v100, a100, l4, h100, b200 (requires the extra cuda12). Default: this machine.",
 )
-FLAGS.integer("devices", 0, "memory: number of devices to compile for; 0 for all.", lower_bound=0)
+FLAGS.integer("devices", 0, "memory, programs: number of devices; 0 for all.", lower_bound=0)
+FLAGS.string("hlo", None, "programs: folder in which to keep the texts of the programs.")
 FLAGS.enum("cache", "host", ["none", "host", "device"], "job: value of config.run.cache.")
 FLAGS.integer("points", None, "ann: number of points. Default: 100,000.", lower_bound=1000)
 FLAGS.boolean(
@@ -53,26 +57,33 @@ def main(overrides: list[str], suite: str | None) -> None:
     options = measure.Options(**given, overrides=overrides)
     if options.quick:
         options = options._replace(repeats=1)
-    results = options._asdict()
-    for name in _TIMED if suite in (None, _ALL) else (suite,):
-        if name == "input" and suite != name and not peers.installed("grain"):
-            console.warn("skipped: input requires grain (pip install grain)")
-            continue
-        module = importlib.import_module(f"hypjax.benchmarks.{_MODULES.get(name, name)}")
-        if name in _TIMED:
-            results[name] = measure.measure(module.tasks(options), options.repeats)
-            print(measure.table(results[name]))
-        else:
-            results[name] = module.rows(options)
-            print(module.table(results[name]))
-    if suite == _ANN:
-        figure = output.with_suffix(".png")
-        with console.tolerating(str(figure)):
-            module.draw(results[_ANN], figure)
-            print(f"drew recall against speed to {figure}")
-    with console.tolerating(str(output)):
-        write_json(output, {"machine": machine.describe(seed=0), **results})
-        print(f"wrote all measurements and versions to {output}")
+    results: dict[str, Any] = {}
+    try:
+        for name in _TIMED if suite in (None, _ALL) else (suite,):
+            if name == "input" and suite != name and not peers.installed("grain"):
+                console.warn("skipped: input requires grain (pip install grain)")
+                continue
+            module = importlib.import_module(f"hypjax.benchmarks.{name}")
+            if name not in _TIMED:
+                results[name] = module.rows(options)
+                print(module.table(results[name]))
+                continue
+            results[name] = []
+            try:
+                results[name].extend(measure.measure(module.tasks(options), options.repeats))
+            finally:  # An interrupt or an error keeps the rows before it.
+                print(measure.table(results[name]))
+        if suite == _ANN:
+            figure = output.with_suffix(".png")
+            with console.tolerating(str(figure)):
+                module.draw(results[_ANN], figure)
+                print(f"drew recall against speed to {figure}")
+    finally:
+        if any(results.values()):
+            with console.tolerating(str(output)):
+                described = {"machine": machine.describe(seed=0), **options._asdict()}
+                write_json(output, described | results)
+                print(f"wrote all measurements and versions to {output}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from hypjax import errors
-from hypjax.system import exits, watchdog
+from hypjax.system import exits, machine, watchdog
 
 _OVERRIDE = "--config."
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
@@ -70,6 +70,7 @@ def run(
     done, and continues there when it is run again.
     """
     warnings.showwarning = _show_warning
+    machine.keep_freed_memory()
     for number in exits.ENDING:
         signal.signal(number, functools.partial(_end, resumes))
     _join_global_flags(flag_values)

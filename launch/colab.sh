@@ -3,7 +3,7 @@
 #   from google.colab import drive; drive.mount("/content/drive")
 #   !git clone -q <the repository's address> hypjax
 #   !hypjax/launch/colab.sh --config=configs/cub.py:hyp-dino
-# A T4 has 16 GB of memory and computes in float32: add --config.run.microbatch=50 (images at a
+# A T4 has 16 GB of memory and computes in float32: add --config.run.microbatch=100 (images at a
 # time). Colab ends a runtime without a signal: you lose at most run.checkpoint_every steps, and
 # whatever Drive has not uploaded yet.
 # In a TPU runtime: !EXTRA=tpu hypjax/launch/colab.sh ...

@@ -11,7 +11,7 @@
 set -euo pipefail
 # JAX would silently train on the CPU.
 if ! python -c 'import jax; raise SystemExit(jax.default_backend() == "cpu")'; then
-  echo "error: JAX finds no GPU; check nvidia-smi, then run: pip install -e '.[cuda12]'" >&2
+  echo "error: JAX finds no GPU; check nvidia-smi, then run: pip install -e '.[cuda12]' (or cuda13)" >&2
   exit 1
 fi
 exec python -m hypjax.main "$@"

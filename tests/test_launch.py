@@ -1,5 +1,6 @@
 """The scripts in launch/, with stubs for the programs that they call."""
 
+import json
 import os
 import pathlib
 import re
@@ -35,6 +36,14 @@ case $* in
   *describe*) read -r state <"$STATES"; sed -i 1d "$STATES"; [ -n "$state" ] && echo "$state" ;;
   *"hypjax.main"*) read -r status <"$STATUSES"; sed -i 1d "$STATUSES"; exit "$status" ;;
   *"uv pip"*) exit "${INSTALLATION:-0}" ;;
+esac
+"""
+
+CHECKED = """
+echo "python $*" >>"$LOG"
+case $* in
+  *"benchmark parity"*) printf 'a\\nb\\n'; exit 3 ;;
+  *"benchmark train"*) echo "| 1.5 s |"; echo '{"train": []}' >"${5#--output=}"; exit 75 ;;
 esac
 """
 
@@ -291,6 +300,24 @@ def test_a_sweep_ends_at_an_interrupt_and_before_training_if_a_value_is_invalid(
     assert stubs.run("sweep.sh", "a.py", "objective.c", "x").returncode == 1
     assert len(stubs.calls()) == 3
     assert stubs.run("sweep.sh", "a.py", "objective.c", "--value").returncode == 2
+
+
+def test_a_check_of_a_gpu_records_failures_and_goes_on(stubs):
+    stubs.add("python", CHECKED)
+    quick = {"JAX_PLATFORMS": "cpu", "OUTPUT": str(stubs.folder / "check")}
+    assert stubs.run("gpu_check.sh", **quick).returncode == 1
+    written = json.loads((stubs.folder / "check.json").read_text())["stages"]
+    outcomes = {stage["stage"]: stage["outcome"] for stage in written}
+    assert [name for name, outcome in outcomes.items() if outcome == "failed"] == [
+        *("parity", "resume")  # The stub ends before it is killed.
+    ]
+    assert outcomes["step"] == outcomes["job"] == "passed" and outcomes["train"] == "cut short"
+    assert written[1]["end"] == ["a", "b"] and written[1]["status"] == 3
+    page = (stubs.folder / "check.md").read_text()
+    assert "| parity | failed | 0 | b |" in page and "| 1.5 s |" in page
+    assert not any(" pip " in call for call in stubs.calls())
+    stubs.run("gpu_check.sh", **quick, EXTRA="cuda13")
+    assert any(call.endswith("pip install -q -e .[cuda13]") for call in stubs.calls())
 
 
 def test_the_pods_of_a_jobset_find_each_other_and_only_a_user_error_ends_it(repository):

@@ -79,7 +79,7 @@ def rows(options: measure.Options) -> measure.Rows:
     for curve in CURVES:
         sizes = curve.sizes[:2] if options.quick else curve.sizes
         # One by one, so that no more than one task's arrays are held.
-        found = measure.measure((curve.make(size) for size in sizes), options.repeats)
+        found = list(measure.measure((curve.make(size) for size in sizes), options.repeats))
         measured = {
             "seconds": [statistics.median(row["ours"]) for row in found],
             "memory": [row["memory"] for row in found],

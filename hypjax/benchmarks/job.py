@@ -27,8 +27,7 @@ from hypjax.benchmarks import measure
 from hypjax.config import load_config, recipes, variant_error
 from hypjax.errors import Interrupted, UserError
 from hypjax.monitoring.stopwatch import PARTS, TIMES
-from hypjax.system import console, exits
-from hypjax.system.machine import usable_cores
+from hypjax.system import console, exits, machine
 
 RUNS = ("cold", "warm")
 _OPERATIONS = 6e15  # Per run: 200 steps of 900 images, forward and backward, and two evaluations.
@@ -80,7 +79,7 @@ def rows(options: measure.Options) -> dict[str, Any]:
     if not options.quick:
         _require_accelerator()
     fields = [f"run.cache={options.cache}", *options.overrides]
-    message = "interrupted: waiting for the run to end"
+    message = "interrupted: ending the run"
     with (
         tempfile.TemporaryDirectory(prefix="hypjax-job-") as temporary,
         exits.deferred(message) as interrupted,
@@ -100,7 +99,7 @@ def _require_accelerator() -> None:
     command = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
     backend = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
     if backend[-1:] in ([], ["cpu"]):
-        hours = len(RUNS) * _OPERATIONS / (_CORE_RATE * usable_cores()) / 3600
+        hours = len(RUNS) * _OPERATIONS / (_CORE_RATE * machine.usable_cores()) / 3600
         raise UserError(
             f"JAX finds no accelerator, and without one both runs take about {hours:.0f} hours; "
             "try --quick"
@@ -110,7 +109,7 @@ def _require_accelerator() -> None:
 def make_photos(folder: pathlib.Path, size: Size) -> None:
     """Writes JPEG files of about the size of photos: crops of one random scene per class."""
     splits, labels = zip(*itertools.product(("train", "test"), range(size.classes)), strict=True)
-    with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(machine.usable_cores()) as pool:
         list(pool.map(functools.partial(_write_class, folder, size), splits, labels))
 
 
@@ -158,12 +157,15 @@ def _run(
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "caches")}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     started, status = time.monotonic(), None
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+    # In a group of its own, Ctrl-C does not reach the run, which would save a state and say so.
+    options = dict(env=environment, stdout=subprocess.DEVNULL, process_group=0)
+    options["preexec_fn"] = machine.end_with_parent
+    with subprocess.Popen(command, **options) as process:
         while status is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                status = process.wait(timeout=1)
+                status = process.wait(timeout=0.1)
             if interrupted():
-                process.terminate()
+                process.kill()
     seconds = time.monotonic() - started
     if interrupted():
         raise Interrupted("the photos and runs were removed", interrupted.status)

@@ -13,17 +13,19 @@ import pathlib
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hypjax.system import console
+from hypjax.errors import Interrupted
+from hypjax.system import console, exits, machine
 
 _SAMPLING_INTERVAL = 0.01  # Seconds between samples of the memory.
 _MIN_SECONDS = 0.1  # Of a measurement; faster calls are repeated within it.
+_LONG = 1  # Seconds of a call for which it does not matter that caches fill in its beginning.
 Rows = list[dict[str, Any]]
 Call = Callable[[], Any]
 
@@ -32,10 +34,11 @@ class Options(NamedTuple):
     """Flags of the command."""
 
     quick: bool = False
-    repeats: int = 5
+    repeats: int = 3
     images: str | None = None
     target: str | None = None
     devices: int = 0
+    hlo: str | None = None
     cache: str = "host"
     points: int | None = None
     exported: bool = False
@@ -57,45 +60,60 @@ class Task(NamedTuple):
     memory: int | None = None  # Bytes that our program needs; None measures the process's growth.
 
 
-def measure(tasks: Iterable[Task], repeats: int) -> Rows:
-    """Times our implementation of each task and the other one in turn.
+def measure(tasks: Iterable[Task], repeats: int) -> Iterator[dict[str, Any]]:
+    """Times our implementation of each task and the other one in turn, and yields its row.
 
     A row holds the attributes of its task, with the seconds of each repeat in `ours` and `peer`,
     the `ratio` of their medians, and in `memory` the bytes that the task knows, or else the largest
-    growth of the process during one call, including its result.
+    growth of the process during one call, including its result. A
+    device's `peak` is that of all bytes used up to then, if it tells.
+
+    Raises:
+        Interrupted: An interrupt arrived; raised after the call during which it did.
     """
-    rows = []
-    for task in tasks:
-        console.say(task.name)
-        calls = [task.ours, task.peer] if task.peer else [task.ours]
-        ours, *others = interleaved(calls, repeats)
-        peer = others[0] if others else []
-        memory = _memory_growth(task.ours) if task.memory is None else task.memory
-        ratio = statistics.median(peer) / statistics.median(ours) if peer else None
-        beside = "" if ratio is None else f", {ratio:.3g} times as fast as {task.peer_name}"
-        # Each row at once, or an interrupt would lose all.
-        console.say(f"  {1e3 * statistics.median(ours):.3g} ms{beside}")
-        rows.append(task._asdict() | dict(ours=ours, peer=peer, memory=memory, ratio=ratio))
-    return rows
+    with exits.deferred("interrupted: waiting for this call to end") as interrupted:
+
+        def unless_interrupted(run: Call) -> None:
+            if interrupted():
+                raise Interrupted("the remaining tasks were not measured", interrupted.status)
+            run()
+
+        for task in tasks:
+            console.say(task.name)
+            calls = [task.ours, task.peer] if task.peer else [task.ours]
+            calls = [functools.partial(unless_interrupted, run) for run in calls]
+            ours, *others = interleaved(calls, repeats)
+            peer = others[0] if others else []
+            memory = _memory_growth(task.ours) if task.memory is None else task.memory
+            ratio = statistics.median(peer) / statistics.median(ours) if peer else None
+            beside = "" if ratio is None else f", {ratio:.3g} times as fast as {task.peer_name}"
+            console.say(f"  {1e3 * statistics.median(ours):.3g} ms{beside}")
+            peak = machine.memory_peaks().get("device_memory_peak")
+            measured = dict(ours=ours, peer=peer, memory=memory, ratio=ratio, peak=peak)
+            yield task._asdict() | measured
 
 
 def interleaved(calls: Sequence[Call], repeats: int, slow: float = math.inf) -> list[list[float]]:
     """Seconds of calls in rounds, so that a change in the machine's speed affects all alike.
 
     A first round compiles programs. Calls that take more than `slow` seconds in it are not timed
-    again. Each further measurement follows an untimed call: the other calls have meanwhile filled
-    the caches, and memory returned to the system takes seconds to get back for tasks that need
-    gigabytes. Training and evaluation call the same program repeatedly, too.
+    again. A second round says how often to repeat a fast call within a measurement. Each
+    measurement of a call under a second follows an untimed one: the other calls have meanwhile
+    filled the caches. Training and evaluation call the same program repeatedly, too.
     """
     first = [seconds(run) for run in calls]
     measured = [i for i, taken in enumerate(first) if taken <= slow]
-    counts = {i: math.ceil(_MIN_SECONDS / seconds(calls[i])) for i in measured}
-    times = [[] if i in counts else [taken] for i, taken in enumerate(first)]
+    second = {i: seconds(calls[i]) for i in measured}
+    times = [[taken] for taken in first]
+    for i, taken in second.items():
+        times[i] = [taken] if taken > _LONG else []
     rng = np.random.default_rng(0)
     for _ in range(repeats):
         for i in rng.permutation(measured):
-            calls[i]()
-            times[i].append(seconds(calls[i], counts[i]))
+            if second[i] <= _LONG:
+                calls[i]()
+            if len(times[i]) < repeats:
+                times[i].append(seconds(calls[i], math.ceil(_MIN_SECONDS / second[i])))
     return times
 
 
@@ -109,6 +127,7 @@ def seconds(run: Call, count: int = 1) -> float:
 
 def _memory_growth(run: Call) -> int | None:
     """Largest growth of the resident memory during a call; None if the system does not tell."""
+    machine.return_freed_memory()  # Or the call would not grow the process.
     before = _private_memory()
     if before is None:
         return None
@@ -183,10 +202,13 @@ def table(rows: Rows) -> str:
     """Formats a Markdown table with one row per task."""
     shares = {"share of product rate": "limit", "share of copy rate": "moving"}
     shares = {title: field for title, field in shares.items() if any(row[field] for row in rows)}
+    sizes = {"our memory": "memory"}
+    if any(row["peak"] for row in rows):
+        sizes["device's peak"] = "peak"
     lines = []
     for row in rows:
         ours, peer, items = row["ours"], row["peer"], row["items"]
-        memory = None if row["memory"] is None else row["memory"] / 2**20
+        held = [row[field] for field in sizes.values()]
         bounds = [row[field] and row[field] / statistics.median(ours) for field in shares.values()]
         lines.append(
             [
@@ -195,10 +217,10 @@ def table(rows: Rows) -> str:
                 row["peer_name"] + (f" {_format_time(peer, items)}" if peer else ""),
                 "" if row["ratio"] is None else f"{row['ratio']:.2f}",
                 *("" if not share else f"{share:.0%}" for share in bounds),
-                "" if memory is None else f"{memory:.0f} MiB",
+                *("" if size is None else f"{size / 2**20:.0f} MiB" for size in held),
             ]
         )
-    return markdown(["task", "ours", "peer", "ratio", *shares, "our memory"], lines)
+    return markdown(["task", "ours", "peer", "ratio", *shares, *sizes], lines)
 
 
 def _format_time(times: Sequence[float], items: int | None) -> str:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from hypjax.benchmarks import peers
 from hypjax.benchmarks.measure import Options, Task, product_seconds
-from hypjax.geometry import PoincareBall, Space, Sphere
+from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import nearest_neighbors, recall_at_k
 
 _KS = (1, 10, 100, 1000)
@@ -19,7 +19,7 @@ _DIM = 128
 _SIZES = 60_500, 11_316, 2_000_000  # Points and classes as in SOP, and points on disk.
 _QUICK_SIZES = 6050, 1131, 200_000
 _BALL = PoincareBall(0.1, 2.3)
-_SPACES = {"cosine": Sphere(), "hyperbolic": _BALL, "collapsed": _BALL}
+SPACES = {"cosine": Sphere(), "hyperbolic": _BALL, "collapsed": _BALL}
 _INSTALL = "faiss (pip install faiss-cpu)"
 
 
@@ -27,7 +27,7 @@ def tasks(options: Options) -> Iterator[Task]:
     """SOP's size and a gallery of two million, or a tenth of each if quick."""
     n, classes, items = _QUICK_SIZES if options.quick else _SIZES
     labels = np.random.default_rng(0).integers(0, classes, n)
-    points = {name: _points(_SPACES[name], labels) for name in ("cosine", "hyperbolic")}
+    points = {name: points_of(name, labels) for name in ("cosine", "hyperbolic")}
     points["collapsed"] = _crowds(n)
     product, size = product_seconds(n, n, _DIM), f"{n}×{n}×{_DIM}"
     recall = f"Recall@{{{','.join(map(str, _KS))}}}, {size}"
@@ -35,10 +35,10 @@ def tasks(options: Options) -> Iterator[Task]:
     def recalls(name: str, separate: bool = False) -> Callable[[], dict[int, float]]:
         gallery = (points[name].copy(), labels) if separate else ()
         given = points[name], labels, *gallery
-        return functools.partial(recall_at_k, *given, ks=_KS, space=_SPACES[name])
+        return functools.partial(recall_at_k, *given, ks=_KS, space=SPACES[name])
 
     def nearest(name: str, k: int) -> Callable[[], object]:
-        x, space = points[name], _SPACES[name]
+        x, space = points[name], SPACES[name]
         return functools.partial(nearest_neighbors, x, x, k=k, space=space)
 
     faiss = peers.installed("faiss")
@@ -52,7 +52,7 @@ def tasks(options: Options) -> Iterator[Task]:
         own = recalls("hyperbolic", separate)
         yield Task(f"{words}, hyperbolic", own, ours, "ours, cosine", limit)
     for name in ("cosine", "hyperbolic"):
-        vectors = peers.search_vectors(_SPACES[name], points[name])
+        vectors = peers.search_vectors(SPACES[name], points[name])
         for k in (10, 100):
             peer = peers.faiss_search(*vectors, k) if faiss else None
             what = "faiss IndexFlatIP" if faiss else _INSTALL
@@ -65,12 +65,12 @@ def tasks(options: Options) -> Iterator[Task]:
     yield from _streamed(items)
 
 
-def _points(space: Space, labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n d"]:
-    """Points that lie around the centre of their class."""
+def points_of(name: str, labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n d"]:
+    """Points of one of `SPACES` that lie around the centre of their class."""
     rng = np.random.default_rng(1)
     centres = rng.normal(size=(labels.max() + 1, _DIM))
     features = centres[labels] + 1.2 * rng.normal(size=(len(labels), _DIM))
-    return np.array(space.embed(features.astype(np.float32)))
+    return np.array(SPACES[name].embed(features.astype(np.float32)))
 
 
 def _crowds(n: int) -> Float[np.ndarray, "n d"]:

@@ -14,6 +14,7 @@ from hypjax import parallel
 from hypjax.benchmarks import measure, peers
 from hypjax.benchmarks.programs import learner_and_spec, step_config
 from hypjax.inference.embedding import embed_function, scored_spaces
+from hypjax.models.layers import compute_dtype, pooled_tokens
 from hypjax.system import console
 from hypjax.training.step import create_state, jit_train_step, make_train_step, shard_batch
 from hypjax.types import Batch
@@ -48,7 +49,7 @@ def tasks(options: measure.Options) -> Iterator[measure.Task]:
     """
     on_cpu = jax.default_backend() == "cpu"
     small = on_cpu or options.quick
-    side, dtype = 1024 if small else 8192, "float32" if on_cpu else "bfloat16"
+    side, dtype = 1024 if small else 8192, compute_dtype("auto").name
     rate = measure.product_rate(side, side, dtype, count=20)
     copies = copy_rate(2**28 if small else 2**31)
     console.say(f"products: {rate / 1e12:.3g} TFLOP/s; copies: {copies / 1e9:.3g} GB/s")
@@ -57,11 +58,8 @@ def tasks(options: measure.Options) -> Iterator[measure.Task]:
         config.model.precision = dtype
         trainer, what = Trainer(config), _NAMES[case.architecture]
         steps = f"training steps ({case.batch // case.samples} × {case.samples})"
-        for act, words, count in (
-            ("train", steps, case.steps),
-            ("embed", "embeddings", 3 * case.steps),
-        ):
-            images = case.batch * count
+        count, images = case.steps, case.steps * case.batch
+        for act, words in (("train", steps), ("embed", "embeddings")):
             flops = operations(config, trainer.encoder, training=act == "train")
             program = trainer.programs[act]
             memory = program.memory_analysis()
@@ -135,15 +133,18 @@ def _noise(config: ConfigDict) -> Batch:
 def operations(config: ConfigDict, encoder: Any, training: bool) -> int:
     """Counts the operations of a Vision Transformer's matrix products per image.
 
-    Additions and multiplications count separately. The backward pass takes twice the operations of
-    the forward pass, but needs no gradient of the pixels nor of a frozen patch projection.
+    Additions and multiplications count separately. The last block computes keys and values of all
+    tokens, and the rest only for those that are pooled. The backward pass takes twice the
+    operations of the forward pass, but needs no gradient of the pixels nor of a frozen patch
+    projection.
     """
-    tokens = (config.data.image_size // encoder.patch_size) ** 2
-    patches = 2 * tokens * encoder.patch_size**2 * 3 * encoder.width
+    tokens, width = (config.data.image_size // encoder.patch_size) ** 2, encoder.width
+    patches = 2 * tokens * encoder.patch_size**2 * 3 * width
     tokens += encoder.num_prefix_tokens
-    dense = 2 * tokens * encoder.width**2 * (4 + 2 * encoder.mlp_ratio)
-    attention = 4 * tokens**2 * encoder.width
-    blocks = encoder.depth * (dense + attention)
+    keys_and_values = 4 * tokens * width**2
+    by_output = 2 * width**2 * (2 + 2 * encoder.mlp_ratio) + 4 * tokens * width
+    outputs = (encoder.depth - 1) * tokens + (pooled_tokens(encoder.pooling) or tokens)
+    blocks = encoder.depth * keys_and_values + outputs * by_output
     if training:
         patches *= 1 if "patch_projection" in config.optim.frozen else 2
         blocks *= 3

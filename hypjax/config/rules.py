@@ -176,6 +176,7 @@ _RULES = {
     "run.workers": within(0, 1000),
     "run.input_timeout": Rule(lambda value: 0 < value <= 10**6, "above 0 and up to 1000000"),
     "run.cache": one_of("none", "host", "device"),
+    "run.attention": one_of("auto", "cudnn", "xla"),
     "run.mesh": Rule(
         lambda value: (
             len(value) == 2

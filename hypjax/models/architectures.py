@@ -113,9 +113,10 @@ def check_encoder(encoder: Encoder) -> Encoder:
 
 
 def same_architecture(one: Encoder, other: Encoder) -> bool:
-    """Whether two encoders differ at most in image size, pooling, dtype and rematerialisation."""
-    ignored = {name: getattr(other, name) for name in ("image_size", "pooling", "dtype", "remat")}
-    return one.clone(**ignored) == other
+    """Whether two encoders have the same parameters but for those that an image size decides."""
+    names = ("image_size", "pooling", "dtype", "remat", "tensor_cores", "attention")
+    ignored = {name: getattr(other, name) for name in names if hasattr(other, name)}
+    return type(one) is type(other) and one.clone(**ignored) == other
 
 
 def encoder_shapes(encoder: Encoder, channels: int = 3) -> PyTree:

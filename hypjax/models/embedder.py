@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.models.architectures import Encoder, check_encoder, create_encoder
-from hypjax.models.layers import Images, compute_dtype
+from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
 from hypjax.models.vit import VisionTransformer, resize_positions
 from hypjax.types import Outputs, View
 
@@ -86,6 +86,10 @@ def create_embedder(
         encoder = check_encoder(VisionTransformer(**sizes, **options))
     else:
         encoder = create_encoder(model.architecture, **options)
+    if isinstance(encoder, VisionTransformer):
+        cores = on_tensor_cores(options["dtype"], device)
+        kernel = config.run.attention if cores else "xla"
+        encoder = encoder.clone(tensor_cores=cores, attention=kernel)
     dim = encoder.dim if model.head == "none" else model.head_dim
     return Embedder(encoder=encoder, head_dim=dim, head_kind=model.head)
 

@@ -40,7 +40,7 @@ def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype
     """
     device = device or jax.local_devices()[0]
     if _BEFORE_AMPERE.match(getattr(device, "compute_capability", "")):
-        if precision == "bfloat16":
+        if precision != "float32":
             warnings.warn(
                 f"{device.device_kind} cannot multiply bfloat16; float32 takes its place",
                 stacklevel=2,
@@ -51,12 +51,30 @@ def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype
     return jnp.dtype(precision)
 
 
+def on_tensor_cores(dtype: DTypeLike, device: jax.Device | None = None) -> bool:
+    """Whether a device, by default JAX's first one, is an NVIDIA GPU and the dtype half precision.
+
+    The tensor cores multiply such matrices without copies only if their sides are multiples of 8.
+    """
+    device = device or jax.local_devices()[0]
+    capability = getattr(device, "compute_capability", "")
+    return jnp.dtype(dtype).itemsize == 2 and re.match(r"\d", capability) is not None
+
+
 def full_products_in(dtype: DTypeLike) -> contextlib.AbstractContextManager:
     """Context in which float32 products are true float32 on every device."""
     # By default GPUs and TPUs round the factors. Products of other dtypes are not affected.
     if jnp.dtype(dtype) == jnp.float32:
         return jax.default_matmul_precision("highest")
     return contextlib.nullcontext()
+
+
+def _maximum(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"]:
+    """The largest value of each dimension; the gradient is that of the first such patch."""
+    # By jnp.max, the gradient goes to patches that equal the maximum. In compiled programs none may
+    # do so, where XLA computes them again and rounds otherwise.
+    first = jnp.argmax(jax.lax.stop_gradient(patches), axis=1, keepdims=True)
+    return jnp.take_along_axis(patches, first, axis=1)[:, 0]
 
 
 _GEM_EXPONENT = 3.0  # The usual value (Radenović et al., TPAMI 2019).
@@ -84,7 +102,10 @@ def _rmac(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim
         length = 2 * side // (scale + 1)
         starts = [(side - length) * i // max(scale - 1, 1) for i in range(scale)]
         regions += [(y, x, length) for y in starts for x in starts if length]
-    maxima = [jnp.max(grid[:, y : y + n, x : x + n], axis=(1, 2)) for y, x, n in regions]
+    maxima = [
+        _maximum(rearrange(grid[:, y : y + n, x : x + n], "b h w c -> b (h w) c"))
+        for y, x, n in regions
+    ]
     # The square of the small number keeps the gradient finite where a region is all zeros.
     squares = [jnp.sum(v * v, axis=-1, keepdims=True) + _GEM_MIN**2 for v in maxima]
     return sum(v / jnp.sqrt(square) for v, square in zip(maxima, squares, strict=True))
@@ -92,8 +113,8 @@ def _rmac(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim
 
 _PATCH_POOLINGS = {
     "avg": lambda patches: jnp.mean(patches, axis=1),
-    "max": lambda patches: jnp.max(patches, axis=1),
-    "avg_max": lambda patches: jnp.mean(patches, axis=1) + jnp.max(patches, axis=1),
+    "max": _maximum,
+    "avg_max": lambda patches: jnp.mean(patches, axis=1) + _maximum(patches),
     "gem": _gem,
     "rmac": _rmac,
 }
@@ -111,6 +132,11 @@ def poolings(num_prefix_tokens: int) -> list[str]:
     return [name for name, n in _PREFIX_POOLINGS.items() if n <= num_prefix_tokens] + list(
         _PATCH_POOLINGS
     )
+
+
+def pooled_tokens(pooling: str) -> int | None:
+    """How many of the first tokens a pooling reads; None for all."""
+    return _PREFIX_POOLINGS.get(pooling)
 
 
 def pool_tokens(

@@ -5,18 +5,23 @@ and position embeddings include the class token. Distilled models (DeiT, Touvron
 have a distillation token after the class token.
 """
 
+import functools
 import math
+from typing import TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from einops import rearrange
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from hypjax.models.attention import attend
-from hypjax.models.layers import full_products_in, pool_tokens
+from hypjax.models.layers import full_products_in, pool_tokens, pooled_tokens
 
+Affine: TypeAlias = tuple[Float[Array, " dim"], Float[Array, " dim"]]  # Scale and shift.
+_TILE = 8  # Sides of matrices that tensor cores multiply are multiples of it.
 _TOKEN_INIT = nn.initializers.truncated_normal(0.02)
 
 
@@ -37,6 +42,12 @@ class VisionTransformer(nn.Module):
             true float32 on every device. Parameters, the residual stream, LayerNorm statistics,
             softmax and the result are always float32.
         remat: Whether to recompute the activations of blocks in the backward pass.
+        tensor_cores: Whether to arrange tokens for NVIDIA's tensor cores, which changes results by
+            their rounding only. Their number is padded to a multiple of 8, since XLA would
+            otherwise copy every operand of a product into such rows; tokens are stored one after
+            the other, so that a LayerNorm reads each once; and queries, keys and values are three
+            products, which attention reads as they are.
+        attention: The kernel of attention on NVIDIA GPUs, see `attend`.
     """
 
     image_size: int
@@ -49,6 +60,8 @@ class VisionTransformer(nn.Module):
     mlp_ratio: float = 4
     dtype: DTypeLike = jnp.float32
     remat: bool = False
+    tensor_cores: bool = False
+    attention: str = "auto"
 
     @property
     def dim(self) -> int:
@@ -83,12 +96,22 @@ class VisionTransformer(nn.Module):
         block = nn.remat(Block) if self.remat else Block
         with full_products_in(self.dtype):
             tokens = self._tokens(images)
+            number = tokens.shape[1]
+            pooled = number if return_tokens else pooled_tokens(self.pooling) or number
+            options = {"num_heads": self.num_heads, "mlp_ratio": self.mlp_ratio}
+            options |= {"dtype": self.dtype, "kernel": self.attention}
+            outputs = pooled
+            if self.tensor_cores:
+                tokens = _in_rows(_padded(tokens))
+                options["tokens"], outputs = number, pooled + -pooled % _TILE
             for i in range(self.depth):
                 factors = () if branch_factors is None else (branch_factors[:, i],)
-                tokens = block(self.num_heads, self.mlp_ratio, self.dtype, name=f"block_{i}")(
-                    tokens, *factors
-                )
-            tokens = _layer_norm("norm", jnp.float32)(tokens)
+                # What is not pooled is needed up to the last block, which attends to it.
+                last = {"outputs": outputs} if i == self.depth - 1 else {}
+                tokens = block(**options, **last, name=f"block_{i}")(tokens, *factors)
+            tokens = tokens[:, :pooled]
+            tokens, (scale, shift) = LayerNorm(jnp.float32, name="norm")(tokens)
+            tokens = tokens * scale + shift
         if return_tokens:
             return tokens
         return pool_tokens(tokens, self.num_prefix_tokens, self.pooling)
@@ -120,48 +143,136 @@ def drop_path_factors(
     return jax.random.bernoulli(key, kept, (images, depth, 2)) / kept
 
 
+def _padded(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch padded dim"]:
+    """Tokens with zeros after them, to a multiple of 8."""
+    return jnp.pad(tokens, ((0, 0), (0, -tokens.shape[1] % _TILE), (0, 0)))
+
+
+def _in_rows(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
+    """Keeps XLA from transposing tokens in memory, which it else does for the patch projection."""
+    return with_layout_constraint(tokens, Layout((0, 1, 2)))
+
+
 class Block(nn.Module):
-    """Pre-norm Transformer block: attention, then a two-layer perceptron."""
+    """Pre-norm Transformer block: attention, then a two-layer perceptron.
+
+    Attributes:
+        num_heads: Number of attention heads.
+        mlp_ratio: Width of the perceptron divided by that of the tokens.
+        dtype: Dtype of matrix products.
+        kernel: That of attention on NVIDIA GPUs, see `attend`.
+        tokens: On tensor cores (see `VisionTransformer`), the number of tokens before padding.
+        outputs: How many of the first tokens are returned; None for all.
+    """
 
     num_heads: int
     mlp_ratio: float
     dtype: DTypeLike
+    kernel: str
+    tokens: int | None = None
+    outputs: int | None = None
 
     @nn.compact
     def __call__(
         self,
         x: Float[Array, "batch tokens dim"],
         branch_factors: Float[Array, "batch 2"] | None = None,
-    ) -> Float[Array, "batch tokens dim"]:
+    ) -> Float[Array, "batch outputs dim"]:
         """Applies the block, with its branches times their factors, if there are any."""
 
-        def scaled(branch: Array, place: int) -> Array:
-            return (
-                branch if branch_factors is None else branch_factors[:, place, None, None] * branch
-            )
+        def added(x: Array, branch: Array, place: int) -> Array:
+            if branch_factors is not None:
+                branch = branch_factors[:, place, None, None] * branch
+            return x + branch if self.tokens is None else _in_rows(x + branch)
 
         width = x.shape[-1]
-        normed = _layer_norm("norm_1", self.dtype)(x)
-        x = x + scaled(Attention(self.num_heads, self.dtype, name="attention")(normed), 0)
-        normed = _layer_norm("norm_2", self.dtype)(x)
-        hidden = _dense(int(width * self.mlp_ratio), self.dtype, "fc_1")(normed)
-        return x + scaled(_dense(width, self.dtype, "fc_2")(_gelu(hidden)), 1)
+        options = (self.num_heads, self.dtype, self.kernel, self.tokens, self.outputs)
+        normed = LayerNorm(self.dtype, name="norm_1")(x)
+        mixed = Attention(*options, name="attention")(*normed)
+        x = added(x[:, : self.outputs], mixed, 0)
+        normed = LayerNorm(self.dtype, name="norm_2")(x)
+        hidden = Dense(int(width * self.mlp_ratio), self.dtype, name="fc_1")(*normed)
+        return added(x, Dense(width, self.dtype, name="fc_2")(_gelu(hidden)), 1)
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with a fused projection of queries, keys and values."""
+    """Multi-head self-attention; one matrix has the weights of queries, keys and values.
+
+    Its attributes are those of the `Block`.
+    """
 
     num_heads: int
     dtype: DTypeLike
+    kernel: str
+    tokens: int | None = None
+    outputs: int | None = None
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
-        """Attends over all tokens."""
+    def __call__(
+        self, x: Float[Array, "batch tokens dim"], affine: Affine
+    ) -> Float[Array, "batch outputs dim"]:
+        """Attends to all tokens but those of padding; see `Dense` for the affine map."""
         width = x.shape[-1]
-        qkv = _dense(3 * width, self.dtype, "qkv")(x)
-        query, key, value = rearrange(qkv, "b t (n h d) -> n b t h d", n=3, h=self.num_heads)
-        mixed = attend(query, key, value)
-        return _dense(width, self.dtype, "proj")(rearrange(mixed, "b t h d -> b t (h d)"))
+        # Three products are faster than one whose result, and its gradient, is taken apart.
+        qkv = Dense(3 * width, self.dtype, name="qkv")
+        factors = (x[:, : self.outputs], x, x)
+        if self.tokens is not None:  # Or XLA merges the three where images are few.
+            factors = jax.lax.optimization_barrier(factors)
+        query, key, value = (
+            rearrange(qkv(factor, affine, part, 3), "b t (h d) -> b t h d", h=self.num_heads)
+            for part, factor in enumerate(factors)
+        )
+        mixed = attend(query, key, value, self.tokens, self.kernel)
+        return Dense(width, self.dtype, name="proj")(rearrange(mixed, "b t h d -> b t (h d)"))
+
+
+class Dense(nn.Module):
+    """A linear layer after a fixed affine map of each input."""
+
+    features: int
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "... dim"],
+        affine: Affine | None = None,
+        part: int = 0,
+        parts: int = 1,
+    ) -> Float[Array, "... features"]:
+        """Applies the layer, or one of equal parts of its outputs, to x · scale + shift."""
+        kernel = self.param("kernel", _TOKEN_INIT, (x.shape[-1], self.features))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        kernel, bias = (jnp.split(each, parts, axis=-1)[part] for each in (kernel, bias))
+        if affine is not None:
+            scale, shift = affine
+            bias = bias + jnp.matmul(shift, kernel, precision="highest")
+            kernel = scale[:, None] * kernel
+        x, kernel, bias = (each.astype(self.dtype) for each in (x, kernel, bias))
+        precision = "highest" if x.dtype == jnp.float32 else None
+        return _product(x, kernel, precision) + bias
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(
+    x: Float[Array, "... dim"], kernel: Float[Array, "dim dim2"], precision: str | None
+) -> Float[Array, "... dim2"]:
+    return jnp.matmul(x, kernel, precision=precision)
+
+
+def _product_forward(x: Array, kernel: Array, precision: str | None) -> tuple:
+    return _product(x, kernel, precision), (x, kernel)
+
+
+def _product_backward(precision: str | None, kept: tuple, slope: Array) -> tuple[Array, Array]:
+    # JAX derives the transpose of the kernel's gradient, for which XLA copies a factor on CPUs.
+    x, kernel = kept
+    by_x = jnp.matmul(slope, kernel.T, precision=precision)
+    x, slope = (rearrange(each, "... dim -> (...) dim") for each in (x, slope))
+    return by_x, jnp.matmul(x.T, slope, precision=precision)
+
+
+_product.defvjp(_product_forward, _product_backward)
 
 
 def resize_positions(
@@ -177,10 +288,6 @@ def resize_positions(
     return jnp.concatenate([positions[:, :prefix], grid], axis=1)
 
 
-def _dense(features: int, dtype: DTypeLike, name: str) -> nn.Dense:
-    return nn.Dense(features, dtype=dtype, kernel_init=_TOKEN_INIT, name=name)
-
-
 @jax.checkpoint  # Nothing inside is stored for the backward pass.
 def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """GELU, x·Φ(x), in float32 by erf as in timm; JAX's uses erfc, which is slow on CPUs."""
@@ -188,6 +295,43 @@ def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return (0.5 * full * (1 + jax.lax.erf(full * math.sqrt(0.5)))).astype(x.dtype)
 
 
-def _layer_norm(name: str, dtype: DTypeLike) -> nn.LayerNorm:
+class LayerNorm(nn.Module):
+    """LayerNorm over the last axis (Ba et al., 2016) with ε = 1e-6, in float32.
+
+    Returns its normalised input in `dtype`, and the scale and shift that belong to it. These pass
+    into the weights of the next `Dense`: that is the same, but their gradients are then sums over
+    weights, and not over all tokens.
+    """
+
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... dim"]) -> tuple[Float[Array, "... dim"], Affine]:
+        """Applies the layer."""
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        shift = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        return _normalized(x, jnp.dtype(self.dtype)), (scale, shift)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _normalized(x: Float[Array, "... dim"], dtype: jnp.dtype) -> Float[Array, "... dim"]:
+    return _normalized_forward(x, dtype)[0]
+
+
+def _normalized_forward(x: Array, dtype: jnp.dtype) -> tuple:
+    mean = jnp.mean(x, axis=-1, keepdims=True)
     # The fast variance E[x²] − E[x]² loses digits for tokens whose mean exceeds their deviation.
-    return nn.LayerNorm(epsilon=1e-6, dtype=dtype, use_fast_variance=False, name=name)
+    variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
+    factor = jax.lax.rsqrt(variance + 1e-6)
+    return ((x - mean) * factor).astype(dtype), (x, mean, factor)
+
+
+def _normalized_backward(dtype: jnp.dtype, kept: tuple, slope: Array) -> tuple[Array]:
+    # Derived by JAX, it stores several arrays of the size of x; here no more than the result.
+    x, mean, factor = kept
+    slope, unit = slope.astype(jnp.float32), (x - mean) * factor
+    along = jnp.mean(slope * unit, axis=-1, keepdims=True)
+    return (factor * (slope - jnp.mean(slope, axis=-1, keepdims=True) - unit * along),)
+
+
+_normalized.defvjp(_normalized_forward, _normalized_backward)

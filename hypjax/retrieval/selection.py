@@ -20,9 +20,9 @@ from hypjax.retrieval import inputs
 from hypjax.retrieval.scores import Score, Vectors, highest
 from hypjax.system.machine import usable_cores
 
-_AXIS = "gallery"  # Mesh axis over which the rows of a gallery are distributed.
+AXIS = "gallery"  # Mesh axis over which the rows of a gallery are distributed.
 _SAMPLED_BLOCKS, _SAMPLED_ROWS = 16, 256  # Of a sample.
-_GROUP = 64  # Items of a group; only the groups with the largest maxima are searched further.
+GROUP = 64  # Items of a group; only the groups with the largest maxima are searched further.
 _QUERY_BATCH = 64  # Queries selected for at once, which limits candidates to a CPU's cache.
 _MAX_THREADS = 4
 
@@ -54,7 +54,7 @@ class HostGallery:
 
     def __init__(self, gallery: Float[np.ndarray, "m d"]) -> None:
         devices = jax.local_devices()
-        self.mesh = Mesh(devices, _AXIS)
+        self.mesh = Mesh(devices, AXIS)
         self.size = len(gallery)
         self.rows = -(-len(gallery) // len(devices))  # The most on one device.
         self._gallery = gallery
@@ -103,7 +103,7 @@ class DeviceGallery:
                 f"a gallery of {len(gallery)} points cannot be split evenly over {len(devices)} "
                 "devices; pass it as a NumPy array"
             )
-        self.mesh = Mesh(devices, _AXIS)
+        self.mesh = Mesh(devices, AXIS)
         self.size = len(gallery)
         self.rows = len(gallery) // len(devices)
         self._gallery = jax.device_put(inputs.float32(gallery), _by_rows(self.mesh))
@@ -137,7 +137,7 @@ def _chunk(
 
 
 def _by_rows(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, P(_AXIS))
+    return NamedSharding(mesh, P(AXIS))
 
 
 @functools.cache
@@ -149,8 +149,8 @@ def _slice_each(mesh: Mesh, rows: int):
             return inputs.pad_rows(points, rows)
         return lax.dynamic_slice_in_dim(points, begin, rows)
 
-    specs = (P(_AXIS), P())
-    return jax.jit(jax.shard_map(slice_rows, mesh=mesh, in_specs=specs, out_specs=P(_AXIS)))
+    specs = (P(AXIS), P())
+    return jax.jit(jax.shard_map(slice_rows, mesh=mesh, in_specs=specs, out_specs=P(AXIS)))
 
 
 def num_threads(mesh: Mesh) -> int:
@@ -183,7 +183,7 @@ class Selector:
         parts = threads * -(-shape[0] // (threads * _QUERY_BATCH))
         bounds = np.linspace(0, shape[0], parts + 1, dtype=int)
         self._parts = [np.s_[start:end] for start, end in itertools.pairwise(bounds)]
-        self._multiply, self._select = _programs(mesh, k)
+        self._multiply, self._select = jitted_steps(mesh, k)
         # All products reuse this buffer, because memory is expensive when it is first touched.
         size = (mesh.size * shape[0], shape[1])
         with score.precision.enabled():
@@ -213,17 +213,17 @@ class Selector:
 
 
 @functools.cache
-def _programs(mesh: Mesh, k: int) -> tuple[Callable, Callable]:
+def jitted_steps(mesh: Mesh, k: int) -> tuple[Callable, Callable]:
     """The two jitted steps of a search; each device has its own rows of the gallery."""
-    shared = Chunk(P(_AXIS), P(_AXIS))
+    shared = Chunk(P(AXIS), P(AXIS))
     multiply = jax.shard_map(
-        _multiply, mesh=mesh, in_specs=(P(_AXIS), P(), P(), shared), out_specs=P(_AXIS)
+        _multiply, mesh=mesh, in_specs=(P(AXIS), P(), P(), shared), out_specs=P(AXIS)
     )
     select = jax.shard_map(
         functools.partial(_select, k=k),
         mesh=mesh,
-        in_specs=(P(_AXIS), P(_AXIS), shared),
-        out_specs=P(_AXIS),
+        in_specs=(P(AXIS), P(AXIS), shared),
+        out_specs=P(AXIS),
         check_vma=False,
     )
     return jax.jit(multiply, donate_argnums=0, keep_unused=True), jax.jit(select)
@@ -235,7 +235,7 @@ def _multiply(
     """All scores of a block and a chunk, and the highest one of each group of items."""
     del buffer  # Donated, so that the scores take its memory.
     scores = highest(space, queries, chunk.vectors)
-    return scores, jnp.max(scores.reshape(len(scores), -1, _GROUP), axis=2)
+    return scores, jnp.max(scores.reshape(len(scores), -1, GROUP), axis=2)
 
 
 def _select(
@@ -248,7 +248,7 @@ def _select(
     """
     num_groups = maxima.shape[1]
     count, k = min(k, num_groups), min(k, scores.shape[1])
-    grouped = scores.reshape(-1, _GROUP)
+    grouped = scores.reshape(-1, GROUP)
 
     def select_row(inputs: tuple[Array, Array]) -> Best:
         row, maxima = inputs
@@ -258,7 +258,7 @@ def _select(
         if count == k:  # At least k items reach the smallest of these maxima; drop all below it.
             chosen = jnp.where(chosen >= jnp.min(largest), chosen, -jnp.inf)
         found, places = lax.top_k(chosen.reshape(-1), k)
-        items = groups[places // _GROUP] * _GROUP + places % _GROUP
+        items = groups[places // GROUP] * GROUP + places % GROUP
         return Best(found if scores.dtype == found.dtype else highest + found, chunk.first + items)
 
     return lax.map(select_row, (jnp.arange(len(maxima)), maxima), batch_size=_QUERY_BATCH)

@@ -1,42 +1,88 @@
-"""Steps compiled for NVIDIA GPUs that need not exist, from their hardware figures."""
+"""Programs compiled for NVIDIA GPUs that need not exist."""
 
-import pathlib
+import functools
 
 import pytest
-from jax.experimental import topologies
 
 from hypjax import parallel
 from hypjax.benchmarks import programs
+from hypjax.benchmarks.gpus import GPUS
 from hypjax.config import load_config
-from hypjax.models import attention
 
-TARGETS = pathlib.Path(__file__).parents[3] / "shared/tools/gpu_targets"
-if not TARGETS.is_dir():
-    pytest.skip(f"there are no figures of GPUs in {TARGETS}", allow_module_level=True)
 pytest.importorskip("jax_plugins.xla_cuda12", reason="compiling for GPUs needs jax[cuda12]")
 
-OPTIONS = {
-    # Without a GPU nothing is tuned, and Triton's default tiles do not fit every product.
-    "xla_gpu_enable_triton_gemm": False,
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
-SIZES = ["model.architecture=vit", "model.width=384", "model.num_heads=6", "model.patch_size=16"]
-STEPS = {"glyphs.py": [], "cub.py:hyp-vit": [*SIZES, "train.batch_size=18"]}
+# ViT-S/16 with fewer blocks, which are alike but for the last one.
+VIT = ["model.architecture=vit", "model.width=384", "model.num_heads=6", "model.patch_size=16"]
+DTYPES = {"t4": "float32", "h100": "bfloat16"}
 
 
-@pytest.mark.parametrize("recipe", STEPS)
-@pytest.mark.parametrize(("target", "dtype"), [("t4", "float32"), ("h100", "bfloat16")])
-def test_a_step_compiles_in_the_precision_of_the_gpu(monkeypatch, recipe, target, dtype):
-    """As if cuDNN's attention had passed its check, which runs on the GPU."""
-    monkeypatch.setattr(attention, "_cudnn_supports", lambda *_: True)
-    monkeypatch.setattr(
-        programs, "describe", lambda lowered: lowered.compile(compiler_options=OPTIONS).as_text()
+def mesh_of(target):
+    return parallel.create_mesh((1, 1), programs.devices_of(target))
+
+
+@functools.cache
+def step(target, batch, depth):
+    fields = [*VIT, f"model.depth={depth}", f"train.batch_size={batch}"]
+    return programs.compiled_step(load_config("sop.py:hyp-vit", fields), mesh_of(target))
+
+
+@functools.cache
+def embedding(target, depth):
+    fields = [*VIT, f"model.depth={depth}", "run.eval_batch_size=900"]
+    return programs.compiled_embedding(load_config("sop.py:hyp-vit", fields), mesh_of(target))
+
+
+def of_12_blocks(program, figure):
+    """A figure of the program with 12 blocks, from those with two and three."""
+    two, three = (figure(program(depth)) for depth in (2, 3))
+    return two + 10 * (three - two)
+
+
+def moved(program):
+    return sum(kernel.moved for kernel in program.kernels if not kernel.product)
+
+
+@pytest.mark.parametrize("target", DTYPES)
+def test_a_step_compiles_in_the_precision_of_the_gpu(target):
+    program = programs.compiled_step(load_config("glyphs.py"), mesh_of(target))
+    half = DTYPES[target] == "bfloat16"
+    assert ("bf16[" in program.text) == half
+    assert ("__cudnn$fmha" in program.text) == half
+    assert program.products and program.rounded == []
+
+
+def test_a_step_of_900_images_moves_what_it_must_on_an_h100():
+    """118 GB besides products. Copies of their operands alone would be 60 GB more."""
+    program = functools.partial(step, "h100", 900)
+    assert 100e9 < of_12_blocks(program, moved) < 122e9
+    memory = of_12_blocks(program, lambda program: program.temporary)
+    assert 20e9 < memory < 29.5e9
+    assert step("h100", 900, 2).rounded == []
+    operations = of_12_blocks(
+        program, lambda program: sum(kernel.operations for kernel in program.kernels)
     )
-    figures = (TARGETS / f"{target}.txtpb").read_text()
-    gpu = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=figures)
-    fields = [*STEPS[recipe], "model.depth=1"]  # The blocks are alike.
-    config = load_config(recipe, fields)
-    program = programs.compiled_step(config, parallel.create_mesh((1, 1), gpu.devices))
-    assert ("bf16[" in program) == (dtype == "bfloat16")
-    assert ("__cudnn$fmha" in program) == (dtype == "bfloat16")
+    assert operations == pytest.approx(23.65e12, rel=0.01)
+
+
+def test_a_step_of_a_t4_fits_by_slices():
+    """The whole batch of 900 images takes 46 GB in float32, slices of 100 take less than 7 GB."""
+    program = functools.partial(step, "t4", 100)
+    memory = of_12_blocks(program, lambda program: program.temporary)
+    assert 3e9 < memory < 0.5 * GPUS["t4"].memory
+    assert "bf16[" not in step("t4", 100, 2).text and step("t4", 100, 2).rounded == []
+
+
+@pytest.mark.parametrize(("target", "most"), [("h100", 44e9), ("t4", 115e9)])
+def test_an_embedding_copies_no_images_in_float32(target, most):
+    program = functools.partial(embedding, target)
+    assert 0.8 * most < of_12_blocks(program, moved) < most
+    assert ("f32[900,224,224,3]" in program(2).text) == (target == "t4")
+    assert program(2).rounded == []
+
+
+@pytest.mark.parametrize("target", DTYPES)
+def test_a_search_rounds_nothing_and_keeps_its_scores_in_place(target):
+    scores, best = programs.compiled_search(mesh_of(target))
+    assert scores.rounded == [] and scores.temporary < 2**23 and best.temporary < 2**20
+    scored = 4 * programs.SEARCHED.queries * programs.SEARCHED.items
+    assert scored < sum(kernel.moved for kernel in scores.kernels) < 3 * scored

@@ -58,7 +58,9 @@ def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
     example = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), example)["params"]
     params = jax.tree.map(lambda x: x.update(sharding=parallel.replicated(mesh)), params)
-    program = programs.describe(jax.jit(parallel.map_images(embed, mesh)).lower(params, images))
+    program = programs.describe(
+        jax.jit(parallel.map_images(embed, mesh)).lower(params, images).compile()
+    )
     assert program.collectives == ["all-gather f32"] * 2  # One each for head and encoder.
     assert program.rounded == []
 
@@ -72,6 +74,6 @@ def test_ranks_of_60502_queries_compile_and_round_nothing(slice_of_eight):
     assigned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.int32), assigned)
     points = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), points)
     lowered = ranks._rank_program(mesh, True, False).lower(space, points, points, *[assigned] * 2)
-    program = programs.describe(lowered)
+    program = programs.describe(lowered.compile())
     assert program.rounded == []
     assert program.temporary < 2**30
