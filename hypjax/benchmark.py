@@ -83,7 +83,7 @@ def main(overrides: list[str], suite: str | None) -> None:
             with console.tolerating(str(output)):
                 described = {"machine": machine.describe(seed=0), **options._asdict()}
                 write_json(output, described | results)
-                print(f"wrote all measurements and versions to {output}")
+                print(f"wrote measurements and versions to {output}")
 
 
 if __name__ == "__main__":

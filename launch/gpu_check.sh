@@ -27,7 +27,7 @@ stage() {
   shift 2
   echo "== $name"
   # SIGTERM ends a benchmark, which then writes what it has measured, with status 75.
-  timeout --preserve-status --kill-after=30 "$((left < limit ? (left > 1 ? left : 1) : limit))" \
+  timeout ${foreground:+--foreground} --preserve-status --kill-after=30 "$((left < limit ? (left > 1 ? left : 1) : limit))" \
     "$@" >"$scratch/$name.log" 2>&1 &
   wait $! || status=$?
   tail -n 30 "$scratch/$name.log"
@@ -35,7 +35,8 @@ stage() {
     >>"$scratch/stages.tsv"
 }
 benchmark() { # benchmark SUITE LIMIT FLAG...
-  stage "$1" "$2" python -m hypjax.benchmark "$1" "${quick[@]}" --output="$scratch/$1.json" "${@:3}"
+  # Otherwise its group gets the signal again, and the second one ends it at once.
+  foreground=1 stage "$1" "$2" python -m hypjax.benchmark "$1" "${quick[@]}" --output="$scratch/$1.json" "${@:3}"
 }
 
 device() {
@@ -93,7 +94,7 @@ benchmark train 160
 benchmark job 130 --cache=device "${short[@]}"
 benchmark retrieval 90
 
-python3 - "$scratch" "$output" <<'PYTHON'
+python - "$scratch" "$output" <<'PYTHON'
 import json
 import pathlib
 import sys

@@ -71,7 +71,7 @@ def measure(tasks: Iterable[Task], repeats: int) -> Iterator[dict[str, Any]]:
     Raises:
         Interrupted: An interrupt arrived; raised after the call during which it did.
     """
-    with exits.deferred("interrupted: waiting for this call to end") as interrupted:
+    with exits.deferred("interrupted: finishing this measurement") as interrupted:
 
         def unless_interrupted(run: Call) -> None:
             if interrupted():

@@ -122,7 +122,7 @@ def rows(options: measure.Options) -> measure.Rows:
             with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(program.text)
-        rows.append(_row(name, program, items, mesh, GPUS.get(options.target)))
+        rows.append(_row(name, program, items, mesh, GPUS.get((options.target or "").lower())))
 
     for case in _QUICK if options.quick else CASES:
         console.say(f"compiling {case.name}")
@@ -156,7 +156,7 @@ def table(rows: measure.Rows) -> str:
     on_gpu = "roof" in rows[0]
     titles = ["program", "images or queries", "temporary memory", "arguments", "rounded products"]
     if on_gpu:
-        titles += ["kernels", "moved besides products", "products", "roof", "at the roof"]
+        titles += ["kernels", "moved besides products", "products", "roofline time", "at most"]
     lines = []
     for row in rows:
         cells = [row["program"], str(row["items"])]
@@ -168,7 +168,7 @@ def table(rows: measure.Rows) -> str:
             cells += [f"{row['operations'] / 1e12:.3g} TFLOP", f"{1e3 * row['roof']:.3g} ms"]
             cells.append(f"{row['items'] / row['roof']:,.0f}/s")
         lines.append(cells)
-    return measure.markdown(tuple(titles), lines)
+    return "Read from compiled programs, not measured:\n\n" + measure.markdown(tuple(titles), lines)
 
 
 def devices_of(target: str | None) -> Sequence[jax.Device]:
@@ -181,16 +181,24 @@ def devices_of(target: str | None) -> Sequence[jax.Device]:
         return jax.devices()
     from jax.experimental import topologies
 
-    if target in GPUS:
+    if target.lower() in GPUS:
         try:
             return topologies.get_topology_desc(
-                platform="cuda", topology="1x1x1", target_config=GPUS[target].description()
+                platform="cuda",
+                topology="1x1x1",
+                target_config=GPUS[target.lower()].description(),
             ).devices
         except Exception as error:  # Without the plugin, or with one that does not fit.
             reason = str(error).splitlines()[0]
             raise UserError(
-                f'cannot compile for {target} ({reason}); it needs pip install "hypjax[cuda12]"'
+                f"compiling for {target} needs JAX's CUDA plugin (pip install "
+                f'"hypjax[cuda12]"), and JAX_PLATFORMS=cpu where there is no GPU ({reason})'
             ) from error
+    if ":" not in target:
+        raise UserError(
+            f"--target is {target!r}; it must be one of {', '.join(GPUS)}, or a slice of TPUs such "
+            "as v5e:2x4"
+        )
 
     # Keeps libtpu from asking for a TPU's metadata, and from locking the chips.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -200,8 +208,8 @@ def devices_of(target: str | None) -> Sequence[jax.Device]:
     except Exception as error:  # libtpu raises errors of several types.
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"cannot compile for {target} ({reason}); it must be one of {', '.join(GPUS)}, or a "
-            "slice such as v5e:2x4 where libtpu is installed (pip install libtpu)"
+            f"cannot compile for {target} ({reason}); it must be a slice such as v5e:2x4, and "
+            "libtpu must be installed (pip install libtpu)"
         ) from error
 
 
