@@ -94,7 +94,7 @@ benchmark train 160
 benchmark job 130 --cache=device "${short[@]}"
 benchmark retrieval 90
 
-python - "$scratch" "$output" <<'PYTHON'
+python3 - "$scratch" "$output" <<'PYTHON'
 import json
 import pathlib
 import sys
