@@ -168,7 +168,7 @@ class Block(nn.Module):
     num_heads: int
     mlp_ratio: float
     dtype: DTypeLike
-    kernel: str
+    kernel: str = "auto"
     tokens: int | None = None
     outputs: int | None = None
 
@@ -203,7 +203,7 @@ class Attention(nn.Module):
 
     num_heads: int
     dtype: DTypeLike
-    kernel: str
+    kernel: str = "auto"
     tokens: int | None = None
     outputs: int | None = None
 
