@@ -44,9 +44,8 @@ class VisionTransformer(nn.Module):
         remat: Whether to recompute the activations of blocks in the backward pass.
         tensor_cores: Whether to arrange tokens for NVIDIA's tensor cores, which changes results by
             their rounding only. Their number is padded to a multiple of 8, since XLA would
-            otherwise copy every operand of a product into such rows; tokens are stored one after
-            the other, so that a LayerNorm reads each once; and queries, keys and values are three
-            products, which attention reads as they are.
+            otherwise copy every operand of a product into such rows; and tokens are stored one
+            after the other, so that a LayerNorm reads each once.
         attention: The kernel of attention on NVIDIA GPUs, see `attend`.
     """
 
@@ -149,7 +148,7 @@ def _padded(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch pad
 
 
 def _in_rows(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
-    """Keeps XLA from transposing tokens in memory, which it else does for the patch projection."""
+    """Keeps XLA from transposing tokens in memory, as it does to suit the patch projection."""
     return with_layout_constraint(tokens, Layout((0, 1, 2)))
 
 
@@ -227,7 +226,7 @@ class Attention(nn.Module):
 
 
 class Dense(nn.Module):
-    """A linear layer after a fixed affine map of each input."""
+    """A linear layer, into whose weights the affine map of a `LayerNorm` is folded, if given."""
 
     features: int
     dtype: DTypeLike
