@@ -27,7 +27,6 @@ from hypjax.models.architectures import (
     timm_name,
 )
 from hypjax.models.embedder import Embedder
-from hypjax.models.tensors import Tensor
 from hypjax.models.vit import resize_positions
 from hypjax.models.weight_files import StateDict, read_state_dict
 from hypjax.system.files import replacing
@@ -85,8 +84,7 @@ def convert_timm(
     Raises:
         UserError: A tensor is missing, unknown or of another shape; the message names it.
     """
-    table = list(encoder.tensors())
-    expected = _timm_shapes(encoder, channels, table)
+    expected = _timm_shapes(encoder_shapes(encoder, channels), encoder)
     state = {name: value for name, value in state_dict.items() if not _IGNORED.fullmatch(name)}
     _raise_on_names("they lack", expected.keys() - state.keys())
     _raise_on_names("unlike the encoder, they contain", state.keys() - expected.keys())
@@ -105,7 +103,7 @@ def convert_timm(
                 f"{name} has the shape {'×'.join(map(str, state[name].shape))}, but the encoder "
                 f"needs {'×'.join(map(str, shape))}: the weights belong to another model"
             )
-    return unflatten_dict({tensor.path: tensor.to_hypjax(state[tensor.timm]) for tensor in table})
+    return unflatten_dict({x.path: x.to_hypjax(state[x.timm]) for x in encoder.tensors()})
 
 
 def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
@@ -203,8 +201,8 @@ def _timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, 
     """Name of a model in timm, None if it has none, and the settings that differ from its own."""
     encoder, name = model.encoder, timm_name(model.encoder)
     settings = {"num_classes": model.head_dim if model.head_kind == "dense" else 0}
-    kernels = timm_state_dict(params["encoder"], encoder).values()
-    channels = next(kernel.shape[1] for kernel in kernels if kernel.ndim == 4)
+    shapes = _timm_shapes(params["encoder"], encoder).values()
+    channels = next(shape[1] for shape in shapes if len(shape) == 4)  # Of the first convolution.
     if channels != 3:
         settings["in_chans"] = channels
     if name is None:
@@ -230,13 +228,12 @@ def pools_as_timm(encoder: Encoder) -> bool:
     return encoder.pooling == pooling or (encoder.pooling == "cls" and by_class_token)
 
 
-def _timm_shapes(
-    encoder: Encoder, channels: int, table: list[Tensor]
-) -> dict[str, tuple[int, ...]]:
-    shapes = flatten_dict(encoder_shapes(encoder, channels))
+def _timm_shapes(params: PyTree, encoder: Encoder) -> dict[str, tuple[int, ...]]:
+    """Shapes in timm of parameters, which may be their `jax.ShapeDtypeStruct`."""
+    shapes = {path: leaf.shape for path, leaf in flatten_dict(params).items()}
     return {
-        tensor.timm: tensor.to_timm(np.broadcast_to(np.float32(0), shapes[tensor.path].shape)).shape
-        for tensor in table
+        tensor.timm: tensor.to_timm(np.broadcast_to(np.float32(0), shapes[tensor.path])).shape
+        for tensor in encoder.tensors()
     }
 
 

@@ -262,7 +262,7 @@ def two_steps(config, splits):
     """The states before, between and after two steps, and the metrics of the second."""
     config.train.batch_size = CLASSES * config.train.samples_per_class
     distilled = "distilled" in config.model.architecture
-    encoder = VisionTransformer(**TINY, distilled=distilled, pooling=config.model.pooling)
+    encoder = VisionTransformer(**TINY, class_tokens=1 + distilled, pooling=config.model.pooling)
     kind = config.model.head
     model = Embedder(encoder, encoder.dim if kind == "none" else config.model.head_dim, kind)
     learner = dataclasses.replace(build_learner(config, parallel.create_mesh((1, 1))), model=model)

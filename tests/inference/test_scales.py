@@ -17,7 +17,7 @@ from tests.helpers import small_runs
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 VIT = VisionTransformer(image_size=32, patch_size=4, width=24, depth=1, num_heads=2)
 ENCODERS = {
-    "distilled": VIT.clone(distilled=True, pooling="cls_dist_mean"),
+    "distilled": VIT.clone(class_tokens=2, pooling="cls_dist_mean"),
     "resnet": ResNet(image_size=32, stage_sizes=(1,), width=4),
 }
 SPACES = {"head": PoincareBall(c=0.3, clip_radius=1.5), "encoder": Sphere()}

@@ -13,7 +13,7 @@ from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.inference.embedder import TrainedEmbedder
-from hypjax.models import Embedder, VisionTransformer, create_embedder, vit
+from hypjax.models import Embedder, VisionTransformer, create_embedder, layers
 from hypjax.models.pretrained import save_timm, timm_constructor
 from tests.helpers import small_runs
 
@@ -148,9 +148,9 @@ def test_gradients_of_norms_and_products_are_those_of_their_formulas(name):
         return unit / jnp.sqrt(jnp.mean(unit**2, axis=-1, keepdims=True) + 1e-6)
 
     ours, formula, at = {
-        "norm": (lambda x: vit._normalized(x, jnp.dtype("float32")), norm, x),
-        "product": (lambda x: vit._product(x, kernel.T, "highest"), lambda x: x @ kernel.T, x),
-        "weights": (lambda k: vit._product(x, k, "highest"), lambda k: x @ k, kernel.T),
+        "norm": (lambda x: layers._normalized(x, jnp.dtype("float32"), 1e-6), norm, x),
+        "product": (lambda x: layers._product(x, kernel.T, "highest"), lambda x: x @ kernel.T, x),
+        "weights": (lambda k: layers._product(x, k, "highest"), lambda k: x @ k, kernel.T),
     }[name]
     gradients = [jax.grad(lambda x: jnp.sum(jnp.sin(f(x))))(at) for f in (ours, formula)]  # noqa: B023
     np.testing.assert_allclose(*gradients, atol=1e-4)

@@ -33,7 +33,7 @@ from tests.helpers import commands, small_runs
 from tests.helpers.process_pair import python
 
 SMALL = VisionTransformer(image_size=16, patch_size=8, width=24, depth=2, num_heads=2)
-DISTILLED = SMALL.clone(distilled=True, pooling="cls_dist_mean")
+DISTILLED = SMALL.clone(class_tokens=2, pooling="cls_dist_mean")
 RESNET = ResNet(image_size=32, stage_sizes=(1, 2), width=4)
 
 

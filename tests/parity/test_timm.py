@@ -1,6 +1,7 @@
 """Comparison with timm: encoders with its random weights, several scales, published models."""
 
 import functools
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ from hypjax import train
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
-from hypjax.models import Embedder, ResNet, VisionTransformer, create_encoder
+from hypjax.models import Embedder, ResNet, VisionTransformer, create_encoder, pretrained
+from hypjax.models.architectures import FAMILIES, encoder_shapes, published_weights
 from hypjax.models.embedder import resize_images
 from hypjax.models.pretrained import convert_timm, load_timm, timm_classifier, timm_state_dict
 from hypjax.models.vit import drop_path_factors
@@ -54,6 +56,92 @@ def pixels(side, number=1):
 
 def as_torch(images):
     return torch.tensor(np.asarray(images, np.float32).transpose(0, 3, 1, 2))
+
+
+def shapes_of(model):
+    """Names and shapes of all tensors but those of classifiers."""
+    return {
+        name: tuple(value.shape)
+        for name, value in model.state_dict().items()
+        if not pretrained._IGNORED.fullmatch(name)
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.title.split(" (")[0])
+def test_every_architecture_has_the_tensors_of_timm(family):
+    """With one block, and the number of blocks; pixel scaling and licence of all weights."""
+    for name in family.members:
+        encoder, cut = create_encoder(name), {}
+        with torch.device("meta"):
+            if hasattr(encoder, "depth"):
+                assert len(timm.create_model(name).blocks) == encoder.depth
+                encoder, cut = encoder.clone(depth=1), {"depth": 1}
+            peer = timm.create_model(name, **cut)
+        assert pretrained._timm_shapes(encoder_shapes(encoder), encoder) == shapes_of(peer)
+        assert encoder.image_size == peer.pretrained_cfg["input_size"][-1]
+    for name in timm.list_pretrained():
+        if name.partition(".")[0] not in family.members:
+            continue
+        theirs, ours = timm.models.get_pretrained_cfg(name), published_weights(name)
+        if ours or theirs.license:  # One has none.
+            assert (ours.mean, ours.std) == (theirs.mean, theirs.std), name
+            assert ours.licence == theirs.license, name
+
+
+DESIGNS = (
+    *("deit3_small_patch16_224", "vit_giant_patch14_dinov2", "vit_small_patch14_reg4_dinov2"),
+    *("vit_small_patch16_dinov3_qkvb", "vit_small_plus_patch16_dinov3"),
+    *("vit_so400m_patch16_siglip_256", "vit_base_patch16_clip_quickgelu_224"),
+    *("vit_pe_core_small_patch16_384", "eva02_small_patch14_224", "eva02_base_patch14_224"),
+)
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_tokens_embedding_and_gradients_of_each_design_agree(name):
+    """With two narrow blocks, at another size and aspect than the weights'."""
+    encoder = create_encoder(name)
+    side = encoder.patch_size
+    cut = {"embed_dim": 96, "num_heads": 4, "depth": 2}
+    native = randomised(timm.create_model(name, img_size=4 * side, **cut), 0.05)
+    peer = timm.create_model(name, img_size=(3 * side, 5 * side), **cut).eval()
+    resample = importlib.import_module(type(peer).__module__).checkpoint_filter_fn
+    peer.load_state_dict(resample(native.state_dict(), peer), strict=False)
+    sizes = {"width": 96, "num_heads": 4, "depth": 2, "image_size": (3 * side, 5 * side)}
+    if name.startswith("vit_so400m"):
+        sizes["attention_pool"] = 4
+    encoder = encoder.clone(**sizes)
+    params = convert_timm(state_of(native), encoder)
+    images = np.random.default_rng(0).normal(size=(2, 3 * side, 5 * side, 3)).astype(np.float32)
+    tokens = peer.forward_features(as_torch(images))
+    pooled = peer.forward_head(tokens, pre_logits=True)
+    rng = np.random.default_rng(1)
+    weights = [rng.normal(size=x.shape).astype(np.float32) for x in (tokens, pooled)]
+    pairs = zip(weights, (tokens, pooled), strict=True)
+    sum((torch.tensor(w) * x).sum() for w, x in pairs).backward()
+
+    def value(params):
+        apply = functools.partial(encoder.apply, {"params": params}, images)
+        outputs = apply(return_tokens=True), apply()
+        return sum((w * x).sum() for w, x in zip(weights, outputs, strict=True)), outputs
+
+    gradient, outputs = jax.jit(jax.grad(value, has_aux=True))(params)
+    for ours, theirs in zip(outputs, (tokens, pooled), strict=True):
+        theirs = theirs.detach().numpy()
+        np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.ptp(theirs))
+    assert_gradients_agree(timm_state_dict(gradient, encoder), peer)
+
+
+def assert_gradients_agree(gradient, peer):
+    """Within 1e-4 of their norms."""
+    expected = {name: p.grad for name, p in peer.named_parameters() if p.grad is not None}
+    assert expected.keys() <= gradient.keys()
+    for name, theirs in expected.items():
+        theirs, ours = theirs.numpy(), gradient[name]
+        parts = {"qkv.bias": (3, 1), "kv.bias": (2, 0)}.get(name[name.rfind(".", 0, -5) + 1 :])
+        if parts:  # Attention ignores the bias of keys: its gradient is noise.
+            theirs, ours = (np.delete(x.reshape(parts[0], -1), parts[1], 0) for x in (theirs, ours))
+        error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+        assert error < 1e-4, (name, error)
 
 
 @pytest.mark.parametrize(
@@ -117,21 +205,12 @@ def test_gradients_agree(name, image_size):
         features = features.flatten(2).transpose(1, 2)
     weights = np.random.default_rng(1).normal(size=features.shape).astype(np.float32)
     (torch.tensor(weights) * features).sum().backward()
-    expected = {name: p.grad for name, p in peer.named_parameters() if p.grad is not None}
 
     def value(params):
         return (weights * encoder.apply({"params": params}, images, return_tokens=True)).sum()
 
     gradient = jax.jit(jax.grad(value))(convert_timm(state_of(peer), encoder))
-    gradient = timm_state_dict(gradient, encoder)
-    assert expected.keys() <= gradient.keys()
-    for name, theirs in expected.items():
-        theirs, ours = theirs.numpy(), gradient[name]
-        if name.endswith("qkv.bias"):  # Attention ignores the bias of keys: its gradient is noise.
-            third = len(theirs) // 3
-            theirs, ours = (np.delete(x, np.s_[third : 2 * third]) for x in (theirs, ours))
-        error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
-        assert error < 1e-4, (name, error)
+    assert_gradients_agree(timm_state_dict(gradient, encoder), peer)
 
 
 def test_converted_model_gives_the_same_outputs_in_timm():
