@@ -9,6 +9,7 @@ import numpy as np
 from einops import EinopsError, rearrange
 
 from hypjax.errors import UserError
+from hypjax.models import transformers_names
 from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.system import hub
 from hypjax.system.files import read_npz
@@ -25,10 +26,10 @@ def read_state_dict(name_or_path: str) -> StateDict:
     """Reads weights as arrays under timm's names, see `hypjax.models.pretrained.load_timm`."""
     path = pathlib.Path(name_or_path).expanduser()
     if path.suffix not in _READERS:
-        return _read_safetensors(_download(name_or_path))
+        return transformers_names.to_timm(_read_safetensors(_download(name_or_path)))
     if not path.is_file():
         raise UserError("there is no such file")
-    return _READERS[path.suffix](path)
+    return transformers_names.to_timm(_READERS[path.suffix](path))
 
 
 def is_hub_name(weights: str) -> bool:
@@ -68,6 +69,11 @@ def _download(name: str) -> pathlib.Path:
             f"they are not in {constants.HF_HUB_CACHE}, and the hub cannot be reached ({error}); "
             f"download https://huggingface.co/{repository}/resolve/main/{_HUB_FILE} elsewhere, "
             "and give its path: --config.model.weights=PATH"
+        ) from error
+    except errors.GatedRepoError as error:
+        raise UserError(
+            f"https://huggingface.co/{repository} asks for consent to its licence; give it there, "
+            "and then give your account's token by `hf auth login` or as HF_TOKEN"
         ) from error
     except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
         raise UserError(f"there is no {_HUB_FILE} in {repository} on the hub") from error

@@ -83,7 +83,7 @@ def test_every_architecture_has_the_tensors_of_timm(family):
         if name.partition(".")[0] not in family.members:
             continue
         theirs, ours = timm.models.get_pretrained_cfg(name), published_weights(name)
-        if ours or theirs.license:  # One has none.
+        if theirs.license:  # One has none.
             assert (ours.mean, ours.std) == (theirs.mean, theirs.std), name
             assert ours.licence == theirs.license, name
 
@@ -148,9 +148,7 @@ def assert_gradients_agree(gradient, peer):
     ("name", "image_size"),
     [
         ("vit_small_patch16_224", 240),
-        ("vit_small_patch8_224", 200),
-        ("deit_small_distilled_patch16_224", 304),
-        ("deit_base_patch16_384", 240),
+        ("deit_small_distilled_patch16_224", 208),
     ],
 )
 def test_all_tokens_agree(name, image_size):
@@ -190,7 +188,7 @@ def test_features_of_a_resnet_agree(name, image_size):
 
 @pytest.mark.parametrize(
     ("name", "image_size"),
-    [("vit_small_patch8_224", 64), ("deit_small_distilled_patch16_224", 80), ("resnet50", 96)],
+    [("deit_small_distilled_patch16_224", 80), ("resnet50", 96)],
 )
 def test_gradients_agree(name, image_size):
     """Those of a random function of all tokens, within 1e-4 of their norms."""
