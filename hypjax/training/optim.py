@@ -82,14 +82,15 @@ def layer_rates(
     """The factor of each parameter's learning rate: the decay to the number of layers above it.
 
     Layers are those of an encoder, of which each lists the names of its parameters, from the images
-    to the embedding. A head is a layer above them. Everything else has the factor 1.
+    to the embedding. A head is a layer above them. What no layer names has the factor 1. The
+    factors are those of timm's `param_groups_layer_decay`.
     """
     above = {
         name: number
         for number, names in enumerate(reversed(layers), start=int(head))
         for name in names
     }
-    return lambda path: decay ** above[path[2]] if in_encoder(path) else 1.0
+    return lambda path: decay ** above.get(path[2], 0) if in_encoder(path) else 1.0
 
 
 def create_optimizer(
@@ -167,9 +168,9 @@ def _add_decay(groups: Sequence[Group], general: float) -> optax.GradientTransfo
 def _encoder_from(start: int, adam: optax.GradientTransformation) -> optax.GradientTransformation:
     """Adam, whose moments of the encoder begin at a step, counted from 0.
 
-    They are 0 before, and their bias is corrected by the number of steps since then. Corrected by
-    the number of all steps, which would have made up for no bias any more, the first updates would
-    be (1 − β₁)/√(1 − β₂) times as large: 3.2 times the learning rate, with the usual β.
+    They are 0 before, and their bias is corrected by the number of steps since then, so that Adam
+    moves the encoder as if it began there. Corrected by the number of all steps instead, the first
+    updates would be (1 − β₁)/√(1 − β₂) times the learning rate: 3.2 times, with the usual β.
     """
 
     def update(updates: PyTree, state: optax.ScaleByAdamState, params: PyTree) -> Any:

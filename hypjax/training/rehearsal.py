@@ -46,7 +46,7 @@ def rehearse(config: ConfigDict) -> None:
     learner, config = setup.learner, setup.config
     check_paths(setup)
     state = random_state(learner, setup.spec)
-    describe(setup, parameters=sum(x.size for x in jax.tree.leaves(state.params)))
+    describe(setup, state.params)
     warn_of_known_classes(config, setup.splits.fingerprint)
     state = with_pretrained(learner, state, starting_parameters(config, learner))
     embedding = _seconds_of_embedding(setup, evaluated_model(learner, state))

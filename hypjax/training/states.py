@@ -48,12 +48,16 @@ def begin(
     """Restores the run's latest state and scores, or creates the first state, without scores."""
     config, learner = setup.config, setup.learner
     state = random_state(learner, setup.spec)
-    describe(setup, parameters=sum(x.size for x in jax.tree.leaves(state.params)))
+    describe(setup, state.params)
     restored = restore(checkpoints, learner, state)
     if restored is not None:
         console.say(f"continuing after step {int(restored[0].step)}")
         return restored
     warn_of_groups(state, config.optim, pretrained=config.model.weights is not None)
+    if learner.lora is not None and config.model.weights is None:
+        console.warn(
+            "the encoder's kernels stay random: they have adapters, and model.weights is None"
+        )
     pretrained = pretrained or starting_parameters(config, learner)
     return with_pretrained(learner, state, pretrained), None
 
