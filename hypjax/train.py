@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from hypjax.analysis.report import write_own_report
 from hypjax.config import validate
+from hypjax.data.device_crops import Store
 from hypjax.errors import UserError
 from hypjax.inference.weights import warn_of_known_classes
 from hypjax.monitoring.monitor import Trace
@@ -19,11 +20,12 @@ from hypjax.runs.files import REPORT
 from hypjax.runs.workdir import SharedRun
 from hypjax.system import console
 from hypjax.training.input import Feed, open_input
+from hypjax.training.learner import Learner
 from hypjax.training.loop import Loop, create_monitor
 from hypjax.training.results import collect_results, print_results, write_times
 from hypjax.training.setup import build, circumstances, shared_fields
-from hypjax.training.states import begin, save, score_untrained, starting_parameters
-from hypjax.training.step import jit_train_step, make_train_step
+from hypjax.training.states import begin, check_paths, save, score_untrained, starting_parameters
+from hypjax.training.step import TrainState, TrainStep, jit_train_step, make_train_step
 from hypjax.types import Workers
 
 
@@ -75,6 +77,8 @@ def train_and_evaluate(
     facts = circumstances(config, splits)
     processes.require_same({**facts, **splits.further_fingerprints, **shared_fields(config)})
     # Weights are read before the folder is claimed: a wrong name leaves nothing behind.
+    if not run.has_checkpoint:
+        check_paths(setup)
     pretrained = None if run.has_checkpoint else starting_parameters(config, learner)
     if pretrained and processes.is_first():
         warn_of_known_classes(config, splits.fingerprint)
@@ -87,8 +91,8 @@ def train_and_evaluate(
         steps = range(int(state.step), total)
         source = open_input(setup, steps, Workers.of(config.run), state.params["model"])
         monitor = create_monitor(setup, steps, run.path, checkpoints, trace, stopwatch)
-        step = jit_train_step(make_train_step(learner), learner.mesh, state)
-        loop = Loop(setup, functools.partial(step, store=source.store), checkpoints, monitor)
+        train_step, probe_step = _jitted_steps(learner, state, source.store)
+        loop = Loop(setup, train_step, probe_step, checkpoints, monitor)
         with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:
             if steps.start == 0:
                 monitor.write(0, measured.untrained)
@@ -98,7 +102,7 @@ def train_and_evaluate(
             with stopwatch.part("saving"):
                 checkpoints.wait()
                 # Once more, in case the save in the loop failed.
-                save(checkpoints, state, measured, measured.selecting(loop.selecting))
+                save(checkpoints, learner, state, measured, measured.selecting(loop.selecting))
             console.say("evaluating the trained model")
             with stopwatch.part("evaluation"):
                 results = collect_results(checkpoints, state, measured, setup, run.path)
@@ -115,6 +119,18 @@ def train_and_evaluate(
     if reported:
         print(f"the report is {run.location}/{REPORT}")
     return results
+
+
+def _jitted_steps(
+    learner: Learner, state: TrainState, store: Store | None
+) -> tuple[TrainStep, TrainStep | None]:
+    """The train step, and the one of the first `probe_steps`, if there are any."""
+
+    def jitted(probing: bool) -> TrainStep:
+        step = jit_train_step(make_train_step(learner, probing=probing), learner.mesh, state)
+        return functools.partial(step, store=store)
+
+    return jitted(False), jitted(True) if learner.probe_steps else None
 
 
 def _printed_again(

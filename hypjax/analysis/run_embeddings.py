@@ -23,7 +23,7 @@ from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
 from hypjax.training import setup, states
-from hypjax.training.step import create_state
+from hypjax.training.step import create_state, evaluated_model
 
 Points = Float[np.ndarray, "images dim"]  # Embedded images.
 
@@ -158,7 +158,9 @@ def scored_head(run: TrainedRun) -> ScoredHead:
         if not workdir.has_checkpoint:
             raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
         built = setup.build(config)
-        like = states.trees(jax.eval_shape(lambda: create_state(built.learner, built.spec)))
+        like = jax.eval_shape(
+            lambda: states.trees(built.learner, create_state(built.learner, built.spec))
+        )
         with contextlib.closing(workdir.checkpoints(read_only=True)) as checkpoints:
             found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
     params, (of_objective, *_) = found.trees
@@ -175,7 +177,8 @@ def untrained_parameters(config: ConfigDict) -> PyTree:
     built = setup.build(config)
     state = states.random_state(built.learner, built.spec)
     pretrained = states.starting_parameters(config, built.learner)
-    return states.with_pretrained(built.learner, state, pretrained).params["model"]
+    state = states.with_pretrained(built.learner, state, pretrained)
+    return evaluated_model(built.learner, state)
 
 
 def head_points(

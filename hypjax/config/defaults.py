@@ -139,6 +139,8 @@ def _optim() -> ConfigDict:
     # Of several paths to a parameter the longest counts, so 'encoder' leaves out
     # 'patch_projection'; of equally long ones the last.
     optim.groups = ()
+    # Factor of the learning rate from each layer of the encoder to the one below it; 1: none.
+    optim.layer_decay = 1.0
     return optim
 
 
@@ -162,6 +164,13 @@ def _train() -> ConfigDict:
     # Whether the head is trained on the encoder's embeddings of the test views, computed once,
     # instead of random crops; optim.frozen must name the encoder.
     train.cached_features = False
+    # LoRA: rank of the adapters of an encoder whose other parameters are frozen (0: none), the
+    # numerator of their factor, and the parameters whose kernels get one, named as in optim.frozen.
+    train.lora_rank = 0
+    train.lora_alpha = 16.0
+    train.lora_targets = ("model/encoder/*block*",)
+    train.probe_steps = 0  # First steps, in which the encoder does not change.
+    train.ema_decay = 0.0  # Of the moving average of the model that is evaluated; 0: none.
     train.on_nonfinite = "stop"  # Or 'skip' an update whose loss or gradient is not finite.
     # Or 'stop' if all embeddings are in one place, or recall within the batches is at chance.
     train.on_collapse = "warn"

@@ -144,6 +144,15 @@ _RULES = {
         lambda value: all(map(choices.names_parameters, value)),
         f"names from {', '.join(choices.GROUPS)}, or paths such as model/head",
     ),
+    "optim.layer_decay": Rule(lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "train.lora_rank": within(0, _DIM),
+    "train.lora_alpha": ABOVE_0,
+    "train.lora_targets": Rule(
+        lambda value: value and all(map(_in_encoder, value)),
+        "encoder, or paths such as model/encoder/block_*",
+    ),
+    "train.probe_steps": within(0, _STEPS),
+    "train.ema_decay": _BELOW_1,
     "train.total_steps": within(0, _STEPS),  # 0: only evaluated.
     "train.batch_size": within(1, _BATCH),
     "train.samples_per_class": within(2, _BATCH),
@@ -219,10 +228,29 @@ def validate(config: ConfigDict) -> None:
     _validate_data(config)
     _validate_caches(config)
     _validate_evaluation(config)
-    if config.model.head == "none" and "encoder" in config.optim.frozen:
-        refuse("model.head", "none", "another one if optim.frozen names the encoder")
-    if config.train.cached_features and "encoder" not in config.optim.frozen:
+    _validate_training(config)
+
+
+def _in_encoder(name: Any) -> bool:
+    path = choices.GROUPS["encoder"]
+    return choices.names_parameters(name) and choices.parameter_path(name)[: len(path)] == path
+
+
+def _validate_training(config: ConfigDict) -> None:
+    """Rules of which parameters are trained, and when."""
+    train, head, total = config.train, config.model.head, config.train.total_steps
+    frozen = "encoder" in config.optim.frozen
+    if head == "none" and frozen:
+        refuse("model.head", head, "another one if optim.frozen names the encoder")
+    if train.cached_features and not frozen:
         refuse("train.cached_features", True, "False unless optim.frozen names the encoder")
+    for field in ("lora_rank", "probe_steps"):
+        if train[field] and frozen:
+            refuse(f"train.{field}", train[field], "0 if optim.frozen names the encoder")
+    if train.probe_steps and head == "none":
+        refuse("train.probe_steps", train.probe_steps, "0 if model.head is none")
+    if train.probe_steps and total is not None and train.probe_steps >= total:
+        refuse("train.probe_steps", train.probe_steps, f"below train.total_steps ({total})")
 
 
 def _validate_evaluation(config: ConfigDict) -> None:

@@ -48,6 +48,13 @@ class ResNet(nn.Module):
         return 4 * self.width * 2 ** (len(self.stage_sizes) - 1)
 
     @property
+    def layers(self) -> list[tuple[str, ...]]:
+        """Names of the parameters of each layer, as in timm: the stem, then the bottlenecks."""
+        sizes = enumerate(self.stage_sizes)
+        blocks = [(f"stage_{s}_block_{b}",) for s, blocks in sizes for b in range(blocks)]
+        return [("stem_conv", "stem_norm"), *blocks]
+
+    @property
     def num_prefix_tokens(self) -> int:
         """0: all tokens are positions of the feature map."""
         return 0

@@ -175,6 +175,13 @@ class VisionTransformer(nn.Module):
         return self.width
 
     @property
+    def layers(self) -> list[tuple[str, ...]]:
+        """Names of the parameters of each layer, as in timm: what makes tokens, then the blocks."""
+        blocks = [(f"block_{i}",) for i in range(self.depth)]
+        stem = ("cls_token", "dist_token", "pos_embed", "patch_embed")
+        return [stem, *blocks[:-1], (*blocks[-1], "norm")]
+
+    @property
     def num_prefix_tokens(self) -> int:
         """Number of tokens before the patch tokens."""
         return self.class_tokens + self.registers

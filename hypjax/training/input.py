@@ -22,7 +22,7 @@ from hypjax.parallel import processes
 from hypjax.retrieval.mining import hardest_negatives
 from hypjax.system import console
 from hypjax.training.setup import Setup
-from hypjax.training.step import TrainState
+from hypjax.training.step import TrainState, trained_model
 from hypjax.types import Batch, Workers
 
 
@@ -166,7 +166,8 @@ class Feed:
         if rest:
             return state
         with self._monitor.timing("mining"):
-            table, metrics = self._miner.mine(state.params["model"], epoch)
+            model = trained_model(self._source.setup.learner, state)
+            table, metrics = self._miner.mine(model, epoch)
         self._monitor.mined(step + 1, metrics)  # A run resumed here writes it again.
         return state._replace(tuples=parallel.place(table, state.tuples.sharding))
 

@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 from hypjax import parallel
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Objective, create_objective
-from hypjax.training.optim import create_optimizer, learning_rate
+from hypjax.training.lora import Lora
+from hypjax.training.optim import create_optimizer, layer_rates, learning_rate
 from hypjax.types import View
 
 
@@ -23,6 +24,9 @@ class Learner:
     optimizer: optax.GradientTransformation  # Of the trained parameters.
     schedule: optax.Schedule
     frozen: tuple[str, ...]
+    lora: Lora | None
+    probe_steps: int  # First steps, in which the encoder does not change.
+    ema_decay: float  # Of the moving average of the model that is evaluated; 0 for none.
     pixel_scaling: tuple[Sequence[float], Sequence[float]]  # Mean and deviation by channel.
     view: View
     mesh: Mesh
@@ -39,19 +43,29 @@ def build_learner(
     """Builds the learner that a validated configuration describes."""
     mesh = mesh or parallel.create_mesh(config.run.mesh)
     schedule = learning_rate(config.optim, config.train.total_steps)
-    objective = create_objective(config)
+    objective, train = create_objective(config), config.train
+    model = model or create_embedder(config, device=mesh.devices.flat[0])
+    rates, decay = None, config.optim.layer_decay
+    if decay != 1:
+        rates = layer_rates(model.encoder.layers, decay, head=model.head_kind != "none")
+    lora = Lora(train.lora_rank, train.lora_alpha, tuple(train.lora_targets))
     return Learner(
-        model=model or create_embedder(config, device=mesh.devices.flat[0]),
+        model=model,
         objective=objective,
-        optimizer=create_optimizer(config.optim, schedule, objective.groups),
+        optimizer=create_optimizer(
+            config.optim, schedule, objective.groups, rates, train.probe_steps
+        ),
         schedule=schedule,
         frozen=tuple(config.optim.frozen),
+        lora=lora if train.lora_rank else None,
+        probe_steps=train.probe_steps,
+        ema_decay=train.ema_decay,
         pixel_scaling=(config.data.mean, config.data.std),
         view=View.of(config.data),
         mesh=mesh,
         microbatch=config.run.microbatch,
-        skip_nonfinite=config.train.on_nonfinite == "skip",
-        cached_features=config.train.cached_features,
+        skip_nonfinite=train.on_nonfinite == "skip",
+        cached_features=train.cached_features,
         drop_path=config.model.drop_path,
         seed=config.seed,
     )

@@ -18,7 +18,7 @@ from hypjax.system import console, exits, machine
 from hypjax.training.input import Feed
 from hypjax.training.setup import Setup
 from hypjax.training.states import Measured, save
-from hypjax.training.step import TrainState, TrainStep, shard_batch
+from hypjax.training.step import TrainState, TrainStep, evaluated_model, shard_batch
 
 _STOPPING = "interrupted: finishing this step and saving; once more to stop at once"
 
@@ -33,6 +33,7 @@ class Loop:
 
     setup: Setup
     train_step: TrainStep
+    probe_step: TrainStep | None  # The step while the encoder does not change.
     checkpoints: SharedCheckpoints
     monitor: Monitor
 
@@ -47,7 +48,7 @@ class Loop:
         Raises a `UserError` if a loss is not finite, or an image can no longer be read. If an
         interrupt arrives, it saves the state and raises `Interrupted`.
         """
-        config, mesh = self.setup.config, self.setup.learner.mesh
+        config, learner, mesh = self.setup.config, self.setup.learner, self.setup.learner.mesh
         first, total = int(state.step), config.train.total_steps
         agreed = processes.Agreement(mesh)
         with (
@@ -65,12 +66,16 @@ class Loop:
                         raise  # The other processes wait in this step and cannot help to save.
                     self.monitor.settle()
                     if step > first + 1:
-                        save(self.checkpoints, state, measured)
+                        save(self.checkpoints, learner, state, measured)
                     if interrupted():
                         self._stop(step - 1, interrupted.status)
                     raise
+                probing = step <= learner.probe_steps
+                train_step = self.probe_step if probing else self.train_step
+                if step == learner.probe_steps + 1 > first + 1:
+                    console.say("the encoder is trained, too, from now on: compiling that step")
                 with jax.profiler.StepTraceAnnotation("train_step", step_num=step):
-                    state, metrics = self.train_step(state, shard_batch(mesh, batch))
+                    state, metrics = train_step(state, shard_batch(mesh, batch))
                 last = step == total
                 saving = last or _due(step, config.run.checkpoint_every)
                 validating = self.setup.splits.validation is not None
@@ -93,7 +98,7 @@ class Loop:
                     # Before it is saved, so that a state that is not finite never is.
                     self.monitor.report(step, judging=not stopping)
                     with self.monitor.timing("saving"):
-                        save(self.checkpoints, state, measured, score)
+                        save(self.checkpoints, learner, state, measured, score)
                 if stopping:
                     self._stop(step, status)
         if total > first:
@@ -105,7 +110,7 @@ class Loop:
     def _validated(self, step: int, state: TrainState, measured: Measured) -> Measured:
         evaluator, splits = self.setup.evaluator, self.setup.splits
         with self.monitor.timing("evaluation"):
-            params = state.params["model"]
+            params = evaluated_model(self.setup.learner, state)
             fitted = evaluator.fit(params, splits.train)
             scores = evaluator.scores(params, Task(splits.validation), fitted)
             measured = measured._replace(validation=scores)

@@ -15,6 +15,8 @@ from hypjax.config.choices import GROUPS, parameter_path
 from hypjax.objectives import Group
 
 _STATISTICS = "statistics"  # A BatchNorm's running statistics, which are never trained.
+ADAPTER = "lora"  # An adapter beside a kernel, see `hypjax.training.lora`.
+_Path = tuple[str, ...]
 
 
 def matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
@@ -22,15 +24,28 @@ def matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
     return len(pattern) <= len(path) and all(map(fnmatch.fnmatchcase, path, pattern))
 
 
+def in_encoder(path: Sequence[str]) -> bool:
+    """Whether a path leads to a parameter of the encoder."""
+    return matches(GROUPS["encoder"], path)
+
+
 def split_frozen(params: PyTree, frozen: Collection[str]) -> tuple[PyTree, PyTree]:
     """Splits parameters into (trained, frozen) trees, which `merge` joins again.
 
     Gradients are taken with respect to the trained tree alone, so frozen parameters cost nothing
-    and have no share in the gradient's norm.
+    and have no share in the gradient's norm. Where there are adapters, the rest of the encoder is
+    frozen.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
     patterns = list(map(parameter_path, frozen))
-    held = {path for path in flat if _STATISTICS in path or any(matches(p, path) for p in patterns)}
+    adapted = any(ADAPTER in path for path in flat)
+
+    def is_held(path: _Path) -> bool:
+        if _STATISTICS in path or any(matches(pattern, path) for pattern in patterns):
+            return True
+        return adapted and in_encoder(path) and ADAPTER not in path
+
+    held = set(filter(is_held, flat))
     trained = {path: leaf for path, leaf in flat.items() if path not in held}
     return unflatten_dict(trained), unflatten_dict({path: flat[path] for path in held})
 
@@ -61,14 +76,42 @@ def learning_rate(optim: ConfigDict, total_steps: int) -> optax.Schedule:
     return optax.join_schedules([rise, after], [warmup])
 
 
+def layer_rates(
+    layers: Sequence[Collection[str]], decay: float, head: bool
+) -> Callable[[_Path], float]:
+    """The factor of each parameter's learning rate: the decay to the number of layers above it.
+
+    Layers are those of an encoder, of which each lists the names of its parameters, from the images
+    to the embedding. A head is a layer above them. What no layer names has the factor 1. The
+    factors are those of timm's `param_groups_layer_decay`.
+    """
+    above = {
+        name: number
+        for number, names in enumerate(reversed(layers), start=int(head))
+        for name in names
+    }
+    return lambda path: decay ** above.get(path[2], 0) if in_encoder(path) else 1.0
+
+
 def create_optimizer(
-    optim: ConfigDict, schedule: optax.Schedule, added: Sequence[Group] = ()
+    optim: ConfigDict,
+    schedule: optax.Schedule,
+    added: Sequence[Group] = (),
+    layer_rate: Callable[[_Path], float] | None = None,
+    probe_steps: int = 0,
 ) -> optax.GradientTransformation:
     """AdamW or Adam after clipping, for the trained parameters.
 
     Weight decay acts on all trained parameters of a group, biases and LayerNorms included, as in
     the published recipe. The factor of a group also multiplies its decay, as in PyTorch's parameter
     groups.
+
+    Args:
+        optim: Fields of `config.optim`.
+        schedule: The learning rate at each step.
+        added: Groups of the objective's parameters.
+        layer_rate: A further factor of the learning rate, by path, see `layer_rates`.
+        probe_steps: First steps, in which the encoder does not change, see `_encoder_from`.
     """
     groups = [
         *map(Group, GROUPS.values()),
@@ -76,6 +119,8 @@ def create_optimizer(
         *(Group(parameter_path(name), *settings) for name, *settings in optim.groups),
     ]
     adam = optax.scale_by_adam(b1=optim.b1, b2=optim.b2, eps=optim.eps)
+    if probe_steps:
+        adam = _encoder_from(probe_steps, adam)
     decay = _add_decay(groups, optim.weight_decay)
     steps = [
         *([optax.clip(optim.clip_value)] if optim.clip_value is not None else []),
@@ -87,52 +132,83 @@ def create_optimizer(
         ),
     ]
     # Without such groups there is no such step, so that older checkpoints fit.
-    if any(group.rate != 1 for group in groups):
-        steps.append(_scale(groups))
-    if any(group.start for group in groups):
-        steps.append(_hold(groups))
+    if layer_rate or any(group.rate != 1 for group in groups):
+        steps.append(_scale(groups, layer_rate or (lambda path: 1.0)))
+    if probe_steps or any(group.start for group in groups):
+        steps.append(_hold(groups, probe_steps))
     return optax.chain(*steps)
 
 
-def _of_each(groups: Sequence[Group], setting: Callable[[Group], float], tree: PyTree) -> PyTree:
-    """For each leaf, a setting of the group with the longest path to it, of equal ones the last."""
-
-    def value(path: tuple[str, ...]) -> float:
-        own = [group for group in groups if matches(group.path, path)]
-        return setting(max(reversed(own), key=lambda group: len(group.path)))
-
+def _by_path(value: Callable[[_Path], float], tree: PyTree) -> PyTree:
+    """For each leaf, the value of its path."""
     flat = flatten_dict(tree, keep_empty_nodes=True)
     return unflatten_dict({p: x if x is empty_node else value(p) for p, x in flat.items()})
+
+
+def _group_of(groups: Sequence[Group], path: _Path) -> Group:
+    """The group with the longest path to a parameter, of equally long ones the last."""
+    own = [group for group in groups if matches(group.path, path)]
+    return max(reversed(own), key=lambda group: len(group.path))
 
 
 def _add_decay(groups: Sequence[Group], general: float) -> optax.GradientTransformation:
     """Adds parameters, each times the weight decay of its group or the general one, to updates."""
 
-    def decay(group: Group) -> float:
-        return general if group.weight_decay is None else group.weight_decay
+    def decay(path: _Path) -> float:
+        own = _group_of(groups, path).weight_decay
+        return general if own is None else own
 
     def update(updates: PyTree, params: PyTree) -> PyTree:
-        decays = _of_each(groups, decay, updates)
+        decays = _by_path(decay, updates)
         return jax.tree.map(lambda g, p, d: g + d * p, updates, params, decays)
 
     return optax.stateless(update)
 
 
-def _scale(groups: Sequence[Group]) -> optax.GradientTransformation:
+def _encoder_from(start: int, adam: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Adam, whose moments of the encoder begin at a step, counted from 0.
+
+    They are 0 before, and their bias is corrected by the number of steps since then, so that Adam
+    moves the encoder as if it began there. Corrected by the number of all steps instead, the first
+    updates would be (1 − β₁)/√(1 − β₂) times the learning rate: 3.2 times, with the usual β.
+    """
+
+    def update(updates: PyTree, state: optax.ScaleByAdamState, params: PyTree) -> Any:
+        of_encoder = _by_path(in_encoder, updates)
+
+        def choose(here: PyTree, elsewhere: PyTree) -> PyTree:
+            return jax.tree.map(lambda e, x, y: x if e else y, of_encoder, here, elsewhere)
+
+        begun = jax.tree.map(lambda u: jnp.where(state.count >= start, u, 0), updates)
+        updates = choose(begun, updates)
+        since = state._replace(count=jnp.maximum(state.count - start, 0))
+        own, _ = adam.update(updates, since, params)
+        others, state = adam.update(updates, state, params)
+        return choose(own, others), state
+
+    return optax.GradientTransformation(adam.init, update)
+
+
+def _scale(
+    groups: Sequence[Group], layer_rate: Callable[[_Path], float]
+) -> optax.GradientTransformation:
     def update(updates: PyTree, params: PyTree) -> PyTree:
         del params
-        rates = _of_each(groups, lambda group: group.rate, updates)
+        rates = _by_path(lambda path: _group_of(groups, path).rate * layer_rate(path), updates)
         return jax.tree.map(lambda u, f: f * u, updates, rates)
 
     return optax.stateless(update)
 
 
-def _hold(groups: Sequence[Group]) -> optax.GradientTransformation:
-    """Sets the updates of each group to 0 before the step from which it changes."""
+def _hold(groups: Sequence[Group], probe_steps: int) -> optax.GradientTransformation:
+    """Sets the updates of each group, and the encoder's, to 0 before their first steps."""
+
+    def start(path: _Path) -> int:
+        return max(_group_of(groups, path).start, probe_steps if in_encoder(path) else 0)
 
     def update(updates: PyTree, state: optax.ScaleByScheduleState, params: PyTree) -> Any:
         del params
-        starts = _of_each(groups, lambda group: group.start, updates)
+        starts = _by_path(start, updates)
         held = jax.tree.map(lambda u, s: jnp.where(state.count < s, 0, u), updates, starts)
         return held, optax.ScaleByScheduleState(count=optax.safe_increment(state.count))
 

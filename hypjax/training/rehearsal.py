@@ -17,8 +17,19 @@ from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.system import console, machine
 from hypjax.training.input import Input, open_input
 from hypjax.training.setup import Setup, build, describe
-from hypjax.training.states import random_state, starting_parameters, with_pretrained
-from hypjax.training.step import TrainState, jit_train_step, make_train_step, shard_batch
+from hypjax.training.states import (
+    check_paths,
+    random_state,
+    starting_parameters,
+    with_pretrained,
+)
+from hypjax.training.step import (
+    TrainState,
+    evaluated_model,
+    jit_train_step,
+    make_train_step,
+    shard_batch,
+)
 from hypjax.types import Workers
 
 _STEPS = 6  # Steps that are run; the first is not timed.
@@ -33,11 +44,13 @@ def rehearse(config: ConfigDict) -> None:
     """
     setup = build(config)
     learner, config = setup.learner, setup.config
+    check_paths(setup)
     state = random_state(learner, setup.spec)
-    describe(setup, parameters=sum(x.size for x in jax.tree.leaves(state.params)))
+    describe(setup, state.params)
     warn_of_known_classes(config, setup.splits.fingerprint)
     state = with_pretrained(learner, state, starting_parameters(config, learner))
-    embedding = _seconds_of_embedding(setup, state.params["model"]) * _embedded(setup)
+    embedding = _seconds_of_embedding(setup, evaluated_model(learner, state))
+    embedding *= _embedded(setup)
     with machine.memory_explained("train.batch_size, data.image_size or the model's size"):
         _report(setup, embedding, *_run(setup, state))
 

@@ -20,7 +20,7 @@ from hypjax.system import console, machine
 from hypjax.system.files import write_json
 from hypjax.training.setup import Setup
 from hypjax.training.states import Measured
-from hypjax.training.step import TrainState
+from hypjax.training.step import TrainState, evaluated_model
 
 
 def collect_results(
@@ -43,7 +43,7 @@ def collect_results(
             processes.from_first(lambda: save_projections(folder, setup.config, whole, projections))
         return projections
 
-    model = state.params["model"]
+    model = evaluated_model(setup.learner, state)
     fitted = fit(model)
     final = evaluator.test_scores(model, splits, fitted)
     results = {"untrained": measured.untrained["test"], "final": final, **noted(splits.notes)}

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
@@ -29,6 +29,7 @@ from hypjax.models import compute_dtype, create_embedder
 from hypjax.objectives import Spec
 from hypjax.system import console
 from hypjax.training.learner import Learner, build_learner
+from hypjax.training.optim import split_frozen
 
 
 class Setup(NamedTuple):
@@ -161,8 +162,10 @@ def _views(config: ConfigDict) -> str:
     return f"{train} in training, {test}{at} in tests"
 
 
-def describe(setup: Setup, parameters: int) -> None:
+def describe(setup: Setup, params: PyTree) -> None:
     """Prints what is trained on what."""
+    trained, _ = split_frozen(params, setup.learner.frozen)
+    numbers = [sum(x.size for x in jax.tree.leaves(tree)) for tree in (params, trained)]
     splits, plans, mesh = setup.splits, setup.plans, setup.learner.mesh
     named = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     named["gallery"] = splits.gallery
@@ -170,7 +173,8 @@ def describe(setup: Setup, parameters: int) -> None:
     devices = mesh.devices.flat[0].device_kind
     if mesh.size > 1:
         devices = f"{mesh.size} devices ({devices})"
-    console.say(f"{parameters:,} parameters on {devices}; " + "; ".join(parts))
+    counted = "{:,} parameters, {:,} of them trained,".format(*numbers)
+    console.say(f"{counted} on {devices}; " + "; ".join(parts))
     console.say(f"batches in an epoch: {plans.batches_per_epoch}; views: {_views(setup.config)}")
     if isinstance(plans, TuplePlans):
         console.say(

@@ -9,8 +9,9 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.config.choices import parameter_path
+from hypjax.config.choices import GROUPS, parameter_path
 from hypjax.data.parts import Task
+from hypjax.errors import UserError, nearest
 from hypjax.inference.weights import pretrained_parameters
 from hypjax.models import model_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -19,9 +20,14 @@ from hypjax.parallel import processes
 from hypjax.runs.checkpoints import SharedCheckpoints
 from hypjax.system import console
 from hypjax.training.learner import Learner
-from hypjax.training.optim import matches
+from hypjax.training.optim import matches, merge
 from hypjax.training.setup import Setup, describe
-from hypjax.training.step import TrainState, create_state, start_teacher
+from hypjax.training.step import (
+    TrainState,
+    create_state,
+    evaluated_model,
+    start_averages,
+)
 from hypjax.types import Recalls
 
 
@@ -42,12 +48,16 @@ def begin(
     """Restores the run's latest state and scores, or creates the first state, without scores."""
     config, learner = setup.config, setup.learner
     state = random_state(learner, setup.spec)
-    describe(setup, parameters=sum(x.size for x in jax.tree.leaves(state.params)))
-    restored = restore(checkpoints, state)
+    describe(setup, state.params)
+    restored = restore(checkpoints, learner, state)
     if restored is not None:
         console.say(f"continuing after step {int(restored[0].step)}")
         return restored
     warn_of_groups(state, config.optim, pretrained=config.model.weights is not None)
+    if learner.lora is not None and config.model.weights is None:
+        console.warn(
+            "the encoder's kernels stay random: they have adapters, and model.weights is None"
+        )
     pretrained = pretrained or starting_parameters(config, learner)
     return with_pretrained(learner, state, pretrained), None
 
@@ -55,7 +65,8 @@ def begin(
 def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
     """Scores the first state, and counts that as evaluation."""
     console.say("evaluating before training")
-    evaluator, splits, params = setup.evaluator, setup.splits, state.params["model"]
+    evaluator, splits = setup.evaluator, setup.splits
+    params = evaluated_model(setup.learner, state)
     with stopwatch.part("evaluation"):
         fitted = evaluator.fit(params, splits.train)
         scores = {"test": evaluator.test_scores(params, splits, fitted)}
@@ -91,16 +102,35 @@ def starting_parameters(config: ConfigDict, learner: Learner) -> dict[str, PyTre
 def with_pretrained(
     learner: Learner, state: TrainState, params: dict[str, PyTree] | None
 ) -> TrainState:
-    """Replaces parts of the model's parameters, and the teacher's, if there are pretrained ones."""
+    """Replaces parts of the model's parameters, and its averages, if there are pretrained ones."""
     if params is None:
         return state
-    model = state.params["model"]
-    old = {part: model[part] for part in params}
-    new = jax.tree.map(lambda x, old: parallel.place(x, old.sharding), params, old)
-    params = {**state.params, "model": {**model, **new}}
-    teacher = start_teacher(learner, params)
-    teacher = parallel.place(teacher, parallel.parameter_shardings(learner.mesh, teacher))
-    return state._replace(params=params, teacher=teacher)
+    shardings = parallel.parameter_shardings(learner.mesh, params)
+    model = merge(state.params["model"], parallel.place(params, shardings))
+    params = {**state.params, "model": model}
+    averages = start_averages(learner, params)
+    averages = parallel.place(averages, parallel.parameter_shardings(learner.mesh, averages))
+    return state._replace(params=params, **averages)
+
+
+def check_paths(setup: Setup) -> None:
+    """Refuses paths of the configuration that lead to no parameters, before a run has a folder."""
+    optim, learner = setup.config.optim, setup.learner
+    named = {"frozen": optim.frozen, "groups": [name for name, *_ in optim.groups]}
+    named = {field: [n for n in names if n not in GROUPS] for field, names in named.items()}
+    if not any(named.values()) and learner.lora is None:
+        return  # Names may stand for nothing, such as the patch projection in a ResNet.
+    # Raises for targets of LoRA.
+    params = jax.eval_shape(lambda: create_state(learner, setup.spec)).params
+    paths = flatten_dict(params)
+    for field, names in named.items():
+        for name in names:
+            if not any(matches(parameter_path(name), path) for path in paths):
+                options = {"/".join(path[:end]) for path in paths for end in range(2, len(path))}
+                raise UserError(
+                    f"config.optim.{field} names {name}, but this model has no such parameters"
+                    + nearest(name, options)
+                )
 
 
 def warn_of_groups(state: TrainState, optim: ConfigDict, pretrained: bool) -> None:
@@ -116,6 +146,7 @@ def warn_of_groups(state: TrainState, optim: ConfigDict, pretrained: bool) -> No
 
 def save(
     checkpoints: SharedCheckpoints,
+    learner: Learner,
     state: TrainState,
     measured: Measured,
     score: float | None = None,
@@ -124,31 +155,45 @@ def save(
     step = int(state.step)
     if step not in checkpoints.steps:
         record = measured._asdict()
-        checkpoints.save(step, record=record, score=score, **trees(state))
+        checkpoints.save(step, record=record, score=score, **trees(learner, state))
 
 
-def restore(checkpoints: SharedCheckpoints, like: TrainState) -> tuple[TrainState, Measured] | None:
+def restore(
+    checkpoints: SharedCheckpoints, learner: Learner, like: TrainState
+) -> tuple[TrainState, Measured] | None:
     """Restores the latest undamaged state; None if there is none."""
-    restored = checkpoints.restore_latest(**trees(like))
+    expected = trees(learner, like)
+    restored = checkpoints.restore_latest(**expected)
     if restored is None:
         return None
-    checkpoints.restore_best(model=like.params["model"])  # Reports damage now, not at the end.
+    checkpoints.restore_best(model=expected["model"])  # Reports damage now, not at the end.
     model, (objective, opt_state, objective_state, skipped, *rest) = restored.trees
-    teacher = None if like.teacher is None else rest.pop(0)
-    tuples = None if like.tuples is None else rest.pop(0)
+    teacher, tuples, average, own = (
+        None if part is None else rest.pop(0) for part in _if_needed(learner, like)
+    )
     step = parallel.place(jnp.int32(restored.step), like.step.sharding)
-    params = {"model": model, "objective": objective}
-    state = TrainState(step, params, opt_state, objective_state, skipped, teacher, tuples)
+    params = {"model": model if own is None else own, "objective": objective}
+    state = TrainState(step, params, opt_state, objective_state, skipped, teacher, tuples, average)
     return state, Measured(**restored.record)
 
 
-def trees(state: TrainState) -> dict[str, PyTree]:
-    """The trees of a checkpoint: the model, and what only training needs, the objective first."""
+def trees(learner: Learner, state: TrainState) -> dict[str, PyTree]:
+    """The trees of a checkpoint: the model, and what only training needs, the objective first.
+
+    The model is the one that is evaluated, with merged adapters, as all other commands read it.
+    """
     training = (
         state.params["objective"],
         state.opt_state,
         state.objective_state,
         state.skipped,
-        *(part for part in (state.teacher, state.tuples) if part is not None),
+        *(part for part in _if_needed(learner, state) if part is not None),
     )
-    return {"model": state.params["model"], "training": training}
+    return {"model": evaluated_model(learner, state), "training": training}
+
+
+def _if_needed(learner: Learner, state: TrainState) -> tuple[PyTree, ...]:
+    """Parts of a checkpoint that some runs need; None for those that this one does not."""
+    differs = learner.lora is not None or state.average is not None
+    own = state.params["model"] if differs else None
+    return state.teacher, state.tuples, state.average, own

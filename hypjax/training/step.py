@@ -18,7 +18,7 @@ from hypjax.models.layers import mirror, normalize
 from hypjax.models.vit import drop_path_factors
 from hypjax.objectives import Metrics, Spec
 from hypjax.objectives.memory import Memory
-from hypjax.training import optim
+from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
 from hypjax.types import Batch, Outputs
 
@@ -36,6 +36,8 @@ class TrainState(NamedTuple):
     teacher: PyTree = None
     # Positions in the training set of the tuples' images, if batches are made of tuples.
     tuples: Int[Array, "tuples size"] | None = None
+    # Another one, with `train.ema_decay`, for evaluation.
+    average: PyTree = None
 
 
 # From a state, a batch and, with the device cache, the store that the batch is cut from.
@@ -51,6 +53,9 @@ def create_state(learner: Learner, spec: Spec) -> TrainState:
         if not any(p[: len(group.path)] == group.path for p in flatten_dict(objective_params)):
             raise ValueError(f"the objective has a group {group.path}, but no such parameters")
     params = {"model": model_params, "objective": objective_params}
+    if learner.lora is not None:
+        key = jax.random.fold_in(model_key, 0)
+        params = lora.with_adapters(params, learner.lora, learner.frozen, key)
     trained, _ = optim.split_frozen(params, learner.frozen)
     opt_state = learner.optimizer.init(trained)
     return TrainState(
@@ -59,20 +64,49 @@ def create_state(learner: Learner, spec: Spec) -> TrainState:
         opt_state=opt_state,
         objective_state=objective_state,
         skipped=jnp.int32(0),
-        teacher=start_teacher(learner, params),
         tuples=jnp.zeros(spec.tuples, jnp.int32) if all(spec.tuples) else None,
+        **start_averages(learner, params),
     )
 
 
-def start_teacher(learner: Learner, params: PyTree) -> PyTree:
-    """The teacher before the first step: a copy of the model's trained parameters, or None."""
-    if learner.objective.teacher_decay is None:
-        return None
+def start_averages(learner: Learner, params: PyTree) -> dict[str, PyTree]:
+    """The teacher and the average before the first step: copies of the model's trained parameters.
+
+    Those that the learner does not need are None.
+    """
     trained, _ = optim.split_frozen(params, learner.frozen)
-    return jax.tree.map(jnp.copy, trained.get("model", {}))  # A step overwrites either of them.
+
+    def copy(needed: bool) -> PyTree:  # A step overwrites each of them.
+        return jax.tree.map(jnp.copy, trained.get("model", {})) if needed else None
+
+    return {
+        "teacher": copy(learner.objective.teacher_decay is not None),
+        "average": copy(learner.ema_decay > 0),
+    }
 
 
-def make_train_step(learner: Learner) -> TrainStep:
+def trained_model(learner: Learner, state: TrainState) -> PyTree:
+    """The model as the last step left it, in the parameters of its modules."""
+    model = state.params["model"]
+    return model if learner.lora is None else _without_adapters(model, learner.lora, learner.mesh)
+
+
+def evaluated_model(learner: Learner, state: TrainState) -> PyTree:
+    """The model that is evaluated, chosen and saved: the average, or else the trained one."""
+    if state.average is None:
+        return trained_model(learner, state)
+    _, frozen = optim.split_frozen(state.params, learner.frozen)
+    params = optim.merge({"model": state.average}, frozen)
+    return trained_model(learner, state._replace(params=params))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _without_adapters(model: PyTree, adapters: lora.Lora, mesh: Mesh) -> PyTree:
+    whole = lora.merged(model, adapters)
+    return jax.lax.with_sharding_constraint(whole, parallel.parameter_shardings(mesh, whole))
+
+
+def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
     """Returns the function of one step, to be jitted; it may overwrite the state it is given.
 
     The loss is that of the whole batch, however many devices embed its images, and in however many
@@ -81,7 +115,11 @@ def make_train_step(learner: Learner) -> TrainStep:
     `skip_nonfinite` is set, the update is dropped.
 
     The teacher, if the objective needs one, embeds the same pixels without stochastic depth. It
-    follows the parameters after each update, and stays as it is where an update is dropped.
+    follows the parameters after each update, and stays as it is where an update is dropped. So does
+    the average.
+
+    A step that is probing takes no gradient with respect to the encoder, which costs memory and
+    most of the time. It is right for the first `probe_steps` alone.
 
     With cached features, `batch.images` are the encoder's embeddings. With the device cache they
     are `Crops`, and the step takes the store to cut them from as a third argument.
@@ -114,20 +152,24 @@ def make_train_step(learner: Learner) -> TrainStep:
             with jax.named_scope("teacher"):
                 shown = outputs_of(optim.merge({"model": state.teacher}, frozen)["model"])
 
-        def loss_of(trained: PyTree) -> tuple[Array, tuple[PyTree, Metrics]]:
-            params = optim.merge(trained, frozen)
+        probed, held = optim.split_frozen(trained, ("encoder",)) if probing else (trained, {})
+
+        def loss_of(probed: PyTree) -> tuple[Array, tuple[PyTree, Metrics]]:
+            params = optim.merge(optim.merge(probed, held), frozen)
             outputs = outputs_of(params["model"], *noise)
             with jax.named_scope("loss"):
                 return learner.objective.loss(
                     params["objective"], state.objective_state, outputs, shown, batch, key
                 )
 
-        (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained)
+        (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(probed)
+        gradient = optim.merge(gradient, jax.tree.map(jnp.zeros_like, held))
         objective_state, metrics = aux
         with jax.named_scope("optimizer"):
             updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
             updated = optax.apply_updates(trained, updates)
-            changed = updated, opt_state, objective_state, _follow(learner, state.teacher, updated)
+            averages = _follow(learner, state, updated.get("model", {}))
+            changed = updated, opt_state, objective_state, averages
         norms = {
             "loss": loss,
             "gradient_norm": optax.tree.norm(gradient),
@@ -136,9 +178,10 @@ def make_train_step(learner: Learner) -> TrainStep:
         finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
         if learner.skip_nonfinite:
             # Selected on the devices: a branch on the host would have to wait for every step.
-            before = trained, state.opt_state, state.objective_state, state.teacher
+            averages = state.teacher, state.average
+            before = trained, state.opt_state, state.objective_state, averages
             changed = _chosen(finite, changed, before)
-        trained, opt_state, objective_state, teacher = changed
+        trained, opt_state, objective_state, (teacher, average) = changed
         skipped = state.skipped + jnp.where(finite, 0, 1)
         params = optim.merge(trained, frozen)
         metrics |= {
@@ -149,7 +192,7 @@ def make_train_step(learner: Learner) -> TrainStep:
             "skipped": skipped,
         }
         changed = params, opt_state, objective_state, skipped, teacher
-        return TrainState(state.step + 1, *changed, state.tuples), metrics
+        return TrainState(state.step + 1, *changed, state.tuples, average), metrics
 
     return train_step
 
@@ -177,12 +220,21 @@ def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Arra
     return key, jnp.pad(factors, ((0, len(batch.flips) - size), (0, 0), (0, 0)))
 
 
-def _follow(learner: Learner, teacher: PyTree, trained: PyTree) -> PyTree:
-    """The teacher after an update to these trained parameters."""
-    if teacher is None:
-        return None
-    step_size = 1 - learner.objective.teacher_decay
-    return optax.incremental_update(trained.get("model", {}), teacher, step_size)
+def _follow(learner: Learner, state: TrainState, trained: PyTree) -> tuple[PyTree, PyTree]:
+    """The teacher and the average after an update to these trained parameters of the model.
+
+    The decay of the average warms up, as that of timm's ModelEmaV3: 1 − (1 + n)^(−2/3) after n
+    updates, at most `ema_decay`. So a head that began at random is soon forgotten.
+    """
+    teacher, average = state.teacher, state.average
+    if teacher is not None:
+        step_size = 1 - learner.objective.teacher_decay
+        teacher = optax.incremental_update(trained, teacher, step_size)
+    if average is not None:
+        updates = state.step - state.skipped
+        step_size = jnp.maximum(1 - learner.ema_decay, (1 + updates) ** (-2 / 3))
+        average = optax.incremental_update(trained, average, step_size)
+    return teacher, average
 
 
 def _embedding(learner: Learner) -> Callable[..., Outputs]:
@@ -193,6 +245,10 @@ def _embedding(learner: Learner) -> Callable[..., Outputs]:
     def embed(params: PyTree, images: Array, flips: Array, *noise: Array) -> Outputs:
         with jax.named_scope("pixels"):
             images = mirror(normalize(images, *learner.pixel_scaling), flips)
+        # For each slice of the batch and each device anew, which is cheap: what slices sum up and
+        # devices exchange is then the gradient of adapters, not that of kernels.
+        with jax.named_scope("adapters"):
+            params = lora.merged(params, learner.lora)
         return learner.model.apply({"params": params}, images, *noise)
 
     return project if learner.cached_features else embed

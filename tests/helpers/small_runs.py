@@ -44,7 +44,9 @@ def load(path, *overrides):
 def save_untrained(config, workdir):
     """Writes a run with random weights, at its best and its last step; returns the best state."""
     built, rng = setup.build(config), np.random.default_rng(0)
-    shapes = states.trees(jax.eval_shape(lambda: create_state(built.learner, built.spec)))
+    shapes = jax.eval_shape(
+        lambda: states.trees(built.learner, create_state(built.learner, built.spec))
+    )
     best, last = (
         jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(x.dtype), shapes)
         for _ in range(2)

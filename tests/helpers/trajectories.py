@@ -2,14 +2,15 @@
 
 python -m tests.helpers.trajectories OUTPUT TRAINING CASE...
 
-TRAINING is BATCH/SAMPLES/STEPS, perhaps with /taught or /memory, and a CASE is
+TRAINING is BATCH/SAMPLES/STEPS, perhaps with /taught, /memory or /lora, and a CASE is
 DEVICES/PARTS/MICROBATCH[/remat].
 
 XLA_FLAGS must provide the devices of the largest case. Writes an .npz file with the arrays
 CASE:losses, CASE:gradient (of the first step) and CASE:recall (after the last step). With 'taught',
 the objective is the one of docs/extending.md on noisy outputs, with stochastic depth; CASE:state
 holds its parameters, its state and its teacher after the last step. With 'memory', it is the
-contrastive loss with a memory of 50 images and with KoLeo, which has a teacher as well.
+contrastive loss with a memory of 50 images and with KoLeo, which has a teacher as well. 'lora' is
+'memory' with adapters.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ from hypjax.objectives import Spec
 from hypjax.retrieval import recall_at_k
 from hypjax.training.learner import build_learner
 from hypjax.training.states import random_state
-from hypjax.training.step import jit_train_step, make_train_step, shard_batch
+from hypjax.training.step import jit_train_step, make_train_step, shard_batch, trained_model
 from hypjax.types import Batch
 from tests.helpers import shown_objective
 
@@ -38,7 +39,7 @@ def config_of(batch, samples, devices=1, parts=1, microbatch=0, *, remat=False, 
     config = default_config()
     if objective == "taught":
         choose_objective(config, shown_objective.NAME)
-    elif objective == "memory":
+    elif objective in ("memory", "lora"):
         choose_objective(config, "contrastive")
         memory = {"memory": 50.0, "memory_decay": 0.9, "koleo_weight": 0.7}
         config.objective.update(memory, space="sphere")
@@ -50,6 +51,7 @@ def config_of(batch, samples, devices=1, parts=1, microbatch=0, *, remat=False, 
         config.run.mesh, config.run.microbatch = (devices // parts, parts), microbatch
         config.run.remat = remat
         config.model.drop_path = 0.5 if objective else 0.0
+        config.train.lora_rank = 4 if objective == "lora" else 0
     return config
 
 
@@ -102,7 +104,7 @@ def trajectory(config, steps):
     if taught:
         kept = state.params["objective"], state.objective_state, state.teacher
         found["state"] = flat(parallel.gather(kept))
-    params = parallel.gather(state.params["model"])
+    params = parallel.gather(trained_model(learner, state))
     images, labels, *_ = synthetic_batch(99, config, size)
     outputs = jax.jit(model.apply)({"params": params}, images / np.float32(127.5) - 1)
     space = objective.score_space

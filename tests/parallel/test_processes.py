@@ -42,7 +42,7 @@ def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["taught", "memory"])
+@pytest.mark.parametrize("objective", ["taught", "memory", "lora"])
 def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(objective, tmp_path):
     """Batches of 36 images are padded: to 40 for slices of 5, to 48 for slices on 8 devices."""
     cases = ["1/1/5", "4/2/0", "8/8/12/remat"]

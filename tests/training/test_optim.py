@@ -73,6 +73,28 @@ def test_the_longest_path_or_pattern_decides_how_a_parameter_is_trained(load_gly
             np.testing.assert_allclose(found[path], -1e-3 * value, rtol=1e-4)
 
 
+def test_the_encoders_moments_begin_after_the_probe(load_glyphs):
+    """From then on, Adam moves it as if that were its first step; nothing did before."""
+    plain = load_glyphs("optim.weight_decay=0.1", "optim.clip_norm=None").optim
+    rng = np.random.default_rng(0)
+    params = {"model": {"encoder": {"x": jnp.float32(1)}, "head": {"x": jnp.float32(1)}}}
+    gradients = [jax.tree.map(lambda x: jnp.float32(rng.normal()), params) for _ in range(9)]
+
+    def updates(optimizer, gradients):
+        state, found = optimizer.init(params), []
+        for gradient in gradients:
+            update, state = optimizer.update(gradient, state, params)
+            found.append([update["model"][part]["x"] for part in ("encoder", "head")])
+        return np.transpose(found)
+
+    probed = optim.create_optimizer(plain, lambda step: 1e-3, probe_steps=5)
+    ordinary = optim.create_optimizer(plain, lambda step: 1e-3)
+    encoder, head = updates(probed, gradients)
+    np.testing.assert_array_equal(head, updates(ordinary, gradients)[1])
+    np.testing.assert_array_equal(encoder[:5], 0)
+    np.testing.assert_allclose(encoder[5:], updates(ordinary, gradients[5:])[0], rtol=1e-6)
+
+
 def test_a_group_without_parameters_is_an_error(load_glyphs):
     learner = build_learner(load_glyphs())
 

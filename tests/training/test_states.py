@@ -7,24 +7,25 @@ import numpy as np
 from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
 from hypjax.training import states
 from tests.helpers.process_pair import python
-from tests.helpers.steps import random_batch, start
+from tests.helpers.steps import learner_of, random_batch, start
 
 
 def test_a_restored_state_goes_on_as_the_saved_one(load_glyphs, tmp_path):
-    """With a memory, a teacher and noise, and without compiling the step again."""
+    """With a memory, a teacher, noise, adapters and an average; the step is not compiled again."""
     taught = ("objective.memory=40", "objective.memory_decay=0.9", "model.drop_path=0.5")
-    config = load_glyphs(*taught, "model.depth=2", variant="irt-r")
-    state, step = start(config)
+    tuned = ("train.lora_rank=2", "train.ema_decay=0.9")
+    config = load_glyphs(*taught, *tuned, "model.depth=2", variant="irt-r")
+    learner, (state, step) = learner_of(config), start(config)
     for i in range(2):
         state, _ = step(state, random_batch(i))
     assert state.objective_state["memory"].place == 8 and state.teacher is not None
     checkpoints = SharedCheckpoints(lambda: Checkpoints(tmp_path))
     recalls = states.Measured(untrained={"test": {"head": {"recall@1": 0.5}}})
-    states.save(checkpoints, state, recalls)
+    states.save(checkpoints, learner, state, recalls)
     checkpoints.close()
     fresh, _ = start(config)
     saved = SharedCheckpoints(lambda: Checkpoints(tmp_path))
-    restored, remembered = states.restore(saved, fresh)
+    restored, remembered = states.restore(saved, learner, fresh)
     assert remembered == recalls
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):

@@ -138,6 +138,9 @@ def test_it_works_on_cached_features_and_frozen_models(begun):
 
 
 def test_nothing_is_kept_where_no_objective_asks(load_glyphs):
-    state, _ = start(load_glyphs())
-    assert state.teacher is None
-    assert len(states.trees(state)["training"]) == 4  # As checkpoints always were.
+    config = load_glyphs()
+    state, _ = start(config)
+    assert state.teacher is None and state.average is None
+    saved = states.trees(learner_of(config), state)
+    assert len(saved["training"]) == 4  # As checkpoints always were.
+    assert saved["model"] is state.params["model"]

@@ -1,0 +1,79 @@
+"""LoRA (Hu et al., ICLR 2022): low-rank adapters of an encoder's kernels, as parameters.
+
+A kernel W with an adapter acts as W + (α/r)·A·B, and of the encoder only A and B are trained. The
+sum is computed in float32 before the modules are applied. They do not know of adapters, so that a
+merged model computes what it computed in training, and every architecture can have adapters.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import PRNGKeyArray, PyTree
+
+from hypjax.config.choices import parameter_path
+from hypjax.errors import UserError
+from hypjax.training.optim import ADAPTER, matches
+
+
+class Lora(NamedTuple):
+    """Which kernels have adapters, and of what size.
+
+    Attributes:
+        rank: The rank r of A·B.
+        alpha: The numerator α of its factor.
+        targets: Names or paths of parameters, see `optim.frozen`; kernels below them get adapters.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+
+def with_adapters(
+    params: Mapping[str, PyTree], lora: Lora, frozen: Collection[str], key: PRNGKeyArray
+) -> dict[str, PyTree]:
+    """Adds an adapter beside each kernel that the targets name and `frozen` does not.
+
+    A module's {"kernel": W} becomes {"kernel": W, "lora": {"a": A, "b": B}}, with A [n, rank] and
+    B [rank, m] for a kernel [n, m]. A kernel [h, w, i, o] of a convolution counts as a matrix
+    [h·w·i, o]. As in PEFT, A is Kaiming-uniform with the negative slope √5, uniform up to 1/√n, and
+    B is zero. Raises a `UserError` if a target names no kernel.
+    """
+    flat = flatten_dict(params, keep_empty_nodes=True)
+    held = list(map(parameter_path, frozen))
+    kernels = [p for p in flat if p[-1] == "kernel" and not any(matches(h, p) for h in held)]
+    chosen = set()
+    for target in lora.targets:
+        own = {path for path in kernels if matches(parameter_path(target), path)}
+        if not own:
+            raise UserError(
+                f"config.train.lora_targets names {target}, but this model has no kernel there "
+                "that optim.frozen leaves; name some of its parameters, such as encoder"
+            )
+        chosen |= own
+    for path, own_key in zip(sorted(chosen), jax.random.split(key, len(chosen)), strict=True):
+        *inputs, outputs = flat[path].shape
+        size = math.prod(inputs)
+        bound = 1 / math.sqrt(size)
+        a = jax.random.uniform(own_key, (size, lora.rank), minval=-bound, maxval=bound)
+        adapter = {"a": a, "b": jnp.zeros((lora.rank, outputs))}
+        flat |= {(*path[:-1], ADAPTER, name): value for name, value in adapter.items()}
+    return unflatten_dict(flat)
+
+
+def merged(model: PyTree, lora: Lora | None) -> PyTree:
+    """The parameters of a model's modules: each adapter is added to its kernel, in float32."""
+    if lora is None:
+        return model
+    flat = flatten_dict(model, keep_empty_nodes=True)
+    for path in [path for path in flat if path[-2:] == (ADAPTER, "a")]:
+        module = path[:-2]
+        a, b = (flat.pop((*module, ADAPTER, name)) for name in ("a", "b"))
+        kernel = flat[*module, "kernel"]
+        change = jnp.matmul(a, b, precision="highest").reshape(kernel.shape)
+        flat[*module, "kernel"] = kernel + lora.alpha / lora.rank * change
+    return unflatten_dict(flat)

@@ -1,0 +1,158 @@
+"""Ways to fine-tune: LoRA, the head first, rates by layer, and an average that is evaluated."""
+
+import json
+import signal
+import time
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.traverse_util import flatten_dict
+
+import hypjax
+from hypjax import evaluate
+from hypjax.errors import UserError
+from hypjax.inference.weights import restore_best
+from hypjax.models.pretrained import timm_state_dict
+from hypjax.models.weight_files import read_state_dict
+from hypjax.objectives import Spec
+from hypjax.training import lora, optim, states
+from hypjax.training.step import make_train_step
+from tests.helpers import small_runs
+from tests.helpers.process_pair import python
+from tests.helpers.steps import learner_of, leaves, random_batch, start
+from tests.training.test_interruptions import STEADY, assert_same_run
+
+ALL = ("train.lora_rank=2", "train.ema_decay=0.9", "train.probe_steps=2", "optim.layer_decay=0.5")
+LORA = lora.Lora(3, 6.0, ("model/encoder/*block*",))
+
+
+@pytest.fixture
+def params():
+    """Parameters of a block with a dense layer and a convolution, and others."""
+    rng = np.random.default_rng(0)
+    shapes = {"dense": (10, 4), "conv": (3, 3, 2, 5)}
+    block = {name: {"kernel": rng.normal(size=s), "bias": 0.0} for name, s in shapes.items()}
+    encoder = {"block_0": block, "patch_embed": {"kernel": rng.normal(size=(7, 10))}}
+    model = {"encoder": encoder, "head": {"kernel": rng.normal(size=(4, 2))}}
+    return {"model": jax.tree.map(jnp.float32, model), "objective": {}}
+
+
+def test_adapters_stand_beside_kernels_and_change_nothing_at_first(params):
+    adapted = lora.with_adapters(params, LORA, ["patch_projection"], jax.random.key(0))
+    trained, frozen = optim.split_frozen(adapted, ["patch_projection"])
+    below = ("model", "encoder", "block_0")
+    expected = {("model", "head", "kernel"): (4, 2)}
+    for name, (rows, columns) in {"dense": (10, 4), "conv": (18, 5)}.items():
+        expected |= {
+            (*below, name, "lora", "a"): (rows, 3),
+            (*below, name, "lora", "b"): (3, columns),
+        }
+        a = flatten_dict(adapted)[*below, name, "lora", "a"]
+        assert 0.7 < rows**0.5 * np.abs(a).max() <= 1  # Uniform up to 1/√n.
+        assert np.all(flatten_dict(adapted)[*below, name, "lora", "b"] == 0)
+    assert {path: leaf.shape for path, leaf in flatten_dict(trained).items()} == expected
+    assert optim.merge(trained, frozen) == adapted
+    for name, value in leaves(lora.merged(adapted["model"], LORA)).items():
+        np.testing.assert_array_equal(value, leaves(params["model"])[name])
+    # Frozen parameters get none, and with the encoder frozen no adapter is trained.
+    alone = lora.with_adapters(params, LORA, ["model/encoder/block_0/conv"], jax.random.key(0))
+    assert [path[3] for path in flatten_dict(alone) if path[-1] == "a"] == ["dense"]
+    assert optim.split_frozen(adapted, ["encoder"])[0]["model"].keys() == {"head"}
+    with pytest.raises(UserError, match="lora_targets names model/encoder/layer_1, but this model"):
+        missing = LORA._replace(targets=(*LORA.targets, "model/encoder/layer_1"))
+        lora.with_adapters(params, missing, [], jax.random.key(0))
+
+
+def test_a_merged_kernel_is_the_sum_of_kernel_and_adapter(params):
+    adapted = lora.with_adapters(params, LORA, [], jax.random.key(0))["model"]
+    rng = np.random.default_rng(1)
+    adapted = jax.tree.map(lambda x: jnp.float32(rng.normal(size=jnp.shape(x))), adapted)
+    merged, block = lora.merged(adapted, LORA), adapted["encoder"]["block_0"]
+    assert jax.tree.structure(merged) == jax.tree.structure(params["model"])
+    for name, own in block.items():
+        a, b, kernel = (np.float64(x) for x in (own["lora"]["a"], own["lora"]["b"], own["kernel"]))
+        expected = kernel + 2 * (a @ b).reshape(kernel.shape)
+        np.testing.assert_allclose(
+            merged["encoder"]["block_0"][name]["kernel"], expected, 1e-6, 1e-6
+        )
+
+
+def test_a_probing_step_changes_the_head_alone(load_glyphs):
+    """Moments are those of head and adapters; the model that is saved has merged adapters."""
+    config = load_glyphs(*ALL, "optim.warmup_steps=0", "optim.weight_decay=0.1")
+    learner, (state, _) = learner_of(config), start(config)
+    first = leaves(jax.device_get(state.params["model"]))
+    head = {name for name in first if "head" in name}
+    kernels = {name for name in first if "block" in name and name.endswith("['kernel']")}
+    adapters = {name.replace("['kernel']", f"['lora']['{x}']") for name in kernels for x in "ab"}
+    state, metrics = jax.jit(make_train_step(learner, probing=True))(state, random_batch())
+    moments = leaves(optax.tree.get(state.opt_state, "nu")["model"])
+    assert len(kernels) == 4 and moments.keys() == leaves(state.average).keys() == head | adapters
+    assert {name for name, value in moments.items() if np.any(value)} == head
+    last = leaves(state.params["model"])
+    assert {name for name in first if np.any(first[name] != last[name])} == head
+    # The head's gradient alone, of which the clipped tenth is in its first moment.
+    own = optax.tree.norm(optax.tree.get(state.opt_state, "mu")["model"]["head"])
+    clipped = min(metrics["gradient_norm"], config.optim.clip_norm)
+    np.testing.assert_allclose(own, 0.1 * clipped, rtol=1e-4)
+    saved = states.trees(learner, state)
+    assert leaves(saved["model"]).keys() == first.keys() - adapters
+    # After one update the average is the model itself, see timm's ModelEmaV3.
+    for name, value in leaves(saved["model"]).items():
+        np.testing.assert_allclose(value, last[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("optim.frozen=model/encoder/blok_0", "optim.frozen names model/encoder/blok_0, but this "),
+        ("optim.groups=('model/hed*', 1, None, 0)", r"optim.groups names model/hed\*, but this "),
+        ("train.lora_targets=model/encoder/norm", "lora_targets names model/encoder/norm, but "),
+    ],
+)
+def test_a_path_without_parameters_is_refused_before_a_run_has_a_folder(
+    load_glyphs, field, message
+):
+    config = load_glyphs(field, f"train.lora_rank={int('lora' in field)}")
+    spec = Spec(12, 2, 32, 8, 100, 24)
+    setup = SimpleNamespace(config=config, learner=learner_of(config), spec=spec)
+    with pytest.raises(UserError, match=message):
+        states.check_paths(setup)
+
+
+@pytest.mark.slow
+def test_all_options_at_once_survive_a_kill_and_are_read_by_the_commands(photos_folder, tmp_path):
+    """Killed while the head is trained alone, and again later; evaluated, converted and loaded."""
+    fields = [*STEADY, *ALL, "train.probe_steps=6", "eval.every=5"]
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    undisturbed = small_runs.run(photos_folder, whole, *fields)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    assert "the encoder is trained, too, from now on" in undisturbed.stderr
+    for step in (2, 8):
+        process = small_runs.start(photos_folder, run, *fields)
+        while process.poll() is None and not (run / f"checkpoints/{step}").exists():
+            time.sleep(0.001)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    finished = small_runs.run(photos_folder, run, *fields)
+    assert finished.returncode == 0, finished.stderr
+    assert_same_run(run, whole)
+
+    results = json.loads((run / "results.json").read_text())
+    config = small_runs.load(photos_folder, *fields)
+    again = evaluate.evaluate(config, run)
+    assert {name: again[name] for name in again} == {name: results[name] for name in again}
+    _, model, params = restore_best(run)
+    converted = tmp_path / "model.safetensors"
+    python("-m", "hypjax.convert", f"--workdir={run}", f"--output={converted}").check_returncode()
+    state = read_state_dict(str(converted))
+    for name, value in timm_state_dict(params["encoder"], model.encoder).items():
+        np.testing.assert_array_equal(state[name], value)
+    paths = sorted(photos_folder.glob("*/*.png"))[:3]
+    points = hypjax.load(run).embed(paths)
+    assert points.shape == (3, model.head_dim) and np.isfinite(points).all()
