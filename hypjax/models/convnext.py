@@ -59,6 +59,11 @@ class ConvNeXt(nn.Module):
         return self.widths[-1]
 
     @property
+    def min_side(self) -> int:
+        """Side of the smallest images, of which the last stage has one position."""
+        return _STEM * 2 ** (len(self.depths) - 1)
+
+    @property
     def num_prefix_tokens(self) -> int:
         """0: all tokens are positions of the feature map."""
         return 0
