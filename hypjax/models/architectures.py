@@ -16,10 +16,12 @@ from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
 from hypjax.errors import UserError
+from hypjax.models.convnext import ConvNeXt
+from hypjax.models.efficientnet import EfficientNetLite
 from hypjax.models.resnet import ResNet
 from hypjax.models.vit import BlockDesign, Rotary, VisionTransformer
 
-Encoder = VisionTransformer | ResNet
+Encoder = VisionTransformer | ResNet | ConvNeXt | EfficientNetLite
 
 
 class Weights(NamedTuple):
@@ -299,6 +301,37 @@ FAMILIES = (
             Weights("*", *_IMAGENET, _APACHE),
         ),
     ),
+    Family(
+        "ConvNeXt (Liu et al., CVPR 2022), DINOv3 (Siméoni et al., 2025)",
+        ConvNeXt,
+        {"image_size": 224, "depths": (3, 3, 27, 3), "widths": (96, 192, 384, 768)},
+        "avg",
+        {
+            "convnext_tiny": {"depths": (3, 3, 9, 3)},
+            "convnext_small": {},
+            "convnext_base": {"widths": (128, 256, 512, 1024)},
+        },
+        (
+            Weights("*.dinov3*", *_IMAGENET, _DINO3),
+            Weights("*.eupe*", *_IMAGENET, "fair-noncommercial-research-license"),
+            Weights("*.clip*", *_CLIP, _APACHE),
+            Weights("*", *_IMAGENET, _APACHE),
+        ),
+    ),
+    Family(
+        "EfficientNet-Lite (Tan and Le, ICML 2019; Google, 2020)",
+        EfficientNetLite,
+        {},
+        "avg",
+        {
+            "tf_efficientnet_lite0": {"image_size": 224},
+            "tf_efficientnet_lite1": {"image_size": 240, "depth_factor": 1.1},
+            "tf_efficientnet_lite2": {"image_size": 260, "width_factor": 1.1, "depth_factor": 1.2},
+            "tf_efficientnet_lite3": {"image_size": 300, "width_factor": 1.2, "depth_factor": 1.4},
+            "tf_efficientnet_lite4": {"image_size": 380, "width_factor": 1.4, "depth_factor": 1.8},
+        },
+        (Weights("*.in1k", *_HALF, _APACHE),),
+    ),
 )
 _FAMILY_OF = {name: family for family in FAMILIES for name in family.members}
 ARCHITECTURES = tuple(_FAMILY_OF)
@@ -344,6 +377,11 @@ def _sides(timm_name: str) -> dict[str, int]:
     return {name: int(side) for name, side in named if side}
 
 
+def is_transformer(architecture: str) -> bool:
+    """Whether an architecture, by its name in timm or as 'vit', is a Vision Transformer."""
+    return architecture == "vit" or _FAMILY_OF[architecture].encoder is VisionTransformer
+
+
 def published_weights(name: str) -> Weights | None:
     """What timm lists for weights by their name, as 'vit_small_patch16_224.dino'; or None."""
     family = _FAMILY_OF.get(name.partition(".")[0])
@@ -369,6 +407,11 @@ def check_encoder(encoder: Encoder) -> Encoder:
         raise UserError(
             f"images of {pixels} pixels cannot be cut into patches of {patch_size}; "
             f"choose a multiple of {patch_size} as data.image_size"
+        )
+    if min(sides) < (smallest := getattr(encoder, "min_side", 1)):
+        raise UserError(
+            f"images of {pixels} pixels are too small for the encoder, which halves their sides "
+            f"until nothing is left; choose at least {smallest} as data.image_size"
         )
     height, width = (side // patch_size for side in sides)
     if patch_size > 1 and max(height, width) > _MOST_PATCHES:

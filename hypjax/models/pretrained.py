@@ -32,7 +32,9 @@ from hypjax.models.weight_files import StateDict, read_state_dict
 from hypjax.system.files import replacing
 
 # Tensors that have no counterpart: classifiers, update counts of BatchNorm, tokens of masks.
-_IGNORED = re.compile(r"(head|head_dist|fc)\.(weight|bias)|.*\.num_batches_tracked|mask_token")
+_IGNORED = re.compile(
+    r"(head|head_dist|fc|head\.fc|classifier)\.(weight|bias)|.*\.num_batches_tracked|mask_token"
+)
 _CLASSIFIER = ("weight", "bias")
 _ANY_TRANSFORMER = "vit_base_patch16_224"  # timm builds any size of ViT from it.
 _MAX_LISTED = 3  # Names of tensors in a message.

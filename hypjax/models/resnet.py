@@ -14,11 +14,11 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 from hypjax.models import tensors
-from hypjax.models.layers import full_products_in, pool_tokens, poolings
+from hypjax.models.layers import Affine, full_products_in, pool_tokens, poolings
 from hypjax.models.tensors import Tensor
 
-_CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-_Conv = functools.partial(nn.Conv, use_bias=False, kernel_init=_CONV_INIT)
+CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+_Conv = functools.partial(nn.Conv, use_bias=False, kernel_init=CONV_INIT)
 
 
 class ResNet(nn.Module):
@@ -133,19 +133,23 @@ class FrozenBatchNorm(nn.Module):
     """BatchNorm with fixed pretrained statistics and a trained affine map."""
 
     dtype: DTypeLike
+    eps: float = 1e-5
 
-    @nn.compact
     def __call__(self, x: Float[Array, "*b c"]) -> Float[Array, "*b c"]:
         """Normalises each channel."""
-        channels = x.shape[-1]
+        factor, shift = self.affine(x.shape[-1])
+        return (x * factor + shift).astype(self.dtype)
+
+    @nn.compact
+    def affine(self, channels: int) -> Affine:
+        """The factor and the shift of each channel that make up the layer."""
         scale = self.param("scale", nn.initializers.ones, (channels,))
         bias = self.param("bias", nn.initializers.zeros, (channels,))
         statistics = self.param(
             "statistics", lambda _: {"mean": jnp.zeros(channels), "variance": jnp.ones(channels)}
         )
-        factor = scale * jax.lax.rsqrt(statistics["variance"] + 1e-5)
-        shift = bias - statistics["mean"] * factor
-        return (x * factor + shift).astype(self.dtype)
+        factor = scale * jax.lax.rsqrt(statistics["variance"] + self.eps)
+        return factor, bias - statistics["mean"] * factor
 
 
 def _conv(features: int, size: int, dtype: DTypeLike, name: str, stride: int = 1) -> nn.Conv:

@@ -48,3 +48,24 @@ def conv(timm: str, *path: str) -> Tensor:
         lambda x: rearrange(x, "o i h w -> h w i o"),
         lambda x: rearrange(x, "h w i o -> o i h w"),
     )
+
+
+def pointwise(timm: str, *path: str) -> Tensor:
+    """The kernel of a 1×1 convolution that is a dense layer here."""
+    return Tensor(
+        f"{timm}.weight",
+        (*path, "kernel"),
+        lambda x: rearrange(x, "o i 1 1 -> i o"),
+        lambda x: rearrange(x, "i o -> o i 1 1"),
+    )
+
+
+def patches(timm: str, side: int, *path: str) -> Iterator[Tensor]:
+    """Kernel and bias of a convolution of patches that is a dense layer on their values here."""
+    yield Tensor(
+        f"{timm}.weight",
+        (*path, "kernel"),
+        lambda x: rearrange(x, "o c p q -> (p q c) o"),
+        lambda x: rearrange(x, "(p q c) o -> o c p q", p=side, q=side),
+    )
+    yield Tensor(f"{timm}.bias", (*path, "bias"))
