@@ -10,6 +10,10 @@ of the paper). The suffix `,released` trains for as many steps as the released c
 `hier` in their place trains with HIER (Kim et al., CVPR 2023) on top of Proxy-Anchor, and `pa` with
 Proxy-Anchor alone, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
 
+`hyp`, `sph`, `mix`, `hier` and `pa` also exist with encoders of today: `-dinov2`, `-dinov3`,
+`-siglip2`, `-clip`, and `-lite`, the small EfficientNet-Lite0, as in `configs/cars.py:hyp-dinov2`.
+These are untried.
+
 `nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or `snca` trains another
 loss on the sphere, otherwise by the recipe of Hyp-ViT, as in `configs/cars.py:ms-dino`. No paper
 reports these combinations.

@@ -9,6 +9,10 @@ the released commands, as in `configs/sop.py:sph-vit,released`.
 `hier` in their place trains with HIER (Kim et al., CVPR 2023) on top of Proxy-Anchor, and `pa` with
 Proxy-Anchor alone, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
 
+`hyp`, `sph`, `mix`, `hier` and `pa` also exist with encoders of today: `-dinov2`, `-dinov3`,
+`-siglip2`, `-clip`, and `-lite`, the small EfficientNet-Lite0, as in `configs/sop.py:hyp-dinov2`.
+These are untried.
+
 `irt-o`, `irt-l` and `irt-r` follow the recipe of IRT (El-Nouby et al., 2021): the pretrained DeiT,
 which is only evaluated, by `--mode=evaluate`; DeiT trained by the contrastive loss with a memory;
 and with differential entropy besides. `-distilled` at their end is the distilled DeiT.

@@ -36,6 +36,8 @@ SCHEDULES = {
     "inshop": Schedule(143, 150, 5, 1e-4, 100.0, 6e-4, (0.3, 20)),
 }
 _RATES = {"vit": 1e-5, "deit": 1e-5, "dino": 5e-6}
+# Our choice, by the encoders that the paper trains.
+_RATES |= {"dinov2": 5e-6, "dinov3": 5e-6, "siglip2": 5e-6, "clip": 5e-6}
 
 
 def follows(variant: Variant) -> bool:
@@ -59,13 +61,14 @@ def use(config: ConfigDict, variant: Variant) -> None:
     optim.weight_decay = schedule.weight_decay
     optim.clip_norm, optim.clip_value = None, 10.0
     optim.groups = (("encoder", 1.0, None, schedule.frozen * schedule.epoch),)
-    if variant.encoder != "resnet50" and schedule.head_rate != 1:
+    convolutional = variant.encoder in ("resnet50", "lite")
+    if not convolutional and schedule.head_rate != 1:
         optim.groups += (("head", schedule.head_rate, None, 0),)
     train.batch_size, train.samples_per_class = 180, 2
     train.sampling, train.repeat_images = "drawn_classes", True
     train.total_steps = schedule.epochs * schedule.epoch
     config.run.checkpoint_every = 10 * schedule.epoch
-    if variant.encoder == "resnet50":
+    if convolutional:
         config.data.crop_area = (0.08, 1.0)
         config.model.head_dim = 512
         optim.frozen = ()

@@ -15,54 +15,46 @@ from ml_collections import ConfigDict
 
 from hypjax.config.defaults import choose_objective, default_config
 from hypjax.errors import UserError, nearest
+from hypjax.models.architectures import is_transformer, published_weights
 from hypjax.system.machine import usable_cores
 
 SPACES = {"hyp": "poincare", "sph": "sphere"}
 
-_HALF = (0.5, 0.5, 0.5)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _RELEASED = ",released"
 
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedEncoder:
-    """A pretrained encoder by timm's names, with pixel scaling, as the paper fine-tunes it."""
+    """A pretrained encoder by timm's name of its weights, as the paper fine-tunes it."""
 
-    architecture: str
     weights: str
     learning_rate: float  # Constant.
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
     eval_pooling: str = "cls"
     pooling: str = "cls"
+    layer_decay: float = 1.0  # See `optim.layer_decay`.
+
+    @property
+    def architecture(self) -> str:
+        """Name of the architecture in timm."""
+        return self.weights.partition(".")[0]
 
 
-# On learning rates the paper and the released code agree. Pixel scaling is what timm lists for the
-# weights.
+# On learning rates the paper and the released code agree.
 ENCODERS = {
     "vit": PretrainedEncoder(  # Pretrained on ImageNet-21k, then ImageNet-1k.
-        "vit_small_patch16_224",
-        "vit_small_patch16_224.augreg_in21k_ft_in1k",
-        learning_rate=3e-5,
-        mean=_HALF,
-        std=_HALF,
+        "vit_small_patch16_224.augreg_in21k_ft_in1k", learning_rate=3e-5
     ),
     "deit": PretrainedEncoder(
-        "deit_small_distilled_patch16_224",
         "deit_small_distilled_patch16_224.fb_in1k",
         learning_rate=3e-5,
         # The released code trains on the class token and evaluates the mean of the class and the
         # distillation token, since its version of timm returned these.
         eval_pooling="cls_dist_mean",
     ),
-    "dino": PretrainedEncoder(
-        "vit_small_patch16_224", "vit_small_patch16_224.dino", learning_rate=1e-5
-    ),
-    "dino-patch8": PretrainedEncoder(
-        "vit_small_patch8_224", "vit_small_patch8_224.dino", learning_rate=1e-5
-    ),
+    "dino": PretrainedEncoder("vit_small_patch16_224.dino", learning_rate=1e-5),
+    "dino-patch8": PretrainedEncoder("vit_small_patch8_224.dino", learning_rate=1e-5),
     "resnet50": PretrainedEncoder(  # HIER; BatchNorm keeps the statistics of the weights.
-        "resnet50",
         "resnet50.tv_in1k",
         learning_rate=1e-4,
         pooling="avg_max",
@@ -70,6 +62,34 @@ ENCODERS = {
     ),
 }
 VARIANTS = tuple(f"{space}-{encoder}" for space in SPACES for encoder in ("vit", "deit", "dino"))
+# Encoders of today. **Untried**: nobody has trained these variants on a whole dataset yet. The
+# rates are our choice: those of DINO for encoders trained without labels or by texts, with the
+# layer decay by which CLIP is fine-tuned (Dong et al., 2022: 0.6 to 0.75).
+RECENT = {
+    "dinov2": PretrainedEncoder(
+        "vit_small_patch14_dinov2.lvd142m", learning_rate=1e-5, layer_decay=0.75
+    ),
+    "dinov3": PretrainedEncoder(
+        "vit_small_patch16_dinov3_qkvb.lvd1689m", learning_rate=1e-5, layer_decay=0.75
+    ),
+    "siglip2": PretrainedEncoder(
+        "vit_base_patch16_siglip_224.v2_webli",
+        learning_rate=1e-5,
+        layer_decay=0.75,
+        pooling="map",
+        eval_pooling="map",
+    ),
+    "clip": PretrainedEncoder(
+        "vit_base_patch16_clip_quickgelu_224.openai", learning_rate=1e-5, layer_decay=0.75
+    ),
+    "lite": PretrainedEncoder(
+        "tf_efficientnet_lite0.in1k", learning_rate=1e-4, pooling="avg", eval_pooling="avg"
+    ),
+}
+ENCODERS |= RECENT
+RECENT_VARIANTS = tuple(
+    f"{loss}-{encoder}" for loss in (*SPACES, "mix", "pa", "hier") for encoder in RECENT
+)
 
 # Losses to compare with, by the names of their variants. Fields of the losses have their
 # defaults, see `hypjax.objectives`.
@@ -112,7 +132,8 @@ class Variant(NamedTuple):
 def parse_variant(name: str, extra: Sequence[str] = (), *, with_irt: bool = False) -> Variant:
     """Parses a variant, such as 'hyp-dino,released'; a suggestion follows an unknown one."""
     valid = [one + suffix for suffix in ("", _RELEASED) for one in (*VARIANTS, *extra)]
-    valid += (*LOSS_VARIANTS, *HIER_VARIANTS)  # Of these there are no released commands.
+    # Of these there are no released commands.
+    valid += (*LOSS_VARIANTS, *HIER_VARIANTS, *RECENT_VARIANTS)
     valid += IRT_VARIANTS if with_irt else ()
     if name not in valid:
         raise variant_error(name, valid)
@@ -182,7 +203,8 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     encoder = ENCODERS[variant.encoder.removesuffix("-distilled")]
     config = default_config()
     config.variant = variant.name
-    config.data.mean, config.data.std = encoder.mean, encoder.std
+    published = published_weights(encoder.weights)
+    config.data.mean, config.data.std = published.mean, published.std
     config.model.architecture = encoder.architecture
     config.model.weights = encoder.weights
     config.model.pooling = encoder.pooling
@@ -200,6 +222,9 @@ def hyp_vit(variant: Variant) -> ConfigDict:
         # (The paper's "τ = 0.1" contradicts its Eq. 4.)
         config.objective.temperature = 0.2
     config.optim.learning_rate = encoder.learning_rate
+    config.optim.layer_decay = encoder.layer_decay
+    if not is_transformer(encoder.architecture):  # There is no patch projection to freeze.
+        config.optim.frozen = ()
     spread_decoding(config)
     return config
 
