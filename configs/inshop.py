@@ -17,8 +17,8 @@ which is our choice.
 Proxy-Anchor alone, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
 
 `hyp`, `sph`, `mix`, `hier` and `pa` also exist with encoders of today: `-dinov2`, `-dinov3`,
-`-siglip2`, `-clip`, and `-lite`, the small EfficientNet-Lite0, as in `configs/inshop.py:hyp-dinov2`.
-These are untried.
+`-siglip2`, `-clip`, and `-lite`, the small EfficientNet-Lite0, as in
+`configs/inshop.py:hyp-dinov2`. These are untried.
 
 `irt-o`, `irt-l` and `irt-r` follow the recipe of IRT (El-Nouby et al., 2021): the pretrained DeiT,
 which is only evaluated, by `--mode=evaluate`; DeiT trained by the contrastive loss with a memory;

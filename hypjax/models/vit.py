@@ -475,21 +475,18 @@ class Attention(nn.Module):
             mixed, affine = LayerNorm(self.dtype, design.norm_eps, name="norm")(mixed)
         return Dense(width, self.dtype, name="proj")(mixed, affine, factor=factor)
 
-    def _projected(self, inputs: tuple[Array, ...], affine: Affine) -> list[Array]:
+    def _projected(self, inputs: tuple[Array, ...], affine: Affine) -> Iterator[Array]:
         """Queries, keys and values, by three products: faster than one that is taken apart."""
         width, biases = inputs[0].shape[-1], self.design.qkv_bias
-        if not self.design.qkv_packed:
-            return [
-                Dense(width, self.dtype, name[0] in biases, name=name)(x, affine)
-                for name, x in zip(("query", "key", "value"), inputs, strict=True)
-            ]
-        qkv = Dense(3 * width, self.dtype, biases == "qkv", name="qkv")
-        parts = [qkv(x, affine, part, 3) for part, x in enumerate(inputs)]
-        if biases == "qv":
-            for part, name in ((0, "q_bias"), (2, "v_bias")):
-                bias = self.param(name, nn.initializers.zeros, (width,))
-                parts[part] += bias.astype(self.dtype)
-        return parts
+        packed = Dense(3 * width, self.dtype, biases == "qkv", name="qkv")
+        for part, (name, x) in enumerate(zip(("query", "key", "value"), inputs, strict=True)):
+            if not self.design.qkv_packed:
+                yield Dense(width, self.dtype, name[0] in biases, name=name)(x, affine)
+            elif biases == "qv" and name != "key":
+                bias = self.param(f"{name[0]}_bias", nn.initializers.zeros, (width,))
+                yield packed(x, affine, part, 3) + bias.astype(self.dtype)
+            else:
+                yield packed(x, affine, part, 3)
 
     def _head_norm(self, x: Heads, name: str) -> Heads:
         x, (scale, shift) = LayerNorm(jnp.float32, self.design.norm_eps, name=name)(x)
