@@ -8,7 +8,8 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, redacted
 from hypjax.models import Embedder, create_embedder, model_shapes
-from hypjax.models.architectures import Encoder, same_architecture
+from hypjax.models.architectures import same_architecture
+from hypjax.models.encoder import Encoder
 from hypjax.models.pretrained import (
     check_head,
     convert_timm,

@@ -18,10 +18,9 @@ from jaxtyping import PyTree
 from hypjax.errors import UserError
 from hypjax.models.convnext import ConvNeXt
 from hypjax.models.efficientnet import EfficientNetLite
+from hypjax.models.encoder import Encoder
 from hypjax.models.resnet import ResNet
 from hypjax.models.vit import BlockDesign, Rotary, VisionTransformer
-
-Encoder = VisionTransformer | ResNet | ConvNeXt | EfficientNetLite
 
 
 class Weights(NamedTuple):

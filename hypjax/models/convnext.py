@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from hypjax.models import tensors
 from hypjax.models.depthwise import DepthwiseConv
+from hypjax.models.encoder import Encoder
 from hypjax.models.layers import (
     KERNEL_INIT,
     Dense,
@@ -21,7 +22,6 @@ from hypjax.models.layers import (
     activate,
     full_products_in,
     pool_tokens,
-    poolings,
 )
 from hypjax.models.tensors import Tensor
 
@@ -30,7 +30,7 @@ _KERNEL = 7
 _LAYER_SCALE = 1e-6
 
 
-class ConvNeXt(nn.Module):
+class ConvNeXt(Encoder):
     """Maps images to the pooled features of the last stage, after a LayerNorm.
 
     Attributes:
@@ -64,14 +64,13 @@ class ConvNeXt(nn.Module):
         return _STEM * 2 ** (len(self.depths) - 1)
 
     @property
-    def num_prefix_tokens(self) -> int:
-        """0: all tokens are positions of the feature map."""
-        return 0
-
-    @property
-    def poolings(self) -> list[str]:
-        """Names of the poolings that the encoder supports."""
-        return poolings(0)
+    def layers(self) -> list[tuple[str, ...]]:
+        """Names of the parameters of each layer, as in timm: the stem, then the blocks."""
+        blocks = []
+        for stage, depth in enumerate(self.depths):
+            first = (f"stage_{stage}_downsample", f"stage_{stage}_block_0")
+            blocks += [first, *((f"stage_{stage}_block_{i}",) for i in range(1, depth))]
+        return [("stem_conv", "stem_norm"), *blocks]
 
     @property
     def classifiers(self) -> tuple[str, ...]:

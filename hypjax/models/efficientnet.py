@@ -19,7 +19,8 @@ from jaxtyping import Array, Float
 
 from hypjax.models import tensors
 from hypjax.models.depthwise import DepthwiseConv
-from hypjax.models.layers import Dense, full_products_in, pool_tokens, poolings
+from hypjax.models.encoder import Encoder
+from hypjax.models.layers import Dense, full_products_in, pool_tokens
 from hypjax.models.resnet import CONV_INIT, FrozenBatchNorm
 from hypjax.models.tensors import Tensor
 
@@ -48,7 +49,7 @@ _STAGES = (  # EfficientNet-B0 (Tan and Le, Table 1).
 )
 
 
-class EfficientNetLite(nn.Module):
+class EfficientNetLite(Encoder):
     """Maps images to the pooled features of the last layer.
 
     Attributes:
@@ -75,14 +76,15 @@ class EfficientNetLite(nn.Module):
         return _HEAD_WIDTH
 
     @property
-    def num_prefix_tokens(self) -> int:
-        """0: all tokens are positions of the feature map."""
-        return 0
-
-    @property
-    def poolings(self) -> list[str]:
-        """Names of the poolings that the encoder supports."""
-        return poolings(0)
+    def layers(self) -> list[tuple[str, ...]]:
+        """Names of the parameters of each layer, as in timm: the stem, then the blocks."""
+        blocks = [
+            (f"stage_{stage}_block_{i}",)
+            for stage, design in enumerate(self._stages())
+            for i in range(design.blocks)
+        ]
+        blocks[-1] += ("head_conv", "head_norm")
+        return [("stem_conv", "stem_norm"), *blocks]
 
     @property
     def classifiers(self) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
-from hypjax.models.architectures import Encoder, check_encoder, create_encoder, image_sides
+from hypjax.models.architectures import check_encoder, create_encoder, image_sides
+from hypjax.models.encoder import Encoder
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
 from hypjax.models.vit import VisionTransformer, resize_positions
 from hypjax.types import Outputs, View

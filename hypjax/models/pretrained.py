@@ -20,13 +20,13 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, writing
 from hypjax.models.architectures import (
-    Encoder,
     create_encoder,
     encoder_shapes,
     image_sides,
     timm_name,
 )
 from hypjax.models.embedder import Embedder
+from hypjax.models.encoder import Encoder
 from hypjax.models.vit import resize_positions
 from hypjax.models.weight_files import StateDict, read_state_dict
 from hypjax.system.files import replacing

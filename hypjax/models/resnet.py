@@ -14,14 +14,15 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 from hypjax.models import tensors
-from hypjax.models.layers import Affine, full_products_in, pool_tokens, poolings
+from hypjax.models.encoder import Encoder
+from hypjax.models.layers import Affine, full_products_in, pool_tokens
 from hypjax.models.tensors import Tensor
 
 CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 _Conv = functools.partial(nn.Conv, use_bias=False, kernel_init=CONV_INIT)
 
 
-class ResNet(nn.Module):
+class ResNet(Encoder):
     """Maps images to pooled features of the last stage.
 
     Attributes:
@@ -53,16 +54,6 @@ class ResNet(nn.Module):
         sizes = enumerate(self.stage_sizes)
         blocks = [(f"stage_{s}_block_{b}",) for s, blocks in sizes for b in range(blocks)]
         return [("stem_conv", "stem_norm"), *blocks]
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        """0: all tokens are positions of the feature map."""
-        return 0
-
-    @property
-    def poolings(self) -> list[str]:
-        """Names of the poolings that the encoder supports."""
-        return poolings(0)
 
     @property
     def classifiers(self) -> tuple[str, ...]:

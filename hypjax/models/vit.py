@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from hypjax.models import tensors
 from hypjax.models.attention import Heads, attend
+from hypjax.models.encoder import Encoder
 from hypjax.models.layers import (
     KERNEL_INIT,
     Affine,
@@ -118,7 +119,7 @@ class BlockDesign:
     rotary: Rotary | None = None
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(Encoder):
     """Maps images to one embedding, pooled from the tokens after the final LayerNorm.
 
     Attributes:
@@ -178,8 +179,10 @@ class VisionTransformer(nn.Module):
     def layers(self) -> list[tuple[str, ...]]:
         """Names of the parameters of each layer, as in timm: what makes tokens, then the blocks."""
         blocks = [(f"block_{i}",) for i in range(self.depth)]
-        stem = ("cls_token", "dist_token", "pos_embed", "patch_embed")
-        return [stem, *blocks[:-1], (*blocks[-1], "norm")]
+        if not self.pool_first:
+            blocks[-1] += ("norm",)
+        tokens = ("cls_token", "dist_token", "reg_token", "pos_embed")
+        return [(*tokens, "patch_embed", "norm_pre"), *blocks]
 
     @property
     def num_prefix_tokens(self) -> int:

@@ -7,7 +7,6 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hypjax.models import create_embedder, create_encoder
-from hypjax.models.pretrained import _tensors
 from hypjax.training import optim
 from hypjax.training.learner import build_learner
 from hypjax.training.step import (
@@ -36,8 +35,19 @@ def test_rates_of_layers_are_those_of_timm(name, head):
     check_rates(name, head)
 
 
-def test_rates_of_a_resnet_are_those_of_timm():
-    check_rates("resnet50", True)
+RATED = ("resnet50", "convnext_tiny", "tf_efficientnet_lite0", "vit_small_patch14_reg4_dinov2")
+RATED += ("vit_base_patch16_siglip_224", "vit_base_patch16_clip_224", "eva02_small_patch14_224")
+RATED += ("vit_small_patch16_dinov3",)
+    "vit_base_patch16_siglip_224",
+    "vit_base_patch16_clip_224",
+    "eva02_small_patch14_224",
+    "vit_small_patch16_dinov3",
+)
+
+
+@pytest.mark.parametrize("name", RATED)
+def test_rates_of_other_encoders_are_those_of_timm(name):
+    check_rates(name, head=True)
 
 
 def check_rates(name, head):
@@ -48,9 +58,9 @@ def check_rates(name, head):
     groups = timm_optim.param_groups_layer_decay(peer, layer_decay=0.8)
     expected = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     expected = {key: expected[id(parameter)] for key, parameter in peer.named_parameters()}
-    found = {each.timm: rate(("model", "encoder", *each.path)) for each in _tensors(encoder)}
+    found = {each.timm: rate(("model", "encoder", *each.path)) for each in encoder.tensors()}
     found = {key: value for key, value in found.items() if "running" not in key}
-    classifier = {key for key in expected if key.startswith(("head", "fc."))}
+    classifier = {key for key in expected if key.rpartition(".")[0] in encoder.classifiers}
     assert all(expected.pop(key) == 1 for key in classifier) and bool(classifier) == head
     assert found == pytest.approx(expected)
     assert rate(("model", "head", "kernel")) == rate(("objective", "proxies")) == 1
