@@ -14,7 +14,13 @@ _CACHE = "JAX_COMPILATION_CACHE_DIR"
 _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # Most programs of the tests run for a moment, and compile faster without most optimisations. Those
 # of these folders and modules run for longer, or must be what users run, down to the last bit.
-_OPTIMISED = ("parity", "engines", "retrieval/test_exactness", "retrieval/test_relevance")
+_OPTIMISED = (
+    "parity",
+    "engines",
+    "geometry/test_layout",
+    "retrieval/test_exactness",
+    "retrieval/test_relevance",
+)
 
 
 def pytest_configure(config):
@@ -64,16 +70,16 @@ def repository() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory) -> pathlib.Path:
-    """A data folder with a quarter of the glyphs dataset, shared by all processes of pytest."""
+    """A data folder with a tenth of the glyphs dataset, shared by all processes of pytest."""
     from hypjax.data.preparation import fonts
     from hypjax.data.preparation.glyphs import Glyphs
     from hypjax.system.locks import claimed
 
     root = tmp_path_factory.getbasetemp()
     directory = (root.parent if _IS_XDIST_WORKER else root) / "datasets"
-    quarter = fonts.glyph_classes()[::4]
+    all_classes = fonts.glyph_classes
     with claimed(directory, "preparing glyphs"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fonts, "glyph_classes", lambda: quarter)
+        patch.setattr(fonts, "glyph_classes", lambda: all_classes()[::10])
         Glyphs(data_dir=directory).download_and_prepare()
     return directory
 

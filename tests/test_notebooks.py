@@ -16,6 +16,7 @@ NOTEBOOKS = sorted((small_runs.REPOSITORY / "notebooks").glob("*.ipynb"))
 GLYPHS = [
     *("model.width=32", "model.depth=1", "model.num_heads=2", "train.total_steps=6"),
     *("train.batch_size=24", "train.samples_per_class=2", "optim.warmup_steps=0", "eval.every=0"),
+    "data.validation_classes=20",
 ]
 OPTIONS = {
     "quickstart": GLYPHS,

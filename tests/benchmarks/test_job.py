@@ -70,7 +70,7 @@ command.run(benchmark.main, benchmark.FLAGS, benchmark.EXAMPLE, benchmark.CHOICE
 
 @pytest.mark.slow
 def test_missing_libraries_are_named_and_everything_else_is_measured(tmp_path):
-    done = python("-c", PROGRAM, "all", "--quick", cwd=tmp_path)
+    done = python("-c", PROGRAM, "all", "--quick", "--repeats=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for missing in ("torch", "pytorch-metric-learning", "faiss-cpu", "torchvision", "torch timm"):
         assert f"(pip install {missing})" in done.stdout

@@ -32,6 +32,7 @@ SMALL = [
 SHORT_GLYPHS = [
     *("model.width=32", "model.depth=1", "model.num_heads=2", "model.head_dim=8"),
     *("train.total_steps=6", "train.batch_size=24", "optim.warmup_steps=2"),
+    "data.validation_classes=20",
     *("eval.every=3", "run.log_every=2", "run.report=False"),
 ]
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax.benchmarks import loss, programs, retrieval, train
+from hypjax.benchmarks import loss, measure, programs, retrieval, train
 from hypjax.training import optim
 from tests.helpers import commands
 
@@ -24,13 +24,15 @@ def torch_peers():
 
 
 def run(output, suite):
-    commands.call("benchmark", suite, "--quick", f"--output={output}")
+    commands.call("benchmark", suite, "--quick", "--repeats=1", f"--output={output}")
     return json.loads(output.read_text())
 
 
 def test_all_suites_compare_with_other_libraries(tmp_path, monkeypatch, capsys):
     for peer in ("faiss", "torch", "torchvision"):
         pytest.importorskip(peer, reason=f"needs the parity extra: {peer}")
+    rate = measure.product_rate
+    monkeypatch.setattr(measure, "product_rate", lambda dim, *_, **__: rate(dim, side=256))
     monkeypatch.setattr(retrieval, "_QUICK_SIZES", (1500, 300, 5000))
     written, shown = run(tmp_path / "all.json", "all"), capsys.readouterr().out
     assert written["machine"]["versions"]["jax"]

@@ -38,11 +38,6 @@ def test_rates_of_layers_are_those_of_timm(name, head):
 RATED = ("resnet50", "convnext_tiny", "tf_efficientnet_lite0", "vit_small_patch14_reg4_dinov2")
 RATED += ("vit_base_patch16_siglip_224", "vit_base_patch16_clip_224", "eva02_small_patch14_224")
 RATED += ("vit_small_patch16_dinov3",)
-    "vit_base_patch16_siglip_224",
-    "vit_base_patch16_clip_224",
-    "eva02_small_patch14_224",
-    "vit_small_patch16_dinov3",
-)
 
 
 @pytest.mark.parametrize("name", RATED)

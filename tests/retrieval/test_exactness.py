@@ -220,7 +220,7 @@ print(max(peaks) - peaks[0] - sum(array.nbytes for array in found))
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the process's memory from /proc")
 @pytest.mark.parametrize(
     ("items", "dim", "queries", "k"),
-    [(200_000, 512, 10, 10), (10_000, 2048, 66, 4000)],
+    [(200_000, 512, 10, 10), (10_000, 2048, 33, 3000)],
 )
 @pytest.mark.slow
 def test_a_search_takes_little_memory(items, dim, queries, k, tmp_path):

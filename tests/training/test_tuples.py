@@ -26,7 +26,7 @@ TINY = (
 
 
 @pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
+def objects_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("objects")
     object_files.write_sfm(folder)
     object_files.write_roxford(folder)
@@ -37,9 +37,9 @@ def data_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def load(data_dir):
+def load(objects_dir):
     def load(*overrides, variant="irt-r-deit-s"):
-        return load_config(f"sfm:{variant}", [*TINY, f"run.data_dir={data_dir}", *overrides])
+        return load_config(f"sfm:{variant}", [*TINY, f"run.data_dir={objects_dir}", *overrides])
 
     return load
 
