@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config import flatten, validate
+from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
 from hypjax.data.parts import Splits
@@ -48,6 +49,9 @@ def build(config: ConfigDict) -> Setup:
     mesh = parallel.create_mesh(config.run.mesh)
     # Before any image is read, so that an unknown model is reported at once.
     model = create_embedder(config, device=mesh.devices.flat[0])
+    if config.model.head_init == "pca" and model.head_dim > model.encoder.dim:
+        words = f"at most {model.encoder.dim}, the encoder's dimension, if model.head_init is pca"
+        refuse("model.head_dim", model.head_dim, words)
     splits = open_splits(config)
     train = splits.training_images()
     if config.train.cached_features:  # Of a class with one image, they would all be equal.
@@ -189,6 +193,8 @@ def describe(setup: Setup, parameters: int) -> None:
 _BATCH = 64  # Images of a batch, if there are enough.
 _SAMPLES = 4  # Fewest images per class in a batch.
 _SHOWN = 64_000  # Images that training shows, repetitions included: minutes on two cores.
+_PASSES = 10  # How often it shows each image to a head that starts from principal components.
+_FEW = 5  # Of fewer training classes, more than one pass makes the head worse for others.
 
 
 def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
@@ -205,7 +211,11 @@ def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
         fields.batch_size = classes * fields.samples_per_class
         chosen.append("batch_size")
     if fields.total_steps is None:
-        fields.total_steps = -(-_SHOWN // fields.batch_size)
+        shown = _SHOWN
+        if config.model.head_init == "pca":
+            few = len(sizes) < _FEW and config.data.split == "classes"
+            shown = len(train) * (1 if few else _PASSES)
+        fields.total_steps = -(-shown // fields.batch_size)
         chosen.append("total_steps")
     chosen = [f"train.{name}={fields[name]}" for name in chosen]
     if optim.warmup_steps is None:

@@ -18,6 +18,8 @@ from hypjax.objectives import Spec
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import SharedCheckpoints
 from hypjax.system import console
+from hypjax.training.head_init import pca_head
+from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
 from hypjax.training.optim import matches
 from hypjax.training.setup import Setup, describe
@@ -49,7 +51,18 @@ def begin(
         return restored
     warn_of_groups(state, config.optim, pretrained=config.model.weights is not None)
     pretrained = pretrained or starting_parameters(config, learner)
-    return with_pretrained(learner, state, pretrained), None
+    state = with_pretrained(learner, state, pretrained)
+    if config.model.head_init == "pca":
+        state = with_pretrained(learner, state, {"head": _pca_head(setup, state)})
+    return state, None
+
+
+def _pca_head(setup: Setup, state: TrainState) -> PyTree:
+    """The head's first parameters where `model.head_init` is 'pca', the same in all processes."""
+    model = state.params["model"]
+    features = training_features(setup, model)
+    dim = setup.learner.model.head_dim
+    return processes.arrays_from_first(lambda: pca_head(features, dim), model["head"])
 
 
 def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
@@ -61,7 +74,7 @@ def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Me
         scores = {"test": evaluator.test_scores(params, splits, fitted)}
         if splits.validation:
             scores["validation"] = evaluator.scores(params, Task(splits.validation), fitted)
-    return Measured(untrained=scores)
+    return Measured(untrained=scores, validation=scores.get("validation"))
 
 
 def random_state(learner: Learner, spec: Spec) -> TrainState:

@@ -127,7 +127,10 @@ def test_an_unknown_variant_is_refused_with_a_suggestion():
         load_config("folder:pa-dino")
     assert str(error.value).startswith("unknown variant 'pa-dino'; choose one of hyp, sph, hyp-vit")
     added = str(error.value).rpartition(" --config.")[2]
-    assert load_config("folder", [added, "data.path=photos"]).objective.name == "proxy_anchor"
+    assert (
+        load_config("folder:hyp-scratch", [added, "data.path=photos"]).objective.name
+        == "proxy_anchor"
+    )
 
 
 def test_an_architecture_with_sizes_of_its_own_is_refused_beside_others():

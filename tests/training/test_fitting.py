@@ -18,7 +18,7 @@ def images(*sizes):
 
 
 def fitted(train, *overrides):
-    config = load_config("folder", ["data.path=photos", *overrides])
+    config = load_config("folder:hyp-scratch", ["data.path=photos", *overrides])
     validate(config)
     config = fit_to_images(config, train)
     validate(config)
