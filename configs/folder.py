@@ -92,7 +92,6 @@ def head_only(variant: str) -> ConfigDict:
     space, _, encoder = variant.removesuffix(_FROZEN).partition("-")
     if encoder == "lite":
         config = default_config()
-        config.data.mean, config.data.std = recipes.IMAGENET_MEAN, recipes.IMAGENET_STD
         config.model.architecture = "tf_efficientnet_lite0"
         config.model.weights = "tf_efficientnet_lite0.in1k"
         config.model.eval_pooling = "avg"

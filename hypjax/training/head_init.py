@@ -14,7 +14,9 @@ from hypjax.errors import UserError
 _NORM = 4.6
 
 
-def pca_head(features: Float[np.ndarray, "images dim"], dim: int) -> dict[str, np.ndarray]:
+def pca_head(
+    features: Float[np.ndarray, "images dim"], dim: int, *, rotating: bool = False
+) -> dict[str, np.ndarray]:
     """Returns the kernel and the bias of a head that decorrelates features, halfway to whitening.
 
     The head maps features minus their mean to their coordinates along the principal components, by
@@ -24,12 +26,16 @@ def pca_head(features: Float[np.ndarray, "images dim"], dim: int) -> dict[str, n
 
     The variances are those of the covariance estimate of Ledoit and Wolf ("A well-conditioned
     estimator for large-dimensional covariance matrices", 2004): the sample's, shrunk towards their
-    mean by a share that grows as there are fewer images. With few images the head thus becomes a
-    rotation, and directions in which they do not vary at all are kept.
+    mean by a share that grows as there are fewer images, so that directions in which the images do
+    not vary at all are kept, too.
+
+    Mean and variances of few classes say little about others. A head that only rotates needs
+    neither: clipped to one norm, or on the sphere, features are ranked as by their cosine.
 
     Args:
         features: The encoder's embeddings of at least two images that are not all equal, float32.
         dim: Number of coordinates, at most that of the features.
+        rotating: Whether the head only rotates and scales the features.
 
     Returns:
         {"kernel": [features' dim, dim], "bias": [dim]}, float32.
@@ -37,7 +43,7 @@ def pca_head(features: Float[np.ndarray, "images dim"], dim: int) -> dict[str, n
     Raises:
         UserError: All features are equal.
     """
-    mean = features.mean(axis=0, dtype=np.float64)
+    mean = np.zeros(features.shape[1]) if rotating else features.mean(axis=0, dtype=np.float64)
     centred = features - mean
     n, d = centred.shape
     covariance = centred.T @ centred / n
@@ -49,7 +55,7 @@ def pca_head(features: Float[np.ndarray, "images dim"], dim: int) -> dict[str, n
     # the covariance's squared error (Lemmas 3.2 to 3.4; there, norms are divided by d).
     distance = squares - d * average**2
     error = (np.sum(np.sum(centred**2, axis=1) ** 2) / n - squares) / n
-    share = min(error / distance, 1.0)
+    share = 1.0 if rotating else min(error / distance, 1.0)
     variances, directions = np.linalg.eigh(covariance)
     variances = (1 - share) * np.maximum(variances[::-1], 0) + share * average
     kernel = directions[:, ::-1][:, :dim] * variances[:dim] ** -0.25

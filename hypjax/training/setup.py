@@ -12,7 +12,7 @@ from hypjax.config import flatten, validate
 from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
-from hypjax.data.parts import Splits
+from hypjax.data.parts import FEW_CLASSES, Splits
 from hypjax.data.plans import (
     ClassPlans,
     DrawnClassPlans,
@@ -194,7 +194,6 @@ _BATCH = 64  # Images of a batch, if there are enough.
 _SAMPLES = 4  # Fewest images per class in a batch.
 _SHOWN = 64_000  # Images that training shows, repetitions included: minutes on two cores.
 _PASSES = 10  # How often it shows each image to a head that starts from principal components.
-_FEW = 5  # Of fewer training classes, more than one pass makes the head worse for others.
 
 
 def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
@@ -211,19 +210,33 @@ def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
         fields.batch_size = classes * fields.samples_per_class
         chosen.append("batch_size")
     if fields.total_steps is None:
-        shown = _SHOWN
-        if config.model.head_init == "pca":
-            few = len(sizes) < _FEW and config.data.split == "classes"
-            shown = len(train) * (1 if few else _PASSES)
-        fields.total_steps = -(-shown // fields.batch_size)
+        fields.total_steps = _steps(config, train)
         chosen.append("total_steps")
     chosen = [f"train.{name}={fields[name]}" for name in chosen]
     if optim.warmup_steps is None:
-        optim.warmup_steps = fields.total_steps // 10
+        optim.warmup_steps = max(fields.total_steps // 10, int(rotates_only(config, train)))
         chosen.append(f"optim.warmup_steps={optim.warmup_steps}")
     if chosen:
         console.say(f"chosen for these images: {', '.join(chosen)}")
     return config
+
+
+def _steps(config: ConfigDict, train: Dataset) -> int:
+    """Chooses the number of steps; a single one, at the rate 0, leaves a head as it starts."""
+    if rotates_only(config, train):
+        console.say(
+            f"{train.num_classes} classes are too few to choose or train a head for others: it "
+            "only rotates the encoder's features"
+        )
+        return 1
+    shown = _PASSES * len(train) if config.model.head_init == "pca" else _SHOWN
+    return -(-shown // config.train.batch_size)
+
+
+def rotates_only(config: ConfigDict, train: Dataset) -> bool:
+    """Whether a head of principal components has too few classes to estimate for others from."""
+    few = train.num_classes < FEW_CLASSES and config.data.split == "classes"
+    return few and config.model.head_init == "pca"
 
 
 def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None) -> int:

@@ -1,5 +1,6 @@
 """A run's state: started, saved and restored."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -22,7 +23,7 @@ from hypjax.training.head_init import pca_head
 from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
 from hypjax.training.optim import matches
-from hypjax.training.setup import Setup, describe
+from hypjax.training.setup import Setup, describe, rotates_only
 from hypjax.training.step import TrainState, create_state, start_teacher
 from hypjax.types import Recalls
 
@@ -59,10 +60,11 @@ def begin(
 
 def _pca_head(setup: Setup, state: TrainState) -> PyTree:
     """The head's first parameters where `model.head_init` is 'pca', the same in all processes."""
-    model = state.params["model"]
+    model, dim = state.params["model"], setup.learner.model.head_dim
     features = training_features(setup, model)
-    dim = setup.learner.model.head_dim
-    return processes.arrays_from_first(lambda: pca_head(features, dim), model["head"])
+    rotating = rotates_only(setup.config, setup.splits.train)
+    found = functools.partial(pca_head, features, dim, rotating=rotating)
+    return processes.arrays_from_first(found, model["head"])
 
 
 def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
