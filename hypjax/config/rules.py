@@ -13,7 +13,7 @@ from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 from hypjax.fields import ABOVE_0, Rule, at_least, one_of, range_within, within
 from hypjax.geometry import SPACES
-from hypjax.models.architectures import ARCHITECTURES, supported
+from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
 
@@ -284,7 +284,7 @@ def _validate_architecture(config: ConfigDict) -> None:
             refuse(f"model.{field}", model[field], words)
     if model.architecture == "vit" and model.width % model.num_heads:
         refuse("model.width", model.width, f"a multiple of model.num_heads ({model.num_heads})")
-    if model.drop_path and model.architecture.startswith("resnet"):
+    if model.drop_path and not is_transformer(model.architecture):
         refuse("model.drop_path", model.drop_path, "0 unless the architecture is a Transformer")
     if model.drop_path and config.train.cached_features:
         words = "0 if train.cached_features is set, since the encoder is not run in training"

@@ -2,6 +2,8 @@
 
 from hypjax.models.architectures import ARCHITECTURES as ARCHITECTURES
 from hypjax.models.architectures import create_encoder as create_encoder
+from hypjax.models.convnext import ConvNeXt as ConvNeXt
+from hypjax.models.efficientnet import EfficientNetLite as EfficientNetLite
 from hypjax.models.embedder import Embedder as Embedder
 from hypjax.models.embedder import create_embedder as create_embedder
 from hypjax.models.embedder import example_images as example_images

@@ -1,6 +1,14 @@
-"""Encoders by their names in timm."""
+"""Encoders by their names in timm: a table with one row for each family.
 
+Sizes, pixel scaling and licences are those that timm lists.
+"""
+
+import dataclasses
 import difflib
+import fnmatch
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,39 +16,332 @@ from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
 from hypjax.errors import UserError
-from hypjax.models.layers import poolings
+from hypjax.models.convnext import ConvNeXt
+from hypjax.models.efficientnet import EfficientNetLite
 from hypjax.models.resnet import ResNet
-from hypjax.models.vit import VisionTransformer
+from hypjax.models.vit import BlockDesign, Rotary, VisionTransformer
 
-Encoder = VisionTransformer | ResNet
+Encoder = VisionTransformer | ResNet | ConvNeXt | EfficientNetLite
 
-_SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}  # Width, heads.
-_TRANSFORMERS = (
-    "vit_tiny_patch16_224",
-    "vit_small_patch16_224",
-    "vit_small_patch16_384",
-    "vit_small_patch8_224",
-    "vit_base_patch16_224",
-    "vit_base_patch16_384",
-    "vit_base_patch8_224",
-    "deit_tiny_patch16_224",
-    "deit_tiny_distilled_patch16_224",
-    "deit_small_patch16_224",
-    "deit_small_distilled_patch16_224",
-    "deit_base_patch16_224",
-    "deit_base_patch16_384",
-    "deit_base_distilled_patch16_224",
-    "deit_base_distilled_patch16_384",
+
+class Weights(NamedTuple):
+    """What holds for published weights whose names match a pattern, such as '*.augreg*'."""
+
+    names: str
+    mean: tuple[float, float, float]  # Of pixels, each from 0 to 1,
+    std: tuple[float, float, float]  # and their deviation.
+    licence: str
+
+
+class Family(NamedTuple):
+    """Encoders that differ in their size alone.
+
+    Attributes:
+        title: Its name, and where it is described.
+        encoder: The module.
+        options: What the module's attributes are, unless a member differs.
+        pooling: That of timm.
+        members: For each of timm's names, attributes of the module. The sides of patches and images
+            are taken from names such as 'patch16_224'.
+        weights: Published weights; of several patterns that match, the first counts.
+    """
+
+    title: str
+    encoder: type[Encoder]
+    options: Mapping[str, Any]
+    pooling: str
+    members: Mapping[str, Mapping[str, Any]]
+    weights: tuple[Weights, ...]
+
+
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+_CLIP = (
+    (0.48145466, 0.4578275, 0.40821073),
+    (0.26862954, 0.26130258, 0.27577711),
 )
-_RESNETS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}  # Bottlenecks by stage.
+_SATELLITE = (0.430, 0.411, 0.296), (0.213, 0.156, 0.143)
+_APACHE, _MIT, _BSD = "apache-2.0", "mit", "bsd-3-clause"  # As on the hub.
+_NONCOMMERCIAL, _DINO3 = "cc-by-nc-4.0", "dinov3-license"
+
+_TINY = {"width": 192, "depth": 12, "num_heads": 3}
+_SMALL = {"width": 384, "depth": 12, "num_heads": 6}
+_BASE = {"width": 768, "depth": 12, "num_heads": 12}
+_LARGE = {"width": 1024, "depth": 24, "num_heads": 16}
+_HUGE = {"width": 1280, "depth": 32, "num_heads": 20}
+_SO400M = {"width": 1152, "depth": 27, "num_heads": 16, "mlp_ratio": 3.7362}
+_SIZES = {
+    "tiny": _TINY,
+    "small": _SMALL,
+    "base": _BASE,
+    "large": _LARGE,
+    "so400m": _SO400M,
+    "huge": _HUGE,
+}
+
+
+def _sized(*names: str, **options: Any) -> dict[str, dict[str, Any]]:
+    """Members whose names contain their size, as in 'vit_small_patch16_224'."""
+    size = re.compile("|".join(_SIZES))
+    return {name: _SIZES[size.search(name)[0]] | options for name in names}
+
+
+_DINO_BLOCKS = BlockDesign(layer_scale=True)
+_GIANT = {
+    **{"width": 1536, "depth": 40, "num_heads": 24, "mlp_ratio": 4096 / 1536},
+    "blocks": dataclasses.replace(_DINO_BLOCKS, activation="silu", gate="packed"),
+}
+_DINO3_BLOCKS = BlockDesign(
+    norm_eps=1e-5,
+    qkv_bias="",
+    layer_scale=True,
+    rotary=Rotary(temperature=100, centred=True, halves=True),
+)
+_GATED_DINO3_BLOCKS = dataclasses.replace(_DINO3_BLOCKS, activation="silu", gate="separate")
+_CLIP_BLOCKS = BlockDesign(norm_eps=1e-5)
+_TANH_BLOCKS = BlockDesign(activation="gelu_tanh")
+_EVA_BLOCKS = BlockDesign(
+    activation="silu", gate="packed", qkv_bias="qv", rotary=Rotary(reference=16)
+)
+_LARGE_EVA_BLOCKS = dataclasses.replace(
+    _EVA_BLOCKS, gate="separate", mlp_norm=True, qkv_packed=False
+)
+
+
+def _dino3(*sizes: str, blocks: BlockDesign) -> dict[str, dict[str, Any]]:
+    """Members without and, for timm's names with 'qkvb', with biases of queries and values."""
+    designs = {"": blocks, "_qkvb": dataclasses.replace(blocks, qkv_bias="qv")}
+    names = {
+        f"vit_{size}_patch16_dinov3{end}": design
+        for size in sizes
+        for end, design in designs.items()
+    }
+    return {name: _sized(name, blocks=design)[name] for name, design in names.items()}
+
+
+def _perception(side: int) -> dict[str, Any]:
+    """Blocks of the Perception Encoder, pretrained with grids of a side."""
+    rotary = Rotary(reference=side, offset=1, columns_first=True)
+    return {"blocks": BlockDesign(norm_eps=1e-5, rotary=rotary)}
+
+
+FAMILIES = (
+    Family(
+        "ViT (Dosovitskiy et al., ICLR 2021; Steiner et al., 2022), DINO (Caron et al., ICCV 2021)",
+        VisionTransformer,
+        {},
+        "cls",
+        _sized(
+            *("vit_tiny_patch16_224", "vit_tiny_patch16_384"),
+            *("vit_small_patch32_224", "vit_small_patch32_384", "vit_small_patch16_224"),
+            *("vit_small_patch16_384", "vit_small_patch8_224"),
+            *("vit_base_patch32_224", "vit_base_patch32_384", "vit_base_patch16_224"),
+            *("vit_base_patch16_384", "vit_base_patch8_224"),
+            *("vit_large_patch32_224", "vit_large_patch32_384"),
+            *("vit_large_patch16_224", "vit_large_patch16_384"),
+        ),
+        (
+            Weights("*.dino", *_IMAGENET, _APACHE),
+            Weights("*.mae", *_IMAGENET, _NONCOMMERCIAL),
+            Weights("*.augreg*", *_HALF, _APACHE),
+            Weights("*.orig*", *_HALF, _APACHE),
+            Weights("*.sam*", *_HALF, _APACHE),
+        ),
+    ),
+    Family(
+        "DeiT (Touvron et al., ICML 2021)",
+        VisionTransformer,
+        {},
+        "cls",
+        _sized(
+            *("deit_tiny_patch16_224", "deit_small_patch16_224"),
+            *("deit_base_patch16_224", "deit_base_patch16_384"),
+        ),
+        (Weights("*.fb_in1k", *_IMAGENET, _APACHE),),
+    ),
+    Family(
+        "DeiT, distilled",
+        VisionTransformer,
+        {"class_tokens": 2},
+        "cls_dist_mean",
+        _sized(
+            *("deit_tiny_distilled_patch16_224", "deit_small_distilled_patch16_224"),
+            *("deit_base_distilled_patch16_224", "deit_base_distilled_patch16_384"),
+        ),
+        (Weights("*.fb_in1k", *_IMAGENET, _APACHE),),
+    ),
+    Family(
+        "DeiT III (Touvron et al., ECCV 2022)",
+        VisionTransformer,
+        {"positions": "patches", "blocks": _DINO_BLOCKS},
+        "cls",
+        _sized(
+            *("deit3_small_patch16_224", "deit3_small_patch16_384", "deit3_base_patch16_224"),
+            *("deit3_base_patch16_384", "deit3_large_patch16_224", "deit3_large_patch16_384"),
+        ),
+        (Weights("*.fb_*", *_IMAGENET, _APACHE),),
+    ),
+    Family(
+        "DINOv2 (Oquab et al., TMLR 2024)",
+        VisionTransformer,
+        {"image_size": 518, "blocks": _DINO_BLOCKS},
+        "cls",
+        _sized(*("vit_small_patch14_dinov2", "vit_base_patch14_dinov2", "vit_large_patch14_dinov2"))
+        | {"vit_giant_patch14_dinov2": _GIANT},
+        (Weights("*.lvd142m", *_IMAGENET, _APACHE),),
+    ),
+    Family(
+        "DINOv2 with registers (Darcet et al., ICLR 2024)",
+        VisionTransformer,
+        {"image_size": 518, "registers": 4, "positions": "patches", "blocks": _DINO_BLOCKS},
+        "cls",
+        _sized(
+            *("vit_small_patch14_reg4_dinov2", "vit_base_patch14_reg4_dinov2"),
+            "vit_large_patch14_reg4_dinov2",
+        )
+        | {"vit_giant_patch14_reg4_dinov2": _GIANT},
+        (Weights("*.lvd142m", *_IMAGENET, _APACHE),),
+    ),
+    Family(
+        "DINOv3 (Siméoni et al., 2025)",
+        VisionTransformer,
+        {"image_size": 256, "registers": 4, "positions": "none", "blocks": _DINO3_BLOCKS},
+        "avg",
+        _dino3("small", "base", "large", blocks=_DINO3_BLOCKS)
+        | _dino3("small_plus", "huge_plus", blocks=_GATED_DINO3_BLOCKS),
+        (
+            Weights("*.lvd1689m", *_IMAGENET, _DINO3),
+            Weights("*.sat493m", *_SATELLITE, _DINO3),
+            Weights("*.eupe*", *_IMAGENET, "fair-noncommercial-research-license"),
+        ),
+    ),
+    Family(
+        "SigLIP (Zhai et al., ICCV 2023), SigLIP 2 (Tschannen et al., 2025)",
+        VisionTransformer,
+        {"class_tokens": 0},
+        "map",
+        _sized(
+            *("vit_base_patch32_siglip_256", "vit_base_patch16_siglip_224"),
+            *("vit_base_patch16_siglip_256", "vit_base_patch16_siglip_384"),
+            "vit_base_patch16_siglip_512",
+            attention_pool=12,
+        )
+        | _sized(
+            *("vit_large_patch16_siglip_256", "vit_large_patch16_siglip_384"),
+            *("vit_large_patch16_siglip_512", "vit_so400m_patch14_siglip_224"),
+            "vit_so400m_patch14_siglip_378",
+            attention_pool=16,
+        )
+        | _sized(
+            *("vit_so400m_patch16_siglip_256", "vit_so400m_patch16_siglip_384"),
+            "vit_so400m_patch16_siglip_512",
+            attention_pool=16,
+            blocks=_TANH_BLOCKS,
+        ),
+        (Weights("*webli*", *_HALF, _APACHE),),
+    ),
+    Family(
+        "CLIP (Radford et al., ICML 2021; Cherti et al., CVPR 2023; Fang et al., ICLR 2024)",
+        VisionTransformer,
+        {"pre_norm": True, "blocks": _CLIP_BLOCKS},
+        "cls",
+        _sized(
+            *("vit_base_patch32_clip_224", "vit_base_patch32_clip_256"),
+            *("vit_base_patch16_clip_224", "vit_base_patch16_clip_384"),
+            *("vit_large_patch14_clip_224", "vit_large_patch14_clip_336"),
+        )
+        | _sized(
+            *("vit_base_patch32_clip_quickgelu_224", "vit_base_patch16_clip_quickgelu_224"),
+            *("vit_large_patch14_clip_quickgelu_224", "vit_large_patch14_clip_quickgelu_336"),
+            blocks=dataclasses.replace(_CLIP_BLOCKS, activation="quick_gelu"),
+        ),
+        (
+            Weights("*.dfn*", *_CLIP, "apple-ascl"),
+            Weights("*.apple_mclip*", *_CLIP, "apple-amlr"),
+            Weights("*.laion400m*", *_CLIP, _MIT),
+            Weights("*.metaclip*", *_CLIP, _NONCOMMERCIAL),
+            Weights("vit_large_*.laion2b*", *_HALF, _APACHE),
+            Weights("*", *_CLIP, _APACHE),
+        ),
+    ),
+    Family(
+        "Perception Encoder (Bolya et al., 2025)",
+        VisionTransformer,
+        {"pre_norm": True, "attention_pool": 8},
+        "map",
+        _sized("vit_pe_core_small_patch16_384", **_perception(24))
+        | _sized("vit_pe_core_base_patch16_224", **_perception(14))
+        | _sized("vit_pe_core_large_patch14_336", **_perception(24)),
+        (Weights("*.fb", *_HALF, _APACHE),),
+    ),
+    Family(
+        "EVA-02 (Fang et al., 2023)",
+        VisionTransformer,
+        {"mlp_ratio": 8 / 3, "pool_first": True, "blocks": _LARGE_EVA_BLOCKS},
+        "avg",
+        _sized("eva02_small_patch14_224", "eva02_small_patch14_336", blocks=_EVA_BLOCKS)
+        | _sized(
+            *("eva02_base_patch14_224", "eva02_base_patch14_448"),
+            *("eva02_large_patch14_224", "eva02_large_patch14_448"),
+        ),
+        (Weights("*.mim*", *_CLIP, _MIT),),
+    ),
+    Family(
+        "ResNet (He et al., CVPR 2016)",
+        ResNet,
+        {"image_size": 224},
+        "avg",
+        {
+            "resnet50": {"stage_sizes": (3, 4, 6, 3)},
+            "resnet101": {"stage_sizes": (3, 4, 23, 3)},
+        },
+        (
+            Weights("*.tv*", *_IMAGENET, _BSD),
+            Weights("*.fb_*", *_IMAGENET, _NONCOMMERCIAL),
+            Weights("*", *_IMAGENET, _APACHE),
+        ),
+    ),
+    Family(
+        "ConvNeXt (Liu et al., CVPR 2022), DINOv3 (Siméoni et al., 2025)",
+        ConvNeXt,
+        {"image_size": 224, "depths": (3, 3, 27, 3), "widths": (96, 192, 384, 768)},
+        "avg",
+        {
+            "convnext_tiny": {"depths": (3, 3, 9, 3)},
+            "convnext_small": {},
+            "convnext_base": {"widths": (128, 256, 512, 1024)},
+        },
+        (
+            Weights("dinov3*", *_IMAGENET, _DINO3),
+            Weights("eupe*", *_IMAGENET, "fair-noncommercial-research-license"),
+            Weights("clip*", *_CLIP, _APACHE),
+            Weights("*", *_IMAGENET, _APACHE),
+        ),
+    ),
+    Family(
+        "EfficientNet-Lite (Tan and Le, ICML 2019; Google, 2020)",
+        EfficientNetLite,
+        {},
+        "avg",
+        {
+            "tf_efficientnet_lite0": {"image_size": 224},
+            "tf_efficientnet_lite1": {"image_size": 240, "depth_factor": 1.1},
+            "tf_efficientnet_lite2": {"image_size": 260, "width_factor": 1.1, "depth_factor": 1.2},
+            "tf_efficientnet_lite3": {"image_size": 300, "width_factor": 1.2, "depth_factor": 1.4},
+            "tf_efficientnet_lite4": {"image_size": 380, "width_factor": 1.4, "depth_factor": 1.8},
+        },
+        (Weights("in1k", *_HALF, _APACHE),),
+    ),
+)
+_FAMILY_OF = {name: family for family in FAMILIES for name in family.members}
+ARCHITECTURES = tuple(_FAMILY_OF)
 _MOST_PATCHES = 128  # Along a side.
-ARCHITECTURES = (*_TRANSFORMERS, *_RESNETS)
 
 
 def create_encoder(
     timm_name: str,
     *,
-    image_size: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
     pooling: str | None = None,
     dtype: DTypeLike = jnp.float32,
     remat: bool = False,
@@ -49,10 +350,9 @@ def create_encoder(
 
     Args:
         timm_name: One of `ARCHITECTURES`, without the tag of pretrained weights.
-        image_size: Side of the images in pixels, or None for the size in the name.
-        pooling: How tokens are pooled, see `hypjax.models.layers.poolings`. None pools as timm
-            does: the class token, the mean of the class and distillation tokens of a distilled
-            model, or the average over the positions of a ResNet.
+        image_size: Side of the images in pixels, or height and width; None for timm's.
+        pooling: How tokens are pooled, see `hypjax.models.layers.poolings`, or `map` for encoders
+            that pool by attention. None pools as timm does.
         dtype: Dtype of matrix products and convolutions.
         remat: Whether to recompute the activations of blocks in the backward pass.
 
@@ -62,25 +362,31 @@ def create_encoder(
     if timm_name not in ARCHITECTURES:
         words = supported(timm_name)
         raise UserError(f"unknown architecture {timm_name!r}; it must be {words}")
-    options = {"dtype": dtype, "remat": remat}
-    if timm_name in _RESNETS:
-        encoder = ResNet(
-            image_size or 224, _RESNETS[timm_name], pooling=pooling or "avg", **options
-        )
-        return check_encoder(encoder)
-    _, size, *distilled, patch_size, native_size = timm_name.split("_")
-    width, num_heads = _SIZES[size]
-    encoder = VisionTransformer(
-        image_size=image_size or int(native_size),
-        patch_size=int(patch_size.removeprefix("patch")),
-        width=width,
-        depth=12,
-        num_heads=num_heads,
-        distilled=bool(distilled),
-        pooling=pooling or ("cls_dist_mean" if distilled else "cls"),
-        **options,
-    )
-    return check_encoder(encoder)
+    family = _FAMILY_OF[timm_name]
+    options = {"pooling": family.pooling, **family.options, **_sides(timm_name)}
+    options |= {**family.members[timm_name], "dtype": dtype, "remat": remat}
+    chosen = {"image_size": image_size, "pooling": pooling}
+    options |= {name: value for name, value in chosen.items() if value is not None}
+    return check_encoder(family.encoder(**options))
+
+
+def _sides(timm_name: str) -> dict[str, int]:
+    """Sides of patches and images in pixels, as far as they are part of a name."""
+    sides = re.search(r"(?:patch(\d+).*?)?(?:_(\d{3}))?$", timm_name).groups()
+    named = zip(("patch_size", "image_size"), sides, strict=True)
+    return {name: int(side) for name, side in named if side}
+
+
+def is_transformer(architecture: str) -> bool:
+    """Whether an architecture, by its name in timm or as 'vit', is a Vision Transformer."""
+    return architecture == "vit" or _FAMILY_OF[architecture].encoder is VisionTransformer
+
+
+def published_weights(name: str) -> Weights | None:
+    """What timm lists for weights by their name, as 'vit_small_patch16_224.dino'; or None."""
+    family = _FAMILY_OF.get(name.partition(".")[0])
+    weights = family.weights if family else ()
+    return next((each for each in weights if fnmatch.fnmatchcase(name, each.names)), None)
 
 
 def supported(name: str) -> str:
@@ -91,25 +397,36 @@ def supported(name: str) -> str:
 
 def check_encoder(encoder: Encoder) -> Encoder:
     """Returns an encoder after checking its image size and pooling."""
-    names = poolings(encoder.num_prefix_tokens)
-    if encoder.pooling not in names:
-        raise UserError(
-            f"the encoder cannot pool by {encoder.pooling!r}; choose among {', '.join(names)}"
-        )
+    if encoder.pooling not in encoder.poolings:
+        names = ", ".join(encoder.poolings)
+        raise UserError(f"the encoder cannot pool by {encoder.pooling!r}; choose among {names}")
     patch_size = getattr(encoder, "patch_size", 1)
-    if encoder.image_size % patch_size:
+    sides = image_sides(encoder)
+    pixels = " × ".join(map(str, sides if len(set(sides)) > 1 else sides[:1]))
+    if any(side % patch_size for side in sides):
         raise UserError(
-            f"images of {encoder.image_size} pixels cannot be cut into patches of {patch_size}; "
+            f"images of {pixels} pixels cannot be cut into patches of {patch_size}; "
             f"choose a multiple of {patch_size} as data.image_size"
         )
-    side = encoder.image_size // patch_size
-    if patch_size > 1 and side > _MOST_PATCHES:
+    if min(sides) < (smallest := getattr(encoder, "min_side", 1)):
         raise UserError(
-            f"images of {encoder.image_size} pixels have {side} × {side} patches of {patch_size}, "
+            f"images of {pixels} pixels are too small for the encoder, which halves their sides "
+            f"until nothing is left; choose at least {smallest} as data.image_size"
+        )
+    height, width = (side // patch_size for side in sides)
+    if patch_size > 1 and max(height, width) > _MOST_PATCHES:
+        raise UserError(
+            f"images of {pixels} pixels have {height} × {width} patches of {patch_size}, "
             f"and the encoder takes at most {_MOST_PATCHES} × {_MOST_PATCHES}; choose a smaller "
             "data.image_size, or larger patches"
         )
     return encoder
+
+
+def image_sides(encoder: Encoder) -> tuple[int, int]:
+    """Height and width of an encoder's images, in pixels."""
+    size = encoder.image_size
+    return (size, size) if isinstance(size, int) else size
 
 
 def same_architecture(one: Encoder, other: Encoder) -> bool:
@@ -119,8 +436,13 @@ def same_architecture(one: Encoder, other: Encoder) -> bool:
     return type(one) is type(other) and one.clone(**ignored) == other
 
 
+def timm_name(encoder: Encoder) -> str | None:
+    """The name in timm of an encoder's architecture, or None if it has none."""
+    same = (name for name in ARCHITECTURES if same_architecture(create_encoder(name), encoder))
+    return next(same, None)
+
+
 def encoder_shapes(encoder: Encoder, channels: int = 3) -> PyTree:
     """A tree of `jax.ShapeDtypeStruct` of an encoder's parameters, without computing them."""
-    side = encoder.image_size
-    images = jax.ShapeDtypeStruct((1, side, side, channels), jnp.float32)
+    images = jax.ShapeDtypeStruct((1, *image_sides(encoder), channels), jnp.float32)
     return jax.eval_shape(encoder.init, jax.random.key(0), images)["params"]

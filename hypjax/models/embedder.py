@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
-from hypjax.models.architectures import Encoder, check_encoder, create_encoder
+from hypjax.models.architectures import Encoder, check_encoder, create_encoder, image_sides
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
 from hypjax.models.vit import VisionTransformer, resize_positions
 from hypjax.types import Outputs, View
@@ -130,8 +130,11 @@ def at_side(model: Embedder, params: PyTree, side: int) -> tuple[Embedder, PyTre
     encoder = check_encoder(model.encoder.clone(image_size=side))
     positions = params["encoder"].get("pos_embed")
     if positions is not None:
-        prefix = encoder.num_prefix_tokens
-        number = prefix + (side // encoder.patch_size) ** 2
-        resized = {"pos_embed": resize_positions(positions, number, prefix)}
+        old, new = (
+            tuple(side // encoder.patch_size for side in image_sides(each))
+            for each in (model.encoder, encoder)
+        )
+        prefix = positions.shape[1] - math.prod(old)
+        resized = {"pos_embed": resize_positions(positions, new, prefix)}
         params = {**params, "encoder": {**params["encoder"], **resized}}
     return model.clone(encoder=encoder), params

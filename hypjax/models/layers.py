@@ -1,11 +1,14 @@
-"""What both encoders share: pixels to input, precision of products, tokens to an embedding."""
+"""What encoders share: pixels to input, precision of products, layers, tokens to an embedding."""
 
 import contextlib
+import functools
 import math
 import re
 import warnings
 from collections.abc import Sequence
+from typing import TypeAlias
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from einops import rearrange
@@ -13,6 +16,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Shaped, UInt8
 
 Images = Shaped[Array, "batch height width channels"]
+Affine: TypeAlias = tuple[Float[Array, " dim"], Float[Array, " dim"]]  # Scale and shift.
+KERNEL_INIT = nn.initializers.truncated_normal(0.02)
 
 
 def normalize(
@@ -69,6 +74,128 @@ def full_products_in(dtype: DTypeLike) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext()
 
 
+class Dense(nn.Module):
+    """A linear layer, into whose weights affine maps before and after it are folded, if given."""
+
+    features: int
+    dtype: DTypeLike
+    biased: bool = True
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "... dim"],
+        affine: Affine | None = None,
+        part: int = 0,
+        parts: int = 1,
+        factor: Float[Array, " features"] | None = None,
+    ) -> Float[Array, "... features"]:
+        """Applies the layer, or one of equal parts of its outputs, to x · scale + shift.
+
+        The factor multiplies the outputs: a LayerScale (Touvron et al., ICCV 2021, Eq. 3).
+        """
+        kernel = self.param("kernel", KERNEL_INIT, (x.shape[-1], self.features))
+        zeros, shape = nn.initializers.zeros, (self.features,)
+        bias = self.param("bias", zeros, shape) if self.biased else jnp.zeros(shape)
+        kernel, bias = (jnp.split(each, parts, axis=-1)[part] for each in (kernel, bias))
+        if affine is not None:
+            scale, shift = affine
+            bias = bias + jnp.matmul(shift, kernel, precision="highest")
+            kernel = scale[:, None] * kernel
+        if factor is not None:
+            kernel, bias = factor * kernel, factor * bias
+        x, kernel, bias = (each.astype(self.dtype) for each in (x, kernel, bias))
+        precision = "highest" if x.dtype == jnp.float32 else None
+        return _product(x, kernel, precision) + bias
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(
+    x: Float[Array, "... dim"], kernel: Float[Array, "dim dim2"], precision: str | None
+) -> Float[Array, "... dim2"]:
+    return jnp.matmul(x, kernel, precision=precision)
+
+
+def _product_forward(x: Array, kernel: Array, precision: str | None) -> tuple:
+    return _product(x, kernel, precision), (x, kernel)
+
+
+def _product_backward(precision: str | None, kept: tuple, slope: Array) -> tuple[Array, Array]:
+    # JAX derives the transpose of the kernel's gradient, for which XLA copies a factor on CPUs.
+    x, kernel = kept
+    by_x = jnp.matmul(slope, kernel.T, precision=precision)
+    x, slope = (rearrange(each, "... dim -> (...) dim") for each in (x, slope))
+    return by_x, jnp.matmul(x.T, slope, precision=precision)
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """GELU, x·Φ(x), by erf as in timm; JAX's uses erfc, which is slow on CPUs."""
+    return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
+_ACTIVATIONS = {
+    "gelu": _gelu,
+    "gelu_tanh": functools.partial(nn.gelu, approximate=True),
+    "quick_gelu": lambda x: x * nn.sigmoid(1.702 * x),  # CLIP (Radford et al., ICML 2021).
+    "silu": nn.silu,
+}
+
+
+@functools.partial(jax.checkpoint, static_argnums=1)  # Nothing inside is stored for the gradient.
+def activate(x: Float[Array, "..."], name: str = "gelu") -> Float[Array, "..."]:
+    """Applies `gelu`, which is exact, `gelu_tanh`, `quick_gelu` or `silu`, in float32."""
+    return _ACTIVATIONS[name](x.astype(jnp.float32)).astype(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm over the last axis (Ba et al., 2016), in float32.
+
+    Returns its normalised input in `dtype`, and the scale and shift that belong to it. These pass
+    into the weights of the next `Dense`: that is the same, but their gradients are then sums over
+    weights, and not over all tokens.
+    """
+
+    dtype: DTypeLike
+    eps: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... dim"]) -> tuple[Float[Array, "... dim"], Affine]:
+        """Applies the layer."""
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        shift = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        return _normalized(x, jnp.dtype(self.dtype), self.eps), (scale, shift)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _normalized(
+    x: Float[Array, "... dim"], dtype: jnp.dtype, eps: float
+) -> Float[Array, "... dim"]:
+    return _normalized_forward(x, dtype, eps)[0]
+
+
+def _normalized_forward(x: Array, dtype: jnp.dtype, eps: float) -> tuple:
+    mean = jnp.mean(x, axis=-1, keepdims=True)
+    # The fast variance E[x²] − E[x]² loses digits for tokens whose mean exceeds their deviation.
+    variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
+    factor = jax.lax.rsqrt(variance + eps)
+    return ((x - mean) * factor).astype(dtype), (x, mean, factor)
+
+
+def _normalized_backward(dtype: jnp.dtype, eps: float, kept: tuple, slope: Array) -> tuple[Array]:
+    del eps
+    # Derived by JAX, it stores several arrays of the size of x; here no more than the result.
+    x, mean, factor = kept
+    slope, unit = slope.astype(jnp.float32), (x - mean) * factor
+    along = jnp.mean(slope * unit, axis=-1, keepdims=True)
+    return (factor * (slope - jnp.mean(slope, axis=-1, keepdims=True) - unit * along),)
+
+
+_normalized.defvjp(_normalized_forward, _normalized_backward)
+
+
 def _maximum(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"]:
     """The largest value of each dimension; the gradient is that of the first such patch."""
     # By jnp.max, the gradient goes to patches that equal the maximum. In compiled programs none may
@@ -121,15 +248,15 @@ _PATCH_POOLINGS = {
 _PREFIX_POOLINGS = {"cls": 1, "cls_dist_mean": 2}  # Number of leading tokens averaged.
 
 
-def poolings(num_prefix_tokens: int) -> list[str]:
-    """Names of the poolings that an encoder with so many tokens before the patch tokens supports.
+def poolings(class_tokens: int) -> list[str]:
+    """Names of the poolings that an encoder with so many class and distillation tokens supports.
 
     `cls` is the class token, and `cls_dist_mean` the mean of the class and distillation tokens
     (DeiT). The others act on the patch tokens alone: `avg`, `max`, their sum `avg_max`, `gem`, the
     generalised mean with exponent 3, and `rmac`, regional maxima (El-Nouby et al., IRT, 2021,
     compare these).
     """
-    return [name for name, n in _PREFIX_POOLINGS.items() if n <= num_prefix_tokens] + list(
+    return [name for name, n in _PREFIX_POOLINGS.items() if n <= class_tokens] + list(
         _PATCH_POOLINGS
     )
 

@@ -4,47 +4,41 @@ A table maps timm's tensors to parameters, and says how to convert each. Nothing
 code is ever loaded.
 """
 
+import json
+import math
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, writing
 from hypjax.models.architectures import (
-    ARCHITECTURES,
     Encoder,
     create_encoder,
     encoder_shapes,
-    same_architecture,
+    image_sides,
+    timm_name,
 )
 from hypjax.models.embedder import Embedder
-from hypjax.models.resnet import ResNet
+from hypjax.models.tensors import Tensor
 from hypjax.models.vit import resize_positions
 from hypjax.models.weight_files import StateDict, read_state_dict
 from hypjax.system.files import replacing
 
-# Tensors of timm's models that have no counterpart: classifiers, and update counts of BatchNorm.
-_IGNORED = re.compile(r"(head|head_dist|fc)\.(weight|bias)|.*\.num_batches_tracked")
+# Tensors that have no counterpart: classifiers, update counts of BatchNorm, tokens of masks.
+_IGNORED = re.compile(
+    r"(head|head_dist|fc|head\.fc|classifier)\.(weight|bias)|.*\.num_batches_tracked|mask_token"
+)
 _CLASSIFIER = ("weight", "bias")
 _ANY_TRANSFORMER = "vit_base_patch16_224"  # timm builds any size of ViT from it.
 _MAX_LISTED = 3  # Names of tensors in a message.
-
-
-class _Tensor(NamedTuple):
-    """timm's name of a tensor, the path of the parameter, and the conversion in both directions."""
-
-    timm: str
-    path: tuple[str, ...]
-    to_hypjax: Callable[[np.ndarray], np.ndarray] = lambda x: x
-    to_timm: Callable[[np.ndarray], np.ndarray] = lambda x: x
 
 
 def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
@@ -93,7 +87,7 @@ def convert_timm(
     Raises:
         UserError: A tensor is missing, unknown or of another shape; the message names it.
     """
-    table = list(_tensors(encoder))
+    table = list(encoder.tensors())
     expected = _timm_shapes(encoder, channels, table)
     state = {name: value for name, value in state_dict.items() if not _IGNORED.fullmatch(name)}
     _raise_on_names("they lack", expected.keys() - state.keys())
@@ -104,8 +98,9 @@ def convert_timm(
     state = {name: np.asarray(value, np.float32) for name, value in state.items()}
     # Others are refused below.
     if interpolate and "pos_embed" in state and state["pos_embed"].ndim == 3:
-        tokens, prefix = expected["pos_embed"][1], encoder.num_prefix_tokens
-        state["pos_embed"] = np.asarray(resize_positions(state["pos_embed"], tokens, prefix))
+        grid = [side // encoder.patch_size for side in image_sides(encoder)]
+        prefix = expected["pos_embed"][1] - math.prod(grid)
+        state["pos_embed"] = np.asarray(resize_positions(state["pos_embed"], grid, prefix))
     for name, shape in expected.items():
         if state[name].shape != shape:
             raise UserError(
@@ -120,7 +115,7 @@ def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
     flat = flatten_dict(jax.tree.map(np.asarray, params))
     return {
         tensor.timm: np.ascontiguousarray(tensor.to_timm(flat[tensor.path]))
-        for tensor in _tensors(encoder)
+        for tensor in encoder.tensors()
     }
 
 
@@ -134,14 +129,9 @@ def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
     weight, bias = np.ascontiguousarray(np.asarray(head["kernel"]).T), np.asarray(head["bias"])
     return {
         f"{name}.{part}": value.copy()
-        for name in _classifiers(encoder)
+        for name in encoder.classifiers
         for part, value in zip(_CLASSIFIER, (weight, bias), strict=True)
     }
-
-
-def _classifiers(encoder: Encoder) -> list[str]:
-    names = ["fc"] if isinstance(encoder, ResNet) else ["head", "head_dist"]
-    return names[: max(1, encoder.num_prefix_tokens)]
 
 
 def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
@@ -159,7 +149,7 @@ def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: 
     """Converts the arrays of a file that `save_timm` wrote: the inverse, bit for bit."""
     params = {"encoder": convert_timm(state_dict, model.encoder, channels, interpolate=False)}
     if model.head_kind == "dense":
-        name = _classifiers(model.encoder)[0]
+        name = model.encoder.classifiers[0]
         try:
             weight, bias = (np.asarray(state_dict[f"{name}.{part}"]) for part in _CLASSIFIER)
         except KeyError as error:
@@ -181,7 +171,7 @@ def check_head(head: Mapping[str, np.ndarray], model: Embedder) -> PyTree:
 def timm_constructor(params: PyTree, model: Embedder) -> str:
     """A line of Python that builds the timm model for weights written by `save_timm`."""
     name, settings = _timm_model(params, model)
-    arguments = ", ".join(f"{key}={value}" for key, value in settings.items())
+    arguments = ", ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
     if name is None:
         return f"timm.models.VisionTransformer({arguments})"
     return f'timm.create_model("{name}", {arguments})'
@@ -211,100 +201,39 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
     }
 
 
-def _timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, int]]:
+def _timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, Any]]:
     """Name of a model in timm, None if it has none, and the settings that differ from its own."""
-    encoder = model.encoder
+    encoder, name = model.encoder, timm_name(model.encoder)
     settings = {"num_classes": model.head_dim if model.head_kind == "dense" else 0}
-    if isinstance(encoder, ResNet):
-        channels = params["encoder"]["stem_conv"]["kernel"].shape[2]
-    else:
-        channels = len(params["encoder"]["patch_embed"]["kernel"]) // encoder.patch_size**2
+    kernels = timm_state_dict(params["encoder"], encoder).values()
+    channels = next(kernel.shape[1] for kernel in kernels if kernel.ndim == 4)
     if channels != 3:
         settings["in_chans"] = channels
-    same = (name for name in ARCHITECTURES if same_architecture(create_encoder(name), encoder))
-    name = next(same, None)
     if name is None:
         settings |= dict(img_size=encoder.image_size, patch_size=encoder.patch_size)
         settings |= dict(embed_dim=encoder.width, depth=encoder.depth, num_heads=encoder.num_heads)
-    elif create_encoder(name).image_size != encoder.image_size and not isinstance(encoder, ResNet):
+    elif hasattr(encoder, "patch_size") and create_encoder(name).image_size != encoder.image_size:
         settings["img_size"] = encoder.image_size
+    if encoder.pooling != _timm_pooling(encoder) and pools_as_timm(encoder):
+        settings["global_pool"] = "token"
     return name, settings
 
 
+def _timm_pooling(encoder: Encoder) -> str:
+    name = timm_name(encoder)
+    return create_encoder(name).pooling if name else "cls"
+
+
 def pools_as_timm(encoder: Encoder) -> bool:
-    """Whether timm's model of this architecture pools tokens as the encoder does."""
-    if isinstance(encoder, ResNet):
-        return encoder.pooling == "avg"
-    return encoder.pooling == ("cls_dist_mean" if encoder.distilled else "cls")
-
-
-def _tensors(encoder: Encoder) -> Iterator[_Tensor]:
-    if isinstance(encoder, ResNet):
-        yield from _resnet_tensors(encoder)
-        return
-    tokens = ("cls_token", "dist_token")[: encoder.num_prefix_tokens]
-    for name in (*tokens, "pos_embed"):
-        yield _Tensor(name, (name,))
-    side = encoder.patch_size
-    yield _Tensor(
-        "patch_embed.proj.weight",
-        ("patch_embed", "kernel"),
-        lambda x: rearrange(x, "o c p q -> (p q c) o"),
-        lambda x: rearrange(x, "(p q c) o -> o c p q", p=side, q=side),
-    )
-    yield _Tensor("patch_embed.proj.bias", ("patch_embed", "bias"))
-    for i in range(encoder.depth):
-        block = f"block_{i}"
-        yield from _norm(f"blocks.{i}.norm1", block, "norm_1")
-        yield from _dense(f"blocks.{i}.attn.qkv", block, "attention", "qkv")
-        yield from _dense(f"blocks.{i}.attn.proj", block, "attention", "proj")
-        yield from _norm(f"blocks.{i}.norm2", block, "norm_2")
-        yield from _dense(f"blocks.{i}.mlp.fc1", block, "fc_1")
-        yield from _dense(f"blocks.{i}.mlp.fc2", block, "fc_2")
-    yield from _norm("norm", "norm")
-
-
-def _resnet_tensors(encoder: ResNet) -> Iterator[_Tensor]:
-    yield _conv("conv1", "stem_conv")
-    yield from _batch_norm("bn1", "stem_norm")
-    for stage, blocks in enumerate(encoder.stage_sizes):
-        for block in range(blocks):
-            timm, path = f"layer{stage + 1}.{block}", f"stage_{stage}_block_{block}"
-            for i in (1, 2, 3):
-                yield _conv(f"{timm}.conv{i}", path, f"conv_{i}")
-                yield from _batch_norm(f"{timm}.bn{i}", path, f"norm_{i}")
-            if block == 0:
-                yield _conv(f"{timm}.downsample.0", path, "shortcut_conv")
-                yield from _batch_norm(f"{timm}.downsample.1", path, "shortcut_norm")
-
-
-def _dense(timm: str, *path: str) -> Iterator[_Tensor]:
-    yield _Tensor(f"{timm}.weight", (*path, "kernel"), np.transpose, np.transpose)
-    yield _Tensor(f"{timm}.bias", (*path, "bias"))
-
-
-def _norm(timm: str, *path: str) -> Iterator[_Tensor]:
-    yield _Tensor(f"{timm}.weight", (*path, "scale"))
-    yield _Tensor(f"{timm}.bias", (*path, "bias"))
-
-
-def _batch_norm(timm: str, *path: str) -> Iterator[_Tensor]:
-    yield from _norm(timm, *path)
-    yield _Tensor(f"{timm}.running_mean", (*path, "statistics", "mean"))
-    yield _Tensor(f"{timm}.running_var", (*path, "statistics", "variance"))
-
-
-def _conv(timm: str, *path: str) -> _Tensor:
-    return _Tensor(
-        f"{timm}.weight",
-        (*path, "kernel"),
-        lambda x: rearrange(x, "o i h w -> h w i o"),
-        lambda x: rearrange(x, "h w i o -> o i h w"),
-    )
+    """Whether timm's model of this architecture can pool tokens as the encoder does."""
+    pooling = _timm_pooling(encoder)
+    # With the class token, timm's EVA-02 has other parameters.
+    by_class_token = pooling == "avg" and not getattr(encoder, "pool_first", True)
+    return encoder.pooling == pooling or (encoder.pooling == "cls" and by_class_token)
 
 
 def _timm_shapes(
-    encoder: Encoder, channels: int, table: list[_Tensor]
+    encoder: Encoder, channels: int, table: list[Tensor]
 ) -> dict[str, tuple[int, ...]]:
     shapes = flatten_dict(encoder_shapes(encoder, channels))
     return {

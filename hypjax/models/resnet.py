@@ -4,6 +4,7 @@ The 3×3 convolution of a bottleneck has the stride, as in torchvision and timm 
 """
 
 import functools
+from collections.abc import Iterator
 
 import flax.linen as nn
 import jax
@@ -12,10 +13,12 @@ from einops import rearrange
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
-from hypjax.models.layers import full_products_in, pool_tokens
+from hypjax.models import tensors
+from hypjax.models.layers import Affine, full_products_in, pool_tokens, poolings
+from hypjax.models.tensors import Tensor
 
-_CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-_Conv = functools.partial(nn.Conv, use_bias=False, kernel_init=_CONV_INIT)
+CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+_Conv = functools.partial(nn.Conv, use_bias=False, kernel_init=CONV_INIT)
 
 
 class ResNet(nn.Module):
@@ -49,6 +52,16 @@ class ResNet(nn.Module):
         """0: all tokens are positions of the feature map."""
         return 0
 
+    @property
+    def poolings(self) -> list[str]:
+        """Names of the poolings that the encoder supports."""
+        return poolings(0)
+
+    @property
+    def classifiers(self) -> tuple[str, ...]:
+        """Names in timm of the layers that follow the pooled features."""
+        return ("fc",)
+
     @nn.compact
     def __call__(
         self, images: Float[ArrayLike, "batch height width channels"], return_tokens: bool = False
@@ -72,6 +85,20 @@ class ResNet(nn.Module):
                     )(x)
         tokens = rearrange(x, "b h w c -> b (h w) c").astype(jnp.float32)
         return tokens if return_tokens else pool_tokens(tokens, 0, self.pooling)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The parameters, by timm's names."""
+        yield tensors.conv("conv1", "stem_conv")
+        yield from tensors.batch_norm("bn1", "stem_norm")
+        for stage, blocks in enumerate(self.stage_sizes):
+            for block in range(blocks):
+                timm, path = f"layer{stage + 1}.{block}", f"stage_{stage}_block_{block}"
+                for i in (1, 2, 3):
+                    yield tensors.conv(f"{timm}.conv{i}", path, f"conv_{i}")
+                    yield from tensors.batch_norm(f"{timm}.bn{i}", path, f"norm_{i}")
+                if block == 0:
+                    yield tensors.conv(f"{timm}.downsample.0", path, "shortcut_conv")
+                    yield from tensors.batch_norm(f"{timm}.downsample.1", path, "shortcut_norm")
 
 
 class Bottleneck(nn.Module):
@@ -99,19 +126,23 @@ class FrozenBatchNorm(nn.Module):
     """BatchNorm with fixed pretrained statistics and a trained affine map."""
 
     dtype: DTypeLike
+    eps: float = 1e-5
 
-    @nn.compact
     def __call__(self, x: Float[Array, "*b c"]) -> Float[Array, "*b c"]:
         """Normalises each channel."""
-        channels = x.shape[-1]
+        factor, shift = self.affine(x.shape[-1])
+        return (x * factor + shift).astype(self.dtype)
+
+    @nn.compact
+    def affine(self, channels: int) -> Affine:
+        """The factor and the shift of each channel that make up the layer."""
         scale = self.param("scale", nn.initializers.ones, (channels,))
         bias = self.param("bias", nn.initializers.zeros, (channels,))
         statistics = self.param(
             "statistics", lambda _: {"mean": jnp.zeros(channels), "variance": jnp.ones(channels)}
         )
-        factor = scale * jax.lax.rsqrt(statistics["variance"] + 1e-5)
-        shift = bias - statistics["mean"] * factor
-        return (x * factor + shift).astype(self.dtype)
+        factor = scale * jax.lax.rsqrt(statistics["variance"] + self.eps)
+        return factor, bias - statistics["mean"] * factor
 
 
 def _conv(features: int, size: int, dtype: DTypeLike, name: str, stride: int = 1) -> nn.Conv:

@@ -1,46 +1,147 @@
 """Vision Transformer (Dosovitskiy et al., ICLR 2021), with timm's numerics.
 
-GELU is exact, LayerNorm has ε = 1e-6, one fused matrix with bias computes queries, keys and values,
-and position embeddings include the class token. Distilled models (DeiT, Touvron et al., ICML 2021)
-have a distillation token after the class token.
+Options of one module make the encoders that descend from it, such as DINOv2, SigLIP and EVA-02;
+`hypjax.models.architectures` lists them. Position embeddings include the class token unless said
+otherwise. Distilled models (DeiT, Touvron et al., ICML 2021) have a distillation token after the
+class token.
 """
 
+import dataclasses
 import functools
 import math
-from typing import TypeAlias
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from einops import rearrange
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hypjax.models.attention import attend
-from hypjax.models.layers import full_products_in, pool_tokens, pooled_tokens
+from hypjax.models import tensors
+from hypjax.models.attention import Heads, attend
+from hypjax.models.layers import (
+    KERNEL_INIT,
+    Affine,
+    Dense,
+    LayerNorm,
+    activate,
+    full_products_in,
+    pool_tokens,
+    pooled_tokens,
+    poolings,
+)
+from hypjax.models.tensors import Tensor
 
-Affine: TypeAlias = tuple[Float[Array, " dim"], Float[Array, " dim"]]  # Scale and shift.
+# Cosines and sines of the angles of rotary position embeddings.
+Turns: TypeAlias = tuple[Float[Array, "tokens dim/2"], Float[Array, "tokens dim/2"]]
 _TILE = 8  # Sides of matrices that tensor cores multiply are multiples of it.
-_TOKEN_INIT = nn.initializers.truncated_normal(0.02)
+
+
+class Rotary(NamedTuple):
+    """Rotary position embeddings of patches (Su et al., 2021; Heo et al., ECCV 2024).
+
+    In each head, pairs of coordinates of queries and keys are rotated, half of them by angles that
+    are proportional to the row of a patch, half to its column. Other tokens are not rotated.
+
+    Attributes:
+        temperature: Ratio of the highest frequency to the lowest, if there were one more.
+        centred: Whether rows and columns are measured from −π to π (DINOv3), and not counted.
+        reference: Side to which grids of other sizes are scaled where patches are counted.
+        offset: Number of the first row and column.
+        columns_first: Whether columns turn the first pairs, and not rows.
+        halves: Whether a pair is a coordinate of the first half and one of the second, and not two
+            adjacent ones.
+    """
+
+    temperature: float = 1e4
+    centred: bool = False
+    reference: int = 1
+    offset: float = 0
+    columns_first: bool = False
+    halves: bool = False
+
+    def angles(self, height: int, width: int, dim: int) -> Float[np.ndarray, "patches dim/2"]:
+        """The angles of each patch, row by row, for heads of a dimension."""
+
+        def coordinates(side: int) -> np.ndarray:
+            if self.centred:
+                return 2 * np.pi * ((2 * np.arange(side) + 1) / side - 1)
+            return (np.arange(side) + self.offset) * self.reference / side
+
+        axes = np.meshgrid(coordinates(height), coordinates(width), indexing="ij")
+        axes = np.stack(axes[::-1] if self.columns_first else axes)
+        frequencies = self.temperature ** -np.linspace(0, 1, dim // 4, endpoint=False)
+        angles = rearrange(axes, "a h w -> (h w) a 1") * frequencies
+        return rearrange(angles, "p a f -> p (a f)").astype(np.float32)
+
+    def rotate(self, x: Heads, turns: Turns) -> Heads:
+        """Rotates the pairs of each head's coordinates, in float32."""
+        pairs = "(two p)" if self.halves else "(p two)"
+        first, second = rearrange(x.astype(jnp.float32), f"b t h {pairs} -> two b t h p", two=2)
+        cos, sin = (each[: x.shape[1], None] for each in turns)
+        rotated = jnp.stack([first * cos - second * sin, second * cos + first * sin])
+        return rearrange(rotated, f"two b t h p -> b t h {pairs}").astype(x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockDesign:
+    """In what the blocks of a family of encoders differ from those of the first Transformers.
+
+    Attributes:
+        norm_eps: ε of all LayerNorms.
+        activation: That of perceptrons, see `hypjax.models.layers.activate`.
+        gate: If not '', the activation is multiplied by a second linear map of the tokens (GLU;
+            Shazeer, 2020): SwiGLU with `silu`, GeGLU with `gelu`. 'packed' keeps both maps in one
+            matrix, 'separate' in two.
+        mlp_norm: Whether a LayerNorm precedes the perceptron's last layer (EVA-02).
+        qkv_bias: Which of queries, keys and values have biases: 'qkv', 'qv' or ''.
+        qkv_packed: Whether one matrix has the weights of queries, keys and values.
+        qk_norm: Whether a LayerNorm acts on each head's queries and keys.
+        attention_norm: Whether a LayerNorm precedes the attention's last layer (EVA-02 of CLIP).
+        layer_scale: Whether learned factors multiply the branches (Touvron et al., ICCV 2021).
+        rotary: Rotary position embeddings, or None.
+    """
+
+    norm_eps: float = 1e-6
+    activation: str = "gelu"
+    gate: str = ""
+    mlp_norm: bool = False
+    qkv_bias: str = "qkv"
+    qkv_packed: bool = True
+    qk_norm: bool = False
+    attention_norm: bool = False
+    layer_scale: bool = False
+    rotary: Rotary | None = None
 
 
 class VisionTransformer(nn.Module):
     """Maps images to one embedding, pooled from the tokens after the final LayerNorm.
 
     Attributes:
-        image_size: Side of the images in pixels, for which pretrained position embeddings are
-            resized.
+        image_size: Side of the images in pixels, or height and width, for which pretrained position
+            embeddings are resized.
         patch_size: Side of a patch in pixels; it divides the sides of the images.
         width: Dimension of tokens and of the embedding.
         depth: Number of blocks.
         num_heads: Number of attention heads; it divides the width.
-        distilled: Whether a distillation token follows the class token.
+        class_tokens: 1 for the class token, 2 for the distillation token as well, or 0.
+        registers: Number of register tokens before the patch tokens (Darcet et al., ICLR 2024).
+        positions: The tokens with a learned position embedding: 'all', 'patches' or 'none'.
+        pre_norm: Whether a LayerNorm precedes the blocks; the patch projection has no bias (CLIP).
+        pool_first: Whether the final LayerNorm follows the pooling (EVA-02). Tokens that are
+            returned are then not normalised.
+        attention_pool: Heads of the attention that pools by `map` (SigLIP, Zhai et al., ICCV 2023),
+            or 0 if the encoder has none.
+        blocks: What distinguishes the blocks of a family.
         pooling: How tokens are pooled into an embedding, see `hypjax.models.layers.poolings`.
         mlp_ratio: Width of a block's hidden layer, relative to the width of tokens.
         dtype: Dtype of matrix products and of the activations between them. Products in float32 are
             true float32 on every device. Parameters, the residual stream, LayerNorm statistics,
-            softmax and the result are always float32.
+            rotations, softmax and the result are always float32.
         remat: Whether to recompute the activations of blocks in the backward pass.
         tensor_cores: Whether to arrange tokens for NVIDIA's tensor cores, which changes results by
             their rounding only. Their number is padded to a multiple of 8, since XLA would
@@ -49,12 +150,18 @@ class VisionTransformer(nn.Module):
         attention: The kernel of attention on NVIDIA GPUs, see `attend`.
     """
 
-    image_size: int
+    image_size: int | tuple[int, int]
     patch_size: int
     width: int
     depth: int
     num_heads: int
-    distilled: bool = False
+    class_tokens: int = 1
+    registers: int = 0
+    positions: str = "all"
+    pre_norm: bool = False
+    pool_first: bool = False
+    attention_pool: int = 0
+    blocks: BlockDesign = BlockDesign()
     pooling: str = "cls"
     mlp_ratio: float = 4
     dtype: DTypeLike = jnp.float32
@@ -70,7 +177,17 @@ class VisionTransformer(nn.Module):
     @property
     def num_prefix_tokens(self) -> int:
         """Number of tokens before the patch tokens."""
-        return 2 if self.distilled else 1
+        return self.class_tokens + self.registers
+
+    @property
+    def poolings(self) -> list[str]:
+        """Names of the poolings that the encoder supports."""
+        return poolings(self.class_tokens) + ["map"] * (self.attention_pool > 0)
+
+    @property
+    def classifiers(self) -> tuple[str, ...]:
+        """Names in timm of the layers that follow the pooled tokens."""
+        return ("head", "head_dist")[: max(1, self.class_tokens)]
 
     @nn.compact
     def __call__(
@@ -98,34 +215,126 @@ class VisionTransformer(nn.Module):
             number = tokens.shape[1]
             pooled = number if return_tokens else pooled_tokens(self.pooling) or number
             options = {"num_heads": self.num_heads, "mlp_ratio": self.mlp_ratio}
-            options |= {"dtype": self.dtype, "kernel": self.attention}
-            outputs = pooled
+            options |= {"dtype": self.dtype, "kernel": self.attention, "design": self.blocks}
+            outputs, turns = pooled, self._turns(images)
             if self.tensor_cores:
                 tokens = _in_rows(_padded(tokens))
                 options["tokens"], outputs = number, pooled + -pooled % _TILE
             for i in range(self.depth):
-                factors = () if branch_factors is None else (branch_factors[:, i],)
+                factors = None if branch_factors is None else branch_factors[:, i]
                 # What is not pooled is needed up to the last block, which attends to it.
                 last = {"outputs": outputs} if i == self.depth - 1 else {}
-                tokens = block(**options, **last, name=f"block_{i}")(tokens, *factors)
+                tokens = block(**options, **last, name=f"block_{i}")(tokens, factors, turns)
             tokens = tokens[:, :pooled]
-            tokens, (scale, shift) = LayerNorm(jnp.float32, name="norm")(tokens)
-            tokens = tokens * scale + shift
-        if return_tokens:
-            return tokens
-        return pool_tokens(tokens, self.num_prefix_tokens, self.pooling)
+            if not self.pool_first:
+                tokens = self._norm(tokens, "norm")
+            if return_tokens and not self.is_initializing():
+                return tokens
+            embedding = self._pooled(tokens)
+            return self._norm(embedding, "norm") if self.pool_first else embedding
+
+    def _norm(self, x: Array, name: str) -> Array:
+        x, (scale, shift) = LayerNorm(jnp.float32, self.blocks.norm_eps, name=name)(x)
+        return x * scale + shift
 
     def _tokens(self, images: ArrayLike) -> Array:
-        """Class token, distillation token if any, and patch tokens, with position embeddings."""
+        """Class and other prefix tokens, and patch tokens, with position embeddings."""
         p = self.patch_size
         patches = rearrange(images, "b (h p) (w q) c -> b (h w) (p q c)", p=p, q=p)
-        patches = nn.Dense(self.width, dtype=self.dtype, name="patch_embed")(patches)
-        names = ("cls_token", "dist_token")[: self.num_prefix_tokens]
-        prefix = [self.param(name, _TOKEN_INIT, (1, 1, self.width)) for name in names]
-        number = len(prefix) + patches.shape[1]
-        positions = self.param("pos_embed", _TOKEN_INIT, (1, number, self.width))
-        prefix = [jnp.broadcast_to(token, (len(images), 1, self.width)) for token in prefix]
-        return jnp.concatenate([*prefix, patches], axis=1) + positions
+        project = nn.Dense(
+            self.width, use_bias=not self.pre_norm, dtype=self.dtype, name="patch_embed"
+        )
+        patches = project(patches)
+        names = [("cls_token", 1), ("dist_token", 1)][: self.class_tokens]
+        names += [("reg_token", self.registers)] if self.registers else []
+        prefix = [self.param(name, KERNEL_INIT, (1, n, self.width)) for name, n in names]
+        batch = len(images)
+        prefix = [jnp.broadcast_to(token, (batch, *token.shape[1:])) for token in prefix]
+        tokens = jnp.concatenate([*prefix, patches], axis=1)
+        if self.positions != "none":
+            without = self.num_prefix_tokens if self.positions == "patches" else 0
+            shape = (1, tokens.shape[1] - without, self.width)
+            positions = self.param("pos_embed", KERNEL_INIT, shape)
+            if without:
+                positions = jnp.pad(positions, ((0, 0), (without, 0), (0, 0)))
+            tokens += positions
+        return self._norm(tokens, "norm_pre") if self.pre_norm else tokens
+
+    def _turns(self, images: ArrayLike) -> Turns | None:
+        """Rotations of all tokens; those before the patches, and padding, are not rotated."""
+        if self.blocks.rotary is None:
+            return None
+        height, width = (side // self.patch_size for side in images.shape[1:3])
+        angles = self.blocks.rotary.angles(height, width, self.width // self.num_heads)
+        padding = -(len(angles) + self.num_prefix_tokens) % _TILE if self.tensor_cores else 0
+        angles = np.pad(angles, ((self.num_prefix_tokens, padding), (0, 0)))
+        return np.cos(angles), np.sin(angles)
+
+    def _pooled(self, tokens: Array) -> Array:
+        if self.attention_pool and (self.pooling == "map" or self.is_initializing()):
+            options = {"mlp_ratio": self.mlp_ratio, "design": self.blocks, "dtype": self.dtype}
+            pooled = AttentionPool(self.attention_pool, **options, name="attn_pool")(tokens)
+            if self.pooling == "map":
+                return pooled
+        return pool_tokens(tokens, self.num_prefix_tokens, self.pooling)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The parameters, by timm's names."""
+        named = ["cls_token", "dist_token"][: self.class_tokens]
+        named += ["reg_token"] if self.registers else []
+        named += ["pos_embed"] if self.positions != "none" else []
+        yield from (Tensor(name, (name,)) for name in named)
+        side = self.patch_size
+        yield Tensor(
+            "patch_embed.proj.weight",
+            ("patch_embed", "kernel"),
+            lambda x: rearrange(x, "o c p q -> (p q c) o"),
+            lambda x: rearrange(x, "(p q c) o -> o c p q", p=side, q=side),
+        )
+        if self.pre_norm:
+            yield from tensors.norm("norm_pre", "norm_pre")
+        else:
+            yield Tensor("patch_embed.proj.bias", ("patch_embed", "bias"))
+        for i in range(self.depth):
+            yield from _block_tensors(f"blocks.{i}", f"block_{i}", self.blocks)
+        yield from tensors.norm("fc_norm" if self.pool_first else "norm", "norm")
+        if self.attention_pool:
+            yield Tensor("attn_pool.latent", ("attn_pool", "latent"))
+            for name in ("q", "kv", "proj"):
+                yield from tensors.dense(f"attn_pool.{name}", "attn_pool", name)
+            yield from tensors.norm("attn_pool.norm", "attn_pool", "norm")
+            yield from tensors.dense("attn_pool.mlp.fc1", "attn_pool", "fc_1")
+            yield from tensors.dense("attn_pool.mlp.fc2", "attn_pool", "fc_2")
+
+
+def _block_tensors(timm: str, block: str, design: BlockDesign) -> Iterator[Tensor]:
+    attention = (f"{timm}.attn", block, "attention")
+    yield from tensors.norm(f"{timm}.norm1", block, "norm_1")
+    yield from tensors.norm(f"{timm}.norm2", block, "norm_2")
+    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+    for name, its in {"qkv": "qkv"}.items() if design.qkv_packed else names.items():
+        biased = len(design.qkv_bias) == 3 or its[0] in design.qkv_bias and not design.qkv_packed
+        layer = tensors.dense if biased else tensors.dense_kernel
+        yield from layer(f"{attention[0]}.{its}", *attention[1:], name)
+    if design.qkv_bias == "qv" and design.qkv_packed:
+        for name in ("q_bias", "v_bias"):
+            yield Tensor(f"{attention[0]}.{name}", (*attention[1:], name))
+    norms = ["q_norm", "k_norm"] if design.qk_norm else []
+    for name in norms + ["norm"] * design.attention_norm:
+        yield from tensors.norm(f"{attention[0]}.{name}", *attention[1:], name)
+    yield from tensors.dense(f"{attention[0]}.proj", *attention[1:], "proj")
+    if design.gate == "separate":
+        yield from tensors.dense(f"{timm}.mlp.fc1_g", block, "fc_gate")
+        yield from tensors.dense(f"{timm}.mlp.fc1_x", block, "fc_1")
+    else:
+        yield from tensors.dense(f"{timm}.mlp.fc1", block, "fc_1")
+    if design.mlp_norm:
+        yield from tensors.norm(f"{timm}.mlp.norm", block, "mlp_norm")
+    yield from tensors.dense(f"{timm}.mlp.fc2", block, "fc_2")
+    for i in (1, 2) if design.layer_scale else ():
+        # timm's class of models with rotary embeddings has names of its own.
+        name = f"gamma_{i}" if design.rotary else f"ls{i}.gamma"
+        yield Tensor(f"{timm}.{name}", (block, f"layer_scale_{i}"))
 
 
 def drop_path_factors(
@@ -153,7 +362,7 @@ def _in_rows(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch to
 
 
 class Block(nn.Module):
-    """Pre-norm Transformer block: attention, then a two-layer perceptron.
+    """Pre-norm Transformer block: attention, then a perceptron.
 
     Attributes:
         num_heads: Number of attention heads.
@@ -162,6 +371,7 @@ class Block(nn.Module):
         kernel: That of attention on NVIDIA GPUs, see `attend`.
         tokens: On tensor cores (see `VisionTransformer`), the number of tokens before padding.
         outputs: How many of the first tokens are returned; None for all.
+        design: Options of the family.
     """
 
     num_heads: int
@@ -170,167 +380,155 @@ class Block(nn.Module):
     kernel: str = "auto"
     tokens: int | None = None
     outputs: int | None = None
+    design: BlockDesign = BlockDesign()
 
     @nn.compact
     def __call__(
         self,
         x: Float[Array, "batch tokens dim"],
         branch_factors: Float[Array, "batch 2"] | None = None,
+        turns: Turns | None = None,
     ) -> Float[Array, "batch outputs dim"]:
-        """Applies the block, with its branches times their factors, if there are any."""
+        """Applies the block, with its branches times their factors, if there are any.
+
+        The turns are those of rotary position embeddings, for each token.
+        """
 
         def added(x: Array, branch: Array, place: int) -> Array:
             if branch_factors is not None:
                 branch = branch_factors[:, place, None, None] * branch
             return x + branch if self.tokens is None else _in_rows(x + branch)
 
-        width = x.shape[-1]
+        width, design = x.shape[-1], self.design
+        scales = (None, None)
+        if design.layer_scale:
+            initial = nn.initializers.constant(1e-5)
+            scales = [self.param(f"layer_scale_{i}", initial, (width,)) for i in (1, 2)]
         options = (self.num_heads, self.dtype, self.kernel, self.tokens, self.outputs)
-        normed = LayerNorm(self.dtype, name="norm_1")(x)
-        mixed = Attention(*options, name="attention")(*normed)
+        norm = functools.partial(LayerNorm, self.dtype, design.norm_eps)
+        attention = Attention(*options, design, name="attention")
+        mixed = attention(*norm(name="norm_1")(x), scales[0], turns)
         x = added(x[:, : self.outputs], mixed, 0)
-        normed = LayerNorm(self.dtype, name="norm_2")(x)
-        hidden = Dense(int(width * self.mlp_ratio), self.dtype, name="fc_1")(*normed)
-        return added(x, Dense(width, self.dtype, name="fc_2")(_gelu(hidden)), 1)
+        hidden = self._hidden(*norm(name="norm_2")(x))
+        affine = None
+        if design.mlp_norm:
+            hidden, affine = norm(name="mlp_norm")(hidden)
+        last = Dense(width, self.dtype, name="fc_2")
+        return added(x, last(hidden, affine, factor=scales[1]), 1)
+
+    def _hidden(self, x: Array, affine: Affine) -> Array:
+        """The perceptron up to its last layer."""
+        width, (kind, gate) = (
+            int(x.shape[-1] * self.mlp_ratio),
+            (self.design.activation, self.design.gate),
+        )
+        if gate == "packed":
+            both = Dense(2 * width, self.dtype, name="fc_1")
+            return activate(both(x, affine, 0, 2), kind) * both(x, affine, 1, 2)
+        hidden = Dense(width, self.dtype, name="fc_1")(x, affine)
+        if gate == "separate":
+            return activate(Dense(width, self.dtype, name="fc_gate")(x, affine), kind) * hidden
+        return activate(hidden, kind)
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; one matrix has the weights of queries, keys and values.
-
-    Its attributes are those of the `Block`.
-    """
+    """Multi-head self-attention; its attributes are those of the `Block`."""
 
     num_heads: int
     dtype: DTypeLike
     kernel: str = "auto"
     tokens: int | None = None
     outputs: int | None = None
-
-    @nn.compact
-    def __call__(
-        self, x: Float[Array, "batch tokens dim"], affine: Affine
-    ) -> Float[Array, "batch outputs dim"]:
-        """Attends to all tokens but those of padding; see `Dense` for the affine map."""
-        width = x.shape[-1]
-        # Three products are faster than one whose result, and its gradient, is taken apart.
-        qkv = Dense(3 * width, self.dtype, name="qkv")
-        factors = (x[:, : self.outputs], x, x)
-        if self.tokens is not None:  # Or XLA merges the three where images are few.
-            factors = jax.lax.optimization_barrier(factors)
-        query, key, value = (
-            rearrange(qkv(factor, affine, part, 3), "b t (h d) -> b t h d", h=self.num_heads)
-            for part, factor in enumerate(factors)
-        )
-        mixed = attend(query, key, value, self.tokens, self.kernel)
-        return Dense(width, self.dtype, name="proj")(rearrange(mixed, "b t h d -> b t (h d)"))
-
-
-class Dense(nn.Module):
-    """A linear layer, into whose weights the affine map of a `LayerNorm` is folded, if given."""
-
-    features: int
-    dtype: DTypeLike
+    design: BlockDesign = BlockDesign()
 
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "... dim"],
-        affine: Affine | None = None,
-        part: int = 0,
-        parts: int = 1,
-    ) -> Float[Array, "... features"]:
-        """Applies the layer, or one of equal parts of its outputs, to x · scale + shift."""
-        kernel = self.param("kernel", _TOKEN_INIT, (x.shape[-1], self.features))
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        kernel, bias = (jnp.split(each, parts, axis=-1)[part] for each in (kernel, bias))
-        if affine is not None:
-            scale, shift = affine
-            bias = bias + jnp.matmul(shift, kernel, precision="highest")
-            kernel = scale[:, None] * kernel
-        x, kernel, bias = (each.astype(self.dtype) for each in (x, kernel, bias))
-        precision = "highest" if x.dtype == jnp.float32 else None
-        return _product(x, kernel, precision) + bias
+        x: Float[Array, "batch tokens dim"],
+        affine: Affine,
+        factor: Float[Array, " dim"] | None = None,
+        turns: Turns | None = None,
+    ) -> Float[Array, "batch outputs dim"]:
+        """Attends to all tokens but those of padding; for the affine map and factor see `Dense`."""
+        width, design = x.shape[-1], self.design
+        inputs = (x[:, : self.outputs], x, x)
+        if self.tokens is not None:  # Or XLA merges the three where images are few.
+            inputs = jax.lax.optimization_barrier(inputs)
+        query, key, value = (
+            rearrange(each, "b t (h d) -> b t h d", h=self.num_heads)
+            for each in self._projected(inputs, affine)
+        )
+        if design.qk_norm:
+            query, key = self._head_norm(query, "q_norm"), self._head_norm(key, "k_norm")
+        if design.rotary is not None:
+            query, key = (design.rotary.rotate(x, turns) for x in (query, key))
+        mixed = attend(query, key, value, self.tokens, self.kernel)
+        mixed, affine = rearrange(mixed, "b t h d -> b t (h d)"), None
+        if design.attention_norm:
+            mixed, affine = LayerNorm(self.dtype, design.norm_eps, name="norm")(mixed)
+        return Dense(width, self.dtype, name="proj")(mixed, affine, factor=factor)
+
+    def _projected(self, inputs: tuple[Array, ...], affine: Affine) -> list[Array]:
+        """Queries, keys and values, by three products: faster than one that is taken apart."""
+        width, biases = inputs[0].shape[-1], self.design.qkv_bias
+        if not self.design.qkv_packed:
+            return [
+                Dense(width, self.dtype, name[0] in biases, name=name)(x, affine)
+                for name, x in zip(("query", "key", "value"), inputs, strict=True)
+            ]
+        qkv = Dense(3 * width, self.dtype, biases == "qkv", name="qkv")
+        parts = [qkv(x, affine, part, 3) for part, x in enumerate(inputs)]
+        if biases == "qv":
+            for part, name in ((0, "q_bias"), (2, "v_bias")):
+                bias = self.param(name, nn.initializers.zeros, (width,))
+                parts[part] += bias.astype(self.dtype)
+        return parts
+
+    def _head_norm(self, x: Heads, name: str) -> Heads:
+        x, (scale, shift) = LayerNorm(jnp.float32, self.design.norm_eps, name=name)(x)
+        return (x * scale + shift).astype(self.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(
-    x: Float[Array, "... dim"], kernel: Float[Array, "dim dim2"], precision: str | None
-) -> Float[Array, "... dim2"]:
-    return jnp.matmul(x, kernel, precision=precision)
+class AttentionPool(nn.Module):
+    """A learned query attends to all tokens; a perceptron with a residual branch follows.
 
-
-def _product_forward(x: Array, kernel: Array, precision: str | None) -> tuple:
-    return _product(x, kernel, precision), (x, kernel)
-
-
-def _product_backward(precision: str | None, kept: tuple, slope: Array) -> tuple[Array, Array]:
-    # JAX derives the transpose of the kernel's gradient, for which XLA copies a factor on CPUs.
-    x, kernel = kept
-    by_x = jnp.matmul(slope, kernel.T, precision=precision)
-    x, slope = (rearrange(each, "... dim -> (...) dim") for each in (x, slope))
-    return by_x, jnp.matmul(x.T, slope, precision=precision)
-
-
-_product.defvjp(_product_forward, _product_backward)
-
-
-def resize_positions(
-    positions: Float[ArrayLike, "1 tokens dim"], tokens: int, prefix: int
-) -> Float[ArrayLike, "1 tokens2 dim"]:
-    """Interpolates a square of positions after a prefix as timm does: bicubic, antialiased."""
-    old, new = (math.isqrt(max(n - prefix, 0)) for n in (positions.shape[1], tokens))
-    if old in (0, new) or old**2 + prefix != positions.shape[1]:
-        return positions
-    grid = rearrange(positions[0, prefix:], "(h w) d -> h w d", h=old)
-    grid = jax.image.resize(jnp.asarray(grid), (new, new, grid.shape[-1]), "cubic", antialias=True)
-    grid = rearrange(grid, "h w d -> 1 (h w) d")
-    return jnp.concatenate([positions[:, :prefix], grid], axis=1)
-
-
-@jax.checkpoint  # Nothing inside is stored for the backward pass.
-def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """GELU, x·Φ(x), in float32 by erf as in timm; JAX's uses erfc, which is slow on CPUs."""
-    full = x.astype(jnp.float32)
-    return (0.5 * full * (1 + jax.lax.erf(full * math.sqrt(0.5)))).astype(x.dtype)
-
-
-class LayerNorm(nn.Module):
-    """LayerNorm over the last axis (Ba et al., 2016) with ε = 1e-6, in float32.
-
-    Returns its normalised input in `dtype`, and the scale and shift that belong to it. These pass
-    into the weights of the next `Dense`: that is the same, but their gradients are then sums over
-    weights, and not over all tokens.
+    Attributes:
+        num_heads: Number of attention heads.
+        mlp_ratio: Width of the perceptron divided by that of the tokens.
+        design: Options of the family; of them, those of LayerNorm and the activation count.
+        dtype: Dtype of matrix products.
     """
 
+    num_heads: int
+    mlp_ratio: float
+    design: BlockDesign
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x: Float[Array, "... dim"]) -> tuple[Float[Array, "... dim"], Affine]:
-        """Applies the layer."""
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        shift = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
-        return _normalized(x, jnp.dtype(self.dtype)), (scale, shift)
+    def __call__(self, tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch dim"]:
+        """Pools the tokens, in float32 between the products."""
+        width = tokens.shape[-1]
+        latent = self.param("latent", KERNEL_INIT, (1, 1, width))
+        query = Dense(width, self.dtype, name="q")(jnp.repeat(latent, len(tokens), axis=0))
+        kv = Dense(2 * width, self.dtype, name="kv")
+        heads = [
+            rearrange(x, "b t (h d) -> b t h d", h=self.num_heads)
+            for x in (query, kv(tokens, None, 0, 2), kv(tokens, None, 1, 2))
+        ]
+        mixed = rearrange(attend(*heads, kernel="xla"), "b 1 h d -> b (h d)")
+        x = Dense(width, self.dtype, name="proj")(mixed).astype(jnp.float32)
+        normed = LayerNorm(self.dtype, self.design.norm_eps, name="norm")(x)
+        hidden = Dense(int(width * self.mlp_ratio), self.dtype, name="fc_1")(*normed)
+        return x + Dense(width, self.dtype, name="fc_2")(activate(hidden, self.design.activation))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _normalized(x: Float[Array, "... dim"], dtype: jnp.dtype) -> Float[Array, "... dim"]:
-    return _normalized_forward(x, dtype)[0]
-
-
-def _normalized_forward(x: Array, dtype: jnp.dtype) -> tuple:
-    mean = jnp.mean(x, axis=-1, keepdims=True)
-    # The fast variance E[x²] − E[x]² loses digits for tokens whose mean exceeds their deviation.
-    variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
-    factor = jax.lax.rsqrt(variance + 1e-6)
-    return ((x - mean) * factor).astype(dtype), (x, mean, factor)
-
-
-def _normalized_backward(dtype: jnp.dtype, kept: tuple, slope: Array) -> tuple[Array]:
-    # Derived by JAX, it stores several arrays of the size of x; here no more than the result.
-    x, mean, factor = kept
-    slope, unit = slope.astype(jnp.float32), (x - mean) * factor
-    along = jnp.mean(slope * unit, axis=-1, keepdims=True)
-    return (factor * (slope - jnp.mean(slope, axis=-1, keepdims=True) - unit * along),)
-
-
-_normalized.defvjp(_normalized_forward, _normalized_backward)
+def resize_positions(
+    positions: Float[ArrayLike, "1 tokens dim"], grid: tuple[int, int], prefix: int
+) -> Float[ArrayLike, "1 tokens2 dim"]:
+    """Interpolates a square of positions after a prefix as timm does: bicubic, antialiased."""
+    side, number = math.isqrt(max(positions.shape[1] - prefix, 0)), positions.shape[1] - prefix
+    if side == 0 or number == math.prod(grid) or side**2 != number:
+        return positions
+    square = rearrange(jnp.asarray(positions[0, prefix:]), "(h w) d -> h w d", h=side)
+    square = jax.image.resize(square, (*grid, square.shape[-1]), "cubic", antialias=True)
+    return jnp.concatenate([positions[:, :prefix], rearrange(square, "h w d -> 1 (h w) d")], axis=1)

