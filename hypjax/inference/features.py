@@ -189,6 +189,7 @@ def frozen_encodings(
         return None
     train, embeds = config.train, any(config.eval.pca.values())
     embeds |= train.cached_features or train.sampling == "tuples"
+    embeds |= config.model.head_init == "pca"
     parts = (splits.test, splits.gallery, splits.validation, splits.train if embeds else None)
     scaling = (config.data.mean, config.data.std)
     folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"

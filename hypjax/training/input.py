@@ -61,8 +61,9 @@ def open_input(setup: Setup, steps: range, workers: Workers, params: PyTree) -> 
 def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:
     """The encoder's embeddings of the training images under the test view."""
     learner, train, images = setup.learner, setup.splits.train, setup.evaluator.images
-    if learner.model.encoder == images.model.encoder and 1.0 in images.scales:
-        return images.encodings.of(params, train)[1.0]
+    encodings, alike = images.encodings, learner.model.encoder == images.model.encoder
+    if encodings is not None and alike and 1.0 in images.scales:
+        return encodings.of(params, train)[1.0]
     console.say(f"embedding {len(train)} training images with the encoder")
     encodings = Encodings(learner.model, learner.pixel_scaling, images.source)
     return encodings.encode(params, train)[0]

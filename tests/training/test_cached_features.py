@@ -10,6 +10,7 @@ from PIL import Image
 
 from hypjax import train
 from hypjax.data.dataset import Dataset
+from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.weights import restore_best
 from hypjax.training.setup import build
@@ -105,9 +106,18 @@ def test_each_image_is_embedded_once_for_all_runs(squares, tmp_path, monkeypatch
     assert after["best_step"] == 0 and after["best"] == after["untrained"]
     assert after["untrained"]["encoder"] == results["untrained"]["encoder"]
     assert after["untrained"]["head"] != results["untrained"]["head"]
-    seen.clear()
-    evaluate(small_runs.load(squares, *CACHED, *fields, "data.resize=18"), tmp_path / "first")
-    assert set(seen.values()) == {1}  # Another view.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [(), FROZEN], ids=["trained", "frozen"])
+def test_a_head_starts_from_principal_components_without_cached_features(squares, tmp_path, frozen):
+    fields = ("eval.every=0", "data.validation_classes=0", "optim.learning_rate=0")
+    config = small_runs.load(squares, *frozen, *PCA, *fields)
+    train.train_and_evaluate(config, tmp_path)
+    head = restore_best(tmp_path)[2]["head"]
+    assert np.abs(head["bias"]).max() > 0  # Minus the mean; a random head has none.
+    with pytest.raises(UserError, match="model.head_dim is 17; it must be at most 16, the encoder"):
+        build(small_runs.load(squares, *frozen, "model.head_init=pca", "model.head_dim=17"))
 
 
 def test_classes_with_one_image_are_left_out(squares, tmp_path, capsys):
