@@ -1,7 +1,8 @@
 """A head that starts from the principal components of the training images' features.
 
-From random weights a head forgets what a frozen encoder knows of classes that it is not trained on.
-Started like this, it finds them at least about as well as the encoder before the first step.
+A head with random weights has to learn from few classes what a frozen encoder knows of many. One
+that starts like this finds unseen classes about as well as the encoder, or better, before the first
+step.
 """
 
 import numpy as np
