@@ -312,9 +312,9 @@ FAMILIES = (
             "convnext_base": {"widths": (128, 256, 512, 1024)},
         },
         (
-            Weights("dinov3*", *_IMAGENET, _DINO3),
-            Weights("eupe*", *_IMAGENET, "fair-noncommercial-research-license"),
-            Weights("clip*", *_CLIP, _APACHE),
+            Weights("*.dinov3*", *_IMAGENET, _DINO3),
+            Weights("*.eupe*", *_IMAGENET, "fair-noncommercial-research-license"),
+            Weights("*.clip*", *_CLIP, _APACHE),
             Weights("*", *_IMAGENET, _APACHE),
         ),
     ),
@@ -330,7 +330,7 @@ FAMILIES = (
             "tf_efficientnet_lite3": {"image_size": 300, "width_factor": 1.2, "depth_factor": 1.4},
             "tf_efficientnet_lite4": {"image_size": 380, "width_factor": 1.4, "depth_factor": 1.8},
         },
-        (Weights("in1k", *_HALF, _APACHE),),
+        (Weights("*.in1k", *_HALF, _APACHE),),
     ),
 )
 _FAMILY_OF = {name: family for family in FAMILIES for name in family.members}

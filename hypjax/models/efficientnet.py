@@ -5,6 +5,7 @@ and the ε of BatchNorm are TensorFlow's. BatchNorm keeps the statistics of the 
 passes into the weights of the convolution before it, so that images are read less often.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -55,8 +56,9 @@ class EfficientNetLite(nn.Module):
         width_factor: Factor of the number of channels, relative to Lite0.
         depth_factor: Factor of the number of blocks.
         pooling: Pooling of the features: see `hypjax.models.layers.poolings`.
-        dtype: Dtype of convolutions and activations. Convolutions in float32 are true float32 on
-            every device. Parameters and the result are float32.
+        dtype: Dtype of convolutions and of the activations within blocks. Convolutions in float32
+            are true float32 on every device. Parameters, the residual stream and the result are
+            always float32.
         remat: Whether to recompute the activations of blocks in the backward pass.
     """
 
@@ -104,7 +106,7 @@ class EfficientNetLite(nn.Module):
                 kernel_init=CONV_INIT,
                 name="stem_conv",
             )(jnp.asarray(images))
-            x = _relu6(FrozenBatchNorm(self.dtype, _EPS, name="stem_norm")(x))
+            x = _relu6(FrozenBatchNorm(jnp.float32, _EPS, name="stem_norm")(x), self.dtype)
             for stage, design in enumerate(self._stages()):
                 for i in range(design.blocks):
                     x = block(
@@ -112,8 +114,8 @@ class EfficientNetLite(nn.Module):
                         *(design.expansion, design.width, self.dtype),
                         name=f"stage_{stage}_block_{i}",
                     )(x)
-            x = _relu6(_pointwise(x, _HEAD_WIDTH, self.dtype, "head"))
-        tokens = rearrange(x, "b h w c -> b (h w) c").astype(jnp.float32)
+            x = _relu6(_pointwise(x, _HEAD_WIDTH, self.dtype, "head"), jnp.float32)
+        tokens = rearrange(x, "b h w c -> b (h w) c")
         return tokens if return_tokens else pool_tokens(tokens, 0, self.pooling)
 
     def _stages(self) -> Iterator[_Stage]:
@@ -166,13 +168,15 @@ class InvertedBottleneck(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 width"]:
-        """Applies the block."""
+        """Applies the block; the result is float32."""
         y = x
         if self.expansion > 1:
-            y = _relu6(_pointwise(y, self.expansion * x.shape[-1], self.dtype, "expand"))
-        scale, shift = FrozenBatchNorm(self.dtype, _EPS, name="depthwise_norm").affine(y.shape[-1])
+            y = _pointwise(y, self.expansion * x.shape[-1], self.dtype, "expand")
+            y = _relu6(y, self.dtype)
+        norm = FrozenBatchNorm(jnp.float32, _EPS, name="depthwise_norm")
+        scale, shift = norm.affine(y.shape[-1])
         conv = DepthwiseConv(self.kernel, self.dtype, CONV_INIT, self.stride, name="depthwise_conv")
-        y = _relu6(conv(y, scale) + shift.astype(self.dtype))
+        y = _relu6(conv(y, scale).astype(jnp.float32) + shift, self.dtype)
         y = _pointwise(y, self.width, self.dtype, "project")
         return x + y if x.shape == y.shape else y
 
@@ -180,25 +184,29 @@ class InvertedBottleneck(nn.Module):
 def _pointwise(
     x: Float[Array, "batch h w c"], features: int, dtype: DTypeLike, name: str
 ) -> Float[Array, "batch h w features"]:
-    """A 1×1 convolution and its BatchNorm."""
-    scale, shift = FrozenBatchNorm(dtype, _EPS, name=f"{name}_norm").affine(features)
+    """A 1×1 convolution and its BatchNorm; the result is float32."""
+    scale, shift = FrozenBatchNorm(jnp.float32, _EPS, name=f"{name}_norm").affine(features)
     dense = Dense(features, dtype, biased=False, name=f"{name}_conv")
-    return dense(x, factor=scale) + shift.astype(dtype)
+    return dense(x, factor=scale).astype(jnp.float32) + shift
 
 
-@jax.custom_vjp
-def _relu6(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """min(max(x, 0), 6); its gradient is computed from the result, which the next layer keeps."""
-    return jnp.clip(x, 0, 6)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _relu6(x: Float[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
+    """min(max(x, 0), 6) of float32, rounded to a dtype.
+
+    Its gradient is computed from the result, which the next layer keeps anyway.
+    """
+    return jnp.clip(x, 0, 6).astype(dtype)
 
 
-def _relu6_forward(x: Array) -> tuple[Array, Array]:
-    y = _relu6(x)
+def _relu6_forward(x: Array, dtype: DTypeLike) -> tuple[Array, Array]:
+    y = _relu6(x, dtype)
     return y, y
 
 
-def _relu6_backward(y: Array, slope: Array) -> tuple[Array]:
-    return (jnp.where((y > 0) & (y < 6), slope, 0),)
+def _relu6_backward(dtype: DTypeLike, y: Array, slope: Array) -> tuple[Array]:
+    del dtype
+    return (jnp.where((y > 0) & (y < 6), slope.astype(jnp.float32), 0),)
 
 
 _relu6.defvjp(_relu6_forward, _relu6_backward)

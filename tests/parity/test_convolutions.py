@@ -30,7 +30,7 @@ NAMES = [name for name in ARCHITECTURES if name.startswith(("convnext", "tf_effi
 
 
 def small_convnext():
-    sizes = {"depths": (1, 1, 2, 1), "dims": (8, 12, 16, 20)}
+    sizes = {"depths": (1, 1, 1, 1), "dims": (8, 12, 16, 20)}
     peer = timm.models.ConvNeXt(**sizes, num_classes=0, ls_init_value=0.5)
     return peer, ConvNeXt(image_size=75, depths=sizes["depths"], widths=sizes["dims"])
 
@@ -71,28 +71,26 @@ def as_torch(images):
 
 @pytest.mark.parametrize("build", [small_convnext, small_lite])
 def test_tokens_embeddings_and_gradients_agree(build):
-    """On images with odd sides; gradients of a random function of tokens and embeddings."""
+    """On images with odd sides; gradients of a random function of the embeddings."""
     peer, encoder = build()
     randomised(peer)
     params = convert_timm(state_of(peer), encoder)
     rng = np.random.default_rng(0)
     images = rng.normal(size=(2, 75, 89, 3)).astype(np.float32)
     features = peer.forward_features(as_torch(images))
-    tokens = features.flatten(2).transpose(1, 2)
     pooled = peer.forward_head(features, pre_logits=True)
-    weights = [rng.normal(size=each.shape).astype(np.float32) for each in (tokens, pooled)]
-    sum(
-        (torch.tensor(w) * each).sum() for w, each in zip(weights, (tokens, pooled), strict=True)
-    ).backward()
+    weights = rng.normal(size=pooled.shape).astype(np.float32)
+    (torch.tensor(weights) * pooled).sum().backward()
 
     @functools.partial(jax.value_and_grad, has_aux=True)
     def value(params):
-        run = functools.partial(encoder.apply, {"params": params}, images)
-        ours = run(return_tokens=True), run()
-        return sum((w * each).sum() for w, each in zip(weights, ours, strict=True)), ours
+        ours = encoder.apply({"params": params}, images)
+        return (weights * ours).sum(), ours
 
-    (_, ours), gradient = jax.jit(value)(params)
-    for own, theirs in zip(ours, (tokens, pooled), strict=True):
+    run = jax.jit(functools.partial(encoder.apply, return_tokens=True))
+    (_, embeddings), gradient = jax.jit(value)(params)
+    ours = run({"params": params}, images), embeddings
+    for own, theirs in zip(ours, (features.flatten(2).mT, pooled), strict=True):
         theirs = theirs.detach().numpy()
         np.testing.assert_allclose(own, theirs, rtol=0, atol=2e-5 * np.ptp(theirs))
     gradient = timm_state_dict(gradient, encoder)
@@ -148,6 +146,11 @@ def photos(side):
     return normalize(jnp.asarray(np.stack(images)), *published_weights(LITE0)[1:3])
 
 
+def cosines(one, other):
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    return np.sum(one * other, axis=1) / lengths
+
+
 def test_real_weights_embed_photos_as_timm_does():
     """In float32, and in bfloat16 beside timm's automatic precision."""
     try:
@@ -166,5 +169,7 @@ def test_real_weights_embed_photos_as_timm_does():
     ours = jax.jit(encoder.apply)({"params": params}, images)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * np.ptp(theirs))
     half = jax.jit(encoder.clone(dtype=jnp.bfloat16).apply)({"params": params}, images)
-    lengths = np.linalg.norm(half, axis=1) * np.linalg.norm(rough, axis=1)
-    assert np.all(np.sum(half * rough, axis=1) > 0.999 * lengths)
+    # Rounding alone turns embeddings by 2.5°: timm's, in the mean, no less than ours.
+    ours, theirs = cosines(half, ours), cosines(rough, theirs)
+    assert np.all(ours > 0.998)
+    assert np.mean(1 - ours) < 1.2 * np.mean(1 - theirs)
