@@ -55,10 +55,11 @@ def pca_head(
     # Sums over all coefficients of the squared distance to `average` times the identity, and of
     # the covariance's squared error (Lemmas 3.2 to 3.4; there, norms are divided by d).
     distance = squares - d * average**2
-    error = (np.sum(np.sum(centred**2, axis=1) ** 2) / n - squares) / n
+    lengths = np.einsum("nd,nd->n", centred, centred)
+    error = (np.mean(lengths**2) - squares) / n
     share = 1.0 if rotating else min(error / distance, 1.0)
     variances, directions = np.linalg.eigh(covariance)
     variances = (1 - share) * np.maximum(variances[::-1], 0) + share * average
     kernel = directions[:, ::-1][:, :dim] * variances[:dim] ** -0.25
-    kernel *= _NORM / np.sqrt(np.mean(np.sum((centred @ kernel) ** 2, axis=1)))
+    kernel *= _NORM / np.sqrt(np.sum(kernel * (covariance @ kernel)))
     return {"kernel": kernel.astype(np.float32), "bias": (-mean @ kernel).astype(np.float32)}
