@@ -61,7 +61,9 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         name: processes.arrays_from_first(lambda name=name: states[name], shapes)
         for name in processes.from_first(lambda: list(states))
     }
-    evaluator = create_evaluator(config)
+    # A run whose encoder was trained has more than one: their embeddings cannot be shared.
+    frozen = processes.from_first(lambda: "encoder" in trained.optim.frozen)
+    evaluator = create_evaluator(config, splits=splits if frozen else None)
     results = {name: _scores(evaluator, params, splits) for name, params in states.items()}
     with trained.unlocked():
         trained.eval = config.eval  # The scores are those that were asked for now.
@@ -78,7 +80,7 @@ def score_queries(
     config, _, params = restore_best(workdir)
     splits = open_splits(config)
     Workdir(workdir, config, compared=()).require({"images": splits.fingerprint})
-    evaluator = create_evaluator(config)
+    evaluator = create_evaluator(config, splits=splits)
     fitted = evaluator.fit(params, splits.train)
     scores = evaluator.query_scores(params, splits.task, fitted)
     return scores["head"], splits.test.labels

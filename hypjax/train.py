@@ -96,6 +96,8 @@ def train_and_evaluate(
         with contextlib.closing(Feed(source, steps, monitor)) as feed, monitor:
             if steps.start == 0:
                 monitor.write(0, measured.untrained)
+                if splits.validation:  # What training makes worse need not be chosen.
+                    save(checkpoints, learner, state, measured, measured.selecting(loop.selecting))
             stopwatch.turn_to("steps")
             state, measured = loop.run(state, measured, feed)
             stopwatch.turn_to("other")

@@ -39,6 +39,8 @@ def test_notebook_runs(path, data_dir, repository, folder, monkeypatch):
         export("glyphs", folder / "letters", data_dir)
     options = " ".join(f"--config.{field}" for field in OPTIONS[path.stem])
     parameters = {"options": options} if options else {}
+    if path.stem == "own_images":
+        parameters["variant"] = "hyp-scratch"
     if path.stem == "paper_figures":
         pytest.importorskip("umap", reason="needs the viz extra: umap-learn")
         parameters["temperatures"] = [0.3]

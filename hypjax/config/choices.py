@@ -15,6 +15,7 @@ DATASETS = (  # hypjax/data/
 )
 DISTRACTORS = "revisitop1m"  # Without queries.
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
+HEAD_INITS = ("orthogonal", "pca")  # hypjax/models/embedder.py, hypjax/training/head_init.py
 PARTS = ("head", "encoder")  # Of a model; hypjax/inference/embedding.py
 TRAIN_VIEWS = ("area_crop", "resize_crop")  # hypjax/data/views.py
 TEST_VIEWS = ("centre_crop", "squash")  # hypjax/data/views.py

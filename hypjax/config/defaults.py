@@ -81,6 +81,9 @@ def _model() -> ConfigDict:
     model.eval_pooling = "cls"
     model.head = "dense"  # A name from `choices.HEADS`.
     model.head_dim = 128  # Dimension of the head's embedding; without a head, the encoder's counts.
+    # Before the first step: a random semi-orthogonal map, or 'pca', the principal components of the
+    # training images' features, see `hypjax.training.head_init`.
+    model.head_init = "orthogonal"
     model.drop_path = 0.0  # Rate of stochastic depth in a Transformer's last block.
     model.precision = "auto"  # Of the encoder's matrix products: see `layers.compute_dtype`.
     return model
@@ -215,7 +218,9 @@ def _run() -> ConfigDict:
     # Of decoded images: 'host' (all, in a memory-mapped file), or 'device' (those of training, in
     # the memory of the devices, which crop them).
     run.cache = "none"
-    run.cache_dir = placeholder(str)  # Folder of the host cache. None: ~/.cache/hypjax/decoded.
+    # Folder of the host cache, and in it of frozen encoders' features; None: those in
+    # ~/.cache/hypjax.
+    run.cache_dir = placeholder(str)
     # Copies of the parameters (-1: as many as the devices allow) and shards of each copy. Batches
     # are split over all devices either way.
     run.mesh = (-1, 1)

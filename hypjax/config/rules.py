@@ -121,6 +121,7 @@ _RULES = {
     "model.depth": within(0, 64),
     "model.num_heads": within(0, _DIM),
     "model.head": one_of(*choices.HEADS),
+    "model.head_init": one_of(*choices.HEAD_INITS),
     "model.head_dim": within(1, _DIM),
     "model.weights": Rule(lambda value: value != "", "a name, a file or a folder, or None"),
     "model.drop_path": _BELOW_1,
@@ -225,6 +226,10 @@ def validate(config: ConfigDict) -> None:
         refuse("model.load_head", True, "False unless model.weights names a run")
     if config.model.load_head and config.model.head == "none":
         refuse("model.load_head", True, "False if model.head is none")
+    if config.model.head_init == "pca" and config.model.head != "dense":
+        refuse("model.head_init", "pca", "orthogonal unless model.head is dense")
+    if config.model.head_init == "pca" and config.model.load_head:
+        refuse("model.head_init", "pca", "orthogonal if model.load_head is set")
     _validate_data(config)
     _validate_caches(config)
     _validate_evaluation(config)

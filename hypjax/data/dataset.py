@@ -41,6 +41,7 @@ class Dataset:
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
     decoded: DecodedImages | None = None  # Pixels of all records, if they are cached.
+    source: str | None = None  # Hash that differs if any record differs, if that is known.
     # Part of each image that crops and views see: left, top, right and bottom, in pixels.
     boxes: Int[np.ndarray, "images 4"] | None = None
     # Positions among the records of two images that show one object, if the dataset lists such

@@ -12,7 +12,7 @@ from hypjax.errors import UserError
 from hypjax.system import console
 from hypjax.types import Judgements
 
-_FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
+FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
 _LEAST = 4  # Images of a class that are split: two to train on, and two that can find each other.
 _HELD_OUT = 0.25  # Share of a class's images to test on.
 _Halves = tuple[Dataset, Dataset | None]  # The remaining and the held-out images, if any.
@@ -128,7 +128,7 @@ def hold_out_images(dataset: Dataset, seed: int) -> tuple[Dataset, Dataset]:
 def hold_out_validation(dataset: Dataset, held_out: HeldOutClasses) -> _Halves:
     """Holds out validation classes as `hold_out` does; a share of few classes holds out none."""
     amount, classes = held_out.validation, dataset.num_classes
-    if 0 < amount < 1 and classes < _FEW_CLASSES:
+    if 0 < amount < 1 and classes < FEW_CLASSES:
         console.say(f"no class is held out for validation: there are only {classes} to train on")
         amount = 0
     return hold_out(dataset, amount, held_out.seed, "validation")

@@ -99,6 +99,7 @@ def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses
     fingerprint = _hash_facts(facts)
     everything = _dataset(photos, measured[:, :2].astype(np.int32), decoding.fast)
     everything = with_host_cache(everything, fingerprint, decoding)
+    everything = dataclasses.replace(everything, source=fingerprint)
     if photos[0].split is not None:
         parts = _given_splits(path, photos, everything, held_out)
     elif held_out.images:

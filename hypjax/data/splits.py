@@ -169,6 +169,7 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
             group_names=groups,
             fast=decoding.fast,
             boxes=boxes if split == "query" else None,
+            source=f"{fingerprint}-{split}",
             pairs=pairs if split == "train" else None,
         )
         parts[split] = with_host_cache(dataset, f"{fingerprint}-{split}", decoding)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,9 +18,11 @@ from hypjax.config import validate
 from hypjax.data.dataset import Dataset, union
 from hypjax.data.parts import Splits
 from hypjax.data.pipeline import evaluation_batches
+from hypjax.data.pixels import DECODER
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from hypjax.geometry import Space
+from hypjax.inference import feature_cache
 from hypjax.inference.embedding import (
     ONE_SCALE,
     PixelScaling,
@@ -30,6 +33,7 @@ from hypjax.inference.embedding import (
 from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import Embedder, create_embedder
 from hypjax.system import console, machine
+from hypjax.system.caches import cache_folder
 from hypjax.types import View, Workers
 
 
@@ -98,7 +102,8 @@ class Encodings:
     """The encoder's embeddings of images under the test view, at each of some scales.
 
     Those of `datasets` are computed once, all together, and kept in memory: an encoder that is not
-    trained embeds an image in the same way whenever it is scored.
+    trained embeds an image in the same way whenever it is scored. With a folder they are kept
+    there, too, for other runs (`feature_cache`), unless several processes share the work.
     """
 
     def __init__(
@@ -108,8 +113,10 @@ class Encodings:
         source: EvaluationInput,
         scales: Sequence[float] = ONE_SCALE,
         datasets: Sequence[Dataset] = (),
+        folder: pathlib.Path | None = None,
     ) -> None:
         self.model, self.source, self.scales = model, source, tuple(scales)
+        self._scaling, self._folder = pixel_scaling, folder
         whole = [images for images in datasets if images.boxes is None]
         by_records = {id(images.records): images.records for images in whole}
         # By the identity of the records: the images, and their embeddings at each scale.
@@ -141,12 +148,26 @@ class Encodings:
         if not self.keeps(dataset):
             return None
         if (key := id(dataset.records)) not in self._kept:
-            images = self._images[key]
-            console.say(f"embedding {len(images)} images with the frozen encoder, once")
-            self._kept[key] = self.encode(params, images)
+            self._kept[key] = self._shared(params, self._images[key])
         rows = np.searchsorted(self._images[key].positions, dataset.positions)
         kept = zip(self.scales, self._kept[key], strict=True)
         return {scale: each[rows] for scale, each in kept}
+
+    def _shared(self, params: PyTree, images: Dataset) -> feature_cache.Features:
+        """The embeddings of images from the folder, or else computed, and kept there."""
+
+        def compute() -> feature_cache.Features:
+            console.say(f"embedding {len(images)} images with the frozen encoder, once")
+            return self.encode(params, images)
+
+        if self._folder is None or images.source is None or jax.process_count() > 1:
+            return compute()
+        what = images.source, images.positions.tolist(), images.upright, images.fast
+        platform = self.source.mesh.devices.flat[0].platform
+        how = DECODER, self.source.view, self._scaling, self.scales, self.model.encoder, platform
+        return feature_cache.shared(
+            self._folder / feature_cache.key((*what, *how), params["encoder"]), compute
+        )
 
     def encode(self, params: PyTree, dataset: Dataset) -> list[Float[np.ndarray, "images dim"]]:
         """Embeds all images of a dataset; returns one array for each scale."""
@@ -168,9 +189,11 @@ def frozen_encodings(
         return None
     train, embeds = config.train, any(config.eval.pca.values())
     embeds |= train.cached_features or train.sampling == "tuples"
+    embeds |= config.model.head_init == "pca"
     parts = (splits.test, splits.gallery, splits.validation, splits.train if embeds else None)
     scaling = (config.data.mean, config.data.std)
-    return Encodings(model, scaling, source, config.eval.scales, list(filter(None, parts)))
+    folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
+    return Encodings(model, scaling, source, config.eval.scales, list(filter(None, parts)), folder)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import datetime
 import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import platform
@@ -30,7 +31,19 @@ _FULL = ("RESOURCE_EXHAUSTED", "YNNPACK operation failed")
 
 # glibc's parameters of mallopt: what to return, what to map, and the number of heaps.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu")  # By which JAX finds them:
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/accel0", "/dev/vfio/0")
+
+
+def has_accelerator() -> bool:
+    """Whether JAX will compute on a GPU or a TPU, as far as is known before it opens its devices.
+
+    That must wait: a process that joins others has to do so first.
+    """
+    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
+        return False
+    plugins = map(importlib.util.find_spec, _PLUGINS)
+    return any(plugins) and any(map(os.path.exists, _ACCELERATORS))
 
 
 def keep_freed_memory() -> None:

@@ -52,17 +52,19 @@ def open_input(setup: Setup, steps: range, workers: Workers, params: PyTree) -> 
     """Fills the caches of a run, unless no step remains."""
     features = store = None
     if steps and setup.learner.cached_features:
-        features = _features(setup, params)
+        features = training_features(setup, params)
     elif steps and setup.layout is not None:
         store = fill(setup.layout, setup.splits.train, setup.learner.mesh)
     return Input(setup, workers, features, store)
 
 
-def _features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:
+def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:
+    """The encoder's embeddings of the training images under the test view."""
     learner, train, images = setup.learner, setup.splits.train, setup.evaluator.images
-    if learner.model.encoder == images.model.encoder and 1.0 in images.scales:
-        return images.encodings.of(params, train)[1.0]
-    console.say(f"embedding {len(train)} training images with the frozen encoder")
+    encodings, alike = images.encodings, learner.model.encoder == images.model.encoder
+    if encodings is not None and alike and 1.0 in images.scales:
+        return encodings.of(params, train)[1.0]
+    console.say(f"embedding {len(train)} training images with the encoder")
     encodings = Encodings(learner.model, learner.pixel_scaling, images.source)
     return encodings.encode(params, train)[0]
 

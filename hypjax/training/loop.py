@@ -27,8 +27,9 @@ _STOPPING = "interrupted: finishing this step and saving; once more to stop at o
 class Loop:
     """Runs the remaining steps of a run.
 
-    A checkpoint is saved every `run.checkpoint_every` steps, whenever the validation score is the
-    highest so far, after the last step, and when training has to stop.
+    A checkpoint is saved every `run.checkpoint_every` steps, whenever the validation score is above
+    all before, that of the first state included, after the last step, and when training has to
+    stop.
     """
 
     setup: Setup

@@ -9,9 +9,10 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config import flatten, validate
+from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
-from hypjax.data.parts import Splits
+from hypjax.data.parts import FEW_CLASSES, Splits
 from hypjax.data.plans import (
     ClassPlans,
     DrawnClassPlans,
@@ -49,6 +50,9 @@ def build(config: ConfigDict) -> Setup:
     mesh = parallel.create_mesh(config.run.mesh)
     # Before any image is read, so that an unknown model is reported at once.
     model = create_embedder(config, device=mesh.devices.flat[0])
+    if config.model.head_init == "pca" and model.head_dim > model.encoder.dim:
+        words = f"at most {model.encoder.dim}, the encoder's dimension, if model.head_init is pca"
+        refuse("model.head_dim", model.head_dim, words)
     splits = open_splits(config)
     train = splits.training_images()
     if config.train.cached_features:  # Of a class with one image, they would all be equal.
@@ -193,6 +197,7 @@ def describe(setup: Setup, params: PyTree) -> None:
 _BATCH = 64  # Images of a batch, if there are enough.
 _SAMPLES = 4  # Fewest images per class in a batch.
 _SHOWN = 64_000  # Images that training shows, repetitions included: minutes on two cores.
+_PASSES = 10  # How often it shows each image to a head that starts from principal components.
 
 
 def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
@@ -209,15 +214,33 @@ def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
         fields.batch_size = classes * fields.samples_per_class
         chosen.append("batch_size")
     if fields.total_steps is None:
-        fields.total_steps = -(-_SHOWN // fields.batch_size)
+        fields.total_steps = _steps(config, train)
         chosen.append("total_steps")
     chosen = [f"train.{name}={fields[name]}" for name in chosen]
     if optim.warmup_steps is None:
-        optim.warmup_steps = fields.total_steps // 10
+        optim.warmup_steps = max(fields.total_steps // 10, int(rotates_only(config, train)))
         chosen.append(f"optim.warmup_steps={optim.warmup_steps}")
     if chosen:
         console.say(f"chosen for these images: {', '.join(chosen)}")
     return config
+
+
+def _steps(config: ConfigDict, train: Dataset) -> int:
+    """Chooses the number of steps; a single one, at the rate 0, leaves a head as it starts."""
+    if rotates_only(config, train):
+        console.say(
+            f"{train.num_classes} classes are too few to choose or train a head for others: it "
+            "only rotates the encoder's features"
+        )
+        return 1
+    shown = _PASSES * len(train) if config.model.head_init == "pca" else _SHOWN
+    return -(-shown // config.train.batch_size)
+
+
+def rotates_only(config: ConfigDict, train: Dataset) -> bool:
+    """Whether a head of principal components has too few classes to estimate for others from."""
+    few = train.num_classes < FEW_CLASSES and config.data.split == "classes"
+    return few and config.model.head_init == "pca"
 
 
 def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None) -> int:

@@ -1,5 +1,6 @@
 """A run's state: started, saved and restored."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -19,9 +20,11 @@ from hypjax.objectives import Spec
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import SharedCheckpoints
 from hypjax.system import console
+from hypjax.training.head_init import pca_head
+from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
 from hypjax.training.optim import matches, merge
-from hypjax.training.setup import Setup, describe
+from hypjax.training.setup import Setup, describe, rotates_only
 from hypjax.training.step import (
     TrainState,
     create_state,
@@ -59,7 +62,19 @@ def begin(
             "the encoder's kernels stay random: they have adapters, and model.weights is None"
         )
     pretrained = pretrained or starting_parameters(config, learner)
-    return with_pretrained(learner, state, pretrained), None
+    state = with_pretrained(learner, state, pretrained)
+    if config.model.head_init == "pca":
+        state = with_pretrained(learner, state, {"head": _pca_head(setup, state)})
+    return state, None
+
+
+def _pca_head(setup: Setup, state: TrainState) -> PyTree:
+    """The head's first parameters where `model.head_init` is 'pca', the same in all processes."""
+    model, dim = state.params["model"], setup.learner.model.head_dim
+    features = training_features(setup, model)
+    rotating = rotates_only(setup.config, setup.splits.train)
+    found = functools.partial(pca_head, features, dim, rotating=rotating)
+    return processes.arrays_from_first(found, model["head"])
 
 
 def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Measured:
@@ -72,7 +87,7 @@ def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Me
         scores = {"test": evaluator.test_scores(params, splits, fitted)}
         if splits.validation:
             scores["validation"] = evaluator.scores(params, Task(splits.validation), fitted)
-    return Measured(untrained=scores)
+    return Measured(untrained=scores, validation=scores.get("validation"))
 
 
 def random_state(learner: Learner, spec: Spec) -> TrainState:

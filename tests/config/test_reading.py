@@ -26,6 +26,7 @@ from hypjax.fields import ABOVE_0, Field
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.create import Entry
 from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.system import machine
 
 
 def test_variants_differ_in_their_space():
@@ -134,9 +135,10 @@ def test_an_unknown_variant_is_refused_with_a_suggestion():
         load_config("glyphs:hup")
     with pytest.raises(UserError) as error:
         load_config("folder:pa-dino")
-    assert str(error.value).startswith("unknown variant 'pa-dino'; choose one of hyp, sph, hyp-vit")
+    assert str(error.value).startswith("unknown variant 'pa-dino'; choose one of hyp-vit, hyp-deit")
     added = str(error.value).rpartition(" --config.")[2]
-    assert load_config("folder", [added, "data.path=photos"]).objective.name == "proxy_anchor"
+    config = load_config("folder:hyp-scratch", [added, "data.path=photos"])
+    assert config.objective.name == "proxy_anchor"
 
 
 def test_an_architecture_with_sizes_of_its_own_is_refused_beside_others():
@@ -304,3 +306,36 @@ def test_names_and_implementations_match():
     assert {*choices.BENCHMARKS} < {*choices.DATASETS}
     assert choices.TRAIN_VIEWS == tuple(TRAIN_VIEWS)
     assert choices.TEST_VIEWS == tuple(TEST_VIEWS)
+
+
+@pytest.mark.parametrize(("accelerator", "variant"), [(True, "hyp-dino"), (False, "hyp-lite")])
+def test_the_variant_for_own_images_is_chosen_by_the_machine_and_written_down(
+    accelerator, variant, monkeypatch
+):
+    monkeypatch.setattr(machine, "has_accelerator", lambda: accelerator)
+    config = load_config("folder", ["data.path=photos"])
+    assert config.variant == variant
+    assert config == load_config(f"folder:{variant}", ["data.path=photos"])
+
+
+def test_older_names_of_variants_mean_what_they_meant():
+    for old in ("hyp", "sph"):
+        fields = flatten(load_config(f"folder:{old}", ["data.path=photos"]))
+        new = flatten(load_config(f"folder:{old}-scratch", ["data.path=photos"]))
+        assert fields.pop("variant") == old and new.pop("variant") == f"{old}-scratch"
+        assert fields == new
+
+
+def test_an_accelerator_is_one_that_jax_has_a_plugin_for(monkeypatch, tmp_path):
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(machine, "_ACCELERATORS", (tmp_path / "nvidiactl",))
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    for plugin, platforms, found in (
+        ("jax", "", True),
+        ("jax", "cuda", True),
+        ("jax", "cpu", False),
+        ("no_such_plugin", "", False),
+    ):
+        monkeypatch.setattr(machine, "_PLUGINS", (plugin,))
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+        assert machine.has_accelerator() is found

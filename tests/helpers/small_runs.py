@@ -19,7 +19,7 @@ from hypjax.training import setup, states
 from hypjax.training.step import create_state
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
-CONFIG = str(REPOSITORY / "configs/folder.py")
+CONFIG = str(REPOSITORY / "configs/folder.py:hyp-scratch")
 SMALL = [
     *("model.width=16", "model.depth=1", "model.num_heads=2", "model.head_dim=8"),
     *("model.patch_size=8", "data.image_size=16", "data.resize=16"),

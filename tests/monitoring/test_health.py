@@ -129,7 +129,7 @@ def test_a_run_stops_and_names_step_images_and_the_last_good_checkpoint(photos_f
     first = told["images"][0]
     assert f"images {first['id']} ({first['name']}), " in message
     assert photos_folder.name in first["name"]
-    assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["1"]
+    assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["0", "1"]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from PIL import Image
 
 from hypjax import train
 from hypjax.data.dataset import Dataset
+from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.weights import restore_best
 from hypjax.training.setup import build
@@ -17,6 +18,7 @@ from tests.helpers import small_runs
 
 FROZEN = ("optim.frozen=encoder", "eval.every=0")
 CACHED = (*FROZEN, "train.cached_features=True")
+PCA = ("model.head_init=pca", "model.head_dim=16")
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +82,9 @@ def test_it_resumes_and_does_not_depend_on_devices_or_slices(squares, tmp_path):
 
 
 @pytest.mark.slow
-def test_each_image_is_embedded_once_in_a_run(squares, tmp_path, monkeypatch):
-    """Evaluations before, within and after training, the best model's, and the report share it."""
+def test_each_image_is_embedded_once_for_all_runs(squares, tmp_path, monkeypatch):
+    """Evaluations before, within and after training, the report, and further runs share it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     seen = collections.Counter()
     view = Dataset.test_view
 
@@ -92,10 +95,29 @@ def test_each_image_is_embedded_once_in_a_run(squares, tmp_path, monkeypatch):
     monkeypatch.setattr(Dataset, "test_view", counted)
     fields = ("eval.pca.head=4", "run.report=True", "eval.every=4")
     config = small_runs.load(squares, *CACHED, *fields)
-    results = train.train_and_evaluate(config, tmp_path)
-    assert len(seen) == 48 and set(seen.values()) == {1} and (tmp_path / "report.html").exists()
-    again = evaluate(config, tmp_path)  # Embeds them anew, by another program.
+    results = train.train_and_evaluate(config, tmp_path / "first")
+    assert (tmp_path / "first" / "report.html").exists()
+    again = evaluate(config, tmp_path / "first")
     assert again == {name: results[name] for name in again} and again.keys() == {"final", "best"}
+    other = small_runs.load(squares, *CACHED, *fields, "optim.learning_rate=0", *PCA)
+    after = train.train_and_evaluate(other, tmp_path / "second")
+    assert len(seen) == 48 and set(seen.values()) == {1}
+    # Its parameters never change, so the best of equal states is the one before the first step.
+    assert after["best_step"] == 0 and after["best"] == after["untrained"]
+    assert after["untrained"]["encoder"] == results["untrained"]["encoder"]
+    assert after["untrained"]["head"] != results["untrained"]["head"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [(), FROZEN], ids=["trained", "frozen"])
+def test_a_head_starts_from_principal_components_without_cached_features(squares, tmp_path, frozen):
+    fields = ("eval.every=0", "data.validation_classes=0", "optim.learning_rate=0")
+    config = small_runs.load(squares, *frozen, *PCA, *fields)
+    train.train_and_evaluate(config, tmp_path)
+    head = restore_best(tmp_path)[2]["head"]
+    assert np.abs(head["bias"]).max() > 0  # Minus the mean; a random head has none.
+    with pytest.raises(UserError, match="model.head_dim is 17; it must be at most 16, the encoder"):
+        build(small_runs.load(squares, *frozen, "model.head_init=pca", "model.head_dim=17"))
 
 
 def test_classes_with_one_image_are_left_out(squares, tmp_path, capsys):

@@ -18,7 +18,7 @@ def images(*sizes):
 
 
 def fitted(train, *overrides):
-    config = load_config("folder", ["data.path=photos", *overrides])
+    config = load_config("folder:hyp-scratch", ["data.path=photos", *overrides])
     validate(config)
     config = fit_to_images(config, train)
     validate(config)
@@ -41,6 +41,15 @@ def test_a_batch_has_about_64_images_and_training_64000(sizes, classes, samples,
     assert config.train.batch_size == classes * samples
     assert config.train.samples_per_class == samples
     assert (config.train.total_steps, config.optim.warmup_steps) == (steps, steps // 10)
+
+
+def test_a_head_of_principal_components_sees_each_image_ten_times_if_classes_suffice():
+    pca = ("model.head_init=pca", "model.weights=none.safetensors")
+    assert fitted(images(*[20] * 8), *pca).train.total_steps == 25
+    few = fitted(images(*[20] * 7), *pca)
+    assert few.train.total_steps == few.optim.warmup_steps == 1  # From the rate 0: unchanged.
+    same = fitted(images(*[20] * 7), *pca, "data.split=images")
+    assert same.train.total_steps > 20
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""A head that starts from the principal components of the training images' features.
+
+A head with random weights has to learn from few classes what a frozen encoder knows of many. One
+that starts like this finds unseen classes about as well as the encoder, or better, before the first
+step.
+"""
+
+import numpy as np
+from jaxtyping import Float
+
+from hypjax.errors import UserError
+
+# Root mean square of the norms that features get: twice Hyp-ViT's clip radius, so that almost all
+# are clipped, and one learning rate suits the features of all encoders.
+_NORM = 4.6
+
+
+def pca_head(
+    features: Float[np.ndarray, "images dim"], dim: int, *, rotating: bool = False
+) -> dict[str, np.ndarray]:
+    """Returns the kernel and the bias of a head that decorrelates features, halfway to whitening.
+
+    The head maps features minus their mean to their coordinates along the principal components, by
+    descending variance, each divided by the square root of its standard deviation. Divided by the
+    deviation itself, directions of little variance, mostly noise, would count as much as others;
+    not divided, the few largest would decide.
+
+    The variances are those of the covariance estimate of Ledoit and Wolf ("A well-conditioned
+    estimator for large-dimensional covariance matrices", 2004): the sample's, shrunk towards their
+    mean by a share that grows as there are fewer images, so that directions in which the images do
+    not vary at all are kept, too.
+
+    Mean and variances of few classes say little about others. A head that only rotates needs
+    neither: clipped to one norm, or on the sphere, features are ranked as by their cosine.
+
+    Args:
+        features: The encoder's embeddings of at least two images that are not all equal, float32.
+        dim: Number of coordinates, at most that of the features.
+        rotating: Whether the head only rotates and scales the features.
+
+    Returns:
+        {"kernel": [features' dim, dim], "bias": [dim]}, float32.
+
+    Raises:
+        UserError: All features are equal.
+    """
+    mean = np.zeros(features.shape[1]) if rotating else features.mean(axis=0, dtype=np.float64)
+    centred = features - mean
+    n, d = centred.shape
+    covariance = centred.T @ centred / n
+    average = np.trace(covariance) / d
+    if not average:
+        raise UserError("the encoder's embeddings of all training images are equal")
+    squares = np.sum(covariance**2)
+    # Sums over all coefficients of the squared distance to `average` times the identity, and of
+    # the covariance's squared error (Lemmas 3.2 to 3.4; there, norms are divided by d).
+    distance = squares - d * average**2
+    lengths = np.einsum("nd,nd->n", centred, centred)
+    error = (np.mean(lengths**2) - squares) / n
+    share = 1.0 if rotating else min(error / distance, 1.0)
+    variances, directions = np.linalg.eigh(covariance)
+    variances = (1 - share) * np.maximum(variances[::-1], 0) + share * average
+    kernel = directions[:, ::-1][:, :dim] * variances[:dim] ** -0.25
+    kernel *= _NORM / np.sqrt(np.sum(kernel * (covariance @ kernel)))
+    return {"kernel": kernel.astype(np.float32), "bias": (-mean @ kernel).astype(np.float32)}
