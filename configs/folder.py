@@ -2,14 +2,15 @@
 
     python -m hypjax.main --config=configs/folder.py --config.data.path=photos/
 
-Without a variant it is `hyp-dino` where there is an accelerator, and `hyp-lite` elsewhere.
+Without a variant it is `hyp-dinov2` where there is an accelerator, and `hyp-lite,frozen` elsewhere.
 Variants:
 
 * `hyp-vit`, `sph-dino` and so on (`hyp` for the Poincaré ball or `sph` for the sphere, with `-vit`,
   `-deit` or `-dino`) fine-tune a pretrained ViT-S at 224 pixels by the published recipe, which
-  requires an accelerator;
-* `hyp-dino,frozen` and so on train only the head, on features of the pretrained encoder that are
-  computed once; so do `hyp-lite` and `sph-lite`, of a small encoder: minutes on a CPU;
+  requires an accelerator; `hyp`, `sph`, `mix`, `pa` and `hier` with `-dinov2`, `-dinov3`,
+  `-siglip2`, `-clip` or `-lite` fine-tune encoders of today, which is untried;
+* `hyp-lite,frozen` and so on train only the head, on features of the pretrained encoder that are
+  computed once: minutes on a CPU for `-lite`, the small EfficientNet-Lite0;
 * `hyp-scratch` and `sph-scratch` train a small Vision Transformer from scratch, with sizes,
   schedule and learning rate for that. Older runs name them `hyp` and `sph`.
 """
@@ -17,26 +18,23 @@ Variants:
 from ml_collections import ConfigDict
 
 from hypjax.config import default_config, recipes, variant_error
+from hypjax.models import create_encoder
 from hypjax.system.machine import has_accelerator
 
 _FROZEN = ",frozen"
-_LITE = tuple(f"{space}-lite" for space in recipes.SPACES)
 _SCRATCH = (*(f"{space}-scratch" for space in recipes.SPACES), *recipes.SPACES)
-_FEATURES = {"lite": 1280, "vit": 384, "deit": 384, "dino": 384}  # Numbers of an encoder.
-VARIANTS = (
-    *(*recipes.VARIANTS, *(name + _FROZEN for name in recipes.VARIANTS)),
-    *(*_LITE, *_SCRATCH),
-)
+_PRETRAINED = (*recipes.VARIANTS, *recipes.RECENT_VARIANTS)
+VARIANTS = (*_PRETRAINED, *(name + _FROZEN for name in _PRETRAINED), *_SCRATCH)
 
 
 def get_config(variant: str | None = None) -> ConfigDict:
     """Returns the configuration of a variant."""
-    variant = variant or ("hyp-dino" if has_accelerator() else "hyp-lite")
+    variant = variant or ("hyp-dinov2" if has_accelerator() else "hyp-lite,frozen")
     if variant not in VARIANTS:
         raise variant_error(variant, VARIANTS)
     if variant in _SCRATCH:
         config = from_scratch(variant)
-    elif variant in recipes.VARIANTS:
+    elif variant in _PRETRAINED:
         config = fine_tuned(variant)
     else:
         config = head_only(variant)
@@ -89,17 +87,8 @@ def head_only(variant: str) -> ConfigDict:
     learning rate, it finds unseen classes better than the encoder does; docs/results.md has the
     measurements, which 128 dimensions or a head from random weights do not reach.
     """
-    space, _, encoder = variant.removesuffix(_FROZEN).partition("-")
-    if encoder == "lite":
-        config = default_config()
-        config.model.architecture = "tf_efficientnet_lite0"
-        config.model.weights = "tf_efficientnet_lite0.in1k"
-        config.model.eval_pooling = "avg"
-        config.objective.space = recipes.SPACES[space]
-        recipes.spread_decoding(config)
-    else:
-        config = fine_tuned(f"{space}-{encoder}")
-    config.model.head_dim = _FEATURES[encoder]
+    config = fine_tuned(variant.removesuffix(_FROZEN))
+    config.model.head_dim = create_encoder(config.model.architecture).dim
     config.model.head_init = "pca"
     config.model.pooling = config.model.eval_pooling
     config.optim.frozen = ("encoder",)

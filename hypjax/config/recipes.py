@@ -211,6 +211,9 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     config.model.eval_pooling = encoder.eval_pooling
     if variant.space == "mix":
         choose_mix(config)
+    elif variant.space == "hier":
+        choose_objective(config, "hier+proxy_anchor")
+        config.objective.space, config.objective.proxy_rate = "poincare", 1e4
     elif variant.space in LOSSES:
         # HIER (Kim et al., CVPR 2023) fine-tunes the same encoders with Proxy-Anchor at this
         # factor. For other losses of proxies, and this batch and schedule, it is our choice.

@@ -308,7 +308,9 @@ def test_names_and_implementations_match():
     assert choices.TEST_VIEWS == tuple(TEST_VIEWS)
 
 
-@pytest.mark.parametrize(("accelerator", "variant"), [(True, "hyp-dino"), (False, "hyp-lite")])
+@pytest.mark.parametrize(
+    ("accelerator", "variant"), [(True, "hyp-dinov2"), (False, "hyp-lite,frozen")]
+)
 def test_the_variant_for_own_images_is_chosen_by_the_machine_and_written_down(
     accelerator, variant, monkeypatch
 ):
