@@ -144,10 +144,14 @@ _ACTIVATIONS = {
 }
 
 
-@functools.partial(jax.checkpoint, static_argnums=1)  # Nothing inside is stored for the gradient.
 def activate(x: Float[Array, "..."], name: str = "gelu") -> Float[Array, "..."]:
     """Applies `gelu`, which is exact, `gelu_tanh`, `quick_gelu` or `silu`, in float32."""
-    return _ACTIVATIONS[name](x.astype(jnp.float32)).astype(x.dtype)
+
+    @jax.checkpoint  # Nothing inside is stored for the backward pass.
+    def activated(x: Array) -> Array:
+        return _ACTIVATIONS[name](x.astype(jnp.float32)).astype(x.dtype)
+
+    return activated(x)
 
 
 class LayerNorm(nn.Module):

@@ -294,17 +294,9 @@ class VisionTransformer(Encoder):
         named += ["reg_token"] if self.registers else []
         named += ["pos_embed"] if self.positions != "none" else []
         yield from (Tensor(name, (name,)) for name in named)
-        side = self.patch_size
-        yield Tensor(
-            "patch_embed.proj.weight",
-            ("patch_embed", "kernel"),
-            lambda x: rearrange(x, "o c p q -> (p q c) o"),
-            lambda x: rearrange(x, "(p q c) o -> o c p q", p=side, q=side),
-        )
-        if self.pre_norm:
-            yield from tensors.norm("norm_pre", "norm_pre")
-        else:
-            yield Tensor("patch_embed.proj.bias", ("patch_embed", "bias"))
+        kernel, bias = tensors.patches("patch_embed.proj", self.patch_size, "patch_embed")
+        yield kernel
+        yield from tensors.norm("norm_pre", "norm_pre") if self.pre_norm else [bias]
         for i in range(self.depth):
             yield from _block_tensors(f"blocks.{i}", f"block_{i}", self.blocks)
         yield from tensors.norm("fc_norm" if self.pool_first else "norm", "norm")

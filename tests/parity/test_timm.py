@@ -15,12 +15,19 @@ from hypjax import train
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
-from hypjax.models import Embedder, ResNet, VisionTransformer, create_encoder, pretrained
+from hypjax.models import (
+    Embedder,
+    ResNet,
+    VisionTransformer,
+    architectures,
+    create_encoder,
+    pretrained,
+)
 from hypjax.models.architectures import FAMILIES, encoder_shapes, published_weights
 from hypjax.models.embedder import resize_images
 from hypjax.models.pretrained import convert_timm, load_timm, timm_classifier, timm_state_dict
 from hypjax.models.vit import drop_path_factors
-from tests.helpers import small_runs
+from tests.helpers import shown_objective, small_runs
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
@@ -402,3 +409,14 @@ def test_points_at_several_scales_equal_a_loop(kind):
     params = {"encoder": convert_timm(state_of(native), encoder)}
     found = jax.jit(embed)(params, images)["encoder"]
     np.testing.assert_allclose(found, normalize(sum(points)).numpy(), atol=2e-5)
+
+
+def test_the_encoder_of_the_page_agrees():
+    code, row, test = shown_objective.blocks("An encoder")
+    scope = dict(vars(architectures))
+    exec(compile(code, "docs/extending.md:mixer", "exec", dont_inherit=True), scope)
+    exec(test, scope)
+    scope["test_tokens_agree"]()
+    (family,) = eval(f"({row})", scope)
+    listed = [name for name in timm.list_pretrained("mixer_*224*") if ".goog" in name]
+    assert family.weights and {name.partition(".")[0] for name in listed} >= family.members.keys()
