@@ -67,7 +67,7 @@ def _data() -> ConfigDict:
 def _model() -> ConfigDict:
     """The encoder (images to embeddings) and the head (a linear map to fewer dimensions)."""
     model = ConfigDict()
-    # timm's name of a ViT, DeiT or ResNet-50, or 'vit' for a Vision Transformer of these sizes:
+    # timm's name, see docs/encoders.md, or 'vit' for a Vision Transformer of these sizes:
     model.architecture = "vit_small_patch16_224"
     model.patch_size = 0  # Side of a patch, in pixels. 0 unless the architecture is 'vit'.
     model.width = 0  # Dimension of a token. 0 unless the architecture is 'vit'.
