@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, redacted
 from hypjax.models import Embedder, create_embedder, model_shapes
-from hypjax.models.architectures import same_architecture
+from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
 from hypjax.models.pretrained import (
     check_head,
@@ -76,6 +76,13 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
     if not weights:
         raise UserError("config.model.weights is None; name weights, as configs/cub.py does")
     if not _is_run(weights):
+        published = published_weights(weights.removeprefix("timm/"))
+        scaling = tuple(config.data.mean), tuple(config.data.std)
+        if published and scaling != (published.mean, published.std):
+            console.warn(
+                f"{weights} were pretrained with other pixels; set data.mean to "
+                f"{published.mean} and data.std to {published.std}"
+            )
         return load_timm(weights, encoder, config.data.channels)
     return _parameters_of_run(config, encoder)["encoder"]
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from hypjax import parallel
-from hypjax.config import default_workdir, flatten, identity, load_config
+from hypjax.config import default_workdir, flatten, identity, load_config, recipes, validate
 from hypjax.data.parts import Splits
 from hypjax.data.pipeline import training_batches
 from hypjax.errors import UserError
-from hypjax.models import Embedder, VisionTransformer, create_embedder
+from hypjax.models import Embedder, VisionTransformer, create_embedder, create_encoder
+from hypjax.models.architectures import published_weights
 from hypjax.objectives import Spec
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.train import train_and_evaluate
@@ -241,6 +242,26 @@ def test_a_model_has_the_published_sizes(encoder, evaluating):
 
 # Two steps of recipes with their sampling, pooling, objective and optimiser, but with a tiny
 # Transformer, three classes per batch and images of noise.
+
+
+@pytest.mark.parametrize("dataset", [*DATASETS, "folder"])
+def test_variants_of_recent_encoders_differ_from_those_of_dino_in_the_encoder(dataset):
+    own = {f"model.{name}" for name in ("architecture", "weights", "pooling", "eval_pooling")}
+    own |= {f"optim.{name}" for name in ("learning_rate", "layer_decay", "frozen")}
+    own |= {"variant", "name", "data.mean", "data.std"}
+    path = ["data.path=photos"] if dataset == "folder" else []
+    for encoder in recipes.RECENT:
+        for loss in ("hyp", "sph", "mix", "pa", "hier"):
+            config = load_config(f"{dataset}:{loss}-{encoder}", path)
+            validate(config)
+            scaling = published_weights(config.model.weights)
+            assert (config.data.mean, config.data.std) == (scaling.mean, scaling.std)
+            assert config.model.pooling in create_encoder(config.model.architecture).poolings
+            if loss in ("hyp", "sph"):
+                dino = flatten(load_config(f"{dataset}:{loss}-dino", path))
+                fields = flatten(config).items()
+                assert {name for name, value in fields if dino[name] != value} <= own
+
 
 TINY = dict(image_size=32, patch_size=16, width=16, depth=1, num_heads=2)
 CLASSES = 3
