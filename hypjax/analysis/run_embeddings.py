@@ -177,7 +177,7 @@ def untrained_parameters(config: ConfigDict) -> PyTree:
     built = setup.build(config)
     state = states.random_state(built.learner, built.spec)
     pretrained = states.starting_parameters(config, built.learner)
-    state = states.with_pretrained(built.learner, state, pretrained)
+    state = states.initialized(built, state, pretrained)
     return evaluated_model(built.learner, state)
 
 

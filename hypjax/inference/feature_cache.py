@@ -11,9 +11,11 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 import jax
+import jaxlib
 import numpy as np
 from jaxtyping import Float, PyTree
 
+import hypjax
 from hypjax.system import console
 from hypjax.system.files import flush, read_npz, replacing
 from hypjax.system.locks import claimed
@@ -24,8 +26,9 @@ Features = list[Float[np.ndarray, "images dim"]]  # At each scale, float32.
 
 
 def key(facts: Sequence[object], params: PyTree) -> str:
-    """Hash of facts, whose `repr` says all about them, of parameters, and of JAX's version."""
-    digest = hashlib.sha256(repr((_FORMAT, jax.__version__, *facts)).encode())
+    """Hash of facts, whose `repr` says all about them, of parameters, and of versions."""
+    versions = hypjax.__version__, jax.__version__, jaxlib.__version__
+    digest = hashlib.sha256(repr((_FORMAT, *versions, *facts)).encode())
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(leaf))
     return digest.hexdigest()[:32]
@@ -64,7 +67,10 @@ def _read(path: pathlib.Path) -> Features | None:
         arrays = read_npz(path)  # In the order in which they were written.
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except OSError as error:  # It may be read later.
+        console.warn(f"{path} cannot be read ({error.strerror}); the images are embedded again")
+        return None
+    except ValueError as error:
         console.warn(f"{path} is damaged ({error}); the images are embedded again")
         with contextlib.suppress(OSError):
             path.unlink()

@@ -17,7 +17,7 @@ from hypjax.models.pretrained import (
     load_timm,
     timm_state_dict,
 )
-from hypjax.models.weight_files import read_state_dict
+from hypjax.models.weight_files import read_state_dict, timm_weights
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import HEAD, WEIGHTS, is_published, read_whole, require_published
 from hypjax.runs.workdir import Workdir, saved_config, saved_fingerprint
@@ -76,7 +76,7 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
     if not weights:
         raise UserError("config.model.weights is None; name weights, as configs/cub.py does")
     if not _is_run(weights):
-        published = published_weights(weights.removeprefix("timm/"))
+        published = published_weights(timm_weights(weights))
         scaling = tuple(config.data.mean), tuple(config.data.std)
         if published and scaling != (published.mean, published.std):
             console.warn(

@@ -145,6 +145,7 @@ FAMILIES = (
             Weights("*.augreg*", *_HALF, _APACHE),
             Weights("*.orig*", *_HALF, _APACHE),
             Weights("*.sam*", *_HALF, _APACHE),
+            Weights("*.bamboo", *_CLIP, "none listed"),
         ),
     ),
     Family(

@@ -525,8 +525,8 @@ def resize_positions(
     positions: Float[ArrayLike, "1 tokens dim"], grid: tuple[int, int], prefix: int
 ) -> Float[ArrayLike, "1 tokens2 dim"]:
     """Interpolates a square of positions after a prefix as timm does: bicubic, antialiased."""
-    side, number = math.isqrt(max(positions.shape[1] - prefix, 0)), positions.shape[1] - prefix
-    if side == 0 or number == math.prod(grid) or side**2 != number:
+    side = math.isqrt(max(positions.shape[1] - prefix, 0))
+    if tuple(grid) == (side, side) or side == 0 or side**2 + prefix != positions.shape[1]:
         return positions
     square = rearrange(jnp.asarray(positions[0, prefix:]), "(h w) d -> h w d", h=side)
     square = jax.image.resize(square, (*grid, square.shape[-1]), "cubic", antialias=True)

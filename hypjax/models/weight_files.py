@@ -27,11 +27,21 @@ def read_state_dict(name_or_path: str) -> StateDict:
     """Reads weights as arrays under timm's names, see `hypjax.models.pretrained.load_timm`."""
     path = pathlib.Path(name_or_path).expanduser()
     if path.suffix not in _READERS:
-        packaged = read_packaged(name_or_path.removeprefix("timm/"))
+        packaged = read_packaged(timm_weights(name_or_path))
         return packaged or transformers_names.to_timm(_read_safetensors(_download(name_or_path)))
     if not path.is_file():
         raise UserError("there is no such file")
     return transformers_names.to_timm(_READERS[path.suffix](path))
+
+
+def timm_weights(name: str) -> str:
+    """Timm's name of weights, as 'vit_small_patch16_224.dino', without what may precede it."""
+    return name.removeprefix(hub.SCHEME).removeprefix("hf-hub:").removeprefix("timm/")
+
+
+def hub_repository(name: str) -> str:
+    """The repository on the hub of weights by their name in timm."""
+    return f"timm/{name.replace('_quickgelu_', '_')}"  # Two architectures share one file.
 
 
 def is_hub_name(weights: str) -> bool:
@@ -61,7 +71,7 @@ def _download(name: str) -> pathlib.Path:
                 "neither a file nor timm's name of weights that can be used, which begins with "
                 f"{supported(architecture)}; set --config.model.weights to one of these or a file"
             )
-        repository = f"timm/{repository}"
+        repository = hub_repository(repository)
     if not hub.is_name(repository):
         raise UserError("neither a file nor a name on the hub")
     try:

@@ -32,7 +32,7 @@ _FULL = ("RESOURCE_EXHAUSTED", "YNNPACK operation failed")
 # glibc's parameters of mallopt: what to return, what to map, and the number of heaps.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu")  # By which JAX finds them:
-_ACCELERATORS = ("/dev/nvidiactl", "/dev/accel0", "/dev/vfio/0")
+_ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/accel0", "/dev/vfio/0")
 
 
 def has_accelerator() -> bool:
@@ -40,7 +40,9 @@ def has_accelerator() -> bool:
 
     That must wait: a process that joins others has to do so first.
     """
-    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
+    platforms = (os.environ.get(name, "") for name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME"))
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if hidden or any(names.startswith("cpu") for names in platforms):
         return False
     plugins = map(importlib.util.find_spec, _PLUGINS)
     return any(plugins) and any(map(os.path.exists, _ACCELERATORS))

@@ -49,8 +49,8 @@ def pca_head(
     n, d = centred.shape
     covariance = centred.T @ centred / n
     average = np.trace(covariance) / d
-    if not average:
-        raise UserError("the encoder's embeddings of all training images are equal")
+    if not average > 0:
+        raise UserError("the encoder's embeddings of the training images are equal, or not finite")
     squares = np.sum(covariance**2)
     # Sums over all coefficients of the squared distance to `average` times the identity, and of
     # the covariance's squared error (Lemmas 3.2 to 3.4; there, norms are divided by d).

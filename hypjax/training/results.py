@@ -93,14 +93,14 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     if "best_step" in results:
         print(f"best: step {results['best_step']}, chosen on the validation classes")
     print_notes(results)
-    _warn_unless_improved(results)
+    _warn_unless_improved(results, config)
     published.show(results, config)
 
 
-def _warn_unless_improved(results: dict[str, Any]) -> None:
+def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
     before, after = results["untrained"]["head"], results.get("best", results["final"])["head"]
     name = selecting(before)
-    if after[name] <= before[name] < 1:
+    if after[name] <= before[name] < 1 and config.train.total_steps > 1:
         console.warn(
             f"training did not help: {name} of the head is {after[name]:.4f} on the test classes, "
             f"and was {before[name]:.4f} before training; with few test images it may be chance "

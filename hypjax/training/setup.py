@@ -60,7 +60,7 @@ def build(config: ConfigDict) -> Setup:
         if len(paired) < train.num_classes:
             console.say(f"{train.num_classes - len(paired)} classes with one image are left out")
         splits = splits._replace(train=train.with_classes(paired))
-    config = fit_to_images(config, splits.train)
+    config = fit_to_images(config, splits)
     validate(config)
     learner = build_learner(config, mesh, model)
     check_depth(config, splits)
@@ -200,11 +200,11 @@ _SHOWN = 64_000  # Images that training shows, repetitions included: minutes on 
 _PASSES = 10  # How often it shows each image to a head that starts from principal components.
 
 
-def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
+def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
     """Returns the configuration with the fields filled in that are None."""
     config = config.copy_and_resolve_references()
     fields, optim = config.train, config.optim
-    sizes = np.bincount(train.labels)
+    sizes = np.bincount(splits.train.labels)
     chosen = []
     if fields.samples_per_class is None:
         fields.samples_per_class = _samples(sizes, fields.batch_size)
@@ -214,20 +214,21 @@ def fit_to_images(config: ConfigDict, train: Dataset) -> ConfigDict:
         fields.batch_size = classes * fields.samples_per_class
         chosen.append("batch_size")
     if fields.total_steps is None:
-        fields.total_steps = _steps(config, train)
+        fields.total_steps = _steps(config, splits)
         chosen.append("total_steps")
     chosen = [f"train.{name}={fields[name]}" for name in chosen]
     if optim.warmup_steps is None:
-        optim.warmup_steps = max(fields.total_steps // 10, int(rotates_only(config, train)))
+        optim.warmup_steps = max(fields.total_steps // 10, int(rotates_only(config, splits)))
         chosen.append(f"optim.warmup_steps={optim.warmup_steps}")
     if chosen:
         console.say(f"chosen for these images: {', '.join(chosen)}")
     return config
 
 
-def _steps(config: ConfigDict, train: Dataset) -> int:
+def _steps(config: ConfigDict, splits: Splits) -> int:
     """Chooses the number of steps; a single one, at the rate 0, leaves a head as it starts."""
-    if rotates_only(config, train):
+    train = splits.train
+    if rotates_only(config, splits):
         console.say(
             f"{train.num_classes} classes are too few to choose or train a head for others: it "
             "only rotates the encoder's features"
@@ -237,10 +238,12 @@ def _steps(config: ConfigDict, train: Dataset) -> int:
     return -(-shown // config.train.batch_size)
 
 
-def rotates_only(config: ConfigDict, train: Dataset) -> bool:
+def rotates_only(config: ConfigDict, splits: Splits) -> bool:
     """Whether a head of principal components has too few classes to estimate for others from."""
-    few = train.num_classes < FEW_CLASSES and config.data.split == "classes"
-    return few and config.model.head_init == "pca"
+    if config.model.head_init != "pca" or config.data.split != "classes":
+        return False
+    validation = splits.validation.num_classes if splits.validation else 0
+    return splits.train.num_classes + validation < FEW_CLASSES
 
 
 def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None) -> int:

@@ -23,7 +23,7 @@ from hypjax.system import console
 from hypjax.training.head_init import pca_head
 from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
-from hypjax.training.optim import matches, merge
+from hypjax.training.optim import matches, merge, split_frozen
 from hypjax.training.setup import Setup, describe, rotates_only
 from hypjax.training.step import (
     TrainState,
@@ -62,17 +62,24 @@ def begin(
             "the encoder's kernels stay random: they have adapters, and model.weights is None"
         )
     pretrained = pretrained or starting_parameters(config, learner)
-    state = with_pretrained(learner, state, pretrained)
-    if config.model.head_init == "pca":
-        state = with_pretrained(learner, state, {"head": _pca_head(setup, state)})
-    return state, None
+    return initialized(setup, state, pretrained), None
+
+
+def initialized(
+    setup: Setup, state: TrainState, pretrained: dict[str, PyTree] | None
+) -> TrainState:
+    """Replaces a random model's parameters by pretrained ones, and the head by `head_init`."""
+    state = with_pretrained(setup.learner, state, pretrained)
+    if setup.config.model.head_init == "pca":
+        state = with_pretrained(setup.learner, state, {"head": _pca_head(setup, state)})
+    return state
 
 
 def _pca_head(setup: Setup, state: TrainState) -> PyTree:
     """The head's first parameters where `model.head_init` is 'pca', the same in all processes."""
     model, dim = state.params["model"], setup.learner.model.head_dim
     features = training_features(setup, model)
-    rotating = rotates_only(setup.config, setup.splits.train)
+    rotating = rotates_only(setup.config, setup.splits)
     found = functools.partial(pca_head, features, dim, rotating=rotating)
     return processes.arrays_from_first(found, model["head"])
 
@@ -138,12 +145,14 @@ def check_paths(setup: Setup) -> None:
     # Raises for targets of LoRA.
     params = jax.eval_shape(lambda: create_state(learner, setup.spec)).params
     paths = flatten_dict(params)
+    trained = flatten_dict(split_frozen(params, learner.frozen)[0])
     for field, names in named.items():
         for name in names:
-            if not any(matches(parameter_path(name), path) for path in paths):
+            own = paths if field == "frozen" else trained
+            if not any(matches(parameter_path(name), path) for path in own):
                 options = {"/".join(path[:end]) for path in paths for end in range(2, len(path))}
                 raise UserError(
-                    f"config.optim.{field} names {name}, but this model has no such parameters"
+                    f"config.optim.{field} names {name}, but this model trains no such parameters"
                     + nearest(name, options)
                 )
 

@@ -5,6 +5,7 @@ import pytest
 
 from hypjax import train
 from hypjax.config import load_config, validate
+from hypjax.data.parts import Splits
 from hypjax.errors import UserError
 from hypjax.runs.workdir import saved_config
 from hypjax.training import setup
@@ -20,7 +21,7 @@ def images(*sizes):
 def fitted(train, *overrides):
     config = load_config("folder:hyp-scratch", ["data.path=photos", *overrides])
     validate(config)
-    config = fit_to_images(config, train)
+    config = fit_to_images(config, Splits(train, None, train, None, fingerprint=""))
     validate(config)
     return config
 
