@@ -262,7 +262,11 @@ def test_hyperbolicity_is_that_of_unnormalised_features(pretrained, photos_folde
     assert np.linalg.norm(points, axis=1).std() > 0
     weights = f"model.weights={pretrained[0].model.weights}"
     fields = [*small_runs.SMALL, f"data.path={photos_folder}", weights]
-    flags = ["--config=folder", "--samples=20", *(f"--config.{field}" for field in fields)]
+    flags = [
+        "--config=folder:hyp-scratch",
+        "--samples=20",
+        *(f"--config.{field}" for field in fields),
+    ]
     commands.call("hyperbolicity", *flags, "--trials=5")
     told = capsys.readouterr().out
     assert re.match(r"relative delta: 0\.\d{4} ± 0\.\d{4}\n", told)

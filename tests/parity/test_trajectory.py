@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
 geoopt = pytest.importorskip("geoopt", reason="needs the parity extra: geoopt")
 
-TINY = {"patch_size": 8, "width": 48, "depth": 2, "num_heads": 4, "head_dim": 6}
+TINY = {"patch_size": 8, "width": 48, "depth": 3, "num_heads": 4, "head_dim": 6}
 SIDE, STEPS = 32, 30
 
 # The recipe as in the paper, independent of hypjax's defaults, so that these are compared too.

@@ -20,7 +20,7 @@ from hypjax.errors import UserError
 from hypjax.models import weight_files
 from hypjax.system import hub
 time.sleep = lambda seconds: None  # Between attempts.
-weight_files._read_safetensors = lambda path: path.read_bytes()
+weight_files._read_safetensors = lambda path: {str(i): i for i in range(path.stat().st_size)}
 patterns = ["*.json", "*.safetensors"]
 calls = {
     "model": lambda: sorted(path.name for path in hub.download("hf://me/a", patterns).iterdir()),
