@@ -170,7 +170,7 @@ class LayerNorm(nn.Module):
         """Applies the layer."""
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         shift = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
-        return _normalized(x, jnp.dtype(self.dtype), self.eps), (scale, shift)
+        return _normalized(x.astype(jnp.float32), jnp.dtype(self.dtype), self.eps), (scale, shift)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))

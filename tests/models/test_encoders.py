@@ -4,6 +4,7 @@ import contextlib
 import types
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.inference.embedder import TrainedEmbedder
-from hypjax.models import Embedder, VisionTransformer, create_embedder, layers
+from hypjax.models import Embedder, VisionTransformer, create_embedder, layers, vit
 from hypjax.models.pretrained import save_timm, timm_constructor
 from tests.helpers import small_runs
 
@@ -56,6 +57,36 @@ def test_bfloat16_keeps_parameters_and_results_in_float32(params):
     assert embedded.dtype == jnp.float32
     error = np.linalg.norm(embedded - full) / np.linalg.norm(full)
     assert 0 < error < 2e-2
+
+
+@pytest.mark.parametrize("gate", ["packed", "separate"])
+def test_every_option_of_blocks_computes_gradients_in_bfloat16(gate):
+    """Norms of heads and hidden layers, whose input is bfloat16, have float32 statistics."""
+    design = vit.BlockDesign(
+        activation="silu",
+        gate=gate,
+        mlp_norm=True,
+        qkv_bias="qv",
+        qkv_packed=gate == "packed",
+        qk_norm=True,
+        attention_norm=True,
+        layer_scale=True,
+        rotary=vit.Rotary(temperature=100, centred=True, halves=gate == "packed"),
+    )
+    sizes = SMALL | {"num_heads": 2, "registers": 1, "attention_pool": 3}  # A head has 12.
+    full = VisionTransformer(**sizes, blocks=design, pooling="map")
+    rng = np.random.default_rng(1)
+    shapes = jax.eval_shape(full.init, jax.random.key(0), images)["params"]
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype("f") / 5 + 0.1, shapes)
+
+    def value(params, dtype):
+        return jnp.sum(jnp.sin(full.clone(dtype=dtype).apply({"params": params}, images)))
+
+    gradient = jax.jit(jax.grad(value), static_argnums=1)
+    exact = jax.flatten_util.ravel_pytree(gradient(params, jnp.float32))[0]
+    found = jax.flatten_util.ravel_pytree(gradient(params, jnp.bfloat16))[0]
+    assert found.dtype == jnp.float32
+    assert 0 < np.linalg.norm(found - exact) < 0.1 * np.linalg.norm(exact)
 
 
 GPU = {"platform": "gpu", "device_kind": "Tesla T4"}
