@@ -3,12 +3,9 @@
 import json
 import pathlib
 import re
-from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-
-from hypjax.models.architectures import FAMILIES, create_encoder
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -22,26 +19,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     return files
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Puts the table of encoders into its page."""
-    return markdown.replace("<!-- families -->", families())
-
-
-def families() -> str:
-    """The table of encoders in Markdown, a row for each family."""
-    rows = [
-        "| family | `model.architecture` | pixels | pooling | licences |",
-        "|---|---|---|---|---|",
-    ]
-    for family in FAMILIES:
-        sizes = sorted({create_encoder(name).image_size for name in family.members})
-        names = ", ".join(f"`{name}`" for name in family.members)
-        licences = ", ".join(dict.fromkeys(weights.licence for weights in family.weights))
-        pixels = ", ".join(map(str, sizes))
-        rows.append(f"| {family.title} | {names} | {pixels} | `{family.pooling}` | {licences} |")
-    return "\n".join(rows)
 
 
 def notebook_page(path: pathlib.Path, repository: str | None) -> str:

@@ -5,6 +5,7 @@ import re
 from hypjax.config import choices, default_config, flatten, recipes
 from hypjax.config.choices import GROUPS
 from hypjax.geometry import SPACES
+from hypjax.models.architectures import FAMILIES
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from tests.helpers.small_runs import REPOSITORY
@@ -61,3 +62,13 @@ def test_the_losses_and_their_fields_are_those_of_the_code():
     variants = [re.findall("`([^`]+)`", row[3]) for row in rows]
     expected = (*recipes.SPACES, "mix", "hier", *recipes.KOLEO_WEIGHTS, *recipes.LOSSES)
     assert sorted(sum(variants, [])) == sorted(expected)
+
+
+def test_each_family_of_encoders_has_its_row():
+    page = (REPOSITORY / "docs/encoders.md").read_text()
+    table = page.partition("\n|---")[2].partition("\n\n")[0].splitlines()[1:]
+    for family, row in zip(FAMILIES, table, strict=True):
+        title, members, _, pooling, _, licences = row.strip("| ").split(" | ")
+        assert (title, pooling) == (family.title, f"`{family.pooling}`")
+        assert re.findall("`([^`]+)`", members) == list(family.members)
+        assert set(licences.split(", ")) == {weights.licence for weights in family.weights}

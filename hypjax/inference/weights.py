@@ -79,9 +79,10 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
         published = published_weights(timm_weights(weights))
         scaling = tuple(config.data.mean), tuple(config.data.std)
         if published and scaling != (published.mean, published.std):
+            mean, std = (",".join(map(str, each)) for each in (published.mean, published.std))
             console.warn(
-                f"{weights} were pretrained with other pixels; set data.mean to "
-                f"{published.mean} and data.std to {published.std}"
+                f"in pretraining of {weights}, pixels were scaled otherwise; set "
+                f"--config.data.mean={mean} --config.data.std={std}"
             )
         return load_timm(weights, encoder, config.data.channels)
     return _parameters_of_run(config, encoder)["encoder"]

@@ -336,6 +336,7 @@ FAMILIES = (
 _FAMILY_OF = {name: family for family in FAMILIES for name in family.members}
 ARCHITECTURES = tuple(_FAMILY_OF)
 _MOST_PATCHES = 128  # Along a side.
+_MOST_LISTED = 5  # Names in a message.
 
 
 def create_encoder(
@@ -390,16 +391,19 @@ def published_weights(name: str) -> Weights | None:
 
 
 def supported(name: str) -> str:
-    """Lists the supported architectures for a message, those most similar to a name first."""
-    *others, last = difflib.get_close_matches(name, ARCHITECTURES, len(ARCHITECTURES), cutoff=0)
-    return f"{', '.join(others)} or {last}"
+    """Lists the supported architectures for a message: those most similar to a name."""
+    nearest = difflib.get_close_matches(name, ARCHITECTURES, _MOST_LISTED, cutoff=0)
+    return f"{', '.join(nearest)} or another of docs/encoders.md"
 
 
 def check_encoder(encoder: Encoder) -> Encoder:
     """Returns an encoder after checking its image size and pooling."""
     if encoder.pooling not in encoder.poolings:
         names = ", ".join(encoder.poolings)
-        raise UserError(f"the encoder cannot pool by {encoder.pooling!r}; choose among {names}")
+        raise UserError(
+            f"the encoder cannot pool by {encoder.pooling!r}; choose among {names}, as "
+            "model.pooling and model.eval_pooling"
+        )
     patch_size = getattr(encoder, "patch_size", 1)
     sides = image_sides(encoder)
     pixels = " × ".join(map(str, sides if len(set(sides)) > 1 else sides[:1]))
