@@ -34,7 +34,7 @@ def test_an_older_run_resumes_and_is_evaluated(photos_folder, tmp_path):
     (run / "config.json").write_text(json.dumps(saved))
 
     assert evaluate.evaluate(config, run).keys() == {"step 2"}
-    resumed = small_runs.run(photos_folder, run, *FIELDS)
+    resumed = small_runs.run(photos_folder, run, *FIELDS, "variant=hyp")
     assert resumed.returncode == 0, resumed.stderr
     assert "continuing after step 2" in resumed.stderr
     metrics = small_runs.step_metrics(run)
