@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sklearn.datasets
 from PIL import Image
 
 from hypjax.models import ConvNeXt, EfficientNetLite, Embedder, create_encoder
@@ -23,6 +22,7 @@ from hypjax.models.pretrained import (
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
+samples = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn")
 
 LITE0 = "tf_efficientnet_lite0.in1k"
 
@@ -119,7 +119,7 @@ def test_a_saved_model_is_loaded_by_timm(tmp_path):
 
 def photos(side):
     """Squares of the two photographs that come with scikit-learn."""
-    whole = sklearn.datasets.load_sample_images().images
+    whole = samples.load_sample_images().images
     cut = [image[:400, x : x + 400] for image in whole for x in (0, 120, 240)]
     images = [Image.fromarray(each).resize((side, side)) for each in cut]
     return normalize(jnp.asarray(np.stack(images)), *published_weights(LITE0)[1:3])
