@@ -91,18 +91,20 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
         print("Recall on the training classes held out for validation:")
         print(format_results(results["validation"]))
     if "best_step" in results:
-        print(f"best: step {results['best_step']}, chosen on the validation classes")
+        before = "" if results["best_step"] else ", the model before training"
+        print(f"best: step {results['best_step']}{before}, chosen on the validation classes")
     print_notes(results)
     _warn_unless_improved(results, config)
     published.show(results, config)
 
 
 def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
-    before, after = results["untrained"]["head"], results.get("best", results["final"])["head"]
+    before = results["untrained"]["head"]
     name = selecting(before)
-    if after[name] <= before[name] < 1 and config.train.total_steps > 1:
+    after = max(results[state]["head"][name] for state in ("final", "best") if state in results)
+    if after <= before[name] < 1 and config.train.total_steps > 1:
         console.warn(
-            f"training did not help: {name} of the head is {after[name]:.4f} on the test classes, "
+            f"training did not help: {name} of the head is {after:.4f} on the test classes, "
             f"and was {before[name]:.4f} before training; with few test images it may be chance "
             "(docs/own-images.md says what to try)"
         )
