@@ -1,28 +1,34 @@
 """What every encoder has: a module that maps images to embeddings, and its tensors' names."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import flax.linen as nn
-from jax.typing import ArrayLike
-from jaxtyping import Array, Float
 
 from hypjax.models.layers import poolings
-from hypjax.models.tensors import Tensor
 
 
 class Encoder(nn.Module):
-    """Maps images to one embedding each, pooled from tokens.
+    """Maps images to one embedding each, pooled from tokens; parameters and results are float32.
 
-    A subclass has the attributes `image_size` in pixels, `pooling`, `dtype`, which is that of its
-    products, and `remat`. It defines `dim`, `classifiers`, `layers`, `tensors` and `__call__`.
-    Parameters and results are float32.
+    A subclass has these attributes:
+
+    - `image_size`: side of the images in pixels, or height and width,
+    - `pooling`: one of its `poolings`,
+    - `dtype`: that of its products,
+    - `remat`: whether the backward pass recomputes activations,
+
+    these properties:
+
+    - `dim`: dimension of the embedding,
+    - `classifiers`: names in timm of the layers that follow the embedding,
+    - `layers`: names of the parameters of each layer, from the images to the embedding, as in timm;
+      parameters of no layer belong with the head, above all layers,
+
+    and these methods:
+
+    - `tensors()` yields a `hypjax.models.tensors.Tensor` for each parameter,
+    - `__call__(images, return_tokens=False)` embeds normalised pixels [batch, height, width,
+      channels] to [batch, dim]; with `return_tokens` it returns timm's `forward_features`, as
+      [batch, tokens, dim].
     """
-
-    @property
-    def dim(self) -> int:
-        """Dimension of the embedding."""
-        raise NotImplementedError
 
     @property
     def num_prefix_tokens(self) -> int:
@@ -33,29 +39,3 @@ class Encoder(nn.Module):
     def poolings(self) -> list[str]:
         """Names of the poolings that the encoder supports, see `hypjax.models.layers.poolings`."""
         return poolings(0)
-
-    @property
-    def classifiers(self) -> tuple[str, ...]:
-        """Names in timm of the layers that follow the embedding."""
-        raise NotImplementedError
-
-    @property
-    def layers(self) -> list[tuple[str, ...]]:
-        """Names of the parameters of each layer, from the images to the embedding, as in timm.
-
-        Parameters of no layer belong with the head, above all layers.
-        """
-        raise NotImplementedError
-
-    def tensors(self) -> Iterator[Tensor]:
-        """The parameters, by timm's names."""
-        raise NotImplementedError
-
-    def __call__(
-        self,
-        images: Float[ArrayLike, "batch height width channels"],
-        return_tokens: bool = False,
-        **options: Any,
-    ) -> Float[Array, "batch dim"] | Float[Array, "batch tokens dim"]:
-        """Embeds normalised pixels; with `return_tokens` it returns timm's `forward_features`."""
-        raise NotImplementedError

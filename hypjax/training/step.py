@@ -245,8 +245,8 @@ def _embedding(learner: Learner) -> Callable[..., Outputs]:
     def embed(params: PyTree, images: Array, flips: Array, *noise: Array) -> Outputs:
         with jax.named_scope("pixels"):
             images = mirror(normalize(images, *learner.pixel_scaling), flips)
-        # For each slice of the batch and each device anew, which is cheap: what slices sum up and
-        # devices exchange is then the gradient of adapters, not that of kernels.
+        # Each slice and each device merges the adapters itself, which is cheap. What slices sum and
+        # devices exchange are then the gradients of adapters, and not those of kernels.
         with jax.named_scope("adapters"):
             params = lora.merged(params, learner.lora)
         return learner.model.apply({"params": params}, images, *noise)
