@@ -11,6 +11,7 @@ EXAMPLE = (
 )
 FLAGS = command.Flags()
 _WORKDIR = FLAGS.string("workdir", None, "Folder or URL of the run that embedded the gallery.")
+_ENCODER = FLAGS.encoders()
 _GALLERY = FLAGS.string(
     "gallery",
     None,
@@ -37,14 +38,15 @@ _RERANK = FLAGS.boolean(
     "rerank", False, "Re-rank results by their neighbours: the first 100, or k if that is more."
 )
 _EMBEDDING = FLAGS.enum(
-    "embedding", "head", ["head", "encoder"], "Embedding that the gallery contains."
+    "embedding", "head", ["head", "encoder"], "Embedding of the run that the gallery contains."
 )
 _OUTPUT = FLAGS.string("output", None, "Figure of the hits to draw, such as hits.png.")
 
 
 def main(overrides: list[str]) -> None:
     """Searches the gallery and prints one table per query."""
-    command.require(_WORKDIR, _GALLERY, _QUERY)
+    command.require(_GALLERY, _QUERY)
+    command.require_one(_WORKDIR, _ENCODER.encoder)
     command.refuse_overrides(overrides)
     output = command.figure(_OUTPUT)
     if _ALPHA.value and not _EXPAND.value:
@@ -54,6 +56,7 @@ def main(overrides: list[str]) -> None:
     from hypjax.engines.exports import open_gallery
     from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.inference.hits import find_hits
+    from hypjax.inference.library_embedder import PixelOptions, open_encoder
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking
     from hypjax.system import console
@@ -62,7 +65,10 @@ def main(overrides: list[str]) -> None:
     gallery = open_gallery(_GALLERY.value)
     photos = find_photos(_QUERY.value)
     keep_compiled_programs()
-    embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
+    if _WORKDIR.value:
+        embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
+    else:
+        embedder = open_encoder(_ENCODER.encoder.value, PixelOptions(**_ENCODER.numbers()))
     reranking = Reranking() if _RERANK.value else None
     refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking)
     results = find_hits(embedder, photos, gallery, _K.value, refinement)

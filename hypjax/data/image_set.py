@@ -13,7 +13,7 @@ from hypjax.config.choices import OWN
 from hypjax.data.dataset import Dataset, joined
 from hypjax.data.parts import Splits
 from hypjax.data.photo_dataset import as_dataset, file_facts, hash_facts
-from hypjax.data.photos import Photo
+from hypjax.data.photos import Photo, find_photos
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 
@@ -99,6 +99,15 @@ def _without_single_class(part: Dataset) -> Dataset:
     if part.num_classes > 1:
         return part
     return dataclasses.replace(part, class_names=[""] * len(part.records))
+
+
+def open_images(
+    where: str | None, dataset: str | None = None, data_dir: str | None = None
+) -> ImageSet:
+    """Opens a user's images, see `find_photos`, or all those of a prepared dataset."""
+    if dataset is None:
+        return ImageSet.of_photos(find_photos(where))
+    return ImageSet.of_splits(open_prepared(dataset, data_dir))
 
 
 def open_prepared(name: str, data_dir: str | None = None) -> Splits:

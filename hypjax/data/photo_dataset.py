@@ -71,6 +71,7 @@ def files_of(photos: Sequence[Photo]) -> Dataset:
         sizes=np.zeros((len(photos), 2), np.int32),
         names=[str(photo.path) for photo in photos],
         upright=True,
+        vectors=None if photos[0].vector is None else np.stack([p.vector for p in photos]),
     )
 
 
@@ -269,6 +270,8 @@ def _measure_file(path: pathlib.Path) -> tuple[int, int, int] | str:
 
 def file_facts(photo: Photo) -> tuple[Any, ...]:
     """Returns what changes with the file and is known without reading it."""
+    if photo.vector is not None:
+        return (str(photo.path), zlib.crc32(np.ascontiguousarray(photo.vector)))
     try:
         stat = photo.path.stat()
     except (OSError, ValueError):  # The latter for a null character.

@@ -38,12 +38,12 @@ class ImageEmbedder(abc.ABC):
     match: Match | None = None
 
     @abc.abstractmethod
-    def batches(self, dataset: Dataset) -> Iterator[Embedded]:
+    def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields the rows of a dataset's images in order, one batch at a time.
 
         Rows are what is saved of unfinished work: by default points of the space. With each batch
         come the images that could not be read, as {index in the batch: reason}; their rows are
-        meaningless.
+        meaningless. If `few`, a batch that is not full may take less time, and round differently.
         """
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
@@ -51,12 +51,18 @@ class ImageEmbedder(abc.ABC):
         return {"vectors": rows.astype(np.float32)}
 
     def embed(self, photos: Sequence[Photo]) -> Embeddings:
-        """Embeds a user's images in one go, for example a search's queries."""
-        return self.embed_images(ImageSet.of_photos(photos))
+        """Embeds a user's images in one go, for example a search's queries; see `batches`."""
+        images = ImageSet.of_photos(photos)
+        return self._embeddings(images, *concatenated(self.batches(images.dataset, few=True)))
 
     def embed_images(self, images: ImageSet) -> Embeddings:
-        """Embeds images in one go."""
-        return self._embeddings(images, *concatenated(self.batches(images.dataset)))
+        """Embeds images as `embed_to` does, in memory."""
+        done = []
+        with tqdm.tqdm(total=len(images), unit="image", disable=None) as bar:
+            for batch in self.batches(images.dataset):
+                done.append(batch)
+                bar.update(len(batch[0]))
+        return self._embeddings(images, *concatenated(done))
 
     def embed_to(self, path: pathlib.Path, images: ImageSet) -> Embeddings:
         """Embeds images into a file, or resumes where that was interrupted.
@@ -93,6 +99,8 @@ class ImageEmbedder(abc.ABC):
     def _finish(self, unfinished: PartialGallery, images: ImageSet) -> None:
         """Embeds the images that are not done yet; after an interrupt it saves, and raises that."""
         total, done = len(images), unfinished.done
+        if done == total:
+            return
         with (
             tqdm.tqdm(total=total, unit="image", disable=None, initial=done) as bar,
             exits.deferred(_INTERRUPTED) as interrupted,

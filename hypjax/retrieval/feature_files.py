@@ -39,6 +39,18 @@ class FeatureTable(NamedTuple):
     superlabels: Shaped[np.ndarray, " n"] | None = None
 
 
+def has_features(path: pathlib.Path) -> bool:
+    """Whether a file is one of features by its name or, as a table may list images, its columns."""
+    if path.suffix.lower() != ".parquet":
+        return path.suffix.lower() in SUFFIXES
+    try:
+        import pyarrow.parquet
+
+        return "features" in pyarrow.parquet.read_schema(path).names
+    except Exception:  # It is damaged, or missing; who reads it says so.
+        return False
+
+
 def feature_table(arrays: Mapping[str, np.ndarray | None], place: str) -> FeatureTable:
     """Checks the arrays of a table by their names; raises `UserError`s that name the place."""
     features = np.asarray(arrays["features"])
