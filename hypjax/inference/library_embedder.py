@@ -93,8 +93,9 @@ class LibraryEmbedder(ImageEmbedder):
         self.space, self.batch_size = space or Sphere(), batch_size or BATCH_SIZE
         self._spec, self._encoder = spec, encoder
         self.fingerprint = hashlib.sha256(json.dumps(encoder.facts).encode()).hexdigest()[:32]
-        grey = encoder.prepare(Image.new("RGB", (256, 256), "grey"))
-        first, second = (encoder.features([grey]) for _ in range(2))
+        noise = np.random.default_rng(0).integers(256, size=(256, 256, 3), dtype=np.uint8)
+        prepared = encoder.prepare(Image.fromarray(noise))
+        first, second = (encoder.features([prepared]) for _ in range(2))
         if first.ndim != 2 or len(first) != 1:
             raise UserError(
                 f"the {encoder.output} of {spec} has the shape {list(first.shape)} for one image; "

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from PIL import Image
 
 from hypjax.errors import UserError, require_package
+from hypjax.system import hub
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +80,8 @@ class TransformersEncoder:
         import transformers
 
         name = os.path.expanduser(name)
+        if not os.path.isdir(name):
+            _require_repository(name)
         with _explained(f"hf:{name}"), _quiet(transformers):
             self._processor = transformers.AutoImageProcessor.from_pretrained(name)
             model, found = transformers.AutoModel.from_pretrained(name, output_loading_info=True)
@@ -136,6 +139,24 @@ class TransformersEncoder:
             return self._model(**inputs)
 
 
+def _require_repository(name: str) -> None:
+    """Says in one sentence, and once, that a repository cannot be read."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        hub.fetch(huggingface_hub.hf_hub_download, name, "config.json")
+    except hub.UnreachableError as error:
+        raise UserError(
+            f"{name} is no folder here, nor in the cache of the Hugging Face hub, which cannot be "
+            f"reached ({error})"
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
+        raise UserError(
+            f"{name} is no folder here, nor a model on the hub that you may read"
+        ) from error
+
+
 def _device() -> "torch.device":
     import torch
 
@@ -171,11 +192,13 @@ def _explained(spec: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Keeps Transformers from reporting weights that are not used."""
+    """Keeps Transformers from reporting weights that are not used, and their loading."""
     logging = transformers.utils.logging
     before = logging.get_verbosity()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(before)
+        logging.enable_progress_bar()

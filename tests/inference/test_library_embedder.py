@@ -1,0 +1,282 @@
+"""Encoders of other libraries embed, resume, search and are scored; here a few lines stand for one.
+
+tests/parity/test_encoders.py compares features with those of the libraries themselves.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypjax.data import image_set
+from hypjax.data.dataset import joined
+from hypjax.data.feature_dataset import open_features
+from hypjax.data.image_set import ImageSet, open_prepared
+from hypjax.data.parts import HeldOutClasses, Splits
+from hypjax.data.photo_dataset import as_dataset
+from hypjax.data.photos import Photo, find_photos
+from hypjax.errors import Interrupted, UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.inference import library_embedder
+from hypjax.inference.library_embedder import LibraryEmbedder, open_encoder
+from hypjax.inference.scoring import task_of
+from hypjax.retrieval import query_scores, relevance_at, relevance_scores
+from hypjax.retrieval.embeddings import Embeddings
+from hypjax.system import exits
+from hypjax.types import Judgements
+from tests.helpers import commands
+
+
+class Thumbnails:
+    """An encoder: the pixels of an image at 4×4."""
+
+    output = "thumbnail"
+    facts = ["thumbnail"]
+
+    def prepare(self, image):
+        return np.asarray(image.resize((4, 4)), np.float32).reshape(-1)
+
+    def features(self, prepared):
+        return np.stack(prepared) - 100
+
+
+def thumbnails(images):
+    return Thumbnails().features([Thumbnails().prepare(image.convert("RGB")) for image in images])
+
+
+@pytest.fixture
+def embedder():
+    return LibraryEmbedder("own:thumbnail", Thumbnails(), batch_size=16)
+
+
+@pytest.fixture
+def execute(photos_folder, tmp_path, monkeypatch):
+    """Calls commands with --encoder, in a folder with photos, one of which is broken."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos_folder, "photos")
+    (tmp_path / "photos/class1/broken.jpg").write_text("no image")
+
+    def opened(spec, options, space=None, batch_size=None):
+        return LibraryEmbedder(spec, Thumbnails(), space, batch_size)
+
+    monkeypatch.setattr(library_embedder, "open_encoder", opened)
+    return lambda name, *flags: commands.call(name, "--encoder=own:thumbnail", *flags)
+
+
+def arrays(path):
+    with np.load(path) as file:
+        return dict(file)
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name, values in first.items():
+        np.testing.assert_array_equal(values, second[name])
+
+
+def test_interrupted_and_divided_work_gives_one_file(execute, monkeypatch, capsys):
+    call = functools.partial(execute, "embed", "--images=photos", "--batch_size=16")
+    call("--output=whole.npz")
+    assert "broken.jpg (not an image)" in capsys.readouterr().out
+    whole, photos = arrays("whole.npz"), find_photos("photos")
+    readable = [photo for photo in photos if photo.path.name != "broken.jpg"]
+    expected = thumbnails(Image.open(photo.path) for photo in readable)
+    np.testing.assert_array_equal(whole["features"], expected)
+    assert whole["labels"].tolist() == [photo.path.parent.name for photo in readable]
+    assert "vectors" not in whole and "splits" not in whole
+    stopping = exits.Interrupt()
+    stopping.status = 130
+    with monkeypatch.context() as patch:
+        patch.setattr(exits, "deferred", lambda message: contextlib.nullcontext(stopping))
+        with pytest.raises(Interrupted, match="16 of 61 images are saved"):
+            call("--output=g.npz")
+    call("--output=g.npz")
+    assert_same(arrays("g.npz"), whole)
+    for part in ("1/2", "2/2"):
+        call("--output=parts.npz", f"--shard={part}")
+    commands.call("embed", "--images=photos", "--output=parts.npz", "--merge")
+    assert_same(arrays("parts.npz"), whole)
+
+
+def test_a_gallery_is_searched_by_the_encoder_that_embedded_it(execute, monkeypatch, capsys):
+    execute("embed", "--images=photos", "--output=g.npz")
+    capsys.readouterr()
+    execute("search", "--gallery=g.npz", "--query=photos/class3/2.png", "--k=5")
+    shown = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[2:]]
+    x = Embeddings.load("g.npz")
+    own = x.ids.tolist().index(str(find_photos("photos/class3/2.png")[0].path))
+    unit = x.features() / np.linalg.norm(x.features(), axis=1, keepdims=True)
+    order = np.argsort(-unit @ unit[own])[1:6]
+    assert [x.ids[i].endswith(path) for i, path in zip(order, shown, strict=True)] == [True] * 5
+    monkeypatch.setattr(Thumbnails, "facts", ["other"])
+    with pytest.raises(UserError, match="the gallery was embedded by another run"):
+        execute("search", "--gallery=g.npz", "--query=photos/class3/2.png")
+
+
+def test_scores_are_those_of_the_features(execute, photos_folder):
+    labels = np.repeat(np.arange(10), 6)
+    paths = [photo.path for photo in find_photos(str(photos_folder))]
+    features = thumbnails(Image.open(path) for path in paths)
+    for name, space in (("sphere", Sphere()), ("ball", PoincareBall(0.1, 2.3))):
+        points = np.asarray(space.embed(features))
+        expected = query_scores(points, labels, metrics=["recall@1", "map@r"], space=space)
+        flags = ["--ks=1", f"--space={name}", "--output=s.json", "--images=photos"]
+        for file in ([], ["--embeddings=g.npz"]):
+            execute("score", *flags, *file)
+            found = json.load(open("s.json"))
+            for metric, values in expected.items():
+                assert found[metric] == pytest.approx(values.mean(), abs=1e-6)
+    assert_same(arrays("g.npz"), arrays("g.npz") | {"features": features})
+
+
+def test_images_of_a_prepared_dataset_are_scored_by_its_protocol(execute, data_dir):
+    where = ["--dataset=glyphs", f"--data_dir={data_dir}"]
+    execute("score", *where, "--ks=1", "--output=s.json")
+    execute("embed", *where, "--output=g.npz")
+    commands.call("score", *where, "--embeddings=g.npz", "--ks=1", "--output=file.json")
+    assert json.load(open("s.json")) == json.load(open("file.json"))
+    splits, x = open_prepared("glyphs", str(data_dir)), Embeddings.load("g.npz")
+    test = x.take(np.flatnonzero(x.splits == "test"))
+    images = [splits.test.image(i, channels=3) for i in range(len(splits.test))]
+    np.testing.assert_array_equal(test.given, thumbnails(images))
+    points = np.asarray(Sphere().embed(test.given))
+    expected = query_scores(points, splits.test.labels, metrics=["recall@1"], space=Sphere())
+    assert json.load(open("s.json"))["recall@1"] == expected["recall@1"].mean()
+
+    again = open_features("g.npz", None, HeldOutClasses(0, 0, 0))
+    for name in ("train", "test"):
+        found, whole = getattr(again, name), getattr(splits, name)
+        assert found.describe() == whole.describe()
+        assert [found.class_name(i) for i in (0, 9)] == [whole.class_name(i) for i in (0, 9)]
+    commands.call("embed", "--images=photos", "--output=p.npz", "--encoder=own:thumbnail")
+    with pytest.raises(UserError, match="the embeddings are of other images than this copy of gly"):
+        commands.call("score", *where, "--embeddings=p.npz")
+
+
+def test_judged_queries_are_cropped_and_scored_by_their_judgements(
+    execute, photos_folder, monkeypatch
+):
+    photos = find_photos(str(photos_folder))
+    whole = dataclasses.replace(
+        as_dataset([photo._replace(label="") for photo in photos]),
+        sizes=np.array([Image.open(photo.path).size[::-1] for photo in photos]),
+    )
+    boxes = np.array([[2, 3, 12, 19], [0, 0, 8, 8]])
+    queries = dataclasses.replace(whole.take(np.array([0, 30])), boxes=boxes)
+    gallery = whole.take(np.arange(1, 30))
+    judged = Judgements(
+        *([np.array(own) for own in lists] for lists in ([[0, 1], [2]], [[9], []], [[5], [7, 8]]))
+    )
+    splits = Splits(None, None, queries, gallery, "print", judgements=judged, name="judged")
+    monkeypatch.setattr(image_set, "open_prepared", lambda *_: splits)
+
+    execute("score", "--dataset=judged", "--metrics=map", "--output=s.json")
+    shown = zip((0, 30), boxes.tolist(), strict=True)
+    crops = [Image.open(photos[i].path).crop(tuple(box)) for i, box in shown]
+    points, items = (
+        np.asarray(Sphere().embed(thumbnails(images)))
+        for images in (crops, [Image.open(photo.path) for photo in photos[1:30]])
+    )
+    found = json.load(open("s.json"))
+    for level in ("easy", "medium"):
+        relevance = relevance_at(level, judged)
+        scores = relevance_scores(points, items, relevance, metrics=["map"], space=Sphere())
+        assert found[f"{level}/map"] == pytest.approx(scores["map"].mean(), abs=1e-6)
+
+    execute("embed", "--dataset=judged", "--output=g.npz")
+    commands.call("score", "--dataset=judged", "--metrics=map", "--embeddings=g.npz")
+    with pytest.raises(UserError, match="the classes of 2 of 2 rows are unknown"):
+        commands.call("score", "--embeddings=g.npz")
+    damaged = dataclasses.replace(Embeddings.load("g.npz"), unreadable={"a": "b"})
+    with pytest.raises(UserError, match="1 of the images that the queries are judged by could not"):
+        task_of(damaged, judgements=judged)
+
+
+def test_joined_datasets_keep_groups_and_boxes(photos_folder):
+    photos = find_photos(str(photos_folder))
+    grouped = as_dataset([p._replace(superlabel=p.label[-1]) for p in photos])
+    first, second = grouped.take(np.arange(7)), grouped.take(np.arange(7, 60))
+    both = ImageSet(joined(first, second), [(i,) for i in range(60)])
+    assert both.superlabels.tolist() == [photo.label[-1] for photo in photos]
+    assert both.labels.tolist() == [photo.label for photo in photos]
+    assert both[5:9].ids.tolist() == [str(photo.path) for photo in photos[5:9]]
+    assert joined(first, second).boxes is None
+
+
+def test_splits_of_folders_and_tables_are_kept(embedder, photos_folder, tmp_path):
+    for split in ("train", "test"):
+        shutil.copytree(photos_folder / "class1", tmp_path / f"split/{split}/wren")
+    found = embedder.embed(find_photos(str(tmp_path / "split")))
+    assert found.splits.tolist() == ["test"] * 6 + ["train"] * 6
+    table = tmp_path / "table.csv"
+    table.write_text(f"path,label,split,superlabel\n{photos_folder}/class2/3.png,finch,test,bird\n")
+    found = embedder.embed(find_photos(str(table)))
+    assert (found.splits.tolist(), found.superlabels.tolist()) == (["test"], ["bird"])
+    found.save(tmp_path / "g.npz")
+    read = Embeddings.load(tmp_path / "g.npz")
+    np.testing.assert_array_equal(read.features(), found.given)
+    assert (read.splits.tolist(), read.fingerprint) == (["test"], embedder.fingerprint)
+
+
+def test_images_are_upright(embedder, photos_folder, tmp_path):
+    image = Image.open(photos_folder / "class1/1.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
+    photos = [Photo(tmp_path / "turned.png", ""), Photo(photos_folder / "class1/1.png", "")]
+    turned, plain = embedder.embed(photos).given
+    np.testing.assert_array_equal(turned, plain)
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (lambda x: np.stack(x)[:, None], r"has the shape \[1, 1, 48\] for one image"),
+        (lambda x: np.random.normal(size=(len(x), 3)), "embeds one image in different ways"),
+    ],
+)
+def test_what_is_no_encoder_of_images_is_refused(features, message, monkeypatch):
+    encoder = Thumbnails()
+    monkeypatch.setattr(encoder, "features", features, raising=False)
+    with pytest.raises(UserError, match=message):
+        LibraryEmbedder("own:thumbnail", encoder)
+
+
+def test_what_is_not_finite_or_no_image_is_refused(embedder, photos_folder, monkeypatch):
+    broken = Thumbnails()
+    monkeypatch.setattr(embedder, "_encoder", broken)
+    monkeypatch.setattr(broken, "features", lambda x: np.stack(x) * np.inf, raising=False)
+    with pytest.raises(UserError, match="class0/0.png that are not finite"):
+        embedder.embed(find_photos(str(photos_folder)))
+    with pytest.raises(UserError, match="own:thumbnail embeds images, but 0 stands for features"):
+        embedder.embed([Photo("0", "", vector=np.ones(3, np.float32))])
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("embed --output=g.npz --images=a", "--workdir or --encoder is missing"),
+        ("embed --output=g.npz --encoder=timm:a", "--images or --dataset is missing"),
+        ("embed --output=g.npz --workdir=a --encoder=b --images=c", "exclude each other"),
+        ("embed --output=g.npz --encoder=timm:a --dataset=folder", "is no prepared dataset"),
+        ("score --images=a --embeddings=b", "--images are embedded by --encoder"),
+        ("score --images=a --encoder=timm:b --labels=c", "--labels belongs to --embeddings"),
+        ("search --gallery=g.npz --query=a", "--workdir or --encoder is missing"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(command, message):
+    with pytest.raises(UserError, match=message):
+        commands.call(*command.split())
+
+
+def test_what_names_no_encoder_is_refused():
+    for spec in ("vit_small", "jax:vit", "timm:"):
+        with pytest.raises(UserError, match="it must be timm:NAME, hf:NAME or onnx:FILE"):
+            open_encoder(spec)
+    with pytest.raises(UserError, match="--mean, --std and --resize are for onnx:FILE"):
+        open_encoder("timm:vit", library_embedder.PixelOptions(resize=3))

@@ -1,0 +1,237 @@
+"""Features of other libraries' encoders are, bit for bit, what these libraries return."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypjax.data.photo_dataset import files_of
+from hypjax.data.photos import find_photos
+from hypjax.errors import UserError
+from hypjax.inference.library_embedder import PixelOptions, open_encoder
+from tests.helpers import commands
+
+torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
+timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+pytest.importorskip("onnx", reason="needs the parity extra: onnx")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the parity extra: onnxruntime")
+
+LAYERS = {"num_hidden_layers": 1, "num_attention_heads": 4}
+VISION = {**LAYERS, "hidden_size": 32, "intermediate_size": 64, "image_size": 32, "patch_size": 16}
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
+
+
+@pytest.fixture(scope="module")
+def images(photos_folder):
+    return [Image.open(photo.path) for photo in find_photos(str(photos_folder / "class1"))]
+
+
+def features(spec, photos_folder, *options):
+    dataset = files_of(find_photos(str(photos_folder / "class1")))
+    (batch,) = open_encoder(spec, *options).batches(dataset)
+    assert batch[0].dtype == np.float32 and not batch[1]
+    return batch[0]
+
+
+@pytest.mark.parametrize("classes", [0, 7])
+def test_a_model_of_timm_with_a_checkpoint(classes, images, photos_folder, tmp_path):
+    torch.manual_seed(classes)
+    model = timm.create_model("test_vit", num_classes=classes)
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "model.pth")
+    model.reset_classifier(0)
+    config = timm.data.resolve_model_data_config(model)
+    prepare = timm.data.create_transform(**config, is_training=False)
+    with torch.inference_mode():
+        expected = model.eval()(torch.stack([prepare(image) for image in images])).numpy()
+    found = features(f"timm:test_vit@{tmp_path}/model.pth", photos_folder)
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(UserError, match="model.pth is no checkpoint of this model .* it lacks"):
+        open_encoder(f"timm:test_resnet@{tmp_path}/model.pth")
+    with pytest.raises(UserError, match="cannot load timm:none .*Unknown model"):
+        open_encoder("timm:none")
+
+
+def vit():
+    """A model without its pooler, which the class has."""
+    config = transformers.ViTConfig(**VISION)
+    return transformers.ViTModel(config, add_pooling_layer=False), {"height": 32, "width": 32}, None
+
+
+def convnext():
+    config = transformers.ConvNextConfig(depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 8, 16])
+    return transformers.ConvNextModel(config), {"height": 32, "width": 32}, None
+
+
+def clip():
+    text = {**LAYERS, "hidden_size": 32, "intermediate_size": 64, "vocab_size": 49408}
+    config = transformers.CLIPConfig(text_config=text, vision_config=VISION, projection_dim=24)
+    return transformers.CLIPModel(config), {"shortest_edge": 32}, {"height": 32, "width": 32}
+
+
+def image_features(model, inputs):
+    found = model.get_image_features(**inputs)
+    return getattr(found, "pooler_output", found)  # Of Transformers 5 and 4.
+
+
+OUTPUTS = {
+    vit: ("class token", lambda model, inputs: model(**inputs).last_hidden_state[:, 0]),
+    convnext: ("pooler output", lambda model, inputs: model(**inputs).pooler_output.flatten(1)),
+    clip: ("image features", image_features),
+}
+
+
+@pytest.mark.parametrize("make", OUTPUTS, ids=lambda make: make.__name__)
+def test_a_model_of_transformers_in_a_folder(make, images, photos_folder, tmp_path, capsys):
+    torch.manual_seed(0)
+    model, size, crop = make()
+    cropped = {"do_center_crop": crop is not None, "crop_size": crop or size}
+    processor = transformers.CLIPImageProcessor(size=size, **cropped)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    words, output = OUTPUTS[make]
+    inputs = processor(images=images, return_tensors="pt")
+    with torch.inference_mode():
+        expected = output(model.eval(), inputs).numpy()
+    np.testing.assert_array_equal(features(f"hf:{tmp_path}", photos_folder), expected)
+    assert f"features are its {words} (" in capsys.readouterr().err
+    prints = [open_encoder(f"hf:{tmp_path}").fingerprint for _ in range(2)]
+    assert prints[0] == prints[1]  # Random weights that are not used do not count.
+
+
+def test_random_outputs_of_transformers_are_refused(tmp_path):
+    transformers.ViTMAEModel(transformers.ViTMAEConfig(**VISION)).save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="embeds one image in different ways"):
+        open_encoder(f"hf:{tmp_path}")
+
+
+class Pooled(torch.nn.Module):
+    """Convolves images of [3, height, width] or [height, width, 3]; has a second output."""
+
+    def __init__(self, channels_last):
+        super().__init__()
+        self.convolution, self.channels_last = torch.nn.Conv2d(3, 8, 4, 4), channels_last
+
+    def forward(self, images):
+        if self.channels_last:
+            images = images.permute(0, 3, 1, 2).float()
+        maps = self.convolution(images)
+        return maps.mean((2, 3)), maps
+
+
+def export(path, *, channels_last=False, dynamic=("b",)):
+    torch.manual_seed(0)
+    shape = (2, 32, 32, 3) if channels_last else (2, 3, 32, 32)
+    example = torch.zeros(shape, dtype=torch.uint8 if channels_last else torch.float32)
+    torch.onnx.export(
+        Pooled(channels_last).eval(),
+        (example,),
+        path,
+        input_names=["images"],
+        output_names=["pooled", "maps"],
+        dynamo=False,
+        dynamic_axes={"images": dict(enumerate(dynamic))},
+    )
+    return path
+
+
+def run(path, values):
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return session.run(["pooled"], {"images": values})[0]
+
+
+def cropped(image, shorter, side):
+    """Torchvision's Resize and CenterCrop."""
+    height, width = (shorter * length // min(image.size) for length in image.size[::-1])
+    image = image.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = (width - side) // 2, (height - side) // 2
+    return np.asarray(image.crop((left, top, left + side, top + side)))
+
+
+def test_an_onnx_file_whose_pixels_are_scaled_by_flags(
+    images, photos_folder, tmp_path, monkeypatch
+):
+    path, options = export(f"{tmp_path}/net.onnx"), PixelOptions(MEAN, STD, 36)
+    pixels = np.stack([cropped(image, 36, 32) for image in images]).astype(np.float32)
+    scaled = (pixels * np.float32(1 / 255) - np.float32(MEAN)) / np.float32(STD)
+    expected = run(path, np.ascontiguousarray(scaled.transpose(0, 3, 1, 2)))
+    found = features(f"onnx:{path}@pooled", photos_folder, options)
+    np.testing.assert_array_equal(found, expected)
+
+    monkeypatch.chdir(tmp_path)
+    flags = [f"--encoder=onnx:{path}@pooled", "--resize=36"]
+    flags += [f"--{name}={','.join(map(str, x))}" for name, x in (("mean", MEAN), ("std", STD))]
+    commands.call("embed", *flags, f"--images={photos_folder}/class1", "--output=g.npz")
+    with np.load("g.npz") as file:
+        np.testing.assert_array_equal(file["features"], expected)
+
+
+def test_an_onnx_file_of_bytes_and_a_fixed_batch(images, photos_folder, tmp_path):
+    path = export(f"{tmp_path}/net.onnx", channels_last=True, dynamic=())
+    pixels = np.stack([cropped(image, 32, 32) for image in images])
+    expected = np.concatenate([run(path, pixels[i : i + 2]) for i in range(0, len(images), 2)])
+    np.testing.assert_array_equal(features(f"onnx:{path}@pooled", photos_folder), expected)
+    with pytest.raises(UserError, match="takes pixels as they are; leave out --mean and --std"):
+        open_encoder(f"onnx:{path}@pooled", PixelOptions(MEAN, STD))
+
+
+def test_an_onnx_file_beside_a_processor_of_transformers(images, photos_folder, tmp_path):
+    path = export(f"{tmp_path}/net.onnx", dynamic=("b", "channels", "h", "w"))
+    sizes = {"size": {"shortest_edge": 40}, "crop_size": {"height": 24, "width": 32}}
+    # That of Pillow, which before Transformers 5 had no name of its own.
+    names = "CLIPImageProcessorPil", "CLIPImageProcessor"
+    kind = next(getattr(transformers, name) for name in names if hasattr(transformers, name))
+    processor = kind(**sizes, image_mean=MEAN, image_std=STD)
+    processor.save_pretrained(tmp_path)
+    expected = run(path, processor(images=images, return_tensors="np")["pixel_values"])
+    found = features(f"onnx:{path}@pooled", photos_folder)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_fingerprint_is_that_of_the_weights_beside_the_file(tmp_path):
+    """torch.onnx writes large weights into a file of their own."""
+    import onnx
+
+    path = export(f"{tmp_path}/net.onnx")
+    whole = onnx.load(path)
+    options = {"save_as_external_data": True, "size_threshold": 0, "location": "net.onnx.data"}
+    onnx.save_model(whole, path, **options)
+    first = open_encoder(f"onnx:{path}@pooled", PixelOptions(MEAN, STD)).fingerprint
+    data = pathlib.Path(f"{path}.data")
+    values = np.frombuffer(data.read_bytes(), np.float32)
+    data.write_bytes((values * 2).tobytes())
+    assert open_encoder(f"onnx:{path}@pooled", PixelOptions(MEAN, STD)).fingerprint != first
+
+
+def test_what_is_ambiguous_about_an_onnx_file_is_refused(tmp_path):
+    path, options = export(f"{tmp_path}/net.onnx"), PixelOptions(MEAN, STD)
+    any_size = export(f"{tmp_path}/any.onnx", dynamic=("b", "c", "h", "w"))
+    named = export(f"{tmp_path}/named.onnx", dynamic=("b", "channels", "h", "w"))
+    for spec, given, message in [
+        (path, options, r"has the outputs pooled, maps; name one, as in onnx:.*net.onnx@pooled"),
+        (f"{path}@other", options, "has no output other, but pooled, maps"),
+        (f"{path}@maps", options, r"the output maps of .* has the shape \[1, 8, 8, 8\]"),
+        (f"{path}@pooled", PixelOptions(), "takes pixels is not known; give --mean and --std"),
+        (f"{path}@pooled", PixelOptions(MEAN), "--std must be three numbers"),
+        (f"{path}@pooled", options._replace(resize=16), "--resize is 16, less than the 32 pixels"),
+        (f"{any_size}@pooled", options, r"must be \[3, height, width\] or \[height, width, 3\]"),
+        (f"{named}@pooled", options, "takes images of any×any pixels"),
+        (f"{tmp_path}/none.onnx", options, "there is no file"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            open_encoder(f"onnx:{spec}", given)
+    config = tmp_path / "preprocessor_config.json"
+    for fields, message in [
+        ({"size": {"shortest_edge": 32}}, "keeps the shapes of images"),
+        ({"size": 16}, "makes images of 16×16 pixels, but the model takes 32×32"),
+        ({}, "it lacks 'size'"),
+        ({"size": 32, "do_pad": True}, "it pads images"),
+        ({"size": 32}, "it lacks 'image_mean'"),
+    ]:
+        scaling = {} if message.endswith("mean'") else {"image_mean": MEAN, "image_std": STD}
+        config.write_text(json.dumps(fields | scaling))
+        with pytest.raises(UserError, match=message):
+            open_encoder(f"onnx:{path}@pooled")
