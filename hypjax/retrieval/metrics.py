@@ -17,7 +17,7 @@ from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.relevance import Relevance, by_labels
 from hypjax.retrieval.rules import ALL, FIRST, Metric
 
-_MAX_ENTRIES = 2**24  # Largest number of neighbours in memory at once.
+_MAX_ENTRIES = 2**22  # Largest number of neighbours in memory at once.
 # Metrics at K, as functions of K; and metrics without a K.
 AT_K: dict[str, Callable[[int], Metric]] = {
     "recall": rules.recall_at,
@@ -194,7 +194,7 @@ def query_scores(
     _report_excluded(matches)
     _report_trivial(metrics, items=len(searched.labels) - among_themselves)
     if rows is not None:
-        space.check(inputs.float32(asked.points))  # All, so that all processes raise one error.
+        inputs.check_in(space, asked.points)  # All, so that all processes raise one error.
         asked, matches = asked.part(rows), matches[rows]
     reordered = None  # Whether the first results are matches, in their new order.
     if refinement is not None and refinement.expansion:
@@ -257,7 +257,7 @@ def relevance_scores(
     selected = {name: _find_metric(name) for name in metrics}
     _report_excluded(np.array([len(items) for items in relevance.positives]))
     if rows is not None:
-        space.check(inputs.float32(queries))
+        inputs.check_in(space, queries)
         queries = queries[rows]
         relevance = Relevance(relevance.positives[rows], relevance.ignored[rows])
     reordered = None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval import match_ranks, nearest_neighbors, ranks, recall_at_k, selection
+from hypjax.retrieval import match_ranks, nearest_neighbors, ranks, recall_at_k, selection, tiles
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Precision, Score, highest, lowest
 from tests.helpers.exact_order import FUSED, crowds, true_order, true_ranks
@@ -171,11 +171,15 @@ def test_collapsed_queries_are_not_certified_by_products_in_float32(caplog):
 def test_no_product_of_the_search_is_rounded(space):
     x, mesh = np.asarray(space.embed(jnp.ones((64, 8)))), ranks.Mesh(jax.local_devices(), "tiles")
     score = Score.around(space, x, Precision.SINGLE)
-    points = ranks._sort_by_class(score, Labelled(x, np.zeros(64, np.int32)))
-    some = ranks._distribute(mesh, np.zeros((1, 2), np.int32))
+    given = Labelled(x, np.zeros(64, np.int32))
+    points = tiles.Sorted(given, np.arange(64), score, mesh).chunk(0)
+    some = tiles.distribute(mesh, np.zeros((1, 2), np.int32), capacity=1)
+    match, count = ranks.programs(mesh, exclude_self=True, symmetric=True)
+    bounds = jnp.zeros((2, 64))
     chunk = next(selection.HostGallery(x).chunks(score, 64))
     programs = [
-        ranks._rank_program(mesh, True, True).trace(space, points, points, some, some),
+        match.trace(space, points, points, some),
+        count.trace(space, points, points, bounds, bounds, some, some),
         jax.jit(selection._multiply).trace(jnp.zeros((64, 64)), space, points.factors.query, chunk),
         ranks._chunk_bounds.trace(space, points.factors, points.factors),
     ]
