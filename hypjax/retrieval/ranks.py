@@ -36,7 +36,9 @@ from hypjax.retrieval.selection import sample
 from hypjax.system.machine import usable_cores
 
 NO_MATCH = np.iinfo(np.int32).max
-_BOUND_BYTES = 2**28  # Largest size of the bounds of a block of queries.
+_BLOCK_SIZE = 512  # Queries whose positives are ranked at once.
+_BOUND_BYTES = 2**26  # Largest size of the bounds of their separations from a chunk of the gallery.
+_MOST_UNDECIDED = 2**14  # Items of a query that are listed because bounds leave their order open.
 _CHUNK_BYTES = 2**25  # Largest size of the points of a chunk of the gallery.
 _Scores = Float[Array, "h w"]  # Of a tile.
 
@@ -387,65 +389,106 @@ def positive_ranks(
     Raises UserError if a point is not finite or not in the space.
     """
     score = Score.around(space, sample(gallery))
-    size = max(min(_BOUND_BYTES // (8 * len(gallery)), len(queries)), 1)
+    inputs.check_in(space, gallery)
+    size = min(_BLOCK_SIZE, len(queries))
     with ThreadPoolExecutor(usable_cores()) as pool:
         for first in range(0, len(queries), size):
             block = inputs.host_rows(queries, np.s_[first : first + size])
             space.check(block, first=first)
-            bounds = _score_bounds(score, inputs.pad_rows(block, size), gallery)
+            factors = score.factors(inputs.pad_rows(block, size))
             rows = range(first, first + len(block))
-            positives, ignored = ([items[i] for i in rows] for items in relevance)
-            ranks = functools.partial(_ranks_of_query, space, gallery)
-            yield from pool.map(ranks, block, *bounds, positives, ignored)
+            lists = [_Positives(*(items[i] for items in relevance)) for i in rows]
+            # Pass the positives, then the whole gallery.
+            wanted = np.unique(np.concatenate([each.ids for each in lists]))
+            for items, bounds in _bounds_of_items(score, factors, gallery, wanted):
+                list(pool.map(functools.partial(_Positives.bound, items=items), lists, bounds))
+            for items, bounds in _bounds_of_items(score, factors, gallery, np.arange(len(gallery))):
+                list(pool.map(functools.partial(_Positives.count, items=items), lists, bounds))
+            ranks = functools.partial(_Positives.ranks, space=space, gallery=gallery)
+            yield from pool.map(ranks, lists, block)
 
 
-def _score_bounds(
-    score: Score, queries: Float[np.ndarray, "b d"], gallery: Float[np.ndarray | Array, "m d"]
-) -> Float[np.ndarray, "2 b m"]:
-    """Lower and upper bounds on −separation of some queries and all items."""
-    rows = min(max(_CHUNK_BYTES // (4 * gallery.shape[1]), 1), len(gallery))
-    bounds = np.empty((2, len(queries), len(gallery)), np.float32)
-    factors = score.factors(queries)
-    for first in range(0, len(gallery), rows):
-        points = inputs.host_rows(gallery, np.s_[first : first + rows])
-        score.space.check(points, first=first)
-        found = _chunk_bounds(score.space, factors, score.factors(inputs.pad_rows(points, rows)))
-        bounds[..., first : first + rows] = np.asarray(found)[..., : len(points)]
-    return bounds
+def _bounds_of_items(
+    score: Score, queries: Factors, gallery: Float[np.ndarray | Array, "m d"], ids: Rows
+) -> Iterator[tuple[Rows, Float[np.ndarray, "b 2 r"]]]:
+    """Yields parts of some items, and lower and upper bounds on −separation of queries and them."""
+    block = len(queries.slack[0])
+    size = min(_BOUND_BYTES // (8 * block), _CHUNK_BYTES // (4 * gallery.shape[1]), len(ids))
+    size = max(size, 1)
+    for items in inputs.split(ids, size):
+        points = inputs.pad_rows(inputs.host_rows(gallery, items), size)
+        found = np.asarray(_chunk_bounds(score.space, queries, score.factors(points)))
+        yield items, found[..., : len(items)]
 
 
 @jax.jit
-def _chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array, "2 b r"]:
-    least = lowest(space, queries, items)
-    return jnp.stack([widened(least, -1), widened(highest(space, queries.query, items.gallery), 1)])
+def _chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array, "b 2 r"]:
+    least = widened(lowest(space, queries, items), -1)
+    return jnp.stack([least, widened(highest(space, queries.query, items.gallery), 1)], axis=1)
 
 
-def _ranks_of_query(
-    space: Space,
-    gallery: Float[np.ndarray | Array, "m d"],
-    query: Float[np.ndarray, " d"],
-    least: Float[np.ndarray, " m"],
-    most: Float[np.ndarray, " m"],
-    positives: Int[np.ndarray, " p"],
-    ignored: Int[np.ndarray, " i"],
-) -> Int[np.ndarray, " p"]:
-    """Ranks of one query's positives from the bounds on −separation of all items."""
-    least[ignored] = most[ignored] = -np.inf
-    own_least, own_most = least[positives], most[positives]
-    surely = len(least) - np.searchsorted(np.sort(least), own_most, side="right")
-    perhaps = len(most) - np.searchsorted(np.sort(most), own_least, side="left") - 1
-    undecided = np.flatnonzero(surely != perhaps)
-    if len(undecided):
-        windows = [(most >= own_least[p]) & (least <= own_most[p]) for p in undecided]
-        items = np.flatnonzero(np.logical_or.reduce(windows))
+class _Positives:
+    """The positives of one query, and what is known of the items before each of them.
+
+    The −separation of a positive is in an interval, and so is that of an item. If the item's is
+    above that of a positive, it surely comes before it; if they overlap, they are compared later.
+    """
+
+    def __init__(self, ids: Int[np.ndarray, " p"], ignored: Int[np.ndarray, " i"]) -> None:
+        self.ids, self._ignored = np.sort(ids), ignored
+        self._least, self._most = np.empty((2, len(ids)), np.float32)
+        self._before = np.zeros(len(ids) + 1, int)
+        self._undecided: list[Rows] = []
+
+    def bound(self, bounds: Float[np.ndarray, "2 r"], items: Rows) -> None:
+        """Takes the bounds of positives among some items, which are sorted."""
+        first, last = np.searchsorted(self.ids, (items[0], items[-1] + 1))
+        places = np.searchsorted(items, self.ids[first:last])
+        self._least[first:last], self._most[first:last] = bounds[:, places]
+
+    def count(self, bounds: Float[np.ndarray, "2 r"], items: Rows) -> None:
+        """Counts those of the next items that surely come before each of the positives."""
+        if not len(self.ids) or self._crowded():
+            return
+        starts, ends = np.sort(self._least), np.sort(self._most)
+        reached = np.flatnonzero(bounds[1] >= starts[0])  # Others come after all positives.
+        reached = reached[~np.isin(items[reached], self._ignored)]
+        least, most = bounds[:, reached]
+        # How many positives end below an item, and how many more begin below its end.
+        passed = np.searchsorted(ends, least, side="left")
+        undecided = np.searchsorted(starts, most, side="right") > passed
+        self._before += np.bincount(passed[~undecided], minlength=len(self._before))
+        self._undecided.append(items[reached[undecided]])
+
+    def ranks(
+        self, query: Float[np.ndarray, " d"], space: Space, gallery: inputs.Points
+    ) -> Int[np.ndarray, " p"]:
+        """Ranks of the positives, ascending."""
+        if not len(self.ids):
+            return self.ids
+        if self._crowded():
+            items = np.setdiff1d(np.arange(len(gallery)), self._ignored)
+            found = next(separations(space, query[None], gallery))[items]
+            return np.sort(_places(items, found, self.ids))
+        items = np.concatenate(self._undecided)
         # Padded to a power of two, so that few programs are compiled.
         size = max(1 << (len(items) - 1).bit_length(), inputs.LANES)
         points = inputs.pad_rows(inputs.host_rows(gallery, items), size)
         with jax.enable_x64(True):
-            matrix = separation_matrix(space, query[None], points)
-        separations = np.asarray(matrix)[0, : len(items)]
-        for p, window in zip(undecided, windows, strict=True):
-            own = separations[np.searchsorted(items, positives[p])]
-            first = (separations < own) | ((separations == own) & (items < positives[p]))
-            surely[p] += np.count_nonzero(first & window[items])
-    return np.sort(surely)
+            found = np.asarray(separation_matrix(space, query[None], points))[0, : len(items)]
+        before = np.cumsum(self._before[::-1])[::-1][1:]  # Of the positives in order of their ends.
+        before = before[np.argsort(np.argsort(self._most))]
+        return np.sort(before + _places(items, found, self.ids))
+
+    def _crowded(self) -> bool:
+        """Whether so many items are undecided that they are not listed."""
+        return sum(map(len, self._undecided)) > _MOST_UNDECIDED
+
+
+def _places(
+    items: Rows, separations: Float[np.ndarray, " r"], wanted: Rows
+) -> Int[np.ndarray, " p"]:
+    """Places of wanted items among some items, which are sorted, by separation and by index."""
+    places = np.empty(len(items), int)
+    places[np.argsort(separations, kind="stable")] = np.arange(len(items))
+    return places[np.searchsorted(items, wanted)]
