@@ -147,8 +147,12 @@ def _bound_ranks(
     items = tiles.Sorted(searched, np.arange(len(searched.labels)), score, mesh)
     symmetric = asked is searched and score.precision is Precision.SINGLE
     pairs = _Pairs(mesh, score.space, queries, items, asked.ids is not None, symmetric)
+    # Of many items, only those of the queries' classes may be matches.
+    wanted, among = np.flatnonzero(np.isin(searched.labels, asked.labels[rows])), pairs
+    if len(items.rows) > 1 and 0 < len(wanted) < len(searched.labels):
+        among = pairs._replace(items=tiles.Sorted(searched, wanted, score, mesh))
     with score.precision.enabled():
-        matches = pairs.bound_matches(score.precision)
+        matches = among.bound_matches(score.precision)
         counts = pairs.count_before(matches)
     counts[matches[1] == -np.inf] = NO_MATCH
     bounds = np.empty((len(asked.labels), 2), np.int32)

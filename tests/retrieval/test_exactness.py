@@ -192,7 +192,7 @@ MEMORY = """
 import pathlib, sys, threading, time
 import numpy as np
 from hypjax.geometry import PoincareBall
-from hypjax.retrieval import nearest_neighbors
+from hypjax.retrieval import nearest_neighbors, query_scores
 from tests.helpers.process_pair import python
 
 def anonymous():
@@ -204,17 +204,27 @@ def watch():
         peaks.append(anonymous())
         time.sleep(0.002)
 
-path, items, dim, queries, k = sys.argv[1], *map(int, sys.argv[2:])
+path, items, dim, queries, k = sys.argv[1], *map(int, sys.argv[2:6])
+metrics = sys.argv[6:]
 rng = np.random.default_rng(0)
 block = rng.normal(size=(5000, dim)).astype(np.float32) / 100
 gallery = np.lib.format.open_memmap(path, "w+", np.float32, (items, dim))
 for start in range(0, len(gallery), len(block)):
     gallery[start : start + len(block)] = block * (1 + start / len(gallery))
-nearest_neighbors(block[:10], block[:1000], k=10, space=PoincareBall())  # Libraries are loaded.
+labels = np.arange(len(gallery)) % (len(gallery) // 5)
+
+def search(queries, gallery, k):
+    if not metrics:
+        return nearest_neighbors(queries, gallery, k=k, space=PoincareBall())
+    classes = labels[: len(queries)], labels[: len(gallery)]
+    options = {"metrics": metrics, "space": PoincareBall()}
+    return query_scores(queries, classes[0], gallery, classes[1], **options).values()
+
+search(block[:10], block[:1000], k=10)  # Libraries are loaded.
 peaks, done = [anonymous()], False
 watcher = threading.Thread(target=watch)
 watcher.start()
-found = nearest_neighbors(block[:queries], gallery, k=k, space=PoincareBall())
+found = search(block[:queries], gallery, k)
 done = True
 watcher.join()
 print(max(peaks) - peaks[0] - sum(array.nbytes for array in found))
@@ -223,12 +233,16 @@ print(max(peaks) - peaks[0] - sum(array.nbytes for array in found))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the process's memory from /proc")
 @pytest.mark.parametrize(
-    ("items", "dim", "queries", "k"),
-    [(200_000, 512, 10, 10), (10_000, 2048, 33, 3000)],
+    ("items", "dim", "queries", "k", "metrics"),
+    [
+        (200_000, 512, 10, 10, ()),
+        (10_000, 2048, 33, 3000, ()),
+        (200_000, 512, 10, 10, ("recall@1", "map@r", "map")),
+    ],
 )
 @pytest.mark.slow
-def test_a_search_takes_little_memory(items, dim, queries, k, tmp_path):
-    arguments = (tmp_path / "gallery.npy", items, dim, queries, k)
+def test_searches_and_scores_take_little_memory(items, dim, queries, k, metrics, tmp_path):
+    arguments = (tmp_path / "gallery.npy", items, dim, queries, k, *metrics)
     # With this threshold, the C library returns what is freed to the system.
     done = python("-c", MEMORY, *arguments, MALLOC_MMAP_THRESHOLD_="1000000")
     assert int(done.stdout) < 512 * 2**20, done.stderr
