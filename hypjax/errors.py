@@ -46,7 +46,7 @@ def redacted(text: str) -> str:
     return _PARAMETER.sub(r"\1***", _LOGIN.sub(r"\1***@", text))
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """An error that the user can fix; the message says what is wrong, where, and what to do."""
 
     status = 1  # Exit status of the program.

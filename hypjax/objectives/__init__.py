@@ -4,6 +4,7 @@ from hypjax.objectives.base import Group as Group
 from hypjax.objectives.base import Metrics as Metrics
 from hypjax.objectives.base import Objective as Objective
 from hypjax.objectives.base import Spec as Spec
+from hypjax.objectives.base import loss_function as loss_function
 from hypjax.objectives.create import OBJECTIVES as OBJECTIVES
 from hypjax.objectives.create import create_objective as create_objective
 from hypjax.objectives.create import softmax_temperature as softmax_temperature
