@@ -61,6 +61,14 @@ class UserError(ValueError):
         super().__init__(line)
 
 
+def require_free(kind: str, name: object, taken: Collection[str]) -> None:
+    """Raises an error unless a piece of the user's may have this name in configurations."""
+    if not isinstance(name, str) or not name.strip():
+        raise UserError(f"{name!r} is no name for {kind}; give a word")
+    if name in taken:
+        raise UserError(f"hypjax has {kind} {name} of its own; choose another name")
+
+
 def require_package(module: str, use: str, install: str) -> None:
     """Raises an error if an optional package is missing; call it before what takes time.
 

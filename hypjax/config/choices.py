@@ -9,10 +9,23 @@ from hypjax.objectives.base import GROUPED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
 BENCHMARKS = ("roxford5k", "rparis6k")  # Judged, and without training images.
+GIVEN = "own"  # The images that were passed to `hypjax.train`.
 DATASETS = (  # hypjax/data/
-    *("glyphs", "scenes", "folder", "cub200", "cars196", "sop", "inshop", "omniglot", "sfm120k"),
+    *(
+        "glyphs",
+        "scenes",
+        "folder",
+        GIVEN,
+        "cub200",
+        "cars196",
+        "sop",
+        "inshop",
+        "omniglot",
+        "sfm120k",
+    ),
     *BENCHMARKS,
 )
+OWN = "own:"  # Begins the names of the encoders and objectives that were.
 DISTRACTORS = "revisitop1m"  # Without queries.
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 HEAD_INITS = ("orthogonal", "pca")  # hypjax/models/embedder.py, hypjax/training/head_init.py

@@ -8,12 +8,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from hypjax.config import choices
+from hypjax.config.choices import OWN
 from hypjax.config.defaults import HYP_VIT, default_config
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
-from hypjax.fields import ABOVE_0, Rule, at_least, one_of, range_within, within
+from hypjax.fields import ABOVE_0, Field, Rule, at_least, one_of, range_within, within
 from hypjax.geometry import SPACES
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
+from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
 
@@ -49,9 +51,14 @@ def _is_group(value: Any) -> bool:
     )
 
 
-@functools.cache
 def field_types(objective: str) -> Mapping[str, Rule]:
     """The rule, for each field of an objective's runs, that a value has the type of the default."""
+    return _field_types(objective, tuple(OBJECTIVES[objective].fields.items()))
+
+
+@functools.cache
+def _field_types(objective: str, fields: tuple[tuple[str, Field], ...]) -> Mapping[str, Rule]:
+    del fields  # Of a name that is registered anew, they may differ.
     config = default_config(objective)
     return {field: _type(field, value, config) for field, value in flatten(config).items()}
 
@@ -96,6 +103,7 @@ _SIDE = 2**12
 _DIM = 2**14
 _BELOW_1 = Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
 
+_UNSPLIT = ("folder", choices.GIVEN)  # Datasets without official splits.
 _SIZES = ("patch_size", "width", "depth", "num_heads")  # Of an encoder.
 
 _RULES = {
@@ -126,7 +134,10 @@ _RULES = {
     "model.weights": Rule(lambda value: value != "", "a name, a file or a folder, or None"),
     "model.drop_path": _BELOW_1,
     "model.precision": one_of("auto", "float32", "bfloat16"),
-    "objective.space": one_of(*SPACES),
+    "objective.space": Rule(
+        lambda value: value in SPACES,
+        f"{', '.join(SPACES)}, or a space that hypjax.register_space names in this process",
+    ),
     "objective.c": at_least(0),
     "objective.clip_radius": _or_none(ABOVE_0),
     "optim.learning_rate": at_least(0),
@@ -271,7 +282,7 @@ def _validate_evaluation(config: ConfigDict) -> None:
 def _validate_batches(config: ConfigDict) -> None:
     train, fields, objective = config.train, flatten(config), OBJECTIVES[config.objective.name]
     for field in sorted(FITTED):
-        if fields[field] is None and config.data.name != "folder":
+        if fields[field] is None and config.data.name not in _UNSPLIT:
             refuse(field, None, "a whole number, unless data.name is folder")
     if objective.by_tuple and train.sampling != "tuples":
         refuse("train.sampling", train.sampling, "tuples: this objective compares their images")
@@ -300,8 +311,13 @@ def _validate_batches(config: ConfigDict) -> None:
 
 def _validate_architecture(config: ConfigDict) -> None:
     model = config.model
-    if model.architecture not in ("vit", *ARCHITECTURES):
+    if model.architecture not in ("vit", *ARCHITECTURES, *ENCODERS):
         words = f"{supported(model.architecture)}, or vit with sizes of your own"
+        if model.architecture.startswith(OWN):
+            words = (
+                "known in this process: its code is not hypjax's, so pass the module as encoder= "
+                "to hypjax.load or hypjax.train, or name it by hypjax.register_encoder"
+            )
         refuse("model.architecture", model.architecture, words)
     for field in _SIZES:
         if model.architecture == "vit" and model[field] == 0:
@@ -325,7 +341,7 @@ def _validate_data(config: ConfigDict) -> None:
         refuse("data.path", data.path, "a folder of images, or a .csv or .parquet table")
     if data.name != "folder" and data.path:
         refuse("data.path", data.path, f"None if data.name is {data.name}")
-    if data.split == "images" and data.name != "folder":
+    if data.split == "images" and data.name not in _UNSPLIT:
         refuse("data.split", data.split, "classes unless data.name is folder")
     if data.split == "images" and data.validation_classes >= 1:
         refuse("data.validation_classes", data.validation_classes, "0 if data.split is images")

@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Shaped
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import DISTRACTORS
+from hypjax.config.choices import DISTRACTORS, GIVEN
 from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset, Decoding, fill_cache, joined, with_host_cache
 from hypjax.data.parts import HeldOutClasses, Splits, check_classes, hold_out, hold_out_validation
-from hypjax.data.photo_dataset import open_photos
+from hypjax.data.photo_dataset import open_given, open_photos
 from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
 from hypjax.types import Judgements
@@ -38,6 +38,8 @@ def open_splits(config: ConfigDict) -> Splits:
     )
     if data.name == "folder":
         splits = open_photos(pathlib.Path(data.path).expanduser(), decoding, held_out)
+    elif data.name == GIVEN:
+        splits = open_given(decoding, held_out)
     else:
         splits = _open_prepared(data.name, run.data_dir, decoding, held_out)
     splits = _with_benchmarks(splits, config, decoding)

@@ -4,6 +4,7 @@ import os
 import pathlib
 from collections.abc import Sequence
 
+import flax.linen as nn
 import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
@@ -34,12 +35,16 @@ class Model:
     """
 
     def __init__(
-        self, source: str | os.PathLike[str], part: Part = "head", batch_size: int | None = None
+        self,
+        source: str | os.PathLike[str],
+        part: Part = "head",
+        batch_size: int | None = None,
+        encoder: nn.Module | None = None,
     ) -> None:
         source = _located(source)
         keep_compiled_programs()
         with devices_explained():
-            self._embedder = TrainedEmbedder(source, part, batch_size)
+            self._embedder = TrainedEmbedder(source, part, batch_size, encoder)
         self.source, self.part = str(source), part
         self.config: ConfigDict = self._embedder.config
         self.space: Space = self._embedder.space
@@ -111,7 +116,11 @@ def _located(source: str | os.PathLike[str]) -> str | pathlib.Path:
 
 
 def load(
-    source: str | os.PathLike[str], part: Part = "head", batch_size: int | None = None
+    source: str | os.PathLike[str],
+    part: Part = "head",
+    batch_size: int | None = None,
+    *,
+    encoder: nn.Module | None = None,
 ) -> Model:
     """Loads a trained model.
 
@@ -121,5 +130,6 @@ def load(
         part: Which embedding to compute: the head's, which the loss trained, or the encoder's.
         batch_size: Number of images that are embedded at once, on which roundings may depend. By
             default it is that of the run's evaluation.
+        encoder: The module that was trained, if it is not one of hypjax's.
     """
-    return Model(source, part, batch_size)
+    return Model(source, part, batch_size, encoder)

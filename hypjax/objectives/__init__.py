@@ -12,6 +12,7 @@ from hypjax.objectives.create import unused_fields as unused_fields
 from hypjax.objectives.hier import Hier as Hier
 from hypjax.objectives.hier import hier as hier
 from hypjax.objectives.hier import reciprocal_triplets as reciprocal_triplets
+from hypjax.objectives.own import register_objective as register_objective
 from hypjax.objectives.pair_losses import PairObjective as PairObjective
 from hypjax.objectives.pair_losses import contrastive as contrastive
 from hypjax.objectives.pair_losses import koleo as koleo
