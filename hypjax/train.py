@@ -12,7 +12,7 @@ import flax.linen as nn
 from ml_collections import ConfigDict
 
 from hypjax.analysis.report import write_own_report
-from hypjax.config import load_config, validate
+from hypjax.config import read_config, validate
 from hypjax.config.own import choose_encoder, choose_own_objective
 from hypjax.data import given
 from hypjax.data.device_crops import Store
@@ -53,7 +53,8 @@ def train(
     code; for another one see `hypjax.load`.
 
     Args:
-        config: A configuration, or the name of one, such as "configs/folder.py:hyp-scratch".
+        config: A configuration, as from `hypjax.config.read_config`, or the name of one, such as
+            "configs/folder.py:hyp-scratch".
         workdir: Folder of the run, or its URL.
         dataset: (images, labels), arrays or images of Pillow's; pairs of a path or an image and
             its label; a `datasets.Dataset` of Hugging Face; or {"train": ..., "test": ...} of
@@ -69,7 +70,7 @@ def train(
         Interrupted: An interrupt arrived, and the state is saved.
     """
     config = (
-        load_config(config) if isinstance(config, str) else config.copy_and_resolve_references()
+        read_config(config) if isinstance(config, str) else config.copy_and_resolve_references()
     )
     if dataset is not None:
         with config.ignore_type():

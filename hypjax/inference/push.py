@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from hypjax import __version__
 from hypjax.config import default_config, flatten, identity
+from hypjax.config.choices import GIVEN, OWN
 from hypjax.errors import UserError, writing
 from hypjax.inference.matches import read_matches, write_matches
 from hypjax.inference.model_folder import replacing_model, write_contents, write_weights
@@ -36,8 +37,7 @@ pipeline_tag: image-feature-extraction
 tags:
 - image-retrieval
 - metric-learning
-- timm
----
+{tags}---
 
 # {name}
 
@@ -158,6 +158,8 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
 def without_paths(config: ConfigDict) -> ConfigDict:
     """Leaves the last name of each path and URL in a configuration, but names on the hub."""
     for field, value in flatten(config).items():
+        if field in ("model.architecture", "objective.name"):
+            continue  # Names of code may hold a colon.
         if isinstance(value, str) and not (field == "model.weights" and is_hub_name(value)):
             config.update_from_flattened_dict({field: _last_name(value)})
     return config
@@ -183,13 +185,13 @@ def _model_card(
     notes = [f"Note: {note}." for note in (results or {}).get("notes", ())]
     defaults = identity(default_config(config.objective.name))
     changed = {f: value for f, value in identity(config).items() if value != defaults.get(f)}
+    own = isinstance(model.encoder, OwnEncoder)
     return _CARD.format(
         name=name,
         description=describe(config),
         space=create_objective(config).score_space,
-        elsewhere=_OWN
-        if isinstance(model.encoder, OwnEncoder)
-        else _IN_TIMM.format(name=name) + _unlike_timm(model),
+        tags="" if own else "- timm\n",
+        elsewhere=_OWN if own else _IN_TIMM.format(name=name) + _unlike_timm(model),
         view=view,
         mean=list(data.mean),
         std=list(data.std),
@@ -203,12 +205,14 @@ def _model_card(
 def describe(config: ConfigDict) -> str:
     """Says in one line what a run's model is: encoder, head, dataset and loss."""
     model, data = config.model, config.data
-    encoder, head = model.architecture, f"a head of {model.head_dim} coordinates"
+    encoder, loss = (name.removeprefix(OWN) for name in (model.architecture, config.objective.name))
+    head = f"a head of {model.head_dim} coordinates"
+    images = "images given from Python" if data.name == GIVEN else data.name
     if encoder == "vit":
         encoder = f"ViT ({model.depth} blocks of width {model.width})"
     return (
         f"{encoder} with {'no head' if model.head == 'none' else head}, for {data.image_size} × "
-        f"{data.image_size} pixels, trained on {data.name} with {config.objective.name}"
+        f"{data.image_size} pixels, trained on {images} with {loss}"
     )
 
 

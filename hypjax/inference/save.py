@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import default_config, validate
+from hypjax.config.choices import GIVEN
 from hypjax.config.own import choose_encoder, choose_space, own_name
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
@@ -20,7 +21,7 @@ from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.objectives.own import stand_in
 from hypjax.types import View
 
-_ELSEWHERE = own_name("training")  # The objective of a model that another loop has trained.
+_ELSEWHERE = own_name("a loop of its own")  # The objective of such a model.
 
 
 def save(
@@ -83,7 +84,7 @@ def _config(
     """The configuration of a model, but for its pixels."""
     stand_in(_ELSEWHERE, {})
     config = default_config(_ELSEWHERE)
-    config.data.update(name="own", image_size=side, channels=channels)
+    config.data.update(name=GIVEN, image_size=side, channels=channels)
     config.model.head = head.head_kind if head else "none"
     config.model.head_dim = head.head_dim if head else config.model.head_dim
     config.optim.frozen = ()
