@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 import types
 
 import flax.linen as nn
@@ -77,36 +78,51 @@ def pictures(photos_folder):
 
 
 @pytest.fixture(scope="module")
-def run(pictures, tmp_path_factory):
-    """A run with everything of one's own, and the embeddings of its first images."""
+def shown():
+    """The names that the code of docs/python.md defines, and what it passes to `hypjax.train`."""
+    page = (small_runs.REPOSITORY / "docs/python.md").read_text()
+    block = re.search(r"```python\n(import flax.linen.*?)```", page, re.DOTALL)[1]
+    names = {"images": "images", "labels": "labels", "__name__": "shown"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(small_runs.REPOSITORY)
+        patch.setattr(hypjax, "train", lambda *given, **options: names.update(passed=options))
+        exec(block, names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def run(shown, pictures, tmp_path_factory):
+    """The run of docs/python.md, and the embeddings of its first images."""
     workdir = tmp_path_factory.mktemp("own") / "run"
-    loss = functools.partial(attraction, weight=0.25)
-    config = small_runs.load("unused", *SHORT)
-    results = hypjax.train(config, workdir, dataset=pictures, encoder=Net(16), objective=loss)
+    passed = shown["passed"]
+    assert passed.pop("dataset") == ("images", "labels") and passed["encoder"] == shown["Net"]()
+    passed["encoder"] = shown["Net"](16)
+    passed["objective"] = functools.partial(passed["objective"], margin=2.0)
+    results = hypjax.train(small_runs.load("unused", *SHORT), workdir, dataset=pictures, **passed)
     points = hypjax.load(workdir).embed(pictures[0][:5])
     forget()
     return workdir, results, points
 
 
-def test_a_run_of_ones_own_loads_again_with_its_encoder(run, pictures, capsys):
-    workdir, results, points = run
+def test_a_run_of_ones_own_loads_again_with_its_encoder(run, shown, pictures):
+    (workdir, results, points), net = run, shown["Net"]
     assert results["final"]["head"].keys() == {"recall@1", "recall@2"} and points.shape == (5, 8)
     logged = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    assert any("pull" in line and "batch_recall@1" in line for line in logged)
+    assert any({"near", "batch_recall@1"} < line.keys() for line in logged)
     fields = json.loads((workdir / "config.json").read_text())["all"]
-    assert fields["objective.weight"] == 0.25 and fields["data.name"] == "own"
+    assert fields["objective.margin"] == 2 and fields["data.name"] == "own"
     names = fields["model.architecture"], fields["objective.name"]
     assert names == ("own:Net(width=16)", "own:attraction")
 
     with pytest.raises(UserError, match="pass the module as encoder= to hypjax.load"):
         hypjax.load(workdir)
-    model = hypjax.load(workdir, encoder=Net(16))
+    model = hypjax.load(workdir, encoder=net(16))
     assert np.array_equal(model.embed(pictures[0][:5]), points)
     assert "Net(width=16) with a head" in str(model) and model.space == BALL
     with pytest.raises(UserError, match="are of a model with other parameters"):
-        hypjax.load(workdir, encoder=Net(17))
+        hypjax.load(workdir, encoder=net(17))
 
-    hypjax.register_encoder("own:Net(width=16)", Net(16))
+    hypjax.register_encoder("own:Net(width=16)", net(16))
     with pytest.raises(UserError, match="given from Python, and this process does not have them"):
         commands.call("main", "--mode=evaluate", f"--workdir={workdir}")
     config = saved_config(workdir)
