@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
+import flax.linen as nn
 import jax
 import numpy as np
 import tqdm
@@ -21,10 +22,11 @@ from hypjax.inference.matches import read_matches
 from hypjax.inference.partial_gallery import Embedded, PartialGallery, concatenated
 from hypjax.inference.postprocess import model_fingerprint, saved_projection
 from hypjax.inference.weights import restore_best
-from hypjax.models import Embedder
+from hypjax.models import ARCHITECTURES, Embedder, register_encoder
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import RESULTS, is_published, read_whole
+from hypjax.runs.workdir import saved_architecture
 from hypjax.system import console, exits, machine
 from hypjax.types import View, Workers
 
@@ -42,9 +44,16 @@ class TrainedEmbedder:
     """
 
     def __init__(
-        self, workdir: str | pathlib.Path, part: Part = "head", batch_size: int | None = None
+        self,
+        workdir: str | pathlib.Path,
+        part: Part = "head",
+        batch_size: int | None = None,
+        encoder: nn.Module | None = None,
     ) -> None:
+        """Restores a run's model; a module stands for an encoder that is not one of hypjax's."""
         with reading(workdir) as folder:
+            if encoder is not None:
+                _register(folder, encoder)
             model = read_whole(folder, lambda: self._read(folder, part))
             if not is_published(folder) and not (folder / RESULTS).exists():
                 name = redacted(str(workdir))
@@ -220,3 +229,12 @@ class TrainedEmbedder:
             images=fingerprint(photos),
             unreadable={str(photos[i].path): reason for i, reason in broken.items()},
         )
+
+
+def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
+    """Makes a module the encoder that the run in a folder names."""
+    name = saved_architecture(folder)
+    if name in ("vit", *ARCHITECTURES):
+        raise UserError(f"the encoder of this model is {name}, hypjax's own; leave out encoder=")
+    if name is not None:  # Otherwise what is wrong is reported when the model is read.
+        register_encoder(name, encoder)
