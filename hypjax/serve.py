@@ -27,6 +27,10 @@ def main(overrides: list[str]) -> None:
     command.refuse_overrides(overrides)
     for module in ("starlette", "uvicorn", "python_multipart"):
         require_package(module, "hypjax.serve", "hypjax[serve]")
+    import warnings
+
+    from PIL import Image
+
     from hypjax.engines.exports import open_gallery
     from hypjax.inference.model import load
     from hypjax.serving import server
@@ -34,6 +38,7 @@ def main(overrides: list[str]) -> None:
     from hypjax.serving.searcher import Searcher
     from hypjax.system import console
 
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # They are refused.
     with server.listen(_HOST.value, _PORT.value) as listener:
         gallery = open_gallery(_GALLERY.value)
         searcher = Searcher(load(_WORKDIR.value, _EMBEDDING.value), gallery)

@@ -18,7 +18,7 @@ from hypjax.errors import UserError, require_package
 from hypjax.geometry.spaces import Space
 
 _STEPS = 400
-_SETTLING_STEPS = 100  # Of points that are placed among others.
+_SETTLED, _SETTLING_STEPS = 16, 100  # Points that are placed among others at once.
 _BLOCK = 1024  # Points whose distances to each other are compared in one step.
 _RATE = 0.5  # Of the first step; it falls to 0.
 _LARGEST_MOVE = 1.0  # Of a point in one step, before the rate.
@@ -56,13 +56,16 @@ def place_among(
     Each minimises the squared differences of its own distances, from the best of the places of the
     others.
     """
-    rows = (1 << (len(further) - 1).bit_length()) - len(further)  # Few sizes to compile for.
-    padded = np.concatenate([further, np.repeat(further[:1], rows, axis=0)])
     tangents = np.stack([places.real, places.imag], axis=1)
     radii = np.abs(places)[:, None]
     tangents *= 2 * np.arctanh(radii) / np.maximum(radii, _SMALLEST)
-    settled = _settle(tangents.astype(np.float32), points, padded, space, *_scaling(points, space))
-    return to_disk(np.asarray(settled)[: len(further)])
+    fixed = tangents.astype(np.float32), points, space, *_scaling(points, space)
+    settled = np.empty((len(further), 2), np.float32)
+    for first in range(0, len(further), _SETTLED):
+        rows = further[first : first + _SETTLED]
+        padded = np.resize(rows, (_SETTLED, rows.shape[1]))  # One size to compile for.
+        settled[first : first + _SETTLED] = np.asarray(_settle(padded, *fixed))[: len(rows)]
+    return to_disk(settled)
 
 
 def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> tuple[float, float]:
@@ -184,9 +187,9 @@ def _descend(
 
 @jax.jit
 def _settle(
+    further: Float[Array, "m d"],
     placed: Float[Array, "n 2"],
     points: Float[Array, "n d"],
-    further: Float[Array, "m d"],
     space: Space,
     nearest: Float[Array, ""],
     scale: Float[Array, ""],

@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import logging
 import socket
 from typing import Any
 
@@ -19,6 +20,8 @@ _ENDING_SECONDS = 5  # For requests that are being answered when the server ends
 
 def listen(host: str, port: int) -> socket.socket:
     """Opens a socket, or raises a `UserError` if the address is none or the port is taken."""
+    if port >= 2**16:
+        raise UserError(f"--port is {port}; ports are below {2**16}")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
@@ -67,6 +70,8 @@ class _Protocol(H11Protocol):
 
 def server_of(app: ASGIApp) -> uvicorn.Server:
     """Returns a server of an application, which ends after SIGINT or SIGTERM."""
+    # What clients send wrong is answered, and not logged as well.
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     options: dict[str, Any] = {
         "access_log": False,
         "h11_max_incomplete_event_size": 2**16,
