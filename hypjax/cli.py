@@ -15,6 +15,7 @@ COMMANDS = {
     "embed": "hypjax.embed",
     "search": "hypjax.search",
     "serve": "hypjax.serve",
+    "score": "hypjax.score",
     "compare": "hypjax.compare",
     "tune": "hypjax.tune",
     "plot": "hypjax.plot",

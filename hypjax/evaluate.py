@@ -11,6 +11,7 @@ from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import validate
+from hypjax.data.feature_dataset import fit_to_features
 from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import redacted
@@ -46,6 +47,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         UserError: The folder holds no checkpoint, or one of another run, or the images have
             changed, so that the test classes may differ.
     """
+    config = fit_to_features(config)
     states, run, trained = {}, None, config.copy_and_resolve_references()
     if processes.is_first():
         with reading(workdir) as folder:
@@ -92,15 +94,17 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     Returns {"pretrained": {"encoder": {"recall@1": ...}}}. Raises a `UserError` if there are no
     such weights, they do not fit, or the images cannot be read.
     """
+    config = fit_to_features(config)
     validate(config)
     model, source = create_embedder(config), evaluation_input(config)
     splits = open_splits(config)
     check_depth(config, splits)
     shapes = model_shapes(model, source.view)
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    params["encoder"] = processes.arrays_from_first(
-        lambda: pretrained_encoder(config, model.encoder), shapes["encoder"]
-    )
+    if model.encoder.takes_pixels:
+        params["encoder"] = processes.arrays_from_first(
+            lambda: pretrained_encoder(config, model.encoder), shapes["encoder"]
+        )
     evaluator = create_evaluator(config, parts=["encoder"], source=source)
     results = {"pretrained": _scores(evaluator, params, splits)}
     return _report(config.model.weights, results, splits.notes, config)

@@ -18,7 +18,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Circle
-from PIL import Image, ImageOps
+from PIL import Image, ImageDraw, ImageOps
 
 from hypjax.analysis.hit_grid import File, ImageReader, save, thumbnail_url
 from hypjax.analysis.run_embeddings import open_runs, scored_head
@@ -342,8 +342,22 @@ def run_data(workdir: str, parts: Sequence[str], most: int, seed: int) -> PlotDa
 
 
 def read_rgb(images: Dataset) -> Callable[[int], Image.Image]:
-    """Returns the function that reads an image of a dataset, in colour, by its index."""
-    return lambda i: images.image(i, 3).convert("RGB")
+    """Returns the function that reads an image of a dataset, in colour, by its index.
+
+    Given features may have no images; their names stand for these.
+    """
+
+    def read(i: int) -> Image.Image:
+        try:
+            return images.image(i, 3).convert("RGB")
+        except UserError:
+            if images.vectors is None:
+                raise
+        empty = Image.new("RGB", (80, 80), "#ddd")
+        ImageDraw.Draw(empty).text((4, 4), images.name(i)[-12:], fill="#333")
+        return empty
+
+    return read
 
 
 def default_grouping(groupings: Mapping[str, Grouping]) -> str:

@@ -9,8 +9,9 @@ from hypjax.objectives.base import GROUPED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
 BENCHMARKS = ("roxford5k", "rparis6k")  # Judged, and without training images.
+OWN = ("folder", "features")  # In files that data.path names: images, or features of any model.
 DATASETS = (  # hypjax/data/
-    *("glyphs", "scenes", "folder", "cub200", "cars196", "sop", "inshop", "omniglot", "sfm120k"),
+    *("glyphs", "scenes", "cub200", "cars196", "sop", "inshop", "omniglot", "sfm120k", *OWN),
     *BENCHMARKS,
 )
 DISTRACTORS = "revisitop1m"  # Without queries.

@@ -34,8 +34,11 @@ def default_config(objective: str = HYP_VIT) -> ConfigDict:
 def _data() -> ConfigDict:
     """Images, how they are decoded and cropped, and how their classes are split."""
     data = ConfigDict()
-    data.name = "glyphs"  # A name from `choices.DATASETS`; 'folder' stands for your own images.
-    data.path = placeholder(str)  # Folder or table of your own images.
+    # A name from `choices.DATASETS`; 'folder' stands for your own images, and 'features' for the
+    # embeddings of another model.
+    data.name = "glyphs"
+    data.path = placeholder(str)  # Folder or table of your own images, or a file of features.
+    data.labels = placeholder(str)  # File with the classes of features, if theirs has none.
     data.decoder = "exact"  # Or 'fast': decodes large JPEGs at a reduced size.
     data.stored_side = placeholder(int)  # Largest shorter side in the device cache, in pixels.
     data.channels = 3  # 1 for greyscale, 3 for RGB.
@@ -67,10 +70,12 @@ def _data() -> ConfigDict:
 def _model() -> ConfigDict:
     """The encoder (images to embeddings) and the head (a linear map to fewer dimensions)."""
     model = ConfigDict()
-    # timm's name, see docs/encoders.md, or 'vit' for a Vision Transformer of these sizes:
+    # timm's name, see docs/encoders.md; 'features' for given ones, of dimension `width` (None: as
+    # they are); or 'vit' for a Vision Transformer of these sizes:
     model.architecture = "vit_small_patch16_224"
     model.patch_size = 0  # Side of a patch, in pixels. 0 unless the architecture is 'vit'.
-    model.width = 0  # Dimension of a token. 0 unless the architecture is 'vit'.
+    # Dimension of a token, or of features. 0 unless the architecture is 'vit' or 'features'.
+    model.width = _optional(0)
     model.depth = 0  # Number of blocks. 0 unless the architecture is 'vit'.
     model.num_heads = 0  # Attention heads per block. 0 unless the architecture is 'vit'.
     # timm's name on the Hugging Face hub, a file, or the folder or URL of a run. None: random ones.
@@ -80,7 +85,8 @@ def _model() -> ConfigDict:
     model.pooling = "cls"
     model.eval_pooling = "cls"
     model.head = "dense"  # A name from `choices.HEADS`.
-    model.head_dim = 128  # Dimension of the head's embedding; without a head, the encoder's counts.
+    # Dimension of the head's embedding; without a head, the encoder's counts. None: of features.
+    model.head_dim = _optional(128)
     # Before the first step: a random semi-orthogonal map, or 'pca', the principal components of the
     # training images' features, see `hypjax.training.head_init`.
     model.head_init = "orthogonal"
@@ -150,7 +156,7 @@ def _optim() -> ConfigDict:
 def _train() -> ConfigDict:
     """Length of training and composition of batches."""
     train = ConfigDict()
-    # None for one of these three, and for optim.warmup_steps, fits the images (data.name 'folder').
+    # None for one of these three, and for optim.warmup_steps, fits the user's own data.
     train.total_steps = _optional(200)  # Length of training, in batches. CUB.
     train.batch_size = _optional(900)  # Images per step: a multiple of samples_per_class.
     # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.

@@ -14,15 +14,17 @@ from hypjax.errors import UserError, nearest
 from hypjax.fields import ABOVE_0, Rule, at_least, one_of, range_within, within
 from hypjax.geometry import SPACES
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
+from hypjax.models.encoder import FEATURES
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
 
-# Fields that may be None for the user's own images, which they then fit.
+# Fields that may be None for the user's own data, which they then fit; the sizes only for features.
+_FITTED_SIZES = ("model.head_dim", "model.width")
 FITTED = frozenset(f"train.{name}" for name in ("batch_size", "samples_per_class", "total_steps"))
-FITTED |= {"optim.warmup_steps"}
+FITTED |= {"optim.warmup_steps", *_FITTED_SIZES}
 # Fields that may be None.
 OPTIONAL = FITTED | {
-    *("data.path", "data.stored_side", "model.weights", "objective.clip_radius"),
+    *("data.path", "data.labels", "data.stored_side", "model.weights", "objective.clip_radius"),
     *("optim.clip_norm", "optim.clip_value", *(f"eval.pca.{part}" for part in choices.PARTS)),
     *("run.cache_dir", "run.data_dir", "run.wandb_project"),
 }
@@ -245,6 +247,9 @@ def _validate_training(config: ConfigDict) -> None:
     """Rules of which parameters are trained, and when."""
     train, head, total = config.train, config.model.head, config.train.total_steps
     frozen = "encoder" in config.optim.frozen
+    if config.data.name == "features" and not (frozen and train.cached_features):
+        words = "set, and optim.frozen must name the encoder, if data.name is features"
+        refuse("train.cached_features", train.cached_features, words)
     if head == "none" and frozen:
         refuse("model.head", head, "another one if optim.frozen names the encoder")
     if train.cached_features and not frozen:
@@ -260,9 +265,11 @@ def _validate_training(config: ConfigDict) -> None:
 
 def _validate_evaluation(config: ConfigDict) -> None:
     fields, dim = config.eval, config.model.head_dim
+    if config.data.name == "features" and tuple(fields.scales) != (1.0,):
+        refuse("eval.scales", fields.scales, "1 if data.name is features")
     if fields.whiten and not any(fields.pca.values()):
         refuse("eval.whiten", True, "False unless eval.pca.head or eval.pca.encoder is set")
-    if config.model.head != "none" and (fields.pca.head or 0) > dim:
+    if config.model.head != "none" and dim and (fields.pca.head or 0) > dim:
         refuse("eval.pca.head", fields.pca.head, f"at most model.head_dim ({dim})")
     if fields.expansion_alpha and not fields.expansion:
         refuse("eval.expansion_alpha", fields.expansion_alpha, "0 unless eval.expansion is set")
@@ -271,8 +278,9 @@ def _validate_evaluation(config: ConfigDict) -> None:
 def _validate_batches(config: ConfigDict) -> None:
     train, fields, objective = config.train, flatten(config), OBJECTIVES[config.objective.name]
     for field in sorted(FITTED):
-        if fields[field] is None and config.data.name != "folder":
-            refuse(field, None, "a whole number, unless data.name is folder")
+        names = ("features",) if field in _FITTED_SIZES else choices.OWN
+        if fields[field] is None and config.data.name not in names:
+            refuse(field, None, f"a whole number, unless data.name is {' or '.join(names)}")
     if objective.by_tuple and train.sampling != "tuples":
         refuse("train.sampling", train.sampling, "tuples: this objective compares their images")
     if train.sampling not in GROUPED and objective.by_class:
@@ -300,13 +308,17 @@ def _validate_batches(config: ConfigDict) -> None:
 
 def _validate_architecture(config: ConfigDict) -> None:
     model = config.model
-    if model.architecture not in ("vit", *ARCHITECTURES):
+    if (model.architecture == FEATURES) != (config.data.name == "features"):
+        words = "features if data.name is features, and nowhere else"
+        refuse("model.architecture", model.architecture, words)
+    if model.architecture not in ("vit", FEATURES, *ARCHITECTURES):
         words = f"{supported(model.architecture)}, or vit with sizes of your own"
         refuse("model.architecture", model.architecture, words)
     for field in _SIZES:
         if model.architecture == "vit" and model[field] == 0:
             refuse(f"model.{field}", 0, "at least 1 if model.architecture is vit")
-        if model.architecture != "vit" and model[field] != 0:
+        given = model.architecture == FEATURES and field == "width"
+        if model.architecture != "vit" and not given and model[field] != 0:
             sizes = " ".join(f"--config.model.{size}=0" for size in _SIZES if model[size])
             words = f"0 if an architecture with sizes of its own is named; add {sizes}"
             refuse(f"model.{field}", model[field], words)
@@ -323,10 +335,14 @@ def _validate_data(config: ConfigDict) -> None:
     data = config.data
     if data.name == "folder" and not data.path:
         refuse("data.path", data.path, "a folder of images, or a .csv or .parquet table")
-    if data.name != "folder" and data.path:
+    if data.name == "features" and not data.path:
+        refuse("data.path", data.path, "a .npz, .npy or .parquet file of features")
+    if data.name not in choices.OWN and data.path:
         refuse("data.path", data.path, f"None if data.name is {data.name}")
-    if data.split == "images" and data.name != "folder":
-        refuse("data.split", data.split, "classes unless data.name is folder")
+    if data.name != "features" and data.labels:
+        refuse("data.labels", data.labels, "None unless data.name is features")
+    if data.split == "images" and data.name not in choices.OWN:
+        refuse("data.split", data.split, "classes unless data.name is folder or features")
     if data.split == "images" and data.validation_classes >= 1:
         refuse("data.validation_classes", data.validation_classes, "0 if data.split is images")
     crops = data.train_view == "resize_crop" or data.test_view == "centre_crop"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
@@ -47,6 +47,8 @@ class Dataset:
     # Positions among the records of two images that show one object, if the dataset lists such
     # pairs. They may name images that this part of the records lacks.
     pairs: Int[np.ndarray, "pairs 2"] | None = None
+    # Embeddings of all records by another model, which are given instead of pixels.
+    vectors: Float[np.ndarray, "records dim"] | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -64,6 +66,10 @@ class Dataset:
         if self.superlabels is not None:
             text += f" in {len(np.unique(self.superlabels))} groups"
         return f"{text}, {len(self)} images"
+
+    def given_vectors(self, rows: slice = np.s_[:]) -> Float[np.ndarray, "images dim"]:
+        """Returns the given embeddings of some images, float32."""
+        return np.asarray(self.vectors[self.positions[rows]], np.float32)
 
     def name(self, i: int) -> str:
         """Returns the i-th image's name for messages."""

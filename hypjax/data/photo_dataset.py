@@ -73,6 +73,7 @@ def files_of(photos: Sequence[Photo]) -> Dataset:
         sizes=np.zeros((len(photos), 2), np.int32),
         names=[str(photo.path) for photo in photos],
         upright=True,
+        vectors=None if photos[0].vector is None else np.stack([p.vector for p in photos]),
     )
 
 
@@ -99,9 +100,29 @@ def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses
         for photo, row in zip(photos, measured.tolist(), strict=True)
     )
     fingerprint = _hash_facts(facts)
-    everything = _dataset(photos, measured[:, :2].astype(np.int32), decoding.fast)
+    everything = dataclasses.replace(
+        as_dataset(photos),
+        sizes=measured[:, :2].astype(np.int32),
+        fast=decoding.fast,
+        source=fingerprint,
+    )
     everything = with_host_cache(everything, fingerprint, decoding)
-    everything = dataclasses.replace(everything, source=fingerprint)
+    splits = split_photos(path, photos, everything, held_out, fingerprint)
+    fill_cache(everything, decoding.channels)
+    return splits
+
+
+def split_photos(
+    path: pathlib.Path,
+    photos: Sequence[Photo],
+    everything: Dataset,
+    held_out: HeldOutClasses,
+    fingerprint: str,
+) -> Splits:
+    """Splits images as they are labelled, or holds out classes, or images of each class.
+
+    The path is for messages. Raises UserError if there are too few classes to train or to search.
+    """
     if photos[0].split is not None:
         parts = _given_splits(path, photos, everything, held_out)
     elif held_out.images:
@@ -111,12 +132,11 @@ def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses
         parts = _split_classes(path, everything, held_out)
     splits = Splits(*parts, fingerprint, notes=(_SAME_CLASSES,) if held_out.images else ())
     check_classes(str(path), splits)
-    fill_cache(everything, decoding.channels)
     return splits
 
 
-def _dataset(photos: Sequence[Photo], sizes: Int[np.ndarray, "photos 2"], fast: bool) -> Dataset:
-    """Returns the images with their classes, and groups of classes if there are any."""
+def as_dataset(photos: Sequence[Photo]) -> Dataset:
+    """Returns images with their classes, and groups of classes if there are any, without sizes."""
     superlabels = group_names = None
     if any(photo.superlabel is not None for photo in photos):
         named = [photo.superlabel or "" for photo in photos]
@@ -125,11 +145,9 @@ def _dataset(photos: Sequence[Photo], sizes: Int[np.ndarray, "photos 2"], fast: 
     return dataclasses.replace(
         files_of(photos),
         labels=np.unique(labels, return_inverse=True)[1],
-        sizes=sizes,
         superlabels=superlabels,
         class_names=labels,
         group_names=group_names,
-        fast=fast,
     )
 
 
@@ -259,6 +277,8 @@ def fingerprint(photos: Sequence[Photo]) -> str:
 
 def _file_facts(photo: Photo) -> tuple[Any, ...]:
     """Returns what changes with the file and is known without reading it."""
+    if photo.vector is not None:
+        return (str(photo.path), zlib.crc32(np.ascontiguousarray(photo.vector)))
     try:
         stat = photo.path.stat()
     except (OSError, ValueError):  # The latter for a null character.

@@ -1,4 +1,7 @@
-"""Users' own images: found in folders, tables and lists, or given from Python."""
+"""Users' own images: found in folders, tables and lists, or given from Python.
+
+Features of another model stand for images where a run was trained on such features.
+"""
 
 import csv
 import glob
@@ -8,16 +11,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image
 
 from hypjax.errors import UserError, require_utf8
+from hypjax.retrieval.embeddings import read_features
+from hypjax.retrieval.feature_files import FeatureTable, feature_table, has_features
 
 SPLITS = ("train", "validation", "test", "query", "gallery")
 TABLES = (".csv", ".parquet")  # Suffixes of tables, and of images:
 _IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _CHANNELS = ((), (1,), (3,), (4,))  # Shapes of an array's axes after height and width.
-Given = str | os.PathLike[str] | bytes | Image.Image | UInt8[np.ndarray, "height width *channels"]
+Pixels = UInt8[np.ndarray, "height width *channels"]
+Given = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 
 
 class Photo(NamedTuple):
@@ -28,6 +34,12 @@ class Photo(NamedTuple):
     split: str | None = None  # One of `SPLITS`; None if the classes are not split yet.
     superlabel: str | None = None  # Name of the class's group, if classes are grouped.
     image: Image.Image | bytes | None = None  # If it, or its file, is in memory.
+    vector: Float[np.ndarray, " dim"] | None = None  # Its features, which stand for the image.
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the image is read from its path."""
+        return self.image is None and self.vector is None
 
     @property
     def content(self) -> pathlib.Path | Image.Image | bytes:
@@ -40,9 +52,12 @@ def given_photos(images: Given | Sequence[Given]) -> list[Photo]:
 
     They are one of, or a sequence of: a path, for which see `find_photos`; the bytes of an image
     file; an image of Pillow's; pixels, uint8 of [height, width] or [height, width, channels] with
-    1, 3 or 4 channels. An array of four axes holds several images. Raises UserError if there are
-    none, or something is none.
+    1, 3 or 4 channels. An array of four axes holds several images. Floating-point numbers, [dim] or
+    [images, dim], are features. Raises UserError if there are none, or something is none.
     """
+    if getattr(images, "dtype", None) is not None and images.dtype.kind == "f":
+        table = feature_table({"features": np.atleast_2d(np.asarray(images))}, "the array")
+        return _rows(table)
     single = isinstance(images, str | os.PathLike | bytes | Image.Image)
     if single or getattr(images, "ndim", 4) < 4:
         images = [images]
@@ -84,10 +99,13 @@ def find_photos(where: str) -> list[Photo]:
 
     They are given by a folder, which is searched at any depth (its sub-folders, if any, are classes
     as for `list_folder`); a .csv or .parquet table, see `read_table`; a .txt file with one path per
-    line, relative to the file's folder; a pattern such as 'photos/*.jpg'; or one image. Raises
-    UserError if there are none, or a name is not UTF-8, which the formats of galleries cannot hold.
+    line, relative to the file's folder; a pattern such as 'photos/*.jpg'; or one image. A file of
+    features, see `hypjax.retrieval.feature_files`, stands for its rows. Raises UserError if there
+    are none, or a name is not UTF-8, which the formats of galleries cannot hold.
     """
     path = pathlib.Path(where).expanduser()
+    if has_features(path):
+        return _rows(read_features(path))
     if path.is_dir():
         photos = _list_tree(path)
     elif path.suffix.lower() in TABLES:
@@ -105,6 +123,11 @@ def find_photos(where: str) -> list[Photo]:
     found = [photo._replace(path=photo.path.absolute()) for photo in reversed(unique.values())]
     require_utf8([str(photo.path) for photo in found])
     return found
+
+
+def _rows(table: FeatureTable) -> list[Photo]:
+    rows = zip(table.ids.tolist(), table.labels.tolist(), table.features, strict=True)
+    return [Photo(pathlib.Path(name), label, vector=row) for name, label, row in rows]
 
 
 def _read_lines(path: pathlib.Path) -> list[str]:

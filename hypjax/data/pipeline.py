@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
@@ -155,11 +155,16 @@ def evaluation_batches(
 ) -> Generator[UInt8[np.ndarray, "rows side side channels"], None, None]:
     """Yields the test views of all images in order; the last batch is padded with black ones.
 
+    Embeddings that are given instead of pixels are yielded as they are, float32, and zero rows.
+
     All batches have the same size, so that one compiled program serves them. Of each, the given
     rows are delivered, or all. Close the generator to end the workers. Raises UserError or
     StalledError as `assemble_batches` does.
     """
     rows = range(batch_size) if rows is None else rows
+    if dataset.vectors is not None:
+        yield from (batch[rows.start : rows.stop] for batch in _given_batches(dataset, batch_size))
+        return
     batches = _TestViews(dataset, rows, view, batch_size, tolerant=False).batches(workers)
     with contextlib.closing(batches):
         for images, _ in batches:
@@ -170,5 +175,15 @@ def readable_batches(
     dataset: Dataset, view: View, batch_size: int, workers: Workers = _THREADS
 ) -> Generator[ReadableBatch, None, None]:
     """Yields what `evaluation_batches` yields, but tolerates and reports unreadable images."""
+    if dataset.vectors is not None:
+        return (ReadableBatch(batch, {}) for batch in _given_batches(dataset, batch_size))
     views = _TestViews(dataset, range(batch_size), view, batch_size, tolerant=True)
     return views.batches(workers)
+
+
+def _given_batches(
+    dataset: Dataset, batch_size: int
+) -> Generator[Float[np.ndarray, "batch dim"], None, None]:
+    for start in range(0, len(dataset), batch_size):
+        batch = dataset.given_vectors(slice(start, start + batch_size))
+        yield np.pad(batch, [(0, batch_size - len(batch)), (0, 0)])

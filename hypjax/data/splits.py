@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from hypjax.config.choices import DISTRACTORS
 from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset, Decoding, fill_cache, joined, with_host_cache
+from hypjax.data.feature_dataset import open_features
 from hypjax.data.parts import HeldOutClasses, Splits, check_classes, hold_out, hold_out_validation
 from hypjax.data.photo_dataset import open_photos
 from hypjax.errors import UserError
@@ -38,6 +39,8 @@ def open_splits(config: ConfigDict) -> Splits:
     )
     if data.name == "folder":
         splits = open_photos(pathlib.Path(data.path).expanduser(), decoding, held_out)
+    elif data.name == "features":
+        splits = open_features(data.path, data.labels, held_out)
     else:
         splits = _open_prepared(data.name, run.data_dir, decoding, held_out)
     splits = _with_benchmarks(splits, config, decoding)

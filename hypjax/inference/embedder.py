@@ -53,8 +53,10 @@ class TrainedEmbedder:
         self._part, self.batch_size = part, batch_size or config.run.eval_batch_size
         pixel_scaling = (config.data.mean, config.data.std)
         spaces = {part: self.space}
+        self._model = model
         self._function = embed_function(model, pixel_scaling, spaces, config.eval.scales)
-        self._compiled: dict[int, Callable[[PyTree], PyTree]] = {}  # By the number of devices.
+        # By the numbers of devices and of images of each.
+        self._compiled: dict[tuple[int, int], Callable[[PyTree], PyTree]] = {}
 
     def _read(self, folder: pathlib.Path, part: Part) -> Embedder:
         config, model, self._params = restore_best(folder)
@@ -69,17 +71,21 @@ class TrainedEmbedder:
         self.match = read_matches(folder).get(self.fingerprint)
         return model
 
-    def batches(self, dataset: Dataset) -> Iterator[Embedded]:
+    def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields the embeddings of a dataset's images in order, one batch at a time.
 
         Each device of this process embeds whole batches. With each batch come the images that could
-        not be read, as {index in the batch: reason}; their embeddings are meaningless.
+        not be read, as {index in the batch: reason}; their embeddings are meaningless. Fewer images
+        than a batch has are padded to a whole one or, if `few`, to a power of two: that takes less
+        time, and rounds differently.
         """
+        self._check_kind(dataset)
         size, total = self.batch_size, len(dataset)
+        size = min(size, 1 << (total - 1).bit_length()) if few else size
         devices = jax.local_devices()[: -(-total // size)]
         rows = size * len(devices)
         with machine.memory_explained("run.eval_batch_size"):
-            embed = self._embed_on(devices)
+            embed = self._embed_on(devices, size)
         batches = readable_batches(
             dataset, View.of(self.config.data), rows, Workers.of(self.config.run)
         )
@@ -101,30 +107,54 @@ class TrainedEmbedder:
                             )
                     yield part, own
 
-    def _embed_on(self, devices: Sequence[jax.Device]) -> Callable[[PyTree], PyTree]:
+    def warm(self) -> None:
+        """Compiles the programs for one image, and for more up to a whole batch."""
+        with machine.memory_explained("run.eval_batch_size"):
+            for bits in range(self.batch_size.bit_length() + 1):
+                self._embed_on(jax.local_devices()[:1], min(1 << bits, self.batch_size))
+
+    def _check_kind(self, dataset: Dataset) -> None:
+        """Raises a `UserError` for features instead of images, or the other way round."""
+        encoder, name = self._model.encoder, dataset.name(0)
+        if encoder.takes_pixels and dataset.vectors is not None:
+            raise UserError(f"this run embeds images, but {name} stands for features")
+        if encoder.takes_pixels:
+            return
+        if dataset.vectors is None:
+            raise UserError(
+                f"this run was trained on features of another model, so it cannot embed {name}; "
+                "give a .npz, .npy or .parquet file of such features"
+            )
+        if (dim := dataset.vectors.shape[1]) != encoder.dim:
+            raise UserError(
+                f"this run was trained on features of dimension {encoder.dim}, but these have {dim}"
+            )
+
+    def _embed_on(self, devices: Sequence[jax.Device], size: int) -> Callable[[PyTree], PyTree]:
         """The embedding of a batch on each device, whose roundings are those of one device."""
         # Each device has a whole batch: a program of fewer rows would round differently, and a
         # gallery must not depend on the number of devices, or on where it was resumed.
-        if len(devices) not in self._compiled:
+        if (len(devices), size) not in self._compiled:
             mesh = parallel.create_mesh(devices=devices)
             params = parallel.place(self._params, parallel.replicated(mesh))
-            view = View.of(self.config.data)
+            encoder = self._model.encoder
+            shape = encoder.example(View.of(self.config.data)).shape[1:]
             images = jax.ShapeDtypeStruct(
-                (self.batch_size * len(devices), view.side, view.side, view.channels),
-                np.uint8,
+                (size * len(devices), *shape),
+                np.uint8 if encoder.takes_pixels else np.float32,
                 sharding=parallel.sharded(mesh),
             )
             function = jax.jit(parallel.map_local_images(self._function, mesh))
             program = function.lower(params, images).compile()
             machine.require_memory(program, mesh, "the batch size (run.eval_batch_size)")
-            self._compiled[len(devices)] = lambda images: program(
+            self._compiled[len(devices), size] = lambda images: program(
                 params, parallel.shard(mesh, images)
             )
-        return self._compiled[len(devices)]
+        return self._compiled[len(devices), size]
 
     def embed(self, photos: Sequence[Photo]) -> Embeddings:
-        """Embeds images in one go, for example a search's queries."""
-        points, broken = concatenated(self.batches(files_of(photos)))
+        """Embeds images in one go, for example a search's queries; see `batches` of few images."""
+        points, broken = concatenated(self.batches(files_of(photos), few=True))
         return self._embeddings(photos, points, broken)
 
     def embed_to(self, path: pathlib.Path, photos: Sequence[Photo]) -> Embeddings:

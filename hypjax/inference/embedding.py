@@ -75,6 +75,8 @@ def encode_function(
         return found.astype(jnp.float32)
 
     def encode(params: PyTree, images: Array) -> list[Array]:
+        if not model.encoder.takes_pixels:
+            return [images]
         images = normalize(images, *pixel_scaling)
         return [encode_at(scale, params, images) for scale in scales]
 

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from hypjax import parallel
 from hypjax.config import validate
 from hypjax.data.dataset import Dataset, union
+from hypjax.data.feature_dataset import fit_to_features
 from hypjax.data.parts import Splits
 from hypjax.data.pipeline import evaluation_batches
 from hypjax.data.pixels import DECODER
@@ -83,6 +84,7 @@ def pretrained_features(
     from these images must carry. Several scales are refused: unlike points of a space, these
     features have no mean.
     """
+    config = fit_to_features(config)
     validate(config)
     if tuple(config.eval.scales) != ONE_SCALE:
         raise UserError(
@@ -93,6 +95,8 @@ def pretrained_features(
     splits = open_splits(config)
     train, source = splits.training_images(), evaluation_input(config)
     source = source._replace(view=source.view._replace(resize=source.view.side))
+    if train.vectors is not None:
+        return train.given_vectors(), splits.notes
     params = {"encoder": pretrained_encoder(config, model.encoder)}
     encodings = Encodings(model, (config.data.mean, config.data.std), source)
     return encodings.encode(params, train)[0], splits.notes
@@ -171,7 +175,7 @@ class Encodings:
 
     def encode(self, params: PyTree, dataset: Dataset) -> list[Float[np.ndarray, "images dim"]]:
         """Embeds all images of a dataset; returns one array for each scale."""
-        params = {"encoder": params["encoder"]}
+        params = {"encoder": params.get("encoder", {})}  # It may have none.
         params = parallel.place(params, parallel.replicated(self.source.mesh))
         with machine.memory_explained("run.eval_batch_size"):
             return embed_dataset(functools.partial(self._encode, params), dataset, self.source)
@@ -184,8 +188,8 @@ class Encodings:
 def frozen_encodings(
     config: ConfigDict, model: Embedder, source: EvaluationInput, splits: Splits
 ) -> Encodings | None:
-    """What a run keeps of its encoder's embeddings; None if the encoder is trained."""
-    if "encoder" not in config.optim.frozen:
+    """What a run keeps of its encoder's embeddings; None if it is trained, or they are given."""
+    if "encoder" not in config.optim.frozen or not model.encoder.takes_pixels:
         return None
     train, embeds = config.train, any(config.eval.pca.values())
     embeds |= train.cached_features or train.sampling == "tuples"

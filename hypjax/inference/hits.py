@@ -2,7 +2,8 @@
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypjax.errors import UserError, on_one_line
 from hypjax.inference.embedder import TrainedEmbedder
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.selection import KeptGallery
 
 
 class Hits(NamedTuple):
@@ -74,7 +76,7 @@ def find_hits(
     queries = embedder.embed(photos)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
-    paths = ["" if photo.image is not None else os.path.realpath(photo.path) for photo in photos]
+    paths = [os.path.realpath(photo.path) if photo.is_file else "" for photo in photos]
     refinement = refinement or Refinement()
     if not isinstance(gallery, Embeddings) and refinement != Refinement():
         raise UserError("expansion and re-ranking search all vectors; give the .npz gallery")
@@ -83,7 +85,7 @@ def find_hits(
         has_class = functools.cache(gallery.has_class)
     else:
         found = _search_arrays(queries.vectors, paths, gallery, k, refinement)
-        has_class = (set(gallery.labels.tolist()) - {""}).__contains__
+        has_class = _known(gallery).classes.__contains__
     # Distances of an expanded query, or of a re-ranked hit, are others.
     match = embedder.match if refinement == Refinement() else None
     return [
@@ -106,14 +108,14 @@ def _search_arrays(
     k: int,
     refinement: Refinement,
 ) -> list[Neighbours]:
-    places = {os.path.realpath(path): i for i, path in enumerate(gallery.ids.tolist())}
-    own = np.array([places.get(path, -1) for path in paths])
+    known = _known(gallery)
+    own = np.array([known.places.get(path, -1) for path in paths])
     excluded = own if (own >= 0).any() else None
     if isinstance(gallery, GraphGallery):
         distances, found = gallery.nearest(points, k, excluded)
     else:
         distances, found = refinement.search(
-            points, excluded, gallery.vectors, k=k, space=gallery.space
+            points, excluded, known.vectors, k=k, space=gallery.space
         )
     return [
         Neighbours(
@@ -124,6 +126,35 @@ def _search_arrays(
         )
         for i in range(len(points))
     ]
+
+
+class _Known(NamedTuple):
+    """What each search of a gallery needs again."""
+
+    places: dict[str, int]  # Row of each image, by its path without links.
+    classes: set[str]
+    vectors: KeptGallery | None  # Of exact searches.
+
+
+_KNOWN: weakref.WeakKeyDictionary[Gallery, _Known] = weakref.WeakKeyDictionary()
+
+
+def _known(gallery: Embeddings | GraphGallery) -> _Known:
+    """What is known of a gallery: found once for each that is open."""
+    if gallery not in _KNOWN:
+        vectors = KeptGallery(gallery.vectors) if isinstance(gallery, Embeddings) else None
+        places = {path: row for row, path in enumerate(_real_paths(gallery.ids.tolist()))}
+        _KNOWN[gallery] = _Known(places, set(gallery.labels.tolist()) - {""}, vectors)
+    return _KNOWN[gallery]
+
+
+def _real_paths(paths: Sequence[str]) -> Iterator[str]:
+    """Paths without links; each folder is resolved once."""
+    real = functools.cache(os.path.realpath)
+    for path in paths:
+        folder, name = os.path.split(path)
+        found = os.path.join(real(folder), name)
+        yield os.path.realpath(found) if os.path.islink(found) else found
 
 
 def _folder_label(photo: Photo, has_class: Callable[[str], bool]) -> str:

@@ -34,12 +34,19 @@ class Model:
     """
 
     def __init__(
-        self, source: str | os.PathLike[str], part: Part = "head", batch_size: int | None = None
+        self,
+        source: str | os.PathLike[str],
+        part: Part = "head",
+        batch_size: int | None = None,
+        *,
+        warm: bool = False,
     ) -> None:
         source = _located(source)
         keep_compiled_programs()
         with devices_explained():
             self._embedder = TrainedEmbedder(source, part, batch_size)
+            if warm:
+                self._embedder.warm()
         self.source, self.part = str(source), part
         self.config: ConfigDict = self._embedder.config
         self.space: Space = self._embedder.space
@@ -111,7 +118,11 @@ def _located(source: str | os.PathLike[str]) -> str | pathlib.Path:
 
 
 def load(
-    source: str | os.PathLike[str], part: Part = "head", batch_size: int | None = None
+    source: str | os.PathLike[str],
+    part: Part = "head",
+    batch_size: int | None = None,
+    *,
+    warm: bool = False,
 ) -> Model:
     """Loads a trained model.
 
@@ -119,7 +130,10 @@ def load(
         source: Folder of a run, its URL, a folder that `push` wrote, or a repository on the Hugging
             Face hub, 'hf://OWNER/NAME'. Without hf://, there must be no folder OWNER here.
         part: Which embedding to compute: the head's, which the loss trained, or the encoder's.
-        batch_size: Number of images that are embedded at once, on which roundings may depend. By
-            default it is that of the run's evaluation.
+        batch_size: Largest number of images that are embedded at once, on which roundings may
+            depend. By default it is that of the run's evaluation. Fewer images are padded to a
+            power of two.
+        warm: Whether to compile the programs of all these numbers now, instead of each when it is
+            first needed.
     """
-    return Model(source, part, batch_size)
+    return Model(source, part, batch_size, warm=warm)

@@ -6,7 +6,6 @@ from hypjax.models.convnext import ConvNeXt as ConvNeXt
 from hypjax.models.efficientnet import EfficientNetLite as EfficientNetLite
 from hypjax.models.embedder import Embedder as Embedder
 from hypjax.models.embedder import create_embedder as create_embedder
-from hypjax.models.embedder import example_images as example_images
 from hypjax.models.embedder import model_shapes as model_shapes
 from hypjax.models.layers import compute_dtype as compute_dtype
 from hypjax.models.resnet import ResNet as ResNet

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.models.architectures import check_encoder, create_encoder, image_sides
-from hypjax.models.encoder import Encoder
+from hypjax.models.encoder import FEATURES, Encoder, FeatureEncoder
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
 from hypjax.models.vit import VisionTransformer, resize_positions
 from hypjax.types import Outputs, View
@@ -76,6 +76,8 @@ def create_embedder(
     same. The device is the one that computes, see `compute_dtype`.
     """
     model = config.model
+    if model.architecture == FEATURES:
+        return Embedder(FeatureEncoder(model.width), model.head_dim, model.head)
     options = {
         "image_size": config.data.image_size,
         "pooling": model.eval_pooling if evaluating else model.pooling,
@@ -95,14 +97,9 @@ def create_embedder(
     return Embedder(encoder=encoder, head_dim=dim, head_kind=model.head)
 
 
-def example_images(view: View) -> Float[Array, "1 side side channels"]:
-    """A float32 batch of one all-zero image, with which a model can be initialised."""
-    return jnp.zeros((1, view.side, view.side, view.channels))
-
-
 def model_shapes(model: Embedder, view: View) -> PyTree:
     """A tree of `jax.ShapeDtypeStruct` of a model's parameters, without computing them."""
-    return jax.eval_shape(model.init, jax.random.key(0), example_images(view))["params"]
+    return jax.eval_shape(model.init, jax.random.key(0), model.encoder.example(view))["params"]
 
 
 def scaled_side(encoder: Encoder, scale: float) -> int:

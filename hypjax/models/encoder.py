@@ -1,8 +1,17 @@
 """What every encoder has: a module that maps images to embeddings, and its tensors' names."""
 
+from collections.abc import Iterator
+
 import flax.linen as nn
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
 
 from hypjax.models.layers import poolings
+from hypjax.models.tensors import Tensor
+from hypjax.types import View
+
+FEATURES = "features"  # Architecture of `FeatureEncoder`.
 
 
 class Encoder(nn.Module):
@@ -30,6 +39,12 @@ class Encoder(nn.Module):
       [batch, tokens, dim].
     """
 
+    takes_pixels = True  # Or embeddings of another model.
+
+    def example(self, view: View) -> Float[Array, "1 ..."]:
+        """A float32 batch of one all-zero image, with which a model can be initialised."""
+        return jnp.zeros((1, view.side, view.side, view.channels))
+
     @property
     def num_prefix_tokens(self) -> int:
         """Number of tokens before those of patches or of positions of a feature map."""
@@ -39,3 +54,29 @@ class Encoder(nn.Module):
     def poolings(self) -> list[str]:
         """Names of the poolings that the encoder supports, see `hypjax.models.layers.poolings`."""
         return poolings(0)
+
+
+class FeatureEncoder(Encoder):
+    """Stands for a model whose embeddings are given: it returns them as they are.
+
+    Attributes:
+        dim: Dimension of the embeddings.
+    """
+
+    dim: int
+    takes_pixels = False
+    classifiers = ()
+    layers = ()
+
+    def example(self, view: View) -> Float[Array, "1 dim"]:
+        """A float32 batch of one all-zero embedding."""
+        del view
+        return jnp.zeros((1, self.dim))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """There are no parameters."""
+        return iter(())
+
+    def __call__(self, features: Float[ArrayLike, "batch dim"]) -> Float[ArrayLike, "batch dim"]:
+        """Returns the embeddings."""
+        return features

@@ -1,24 +1,32 @@
-"""Embedded images and their files: galleries to search, or to export."""
+"""Embedded images and their files: galleries to search, to score, or to export.
 
+A file holds points of a space, as runs embed them, or the features of any other model, which are
+mapped into a space when they are read.
+"""
+
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import pathlib
 import types
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jax.typing import ArrayLike
+from jaxtyping import Float, Int, Shaped
 
 from hypjax.errors import UserError, writing
-from hypjax.geometry import SPACES, Fused, InnerProductSpace, Space
+from hypjax.geometry import SPACES, Fused, InnerProductSpace, Space, Sphere
 from hypjax.geometry.spaces import Role
-from hypjax.retrieval import inputs
+from hypjax.retrieval import feature_files, inputs
+from hypjax.retrieval.feature_files import FeatureTable, feature_table
 from hypjax.system.files import read_npz, replacing
 
 _FORMAT = "hypjax embeddings 1"
-_CHECKED = 1 << 16  # Vectors that are checked at once.
+_BLOCK = 1 << 14  # Rows that are checked, or mapped into a space, at once.
 # Types of the fields of spaces, in files.
 _FIELD_TYPES = {
     "c": (int, float),
@@ -39,6 +47,9 @@ class Embeddings:
         fingerprint: Fingerprint of the model. Points of different models cannot be compared.
         images: Fingerprint of the image files and their labels.
         unreadable: {path: reason} for images that could not be embedded.
+        given: Features that the points were mapped from, [n, d], as far as they are known.
+        splits: Names of the images' splits, [n] strings, if they have any.
+        superlabels: Names of the groups of their classes, [n] strings, if there are any.
     """
 
     vectors: Float[np.ndarray, "n d"]
@@ -48,9 +59,64 @@ class Embeddings:
     fingerprint: str
     images: str
     unreadable: dict[str, str]
+    given: Float[np.ndarray, "n d"] | None = None
+    splits: Shaped[np.ndarray, " n"] | None = None
+    superlabels: Shaped[np.ndarray, " n"] | None = None
+
+    @classmethod
+    def from_arrays(
+        cls,
+        features: Float[ArrayLike, "n d"],
+        labels: Shaped[ArrayLike, " n"] | None = None,
+        *,
+        space: Space | None = None,
+        ids: Sequence[str] | None = None,
+        points: bool = False,
+    ) -> "Embeddings":
+        """Embeddings of any model.
+
+        Args:
+            features: Features, [n, d], which are mapped into the space.
+            labels: Names or numbers of their classes, [n]; None if they are unknown.
+            space: The space; `Sphere()`, which compares by cosine, if it is None.
+            ids: Paths of the images, or other names, [n]; None for the numbers of the rows.
+            points: Whether the features are points of the space already.
+
+        Raises:
+            UserError: An array has another shape or type, or a row is not finite.
+        """
+        arrays = {"features": features, "labels": labels, "ids": ids}
+        table = feature_table(
+            {n: None if x is None else np.asarray(x) for n, x in arrays.items()}, "the arrays"
+        )
+        return cls._of_table(table, space, points=points)
+
+    @classmethod
+    def _of_table(
+        cls, table: FeatureTable, space: Space | None, *, points: bool = False, keep: bool = True
+    ) -> "Embeddings":
+        space = Sphere() if space is None else space
+        inputs.check_space(space)
+        features = table.features
+        vectors = np.asarray(features, np.float32) if points else _embedded(space, features, keep)
+        found = cls(
+            *(vectors, table.ids, table.labels, space, "", "", {}),
+            given=None if points or not keep else features,
+            splits=table.splits,
+            superlabels=table.superlabels,
+        )
+        found.check()
+        return found
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
+        """The embeddings of some rows."""
+        columns = ("vectors", "ids", "labels", "given", "splits", "superlabels")
+        chosen = {name: getattr(self, name) for name in columns}
+        chosen = {name: column[rows] for name, column in chosen.items() if column is not None}
+        return dataclasses.replace(self, **chosen)
 
     def check(self) -> None:
         """Checks that all vectors are points of the space.
@@ -58,26 +124,30 @@ class Embeddings:
         Raises:
             UserError: One is not; the message names the first.
         """
-        for rows in inputs.blocks(len(self), _CHECKED):
+        for rows in inputs.blocks(len(self), _BLOCK):
             self.space.check(self.vectors[rows], first=rows.start)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an .npz file atomically.
 
-        Its arrays are `vectors`, `ids`, `labels`, `unreadable` (pairs of path and reason), `space`
-        (JSON), `fingerprint`, `images` and `format`.
+        Its arrays are `vectors` (points) or `features`, `ids`, `labels`, `unreadable` (pairs of
+        path and reason), `space` (JSON), `fingerprint`, `images`, `format`, and perhaps `splits`
+        and `superlabels`.
 
         Raises:
             UserError: A vector is not a point of the space, or the file cannot be written.
         """
         self.check()
         pairs = np.array(list(self.unreadable.items()), dtype=str).reshape(-1, 2)
+        rows = {"vectors": self.vectors} if self.given is None else {"features": self.given}
+        groups = {"splits": self.splits, "superlabels": self.superlabels}
         file = pathlib.Path(path)
         with writing(file), replacing(file) as temporary, temporary.open("wb") as opened:
             np.savez(
                 opened,
                 format=np.array(_FORMAT),
-                vectors=self.vectors,
+                **rows,
+                **{name: column for name, column in groups.items() if column is not None},
                 ids=self.ids,
                 labels=self.labels,
                 unreadable=pairs,
@@ -87,28 +157,63 @@ class Embeddings:
             )
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Embeddings":
-        """Reads a file that `save` wrote, without executing anything in it.
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        space: Space | None = None,
+        *,
+        labels: str | os.PathLike[str] | None = None,
+        keep_features: bool = True,
+    ) -> "Embeddings":
+        """Reads a file that `save` wrote, or features, without executing anything in it.
+
+        Args:
+            path: A file, for those of features see `hypjax.retrieval.feature_files`.
+            space: The space to map features into, also those of points of another space. None is
+                the space of the file, or else `Sphere()`.
+            labels: A file with the classes, if the first one has none.
+            keep_features: Whether features are kept besides the points, so that `features` returns
+                them as they were.
 
         Raises:
-            UserError: The file cannot be read, is damaged, or was not written by `save`.
+            UserError: A file cannot be read, is damaged, or is of another kind; or a row is not
+                finite.
         """
-        arrays = read_arrays(path, "galleries are written by python -m hypjax.embed")
+        path = pathlib.Path(path).expanduser()
+        arrays = feature_files.read_arrays(path, labels)
+        if "features" not in arrays:
+            found = cls._of_points(path, arrays)
+            if space is None or describe_space(space) == describe_space(found.space):
+                return found
+            table = feature_table({**arrays, "features": found.features()}, str(path))
+            return cls._of_table(table, space, keep=keep_features)
+        table = feature_table(arrays, str(path))
+        if "format" not in arrays:
+            return cls._of_table(table, space, keep=keep_features)
+        with _explained(path):
+            space = space or space_of(json.loads(str(arrays["space"])))
+            found = cls._of_table(table, space, keep=keep_features)
+            return dataclasses.replace(found, **_origin(arrays))
+
+    @classmethod
+    def _of_points(cls, path: pathlib.Path, arrays: dict[str, np.ndarray]) -> "Embeddings":
         if str(arrays.get("format")) != _FORMAT:
-            raise UserError(f"{path} was not written by hypjax.embed")
-        try:
+            names = ", ".join(sorted(arrays)) or "none"
+            raise UserError(
+                f"{path} has no array features, and was not written by hypjax.embed; its arrays "
+                f"are {names}"
+            )
+        with _explained(path):
             embeddings = cls(
                 vectors=arrays["vectors"],
                 ids=arrays["ids"],
                 labels=arrays["labels"],
                 space=space_of(json.loads(str(arrays["space"]))),
-                fingerprint=str(arrays["fingerprint"]),
-                images=str(arrays["images"]),
-                unreadable=dict(arrays["unreadable"].tolist()),
+                **_origin(arrays),
+                splits=arrays.get("splits"),
+                superlabels=arrays.get("superlabels"),
             )
             embeddings._check()
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise UserError(f"{path} is damaged ({error}); embed the images again") from error
         return embeddings
 
     def _check(self) -> None:
@@ -140,7 +245,67 @@ class Embeddings:
 
     def features(self) -> Float[np.ndarray, "n d"]:
         """Features before they were mapped into the space, as far as the map can be inverted."""
+        if self.given is not None:
+            return np.asarray(self.given, np.float32)
         return np.asarray(self.space.features(self.vectors))
+
+
+def _origin(arrays: dict[str, np.ndarray]) -> dict[str, object]:
+    """The fields of a file that say where embeddings come from."""
+    return {
+        "fingerprint": str(arrays["fingerprint"]),
+        "images": str(arrays["images"]),
+        "unreadable": dict(arrays["unreadable"].tolist()),
+    }
+
+
+@contextlib.contextmanager
+def _explained(path: pathlib.Path) -> Iterator[None]:
+    """Reports fields of a file that are missing, or have other types, in one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}); embed the images again") from error
+
+
+def _embedded(
+    space: Space, features: Float[np.ndarray, "n d"], keep: bool
+) -> Float[np.ndarray, "n k"]:
+    """Maps features into a space, in their own memory if they need not be kept."""
+    embed = jax.jit(space.embed)
+    points = None
+    for rows in inputs.blocks(len(features), _BLOCK):
+        block = inputs.float32(features[rows])
+        # Padded, so that one program is compiled.
+        padded = inputs.pad_rows(block, min(_BLOCK, len(features)))
+        found = np.asarray(embed(padded))[: len(block)]
+        if points is None:
+            own = found.shape[1:] == features.shape[1:] and features.dtype == np.float32
+            in_place = own and not keep and features.flags.writeable
+            points = features if in_place else np.empty((len(features), found.shape[1]), np.float32)
+        points[rows] = found
+    return points
+
+
+def read_features(
+    path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None
+) -> FeatureTable:
+    """Reads features from a file of features, or of points, from which they are computed.
+
+    Args:
+        path: A file, see `Embeddings.load`.
+        labels: A file with the classes, if the first one has none.
+
+    Raises:
+        UserError: A file cannot be read, is damaged, or is of another kind; or a row is not finite.
+    """
+    path = pathlib.Path(path).expanduser()
+    arrays = feature_files.read_arrays(path, labels)
+    if "features" not in arrays:
+        arrays |= {"features": Embeddings._of_points(path, arrays).features()}
+    return feature_table(arrays, str(path))
 
 
 def describe_space(space: Space) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Exact nearest neighbours in blocks: in memory, from disk, or over several devices."""
 
 import itertools
+from collections.abc import Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -95,7 +96,7 @@ def nearest_neighbors(
 def search(
     queries: Float[ArrayLike, "n d"],
     own_ids: Int[np.ndarray, " n"] | None,
-    gallery: Float[ArrayLike, "m d"],
+    gallery: Float[ArrayLike, "m d"] | selection.KeptGallery,
     *,
     k: int,
     space: Space,
@@ -110,15 +111,14 @@ def search(
     check_number(k, gallery, own_ids)
     if not len(queries):
         return np.empty((0, k), np.float32), np.empty((0, k), np.int32)
+    kept = isinstance(gallery, selection.KeptGallery)
     task = _Search(queries, own_ids, gallery, k, space, block_size)
-    score = Score.around(space, selection.sample(gallery))
+    score = Score.around(space, gallery.sample if kept else selection.sample(gallery))
     certify("neighbours", queries, score, task.by_products, task.by_subtraction)
     return task.distances, task.ids
 
 
-def check_number(
-    k: int, gallery: Float[ArrayLike, "m d"], own_ids: Int[np.ndarray, " n"] | None
-) -> None:
+def check_number(k: int, gallery: Sized, own_ids: Int[np.ndarray, " n"] | None) -> None:
     """Raises a `UserError` unless k is between 1 and the number of items to find."""
     items = len(gallery) - (own_ids is not None)
     if not 1 <= k <= items:
@@ -140,15 +140,19 @@ class _Search:
         self,
         queries: Float[ArrayLike, "n d"],
         own_ids: Int[np.ndarray, " n"] | None,
-        gallery: Float[ArrayLike, "m d"],
+        gallery: Float[ArrayLike, "m d"] | selection.KeptGallery,
         k: int,
         space: Space,
         block_size: int,
     ) -> None:
         self._queries, self._own_ids, self._points = queries, own_ids, gallery
         self._space, self._block_size, self._dim = space, block_size, queries.shape[1]
-        kind = selection.DeviceGallery if isinstance(gallery, jax.Array) else selection.HostGallery
-        self._gallery = kind(gallery)
+        if isinstance(gallery, selection.KeptGallery):
+            self._gallery, self._points = gallery, gallery.array
+        elif isinstance(gallery, jax.Array):
+            self._gallery = selection.DeviceGallery(gallery)
+        else:
+            self._gallery = selection.HostGallery(gallery)
         # A query that is not among its k + 1 nearest items is not among its k nearest ones either.
         self._listed = k + (own_ids is not None)
         shape = (len(queries), k)

@@ -10,6 +10,7 @@ from hypjax.geometry import Space
 from hypjax.retrieval.expansion import expand_queries
 from hypjax.retrieval.neighbors import check_number, search
 from hypjax.retrieval.reranking import Reranking, rerank
+from hypjax.retrieval.selection import KeptGallery
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Refinement:
         self,
         queries: Float[ArrayLike, "n d"],
         own_ids: Int[np.ndarray, " n"] | None,
-        gallery: Float[ArrayLike, "m d"],
+        gallery: Float[ArrayLike, "m d"] | KeptGallery,
         *,
         k: int,
         space: Space,
@@ -64,10 +65,11 @@ class Refinement:
 
         Re-ranking takes at least k results, and their distances are those by which it sorts them.
         """
-        queries = self.expanded(queries, own_ids, gallery, space)
+        array = gallery.array if isinstance(gallery, KeptGallery) else gallery
+        queries = self.expanded(queries, own_ids, array, space)
         if self.reranking is None:
             return search(queries, own_ids, gallery, k=k, space=space)
         check_number(k, gallery, own_ids)
         numbers = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
-        found = rerank(queries, gallery, space=space, own_ids=own_ids, numbers=numbers)
+        found = rerank(queries, array, space=space, own_ids=own_ids, numbers=numbers)
         return tuple(array[:, :k] for array in found)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.scores import Score, Vectors, highest
+from hypjax.retrieval.scores import Precision, Score, Vectors, highest
 from hypjax.system.machine import usable_cores
 
 AXIS = "gallery"  # Mesh axis over which the rows of a gallery are distributed.
@@ -25,6 +25,7 @@ _SAMPLED_BLOCKS, _SAMPLED_ROWS = 16, 256  # Of a sample.
 GROUP = 64  # Items of a group; only the groups with the largest maxima are searched further.
 _QUERY_BATCH = 64  # Queries selected for at once, which limits candidates to a CPU's cache.
 _MAX_THREADS = 4
+_KEPT_BYTES = 2**30  # Largest size of the points whose vectors are kept between searches.
 
 
 class Best(NamedTuple):
@@ -88,6 +89,37 @@ class HostGallery:
             return self._on_devices, ids
         rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
         return inputs.float32(self._gallery[np.asarray(ids).reshape(-1)]), rows
+
+
+class KeptGallery(HostGallery):
+    """A gallery that is searched more than once: it keeps the vectors of its points.
+
+    They need a little more memory than the points. Those of more than 1 GiB of points are not kept.
+    """
+
+    def __init__(self, gallery: Float[np.ndarray, "m d"]) -> None:
+        super().__init__(gallery)
+        self.array = gallery
+        self._kept: tuple[object, list[Chunk]] = None, []
+
+    def __len__(self) -> int:
+        return self.size
+
+    @functools.cached_property
+    def sample(self) -> Float[np.ndarray, "s d"]:
+        """Some of the points, see `sample`."""
+        return sample(self.array)
+
+    def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
+        """See `HostGallery`; only vectors in float32 are kept, and only the last ones."""
+        if score.precision is not Precision.SINGLE or 4 * self.array.size > _KEPT_BYTES:
+            return super().chunks(score, rows)
+        key = rows, score.centre.tobytes(), str(score.space)
+        known, chunks = self._kept
+        if known != key:
+            chunks = list(super().chunks(score, rows))
+            self._kept = key, chunks
+        return iter(chunks)
 
 
 class DeviceGallery:

@@ -144,7 +144,11 @@ class Workdir:
         name = saved["identity"].get("objective.name")
         defaults = default_config(name) if name in list(OBJECTIVES) else self._config
         began = identity(defaults) | without_secrets(upgraded(saved["identity"]))
-        changes = differences(began, identity(self._config))
+        now = identity(self._config)
+        # What was chosen to fit the images is the run's, too.
+        unset = [field for field in FITTED if began[field] is None and now[field] is not None]
+        began |= {field: saved["all"].get(field) for field in unset}
+        changes = differences(began, now)
         changes = [change for change in changes if change.startswith(compared)]
         if changes:
             longer = all(change.startswith("train.total_steps") for change in changes)

@@ -13,6 +13,7 @@ from hypjax.engines.graph import GraphGallery
 from hypjax.engines.qdrant import QdrantGallery, point_id
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.neighbors import nearest_by_subtraction, search
+from hypjax.retrieval.selection import KeptGallery
 
 _KEY = re.compile("[0-9]{1,12}")  # Of an image in arrays: its row.
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -40,6 +41,8 @@ class ArrayItems:
 
     def __init__(self, gallery: Embeddings | GraphGallery) -> None:
         self._gallery = gallery
+        # An exact search takes most of its time to prepare all vectors, unless they are kept.
+        self._vectors = None if isinstance(gallery, GraphGallery) else KeptGallery(gallery.vectors)
         self.classes = sorted(set(gallery.labels.tolist()) - {""})
 
     def __len__(self) -> int:
@@ -75,7 +78,7 @@ class ArrayItems:
         if isinstance(gallery, GraphGallery):
             distances, found = gallery.nearest(queries, wanted)
         else:
-            distances, found = search(queries, None, gallery.vectors, k=wanted, space=gallery.space)
+            distances, found = search(queries, None, self._vectors, k=wanted, space=gallery.space)
         kept = np.flatnonzero(found[0] != int(own.key)) if own else np.arange(wanted)
         return self._found(distances[0][kept[:k]], found[0][kept[:k]])
 

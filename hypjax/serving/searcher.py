@@ -59,8 +59,9 @@ class Searcher:
             "classes": self._items.classes,
             "sample": self._shown(sample, self._places),
         }
-        self._settle(self._sample[:1])  # Compiles what every search runs.
-        self.nearest(self._sample[0], 12, None)
+        image = io.BytesIO()  # Compiles what every search runs.
+        Image.new("L", (1, 1)).save(image, "png")
+        self.by_image(image.getvalue(), 12, None, placed=True)
         self.thumbnail = functools.lru_cache(_THUMBNAILS)(self._thumbnail)
 
     def embed(self, encoded: bytes) -> Float32[np.ndarray, " d"]:

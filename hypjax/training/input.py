@@ -61,6 +61,8 @@ def open_input(setup: Setup, steps: range, workers: Workers, params: PyTree) -> 
 def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:
     """The encoder's embeddings of the training images under the test view."""
     learner, train, images = setup.learner, setup.splits.train, setup.evaluator.images
+    if train.vectors is not None:
+        return train.given_vectors()
     encodings, alike = images.encodings, learner.model.encoder == images.model.encoder
     if encodings is not None and alike and 1.0 in images.scales:
         return encodings.of(params, train)[1.0]

@@ -12,6 +12,7 @@ from hypjax.config import flatten, validate
 from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
+from hypjax.data.feature_dataset import fit_to_features
 from hypjax.data.parts import FEW_CLASSES, Splits
 from hypjax.data.plans import (
     ClassPlans,
@@ -48,6 +49,7 @@ class Setup(NamedTuple):
 def build(config: ConfigDict) -> Setup:
     """Builds a run from its configuration; nothing is computed or written yet."""
     mesh = parallel.create_mesh(config.run.mesh)
+    config = fit_to_features(config)
     # Before any image is read, so that an unknown model is reported at once.
     model = create_embedder(config, device=mesh.devices.flat[0])
     if config.model.head_init == "pca" and model.head_dim > model.encoder.dim:
@@ -90,7 +92,8 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
     """The batches of a run."""
     images, train = splits.train, config.train
     crop = TRAIN_VIEWS[config.data.train_view](config.data)
-    common = (images.labels, crop.sizes(images.sizes), train.batch_size, crop, config.seed)
+    sizes = crop.sizes(np.maximum(images.sizes, 1))  # Given features have none, and no crops.
+    common = (images.labels, sizes, train.batch_size, crop, config.seed)
     if train.sampling == "shuffled":
         if train.batch_size > len(images):
             raise UserError(

@@ -107,11 +107,11 @@ def random_state(learner: Learner, spec: Spec) -> TrainState:
 
 def starting_parameters(config: ConfigDict, learner: Learner) -> dict[str, PyTree] | None:
     """The parameters that `model.weights` names, sent to all processes; None for random ones."""
+    if config.model.weights is None:
+        return None
     loaded = ("encoder", "head") if config.model.load_head else ("encoder",)
 
-    def read() -> dict[str, PyTree] | None:
-        if config.model.weights is None:
-            return None
+    def read() -> dict[str, PyTree]:
         params = pretrained_parameters(config, learner.model)
         verb = "start" if len(loaded) > 1 else "starts"
         console.say(f"the {' and the '.join(loaded)} {verb} from {config.model.weights}")

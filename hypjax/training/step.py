@@ -13,7 +13,6 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
-from hypjax.models import example_images
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.vit import drop_path_factors
 from hypjax.objectives import Metrics, Spec
@@ -47,7 +46,9 @@ TrainStep = Callable[..., tuple[TrainState, Metrics]]
 def create_state(learner: Learner, spec: Spec) -> TrainState:
     """The state before the first step, a function of the seed."""
     model_key, objective_key = jax.random.split(jax.random.key(learner.seed))
-    model_params = learner.model.init(model_key, example_images(learner.view))["params"]
+    model_params = learner.model.init(model_key, learner.model.encoder.example(learner.view))[
+        "params"
+    ]
     objective_params, objective_state = learner.objective.init(objective_key, spec)
     for group in learner.objective.groups:
         if not any(p[: len(group.path)] == group.path for p in flatten_dict(objective_params)):

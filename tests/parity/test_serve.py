@@ -128,7 +128,7 @@ def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery,
         ask(port, "POST", "/embed", body, **headers),
     ):
         assert found[0] == 200 and found[1]["space"] == str(model.space)
-        assert np.array_equal(np.float32(found[1]["vector"]), gallery.vectors[3])
+        np.testing.assert_allclose(found[1]["vector"], gallery.vectors[3], atol=1e-6)
     status, found = ask(port, "POST", "/search?k=60", content)
     assert status == 200 and found["query"] == {} and found["hits"][0]["key"] == "3"
     keys, distances = ([hit[name] for hit in found["hits"]] for name in ("key", "distance"))

@@ -1,0 +1,40 @@
+"""A head on features that any model computed, from a file.
+
+    python -m hypjax.main --config=configs/features.py --config.data.path=features.npz
+
+An .npz file has the arrays `features` [n, d] and `labels` [n], and perhaps `splits`, `superlabels`
+and `ids`; docs/features.md describes the other formats. Without splits, a quarter of the classes is
+held out for the test, and a tenth of the others to choose the model.
+
+Variants name the loss: `hyp` (the default), `sph`, `mix`, `hier`, `pa`, `nca`, `softmax`,
+`softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or `snca`, see `hypjax.config.recipes`.
+"""
+
+from ml_collections import ConfigDict
+
+from hypjax.config import recipes, variant_error
+
+VARIANTS = (*recipes.SPACES, "mix", "hier", *recipes.LOSSES)
+
+
+def get_config(variant: str | None = None) -> ConfigDict:
+    """Returns the configuration of a variant."""
+    variant = variant or "hyp"
+    if variant not in VARIANTS:
+        raise variant_error(variant, VARIANTS)
+    config = recipes.hyp_vit(recipes.Variant(variant, variant, "lite", released=False))
+    config.variant = variant
+    recipes.train_head(config)
+    config.data.name = "features"
+    config.data.test_classes = 0.25
+    config.data.validation_classes = 0.1
+    # Both are those of the features.
+    config.model.architecture = "features"
+    config.model.weights = None
+    config.model.width = None
+    config.model.head_dim = None
+    config.train.batch_size = None
+    config.train.samples_per_class = None
+    config.eval.every = 50
+    config.run.eval_batch_size = 4096
+    return config

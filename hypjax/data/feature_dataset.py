@@ -1,0 +1,74 @@
+"""Features of any model as a dataset, from a file: split by class as a user's own images are."""
+
+import dataclasses
+import hashlib
+import pathlib
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from hypjax.data.parts import HeldOutClasses, Splits
+from hypjax.data.photo_dataset import as_dataset, split_photos
+from hypjax.data.photos import SPLITS, Photo
+from hypjax.errors import UserError
+from hypjax.retrieval.embeddings import read_features
+from hypjax.retrieval.feature_files import FeatureTable
+
+
+def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Splits:
+    """Opens the features of a file; holds out classes if they are not split already.
+
+    Args:
+        path: A file, see `hypjax.retrieval.feature_files`, or one that `hypjax.embed` wrote.
+        labels: A file with the classes, if the first one has none.
+        held_out: What is held out.
+
+    Raises:
+        UserError: A file cannot be read or is damaged, a class is unknown, or there are too few
+            classes to train or to search.
+    """
+    table = read_features(path, labels)
+    unknown = np.flatnonzero(table.labels == "")
+    if len(unknown):
+        raise UserError(
+            f"{path} has {len(unknown)} rows without a class, such as row {unknown[0]}; give them "
+            "as the array labels (of a table: the column label), or set --config.data.labels"
+        )
+    everything = as_dataset(photos := _photos(table, path))
+    everything = dataclasses.replace(everything, vectors=table.features)
+    return split_photos(pathlib.Path(path), photos, everything, held_out, _fingerprint(table))
+
+
+def _photos(table: FeatureTable, path: str) -> list[Photo]:
+    splits = [None] * len(table.ids) if table.splits is None else table.splits.tolist()
+    if wrong := set(splits) - {None, *SPLITS}:
+        raise UserError(
+            f"{path} has the split {min(wrong)!r}; splits must be named {', '.join(SPLITS)}"
+        )
+    groups = [None] * len(table.ids) if table.superlabels is None else table.superlabels.tolist()
+    rows = zip(table.ids.tolist(), table.labels.tolist(), splits, groups, strict=True)
+    return [Photo(pathlib.Path(name), *others) for name, *others in rows]
+
+
+def _fingerprint(table: FeatureTable) -> str:
+    digest = hashlib.sha256(f"{table.features.shape} {table.features.dtype}".encode())
+    digest.update(np.ascontiguousarray(table.features))
+    for column in (table.labels, table.splits, table.superlabels):
+        digest.update(repr(None if column is None else column.tolist()).encode())
+    return digest.hexdigest()[:32]
+
+
+def fit_to_features(config: ConfigDict) -> ConfigDict:
+    """Returns the configuration with the sizes of the model that are None: those of the features.
+
+    Other datasets than features leave it as it is.
+    """
+    model = config.model
+    if config.data.name != "features" or None not in (model.width, model.head_dim):
+        return config
+    config = config.copy_and_resolve_references()
+    dim = read_features(config.data.path, config.data.labels).features.shape[1]
+    for field in ("width", "head_dim"):
+        if config.model[field] is None:
+            config.model[field] = dim
+    return config

@@ -1,0 +1,145 @@
+"""Scores of embeddings in files, computed by any model."""
+
+import pathlib
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from hypjax.data.ground_truth import GroundTruth
+from hypjax.errors import UserError
+from hypjax.geometry import Space
+from hypjax.retrieval import (
+    LEVELS,
+    bootstrap_interval,
+    mean_score,
+    query_scores,
+    relevance_at,
+    relevance_scores,
+)
+from hypjax.retrieval.embeddings import Embeddings
+from hypjax.types import Judgements
+
+QueryScores = dict[str, Float[np.ndarray, " queries"]]  # NaN where nothing is to be found.
+
+
+class EmbeddedTask(NamedTuple):
+    """A search among embeddings that is to be scored."""
+
+    queries: Embeddings
+    gallery: Embeddings | None = None  # If None, the queries search each other.
+    judgements: Judgements | None = None  # If None, a query should find those of its class.
+
+    @property
+    def space(self) -> Space:
+        """The space of all points."""
+        return self.queries.space
+
+    def __str__(self) -> str:
+        classes = len(np.unique(self.queries.labels))
+        of = "" if self.judgements else f" of {classes:,} classes"
+        among = "among themselves" if self.gallery is None else f"among {len(self.gallery):,}"
+        return f"{len(self.queries):,} queries{of} {among}"
+
+
+def task_of(
+    embeddings: Embeddings,
+    queries: Embeddings | None = None,
+    ground_truth: GroundTruth | None = None,
+) -> EmbeddedTask:
+    """The search that embeddings are made for.
+
+    Without queries, those of a file with splits are its `query` images, which search the `gallery`,
+    or else its `test` images; of a file without splits, all images search each other.
+
+    Raises:
+        UserError: Classes are unknown, spaces differ, or a ground truth names other images.
+    """
+    if queries is not None and str(queries.space) != str(embeddings.space):
+        raise UserError(
+            f"the queries are in {queries.space}, and the others in {embeddings.space}; name one "
+            "space for both with --space"
+        )
+    if ground_truth is not None:
+        if queries is None:
+            raise UserError("a ground truth needs queries of their own; give --queries")
+        asked = queries.take(_places(queries, ground_truth.queries, "queries"))
+        items = embeddings.take(_places(embeddings, ground_truth.gallery, "images to search"))
+        return EmbeddedTask(asked, items, ground_truth.judgements)
+    task = EmbeddedTask(queries, embeddings) if queries else _by_splits(embeddings)
+    for part in filter(None, task[:2]):
+        unknown = np.flatnonzero(part.labels == "")
+        if len(unknown):
+            raise UserError(
+                f"the classes of {len(unknown)} of {len(part)} rows are unknown; give them as the "
+                "array labels, or in a file, with --labels or --query_labels"
+            )
+    return task
+
+
+def _by_splits(embeddings: Embeddings) -> EmbeddedTask:
+    if embeddings.splits is None:
+        return EmbeddedTask(embeddings)
+    parts = {
+        name: embeddings.take(np.flatnonzero(embeddings.splits == name))
+        for name in ("query", "gallery", "test")
+        if name in embeddings.splits
+    }
+    if "test" in parts:
+        return EmbeddedTask(parts["test"])
+    if parts.keys() == {"query", "gallery"}:
+        return EmbeddedTask(parts["query"], parts["gallery"])
+    raise UserError(
+        f"the rows have the splits {', '.join(np.unique(embeddings.splits))}; to be scored they "
+        "need test, or query and gallery"
+    )
+
+
+def _places(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.ndarray, " names"]:
+    """Rows of the images that a ground truth names, or all in their order if names are unknown."""
+    stems = [pathlib.PurePath(name).stem for name in embeddings.ids.tolist()]
+    rows = {stem: row for row, stem in enumerate(stems)}
+    if all(name in rows for name in names):
+        return np.array([rows[name] for name in names])
+    if stems == list(map(str, range(len(names)))):  # The numbers of rows.
+        return np.arange(len(names))
+    missing = next(name for name in names if name not in rows)
+    raise UserError(
+        f"the ground truth has {len(names)} {what}, such as {missing}, which is not among the "
+        f"{len(embeddings)} embeddings; give their names as the array ids, or all in its order"
+    )
+
+
+def score(task: EmbeddedTask, metrics: Sequence[str]) -> QueryScores:
+    """Scores each query, exactly.
+
+    Names of metrics are those of `hypjax.retrieval.query_scores`. Judged queries have scores at
+    each level of difficulty, such as "medium/map", and none of recall.
+    """
+    points, space = task.queries.vectors, task.space
+    if task.judgements is None:
+        items, labels = (task.gallery.vectors, task.gallery.labels) if task.gallery else (None,) * 2
+        return query_scores(
+            points, task.queries.labels, items, labels, metrics=metrics, space=space
+        )
+    metrics = [name for name in metrics if not name.startswith("recall@")] or ["map"]
+    found = {}
+    for level in LEVELS:
+        relevance = relevance_at(level, task.judgements)
+        with warnings.catch_warnings():  # Queries without a positive at a level do not count.
+            warnings.filterwarnings("ignore", message=".* queries have no match")
+            scores = relevance_scores(
+                points, task.gallery.vectors, relevance, metrics=metrics, space=space
+            )
+        found |= {f"{level}/{name}": values for name, values in scores.items()}
+    return found
+
+
+def summary(scores: QueryScores) -> dict[str, dict[str, float | tuple[float, float]]]:
+    """The mean of each score, and its 95% bootstrap interval over queries."""
+    return {
+        name: {"mean": mean_score(values), "interval": bootstrap_interval(values)}
+        for name, values in scores.items()
+    }

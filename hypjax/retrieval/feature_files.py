@@ -1,0 +1,159 @@
+"""Files of features: rows of numbers that any model computed, with what is known of their images.
+
+An .npz file has the array `features` [n, d] and, as far as they are known, `labels` [n], `ids` [n]
+(paths of images, or other names), `splits` [n] and `superlabels` [n]. A Parquet table has the
+columns `features`, `label`, `path`, `split` and `superlabel`. An .npy file has the features alone.
+"""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from hypjax.errors import UserError
+from hypjax.retrieval import inputs
+from hypjax.system.files import read_npz
+
+SUFFIXES = (".npz", ".npy", ".parquet")
+_COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "superlabel": "superlabels"}
+_CHECKED = 1 << 16  # Rows that are checked at once.
+
+
+class FeatureTable(NamedTuple):
+    """Features of any model, and what is known of their images.
+
+    Attributes:
+        features: Rows of finite numbers, [n, d], of a floating-point type.
+        ids: Names of the images, [n] strings: their paths, or else the numbers of the rows.
+        labels: Names of their classes, [n] strings; empty if unknown.
+        splits: Names of their splits, [n] strings; None if they are not split.
+        superlabels: Names of the groups of their classes, [n] strings; None if there are none.
+    """
+
+    features: Float[np.ndarray, "n d"]
+    ids: Shaped[np.ndarray, " n"]
+    labels: Shaped[np.ndarray, " n"]
+    splits: Shaped[np.ndarray, " n"] | None = None
+    superlabels: Shaped[np.ndarray, " n"] | None = None
+
+
+def has_features(path: pathlib.Path) -> bool:
+    """Whether a file is one of features by its name or, as a table may list images, its columns."""
+    if path.suffix.lower() != ".parquet":
+        return path.suffix.lower() in SUFFIXES
+    try:
+        import pyarrow.parquet
+
+        return "features" in pyarrow.parquet.read_schema(path).names
+    except Exception:  # It is damaged, or missing; who reads it says so.
+        return False
+
+
+def feature_table(arrays: Mapping[str, np.ndarray | None], place: str) -> FeatureTable:
+    """Checks the arrays of a table by their names; raises `UserError`s that name the place."""
+    features = np.asarray(arrays["features"])
+    if features.ndim != 2 or 0 in features.shape or features.dtype.kind not in "fiu":
+        raise UserError(
+            f"the features of {place} are {features.dtype} of shape {list(features.shape)}; they "
+            "must be numbers of shape [images, dimension]"
+        )
+    if features.dtype.kind != "f":
+        features = features.astype(np.float32)
+    for rows in inputs.blocks(len(features), _CHECKED):
+        wrong = np.flatnonzero(~np.isfinite(features[rows]).all(axis=1))
+        if len(wrong):
+            raise UserError(f"row {rows.start + wrong[0]} of the features of {place} is not finite")
+    count = len(features)
+    columns = {name: _names(arrays.get(name), name, count, place) for name in _COLUMNS.values()}
+    if columns["ids"] is None:
+        columns["ids"] = np.arange(count).astype(str)
+    if columns["labels"] is None:
+        columns["labels"] = np.full(count, "")
+    return FeatureTable(features, **columns)
+
+
+def _names(
+    given: np.ndarray | None, name: str, count: int, place: str
+) -> Shaped[np.ndarray, " n"] | None:
+    """One of the other columns as strings; None if there is none."""
+    if given is None:
+        return None
+    values = np.asarray(given)
+    if values.shape != (count,):
+        raise UserError(
+            f"{place} has {count} rows of features, but its {name} have the shape "
+            f"{list(values.shape)}; give one for each row"
+        )
+    if values.dtype.kind == "f" and np.array_equal(values, np.trunc(values)):
+        values = values.astype(np.int64)
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8")
+    if values.dtype.kind == "O":
+        values = np.array(["" if value is None else str(value) for value in values.tolist()])
+    if values.dtype.kind not in "iubU":
+        raise UserError(
+            f"the {name} of {place} are {values.dtype}; they must be whole numbers or strings"
+        )
+    return values.astype(str)
+
+
+def read_arrays(path: pathlib.Path, labels: pathlib.Path | None = None) -> dict[str, np.ndarray]:
+    """Reads the arrays of a file, and labels from another one, without executing anything.
+
+    Raises:
+        UserError: A file cannot be read, is damaged, or is of another kind.
+    """
+    arrays = _read(path, {".npz": read_npz, ".npy": _read_npy, ".parquet": _read_parquet})
+    if labels is not None:
+        readers = {".npy": np.load, ".txt": _read_lines}
+        arrays |= {"labels": _read(pathlib.Path(labels).expanduser(), readers)}
+    return arrays
+
+
+def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any]]) -> Any:
+    """Reads a file by its suffix."""
+    if (read := readers.get(path.suffix.lower())) is None:
+        raise UserError(f"cannot read {path}: its name must end in {', '.join(readers)}")
+    try:
+        return read(path)
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror or error})") from error
+    except Exception as error:  # pyarrow raises almost anything on damaged files.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(
+            f"{path} is {reason}"
+            if isinstance(error, ValueError)
+            else f"cannot read {path}: {reason}"
+        ) from error
+
+
+def _read_npy(path: pathlib.Path) -> dict[str, np.ndarray]:
+    return {"features": np.load(path, mmap_mode="r")}
+
+
+def _read_lines(path: pathlib.Path) -> np.ndarray:
+    return np.array([line.strip() for line in path.read_text("utf-8-sig").splitlines()])
+
+
+def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(path)
+    names = table.column_names
+    if "features" not in names:
+        raise UserError(f"{path} has no column features; its columns are {', '.join(names)}")
+    rows = table.column("features").combine_chunks()
+    lengths = pyarrow.compute.list_value_length(rows).to_numpy(zero_copy_only=False)
+    if len(set(lengths.tolist())) != 1:  # Of a missing list, the length is NaN.
+        raise UserError(f"the lists in the column features of {path} differ in length")
+    values = rows.flatten().to_numpy(zero_copy_only=False)
+    columns = {
+        name: np.array(table.column(column).to_pylist(), dtype=object)
+        for column, name in _COLUMNS.items()
+        if column in names
+    }
+    return {"features": values.reshape(len(rows), -1), **columns}
