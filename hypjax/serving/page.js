@@ -25,6 +25,9 @@ function picture(key, alt) {
   return frame;
 }
 
+const fileOf = (image) => image.name.split("/").pop();
+const named = (image) => [image.class || "unknown class", fileOf(image)].join(", ");
+
 async function answer(url, options) {
   const response = await fetch(url, options);
   const found = await response.json();
@@ -59,21 +62,22 @@ function show(found, upload) {
   at("query").src = upload ? upload.url : `thumbnail/${query.key}`;
   at("query").alt = `query: ${upload ? upload.file.name : query.class || query.name}`;
   at("query").hidden = false;
-  at("asked").textContent = upload ? upload.file.name : [query.class, query.name].filter(Boolean).join(", ");
+  at("asked").textContent = upload ? upload.file.name : named(query);
   const colours = {};
   for (const label of new Set(hits.map((hit) => hit.class)))
     if (label && Object.keys(colours).length < COLOURS.length) colours[label] = COLOURS[Object.keys(colours).length];
   at("hits").replaceChildren(...hits.map((hit, i) => item(hit, i, colours[hit.class])));
   draw([...gallery.sample, ...hits], colours, query.place);
   const count = hits.length === 1 ? "1 hit" : `${hits.length} hits`;
-  say(hits.length ? [count, remark].filter(Boolean).join("; ") : "No image of this class.");
+  const none = at("class").value ? "No image of this class." : "No other image.";
+  say(hits.length ? [count, remark].filter(Boolean).join("; ") : none);
   document.title = `Search: ${at("asked").textContent}`;
 }
 
 function item(hit, i, colour) {
   const link = element("a", { href: `#${hit.key}` }, picture(hit.key, ""));
   link.append(element("strong", {}, `${i + 1}. ${hit.distance.toFixed(3)}`), element("span", { class: "label" }, hit.class || "unknown class"));
-  link.append(element("span", { class: "name", title: hit.name }, hit.name.split("/").pop()));
+  link.append(element("span", { class: "name", title: hit.name }, fileOf(hit)));
   if (colour) link.style.setProperty("--colour", colour);
   link.addEventListener("pointerenter", () => choose(dots.find((dot) => dot.key === hit.key)));
   link.addEventListener("focus", () => choose(dots.find((dot) => dot.key === hit.key)));
@@ -116,7 +120,7 @@ function choose(dot) {
   chosen = dot;
   dot.circle.classList.add("chosen");
   const image = picture(dot.key, "").firstChild;
-  at("caption").replaceChildren(image, element("span", {}, [dot.class || "unknown class", dot.name].join(", ")));
+  at("caption").replaceChildren(image, element("span", {}, named(dot)));
 }
 
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };

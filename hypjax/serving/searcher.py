@@ -49,8 +49,7 @@ class Searcher:
         sample = self._items.sample(_SAMPLE)
         if not sample:
             raise UserError("there are no images in the gallery")
-        paths = [item.path for item in sample]
-        self._root = os.path.join(os.path.commonpath([os.path.dirname(path) for path in paths]), "")
+        self._root = _shared_folder([item.path for item in sample])
         self._sample = np.stack([item.point for item in sample])
         self._places = layout.lay_out(self._sample, model.space)
         self.about: _Answer = {
@@ -137,6 +136,14 @@ class Searcher:
         file = io.BytesIO()
         image.save(file, "jpeg", quality=85)
         return file.getvalue()
+
+
+def _shared_folder(paths: list[str]) -> str:
+    """The folder that holds all files, with a slash at its end; '' if there is none."""
+    try:
+        return os.path.join(os.path.commonpath([os.path.dirname(path) for path in paths]), "")
+    except ValueError:  # Some are absolute, and others are not.
+        return ""
 
 
 def _pairs(places: layout.Places) -> list[list[float]]:

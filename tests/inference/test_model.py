@@ -67,7 +67,15 @@ def test_all_forms_of_one_image_give_one_embedding(model, photos_folder):
     pixels = np.asarray(image)
     one = model.embed(path)
     assert one.shape == (1, 8) and one.dtype == np.float32
-    forms = [str(path), image, pixels, [pixels], pixels[None], [image, path, pixels]]
+    forms = [
+        str(path),
+        path.read_bytes(),
+        image,
+        pixels,
+        [pixels],
+        pixels[None],
+        [image, path, pixels],
+    ]
     for form in forms:
         found = model.embed(form)
         assert np.array_equal(found, np.repeat(one, len(found), axis=0))
