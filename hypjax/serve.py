@@ -40,6 +40,7 @@ def main(overrides: list[str]) -> None:
 
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # They are refused.
     with server.listen(_HOST.value, _PORT.value) as listener:
+        console.say("opening the gallery, and placing some of its images in the disk")
         gallery = open_gallery(_GALLERY.value)
         searcher = Searcher(load(_WORKDIR.value, _EMBEDDING.value), gallery)
         if not server.is_loopback(listener):

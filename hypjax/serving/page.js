@@ -42,15 +42,16 @@ function say(text, wrong = false) {
 
 // Searches with what the address names: an image of the gallery, or an upload.
 async function search() {
-  const number = ++latest, name = decodeURIComponent(location.hash.slice(1)), upload = uploads[name.split("upload-")[1]];
+  const number = ++latest, name = location.hash.slice(1);
   if (!name) return;
+  const upload = uploads[Number(name.split("upload-")[1])];
   if (name.startsWith("upload-") && !upload) return say("This image is gone; choose it again.", true);
   const query = new URLSearchParams({ k: at("k").value, class: at("class").value, places: true });
   say("Searching …");
   try {
     const found = upload
       ? await answer(`search?${query}`, { method: "POST", body: upload.file })
-      : await answer(`search/${encodeURIComponent(name)}?${query}`);
+      : await answer(`search/${name}?${query}`);
     if (number === latest) show(found, upload);
   } catch (error) {
     if (number === latest) say(error instanceof TypeError ? "The server does not answer." : `Error: ${error.message}.`, true);

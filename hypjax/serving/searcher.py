@@ -15,6 +15,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import layout
 from hypjax.inference.matches import read_matches
 from hypjax.inference.model import Model
+from hypjax.models.encoder import FEATURES
 from hypjax.runs.cloud_copy import reading
 from hypjax.serving.items import Found, Item, items_of
 from hypjax.serving.limits import Refused, check_image
@@ -42,6 +43,10 @@ class Searcher:
             raise UserError(
                 "the gallery was embedded by another run, by other parameters or as another "
                 "embedding; embed it again with this run"
+            )
+        if model.config.model.architecture == FEATURES:
+            raise UserError(
+                "this run was trained on features of another model, so it cannot embed images"
             )
         self.model, self._items = model, items_of(gallery)
         with reading(model.source) as folder:
