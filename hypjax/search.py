@@ -10,7 +10,12 @@ EXAMPLE = (
     " --query='letters/test/D */*.png' --k=5"
 )
 FLAGS = command.Flags()
-_WORKDIR = FLAGS.string("workdir", None, "Folder or URL of the run that embedded the gallery.")
+_WORKDIR = FLAGS.string(
+    "workdir",
+    None,
+    "Folder or URL of the run that embedded the gallery; not needed if --query is a file of "
+    "features.",
+)
 _GALLERY = FLAGS.string(
     "gallery",
     None,
@@ -44,7 +49,7 @@ _OUTPUT = FLAGS.string("output", None, "Figure of the hits to draw, such as hits
 
 def main(overrides: list[str]) -> None:
     """Searches the gallery and prints one table per query."""
-    command.require(_WORKDIR, _GALLERY, _QUERY)
+    command.require(_GALLERY, _QUERY)
     command.refuse_overrides(overrides)
     output = command.figure(_OUTPUT)
     if _ALPHA.value and not _EXPAND.value:
@@ -53,7 +58,7 @@ def main(overrides: list[str]) -> None:
     from hypjax.data.pixels import read_image
     from hypjax.engines.exports import open_gallery
     from hypjax.inference.embedder import TrainedEmbedder
-    from hypjax.inference.hits import find_hits
+    from hypjax.inference.hits import FeatureQueries, find_hits
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking
     from hypjax.system import console
@@ -62,7 +67,12 @@ def main(overrides: list[str]) -> None:
     gallery = open_gallery(_GALLERY.value)
     photos = find_photos(_QUERY.value)
     keep_compiled_programs()
-    embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
+    if photos[0].vector is None:
+        command.require(_WORKDIR)
+    if _WORKDIR.value:
+        embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
+    else:
+        embedder = FeatureQueries(gallery)
     reranking = Reranking() if _RERANK.value else None
     refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking)
     results = find_hits(embedder, photos, gallery, _K.value, refinement)
