@@ -122,7 +122,8 @@ class QdrantGallery:
 
     def _checked(self, items: list[Item]) -> list[Item]:
         try:
-            self.space.check(np.array([item.vector for item in items], np.float32, ndmin=2))
+            if items:
+                self.space.check(np.array([item.vector for item in items], np.float32))
             if all(isinstance(item.payload[key], str) for item in items for key in ("id", "label")):
                 return items
         except (KeyError, TypeError, ValueError):

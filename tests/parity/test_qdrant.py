@@ -61,12 +61,13 @@ def test_it_finds_the_exact_neighbours_and_their_distances(engine, space):
 
 
 def test_images_are_read_by_their_ids_and_searched_within_a_class(engine):
-    points = clusters(SPACES[1], 60)
-    found = embeddings(points, SPACES[1])
+    points = clusters(SPACES[0], 60)
+    found = embeddings(points, SPACES[0])
     found = dataclasses.replace(found, labels=np.array(["a", "b", ""] * 20))
     gallery = added(engine, found)
     sample = gallery.sample(40)
     assert len({item.id for item in sample}) == 40 and gallery.count("b") == 20
+    assert gallery.read([point_id("none")]) == []
     ids = [point_id(found.ids[7]), point_id("none"), point_id(found.ids[2])]
     read = gallery.read(ids)
     assert [item.payload["id"] for item in read] == [found.ids[7], found.ids[2]]
