@@ -7,6 +7,7 @@ from each other. So the smallest distance is subtracted from all, which keeps th
 """
 
 import warnings
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -45,27 +46,28 @@ def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) ->
     return to_disk(np.asarray(_descend(start, points, space, blocks, nearest, scale)))
 
 
-def place_among(
-    further: Float[np.ndarray, "m d"],
-    points: Float[np.ndarray, "n d"],
-    places: Places,
-    space: Space,
-) -> Places:
-    """Places further points among up to 1,024 that `lay_out` has placed, which stay where they are.
+def placing_among(
+    points: Float[np.ndarray, "n d"], places: Places, space: Space
+) -> Callable[[Float[np.ndarray, "m d"]], Places]:
+    """Returns a function that places further points among those that `lay_out` has placed.
 
-    Each minimises the squared differences of its own distances, from the best of the places of the
-    others.
+    These, up to 1,024, stay where they are. Each further one minimises the squared differences of
+    its own distances, from the best of the places of the others.
     """
     tangents = np.stack([places.real, places.imag], axis=1)
     radii = np.abs(places)[:, None]
     tangents *= 2 * np.arctanh(radii) / np.maximum(radii, _SMALLEST)
-    fixed = tangents.astype(np.float32), points, space, *_scaling(points, space)
-    settled = np.empty((len(further), 2), np.float32)
-    for first in range(0, len(further), _SETTLED):
-        rows = further[first : first + _SETTLED]
-        padded = np.resize(rows, (_SETTLED, rows.shape[1]))  # One size to compile for.
-        settled[first : first + _SETTLED] = np.asarray(_settle(padded, *fixed))[: len(rows)]
-    return to_disk(settled)
+    fixed = jnp.asarray(tangents, jnp.float32), jnp.asarray(points), space, *_scaling(points, space)
+
+    def place(further: Float[np.ndarray, "m d"]) -> Places:
+        settled = np.empty((len(further), 2), np.float32)
+        for first in range(0, len(further), _SETTLED):
+            rows = further[first : first + _SETTLED]
+            padded = np.resize(rows, (_SETTLED, rows.shape[1]))  # One size to compile for.
+            settled[first : first + _SETTLED] = np.asarray(_settle(padded, *fixed))[: len(rows)]
+        return to_disk(settled)
+
+    return place
 
 
 def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> tuple[float, float]:

@@ -55,13 +55,14 @@ class Searcher:
         if not sample:
             raise UserError("there are no images in the gallery")
         self._root = _shared_folder([item.path for item in sample])
-        self._sample = np.stack([item.point for item in sample])
-        self._places = layout.lay_out(self._sample, model.space)
+        points = np.stack([item.point for item in sample])
+        places = layout.lay_out(points, model.space)
+        self._place = layout.placing_among(points, places, model.space)
         self.about: _Answer = {
             "images": len(self._items),
             "space": str(model.space),
             "classes": self._items.classes,
-            "sample": self._shown(sample, self._places),
+            "sample": self._shown(sample, places),
         }
         image = io.BytesIO()  # Compiles what every search runs.
         Image.new("L", (1, 1)).save(image, "png")
@@ -106,7 +107,7 @@ class Searcher:
         query = self._shown([own])[0] if own else {}
         hits = self._shown(items)
         if placed:
-            places = self._settle(np.stack([point, *(item.point for item in items)]))
+            places = self._place(np.stack([point, *(item.point for item in items)]))
             query["place"], *of_hits = _pairs(places)
             hits = [hit | {"place": place} for hit, place in zip(hits, of_hits, strict=True)]
         for hit, (_, distance) in zip(hits, found, strict=True):
@@ -115,9 +116,6 @@ class Searcher:
 
     def _remark(self, found: Found) -> str:
         return self._match.remark(found[0][1]) if self._match and found else ""
-
-    def _settle(self, points: Float32[np.ndarray, "n d"]) -> layout.Places:
-        return layout.place_among(points, self._sample, self._places, self.model.space)
 
     def _shown(self, items: list[Item], places: layout.Places | None = None) -> list[_Answer]:
         """What clients are told of images; paths begin below the folder that the gallery shares."""
