@@ -112,6 +112,7 @@ def test_every_picture_is_drawn_by_the_script():
     drawn = re.findall(r'--output="\$(?:output|scratch)/([\w-]+\.(?:png|jpg))"', script)
     drawn += [f"hierarchy-{name}.png" for name in ("disk", "affinity", "leaves")]
     drawn += ["negatives-hardest.png"]  # Beside negatives.png.
+    drawn += ["serve.png"]  # By a browser.
     drawn += ["recall-speed.png"]  # Beside recall-speed.json.
     pages = [REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md")]
     shown = [name for page in pages for name in re.findall(r"!\[.*\]\((.*)\)", page.read_text())]

@@ -44,7 +44,7 @@ _PNG_MODES = frozenset({"1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"})
 class Files(Sequence):
     """Image files as records, read on access; images in memory as files would hold them."""
 
-    def __init__(self, contents: Sequence[pathlib.Path | Image.Image]) -> None:
+    def __init__(self, contents: Sequence[pathlib.Path | Image.Image | bytes]) -> None:
         self._contents = [str(own) if isinstance(own, pathlib.Path) else own for own in contents]
 
     def __len__(self) -> int:
@@ -52,6 +52,8 @@ class Files(Sequence):
 
     def __getitem__(self, i: int) -> Mapping[str, Any]:
         content = self._contents[i]
+        if isinstance(content, bytes):
+            return {"image": content}
         return {"image": pixels.read_bytes(content) if isinstance(content, str) else _file(content)}
 
 

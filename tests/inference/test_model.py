@@ -85,7 +85,15 @@ def test_all_forms_of_one_image_give_one_embedding(model, photos_folder):
     pixels = np.asarray(image)
     one = model.embed(path)
     assert one.shape == (1, 8) and one.dtype == np.float32
-    forms = [str(path), image, pixels, [pixels], pixels[None], [image, path, pixels]]
+    forms = [
+        str(path),
+        path.read_bytes(),
+        image,
+        pixels,
+        [pixels],
+        pixels[None],
+        [image, path, pixels],
+    ]
     for form in forms:
         found = model.embed(form)
         np.testing.assert_allclose(found, np.repeat(one, len(found), axis=0), rtol=0, atol=1e-6)
