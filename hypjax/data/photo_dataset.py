@@ -100,7 +100,7 @@ def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses
         (os.path.relpath(photo.path.absolute(), root), *photo[1:4], *row)
         for photo, row in zip(photos, measured.tolist(), strict=True)
     )
-    fingerprint = _hash_facts(facts)
+    fingerprint = hash_facts(facts)
     everything = dataclasses.replace(
         as_dataset(photos),
         sizes=measured[:, :2].astype(np.int32),
@@ -126,7 +126,7 @@ def open_given(decoding: Decoding, held_out: HeldOutClasses) -> Splits:
         Photo(pathlib.Path(f"image {i}"), item.label, item.split) for i, item in enumerate(items)
     ]
     facts = ((*photo[1:3], *row) for photo, row in zip(photos, measured.tolist(), strict=True))
-    fingerprint = _hash_facts(facts)
+    fingerprint = hash_facts(facts)
     everything = dataclasses.replace(
         as_dataset(photos), sizes=measured[:, :2].astype(np.int32), source=fingerprint
     )
@@ -259,7 +259,7 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
 
     Raises UserError if any image cannot be read; the message names the first ones.
     """
-    cached = cache_folder() / "photos" / f"{_hash_facts(map(_file_facts, photos))}.sizes"
+    cached = cache_folder() / "photos" / f"{hash_facts(map(file_facts, photos))}.sizes"
     if (measured := _read_measured(cached, len(photos))) is not None:
         return measured
     console.say(f"checking {len(photos)} images")
@@ -306,12 +306,7 @@ def _measure_file(path: pathlib.Path) -> tuple[int, int, int] | str:
     return image.height, image.width, zlib.crc32(content)
 
 
-def fingerprint(photos: Sequence[Photo]) -> str:
-    """Returns a hash of the files' paths, sizes and times, their labels and their order."""
-    return _hash_facts((*_file_facts(photo), photo.label) for photo in photos)
-
-
-def _file_facts(photo: Photo) -> tuple[Any, ...]:
+def file_facts(photo: Photo) -> tuple[Any, ...]:
     """Returns what changes with the file and is known without reading it."""
     if photo.vector is not None:
         return (str(photo.path), zlib.crc32(np.ascontiguousarray(photo.vector)))
@@ -322,7 +317,7 @@ def _file_facts(photo: Photo) -> tuple[Any, ...]:
     return (str(photo.path.absolute()), stat.st_size, stat.st_mtime_ns)
 
 
-def _hash_facts(facts: Iterable[tuple[Any, ...]]) -> str:
+def hash_facts(facts: Iterable[tuple[Any, ...]]) -> str:
     """Hashes tuples of simple values to 32 hexadecimal digits."""
     digest = hashlib.sha256()
     for fact in facts:
