@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "hypjax.main",
     "embed": "hypjax.embed",
     "search": "hypjax.search",
+    "serve": "hypjax.serve",
     "score": "hypjax.score",
     "compare": "hypjax.compare",
     "tune": "hypjax.tune",

@@ -65,8 +65,9 @@ _CLIP_RADIUS = FLAGS.number(
 _KS = FLAGS.words("ks", ["1", "2", "4", "8", "10", "100", "1000"], "The K of Recall@K.")
 _METRICS = FLAGS.words(
     "metrics",
-    ["recall", "map@r", "r_precision"],
-    "recall, precision and mp (each at --ks), mrr, map@r, r_precision, map.",
+    [],
+    "recall, precision and mp (each at --ks), mrr, map@r, r_precision, map. Default: recall, map@r "
+    "and r_precision; with a ground truth map.",
 )
 _OUTPUT = FLAGS.string("output", None, "File to write the scores to, such as scores.json.")
 
@@ -95,7 +96,9 @@ def main(overrides: list[str]) -> None:
         )
     items = len(task.gallery or task.queries) - (task.gallery is None)
     ks = [int(k) for k in _KS.value if int(k) < items] or [1]
-    found = scoring.summary(scoring.score(task, metric_names(_METRICS.value, ks)))
+    usual = ["recall", "map@r", "r_precision"] if task.judgements is None else ["map"]
+    metrics = metric_names(_METRICS.value or usual, ks)
+    found = scoring.summary(scoring.score(task, metrics))
     for part in filter(None, task[:2]):
         if part.unreadable:
             console.say(f"{len(part.unreadable)} images could not be read, and are left out")

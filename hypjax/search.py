@@ -10,7 +10,12 @@ EXAMPLE = (
     " --query='letters/test/D */*.png' --k=5"
 )
 FLAGS = command.Flags()
-_WORKDIR = FLAGS.string("workdir", None, "Folder or URL of the run that embedded the gallery.")
+_WORKDIR = FLAGS.string(
+    "workdir",
+    None,
+    "Folder or URL of the run that embedded the gallery; not needed if --query is a file of "
+    "features.",
+)
 _ENCODER = FLAGS.encoders()
 _GALLERY = FLAGS.string(
     "gallery",
@@ -46,7 +51,6 @@ _OUTPUT = FLAGS.string("output", None, "Figure of the hits to draw, such as hits
 def main(overrides: list[str]) -> None:
     """Searches the gallery and prints one table per query."""
     command.require(_GALLERY, _QUERY)
-    command.require_one(_WORKDIR, _ENCODER.encoder)
     command.refuse_overrides(overrides)
     output = command.figure(_OUTPUT)
     if _ALPHA.value and not _EXPAND.value:
@@ -55,7 +59,7 @@ def main(overrides: list[str]) -> None:
     from hypjax.data.pixels import read_image
     from hypjax.engines.exports import open_gallery
     from hypjax.inference.embedder import TrainedEmbedder
-    from hypjax.inference.hits import find_hits
+    from hypjax.inference.hits import FeatureQueries, find_hits
     from hypjax.inference.library_embedder import PixelOptions, open_encoder
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking
@@ -65,10 +69,14 @@ def main(overrides: list[str]) -> None:
     gallery = open_gallery(_GALLERY.value)
     photos = find_photos(_QUERY.value)
     keep_compiled_programs()
+    if photos[0].vector is None:
+        command.require_one(_WORKDIR, _ENCODER.encoder)
     if _WORKDIR.value:
         embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
-    else:
+    elif _ENCODER.encoder.value:
         embedder = open_encoder(_ENCODER.encoder.value, PixelOptions(**_ENCODER.numbers()))
+    else:
+        embedder = FeatureQueries(gallery)
     reranking = Reranking() if _RERANK.value else None
     refinement = Refinement(_EXPAND.value, _ALPHA.value, reranking)
     results = find_hits(embedder, photos, gallery, _K.value, refinement)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Draws every picture of README.md and docs/ again. Trains the runs of letters that are missing, 24
-# in all, about two and a half hours on two CPU cores. Needs pip install -e ".[viz,ann,qdrant]" and
-# faiss-cpu. Further fields apply to all runs:
+# in all, about two and a half hours on two CPU cores. Needs
+# pip install -e ".[viz,ann,qdrant,serve]", faiss-cpu and chromium. Further fields apply to all runs:
 # RUNS=/tmp/runs OUTPUT=/tmp/pictures launch/pictures.sh --config.train.total_steps=100
 set -euo pipefail
 runs=${RUNS:-runs} output=${OUTPUT:-docs} fields=("$@")
@@ -24,6 +24,12 @@ python -m hypjax.embed --workdir="$runs/glyphs-hyp" --images="$scratch/letters/t
   --output="$scratch/gallery.npz"
 python -m hypjax.search --workdir="$runs/glyphs-hyp" --gallery="$scratch/gallery.npz" --k=9 \
   --query="$scratch/letters/test/[FßŢЩ] */U+* DejaVuSans-Bold.png" --output="$output/neighbours.png"
+python -m hypjax.serve --workdir="$runs/glyphs-hyp" --gallery="$scratch/gallery.npz" --port=8765 \
+  >"$scratch/served" &
+until grep -q http "$scratch/served"; do kill -0 $!; sleep 1; done
+chromium --headless --no-sandbox --window-size=1100,920 --virtual-time-budget=20000 \
+  --screenshot="$output/serve.png" "http://127.0.0.1:8765/#5"
+kill -INT $!
 
 train sph glyphs-sph
 python -m hypjax.negatives --workdir="$runs/glyphs-hyp" --workdir="$runs/glyphs-sph" --show=2 \

@@ -17,6 +17,7 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, Decoding, fill_cache, with_host_cache
+from hypjax.data.given import Pixels, given
 from hypjax.data.parts import (
     HeldOutClasses,
     Splits,
@@ -43,7 +44,7 @@ _PNG_MODES = frozenset({"1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"})
 class Files(Sequence):
     """Image files as records, read on access; images in memory as files would hold them."""
 
-    def __init__(self, contents: Sequence[pathlib.Path | Image.Image]) -> None:
+    def __init__(self, contents: Sequence[pathlib.Path | Image.Image | bytes]) -> None:
         self._contents = [str(own) if isinstance(own, pathlib.Path) else own for own in contents]
 
     def __len__(self) -> int:
@@ -51,6 +52,8 @@ class Files(Sequence):
 
     def __getitem__(self, i: int) -> Mapping[str, Any]:
         content = self._contents[i]
+        if isinstance(content, bytes):
+            return {"image": content}
         return {"image": pixels.read_bytes(content) if isinstance(content, str) else _file(content)}
 
 
@@ -105,17 +108,52 @@ def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses
         source=fingerprint,
     )
     everything = with_host_cache(everything, fingerprint, decoding)
-    splits = split_photos(path, photos, everything, held_out, fingerprint)
+    splits = split_photos(str(path), photos, everything, fingerprint, held_out)
     fill_cache(everything, decoding.channels)
     return splits
 
 
+def open_given(decoding: Decoding, held_out: HeldOutClasses) -> Splits:
+    """Opens the images that this process was given, as `open_photos` opens those of a folder.
+
+    Every image is looked at once for its size and its checksum. With the host cache, they are kept
+    there; otherwise they remain where they are.
+    """
+    items = given()
+    decoded = Pixels(items, decoding.channels)
+    measured = np.array([_measure_pixels(decoded, i) for i in range(len(items))], np.int64)
+    photos = [
+        Photo(pathlib.Path(f"image {i}"), item.label, item.split) for i, item in enumerate(items)
+    ]
+    facts = ((*photo[1:3], *row) for photo, row in zip(photos, measured.tolist(), strict=True))
+    fingerprint = hash_facts(facts)
+    everything = dataclasses.replace(
+        as_dataset(photos), sizes=measured[:, :2].astype(np.int32), source=fingerprint
+    )
+    kept = with_host_cache(everything, fingerprint, decoding).decoded
+    if kept is not None:
+        kept.fill(decoded.__getitem__)
+    everything = dataclasses.replace(everything, decoded=kept or decoded)
+    return split_photos("the dataset", photos, everything, fingerprint, held_out)
+
+
+def _measure_pixels(decoded: Pixels, i: int) -> tuple[int, int, int]:
+    """Returns height, width and checksum of an image in memory."""
+    try:
+        values = decoded[i]
+    except UserError:
+        raise
+    except Exception as error:  # Of Pillow, or of the dataset's code.
+        raise UserError(f"cannot read image {i} of the dataset ({pixels.reason(error)})") from error
+    return *values.shape[:2], zlib.crc32(np.ascontiguousarray(values))
+
+
 def split_photos(
-    path: pathlib.Path,
+    path: str,
     photos: Sequence[Photo],
     everything: Dataset,
-    held_out: HeldOutClasses,
     fingerprint: str,
+    held_out: HeldOutClasses,
 ) -> Splits:
     """Splits images as they are labelled, or holds out classes, or images of each class.
 
@@ -129,7 +167,7 @@ def split_photos(
     else:
         parts = _split_classes(path, everything, held_out)
     splits = Splits(*parts, fingerprint, notes=(_SAME_CLASSES,) if held_out.images else ())
-    check_classes(str(path), splits)
+    check_classes(path, splits)
     return splits
 
 
@@ -149,7 +187,7 @@ def as_dataset(photos: Sequence[Photo]) -> Dataset:
     )
 
 
-def _split_classes(path: pathlib.Path, everything: Dataset, held_out: HeldOutClasses) -> _Parts:
+def _split_classes(path: str, everything: Dataset, held_out: HeldOutClasses) -> _Parts:
     """Holds out random classes; returns no gallery."""
     if 2 <= everything.num_classes < 4:
         raise UserError(
@@ -175,7 +213,7 @@ def _split_classes(path: pathlib.Path, everything: Dataset, held_out: HeldOutCla
 
 
 def _given_splits(
-    path: pathlib.Path, photos: Sequence[Photo], everything: Dataset, held_out: HeldOutClasses
+    path: str, photos: Sequence[Photo], everything: Dataset, held_out: HeldOutClasses
 ) -> _Parts:
     """Splits the images as they are labelled."""
     if held_out.images:
@@ -199,7 +237,7 @@ def _given_splits(
     return train, validation, parts.get("test", parts.get("query")), parts.get("gallery")
 
 
-def _check_overlap(path: pathlib.Path, photos: Sequence[Photo]) -> None:
+def _check_overlap(path: str, photos: Sequence[Photo]) -> None:
     """Rejects classes shared by validation and test, and warns of classes shared with train."""
     classes = {split: {p.label for p in photos if p.split == split} for split in SPLITS}
     test = classes["test"] | classes["query"] | classes["gallery"]

@@ -23,7 +23,7 @@ TABLES = (".csv", ".parquet")  # Suffixes of tables, and of images:
 _IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _CHANNELS = ((), (1,), (3,), (4,))  # Shapes of an array's axes after height and width.
 Pixels = UInt8[np.ndarray, "height width *channels"]
-Given = str | os.PathLike[str] | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
+Given = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 
 
 class Photo(NamedTuple):
@@ -33,7 +33,7 @@ class Photo(NamedTuple):
     label: str  # Name of the class.
     split: str | None = None  # One of `SPLITS`; None if the classes are not split yet.
     superlabel: str | None = None  # Name of the class's group, if classes are grouped.
-    image: Image.Image | None = None  # If it is in memory.
+    image: Image.Image | bytes | None = None  # If it, or its file, is in memory.
     vector: Float[np.ndarray, " dim"] | None = None  # Its features, which stand for the image.
 
     @property
@@ -42,7 +42,7 @@ class Photo(NamedTuple):
         return self.image is None and self.vector is None
 
     @property
-    def content(self) -> pathlib.Path | Image.Image:
+    def content(self) -> pathlib.Path | Image.Image | bytes:
         """The image in memory, or else the path of its file."""
         return self.path if self.image is None else self.image
 
@@ -50,15 +50,15 @@ class Photo(NamedTuple):
 def given_photos(images: Given | Sequence[Given]) -> list[Photo]:
     """Finds the images that a caller gives; those in memory are named 'image 0', 'image 1', ...
 
-    They are one of, or a sequence of: a path, for which see `find_photos`; an image of Pillow's;
-    pixels, uint8 of [height, width] or [height, width, channels] with 1, 3 or 4 channels. An array
-    of four axes holds several images. Floating-point numbers, [dim] or [images, dim], are features.
-    Raises UserError if there are none, or something is none.
+    They are one of, or a sequence of: a path, for which see `find_photos`; the bytes of an image
+    file; an image of Pillow's; pixels, uint8 of [height, width] or [height, width, channels] with
+    1, 3 or 4 channels. An array of four axes holds several images. Floating-point numbers, [dim] or
+    [images, dim], are features. Raises UserError if there are none, or something is none.
     """
     if getattr(images, "dtype", None) is not None and images.dtype.kind == "f":
         table = feature_table({"features": np.atleast_2d(np.asarray(images))}, "the array")
         return _rows(table)
-    single = isinstance(images, str | os.PathLike | Image.Image)
+    single = isinstance(images, str | os.PathLike | bytes | Image.Image)
     if single or getattr(images, "ndim", 4) < 4:
         images = [images]
     try:
@@ -74,7 +74,7 @@ def _given_photo(given: Any, number: int) -> list[Photo]:
     if isinstance(given, str | os.PathLike):
         return find_photos(os.fspath(given))
     name = pathlib.Path(f"image {number}")
-    if isinstance(given, Image.Image):
+    if isinstance(given, bytes | Image.Image):
         return [Photo(name, "", image=given)]
     if not hasattr(given, "__array__"):
         raise _refusal(given)

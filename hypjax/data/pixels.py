@@ -51,15 +51,20 @@ class _InFlight:
 _IN_FLIGHT = _InFlight(most=200_000_000)
 
 
-def decode(encoded: bytes, channels: int, *, upright: bool = False) -> Image.Image:
+def decode(
+    encoded: bytes, channels: int, *, upright: bool = False, least: int | None = None
+) -> Image.Image:
     """Decodes an image file, whole and exactly, to greyscale (1 channel) or RGB (3).
 
     Transparent images are drawn on white, 16 bits are scaled to 8, and only the first frame is
     read. If `upright`, the image is rotated as EXIF says, as viewers do; the datasets' protocol,
-    and therefore published results, ignore it. Raises ValueError for pixels of 32 bits, for which
-    there is no common scale, and almost anything if the image cannot be decoded.
+    and therefore published results, ignore it. If `least` pixels of either side are enough, a JPEG
+    is decoded at a fraction of its size. Raises ValueError for pixels of 32 bits, for which there
+    is no common scale, and almost anything if the image cannot be decoded.
     """
     image = Image.open(io.BytesIO(encoded))
+    if least is not None:
+        image.draft(None, (least, least))
     with _IN_FLIGHT.holding(image.width * image.height):
         return _pixels(image, channels, upright)
 
@@ -85,6 +90,11 @@ def _pixels(image: Image.Image, channels: int, upright: bool) -> Image.Image:
     return image
 
 
+def converted(image: Image.Image, channels: int) -> Image.Image:
+    """Converts an image in memory as `decode` does its file; the image itself does not change."""
+    return _pixels(image.copy(), channels, upright=True)
+
+
 def _orientation(image: Image.Image) -> int:
     """Returns EXIF's orientation, from 1 (upright) to 8; 1 if EXIF data cannot be read."""
     try:
@@ -108,9 +118,9 @@ def read_bytes(path: str | pathlib.Path) -> bytes:
         os.close(descriptor)
 
 
-def read_image(path: str, channels: int) -> Image.Image:
+def read_image(path: str, channels: int, least: int | None = None) -> Image.Image:
     """Decodes an image file upright, see `decode`."""
-    return decode(read_bytes(path), channels, upright=True)
+    return decode(read_bytes(path), channels, upright=True, least=least)
 
 
 def reason(error: Exception) -> str:

@@ -178,6 +178,11 @@ class GraphGallery:
     def __len__(self) -> int:
         return len(self._table.keys)
 
+    @property
+    def vectors(self) -> _Points:
+        """Points of the images, [n, d]; they may be memory-mapped."""
+        return self._table.points
+
     @classmethod
     def build(cls, embeddings: Embeddings) -> Self:
         """Builds a graph, and measures how many of the nearest neighbours searches find.

@@ -105,7 +105,30 @@ class QdrantGallery:
 
     def has_class(self, name: str) -> bool:
         """Whether an image is of this class."""
-        return self._collection.count(name) > 0
+        return self.count(name) > 0
+
+    def count(self, name: str) -> int:
+        """The number of images of this class."""
+        return self._collection.count(name)
+
+    def read(self, ids: Sequence[str]) -> list[Item]:
+        """The images with these ids, see `point_id`, in their order; missing ones are left out."""
+        found = {item.id: item for item in self._checked(self._collection.read(ids))}
+        return [found[each] for each in ids if each in found]
+
+    def sample(self, most: int) -> list[Item]:
+        """Some images, at most so many: always the same ones, and of no particular kind."""
+        return self._checked(self._collection.first(most))  # Ids are hashes.
+
+    def _checked(self, items: list[Item]) -> list[Item]:
+        try:
+            if items:
+                self.space.check(np.array([item.vector for item in items], np.float32))
+            if all(isinstance(item.payload[key], str) for item in items for key in ("id", "label")):
+                return items
+        except (KeyError, TypeError, ValueError):
+            pass
+        raise strange_answer(self._collection.name)
 
     def add(self, embeddings: Embeddings) -> None:
         """Adds images, or replaces those with the same paths.
@@ -127,7 +150,7 @@ class QdrantGallery:
     def remove(self, ids: Sequence[str]) -> None:
         """Removes the images with these paths, if they are there, or raises a `UserError`."""
         with self._collection.changing():
-            self._collection.remove([_uuid(path) for path in ids])
+            self._collection.remove([point_id(path) for path in ids])
 
     def nearest(
         self,
@@ -136,15 +159,16 @@ class QdrantGallery:
         paths: Sequence[str] | None = None,
         *,
         exact: bool = False,
+        label: str | None = None,
     ) -> list[Neighbours]:
         """Finds the k nearest images of each query.
 
         The images at `paths`, real ones, '' for none, are the queries themselves, and are not found
-        as their own neighbours. With `exact`, candidates are searched for among all images. Raises
-        a `UserError` if a query is not a point of the space, fewer than k images are found, or the
-        collection does not answer.
+        as their own neighbours. With `exact`, candidates are searched for among all images; with a
+        `label`, among those of this class. Raises a `UserError` if a query is not a point of the
+        space, fewer than k images are found, or the collection does not answer.
         """
-        neighbours = self._nearest(points, k, paths, exact=exact)
+        neighbours = self._nearest(points, k, paths, exact=exact, label=label)
         if any(len(each.ids) < k for each in neighbours):
             raise UserError(f"k is {k}, but there are {len(self)} items in {self._collection.name}")
         return neighbours
@@ -157,16 +181,17 @@ class QdrantGallery:
         *,
         exact: bool = False,
         without: Sequence[str] = (),
+        label: str | None = None,
     ) -> list[Neighbours]:
         """As `nearest`, but may find fewer images; none `without`, also on the way to others."""
         points = np.asarray(points, np.float32)
         self.space.check(points)
         wanted = k + (paths is not None)
-        found = self._search(points, points, wanted, exact, without)
+        found = self._search(points, points, wanted, exact, without, label)
         if isinstance(self.space, PoincareBall):
             reached = np.array([-hits[-1][1] if hits else 0.0 for hits in found])
             centres = euclidean.centres(points, _separations(reached, self.space), self.space)
-            found = self._search(centres, points, wanted, exact, without)
+            found = self._search(centres, points, wanted, exact, without, label)
         paths = [""] * len(points) if paths is None else paths
         return [_neighbours(*pair, k) for pair in zip(found, paths, strict=True)]
 
@@ -212,9 +237,10 @@ class QdrantGallery:
         k: int,
         exact: bool,
         without: Sequence[str],
+        label: str | None,
     ) -> list[Hits]:
         factors = separation_factors(points, self.space)
-        left_out = [_uuid(path) for path in without]
+        left_out = [point_id(path) for path in without]
         asks = (
             Ask(centre.tolist(), point.tolist(), _score(float(factor), self.space))
             for centre, point, factor in zip(centres, points, factors, strict=True)
@@ -222,7 +248,9 @@ class QdrantGallery:
         candidates = max(self.candidates, 5 * k)
         found = []
         for part in _chunks(asks, _SEARCHES):
-            results = self._collection.search(part, k, candidates, exact=exact, without=left_out)
+            results = self._collection.search(
+                part, k, candidates, exact=exact, without=left_out, label=label
+            )
             if len(results) != len(part) or not all(_is_result(hits, k) for hits in results):
                 raise strange_answer(self._collection.name)
             found += results
@@ -255,10 +283,10 @@ def _items(embeddings: Embeddings) -> Iterator[Item]:
     rows = (embeddings.ids.tolist(), embeddings.labels.tolist(), embeddings.vectors, factors)
     for path, label, vector, factor in zip(*rows, strict=True):
         payload = {"id": path, "label": label, "factor": float(factor)}
-        yield Item(_uuid(path), vector.tolist(), payload)
+        yield Item(point_id(path), vector.tolist(), payload)
 
 
-def _uuid(path: str) -> str:
+def point_id(path: str) -> str:
     """A UUID made of the path, so that an image that is added again replaces itself."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"file:{path}"))
 

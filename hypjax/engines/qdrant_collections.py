@@ -164,20 +164,39 @@ class Server:
             raise strange_answer(self.name)
         return count
 
+    def read(self, ids: Sequence[str]) -> list[Item]:
+        """The items with these ids, in any order, without those that are missing."""
+        options = {"with_payload": True, "with_vectors": True}
+        return _items(self._ask("retrieve", self._collection, ids=list(ids), **options))
+
+    def first(self, most: int) -> list[Item]:
+        """The items of the lowest ids, at most so many."""
+        options = {"with_payload": True, "with_vectors": True}
+        return _items(self._ask("scroll", self._collection, limit=most, **options)[0])
+
     def search(
-        self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool, without: Sequence[str]
+        self,
+        asks: Sequence[Ask],
+        k: int,
+        candidates: int,
+        *,
+        exact: bool,
+        without: Sequence[str],
+        label: str | None = None,
     ) -> list[Hits]:
         """Payloads and scores of the k best candidates of each search, best first.
 
         With `exact`, candidates are searched for without the graph. Items `without` are left out,
-        also on the way through the graph.
+        also on the way through the graph. With a `label`, only items that have it are found.
         """
         from qdrant_client import models
 
         params = models.SearchParams(hnsw_ef=candidates, exact=exact)
         all_of_them = models.SearchParams(exact=True)  # The graph would lose some on the way.
-        left_out = models.HasIdCondition(has_id=list(without))
-        kept = models.Filter(must_not=[left_out]) if without else None
+        left_out = [models.HasIdCondition(has_id=list(without))] if without else None
+        match = models.FieldCondition(key="label", match=models.MatchValue(value=label or ""))
+        wanted = None if label is None else [match]
+        kept = models.Filter(must=wanted, must_not=left_out) if wanted or left_out else None
         requests = []
         for ask in asks:
             near = models.Prefetch(query=ask.centre, limit=candidates, params=params, filter=kept)
@@ -318,14 +337,35 @@ class Folder:
         with self._explained("cannot read"):
             return self._shard.count(edge.CountRequest(exact=True, filter=chosen))
 
+    def read(self, ids: Sequence[str]) -> list[Item]:
+        """See `Server`."""
+        with self._explained("cannot read"):
+            return _items(self._shard.retrieve(list(ids), True, True))
+
+    def first(self, most: int) -> list[Item]:
+        """See `Server`."""
+        request = self._edge.ScrollRequest(limit=most, with_payload=True, with_vector=True)
+        with self._explained("cannot read"):
+            return _items(self._shard.scroll(request)[0])
+
     def search(
-        self, asks: Sequence[Ask], k: int, candidates: int, *, exact: bool, without: Sequence[str]
+        self,
+        asks: Sequence[Ask],
+        k: int,
+        candidates: int,
+        *,
+        exact: bool,
+        without: Sequence[str],
+        label: str | None = None,
     ) -> list[Hits]:
         """See `Server`."""
         edge = self._edge
         params = edge.SearchParams(hnsw_ef=candidates, exact=exact)
         all_of_them = edge.SearchParams(exact=True)  # The graph would lose some on the way.
-        kept = edge.Filter(must_not=[edge.HasIdCondition(set(without))]) if without else None
+        left_out = [edge.HasIdCondition(set(without))] if without else None
+        match = edge.FieldCondition("label", edge.MatchValue(label or ""))
+        wanted = None if label is None else [match]
+        kept = edge.Filter(must=wanted, must_not=left_out) if wanted or left_out else None
         requests = []
         for ask in asks:
             query = edge.Query.Nearest(ask.centre)
@@ -407,6 +447,10 @@ class Folder:
 
 
 Collection = Server | Folder
+
+
+def _items(records: Iterable[Any]) -> list[Item]:
+    return [Item(str(record.id), record.vector, record.payload) for record in records]
 
 
 def _checksum(folder: pathlib.Path, facts: dict[str, Any]) -> int:

@@ -7,6 +7,7 @@ from each other. So the smallest distance is subtracted from all, which keeps th
 """
 
 import warnings
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from hypjax.errors import UserError, require_package
 from hypjax.geometry.spaces import Space
 
 _STEPS = 400
+_SETTLED, _SETTLING_STEPS = 16, 100  # Points that are placed among others at once.
 _BLOCK = 1024  # Points whose distances to each other are compared in one step.
 _RATE = 0.5  # Of the first step; it falls to 0.
 _LARGEST_MOVE = 1.0  # Of a point in one step, before the rate.
@@ -36,16 +38,45 @@ def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) ->
     """
     count, rng = len(points), np.random.default_rng(seed)
     block = min(_BLOCK, count)
-    sample = points[rng.permutation(count)[:block]]
-    distances = np.asarray(space.distance_matrix(sample, sample))[~np.eye(block, dtype=bool)]
-    nearest, median = np.quantile(distances, (_NEAREST, 0.5)) if count > 1 else (0, 0)
-    nearest = min(nearest, median / 2)  # Of very few points, distances may all be equal.
-    scale = _SPREAD / max(median - nearest, _SMALLEST)
+    nearest, scale = _scaling(points[rng.permutation(count)[:block]], space)
     features = np.asarray(space.features(points))
     start, smallest = principal_components(features), 1e-6 * np.abs(features).max() + _SMALLEST
     start *= _SPREAD / 2 / max(np.median(np.linalg.norm(start, axis=1)), smallest)
     blocks = np.stack([rng.permutation(count)[:block] for _ in range(_STEPS)])
     return to_disk(np.asarray(_descend(start, points, space, blocks, nearest, scale)))
+
+
+def placing_among(
+    points: Float[np.ndarray, "n d"], places: Places, space: Space
+) -> Callable[[Float[np.ndarray, "m d"]], Places]:
+    """Returns a function that places further points among those that `lay_out` has placed.
+
+    These, up to 1,024, stay where they are. Each further one minimises the squared differences of
+    its own distances, from the best of the places of the others.
+    """
+    tangents = np.stack([places.real, places.imag], axis=1)
+    radii = np.abs(places)[:, None]
+    tangents *= 2 * np.arctanh(radii) / np.maximum(radii, _SMALLEST)
+    fixed = jnp.asarray(tangents, jnp.float32), jnp.asarray(points), space, *_scaling(points, space)
+
+    def place(further: Float[np.ndarray, "m d"]) -> Places:
+        settled = np.empty((len(further), 2), np.float32)
+        for first in range(0, len(further), _SETTLED):
+            rows = further[first : first + _SETTLED]
+            padded = np.resize(rows, (_SETTLED, rows.shape[1]))  # One size to compile for.
+            settled[first : first + _SETTLED] = np.asarray(_settle(padded, *fixed))[: len(rows)]
+        return to_disk(settled)
+
+    return place
+
+
+def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> tuple[float, float]:
+    """The distance that is subtracted from those of the space, and the factor of the rest."""
+    count = len(sample)
+    distances = np.asarray(space.distance_matrix(sample, sample))[~np.eye(count, dtype=bool)]
+    nearest, median = np.quantile(distances, (_NEAREST, 0.5)) if count > 1 else (0, 0)
+    nearest = min(nearest, median / 2)  # Of very few points, distances may all be equal.
+    return nearest, _SPREAD / max(median - nearest, _SMALLEST)
 
 
 def lay_out_by_umap(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) -> Places:
@@ -140,7 +171,8 @@ def _descend(
     apart = 1 - jnp.eye(blocks.shape[1])
 
     def stress(tangents: Float[Array, "block 2"], wanted: Float[Array, "block block"]) -> Array:
-        return jnp.sum(apart * (_distances(tangents) - wanted) ** 2) / len(tangents) / 4
+        drawn = _distances(tangents, tangents)
+        return jnp.sum(apart * (drawn - wanted) ** 2) / len(tangents) / 4
 
     def step(
         tangents: Float[Array, "n 2"], inputs: tuple[Int[Array, " block"], Float[Array, ""]]
@@ -148,18 +180,49 @@ def _descend(
         block, rate = inputs
         own = points[block]
         wanted = scale * jnp.maximum(space.distance_matrix(own, own) - nearest, 0)
-        moves = jax.grad(stress)(tangents[block], wanted)
-        lengths = jnp.linalg.norm(moves, axis=1, keepdims=True)
-        moves *= rate / jnp.maximum(lengths / _LARGEST_MOVE, 1)
+        moves = rate * _bounded(jax.grad(stress)(tangents[block], wanted))
         return tangents.at[block].add(-moves), None
 
     rates = jnp.linspace(_RATE, 0, len(blocks))
     return lax.scan(step, start, (blocks, rates))[0]
 
 
-def _distances(tangents: Float[Array, "n 2"]) -> Float[Array, "n n"]:
+@jax.jit
+def _settle(
+    further: Float[Array, "m d"],
+    placed: Float[Array, "n 2"],
+    points: Float[Array, "n d"],
+    space: Space,
+    nearest: Float[Array, ""],
+    scale: Float[Array, ""],
+) -> Float[Array, "m 2"]:
+    """Minimises the stress of each further point by gradient descent; the others stay."""
+    wanted = scale * jnp.maximum(space.distance_matrix(further, points) - nearest, 0)
+
+    def stress(tangents: Float[Array, "m 2"]) -> Array:
+        return jnp.sum((_distances(tangents, placed) - wanted) ** 2) / len(placed) / 2
+
+    def step(tangents: Float[Array, "m 2"], rate: Float[Array, ""]) -> tuple[Array, None]:
+        return tangents - rate * _bounded(jax.grad(stress)(tangents)), None
+
+    among = _distances(placed, placed)
+    misfits = (among**2).sum(axis=1) - 2 * wanted @ among  # Of each place, but for a constant.
+    rates = jnp.linspace(_RATE, 0, _SETTLING_STEPS)
+    return lax.scan(step, placed[misfits.argmin(axis=1)], rates)[0]
+
+
+def _bounded(moves: Float[Array, "n 2"]) -> Float[Array, "n 2"]:
+    lengths = jnp.linalg.norm(moves, axis=1, keepdims=True)
+    return moves / jnp.maximum(lengths / _LARGEST_MOVE, 1)
+
+
+def _distances(one: Float[Array, "n 2"], two: Float[Array, "m 2"]) -> Float[Array, "n m"]:
     """Distances in the hyperbolic plane, of points given by tangents at the origin."""
+
     # arcosh(−⟨x, y⟩) on the hyperboloid, with finite gradients for equal points.
-    lengths = jnp.sqrt(jnp.sum(tangents**2, axis=1, keepdims=True) + _SMALLEST)
-    time, place = jnp.cosh(lengths), tangents * (jnp.sinh(lengths) / lengths)
-    return jnp.arccosh(jnp.maximum(time * time.T - place @ place.T, 1 + 1e-6))
+    def lift(tangents: Array) -> tuple[Array, Array]:
+        lengths = jnp.sqrt(jnp.sum(tangents**2, axis=1, keepdims=True) + _SMALLEST)
+        return jnp.cosh(lengths), tangents * (jnp.sinh(lengths) / lengths)
+
+    (time, place), (other_time, other_place) = lift(one), lift(two)
+    return jnp.arccosh(jnp.maximum(time * other_time.T - place @ other_place.T, 1 + 1e-6))

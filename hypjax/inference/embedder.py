@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jaxtyping import PyTree
@@ -19,9 +20,10 @@ from hypjax.inference.matches import read_matches
 from hypjax.inference.partial_gallery import Embedded
 from hypjax.inference.postprocess import model_fingerprint, saved_projection
 from hypjax.inference.weights import restore_best
-from hypjax.models import Embedder
+from hypjax.models import ARCHITECTURES, Embedder, register_encoder
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import RESULTS, is_published, read_whole
+from hypjax.runs.workdir import saved_architecture
 from hypjax.system import console, machine
 from hypjax.types import View, Workers
 
@@ -35,9 +37,16 @@ class TrainedEmbedder(ImageEmbedder):
     """
 
     def __init__(
-        self, workdir: str | pathlib.Path, part: Part = "head", batch_size: int | None = None
+        self,
+        workdir: str | pathlib.Path,
+        part: Part = "head",
+        batch_size: int | None = None,
+        encoder: nn.Module | None = None,
     ) -> None:
+        """Restores a run's model; a module stands for an encoder that is not one of hypjax's."""
         with reading(workdir) as folder:
+            if encoder is not None:
+                _register(folder, encoder)
             model = read_whole(folder, lambda: self._read(folder, part))
             if not is_published(folder) and not (folder / RESULTS).exists():
                 name = redacted(str(workdir))
@@ -109,7 +118,10 @@ class TrainedEmbedder(ImageEmbedder):
         """Raises a `UserError` for features instead of images, or the other way round."""
         encoder, name = self._model.encoder, dataset.name(0)
         if encoder.takes_pixels and dataset.vectors is not None:
-            raise UserError(f"this run embeds images, but {name} stands for features")
+            raise UserError(
+                "this run embeds images, but was given features, which are floating-point numbers; "
+                "pixels are uint8"
+            )
         if encoder.takes_pixels:
             return
         if dataset.vectors is None:
@@ -143,3 +155,12 @@ class TrainedEmbedder(ImageEmbedder):
                 params, parallel.shard(mesh, images)
             )
         return self._compiled[len(devices), size]
+
+
+def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
+    """Makes a module the encoder that the run in a folder names."""
+    name = saved_architecture(folder)
+    if name in ("vit", *ARCHITECTURES):
+        raise UserError(f"the encoder of this model is {name}, hypjax's own; leave out encoder=")
+    if name is not None:  # Otherwise what is wrong is reported when the model is read.
+        register_encoder(name, encoder)

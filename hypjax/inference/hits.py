@@ -55,8 +55,29 @@ def _shown(path: str) -> str:
     return on_one_line(path if shorter.startswith(os.pardir) else shorter)
 
 
+class FeatureQueries:
+    """Stands for a model where the queries' features are given: maps them into a gallery's space.
+
+    Attributes:
+        fingerprint: That of the gallery, since nothing tells which model made the features.
+        match: Nothing is known of the distance of matches.
+    """
+
+    match = None
+
+    def __init__(self, gallery: Gallery) -> None:
+        self._space, self.fingerprint = gallery.space, gallery.fingerprint
+
+    def embed(self, photos: Sequence[Photo]) -> Embeddings:
+        """Maps features; raises a `UserError` for images."""
+        if image := next((photo.path for photo in photos if photo.vector is None), None):
+            raise UserError(f"{image} is no file of features; name the run that embeds images, too")
+        features = np.stack([photo.vector for photo in photos])
+        return Embeddings.from_arrays(features, space=self._space)
+
+
 def find_hits(
-    embedder: ImageEmbedder,
+    embedder: ImageEmbedder | FeatureQueries,
     photos: Sequence[Photo],
     gallery: Gallery,
     k: int,

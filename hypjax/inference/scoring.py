@@ -138,7 +138,7 @@ def score(task: EmbeddedTask, metrics: Sequence[str]) -> QueryScores:
     """Scores each query, exactly.
 
     Names of metrics are those of `hypjax.retrieval.query_scores`. Judged queries have scores at
-    each level of difficulty, such as "medium/map", and none of recall.
+    each level of difficulty, such as "medium/map".
     """
     points, space = task.queries.vectors, task.space
     if task.judgements is None:
@@ -146,7 +146,6 @@ def score(task: EmbeddedTask, metrics: Sequence[str]) -> QueryScores:
         return query_scores(
             points, task.queries.labels, items, labels, metrics=metrics, space=space
         )
-    metrics = [name for name in metrics if not name.startswith("recall@")] or ["map"]
     found = {}
     for level in LEVELS:
         relevance = relevance_at(level, task.judgements)

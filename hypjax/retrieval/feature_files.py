@@ -124,11 +124,9 @@ def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any
         raise UserError(f"cannot read {path} ({error.strerror or error})") from error
     except Exception as error:  # pyarrow raises almost anything on damaged files.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(
-            f"{path} is {reason}"
-            if isinstance(error, ValueError)
-            else f"cannot read {path}: {reason}"
-        ) from error
+        if read is read_npz:
+            reason = f"it is {reason}; embeddings are written by python -m hypjax.embed"
+        raise UserError(f"cannot read {path}: {reason}") from error
 
 
 def _read_npy(path: pathlib.Path) -> dict[str, np.ndarray]:

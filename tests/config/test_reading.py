@@ -302,7 +302,7 @@ def test_each_field_has_its_value_and_origin():
 
 
 def test_names_and_implementations_match():
-    assert {*choices.DATASETS, choices.DISTRACTORS} == {"folder", *BUILDERS}
+    assert {*choices.DATASETS, choices.DISTRACTORS} == {*choices.OWN, *BUILDERS}
     assert {*choices.BENCHMARKS} < {*choices.DATASETS}
     assert choices.TRAIN_VIEWS == tuple(TRAIN_VIEWS)
     assert choices.TEST_VIEWS == tuple(TEST_VIEWS)

@@ -1,5 +1,6 @@
 """Users' own images: folders and tables, all kinds of pictures, splits by class."""
 
+import io
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -191,6 +192,15 @@ def test_huge_pictures_are_decoded_one_at_a_time(monkeypatch):
         list(pool.map(lambda _: pixels.decode(content, 3), range(8)))
     assert max(seen) == 1
     assert pixels.decode(encoded(Image.new("RGB", (100, 10))), 3).size == (100, 10)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("jpeg", (200, 150)), ("png", (800, 600))])
+def test_a_jpeg_is_decoded_at_a_fraction_of_its_size_if_that_is_enough(kind, size):
+    file = io.BytesIO()
+    Image.new("RGB", (800, 600), "teal").save(file, kind)
+    small = pixels.decode(file.getvalue(), 3, upright=True, least=100)
+    assert small.size == size and small.mode == "RGB"
+    assert pixels.decode(file.getvalue(), 3).size == (800, 600)
 
 
 def gradient():

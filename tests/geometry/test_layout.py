@@ -32,7 +32,10 @@ def test_points_of_the_plane_keep_their_distances():
     """Up to the smallest one, which is subtracted, and scale."""
     ball = PoincareBall(c=1.0, clip_radius=None)
     points = np.asarray(ball.embed(np.random.default_rng(1).normal(size=(80, 2))))
-    assert layout.rank_correlation(points, layout.lay_out(points, ball), ball) > 0.98
+    places = layout.lay_out(points[:60], ball)
+    among = layout.placing_among(points[:60], places, ball)(points[[*range(60, 80), 3]])
+    assert layout.rank_correlation(points, np.concatenate([places, among[:20]]), ball) > 0.98
+    assert abs(among[20] - places[3]) < 0.05
     own = points[:, 0] + 1j * points[:, 1]
     assert layout.rank_correlation(points, own, ball) == pytest.approx(1, abs=1e-6)
 

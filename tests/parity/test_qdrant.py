@@ -14,7 +14,7 @@ import pytest
 
 from hypjax.engines import qdrant_collections
 from hypjax.engines.exports import find_export, open_gallery
-from hypjax.engines.qdrant import QdrantGallery, export_qdrant
+from hypjax.engines.qdrant import QdrantGallery, export_qdrant, point_id
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import describe_space
@@ -58,6 +58,23 @@ def test_it_finds_the_exact_neighbours_and_their_distances(engine, space):
     points = clusters(space, 600)
     gallery = added(engine, embeddings(points, space))
     check_neighbours(nearest(gallery, points[:50], 10), points[:50], points, space, 1.0)
+
+
+def test_images_are_read_by_their_ids_and_searched_within_a_class(engine):
+    points = clusters(SPACES[0], 60)
+    found = embeddings(points, SPACES[0])
+    found = dataclasses.replace(found, labels=np.array(["a", "b", ""] * 20))
+    gallery = added(engine, found)
+    sample = gallery.sample(40)
+    assert len({item.id for item in sample}) == 40 and gallery.count("b") == 20
+    assert gallery.read([point_id("none")]) == []
+    ids = [point_id(found.ids[7]), point_id("none"), point_id(found.ids[2])]
+    read = gallery.read(ids)
+    assert [item.payload["id"] for item in read] == [found.ids[7], found.ids[2]]
+    np.testing.assert_allclose([item.vector for item in read], points[[7, 2]], atol=1e-6)
+    (hits,) = gallery.nearest(points[7:8], 20, label="b")
+    assert hits.labels == ["b"] * 20 and hits.ids[0] == found.ids[7]
+    assert hits.distances == sorted(hits.distances)
 
 
 @pytest.mark.parametrize(("c", "dim"), [(1.0, 8), (0.1, 64)])

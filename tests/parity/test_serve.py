@@ -1,0 +1,458 @@
+"""`hypjax serve`: what it answers, what it refuses, and its page in a browser."""
+
+import asyncio
+import base64
+import contextlib
+import http.client
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import hypjax
+from hypjax.engines.exports import find_export, open_gallery
+from hypjax.errors import UserError
+from tests.helpers import commands, small_runs
+
+pytest.importorskip("uvicorn", reason="needs the serve extra")
+pytest.importorskip("python_multipart", reason="needs the serve extra")
+pytest.importorskip("usearch", reason="needs the ann extra")
+pytest.importorskip("qdrant_edge", reason="needs the qdrant extra")
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
+from hypjax.serving import limits, server  # noqa: E402
+from hypjax.serving.app import create_app  # noqa: E402
+from hypjax.serving.items import items_of  # noqa: E402
+from hypjax.serving.searcher import Searcher  # noqa: E402
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+if CHROMIUM is None:
+    pytest.skip("needs chromium", allow_module_level=True)
+expect = sync_api.expect
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
+
+
+@pytest.fixture(scope="module")
+def run(photos_folder, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("runs") / "a"
+    small_runs.save_untrained(small_runs.load(photos_folder), workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def model(run):
+    return hypjax.load(run)
+
+
+@pytest.fixture(scope="module")
+def file(model, photos_folder, tmp_path_factory) -> pathlib.Path:
+    """A gallery of 60 images of 10 classes, of which one cannot be read any more."""
+    path = tmp_path_factory.mktemp("galleries") / "gallery.npz"
+    folder = shutil.copytree(photos_folder, path.parent / "photos")
+    model.gallery(folder).save(path)
+    (folder / "class9" / "5.png").write_bytes(b"damaged")
+    return path
+
+
+@pytest.fixture(scope="module")
+def gallery(file):
+    return open_gallery(file)
+
+
+@contextlib.contextmanager
+def serving(app):
+    """Serves an application at a free port, which the body is given."""
+    own, listener = server.server_of(app), server.listen("127.0.0.1", 0)
+    thread = threading.Thread(target=own.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        own.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@pytest.fixture(scope="module")
+def app(model, gallery):
+    return create_app(Searcher(model, gallery), ["photos.example"])
+
+
+@pytest.fixture(scope="module")
+def port(app):
+    with serving(app) as number:
+        yield number
+
+
+def ask(port, method, path, body=None, **headers):
+    """Sends a request; returns the status, and what the JSON of the answer says."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with contextlib.closing(connection):
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body, named)
+        answer = connection.getresponse()
+        content = answer.read()
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        if answer.headers["content-type"] != "application/json":
+            return answer.status, content
+        return answer.status, json.loads(content)
+
+
+def form(content, name="file.png"):
+    """A form with one file, as curl and browsers send it."""
+    head = f'--end\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+    body = head.encode() + content + b"\r\n--end--\r\n"
+    return body, {"content_type": "multipart/form-data; boundary=end"}
+
+
+def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery, file):
+    path = gallery.ids[3]
+    content = pathlib.Path(path).read_bytes()
+    body, headers = form(content)
+    for found in (
+        ask(port, "POST", "/embed", content),
+        ask(port, "POST", "/embed", body, **headers),
+    ):
+        assert found[0] == 200 and found[1]["space"] == str(model.space)
+        np.testing.assert_allclose(found[1]["vector"], gallery.vectors[3], atol=1e-6)
+    status, found = ask(port, "POST", "/search?k=60", content)
+    assert status == 200 and found["query"] == {} and found["hits"][0]["key"] == "3"
+    keys, distances = ([hit[name] for hit in found["hits"]] for name in ("key", "distance"))
+    exact = np.asarray(model.space.distance_matrix(gallery.vectors[3:4], gallery.vectors))[0]
+    assert sorted(map(int, keys)) == [*range(60)] and distances == sorted(distances)
+    np.testing.assert_allclose(distances, exact[np.int64(keys)], atol=1e-3)
+    # With the image of the gallery, which is not found itself.
+    status, found = ask(port, "GET", "/search/3?k=7&places=true")
+    (hits,) = model.search(gallery, path, k=7)
+    assert [hit["class"] for hit in found["hits"]] == hits.labels
+    folder = f"{file.parent}/photos/"
+    assert [folder + hit["name"] for hit in found["hits"]] == hits.paths
+    assert found["query"]["key"] == "3" and found["remark"] == hits.remark
+    places = np.array([each["place"] for each in (found["query"], *found["hits"])])
+    assert (np.linalg.norm(places, axis=1) < 1).all()
+
+
+def test_other_engines_find_the_same(file, gallery, tmp_path):
+    own = items_of(gallery)
+    assert len(own) == 60 and own.classes == [f"class{i}" for i in range(10)]
+    assert own.find("60") is own.find("-1") is own.find("9" * 50) is own.find("x") is None
+    for suffix in ("usearch", "qdrant"):
+        find_export(suffix).write(gallery, tmp_path / f"gallery.{suffix}")
+        other = items_of(open_gallery(tmp_path / f"gallery.{suffix}"))
+        assert other.classes == own.classes and len(other) == 60 and other.find("x") is None
+        keys = {item.path: item.key for item in other.sample(100)}
+        assert keys.keys() == set(gallery.ids.tolist())
+        for k, label, with_own in ((5, None, False), (99, None, True), (3, "class4", True)):
+            query = own.find("8")
+            same = other.find(keys[query.path])
+            assert same.label == query.label and np.array_equal(same.point, query.point)
+            expected = own.nearest(query.point, k, label, query if with_own else None)
+            found = other.nearest(query.point, k, label, same if with_own else None)
+            assert [item.path for item, _ in found] == [item.path for item, _ in expected]
+            distances = [[each for _, each in hits] for hits in (found, expected)]
+            np.testing.assert_allclose(*distances, atol=1e-3)
+        assert other.nearest(query.point, 3, "none", None) == []
+        inside = other.nearest(query.point, 99, query.label, same)
+        assert len(inside) == 5 and {item.label for item, _ in inside} == {query.label}
+
+
+def test_the_interface_is_described_and_its_options_are_checked(port, gallery):
+    status, described = ask(port, "GET", "/openapi.json")
+    assert status == 200
+    for path, methods in described["paths"].items():
+        for method in methods:
+            status, found = ask(port, method.upper(), path.replace("{key}", "7"))
+            assert status == (400 if method == "post" else 200), (path, found)
+    status, page = ask(port, "GET", "/docs")
+    assert status == 200 and all(path.encode() in page for path in described["paths"])
+    status, found = ask(port, "GET", "/search/7?class=class2&k=1000")
+    assert [hit["class"] for hit in found["hits"]] == 6 * ["class2"]
+    status, found = ask(port, "GET", "/thumbnail/7")
+    assert status == 200 and Image.open(io.BytesIO(found)).size == Image.open(gallery.ids[7]).size
+    for query, words in (
+        ("k=0", "k must be a whole number from 1 to 1000"),
+        ("k=%D9%A1", "k must be"),
+        ("k=" + "9" * 5000, "k must be"),
+        ("places=1", "places must be true or false"),
+        ("labl%0A=a", r"'labl\\n' is no parameter"),
+    ):
+        status, found = ask(port, "GET", f"/search/7?{query}")
+        assert status == 400 and found["error"].startswith(words)
+
+
+def png(width, height):
+    """The beginning of a PNG that claims a size."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 9) + b"IDAT" + zlib.compress(b"0")
+
+
+def test_hostile_uploads_are_refused_in_one_sentence(port, gallery, monkeypatch):
+    image = pathlib.Path(gallery.ids[0]).read_bytes()
+    for body, headers, expected, words in (
+        (b"", {}, 400, "there is no image"),
+        (b"hello", {"content_type": "image/png"}, 415, "the file cannot be read (not an image)"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", {}, 415, "the file cannot be read"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", {}, 415, "the file cannot be read"),
+        (png(100_000, 100_000), {}, 413, "the image has more than 64,000,000 pixels"),
+        (png(10_000, 10_000), {}, 413, "the image has more than 64,000,000 pixels"),
+        (png(9, 9), {}, 400, "the image cannot be read ("),
+        (image[:100], {}, 400, "the image cannot be read ("),
+        (b"", {"content_length": str(2**40)}, 413, "the image is larger than 32 MiB"),
+        (b"no form", {"content_type": "multipart/form-data; boundary=end"}, 400, "the form"),
+        (b"no form", {"content_type": "multipart/form-data"}, 400, "the form cannot be read"),
+        (*form(b""), 400, "there is no image"),
+    ):
+        status, found = ask(port, "POST", "/search", body, **headers)
+        assert (status, found["error"][: len(words)]) == (expected, words)
+    for kind in ("text/html", "image/svg+xml", "x" * 9000):
+        assert ask(port, "POST", "/embed", image, content_type=kind)[0] == 200
+    for name, status in (("../" * 50 + "\x1b[2J.png", 200), ("x" * 10_000, 400)):
+        body, headers = form(image, name)
+        assert ask(port, "POST", "/embed", body, **headers)[0] == status
+    # Of unknown length, in two chunks.
+    monkeypatch.setattr(limits, "MOST_BYTES", 1000)
+    assert ask(port, "POST", "/embed", iter((image[:900], b"\0" * 101)))[0] == 413
+    assert ask(port, "POST", "/embed", iter((image[:300], b"\0")))[0] == 400
+    assert ask(port, "GET", "/health")[1]["images"] == 60
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/thumbnail/../../etc/passwd", "/thumbnail/..%2f..%2fetc%2fpasswd", "/thumbnail/-1"),
+        *("/thumbnail/60", f"/thumbnail/{'9' * 5000}", "/thumbnail/%D9%A1", "/thumbnail/1%00"),
+        *("/thumbnail//etc/passwd", "/../page.html", "/page.html", "/search/1e3", "/thumbnail/59"),
+    ],
+)
+def test_no_path_of_a_client_is_read(port, path):
+    status, found = ask(port, "GET", path)
+    assert status == 404 and set(found) == {"error"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 403),
+        ({"host": "localhost.evil.example:80"}, 403),
+        ({"host": "[::1"}, 403),
+        ({"host": ""}, 403),
+        ({"host": "LOCALHOST:8000"}, 200),
+        ({"host": "192.0.2.7"}, 200),
+        ({"host": "photos.example"}, 200),
+        ({"host": "photos.example", "origin": "https://photos.example"}, 200),
+        ({"host": "127.0.0.1:8000", "origin": "https://photos.example"}, 200),
+        ({"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}, 200),
+        ({"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8001"}, 403),
+        ({"host": "localhost:8000", "origin": "http://localhost:3000"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+    ],
+)
+def test_only_this_server_and_its_own_pages_are_answered(port, gallery, headers, status):
+    content = pathlib.Path(gallery.ids[0]).read_bytes()
+    assert ask(port, "POST", "/embed", content, **headers)[0] == status
+
+
+def test_slow_clients_are_cut_off(port, monkeypatch):
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.1)
+    head = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf"
+    for sent, received in ((head, b"HTTP/1.1 408 "), (head[:30], b""), (b"", b"")):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(sent)
+            answer = b"".join(iter(lambda: connection.recv(999), b""))  # Until it is closed.
+        assert answer.startswith(received) and bool(answer) == bool(received)
+
+
+def test_too_many_searches_at_once_wait_and_are_refused(monkeypatch):
+    monkeypatch.setattr(limits, "WAIT_SECONDS", 0.01)
+    gate = limits.Gate(1)
+
+    async def enter_twice():
+        async with gate.admitted():
+            with pytest.raises(limits.Refused, match="too many searches at once") as refused:
+                await gate.admitted().__aenter__()
+        async with gate.admitted():
+            return refused.value.response()
+
+    answer = asyncio.run(enter_twice())
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
+
+
+def test_mistakes_of_the_command_are_one_sentence(run, file, model, gallery):
+    with server.listen("127.0.0.1", 0) as listener:
+        taken = listener.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot open port {taken} of 127.0.0.1 .*--port"):
+            commands.call("serve", "--workdir=none", "--gallery=none", f"--port={taken}")
+    with pytest.raises(UserError, match="--port is 70000; ports are below 65536"):
+        commands.call("serve", f"--workdir={run}", f"--gallery={file}", "--port=70000")
+    other = type("Other", (), {"fingerprint": "another"})
+    with pytest.raises(UserError, match="the gallery was embedded by another run"):
+        Searcher(other, gallery)
+    with pytest.raises(UserError, match="there are no images in the gallery"):
+        Searcher(model, model.gallery(gallery.ids[59]))
+
+
+def test_the_command_serves_until_it_is_interrupted(run, file, repository):
+    command = (sys.executable, "-m", "hypjax.serve", f"--workdir={run}", f"--gallery={file}")
+    process = subprocess.Popen(
+        [*command, "--host=0.0.0.0", "--port=0"],
+        env=os.environ | {"PYTHONPATH": str(repository)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("60 images at http://0.0.0.0:") and line.endswith("ends it)\n")
+        assert ask(int(line.split()[3].split(":")[2]), "GET", "/health")[0] == 200
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, output) == (130, "")
+    assert errors.splitlines()[-2:] == ["", "interrupted"] and "Traceback" not in errors
+    assert "warning: all who reach this address see the gallery's images" in errors
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(port, browser):
+    """Opens the page; afterwards nothing was logged as an error, and no other host was asked."""
+    faults, contexts = [], []
+
+    def open_page(width=1200, **options):
+        contexts.append(browser.new_context(viewport={"width": width, "height": 900}, **options))
+        page = contexts[-1].new_page()
+        page.on(
+            "console",
+            lambda m: (
+                m.type in ("error", "warning")
+                and not m.location["url"].endswith("/thumbnail/59")  # It is damaged.
+                and faults.append(m.text)
+            ),
+        )
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        own = (f"http://127.0.0.1:{port}/", "blob:")
+        page.on("request", lambda r: r.url.startswith(own) or faults.append(r.url))
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.wait_for_selector("#disk .dot")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def give(page, path, event):
+    """Drops an image on the page, or pastes it."""
+    content = base64.b64encode(pathlib.Path(path).read_bytes()).decode()
+    page.evaluate(
+        """async ([content, event]) => {
+            const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0));
+            const data = new DataTransfer();
+            data.items.add(new File([bytes], "given.png", { type: "image/png" }));
+            const made = event == "drop"
+                ? new DragEvent(event, { dataTransfer: data, bubbles: true, cancelable: true })
+                : new ClipboardEvent(event, { clipboardData: data, bubbles: true });
+            document.body.dispatchEvent(made);
+        }""",
+        [content, event],
+    )
+
+
+def hits(page, query, count=12):
+    """Waits for the hits of a query, whose picture is at this address; returns their keys."""
+    expect(page.locator("#query")).to_have_attribute("src", re.compile(query))
+    expect(page.locator("#hits a")).to_have_count(count)
+    links = page.locator("#hits a").evaluate_all("all => all.map(a => a.getAttribute('href'))")
+    return [link.removeprefix("#") for link in links]
+
+
+@pytest.mark.parametrize("event", ["drop", "paste"])
+def test_an_image_is_dropped_or_pasted(opened, gallery, event):
+    page = opened()
+    give(page, gallery.ids[20], event)
+    assert hits(page, "blob:")[0] == "20"
+    assert page.locator("#disk .hit").count() == 12 and page.locator("#disk .query").count() == 1
+    assert page.locator("#hits a").first.inner_text().startswith("1. 0.000")
+    assert page.evaluate("document.getElementById('query').naturalWidth") > 0
+    page.fill("#class", "class7")
+    page.press("#class", "Enter")
+    hits(page, "blob:", 6)
+    page.fill("#class", "no such class")
+    page.press("#class", "Enter")
+    page.get_by_text("No image of this class.").wait_for()
+
+
+def test_the_keyboard_alone_searches_and_walks_on(opened, gallery):
+    page = opened()
+
+    def tab_to(selector):
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            if page.evaluate("s => document.activeElement.matches(s)", selector):
+                return
+        raise AssertionError(f"the keyboard does not reach {selector}")
+
+    tab_to("#disk")
+    page.keyboard.press("ArrowRight")
+    caption = page.locator("#caption").inner_text()
+    page.keyboard.press("ArrowUp")
+    assert page.locator("#disk .chosen").count() == 1
+    assert page.locator("#caption").inner_text() not in ("", caption)
+    page.keyboard.press("Enter")
+    key = page.url.split("#")[1]
+    first = hits(page, f"/{key}$")
+    assert key not in first
+    page.evaluate("document.activeElement.blur()")
+    tab_to("#hits a")
+    page.keyboard.press("Enter")
+    assert first[0] not in hits(page, f"/{first[0]}$") and page.url.endswith(f"#{first[0]}")
+    assert page.evaluate("document.activeElement.id") == "heading"
+    page.go_back()
+    assert hits(page, f"/{key}$") == first
+    with page.expect_file_chooser() as chooser:
+        tab_to("#file")
+        page.keyboard.press("Enter")
+    chooser.value.set_files(gallery.ids[33])
+    assert hits(page, "blob:")[0] == "33"
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_accessible(opened, gallery, width, scheme):
+    page = opened(width, color_scheme=scheme, has_touch=width == 400, is_mobile=width == 400)
+    assert page.locator("#photograph").is_visible() == (width == 400)
+    assert page.locator("#camera").get_attribute("capture") == "environment"
+    page.set_input_files("#camera", gallery.ids[20])
+    hits(page, "blob:")
+    for address in (page.url, f"{page.url.split('#')[0]}docs"):
+        page.goto(address)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        found = axe.Axe().run(page, options=RULES).response["violations"]
+        told = [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found]
+        assert (address, told) == (address, [])

@@ -1,0 +1,141 @@
+"""Embeddings of any origin: from arrays, and from files of several kinds."""
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall, Sphere
+from hypjax.retrieval import embeddings as module
+from hypjax.retrieval.embeddings import Embeddings, read_features
+
+BALL = PoincareBall(0.1, 2.3)
+
+
+@pytest.fixture(scope="module")
+def features():
+    return np.random.default_rng(0).normal(size=(21, 5)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def labels():
+    return np.arange(21) // 3
+
+
+@pytest.fixture(scope="module")
+def files(features, labels, tmp_path_factory):
+    """The same features and labels in files of all kinds, with the file of the labels."""
+    folder = tmp_path_factory.mktemp("files")
+    np.savez(folder / "a.npz", features=features, labels=labels)
+    np.savez_compressed(folder / "b.npz", features=features, labels=labels.astype("S"))
+    np.save(folder / "c.npy", features)
+    np.save(folder / "labels.npy", labels.astype(float))
+    (folder / "labels.txt").write_text("".join(f"{label}\n" for label in labels))
+    columns = {
+        "features": list(features),
+        "label": labels.tolist(),
+        "path": [f"{i}" for i in labels],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "d.parquet")
+    Embeddings.from_arrays(features, labels, space=BALL).save(folder / "e.npz")
+    return [
+        *((folder / name, None) for name in ("a.npz", "b.npz", "d.parquet", "e.npz")),
+        *((folder / "c.npy", folder / name) for name in ("labels.npy", "labels.txt")),
+    ]
+
+
+@pytest.mark.parametrize("space", [Sphere(), BALL])
+def test_files_of_all_kinds_hold_the_same(files, features, labels, space, monkeypatch):
+    monkeypatch.setattr(module, "_BLOCK", 8)  # Three blocks, the last one padded.
+    for path, other in files:
+        found = Embeddings.load(path, space, labels=other)
+        np.testing.assert_allclose(found.vectors, space.embed(features), atol=1e-7)
+        np.testing.assert_array_equal(found.features(), features)
+        assert found.labels.tolist() == [str(label) for label in labels]
+        kept = Embeddings.load(path, space, labels=other, keep_features=False)
+        np.testing.assert_array_equal(kept.vectors, found.vectors)
+        assert kept.given is None
+        np.testing.assert_array_equal(read_features(path, other).features, features)
+
+
+def test_a_file_remembers_its_space_and_points_are_taken_as_they_are(features, tmp_path):
+    points = np.asarray(BALL.embed(features))
+    found = Embeddings.from_arrays(
+        points, space=BALL, ids=[f"{i}.png" for i in range(21)], points=True
+    )
+    np.testing.assert_array_equal(found.vectors, points)
+    found.save(tmp_path / "p.npz")
+    again = Embeddings.load(tmp_path / "p.npz")
+    assert again.space == BALL and again.ids[3] == "3.png" and set(again.labels) == {""}
+    # Points are mapped to another space by way of their features, as far as these are known.
+    np.testing.assert_allclose(
+        Embeddings.load(tmp_path / "p.npz", Sphere()).vectors,
+        features / np.linalg.norm(features, axis=1, keepdims=True),
+        atol=1e-6,
+    )
+    with pytest.raises(UserError, match="embedding 0 .*points are what space.embed"):
+        Embeddings.from_arrays(features * 100, space=BALL, points=True)
+
+
+def test_all_that_is_known_of_the_images_survives(features, labels, tmp_path):
+    columns = {"ids": labels.astype(str), "splits": np.full(21, "test"), "superlabels": labels // 2}
+    np.savez(tmp_path / "a.npz", features=features.astype(np.float16), labels=labels, **columns)
+    Embeddings.load(tmp_path / "a.npz").save(tmp_path / "b.npz")
+    found = Embeddings.load(tmp_path / "b.npz")
+    assert found.given.dtype == np.float16
+    for name, values in columns.items():
+        assert getattr(found, name).tolist() == [str(value) for value in values.tolist()]
+    few = found.take(np.array([2, 5]))
+    assert few.superlabels.tolist() == ["0", "0"] and few.given.shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "message"),
+    [
+        ("a.npz", {"features": np.ones(3)}, r"of shape \[3\]; they must be numbers of shape"),
+        ("a.npz", {"features": np.array([["a"]])}, "must be numbers of shape"),
+        ("a.npz", {"features": np.ones((0, 3))}, r"of shape \[0, 3\]"),
+        (
+            "a.npz",
+            {"features": np.array([[1.0, 2], [np.nan, 1]])},
+            "row 1 of the features of .*fin",
+        ),
+        (
+            "a.npz",
+            {"features": np.eye(3), "labels": np.ones(2, int)},
+            r"labels have the shape \[2\]",
+        ),
+        ("a.npz", {"features": np.eye(2), "labels": [0.5, 1]}, "labels .* are float64; they must"),
+        (
+            "a.npz",
+            {"embeddings": np.eye(2)},
+            "has no array features, .*; its arrays are embeddings",
+        ),
+        ("a.npz", {"features": np.zeros((2, 3))}, "embedding 0 "),
+        ("a.txt", None, "its name must end in .npz, .npy, .parquet"),
+        ("a.npz", None, "cannot read .*a.npz"),
+        ("a.npy", b"text", "a.npy"),
+        ("a.parquet", b"text", "a.parquet"),
+    ],
+)
+def test_what_is_no_file_of_features_is_refused_in_one_sentence(tmp_path, name, arrays, message):
+    path = tmp_path / name
+    if isinstance(arrays, dict):
+        np.savez(path, **arrays)
+    elif arrays:
+        path.write_bytes(arrays)
+    with pytest.raises(UserError, match=message):
+        Embeddings.load(path)
+
+
+def test_tables_without_features_or_of_different_lengths_are_refused(tmp_path):
+    path = tmp_path / "t.parquet"
+    for columns, message in (
+        ({"vector": [[1.0]]}, "has no column features; its columns are vector"),
+        ({"features": [[1.0], [1.0, 2.0]]}, "the lists in the column features of .* differ"),
+        ({"features": [[1.0], None]}, "differ in length"),
+    ):
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+        with pytest.raises(UserError, match=message):
+            Embeddings.load(path)

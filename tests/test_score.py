@@ -1,0 +1,117 @@
+"""The command that scores embeddings, against float64 brute force."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from hypjax.errors import UserError
+from hypjax.geometry import PoincareBall
+from hypjax.retrieval import query_scores
+from tests.helpers import commands
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder, draw = tmp_path_factory.mktemp("score"), np.random.default_rng(0)
+    features = draw.normal(size=(90, 6)) + np.repeat(draw.normal(size=(9, 6)), 10, axis=0)
+    labels = np.repeat(np.arange(9), 10)
+    np.savez(folder / "f.npz", features=features.astype(np.float32), labels=labels)
+    splits = np.where(np.arange(90) % 10 < 3, "query", "gallery")
+    splits[labels < 4] = "train"
+    np.savez(
+        folder / "split.npz", features=features.astype(np.float32), labels=labels, splits=splits
+    )
+    np.savez(folder / "q.npz", features=features[::10].astype(np.float32))
+    np.save(folder / "q.npy", np.arange(9))
+    return folder
+
+
+def brute_force(features, labels):
+    """Recall@1, MAP@R and R-precision by cosine, from their definitions."""
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    similarities = unit @ unit.T
+    np.fill_diagonal(similarities, -np.inf)
+    order = np.argsort(-similarities, axis=1, kind="stable")[:, :-1]
+    hits = labels[order] == labels[:, None]
+    r = hits.sum(axis=1)[0]
+    precision = np.cumsum(hits[:, :r], axis=1) / np.arange(1, r + 1)
+    return {
+        "recall@1": hits[:, 0].mean(),
+        "map@r": (precision * hits[:, :r]).sum(axis=1).mean() / r,
+        "r_precision": hits[:, :r].mean(),
+    }
+
+
+def test_scores_are_those_of_their_definitions(files, tmp_path, capsys):
+    output = tmp_path / "scores.json"
+    commands.call("score", f"--embeddings={files}/f.npz", "--ks=1", f"--output={output}")
+    table, scores = capsys.readouterr().out.splitlines(), json.loads(output.read_text())
+    assert table[0] == "90 queries of 9 classes among themselves, in the sphere:"
+    given = np.load(files / "f.npz")
+    for name, value in brute_force(given["features"].astype(float), given["labels"]).items():
+        assert scores[name] == pytest.approx(value, abs=1e-12)
+        low, high = scores["intervals"][name]
+        assert low < value < high
+        assert any(line.split()[:2] == [name, f"{value:.4f}"] for line in table)
+    assert (scores["queries"], scores["items"], scores["space"]) == (90, 90, {"name": "sphere"})
+
+
+def test_spaces_queries_and_splits(files, tmp_path, capsys):
+    output = tmp_path / "scores.json"
+    given = np.load(files / "split.npz")
+    points = np.asarray(PoincareBall(0.5, 1.5).embed(given["features"]))
+    asked, items = given["splits"] == "query", given["splits"] == "gallery"
+    labels = given["labels"]
+    expected = query_scores(
+        *(points[asked], labels[asked], points[items], labels[items]),
+        metrics=["recall@2", "map"],
+        space=PoincareBall(0.5, 1.5),
+    )
+    ball = "--space=ball", "--c=0.5", "--clip_radius=1.5"
+    what = "--ks=2", "--metrics=recall,map", f"--output={output}"
+    commands.call("score", f"--embeddings={files}/split.npz", *ball, *what)
+    assert "15 queries of 5 classes among 35, in the ball of c = 0.5:" in capsys.readouterr().out
+    scores = json.loads(output.read_text())
+    assert {name: scores[name] for name in expected} == {
+        name: values.mean() for name, values in expected.items()
+    }
+    labels = f"--queries={files}/q.npz", f"--query_labels={files}/q.npy"
+    commands.call("score", f"--embeddings={files}/f.npz", *labels, "--space=euclidean")
+    assert "9 queries of 9 classes among 90, in" in capsys.readouterr().out
+
+
+def test_a_ground_truth_says_what_is_to_be_found(files, tmp_path, capsys):
+    judged = [
+        {"bbx": [0, 0, 1, 1], "easy": [10 * i], "hard": [10 * i + 1], "junk": [10 * i + 2]}
+        for i in range(9)
+    ]
+    names = {"qimlist": [f"q{i}" for i in range(9)], "imlist": [f"x{i}" for i in range(90)]}
+    (tmp_path / "gnd.pkl").write_bytes(pickle.dumps({"gnd": judged, **names}))
+    files_of = f"--embeddings={files}/f.npz", f"--queries={files}/q.npz"
+    truth = f"--ground_truth={tmp_path}/gnd.pkl"
+    commands.call("score", *files_of, truth, f"--output={tmp_path}/s.json")
+    scores = json.loads((tmp_path / "s.json").read_text())
+    # Each query is its own easy image.
+    assert scores["easy/map"] == 1.0 and 0.5 <= scores["medium/map"] < 1.0
+    names["imlist"] = [f"x{i}" for i in range(89)] + ["y"]
+    with pytest.raises(UserError, match="a ground truth needs queries of their own"):
+        commands.call("score", f"--embeddings={files}/f.npz", truth)
+    with pytest.raises(UserError, match="has 9 queries, such as q0, which is not among the 90"):
+        commands.call("score", files_of[0], f"--queries={files}/f.npz", truth)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--embeddings={}/q.npz"], "the classes of 9 of 9 rows are unknown; give them as"),
+        (["--embeddings={}/f.npz", "--metrics=accuracy"], "unknown metric 'accuracy'; choose"),
+        (["--embeddings={}/f.npz", "--ks=0"], "--ks is 0; it must list whole numbers above 0"),
+        (["--embeddings={}/f.npz", "--labels={}/q.npy"], r"labels have the shape \[9\]"),
+        (["--embeddings={}/f.npz", "--output={}/s.txt"], "its name must end in .json"),
+    ],
+)
+def test_mistakes_are_one_sentence(files, flags, message):
+    with pytest.raises(UserError, match=message):
+        commands.call("score", *(flag.format(files) for flag in flags))

@@ -1,0 +1,174 @@
+"""A head that is trained on features in a file."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import hypjax
+from hypjax import train
+from hypjax.config import load_config
+from hypjax.errors import UserError
+from hypjax.geometry import Sphere
+from hypjax.inference.weights import restore_best
+from hypjax.retrieval import recall_at_k
+from hypjax.training.input import training_features
+from hypjax.training.setup import build
+from hypjax.training.states import random_state
+from tests.helpers import commands, small_runs
+
+CONFIG = str(small_runs.REPOSITORY / "configs/features.py")
+# What the small runs set of batches, steps and evaluation; the model is that of the features.
+FIELDS = [field for field in small_runs.SMALL if not field.startswith(("data.", "model."))]
+FIELDS += ["data.validation_classes=3", "data.test_classes=3", "optim.learning_rate=0.01"]
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory):
+    folder, draw = tmp_path_factory.mktemp("squares"), np.random.default_rng(0)
+    for name in "abcdefghijkl":
+        (folder / name).mkdir()
+        for i in range(4):
+            pixels = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def file(squares, tmp_path_factory):
+    """The features of all squares by a frozen encoder of random weights."""
+    built = build(small_runs.load(squares, *FROZEN))
+    train = built.splits.train
+    labels = np.repeat(np.arange(12), 4)
+    everything = dataclasses.replace(
+        train, positions=np.arange(48), labels=labels, sizes=np.full((48, 2), 16)
+    )
+    built = built._replace(splits=built.splits._replace(train=everything))
+    built = built._replace(
+        evaluator=type(
+            "", (), {"images": dataclasses.replace(built.evaluator.images, encodings=None)}
+        )
+    )
+    params = random_state(built.learner, built.spec).params["model"]
+    path = tmp_path_factory.mktemp("features") / "features.npz"
+    names = np.array([str(train.names[i]) for i in range(48)])
+    classes = np.array(list("abcdefghijkl"))[labels]
+    np.savez(path, features=training_features(built, params), labels=classes, ids=names)
+    return path
+
+
+FROZEN = ("optim.frozen=encoder", "train.cached_features=True", *FIELDS)
+
+
+def load(path, *overrides):
+    head = "model.head_init=orthogonal", "model.head_dim=8", "optim.schedule=constant"
+    return load_config(CONFIG, [*FIELDS, *head, f"data.path={path}", *overrides])
+
+
+@pytest.fixture(scope="module")
+def run(file):
+    folder = file.parent / "run"
+    train.train_and_evaluate(load(file), folder)
+    return folder
+
+
+def test_its_steps_and_scores_are_those_on_a_frozen_encoder_with_these_features(
+    squares, run, tmp_path
+):
+    rates = "optim.schedule=constant", "model.head_dim=8"
+    frozen = train.train_and_evaluate(small_runs.load(squares, *FROZEN, *rates), tmp_path)
+    expected, found = map(small_runs.step_metrics, (tmp_path, run))
+    assert expected.keys() == found.keys() and len(found) >= 6
+    for step, values in expected.items():
+        np.testing.assert_allclose(found[step], values, rtol=1e-5)
+    assert json.loads((run / "results.json").read_text()) == frozen
+
+
+@pytest.mark.slow
+def test_it_resumes_embeds_and_searches(file, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with small_runs.interrupted_after(6):
+        train.train_and_evaluate(load(file), "again")
+    train.train_and_evaluate(load(file), "again")
+    assert small_runs.step_metrics(tmp_path / "again") == small_runs.step_metrics(run)
+    assert (tmp_path / "again/results.json").read_text() == (run / "results.json").read_text()
+
+    given = dict(np.load(file))
+    model = hypjax.load(run)
+    points = model.embed(given["features"])
+    head = restore_best(run)[2]["head"]
+    features = given["features"].astype(np.float64) @ head["kernel"] + head["bias"]
+    np.testing.assert_allclose(points, model.space.embed(features), atol=2e-6)
+
+    commands.call("embed", f"--workdir={run}", f"--images={file}", "--output=g.npz")
+    np.savez("q.npz", features=given["features"][5:6], labels=given["labels"][5:6])
+    capsys.readouterr()
+    commands.call("search", f"--workdir={run}", "--gallery=g.npz", "--query=q.npz", "--k=2")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "0 (b)" and lines[2].endswith(given["ids"][5])
+    # Features are searched without a run, too, by cosine.
+    commands.call("search", f"--gallery={file}", "--query=q.npz", "--k=1")
+    assert f"0.0000  right  {given['ids'][5]}" in capsys.readouterr().out
+
+    commands.call("report", f"--workdir={run}", "--output=r.html")
+    commands.call("hyperbolicity", f"--embeddings={file}", "--trials=1")
+    fields = f"--config.data.path={file}", "--trials=1"
+    commands.call("hyperbolicity", f"--config={CONFIG}", *fields)
+    with pytest.raises(
+        UserError, match=r"trained on features of another model, so it cannot embed"
+    ):
+        model.embed(given["ids"][0])
+    with pytest.raises(UserError, match="features of dimension 16, but these have 3"):
+        model.embed(np.ones((2, 3), np.float32))
+
+
+def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_path):
+    given = dict(np.load(file))
+    splits = np.where(given["labels"] < "i", "train", "test")
+    path = tmp_path / "split.npz"
+    np.savez(path, **given, splits=splits, superlabels=(given["labels"] < "f").astype(int))
+    built = build(load_config(CONFIG, [*FIELDS, f"data.path={path}", "data.validation_classes=2"]))
+    assert built.learner.model.head_dim == built.learner.model.encoder.dim == 16
+    assert (splits[built.splits.test.positions] == "test").all()
+    assert len(built.splits.train) + len(built.splits.validation) == 32
+    assert list(built.splits.test.group_names) == ["0", "1"]
+    scores = built.evaluator.test_scores(
+        random_state(built.learner, built.spec).params["model"], built.splits
+    )
+    test = given["labels"] >= "i"
+
+    points = np.asarray(Sphere().embed(given["features"][test]))
+    expected = recall_at_k(points, given["labels"][test], ks=(1, 2), space=Sphere())
+    assert scores["encoder"] == {f"recall@{k}": value for k, value in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"labels": None}, "has 48 rows without a class, such as row 0; give them as the array"),
+        ({"splits": np.full(48, "dev")}, "has the split 'dev'; splits must be named train"),
+        ({"labels": np.zeros(48, int)}, "has 1 classes|but two must remain"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(file, tmp_path, arrays, message):
+    given = {name: x for name, x in {**np.load(file), **arrays}.items() if x is not None}
+    np.savez(tmp_path / "f.npz", **given)
+    with pytest.raises(UserError, match=message):
+        build(load(tmp_path / "f.npz"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.cached_features=False", "must be set, and optim.frozen must name the encoder"),
+        ("model.architecture=vit_small_patch16_224", "must be features if data.name is features"),
+        ("eval.scales=1,0.5", "eval.scales is .*; it must be 1 if data.name is features"),
+        ("model.depth=2", "it must be 0 if an architecture with sizes of its own is named"),
+        ("data.path=None", "it must be a .npz, .npy or .parquet file of features"),
+    ],
+)
+def test_settings_that_only_images_have_are_refused(file, override, message):
+    with pytest.raises(UserError, match=message):
+        load(file, override)
