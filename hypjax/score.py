@@ -188,4 +188,4 @@ def _space() -> Space | None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE, resumes=True)
+    command.run(main, FLAGS, EXAMPLE)

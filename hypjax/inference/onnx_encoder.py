@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _CONFIG = "preprocessor_config.json"
 _FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _BYTES = "tensor(uint8)"
+_PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")  # The first that works.
 # Where the file names another one that holds weights: a key and a value of Protocol Buffers.
 _EXTERNAL = re.compile(rb"\x0a\x08location\x12(.)", re.DOTALL)
 
@@ -79,9 +80,11 @@ class OnnxEncoder:
             raise UserError(f"there is no file {path}")
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3
+        available = onnxruntime.get_available_providers()
+        providers = [name for name in _PROVIDERS if name in available]
         try:
             self._session = onnxruntime.InferenceSession(
-                os.fspath(path), settings, providers=onnxruntime.get_available_providers()
+                os.fspath(path), settings, providers=providers
             )
         except Exception as error:  # ONNX Runtime has many types of its own.
             reason = next(iter(str(error).splitlines()), type(error).__name__)

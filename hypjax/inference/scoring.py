@@ -85,7 +85,8 @@ def task_of(
         if len(unknown):
             raise UserError(
                 f"the classes of {len(unknown)} of {len(part)} rows are unknown; give them as the "
-                "array labels, or in a file, with --labels or --query_labels"
+                "array labels, in a file (--labels or --query_labels) or by sub-folders of "
+                "--images, or name the judged dataset (--dataset)"
             )
     return task
 
