@@ -3,24 +3,48 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hypjax.geometry import register_space
     from hypjax.inference.model import Model, load
     from hypjax.inference.push import push
+    from hypjax.inference.save import save
+    from hypjax.models import register_encoder
+    from hypjax.objectives import register_objective
+    from hypjax.train import train
 
 __version__ = "0.1.0"
-__all__ = ["Model", "load", "push"]
+__all__ = [
+    "Model",
+    "load",
+    "push",
+    "register_encoder",
+    "register_objective",
+    "register_space",
+    "save",
+    "train",
+]
 
-_MODULES = {"Model": "model", "load": "model", "push": "push"}
+_MODULES = {
+    "Model": "inference.model",
+    "load": "inference.model",
+    "push": "inference.push",
+    "register_encoder": "models",
+    "register_objective": "objectives",
+    "register_space": "geometry",
+    "save": "inference.save",
+}
 
 
 def __dir__() -> list[str]:
-    """Lists `load` and `push`, too, which are not imported yet."""
+    """Lists the functions, too, which are not imported yet."""
     return sorted({*(name for name in globals() if name.startswith("__")), *__all__})
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what `hypjax.load` and `hypjax.push` need, JAX among it, when they are first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Imports what the functions need, JAX among it, when they are first used."""
     import importlib
 
-    return getattr(importlib.import_module(f"hypjax.inference.{_MODULES[name]}"), name)
+    if name == "train":  # A module that can be called.
+        return importlib.import_module("hypjax.train")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"hypjax.{_MODULES[name]}"), name)

@@ -13,7 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from absl import app, flags, logging
 
@@ -22,6 +22,28 @@ from hypjax.system import exits, machine, watchdog
 
 _OVERRIDE = "--config."
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
+
+
+class EncoderFlags(NamedTuple):
+    """The flags that name an encoder of another library; see `Flags.encoders`."""
+
+    encoder: flags.FlagHolder[str | None]
+    mean: flags.FlagHolder[list[str] | None]
+    std: flags.FlagHolder[list[str] | None]
+    resize: flags.FlagHolder[int | None]
+
+    def numbers(self) -> dict[str, Any]:
+        """The other flags than the first, as numbers."""
+        found: dict[str, Any] = {"resize": self.resize.value}
+        for flag in (self.mean, self.std):
+            try:
+                found[flag.name] = None if flag.value is None else list(map(float, flag.value))
+            except ValueError as error:
+                raise errors.UserError(
+                    f"--{flag.name} is {','.join(flag.value)}; it must be three numbers"
+                ) from error
+        return found
+
 
 flags.disclaim_key_flags()  # A flag belongs to the module that calls a method of `Flags`.
 
@@ -53,6 +75,25 @@ class Flags(flags.FlagValues):
             "Folder of a trained run, or its URL; repeat the flag to compare runs of one dataset."
         )
         return self.strings("workdir", [], words)
+
+    def encoders(self) -> EncoderFlags:
+        """Defines --encoder, and how pixels reach one in an ONNX file."""
+        return EncoderFlags(
+            self.string(
+                "encoder",
+                None,
+                "Encoder of another library: timm:NAME, with the weights of a file as "
+                "timm:NAME@FILE; hf:NAME, of the Hugging Face hub or a folder; or onnx:FILE.",
+            ),
+            self.words("mean", None, "onnx: mean of each channel, of pixels scaled to [0, 1]."),
+            self.words("std", None, "onnx: standard deviation of each channel."),
+            self.integer(
+                "resize",
+                None,
+                "onnx: shorter side before the centre is cropped. Default: the side of the crop.",
+                lower_bound=1,
+            ),
+        )
 
 
 def run(
@@ -125,6 +166,16 @@ def require(*required: flags.FlagHolder[Any]) -> None:
     for flag in required:
         if not flag.value:
             raise errors.UserError(f"--{flag.name} is missing (--help describes it)")
+
+
+def require_one(*flag_choices: flags.FlagHolder[Any]) -> None:
+    """Raises an error unless exactly one of some flags is given."""
+    given = [flag for flag in flag_choices if flag.value]
+    names = [f"--{flag.name}" for flag in flag_choices]
+    if not given:
+        raise errors.UserError(f"{' or '.join(names)} is missing (--help describes them)")
+    if len(given) > 1:
+        raise errors.UserError(f"{' and '.join(names)} exclude each other; give one of them")
 
 
 def run_names(workdirs: flags.FlagHolder[list[str]]) -> dict[str, str]:

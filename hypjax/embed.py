@@ -1,4 +1,4 @@
-"""Embeds images with a trained run."""
+"""Embeds images with a trained run, or with an encoder of another library."""
 
 from __future__ import annotations
 
@@ -8,21 +8,30 @@ from typing import TYPE_CHECKING
 from hypjax import command
 from hypjax.errors import UserError, on_one_line
 
-if TYPE_CHECKING:  # It imports JAX.
+if TYPE_CHECKING:  # They import JAX.
+    from hypjax.inference.image_embedder import ImageEmbedder
     from hypjax.retrieval.embeddings import Embeddings
 
 EXAMPLE = "python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test --output=test.npz"
 FLAGS = command.Flags()
 _WORKDIR = FLAGS.string("workdir", None, "Folder of a trained run, or its URL.")
+_ENCODER = FLAGS.encoders()
 _IMAGES = FLAGS.string(
     "images",
     None,
     "A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt file with "
     "one path per line, or a .csv or .parquet table.",
 )
+_DATASET = FLAGS.string(
+    "dataset", None, "A prepared dataset, such as cub200 or glyphs, instead of --images."
+)
+_DATA_DIR = FLAGS.string("data_dir", None, "Folder of prepared datasets. Default: that of TFDS.")
 _OUTPUT = FLAGS.string("output", None, "File to write, such as gallery.npz.")
 _EMBEDDING = FLAGS.enum(
-    "embedding", "head", ["head", "encoder"], "Output of the trained head, or of the encoder."
+    "embedding", "head", ["head", "encoder"], "Output of the run's trained head, or of its encoder."
+)
+_BATCH_SIZE = FLAGS.integer(
+    "batch_size", None, "Number of images at once. Default: the run's, or 64.", lower_bound=1
 )
 _EXPORT = FLAGS.strings(
     "export",
@@ -35,12 +44,15 @@ _SHARD = FLAGS.string(
     None,
     "Part of the images to embed, such as 3/16, into a file of its own; then --merge.",
 )
-_MERGE = FLAGS.boolean("merge", False, "Join the parts of --shard, which needs no --workdir.")
+_MERGE = FLAGS.boolean("merge", False, "Join the parts of --shard, which needs no model.")
 
 
 def main(overrides: list[str]) -> None:
     """Embeds the images and writes the embeddings."""
-    command.require(_IMAGES, _OUTPUT, *([] if _MERGE.value else [_WORKDIR]))
+    command.require(_OUTPUT)
+    command.require_one(_IMAGES, _DATASET)
+    if not _MERGE.value:
+        command.require_one(_WORKDIR, _ENCODER.encoder)
     command.refuse_overrides(overrides)
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if output.suffix != ".npz":
@@ -75,20 +87,29 @@ def main(overrides: list[str]) -> None:
 
 def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
     """Embeds the images, or a part of them, or joins the parts; returns the file, too."""
-    from hypjax.data.photos import find_photos
-    from hypjax.inference.embedder import TrainedEmbedder
+    from hypjax.data.image_set import open_images
     from hypjax.inference.partial_gallery import Shard, merge
     from hypjax.system.caches import keep_compiled_programs
 
     shard = Shard.parse(_SHARD.value) if _SHARD.value else None
-    photos = find_photos(_IMAGES.value)
+    images = open_images(_IMAGES.value, _DATASET.value, _DATA_DIR.value)
     if _MERGE.value:
-        return output, merge(output, photos)
+        return output, merge(output, images)
     keep_compiled_programs()
-    embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
+    embedder = _open_embedder()
     if shard:
-        photos, output = shard.of(photos, embedder.batch_size), shard.path(output)
-    return output, embedder.embed_to(output, photos)
+        images, output = shard.of(images, embedder.batch_size), shard.path(output)
+    return output, embedder.embed_to(output, images)
+
+
+def _open_embedder() -> ImageEmbedder:
+    from hypjax.inference.embedder import TrainedEmbedder
+    from hypjax.inference.library_embedder import PixelOptions, open_encoder
+
+    if _WORKDIR.value:
+        return TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)
+    options = PixelOptions(**_ENCODER.numbers())
+    return open_encoder(_ENCODER.encoder.value, options, batch_size=_BATCH_SIZE.value)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def redacted(text: str) -> str:
     return _PARAMETER.sub(r"\1***", _LOGIN.sub(r"\1***@", text))
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """An error that the user can fix; the message says what is wrong, where, and what to do."""
 
     status = 1  # Exit status of the program.
@@ -59,6 +59,14 @@ class UserError(Exception):
         message = redacted(message)[:_LONGEST].strip()
         line = "".join(c if c.isprintable() else " " for c in message)
         super().__init__(line)
+
+
+def require_free(kind: str, name: object, taken: Collection[str]) -> None:
+    """Raises an error unless a piece of the user's may have this name in configurations."""
+    if not isinstance(name, str) or not name.strip():
+        raise UserError(f"{name!r} is no name for {kind}; give a word")
+    if name in taken:
+        raise UserError(f"hypjax has {kind} {name} of its own; choose another name")
 
 
 def require_package(module: str, use: str, install: str) -> None:

@@ -1,4 +1,4 @@
-"""Scores embeddings of any model: Recall@K, MAP@R, R-precision, mAP."""
+"""Scores embeddings of any model, or encoders: Recall@K, MAP@R, R-precision, mAP."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from hypjax import command
 from hypjax.errors import UserError
 
 if TYPE_CHECKING:  # They import JAX.
+    from hypjax.data.parts import Splits
     from hypjax.geometry import Space
     from hypjax.inference.scoring import EmbeddedTask
+    from hypjax.retrieval.embeddings import Embeddings
 
 EXAMPLE = "python -m hypjax.score --embeddings=gallery.npz"
 FLAGS = command.Flags()
@@ -17,7 +19,25 @@ _EMBEDDINGS = FLAGS.string(
     "embeddings",
     None,
     "File of features or of embeddings: .npz, with the arrays features and labels; .npy, with "
-    "--labels; .parquet; or one that python -m hypjax.embed wrote.",
+    "--labels; .parquet; or one that python -m hypjax.embed wrote. With --encoder, the file to "
+    "write, or to resume.",
+)
+_ENCODER = FLAGS.encoders()
+_IMAGES = FLAGS.string(
+    "images", None, "Images to score --encoder on, as for python -m hypjax.embed."
+)
+_DATASET = FLAGS.string(
+    "dataset",
+    None,
+    "Prepared dataset, such as cub200 or roxford5k, to score --encoder on; or that of the images "
+    "in --embeddings, which is needed if its queries are judged.",
+)
+_DATA_DIR = FLAGS.string("data_dir", None, "Folder of prepared datasets. Default: that of TFDS.")
+_BATCH_SIZE = FLAGS.integer(
+    "batch_size",
+    None,
+    "Number of images that --encoder embeds at once. Default: 64.",
+    lower_bound=1,
 )
 _LABELS = FLAGS.string(
     "labels", None, "File with their classes: .npy, or .txt with one on each line."
@@ -54,7 +74,7 @@ _OUTPUT = FLAGS.string("output", None, "File to write the scores to, such as sco
 
 def main(overrides: list[str]) -> None:
     """Prints the scores and their intervals, and writes them."""
-    command.require(_EMBEDDINGS)
+    _check_flags()
     command.refuse_overrides(overrides)
     output = command.output_file(_OUTPUT, ".json") if _OUTPUT.value else None
     if not all(k.isdecimal() and int(k) for k in _KS.value):
@@ -79,6 +99,10 @@ def main(overrides: list[str]) -> None:
     usual = ["recall", "map@r", "r_precision"] if task.judgements is None else ["map"]
     metrics = metric_names(_METRICS.value or usual, ks)
     found = scoring.summary(scoring.score(task, metrics))
+    for part in filter(None, task[:2]):
+        if part.unreadable:
+            console.say(f"{len(part.unreadable)} images could not be read, and are left out")
+            break
     print(f"{task}, in {task.space}:")
     rows = [
         (name, "", f"{each['mean']:.4f}", "{:.4f} to {:.4f}".format(*each["interval"]))
@@ -96,20 +120,61 @@ def main(overrides: list[str]) -> None:
         command.write_numbers(output, numbers)
 
 
+def _check_flags() -> None:
+    if not _ENCODER.encoder.value:
+        command.require(_EMBEDDINGS)
+        if _IMAGES.value:
+            raise UserError("--images are embedded by --encoder; give that flag, too")
+        return
+    command.require_one(_IMAGES, _DATASET)
+    for flag in (_LABELS, _QUERIES, _QUERY_LABELS, _GROUND_TRUTH):
+        if flag.value:
+            raise UserError(f"--{flag.name} belongs to --embeddings; leave out --encoder")
+
+
 def _task() -> EmbeddedTask:
     from hypjax.data.ground_truth import read_ground_truth
-    from hypjax.inference.scoring import task_of
+    from hypjax.data.image_set import open_prepared
+    from hypjax.inference.scoring import require_images, task_of
     from hypjax.retrieval.embeddings import Embeddings
+    from hypjax.system import console
     from hypjax.system.caches import keep_compiled_programs
 
     keep_compiled_programs()
-    judged = read_ground_truth(_GROUND_TRUTH.value) if _GROUND_TRUTH.value else None
-    space, queries = _space(), None
-    how = {"space": space, "keep_features": False}
-    embeddings = Embeddings.load(_EMBEDDINGS.value, labels=_LABELS.value, **how)
+    truth = read_ground_truth(_GROUND_TRUTH.value) if _GROUND_TRUTH.value else None
+    queries, how = None, {"space": _space(), "keep_features": False}
+    splits = open_prepared(_DATASET.value, _DATA_DIR.value) if _DATASET.value else None
+    for note in splits.notes if splits else ():
+        console.say(note)
+    if _ENCODER.encoder.value:
+        embeddings = _embedded(splits)
+    else:
+        embeddings = Embeddings.load(_EMBEDDINGS.value, labels=_LABELS.value, **how)
+        if splits:
+            require_images(embeddings, splits)
     if _QUERIES.value:
         queries = Embeddings.load(_QUERIES.value, labels=_QUERY_LABELS.value, **how)
-    return task_of(embeddings, queries, judged)
+    return task_of(embeddings, queries, truth, splits.judgements if splits else None)
+
+
+def _embedded(splits: Splits | None) -> Embeddings:
+    """What --encoder makes of the images: all of them in a file, or those that are scored."""
+    import pathlib
+
+    from hypjax.data.image_set import ImageSet, open_images
+    from hypjax.inference.library_embedder import PixelOptions, open_encoder
+    from hypjax.retrieval.embeddings import Embeddings
+
+    spec, options = _ENCODER.encoder.value, PixelOptions(**_ENCODER.numbers())
+    if not _EMBEDDINGS.value:
+        images = ImageSet.of_splits(splits, scored=True) if splits else open_images(_IMAGES.value)
+        return open_encoder(spec, options, _space(), _BATCH_SIZE.value).embed_images(images)
+    file = pathlib.Path(_EMBEDDINGS.value).expanduser()
+    if file.suffix != ".npz":
+        raise UserError(f"--embeddings is {file}; its name must end in .npz")
+    images = ImageSet.of_splits(splits) if splits else open_images(_IMAGES.value)
+    open_encoder(spec, options, batch_size=_BATCH_SIZE.value).embed_to(file, images)
+    return Embeddings.load(file, _space(), keep_features=False)
 
 
 def _space() -> Space | None:
@@ -123,4 +188,4 @@ def _space() -> Space | None:
 
 
 if __name__ == "__main__":
-    command.run(main, FLAGS, EXAMPLE)
+    command.run(main, FLAGS, EXAMPLE, resumes=True)

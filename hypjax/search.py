@@ -16,6 +16,7 @@ _WORKDIR = FLAGS.string(
     "Folder or URL of the run that embedded the gallery; not needed if --query is a file of "
     "features.",
 )
+_ENCODER = FLAGS.encoders()
 _GALLERY = FLAGS.string(
     "gallery",
     None,
@@ -42,7 +43,7 @@ _RERANK = FLAGS.boolean(
     "rerank", False, "Re-rank results by their neighbours: the first 100, or k if that is more."
 )
 _EMBEDDING = FLAGS.enum(
-    "embedding", "head", ["head", "encoder"], "Embedding that the gallery contains."
+    "embedding", "head", ["head", "encoder"], "Embedding of the run that the gallery contains."
 )
 _OUTPUT = FLAGS.string("output", None, "Figure of the hits to draw, such as hits.png.")
 
@@ -59,6 +60,7 @@ def main(overrides: list[str]) -> None:
     from hypjax.engines.exports import open_gallery
     from hypjax.inference.embedder import TrainedEmbedder
     from hypjax.inference.hits import FeatureQueries, find_hits
+    from hypjax.inference.library_embedder import PixelOptions, open_encoder
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking
     from hypjax.system import console
@@ -68,9 +70,11 @@ def main(overrides: list[str]) -> None:
     photos = find_photos(_QUERY.value)
     keep_compiled_programs()
     if photos[0].vector is None:
-        command.require(_WORKDIR)
+        command.require_one(_WORKDIR, _ENCODER.encoder)
     if _WORKDIR.value:
         embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
+    elif _ENCODER.encoder.value:
+        embedder = open_encoder(_ENCODER.encoder.value, PixelOptions(**_ENCODER.numbers()))
     else:
         embedder = FeatureQueries(gallery)
     reranking = Reranking() if _RERANK.value else None

@@ -3,22 +3,30 @@
 import contextlib
 import functools
 import pathlib
+import sys
+import types
+from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 from ml_collections import ConfigDict
 
 from hypjax.analysis.report import write_own_report
-from hypjax.config import validate
+from hypjax.config import read_config, validate
+from hypjax.config.own import choose_encoder, choose_own_objective
+from hypjax.data import given
 from hypjax.data.device_crops import Store
-from hypjax.errors import UserError
+from hypjax.errors import UserError, devices_explained
 from hypjax.inference.weights import warn_of_known_classes
 from hypjax.monitoring.monitor import Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import require_wandb
+from hypjax.objectives import Objective
 from hypjax.parallel import processes
 from hypjax.runs.files import REPORT
 from hypjax.runs.workdir import SharedRun
 from hypjax.system import console
+from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import Feed, open_input
 from hypjax.training.learner import Learner
 from hypjax.training.loop import Loop, create_monitor
@@ -27,6 +35,53 @@ from hypjax.training.setup import build, circumstances, shared_fields
 from hypjax.training.states import begin, check_paths, save, score_untrained, starting_parameters
 from hypjax.training.step import TrainState, TrainStep, jit_train_step, make_train_step
 from hypjax.types import Workers
+
+
+def train(
+    config: ConfigDict | str,
+    workdir: str | pathlib.Path,
+    *,
+    dataset: Any = None,
+    encoder: nn.Module | None = None,
+    objective: Objective | Callable[..., Any] | None = None,
+) -> dict[str, Any]:
+    """Trains and evaluates as `train_and_evaluate`, with data, an encoder or a loss of one's own.
+
+    What is given takes the place of what the configuration names; all other fields apply. Called
+    again with the same, it resumes. The folder is a run like any other: its model embeds and
+    searches without the loss and the dataset, and, if the encoder is one of hypjax's, without any
+    code; for another one see `hypjax.load`.
+
+    Args:
+        config: A configuration, as from `hypjax.config.read_config`, or the name of one, such as
+            "configs/folder.py:hyp-scratch".
+        workdir: Folder of the run, or its URL.
+        dataset: (images, labels), arrays or images of Pillow's; pairs of a path or an image and
+            its label; a `datasets.Dataset` of Hugging Face; or {"train": ..., "test": ...} of
+            these. Without splits, classes are held out as for a folder.
+        encoder: An `Encoder`, or a Flax module that maps normalised pixels [images, height, width,
+            channels] to [images, dim]. The head of the configuration follows it.
+        objective: An `Objective`, or a function of `embeddings`, `labels` and others by name, see
+            `hypjax.register_objective`.
+
+    Raises:
+        UserError: The configuration cannot be run with what is given, and as
+            `train_and_evaluate`.
+        Interrupted: An interrupt arrived, and the state is saved.
+    """
+    config = (
+        read_config(config) if isinstance(config, str) else config.copy_and_resolve_references()
+    )
+    if dataset is not None:
+        with config.ignore_type():
+            config.data.update(given.give(dataset))
+    if objective is not None:
+        choose_own_objective(config, objective)
+    if encoder is not None:
+        choose_encoder(config, encoder)
+    keep_compiled_programs()
+    with devices_explained():
+        return train_and_evaluate(config, workdir)
 
 
 def train_and_evaluate(
@@ -145,3 +200,14 @@ def _printed_again(
     if profile is not None:
         console.warn("nothing is left to trace")
     return results
+
+
+class _Callable(types.ModuleType):
+    """This module, which can be called: `hypjax.train` names both it and its function."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Calls `train`."""
+        return train(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable

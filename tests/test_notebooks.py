@@ -23,6 +23,7 @@ OPTIONS = {
     "own_images": [field for field in small_runs.SMALL if "report" not in field],
     "paper_figures": [*GLYPHS, "run.report=False"],
     "hyperbolic_geometry": [],
+    "own_loop": [],
 }
 
 
@@ -41,6 +42,8 @@ def test_notebook_runs(path, data_dir, repository, folder, monkeypatch):
     parameters = {"options": options} if options else {}
     if path.stem == "own_images":
         parameters["variant"] = "hyp-scratch"
+    if path.stem == "own_loop":
+        parameters |= {"steps": 5, "classes_per_batch": 8}
     if path.stem == "paper_figures":
         pytest.importorskip("umap", reason="needs the viz extra: umap-learn")
         parameters["temperatures"] = [0.3]

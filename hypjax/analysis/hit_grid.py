@@ -99,11 +99,11 @@ def draw_rows(
 
 def save(figure: Figure, file: File) -> None:
     """Writes a figure to a file, whose suffix selects the format, or raises a `UserError`."""
-    try:
-        with writing(file):
+    with writing(file):
+        try:
             figure.savefig(file)
-    except ValueError as error:
-        raise UserError(f"cannot draw {file}: {error}") from error
+        except ValueError as error:
+            raise UserError(f"cannot draw {file}: {error}") from error
 
 
 def thumbnail_url(image: Image.Image, side: int, quality: int) -> str:

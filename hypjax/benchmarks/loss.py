@@ -208,6 +208,7 @@ def memory_step(data: Data) -> Gradient:
     )
     spec = objectives.Spec(_SOP_CLASSES, 2, dim, dim, rows, _IMAGES)
     params, state = objective.init(jax.random.key(0), spec)
+    compute = objectives.loss_function(objective)
     points, labels = jnp.asarray(data.points), jnp.asarray(data.remembered)
     state = {"memory": state["memory"]._replace(points=points, labels=labels)}
 
@@ -215,7 +216,7 @@ def memory_step(data: Data) -> Gradient:
     def program(state: Any, features: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
         def loss(features: jax.Array) -> tuple[jax.Array, Any]:
             outputs, batch = Outputs(features, features), Batch(None, labels, None, None)
-            return objective.loss(params, state, outputs, None, batch, jax.random.key(0))
+            return compute(params, state, outputs, None, batch, jax.random.key(0))
 
         (value, (after, _)), slope = jax.value_and_grad(loss, has_aux=True)(features)
         return after, (value, slope)

@@ -1,4 +1,4 @@
-"""Search and recall, compared with faiss."""
+"""Search and scores, compared with faiss and libraries for metric learning."""
 
 import functools
 import pathlib
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from hypjax.benchmarks import peers
+from hypjax.benchmarks import peers, scoring
 from hypjax.benchmarks.measure import Options, Task, product_seconds
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.retrieval import nearest_neighbors, recall_at_k
@@ -62,6 +62,8 @@ def tasks(options: Options) -> Iterator[Task]:
     yield Task(f"{recall}, {collapsed}", *both, healthy, product / 2)
     both = [nearest(name, 10) for name in ("collapsed", "hyperbolic")]
     yield Task(f"10 nearest, {size}, {collapsed}", *both, healthy, product)
+    shared = np.random.default_rng(0).permutation(n) % classes  # No class has a single image.
+    yield from scoring.tasks(points_of("cosine", shared), shared)
     yield from _streamed(items)
 
 

@@ -9,11 +9,14 @@ from hypjax.objectives.base import GROUPED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
 BENCHMARKS = ("roxford5k", "rparis6k")  # Judged, and without training images.
-OWN = ("folder", "features")  # In files that data.path names: images, or features of any model.
+GIVEN = "own"  # The images that were passed to `hypjax.train`.
+# The user's own data: images, features of any model, and what was passed.
+USERS = ("folder", "features", GIVEN)
 DATASETS = (  # hypjax/data/
-    *("glyphs", "scenes", "cub200", "cars196", "sop", "inshop", "omniglot", "sfm120k", *OWN),
+    *("glyphs", "scenes", "cub200", "cars196", "sop", "inshop", "omniglot", "sfm120k", *USERS),
     *BENCHMARKS,
 )
+OWN = "own:"  # Begins the names of the encoders and objectives that were.
 DISTRACTORS = "revisitop1m"  # Without queries.
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 HEAD_INITS = ("orthogonal", "pca")  # hypjax/models/embedder.py, hypjax/training/head_init.py

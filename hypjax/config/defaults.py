@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
 from hypjax.config.choices import PARTS
+from hypjax.errors import UserError
 from hypjax.objectives import OBJECTIVES
 
 HYP_VIT = "pairwise_cross_entropy"  # Its objective.
@@ -114,8 +115,8 @@ def _objective(name: str | None) -> ConfigDict:
     objective.clip_radius = _optional(2.3)
     for own, field in OBJECTIVES[name].fields.items() if name else ():
         if own in objective:
-            raise ValueError(
-                f"objective {name} declares the field {own}, which all objectives have"
+            raise UserError(
+                f"objective {name} declares the field {own}, which all objectives have; rename it"
             )
         objective[own] = field.default
     return objective

@@ -8,13 +8,15 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from hypjax.config import choices
+from hypjax.config.choices import OWN
 from hypjax.config.defaults import HYP_VIT, default_config
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
-from hypjax.fields import ABOVE_0, Rule, at_least, one_of, range_within, within
+from hypjax.fields import ABOVE_0, Field, Rule, at_least, one_of, range_within, within
 from hypjax.geometry import SPACES
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.encoder import FEATURES
+from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
 
@@ -51,9 +53,14 @@ def _is_group(value: Any) -> bool:
     )
 
 
-@functools.cache
 def field_types(objective: str) -> Mapping[str, Rule]:
     """The rule, for each field of an objective's runs, that a value has the type of the default."""
+    return _field_types(objective, tuple(OBJECTIVES[objective].fields.items()))
+
+
+@functools.cache
+def _field_types(objective: str, fields: tuple[tuple[str, Field], ...]) -> Mapping[str, Rule]:
+    del fields  # Of a name that is registered anew, they may differ.
     config = default_config(objective)
     return {field: _type(field, value, config) for field, value in flatten(config).items()}
 
@@ -128,7 +135,10 @@ _RULES = {
     "model.weights": Rule(lambda value: value != "", "a name, a file or a folder, or None"),
     "model.drop_path": _BELOW_1,
     "model.precision": one_of("auto", "float32", "bfloat16"),
-    "objective.space": one_of(*SPACES),
+    "objective.space": Rule(
+        lambda value: value in SPACES,
+        f"{', '.join(SPACES)}, or a space that hypjax.register_space names in this process",
+    ),
     "objective.c": at_least(0),
     "objective.clip_radius": _or_none(ABOVE_0),
     "optim.learning_rate": at_least(0),
@@ -278,7 +288,7 @@ def _validate_evaluation(config: ConfigDict) -> None:
 def _validate_batches(config: ConfigDict) -> None:
     train, fields, objective = config.train, flatten(config), OBJECTIVES[config.objective.name]
     for field in sorted(FITTED):
-        names = ("features",) if field in _FITTED_SIZES else choices.OWN
+        names = ("features",) if field in _FITTED_SIZES else choices.USERS
         if fields[field] is None and config.data.name not in names:
             refuse(field, None, f"a whole number, unless data.name is {' or '.join(names)}")
     if objective.by_tuple and train.sampling != "tuples":
@@ -311,8 +321,13 @@ def _validate_architecture(config: ConfigDict) -> None:
     if (model.architecture == FEATURES) != (config.data.name == "features"):
         words = "features if data.name is features, and nowhere else"
         refuse("model.architecture", model.architecture, words)
-    if model.architecture not in ("vit", FEATURES, *ARCHITECTURES):
+    if model.architecture not in ("vit", FEATURES, *ARCHITECTURES, *ENCODERS):
         words = f"{supported(model.architecture)}, or vit with sizes of your own"
+        if model.architecture.startswith(OWN):
+            words = (
+                "known in this process: its code is not hypjax's, so pass the module as encoder= "
+                "to hypjax.load or hypjax.train, or name it by hypjax.register_encoder"
+            )
         refuse("model.architecture", model.architecture, words)
     for field in _SIZES:
         if model.architecture == "vit" and model[field] == 0:
@@ -337,11 +352,11 @@ def _validate_data(config: ConfigDict) -> None:
         refuse("data.path", data.path, "a folder of images, or a .csv or .parquet table")
     if data.name == "features" and not data.path:
         refuse("data.path", data.path, "a .npz, .npy or .parquet file of features")
-    if data.name not in choices.OWN and data.path:
+    if data.name not in ("folder", "features") and data.path:
         refuse("data.path", data.path, f"None if data.name is {data.name}")
     if data.name != "features" and data.labels:
         refuse("data.labels", data.labels, "None unless data.name is features")
-    if data.split == "images" and data.name not in choices.OWN:
+    if data.split == "images" and data.name not in choices.USERS:
         refuse("data.split", data.split, "classes unless data.name is folder or features")
     if data.split == "images" and data.validation_classes >= 1:
         refuse("data.validation_classes", data.validation_classes, "0 if data.split is images")

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
+from hypjax.data.given import Pixels
 from hypjax.data.host_cache import DecodedImages
 from hypjax.data.views import TEST_VIEWS, Frame
 from hypjax.errors import UserError
@@ -40,7 +41,8 @@ class Dataset:
     group_names: Sequence[str] | None = None  # By number.
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
-    decoded: DecodedImages | None = None  # Pixels of all records, if they are cached.
+    # Pixels of all records, if they are cached, or in memory.
+    decoded: DecodedImages | Pixels | None = None
     source: str | None = None  # Hash that differs if any record differs, if that is known.
     # Part of each image that crops and views see: left, top, right and bottom, in pixels.
     boxes: Int[np.ndarray, "images 4"] | None = None
@@ -88,6 +90,14 @@ class Dataset:
             if (cached := self._cached(i)) is not None:
                 return pixels.from_array(cached)
             return self._decode(i, self._encoded(i), channels)
+
+    def shown_image(self, i: int, channels: int) -> Image.Image:
+        """Returns the part of the i-th image that views see, see `boxes`; raises as `image`."""
+        image = self.image(i, channels)
+        with self._naming_errors(i):
+            whole = 0, 0, *image.size
+            box = self._box(i, image.height, image.width)
+            return image if box == whole else image.crop(box)
 
     def crop(
         self,
@@ -229,19 +239,37 @@ def union(datasets: Sequence[Dataset]) -> Dataset:
 
 
 def joined(first: Dataset, second: Dataset) -> Dataset:
-    """Returns two datasets as one, to be searched; their images are not decoded before.
+    """Returns two datasets as one, to be embedded; their images are not decoded before.
 
-    Labels of the second are shifted, so that none of its classes is one of the first.
+    Labels of the second are shifted, so that none of its classes is one of the first. Groups of
+    classes are kept if both have the same ones.
     """
+    boxes = superlabels = None
+    if first.boxes is not None or second.boxes is not None:
+        boxes = np.concatenate([_boxes(first), _boxes(second)])
+    grouped = first.superlabels is not None and second.superlabels is not None
+    if grouped and np.array_equal(first.group_names, second.group_names):
+        superlabels = np.concatenate([first.superlabels, second.superlabels])
     return Dataset(
         records=_Chained(first.records, second.records),
         positions=np.concatenate([first.positions, len(first.records) + second.positions]),
         labels=np.concatenate([first.labels, first.labels.max() + 1 + second.labels]),
         sizes=np.concatenate([first.sizes, second.sizes]),
         names=_Chained(first.names, second.names),
+        superlabels=superlabels,
         class_names=_Chained(first.class_names, second.class_names),
+        group_names=None if superlabels is None else first.group_names,
         fast=first.fast,
+        boxes=boxes,
     )
+
+
+def _boxes(dataset: Dataset) -> Int[np.ndarray, "images 4"]:
+    """The boxes of a dataset's images, or those of the whole images."""
+    if dataset.boxes is not None:
+        return dataset.boxes
+    height, width = dataset.sizes.T
+    return np.stack([np.zeros_like(width), np.zeros_like(width), width, height], axis=1)
 
 
 def with_host_cache(dataset: Dataset, key: str, decoding: Decoding) -> Dataset:

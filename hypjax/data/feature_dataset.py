@@ -36,7 +36,7 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
         )
     everything = as_dataset(photos := _photos(table, path))
     everything = dataclasses.replace(everything, vectors=table.features)
-    return split_photos(pathlib.Path(path), photos, everything, held_out, _fingerprint(table))
+    return split_photos(path, photos, everything, _fingerprint(table), held_out)
 
 
 def _photos(table: FeatureTable, path: str) -> list[Photo]:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, Decoding, fill_cache, with_host_cache
+from hypjax.data.given import Pixels, given
 from hypjax.data.parts import (
     HeldOutClasses,
     Splits,
@@ -99,7 +100,7 @@ def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses
         (os.path.relpath(photo.path.absolute(), root), *photo[1:4], *row)
         for photo, row in zip(photos, measured.tolist(), strict=True)
     )
-    fingerprint = _hash_facts(facts)
+    fingerprint = hash_facts(facts)
     everything = dataclasses.replace(
         as_dataset(photos),
         sizes=measured[:, :2].astype(np.int32),
@@ -107,17 +108,52 @@ def open_photos(path: pathlib.Path, decoding: Decoding, held_out: HeldOutClasses
         source=fingerprint,
     )
     everything = with_host_cache(everything, fingerprint, decoding)
-    splits = split_photos(path, photos, everything, held_out, fingerprint)
+    splits = split_photos(str(path), photos, everything, fingerprint, held_out)
     fill_cache(everything, decoding.channels)
     return splits
 
 
+def open_given(decoding: Decoding, held_out: HeldOutClasses) -> Splits:
+    """Opens the images that this process was given, as `open_photos` opens those of a folder.
+
+    Every image is looked at once for its size and its checksum. With the host cache, they are kept
+    there; otherwise they remain where they are.
+    """
+    items = given()
+    decoded = Pixels(items, decoding.channels)
+    measured = np.array([_measure_pixels(decoded, i) for i in range(len(items))], np.int64)
+    photos = [
+        Photo(pathlib.Path(f"image {i}"), item.label, item.split) for i, item in enumerate(items)
+    ]
+    facts = ((*photo[1:3], *row) for photo, row in zip(photos, measured.tolist(), strict=True))
+    fingerprint = hash_facts(facts)
+    everything = dataclasses.replace(
+        as_dataset(photos), sizes=measured[:, :2].astype(np.int32), source=fingerprint
+    )
+    kept = with_host_cache(everything, fingerprint, decoding).decoded
+    if kept is not None:
+        kept.fill(decoded.__getitem__)
+    everything = dataclasses.replace(everything, decoded=kept or decoded)
+    return split_photos("the dataset", photos, everything, fingerprint, held_out)
+
+
+def _measure_pixels(decoded: Pixels, i: int) -> tuple[int, int, int]:
+    """Returns height, width and checksum of an image in memory."""
+    try:
+        values = decoded[i]
+    except UserError:
+        raise
+    except Exception as error:  # Of Pillow, or of the dataset's code.
+        raise UserError(f"cannot read image {i} of the dataset ({pixels.reason(error)})") from error
+    return *values.shape[:2], zlib.crc32(np.ascontiguousarray(values))
+
+
 def split_photos(
-    path: pathlib.Path,
+    path: str,
     photos: Sequence[Photo],
     everything: Dataset,
-    held_out: HeldOutClasses,
     fingerprint: str,
+    held_out: HeldOutClasses,
 ) -> Splits:
     """Splits images as they are labelled, or holds out classes, or images of each class.
 
@@ -131,7 +167,7 @@ def split_photos(
     else:
         parts = _split_classes(path, everything, held_out)
     splits = Splits(*parts, fingerprint, notes=(_SAME_CLASSES,) if held_out.images else ())
-    check_classes(str(path), splits)
+    check_classes(path, splits)
     return splits
 
 
@@ -151,7 +187,7 @@ def as_dataset(photos: Sequence[Photo]) -> Dataset:
     )
 
 
-def _split_classes(path: pathlib.Path, everything: Dataset, held_out: HeldOutClasses) -> _Parts:
+def _split_classes(path: str, everything: Dataset, held_out: HeldOutClasses) -> _Parts:
     """Holds out random classes; returns no gallery."""
     if 2 <= everything.num_classes < 4:
         raise UserError(
@@ -177,7 +213,7 @@ def _split_classes(path: pathlib.Path, everything: Dataset, held_out: HeldOutCla
 
 
 def _given_splits(
-    path: pathlib.Path, photos: Sequence[Photo], everything: Dataset, held_out: HeldOutClasses
+    path: str, photos: Sequence[Photo], everything: Dataset, held_out: HeldOutClasses
 ) -> _Parts:
     """Splits the images as they are labelled."""
     if held_out.images:
@@ -201,7 +237,7 @@ def _given_splits(
     return train, validation, parts.get("test", parts.get("query")), parts.get("gallery")
 
 
-def _check_overlap(path: pathlib.Path, photos: Sequence[Photo]) -> None:
+def _check_overlap(path: str, photos: Sequence[Photo]) -> None:
     """Rejects classes shared by validation and test, and warns of classes shared with train."""
     classes = {split: {p.label for p in photos if p.split == split} for split in SPLITS}
     test = classes["test"] | classes["query"] | classes["gallery"]
@@ -223,7 +259,7 @@ def _measure(photos: Sequence[Photo]) -> Int[np.ndarray, "photos 3"]:
 
     Raises UserError if any image cannot be read; the message names the first ones.
     """
-    cached = cache_folder() / "photos" / f"{_hash_facts(map(_file_facts, photos))}.sizes"
+    cached = cache_folder() / "photos" / f"{hash_facts(map(file_facts, photos))}.sizes"
     if (measured := _read_measured(cached, len(photos))) is not None:
         return measured
     console.say(f"checking {len(photos)} images")
@@ -270,12 +306,7 @@ def _measure_file(path: pathlib.Path) -> tuple[int, int, int] | str:
     return image.height, image.width, zlib.crc32(content)
 
 
-def fingerprint(photos: Sequence[Photo]) -> str:
-    """Returns a hash of the files' paths, sizes and times, their labels and their order."""
-    return _hash_facts((*_file_facts(photo), photo.label) for photo in photos)
-
-
-def _file_facts(photo: Photo) -> tuple[Any, ...]:
+def file_facts(photo: Photo) -> tuple[Any, ...]:
     """Returns what changes with the file and is known without reading it."""
     if photo.vector is not None:
         return (str(photo.path), zlib.crc32(np.ascontiguousarray(photo.vector)))
@@ -286,7 +317,7 @@ def _file_facts(photo: Photo) -> tuple[Any, ...]:
     return (str(photo.path.absolute()), stat.st_size, stat.st_mtime_ns)
 
 
-def _hash_facts(facts: Iterable[tuple[Any, ...]]) -> str:
+def hash_facts(facts: Iterable[tuple[Any, ...]]) -> str:
     """Hashes tuples of simple values to 32 hexadecimal digits."""
     digest = hashlib.sha256()
     for fact in facts:

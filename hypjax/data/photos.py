@@ -172,13 +172,18 @@ def list_folder(root: pathlib.Path) -> list[Photo]:
 
 
 def _list_tree(root: pathlib.Path) -> list[Photo]:
-    """Lists all images below a folder, labelled as by `list_folder`, or '' outside classes."""
+    """Lists all images below a folder, labelled and split as by `list_folder`.
+
+    Outside classes the label is ''.
+    """
     names = {folder.name for folder in _subfolders(root)}
     has_splits = "train" in names and names <= set(SPLITS) and bool(_subfolders(root / "train"))
     photos = []
     for path in _image_files(root):
-        folders = path.relative_to(root).parts[has_splits:-1]
-        photos.append(Photo(path, folders[0] if folders else ""))
+        folders = path.relative_to(root).parts[:-1]
+        split = folders[0] if has_splits and folders else None
+        classes = folders[has_splits:]
+        photos.append(Photo(path, classes[0] if classes else "", split))
     return photos
 
 

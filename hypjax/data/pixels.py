@@ -90,6 +90,11 @@ def _pixels(image: Image.Image, channels: int, upright: bool) -> Image.Image:
     return image
 
 
+def converted(image: Image.Image, channels: int) -> Image.Image:
+    """Converts an image in memory as `decode` does its file; the image itself does not change."""
+    return _pixels(image.copy(), channels, upright=True)
+
+
 def _orientation(image: Image.Image) -> int:
     """Returns EXIF's orientation, from 1 (upright) to 8; 1 if EXIF data cannot be read."""
     try:

@@ -13,12 +13,12 @@ import numpy as np
 from jaxtyping import Shaped
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import DISTRACTORS
+from hypjax.config.choices import DISTRACTORS, GIVEN
 from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset, Decoding, fill_cache, joined, with_host_cache
 from hypjax.data.feature_dataset import open_features
 from hypjax.data.parts import HeldOutClasses, Splits, check_classes, hold_out, hold_out_validation
-from hypjax.data.photo_dataset import open_photos
+from hypjax.data.photo_dataset import open_given, open_photos
 from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
 from hypjax.types import Judgements
@@ -41,6 +41,8 @@ def open_splits(config: ConfigDict) -> Splits:
         splits = open_photos(pathlib.Path(data.path).expanduser(), decoding, held_out)
     elif data.name == "features":
         splits = open_features(data.path, data.labels, held_out)
+    elif data.name == GIVEN:
+        splits = open_given(decoding, held_out)
     else:
         splits = _open_prepared(data.name, run.data_dir, decoding, held_out)
     splits = _with_benchmarks(splits, config, decoding)

@@ -8,3 +8,4 @@ from hypjax.geometry.spaces import PoincareBall as PoincareBall
 from hypjax.geometry.spaces import SearchTerms as SearchTerms
 from hypjax.geometry.spaces import Space as Space
 from hypjax.geometry.spaces import Sphere as Sphere
+from hypjax.geometry.spaces import register_space as register_space

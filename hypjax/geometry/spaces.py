@@ -12,7 +12,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, require_free
 from hypjax.geometry import arithmetic, poincare
 
 Role = Literal["query", "gallery"]
@@ -129,7 +129,7 @@ class InnerProductSpace(Space, Protocol):
         """
 
 
-def register_space(space: type) -> type:
+def as_tree(space: type) -> type:
     """Registers a frozen dataclass as a pytree, with fields marked as static in its structure.
 
     Unlike with `jax.tree_util.register_dataclass`, trees are built without the constructor, which
@@ -274,7 +274,7 @@ class Sphere(InnerProductSpace):
         )
 
 
-@register_space
+@as_tree
 @dataclasses.dataclass(frozen=True)
 class PoincareBall(InnerProductSpace):
     """The Poincaré ball of radius 1/√c with the geodesic distance (Hyp-ViT, Eq. 2).
@@ -416,7 +416,7 @@ class PoincareBall(InnerProductSpace):
         raise_on_flaws(self, x, first, words)
 
 
-@register_space
+@as_tree
 @dataclasses.dataclass(frozen=True)
 class Fused(Space):
     """Several geometries of one feature vector, whose distances are added (HypMix, Eq. 10).
@@ -517,3 +517,30 @@ class Fused(Space):
 
 # The spaces that configurations and gallery files name.
 SPACES: dict[str, type[InnerProductSpace]] = {"poincare": PoincareBall, "sphere": Sphere}
+_BUILT_IN = frozenset(SPACES)
+
+
+def register_space(name: str, space: type[Space]) -> None:
+    """Makes a space of one's own a value of `objective.space`, in this process.
+
+    Args:
+        name: The name, which is not one of hypjax's own. A later registration replaces it.
+        space: A frozen dataclass with the methods of `Space` or `InnerProductSpace`. Its fields
+            have defaults, or the names of fields of `config.objective`, such as `c`, which set
+            them.
+
+    Raises:
+        UserError: The name is taken, or something is missing.
+    """
+    require_free("a space", name, _BUILT_IN)
+    if not (isinstance(space, type) and dataclasses.is_dataclass(space)):
+        raise UserError(
+            f"the space {name} is no dataclass; decorate it with @dataclass(frozen=True)"
+        )
+    methods = [method for method in vars(Space) if not method.startswith("_")]
+    missing = [method for method in methods if not hasattr(space, method)]
+    if missing:
+        raise UserError(f"the space {space.__name__} lacks {', '.join(missing)}")
+    if space not in SPACES.values():
+        as_tree(space)
+    SPACES[name] = space

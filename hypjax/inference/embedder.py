@@ -5,46 +5,48 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
+import flax.linen as nn
 import jax
 import numpy as np
-import tqdm
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 
 from hypjax import parallel
 from hypjax.data.dataset import Dataset
-from hypjax.data.photo_dataset import files_of, fingerprint
-from hypjax.data.photos import Photo
 from hypjax.data.pipeline import readable_batches
-from hypjax.errors import Interrupted, UserError, redacted
+from hypjax.errors import UserError, redacted
 from hypjax.inference.embedding import embed_function, scored_spaces
+from hypjax.inference.image_embedder import ImageEmbedder
 from hypjax.inference.matches import read_matches
-from hypjax.inference.partial_gallery import Embedded, PartialGallery, concatenated
+from hypjax.inference.partial_gallery import Embedded
 from hypjax.inference.postprocess import model_fingerprint, saved_projection
 from hypjax.inference.weights import restore_best
-from hypjax.models import Embedder
-from hypjax.retrieval.embeddings import Embeddings
+from hypjax.models import ARCHITECTURES, Embedder, register_encoder
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import RESULTS, is_published, read_whole
-from hypjax.system import console, exits, machine
+from hypjax.runs.workdir import saved_architecture
+from hypjax.system import console, machine
 from hypjax.types import View, Workers
 
 Part = Literal["head", "encoder"]
-_INTERRUPTED = "interrupted: saving what is done; once more to stop at once"
 
 
-class TrainedEmbedder:
+class TrainedEmbedder(ImageEmbedder):
     """A trained run's model: the best on its validation classes if there are any, else the last.
 
-    Attributes:
-        fingerprint: Hash of everything that the embeddings depend on besides the images. Embeddings
-            of equal fingerprints can be compared.
-        match: What the run knows of the distance of matches; None if it does not.
+    Each device of this process embeds whole batches.
     """
 
     def __init__(
-        self, workdir: str | pathlib.Path, part: Part = "head", batch_size: int | None = None
+        self,
+        workdir: str | pathlib.Path,
+        part: Part = "head",
+        batch_size: int | None = None,
+        encoder: nn.Module | None = None,
     ) -> None:
+        """Restores a run's model; a module stands for an encoder that is not one of hypjax's."""
         with reading(workdir) as folder:
+            if encoder is not None:
+                _register(folder, encoder)
             model = read_whole(folder, lambda: self._read(folder, part))
             if not is_published(folder) and not (folder / RESULTS).exists():
                 name = redacted(str(workdir))
@@ -72,12 +74,11 @@ class TrainedEmbedder:
         return model
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
-        """Yields the embeddings of a dataset's images in order, one batch at a time.
+        """Yields the points of a dataset's images in order, one batch at a time.
 
-        Each device of this process embeds whole batches. With each batch come the images that could
-        not be read, as {index in the batch: reason}; their embeddings are meaningless. Fewer images
-        than a batch has are padded to a whole one or, if `few`, to a power of two: that takes less
-        time, and rounds differently.
+        Each device of this process embeds whole batches. Fewer images than a batch has are padded
+        to a whole one or, if `few`, to a power of two: that takes less time, and rounds
+        differently.
         """
         self._check_kind(dataset)
         size, total = self.batch_size, len(dataset)
@@ -117,7 +118,10 @@ class TrainedEmbedder:
         """Raises a `UserError` for features instead of images, or the other way round."""
         encoder, name = self._model.encoder, dataset.name(0)
         if encoder.takes_pixels and dataset.vectors is not None:
-            raise UserError(f"this run embeds images, but {name} stands for features")
+            raise UserError(
+                "this run embeds images, but was given features, which are floating-point numbers; "
+                "pixels are uint8"
+            )
         if encoder.takes_pixels:
             return
         if dataset.vectors is None:
@@ -152,71 +156,11 @@ class TrainedEmbedder:
             )
         return self._compiled[len(devices), size]
 
-    def embed(self, photos: Sequence[Photo]) -> Embeddings:
-        """Embeds images in one go, for example a search's queries; see `batches` of few images."""
-        points, broken = concatenated(self.batches(files_of(photos), few=True))
-        return self._embeddings(photos, points, broken)
 
-    def embed_to(self, path: pathlib.Path, photos: Sequence[Photo]) -> Embeddings:
-        """Embeds images into a file, or resumes where that was interrupted.
-
-        What is done is saved every minute, and at an interrupt, in a folder beside the file.
-
-        Raises:
-            UserError: The file or the folder cannot be written, the file exists and holds something
-                else, or no image can be read.
-            Interrupted: An interrupt arrived, and what is done is saved.
-        """
-        if path.exists():
-            done = Embeddings.load(path)
-            if (done.fingerprint, done.images) != (self.fingerprint, fingerprint(photos)):
-                raise UserError(
-                    f"{path} exists already and holds other images or another run's embeddings; "
-                    "name another file, or remove it"
-                )
-            console.say(f"{path} is complete already")
-            return done
-        with PartialGallery(path, f"{self.fingerprint} {fingerprint(photos)}") as unfinished:
-            self._finish(unfinished, photos)
-            embeddings = self._embeddings(photos, *unfinished.contents())
-            if not len(embeddings):
-                unfinished.remove()
-                raise UserError(
-                    f"none of the {len(photos)} images can be read; of the first: "
-                    f"{next(iter(embeddings.unreadable.values()))}"
-                )
-            embeddings.save(path)
-            unfinished.remove()
-        return embeddings
-
-    def _finish(self, unfinished: PartialGallery, photos: Sequence[Photo]) -> None:
-        """Embeds the images that are not done yet; after an interrupt it saves, and raises that."""
-        total, done = len(photos), unfinished.done
-        with (
-            tqdm.tqdm(total=total, unit="image", disable=None, initial=done) as bar,
-            exits.deferred(_INTERRUPTED) as interrupted,
-        ):
-            for points, broken in self.batches(files_of(photos[done:])):
-                stopping = interrupted()
-                unfinished.add(points, broken, saving=stopping)
-                bar.update(len(points))
-                if stopping and unfinished.done < total:
-                    raise Interrupted(
-                        f"{unfinished.done} of {total} images are saved, and the same command "
-                        "resumes from there",
-                        interrupted.status,
-                    )
-
-    def _embeddings(
-        self, photos: Sequence[Photo], points: Float[np.ndarray, "n d"], broken: dict[int, str]
-    ) -> Embeddings:
-        kept = [i for i in range(len(photos)) if i not in broken]
-        return Embeddings(
-            vectors=points[kept].astype(np.float32),
-            ids=np.array([str(photos[i].path) for i in kept], dtype=str),
-            labels=np.array([photos[i].label for i in kept], dtype=str),
-            space=self.space,
-            fingerprint=self.fingerprint,
-            images=fingerprint(photos),
-            unreadable={str(photos[i].path): reason for i, reason in broken.items()},
-        )
+def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
+    """Makes a module the encoder that the run in a folder names."""
+    name = saved_architecture(folder)
+    if name in ("vit", *ARCHITECTURES):
+        raise UserError(f"the encoder of this model is {name}, hypjax's own; leave out encoder=")
+    if name is not None:  # Otherwise what is wrong is reported when the model is read.
+        register_encoder(name, encoder)

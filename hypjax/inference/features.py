@@ -33,6 +33,7 @@ from hypjax.inference.embedding import (
 )
 from hypjax.inference.weights import pretrained_encoder
 from hypjax.models import Embedder, create_embedder
+from hypjax.models.own import OwnEncoder
 from hypjax.system import console, machine
 from hypjax.system.caches import cache_folder
 from hypjax.types import View, Workers
@@ -196,7 +197,9 @@ def frozen_encodings(
     embeds |= config.model.head_init == "pca"
     parts = (splits.test, splits.gallery, splits.validation, splits.train if embeds else None)
     scaling = (config.data.mean, config.data.std)
-    folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
+    folder = None
+    if not isinstance(model.encoder, OwnEncoder):  # Whose code may change under the same name.
+        folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
     return Encodings(model, scaling, source, config.eval.scales, list(filter(None, parts)), folder)
 
 

@@ -14,7 +14,7 @@ from hypjax.engines.exports import Gallery
 from hypjax.engines.graph import GraphGallery
 from hypjax.engines.qdrant import Neighbours, QdrantGallery
 from hypjax.errors import UserError, on_one_line
-from hypjax.inference.embedder import TrainedEmbedder
+from hypjax.inference.image_embedder import ImageEmbedder
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.selection import KeptGallery
@@ -77,7 +77,7 @@ class FeatureQueries:
 
 
 def find_hits(
-    embedder: TrainedEmbedder | FeatureQueries,
+    embedder: ImageEmbedder | FeatureQueries,
     photos: Sequence[Photo],
     gallery: Gallery,
     k: int,
@@ -92,7 +92,7 @@ def find_hits(
     if gallery.fingerprint != embedder.fingerprint:
         raise UserError(
             "the gallery was embedded by another run, by other parameters or as another embedding; "
-            "embed it again with this run"
+            "embed it again with this model"
         )
     queries = embedder.embed(photos)
     for path, reason in queries.unreadable.items():

@@ -4,6 +4,7 @@ import os
 import pathlib
 from collections.abc import Sequence
 
+import flax.linen as nn
 import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
@@ -39,12 +40,13 @@ class Model:
         part: Part = "head",
         batch_size: int | None = None,
         *,
+        encoder: nn.Module | None = None,
         warm: bool = False,
     ) -> None:
         source = _located(source)
         keep_compiled_programs()
         with devices_explained():
-            self._embedder = TrainedEmbedder(source, part, batch_size)
+            self._embedder = TrainedEmbedder(source, part, batch_size, encoder)
             if warm:
                 self._embedder.warm()
         self.source, self.part = str(source), part
@@ -122,6 +124,7 @@ def load(
     part: Part = "head",
     batch_size: int | None = None,
     *,
+    encoder: nn.Module | None = None,
     warm: bool = False,
 ) -> Model:
     """Loads a trained model.
@@ -133,7 +136,8 @@ def load(
         batch_size: Largest number of images that are embedded at once, on which roundings may
             depend. By default it is that of the run's evaluation. Fewer images are padded to a
             power of two.
+        encoder: The module that was trained, if it is not one of hypjax's.
         warm: Whether to compile the programs of all these numbers now, instead of each when it is
             first needed.
     """
-    return Model(source, part, batch_size, warm=warm)
+    return Model(source, part, batch_size, encoder=encoder, warm=warm)

@@ -1,19 +1,19 @@
 """Galleries in the making: saved as they grow, or embedded in parts that are joined."""
 
 import contextlib
+import dataclasses
 import fcntl
 import pathlib
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Float
 
-from hypjax.data.photo_dataset import fingerprint
-from hypjax.data.photos import Photo
+from hypjax.data.image_set import ImageSet
 from hypjax.errors import UserError, writing
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system.files import read_npz, write_text
@@ -126,24 +126,24 @@ class Shard(NamedTuple):
             raise UserError(f"--shard is {text}; it must be a part and their number, such as 3/16")
         return shard
 
-    def of(self, photos: Sequence[Photo], batch_size: int) -> Sequence[Photo]:
+    def of(self, images: ImageSet, batch_size: int) -> ImageSet:
         """The part's images, which begin with a whole batch."""
         # So each image is embedded in the batch, and with the roundings, that it has without parts.
-        batches = -(-len(photos) // batch_size)
+        batches = -(-len(images) // batch_size)
         if self.count > batches:
             raise UserError(
-                f"{len(photos)} images are {batches} batches of {batch_size}, too few for "
+                f"{len(images)} images are {batches} batches of {batch_size}, too few for "
                 f"{self.count} parts; name at most {batches}"
             )
         first, last = (batches * i // self.count * batch_size for i in (self.index - 1, self.index))
-        return photos[first:last]
+        return images[first:last]
 
     def path(self, output: pathlib.Path) -> pathlib.Path:
         """The part's file, such as gallery-3-of-16.npz for gallery.npz."""
         return output.with_name(f"{output.stem}-{self.index}-of-{self.count}{output.suffix}")
 
 
-def merge(output: pathlib.Path, photos: Sequence[Photo]) -> Embeddings:
+def merge(output: pathlib.Path, images: ImageSet) -> Embeddings:
     """Joins the parts of a gallery into the gallery that one process would have written."""
     if output.exists():
         raise UserError(f"{output} exists already; remove it, or name another --output")
@@ -155,22 +155,20 @@ def merge(output: pathlib.Path, photos: Sequence[Photo]) -> Embeddings:
             raise UserError(f"{path} is missing; embed it with --shard={index}/{count}")
         part = Embeddings.load(path)
         last = first + len(part) + len(part.unreadable)
-        if part.images != fingerprint(photos[first:last]):
+        if part.images != images[first:last].fingerprint:
             raise UserError(f"{path} holds other images than --images lists now; embed it again")
         if parts and part.fingerprint != parts[0].fingerprint:
             raise UserError(f"{path} was embedded by another model than the first part")
         parts.append(part)
         first = last
-    if first != len(photos):
-        raise UserError(f"the parts hold {first} images, but --images lists {len(photos)}")
-    gallery = Embeddings(
-        vectors=np.concatenate([part.vectors for part in parts]),
-        ids=np.concatenate([part.ids for part in parts]),
-        labels=np.concatenate([part.labels for part in parts]),
-        space=parts[0].space,
-        fingerprint=parts[0].fingerprint,
-        images=fingerprint(photos),
-        unreadable={path: why for part in parts for path, why in part.unreadable.items()},
+    if first != len(images):
+        raise UserError(f"the parts hold {first} images, but --images lists {len(images)}")
+    columns = ("vectors", "ids", "labels", "given", "splits", "superlabels")
+    found = {name: [getattr(part, name) for part in parts] for name in columns}
+    whole = {name: np.concatenate(own) for name, own in found.items() if own[0] is not None}
+    unreadable = {path: why for part in parts for path, why in part.unreadable.items()}
+    gallery = dataclasses.replace(
+        parts[0], **whole, images=images.fingerprint, unreadable=unreadable
     )
     gallery.save(output)
     return gallery

@@ -1,25 +1,24 @@
 """Models to publish: a folder that hypjax and timm load, and that the Hugging Face hub holds."""
 
-import contextlib
 import os
 import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import numpy as np
 from ml_collections import ConfigDict
-from safetensors.numpy import save_file
 
 from hypjax import __version__
 from hypjax.config import default_config, flatten, identity
+from hypjax.config.choices import GIVEN, OWN
 from hypjax.errors import UserError, writing
 from hypjax.inference.matches import read_matches, write_matches
+from hypjax.inference.model_folder import replacing_model, write_contents, write_weights
 from hypjax.inference.postprocess import copy_projections
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
-from hypjax.models.pretrained import pools_as_timm, save_timm, timm_config
+from hypjax.models.own import OwnEncoder
+from hypjax.models.pretrained import pools_as_timm
 from hypjax.models.weight_files import is_hub_name
 from hypjax.objectives import create_objective
 from hypjax.runs import files
@@ -28,7 +27,7 @@ from hypjax.runs.published import compare
 from hypjax.runs.tables import format_results
 from hypjax.runs.workdir import saved_fingerprint
 from hypjax.system import console, hub
-from hypjax.system.files import replacing_together, sha256, write_json, write_text
+from hypjax.system.files import write_json, write_text
 
 _README = "README.md"  # The model card.
 _CARD = """\
@@ -38,8 +37,7 @@ pipeline_tag: image-feature-extraction
 tags:
 - image-retrieval
 - metric-learning
-- timm
----
+{tags}---
 
 # {name}
 
@@ -58,15 +56,7 @@ hits = model.search("photos/", "query.jpg", k=10)
 print(hits[0])
 ```
 
-In timm, whose output is what hypjax maps into that space:
-
-```python
-import timm
-
-model = timm.create_model("hf-hub:{name}", pretrained=True).eval()
-```
-
-{pooling}Test images are {view}.
+{elsewhere}Test images are {view}.
 Their pixels, from 0 to 1, have the mean {mean} and the standard deviation {std}.
 
 ## Data
@@ -84,6 +74,22 @@ Trained by hypjax {version}. These fields differ from its defaults; `hypjax.json
 ## Results
 
 {results}
+"""
+
+
+_IN_TIMM = """\
+In timm, whose output is what hypjax maps into that space:
+
+```python
+import timm
+
+model = timm.create_model("hf-hub:{name}", pretrained=True).eval()
+```
+
+"""
+_OWN = """\
+The encoder is no part of hypjax: pass its Flax module to `load` as `encoder=`.
+
 """
 
 
@@ -126,23 +132,10 @@ def push(
 
 def _write(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> list[str]:
     """Replaces the model in a folder, all at once, and returns the names of its files."""
-    if not files.is_published(folder) and _holds_run(folder):
-        raise UserError(f"{folder} holds a run; name another folder")
-    if (folder / files.PROJECTIONS).is_symlink():
-        raise UserError(
-            f"{folder / files.PROJECTIONS} is a link; remove it, or name another folder"
-        )
-    with replacing_together(folder / files.PUBLISHED, lambda: files.stale_files(folder)) as staged:
+    with replacing_model(folder) as staged:
         _stage(workdir, staged, name)
-        return [files.PUBLISHED, *files.hashed_files(staged), files.CONFIG, _README]
-
-
-def _holds_run(folder: pathlib.Path) -> bool:
-    """Whether a folder holds a run, begun or trained, whose config.json would be replaced."""
-    with contextlib.suppress(UserError):  # Another program's file.
-        if "identity" in (files.read_object(folder / files.CONFIG) or {}):
-            return True
-    return (folder / files.CHECKPOINTS).exists()
+        written = [files.PUBLISHED, *files.hashed_files(staged), _README]
+        return [*written, *([files.CONFIG] if (staged / files.CONFIG).exists() else [])]
 
 
 def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:
@@ -157,20 +150,16 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
             write_matches(folder, matches)
     if results is not None:
         write_json(folder / files.RESULTS, results)
-    save_timm(folder / files.WEIGHTS, params, model)
-    if model.head_kind == "norm_dense":  # timm has no such head.
-        save_file(jax.tree.map(np.asarray, params["head"]), folder / files.HEAD)
-    write_json(folder / files.CONFIG, timm_config(params, model, config.data))
+    write_weights(folder, config, model, params)
     write_text(folder / _README, _model_card(name, config, model, results))
-    fields = identity(config)  # How the run was executed is left out.
-    hashes = {file: sha256(folder / file) for file in files.hashed_files(folder)}
-    parts = {"identity": fields, "circumstances": circumstances, "all": fields, "files": hashes}
-    write_json(folder / files.PUBLISHED, parts)
+    write_contents(folder, config, create_objective(config).score_space, circumstances)
 
 
 def without_paths(config: ConfigDict) -> ConfigDict:
     """Leaves the last name of each path and URL in a configuration, but names on the hub."""
     for field, value in flatten(config).items():
+        if field in ("model.architecture", "objective.name"):
+            continue  # Names of code may hold a colon.
         if isinstance(value, str) and not (field == "model.weights" and is_hub_name(value)):
             config.update_from_flattened_dict({field: _last_name(value)})
     return config
@@ -196,11 +185,13 @@ def _model_card(
     notes = [f"Note: {note}." for note in (results or {}).get("notes", ())]
     defaults = identity(default_config(config.objective.name))
     changed = {f: value for f, value in identity(config).items() if value != defaults.get(f)}
+    own = isinstance(model.encoder, OwnEncoder)
     return _CARD.format(
         name=name,
         description=describe(config),
         space=create_objective(config).score_space,
-        pooling=_unlike_timm(model),
+        tags="" if own else "- timm\n",
+        elsewhere=_OWN if own else _IN_TIMM.format(name=name) + _unlike_timm(model),
         view=view,
         mean=list(data.mean),
         std=list(data.std),
@@ -214,12 +205,14 @@ def _model_card(
 def describe(config: ConfigDict) -> str:
     """Says in one line what a run's model is: encoder, head, dataset and loss."""
     model, data = config.model, config.data
-    encoder, head = model.architecture, f"a head of {model.head_dim} coordinates"
+    encoder, loss = (name.removeprefix(OWN) for name in (model.architecture, config.objective.name))
+    head = f"a head of {model.head_dim} coordinates"
+    images = "images given from Python" if data.name == GIVEN else data.name
     if encoder == "vit":
         encoder = f"ViT ({model.depth} blocks of width {model.width})"
     return (
         f"{encoder} with {'no head' if model.head == 'none' else head}, for {data.image_size} × "
-        f"{data.image_size} pixels, trained on {data.name} with {config.objective.name}"
+        f"{data.image_size} pixels, trained on {images} with {loss}"
     )
 
 

@@ -9,6 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hypjax.data.ground_truth import GroundTruth
+from hypjax.data.image_set import ImageSet
+from hypjax.data.parts import Splits
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import (
@@ -48,11 +50,13 @@ def task_of(
     embeddings: Embeddings,
     queries: Embeddings | None = None,
     ground_truth: GroundTruth | None = None,
+    judgements: Judgements | None = None,
 ) -> EmbeddedTask:
     """The search that embeddings are made for.
 
     Without queries, those of a file with splits are its `query` images, which search the `gallery`,
-    or else its `test` images; of a file without splits, all images search each other.
+    or else its `test` images; of a file without splits, all images search each other. Judgements
+    are of the `query` and `gallery` images, in their order.
 
     Raises:
         UserError: Classes are unknown, spaces differ, or a ground truth names other images.
@@ -69,6 +73,13 @@ def task_of(
         items = embeddings.take(_places(embeddings, ground_truth.gallery, "images to search"))
         return EmbeddedTask(asked, items, ground_truth.judgements)
     task = EmbeddedTask(queries, embeddings) if queries else _by_splits(embeddings)
+    if judgements is not None:
+        if embeddings.unreadable:
+            raise UserError(
+                f"{len(embeddings.unreadable)} of the images that the queries are judged by could "
+                "not be read; prepare the dataset again"
+            )
+        return task._replace(judgements=judgements)
     for part in filter(None, task[:2]):
         unknown = np.flatnonzero(part.labels == "")
         if len(unknown):
@@ -77,6 +88,17 @@ def task_of(
                 "array labels, or in a file, with --labels or --query_labels"
             )
     return task
+
+
+def require_images(embeddings: Embeddings, splits: Splits) -> None:
+    """Raises a `UserError` if embeddings are not those of a prepared dataset's images."""
+    known = {ImageSet.of_splits(splits, scored=scored).fingerprint for scored in (False, True)}
+    if embeddings.images not in known:
+        raise UserError(
+            f"the embeddings are of other images than this copy of {splits.name} has, or their "
+            "origin is not known; embed them with python -m hypjax.embed --dataset, or give the "
+            "judgements of queries as --ground_truth"
+        )
 
 
 def _by_splits(embeddings: Embeddings) -> EmbeddedTask:

@@ -380,7 +380,10 @@ def _sides(timm_name: str) -> dict[str, int]:
 
 def is_transformer(architecture: str) -> bool:
     """Whether an architecture, by its name in timm or as 'vit', is a Vision Transformer."""
-    return architecture == "vit" or _FAMILY_OF[architecture].encoder is VisionTransformer
+    if architecture == "vit":
+        return True
+    family = _FAMILY_OF.get(architecture)  # An encoder of the user's has none.
+    return family is not None and family.encoder is VisionTransformer
 
 
 def published_weights(name: str) -> Weights | None:

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from hypjax.models.architectures import check_encoder, create_encoder, image_sides
 from hypjax.models.encoder import FEATURES, Encoder, FeatureEncoder
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
+from hypjax.models.own import ENCODERS, own_encoder
 from hypjax.models.vit import VisionTransformer, resize_positions
 from hypjax.types import Outputs, View
 
@@ -87,6 +88,8 @@ def create_embedder(
     if model.architecture == "vit":
         sizes = {name: model[name] for name in ("patch_size", "width", "depth", "num_heads")}
         encoder = check_encoder(VisionTransformer(**sizes, **options))
+    elif model.architecture in ENCODERS:
+        encoder = check_encoder(own_encoder(model.architecture, View.of(config.data), **options))
     else:
         encoder = create_encoder(model.architecture, **options)
     if isinstance(encoder, VisionTransformer):

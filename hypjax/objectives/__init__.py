@@ -4,6 +4,7 @@ from hypjax.objectives.base import Group as Group
 from hypjax.objectives.base import Metrics as Metrics
 from hypjax.objectives.base import Objective as Objective
 from hypjax.objectives.base import Spec as Spec
+from hypjax.objectives.base import loss_function as loss_function
 from hypjax.objectives.create import OBJECTIVES as OBJECTIVES
 from hypjax.objectives.create import create_objective as create_objective
 from hypjax.objectives.create import softmax_temperature as softmax_temperature
@@ -11,6 +12,7 @@ from hypjax.objectives.create import unused_fields as unused_fields
 from hypjax.objectives.hier import Hier as Hier
 from hypjax.objectives.hier import hier as hier
 from hypjax.objectives.hier import reciprocal_triplets as reciprocal_triplets
+from hypjax.objectives.own import register_objective as register_objective
 from hypjax.objectives.pair_losses import PairObjective as PairObjective
 from hypjax.objectives.pair_losses import contrastive as contrastive
 from hypjax.objectives.pair_losses import koleo as koleo

@@ -1,10 +1,12 @@
 """The interface between objectives and the train step."""
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.types import Batch, Outputs
 
@@ -78,7 +80,7 @@ class Objective(Protocol):
         return self.space
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[PyTree, PyTree]:
-        """Initialises parameters and state.
+        """Initialises parameters and state; by default there are none.
 
         Args:
             key: Random key.
@@ -88,27 +90,70 @@ class Objective(Protocol):
             (params, state): trees of arrays. The optimiser trains the parameters; the state is only
             passed from step to step.
         """
+        del key, spec
+        return {}, {}
 
-    def loss(
-        self,
-        params: PyTree,
-        state: PyTree,
-        outputs: Outputs,
-        teacher: Outputs | None,
-        batch: Batch,
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+    def loss(self, **values: Any) -> tuple[Float[Array, ""], Any]:
         """Loss of a whole batch.
 
-        Args:
-            params: Parameters of the objective.
-            state: Its state.
-            outputs: The model's outputs for the images of the batch, float32.
-            teacher: The same outputs of the teacher as it was before the step, without a gradient;
-                None if `teacher_decay` is None.
-            batch: The batch, of which a loss may read labels and ids.
-            key: Random key of the step, a function of the run's seed and the step.
+        A method names those of these arguments that it needs, and gets no others:
 
-        Returns:
-            (loss, (state, metrics)): a float32 scalar, the next state, and float32 scalars by name.
+        - `params` and `state`: the parameters of the objective, and its state,
+        - `outputs`: the model's `Outputs` for the images of the batch, float32,
+        - `teacher`: the same of the teacher as it was before the step, without a gradient; None if
+          `teacher_decay` is None,
+        - `batch`: the `Batch`, of which a loss may read labels and ids,
+        - `key`: the random key of the step, a function of the run's seed and the step.
+
+        It returns (loss, metrics): a float32 scalar, and float32 scalars by name. One that names
+        `state` returns (loss, (state, metrics)), with the next state.
         """
+
+
+ARGUMENTS = ("params", "state", "outputs", "teacher", "batch", "key")  # Of `Objective.loss`.
+Loss = Callable[
+    [PyTree, PyTree, Outputs, Outputs | None, Batch, PRNGKeyArray],
+    tuple[Float[Array, ""], tuple[PyTree, Metrics]],
+]
+
+
+def loss_function(objective: Objective) -> Loss:
+    """The loss of an objective as a function of all `ARGUMENTS`, in their order.
+
+    It passes on those that `objective.loss` names, and returns (loss, (state, metrics)). A method
+    with six arguments of other names gets all by position.
+
+    Raises:
+        UserError: The method requires something else.
+    """
+    parameters = inspect.signature(objective.loss).parameters.values()
+    if any(each.kind == each.VAR_POSITIONAL for each in parameters) or (
+        len(parameters) == len(ARGUMENTS) and not {each.name for each in parameters} & {*ARGUMENTS}
+    ):
+        return objective.loss
+    names = requested(f"{type(objective).__name__}.loss", objective.loss, ARGUMENTS)
+
+    def loss(*values: Any) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+        given = dict(zip(ARGUMENTS, values, strict=True))
+        found, rest = objective.loss(**{name: given[name] for name in names})
+        return found, rest if "state" in names else (given["state"], rest)
+
+    return loss
+
+
+def requested(title: str, function: Callable[..., Any], offered: Sequence[str]) -> tuple[str, ...]:
+    """Those of the offered arguments that a function takes; of any names, it takes all.
+
+    Further arguments that have defaults keep them. One that has none is a `UserError`, which calls
+    the function by the title.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind == each.VAR_KEYWORD for each in parameters):
+        return tuple(offered)
+    for each in parameters:
+        if each.name not in offered and each.default is each.empty:
+            raise UserError(
+                f"{title} requires {each.name}; arguments without a default may be "
+                + ", ".join(offered)
+            )
+    return tuple(each.name for each in parameters if each.name in offered)

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, within
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.objectives.base import Group, Metrics, Objective, Spec
+from hypjax.objectives.base import Group, Metrics, Objective, Spec, loss_function
 from hypjax.objectives.comparisons import norms
 from hypjax.types import Batch, Outputs
 
@@ -240,7 +240,7 @@ class Hier:
         space = self.space
         points, proxies = space.embed(outputs.projected), space.embed(params["hierarchy"])
         # The angles of points are those of the outputs, but their gradients pass through the ball.
-        loss, (state, metrics) = self.base.loss(
+        loss, (state, metrics) = loss_function(self.base)(
             params["base"], state, outputs._replace(projected=points), teacher, batch, of_base
         )
         alike = batch.labels[:, None] == batch.labels

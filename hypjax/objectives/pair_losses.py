@@ -452,16 +452,9 @@ class PairObjective(Objective):
         return {}, {"memory": empty_memory(rows, dim)}
 
     def loss(
-        self,
-        params: dict,
-        state: dict,
-        outputs: Outputs,
-        teacher: Outputs | None,
-        batch: Batch,
-        key: PRNGKeyArray,
+        self, state: dict, outputs: Outputs, teacher: Outputs | None, batch: Batch
     ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
-        del params, key
         points, labels = self.space.embed(outputs.projected), batch.labels
         compared = {"space": self.space, "samples_per_class": self.samples_per_class}
         loss = self.function(points, labels, **compared)

@@ -9,15 +9,15 @@ import numpy as np
 from einops import rearrange
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import Fused, PoincareBall, Space, Sphere
-from hypjax.objectives.base import Metrics, Objective, Spec
+from hypjax.objectives.base import Metrics, Objective
 from hypjax.objectives.comparisons import norms
-from hypjax.types import Batch, Outputs
+from hypjax.types import Outputs
 
 
 def pairwise_cross_entropy(
@@ -164,28 +164,13 @@ class PairwiseCrossEntropy(Objective):
     temperature: float
     samples_per_class: int
 
-    def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[dict, dict]:
-        """Returns two empty trees."""
-        del key, spec
-        return {}, {}
-
-    def loss(
-        self,
-        params: dict,
-        state: dict,
-        outputs: Outputs,
-        teacher: None,
-        batch: Batch,
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
+    def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
         """Loss of a batch whose images are grouped by class, see `Objective.loss`."""
-        del params, teacher, batch, key
         features = rearrange(outputs.projected, "(n k) d -> n k d", k=self.samples_per_class)
         points = rearrange(self.space.embed(features), "n k d -> (k n) d")
         logits = _logits(self.space, points, self.samples_per_class, self.temperature)
         loss = _cross_entropy(logits, self.samples_per_class)
-        metrics = _metrics(self.space, features, points, logits)
-        return loss, (state, metrics)
+        return loss, _metrics(self.space, features, points, logits)
 
 
 def _metrics(

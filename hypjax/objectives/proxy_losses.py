@@ -261,20 +261,12 @@ class ProxyObjective(Objective):
         return {"proxies": proxies * (2 / count) ** 0.5}, {}
 
     def loss(
-        self,
-        params: dict,
-        state: dict,
-        outputs: Outputs,
-        teacher: None,
-        batch: Batch,
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
+        self, params: dict, outputs: Outputs, batch: Batch
+    ) -> tuple[Float[Array, ""], Metrics]:
         """Loss of a batch, see `Objective.loss`."""
-        del teacher, key
         points = self.space.embed(outputs.projected)
         proxies = self.space.embed(params["proxies"])
         loss = self.function(points, batch.labels, proxies, space=self.space)
-        metrics = batch_metrics(
+        return loss, batch_metrics(
             outputs.projected, points, batch.labels, self.space, self.samples_per_class
         )
-        return loss, (state, metrics)

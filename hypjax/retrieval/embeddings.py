@@ -33,6 +33,7 @@ _FIELD_TYPES = {
     "clip_radius": (int, float, types.NoneType),
     "riemannian": (bool,),
 }
+_SIMPLE = (bool, int, float, str, types.NoneType)  # Types of the fields of others' spaces.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -314,10 +315,14 @@ def describe_space(space: Space) -> dict[str, object]:
         parts = [[describe_space(part), float(weight)] for part, weight in space.parts]
         return {"name": "fused", "parts": parts, "normalized": space.normalized}
     for name, kind in SPACES.items():
-        if isinstance(space, kind):
+        if type(space) is kind:
             fields = dataclasses.asdict(space)
-            return {"name": name} | ({"c": float(fields.pop("c"))} | fields if fields else {})
-    raise UserError(f"{type(space).__name__} cannot be written to a file")
+            return (
+                {"name": name} | ({"c": float(fields.pop("c"))} if "c" in fields else {}) | fields
+            )
+    raise UserError(
+        f"{type(space).__name__} cannot be written to a file; name it by hypjax.register_space"
+    )
 
 
 def space_of(description: dict[str, object]) -> Space:
@@ -328,7 +333,7 @@ def space_of(description: dict[str, object]) -> Space:
         return Fused(parts, normalized=bool(fields["normalized"]))
     kind = SPACES[fields.pop("name")]
     for name, value in fields.items():
-        if type(value) not in _FIELD_TYPES[name]:
+        if type(value) not in _FIELD_TYPES.get(name, _SIMPLE):
             raise ValueError(f"{name} is {value!r}")
     return kind(**fields)
 

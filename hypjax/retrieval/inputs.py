@@ -89,6 +89,13 @@ def check_space(space: object) -> None:
         )
 
 
+def check_in(space: Space, points: Points) -> None:
+    """Raises a `UserError` unless all points belong to the space; converts few of them at once."""
+    size = len(points) if isinstance(points, jax.Array) else PART_BYTES // (4 * points.shape[1])
+    for part in blocks(len(points), size):
+        space.check(float32(points[part]), first=part.start)
+
+
 def check_points(
     queries: Float[ArrayLike, "n d"], gallery: Float[ArrayLike, "m d"]
 ) -> tuple[Points, Points]:

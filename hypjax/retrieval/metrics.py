@@ -17,7 +17,7 @@ from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.relevance import Relevance, by_labels
 from hypjax.retrieval.rules import ALL, FIRST, Metric
 
-_MAX_ENTRIES = 2**24  # Largest number of neighbours in memory at once.
+_MAX_ENTRIES = 2**22  # Largest number of neighbours in memory at once.
 # Metrics at K, as functions of K; and metrics without a K.
 AT_K: dict[str, Callable[[int], Metric]] = {
     "recall": rules.recall_at,
@@ -194,7 +194,7 @@ def query_scores(
     _report_excluded(matches)
     _report_trivial(metrics, items=len(searched.labels) - among_themselves)
     if rows is not None:
-        space.check(inputs.float32(asked.points))  # All, so that all processes raise one error.
+        inputs.check_in(space, asked.points)  # All, so that all processes raise one error.
         asked, matches = asked.part(rows), matches[rows]
     reordered = None  # Whether the first results are matches, in their new order.
     if refinement is not None and refinement.expansion:
@@ -204,14 +204,19 @@ def query_scores(
         found = refinement.first_results(asked.points, asked.ids, searched.points, space)
         reordered = searched.labels[found] == asked.labels[:, None]
     scores = {}
-    if first := {name: metric for name, metric in selected.items() if metric.depth is FIRST}:
+    first = {name: metric for name, metric in selected.items() if metric.depth is FIRST}
+    listed = {name: metric for name, metric in selected.items() if callable(metric.depth)}
+    depth = max((metric.depth(matches) for metric in listed.values()), default=0)
+    if all(metric.k is not None and metric.k <= depth for metric in first.values()):
+        listed, first = listed | first, {}  # The lists show whether there is a match.
+    if first:
         ks = [metric.k for metric in first.values()]
         ranks = first_ranks(asked, searched, space, None if None in ks else ks)
         if reordered is not None:
             ranks = np.where(reordered.any(axis=1), reordered.argmax(axis=1), ranks)
         scores |= {name: metric.score(ranks[:, None], matches) for name, metric in first.items()}
-    if listed := {name: metric for name, metric in selected.items() if callable(metric.depth)}:
-        scores |= _scores_of_lists(asked, searched, matches, listed, space, reordered)
+    if listed:
+        scores |= _scores_of_lists(asked, searched, matches, listed, depth, space, reordered)
     if full := {name: metric for name, metric in selected.items() if metric.depth is ALL}:
         relevance = by_labels(asked, searched)
         scores |= _scores_of_all(asked.points, searched.points, relevance, full, space, reordered)
@@ -257,7 +262,7 @@ def relevance_scores(
     selected = {name: _find_metric(name) for name in metrics}
     _report_excluded(np.array([len(items) for items in relevance.positives]))
     if rows is not None:
-        space.check(inputs.float32(queries))
+        inputs.check_in(space, queries)
         queries = queries[rows]
         relevance = Relevance(relevance.positives[rows], relevance.ignored[rows])
     reordered = None
@@ -295,12 +300,12 @@ def _scores_of_lists(
     searched: Labelled,
     matches: Int[np.ndarray, " n"],
     metrics: Mapping[str, Metric],
+    k: int,
     space: Space,
     reordered: Bool[np.ndarray, "n depth"] | None,
 ) -> dict[str, Float[np.ndarray, " n"]]:
-    """Scores from the nearest items, as many as the metrics need."""
+    """Scores from the k nearest items, as many as the metrics need."""
     scores = {name: np.empty(len(matches)) for name in metrics}
-    k = max(metric.depth(matches) for metric in metrics.values())
     for rows in inputs.blocks(len(matches), _MAX_ENTRIES // k):
         part = asked.part(rows)
         found = search(part.points, part.ids, searched.points, k=k, space=space)[1]

@@ -1,6 +1,7 @@
 """Exact ranks of relevant items: of each query's nearest match, or of all its positives."""
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -9,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from hypjax.geometry import Fused, Space
-from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Labelled
+from hypjax.retrieval import inputs, tiles
+from hypjax.retrieval.inputs import Labelled, Rows
 from hypjax.retrieval.relevance import Relevance
 from hypjax.retrieval.scores import (
     Factors,
@@ -35,9 +36,9 @@ from hypjax.retrieval.selection import sample
 from hypjax.system.machine import usable_cores
 
 NO_MATCH = np.iinfo(np.int32).max
-_TILE = 2048  # Queries and items of a tile, so that its scores fit into a CPU's cache.
-_AXIS = "tiles"  # Mesh axis over which tiles are distributed.
-_BOUND_BYTES = 2**28  # Largest size of the bounds of a block of queries.
+_BLOCK_SIZE = 512  # Queries whose positives are ranked at once.
+_BOUND_BYTES = 2**26  # Largest size of the bounds of their separations from a chunk of the gallery.
+_MOST_UNDECIDED = 2**14  # Items of a query that are listed because bounds leave their order open.
 _CHUNK_BYTES = 2**25  # Largest size of the points of a chunk of the gallery.
 _Scores = Float[Array, "h w"]  # Of a tile.
 
@@ -87,18 +88,19 @@ def first_ranks(
     found = np.empty(len(asked.labels), np.int32)
 
     def by_products(rows: Int[np.ndarray, " r"], score: Score) -> Int[np.ndarray, " u"]:
-        # In float32 all queries are asked, and halve the products if they are the gallery, too.
-        part = asked if score.precision is Precision.SINGLE else asked.part(rows)
-        bounds = _bound_ranks(part, searched, score)
+        bounds = _bound_ranks(asked, rows, searched, score)
         found[rows] = bounds[:, 0]
         if ks is not None:  # It is enough to know below which K a rank is.
             bounds = np.searchsorted(np.sort(ks), bounds, side="right")
         return rows[bounds[:, 0] != bounds[:, 1]]
 
     def by_subtraction(rows: Int[np.ndarray, " r"]) -> None:
-        found[rows] = _ranks_by_subtraction(space, asked.part(rows), searched)
+        for part in inputs.split(rows, inputs.PART_BYTES // (4 * asked.points.shape[1])):
+            found[part] = _ranks_by_subtraction(space, asked.part(part), searched)
 
     score = Score.around(space, sample(searched.points))
+    for points in (asked.points,) if asked is searched else (asked.points, searched.points):
+        inputs.check_in(space, points)
     certify("ranks", asked.points, score, by_products, by_subtraction)
     return found
 
@@ -128,8 +130,10 @@ def _rank(separations: Float[np.ndarray, " m"], matches: Int[np.ndarray, " r"], 
     return before - (own >= 0 and (separations[own], own) < (nearest, first))
 
 
-def _bound_ranks(queries: Labelled, gallery: Labelled, score: Score) -> Int[np.ndarray, "n 2"]:
-    """Numbers of items that surely, and may, come before each query's nearest match.
+def _bound_ranks(
+    asked: Labelled, rows: Rows, searched: Labelled, score: Score
+) -> Int[np.ndarray, "r 2"]:
+    """Numbers of items that surely, and may, come before the nearest match of some queries.
 
     Queries and items are sorted by class, so that matches are confined to few tiles of the score
     matrix. These are computed twice: to bound the score of the nearest match, and to count the
@@ -138,28 +142,23 @@ def _bound_ranks(queries: Labelled, gallery: Labelled, score: Score) -> Int[np.n
 
     Queries with ids are left out of their own results. Those without a match have `NO_MATCH`.
     """
-    symmetric = queries is gallery and score.precision is Precision.SINGLE
-    rows = _sort_by_class(score, queries)
-    columns = rows if queries is gallery else _sort_by_class(score, gallery)
-    mesh = Mesh(jax.local_devices(), _AXIS)
+    mesh = Mesh(jax.local_devices(), tiles.AXIS)
+    queries = tiles.Sorted(asked, rows, score, mesh)
+    items = tiles.Sorted(searched, np.arange(len(searched.labels)), score, mesh)
+    symmetric = asked is searched and score.precision is Precision.SINGLE
+    pairs = _Pairs(mesh, score.space, queries, items, asked.ids is not None, symmetric)
+    # Of many items, only those of the queries' classes may be matches.
+    wanted, among = np.flatnonzero(np.isin(searched.labels, asked.labels[rows])), pairs
+    if len(items.rows) > 1 and 0 < len(wanted) < len(searched.labels):
+        among = pairs._replace(items=tiles.Sorted(searched, wanted, score, mesh))
     with score.precision.enabled():
-        points = jax.device_put((rows, columns), NamedSharding(mesh, P()))
-        tiles = [_distribute(mesh, each) for each in _tiles(rows.labels, columns.labels, symmetric)]
-        program = _rank_program(mesh, queries.ids is not None, symmetric)
-        counts = np.asarray(program(score.space, *points, *tiles))
-    valid = rows.place >= 0
-    bounds = np.empty((len(queries.labels), 2), np.int32)
-    bounds[rows.place[valid]] = counts[valid]
-    return bounds
-
-
-class _Points(NamedTuple):
-    """Points sorted by class and padded to whole tiles."""
-
-    factors: Factors
-    labels: Int[np.ndarray | Array, " p"]  # −1 for padding.
-    ids: Int[np.ndarray | Array, " p"]  # In the gallery; `NO_MATCH` for padding.
-    place: Int[np.ndarray | Array, " p"]  # Before the sort; −1 for padding.
+        matches = among.bound_matches(score.precision)
+        counts = pairs.count_before(matches)
+    counts[matches[1] == -np.inf] = NO_MATCH
+    bounds = np.empty((len(asked.labels), 2), np.int32)
+    valid = queries.rows >= 0
+    bounds[queries.rows[valid]] = counts[valid]
+    return bounds[rows]
 
 
 class _Thresholds(NamedTuple):
@@ -169,108 +168,106 @@ class _Thresholds(NamedTuple):
     must: Float[Array, " p"]  # One with a higher score surely comes before; −∞ without a match.
 
 
-class _Tiles(NamedTuple):
-    """Indices of the tiles of the score matrix that each device visits, padded."""
+class _Pairs(NamedTuple):
+    """Pairs of a chunk of queries and a chunk of items; one pair, if all factors fit into memory.
 
-    rows: Int[Array, "devices t"]
-    columns: Int[Array, "devices t"]
-    counts: Int[Array, " devices"]  # Tiles of each device, without the padding.
+    If the queries are the gallery and `symmetric` is set, a pair also stands for its transpose.
+    """
 
+    mesh: Mesh
+    space: Space
+    queries: tiles.Sorted
+    items: tiles.Sorted
+    exclude_self: bool
+    symmetric: bool
 
-def _sort_by_class(score: Score, given: Labelled) -> _Points:
-    points, labels = inputs.float32(given.points), given.labels
-    ids = np.arange(len(labels)) if given.ids is None else given.ids
-    score.space.check(points)
-    order = np.argsort(labels, kind="stable")
-    rows = _rows_of_classes(np.bincount(labels), _tile_side(len(labels)))
-    place = np.full(inputs.round_up(rows[-1] + 1, _tile_side(len(labels))), -1)
-    place[rows] = order
-    valid = place >= 0
-    return _Points(
-        score.factors(points[place], valid),
-        np.where(valid, labels[place], -1).astype(np.int32),
-        np.where(valid, ids[place], NO_MATCH).astype(np.int32),
-        place,
-    )
+    def bound_matches(self, precision: Precision) -> Float[np.ndarray, "2 chunks p"]:
+        """Lower and upper bounds on −separation of each query's nearest match; −∞ without one."""
+        program, _ = programs(self.mesh, self.exclude_self, self.symmetric)
+        bounds = np.full((2, *self.queries.rows.shape), -np.inf, precision.value)
+        for row, column in np.ndindex(len(self.queries.rows), len(self.items.rows)):
+            matching, _ = tiles.split(self.queries.labels[row], self.items.labels[column])
+            if len(matching):
+                (shared,) = self._distribute(matching)
+                found = program(self.space, *self._points(row, column), shared)
+                bounds[:, row] = np.maximum(bounds[:, row], found)
+        return bounds
 
+    def count_before(
+        self, matches: Float[np.ndarray, "2 chunks p"]
+    ) -> Int[np.ndarray, "chunks p 2"]:
+        """Numbers of items that surely, and may, come before each query's nearest match."""
+        counts = np.zeros((*self.queries.rows.shape, 2), np.int32)
+        for row, column in np.ndindex(len(self.queries.rows), len(self.items.rows)):
+            if not (self.symmetric and column < row):
+                self._count(row, column, matches, counts)
+        return counts
 
-def _rows_of_classes(sizes: Int[np.ndarray, " classes"], tile: int) -> Int[np.ndarray, " n"]:
-    """Rows of points sorted by class, with gaps, so that small classes cross no tile boundary."""
-    # Fewer tiles next to the diagonal then contain matches and are computed twice.
-    starts, end = [], 0
-    for size in sizes.tolist():
-        left = -end % tile
-        if left < size <= tile // 16:
-            end += left
-        starts.append(end)
-        end += size
-    before = np.cumsum(sizes) - sizes
-    return np.repeat(np.array(starts) - before, sizes) + np.arange(sizes.sum())
+    def _count(
+        self,
+        row: int,
+        column: int,
+        matches: Float[np.ndarray, "2 chunks p"],
+        counts: Int[np.ndarray, "chunks p 2"],
+    ) -> None:
+        _, program = programs(self.mesh, self.exclude_self, self.symmetric)
+        rows, columns = self._points(row, column)
+        bounds, transposed = matches[:, row], matches[:, column] if self.symmetric else None
+        matching, others = tiles.split(self.queries.labels[row], self.items.labels[column])
+        if self.symmetric and row == column:
+            others = others[others[:, 0] < others[:, 1]]
+        shared = self._distribute(matching, others)
+        found = program(self.space, rows, columns, bounds, transposed, *shared)
+        counts[row] += np.asarray(found[0])
+        if self.symmetric:
+            counts[column] += np.asarray(found[1])
+        if self.symmetric and row != column and len(matching):
+            # Classes that go on in the next chunk: their tiles do not stand for their transposes.
+            shared = self._distribute(matching[:, ::-1], others[:0])
+            found = program(self.space, columns, rows, transposed, bounds, *shared)
+            counts[column] += np.asarray(found[0])
 
+    def _points(self, row: int, column: int) -> tuple[tiles.Points, tiles.Points]:
+        rows = self.queries.chunk(row)
+        return rows, rows if self.symmetric and row == column else self.items.chunk(column)
 
-def _tile_side(points: int) -> int:
-    """Side of the tiles for a number of points."""
-    return min(_TILE, inputs.round_up(points, inputs.MULTIPLE))
-
-
-def _tiles(
-    query_labels: Int[np.ndarray, " p"], labels: Int[np.ndarray, " q"], symmetric: bool
-) -> tuple[Int[np.ndarray, "t 2"], Int[np.ndarray, "u 2"]]:
-    """Tiles (row, column) that may contain matches, and all others."""
-    rows, columns = (x.reshape(-1, _tile_side(len(x))) for x in (query_labels, labels))
-    row_first, first = rows[:, 0], columns[:, 0]
-    row_last, last = rows.max(axis=1), columns.max(axis=1)
-    matching = (row_first[:, None] <= last) & (first <= row_last[:, None])
-    # If the gallery is the queries, each of the others also stands for its transpose.
-    others = np.triu(~matching) if symmetric else ~matching
-    return np.argwhere(matching), np.argwhere(others)
-
-
-def _distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"]) -> _Tiles:
-    """Distributes tiles over devices, padded to a power of two so that programs are reused."""
-    shares = [tiles[device :: mesh.size] for device in range(mesh.size)]
-    capacity = 1 << max(len(tiles) - 1, 1).bit_length()
-    indices = np.zeros((mesh.size, -(-capacity // mesh.size), 2), np.int32)
-    for share, padded in zip(shares, indices, strict=True):
-        padded[: len(share)] = share
-    found = _Tiles(*np.moveaxis(indices, 2, 0), np.array(list(map(len, shares)), np.int32))
-    return jax.device_put(found, NamedSharding(mesh, P(_AXIS)))
-
-
-def _rows(points: Any, tile: Int[Array, ""], side: int) -> Any:
-    """The rows of a tile, from each array of a tree."""
-    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, tile * side, side), points)
-
-
-def _visit(tiles: _Tiles, visit: Callable[[Array, Array, Any], Any], state: Any) -> Any:
-    """Updates a state by each tile in turn."""
-
-    def step(i: Int[Array, ""], carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
-        state, row, column = carry
-        # Indices of the next tile. If a step loaded its own, XLA on a CPU would reload them for
-        # each comparison.
-        return visit(row, column, state), tiles.rows[0, i + 1], tiles.columns[0, i + 1]
-
-    first = (state, tiles.rows[0, 0], tiles.columns[0, 0])
-    return lax.fori_loop(0, tiles.counts[0], step, first)[0]
+    def _distribute(self, *lists: Int[np.ndarray, "t 2"]) -> list[tiles.Tiles]:
+        sizes = self.queries.rows.shape[1], self.items.rows.shape[1]
+        capacity = math.prod(size // tiles.side(size) for size in sizes)
+        return [tiles.distribute(self.mesh, each, capacity) for each in lists]
 
 
 @functools.cache
-def _rank_program(mesh: Mesh, exclude_self: bool, symmetric: bool) -> Callable:
-    """The jitted `_count_before`, of replicated points and tiles that devices share."""
-    count = functools.partial(_count_before, exclude_self=exclude_self, symmetric=symmetric)
-    specs = (P(), P(), P(), P(_AXIS), P(_AXIS))
-    return jax.jit(jax.shard_map(count, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False))
+def programs(mesh: Mesh, exclude_self: bool, symmetric: bool) -> tuple[Callable, Callable]:
+    """The jitted `_bound_matches` and `_count_before`; devices share tiles, and hold all points."""
+
+    def jitted(function: Callable, arrays: int, lists: int) -> Callable:
+        specs = (P(),) * arrays + (P(tiles.AXIS),) * lists
+        return jax.jit(
+            jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+        )
+
+    match = functools.partial(_bound_matches, exclude_self=exclude_self)
+    count = functools.partial(_count_before, symmetric=symmetric)
+    return jitted(match, 3, 1), jitted(count, 5, 2)
 
 
-def _thresholds(
-    space: Space, rows: _Points, columns: _Points, tiles: _Tiles, exclude_self: bool
-) -> _Thresholds:
-    """Bounds the score of each query's nearest match."""
-    height, width = _tile_side(len(rows.ids)), _tile_side(len(columns.ids))
+def _bound_matches(
+    space: Space,
+    rows: tiles.Points,
+    columns: tiles.Points,
+    matching: tiles.Tiles,
+    *,
+    exclude_self: bool,
+) -> Float[Array, "2 p"]:
+    """The highest lower bound and the highest upper bound on −separation of any match of a query.
 
-    def update(row: Int[Array, ""], column: Int[Array, ""], best: _Thresholds) -> _Thresholds:
-        queries, items = _rows(rows, row, height), _rows(columns, column, width)
+    Between them is −separation of the nearest match.
+    """
+    height, width = tiles.side(len(rows.ids)), tiles.side(len(columns.ids))
+
+    def update(row: Int[Array, ""], column: Int[Array, ""], best: tuple[Array, Array]) -> Any:
+        queries, items = tiles.rows_of(rows, row, height), tiles.rows_of(columns, column, width)
         matches = queries.labels[:, None] == items.labels
         if exclude_self:
             matches &= queries.ids[:, None] != items.ids
@@ -278,56 +275,72 @@ def _thresholds(
         least = lowest(space, queries.factors, items.factors)
         found = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (least, most))
         pairs = zip(best, found, strict=True)
-        return _Thresholds(*(_merged(x, row, more, jnp.maximum) for x, more in pairs))
+        return tuple(tiles.merged(x, row, more, jnp.maximum) for x, more in pairs)
 
-    # −separation of the nearest match is at least the highest lower bound of any match, and at most
-    # the highest upper bound.
     none_found = jnp.full_like(rows.factors.slack[0][:, 0], -jnp.inf)
-    least, most = lax.pmax(_visit(tiles, update, _Thresholds(none_found, none_found)), _AXIS)
-    most = widened(most, 1)
-    if not _bounds_pairs(space, most):  # Then scores are compared with `must`, not lower bounds.
-        most += 2 * largest_slack(rows.factors, columns.factors)
-    return _Thresholds(widened(least, -1), widened(most, 1))
+    best = tiles.visit(matching, update, (none_found, none_found))
+    return jnp.stack(lax.pmax(best, tiles.AXIS))
 
 
 def _count_before(
     space: Space,
-    rows: _Points,
-    columns: _Points,
-    matching: _Tiles,
-    others: _Tiles,
+    rows: tiles.Points,
+    columns: tiles.Points,
+    row_matches: Float[Array, "2 p"],
+    column_matches: Float[Array, "2 q"] | None,
+    matching: tiles.Tiles,
+    others: tiles.Tiles,
     *,
-    exclude_self: bool,
     symmetric: bool,
-) -> Int[Array, "p 2"]:
-    """Counts the items that surely, or may, precede each query's nearest match."""
-    height, width = _tile_side(len(rows.ids)), _tile_side(len(columns.ids))
-    thresholds = _thresholds(space, rows, columns, matching, exclude_self)
+) -> tuple[Int[Array, "p 2"], Int[Array, "q 2"]]:
+    """Counts the items that surely, or may, precede each query's nearest match.
+
+    If `symmetric`, these are also counted for columns as queries, in tiles without matches.
+    """
+    height, width = tiles.side(len(rows.ids)), tiles.side(len(columns.ids))
+    thresholds = _thresholds(space, row_matches, rows.factors, columns.factors)
+    if symmetric:
+        transposed = _thresholds(space, column_matches, columns.factors, rows.factors)
 
     def count_matching(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
-        queries, items = _rows(rows, row, height), _rows(columns, column, width)
+        queries, items = tiles.rows_of(rows, row, height), tiles.rows_of(columns, column, width)
         mismatches = queries.labels[:, None] != items.labels
         scores = highest(space, queries.factors.query, items.factors.gallery)
         scores = jnp.where(mismatches, scores, -jnp.inf)
         least = _least(space, scores, queries.factors, items.factors)
-        found = _count_in_rows(scores, least, _rows(thresholds, row, height))
-        return _merged(counts, row, found, jnp.add)
+        found = _count_in_rows(scores, least, tiles.rows_of(thresholds, row, height))
+        return tiles.merged(counts, row, found, jnp.add)
 
-    def count_other(row: Int[Array, ""], column: Int[Array, ""], counts: Array) -> Array:
-        queries, items = _rows(rows.factors, row, height), _rows(columns.factors, column, width)
+    def count_other(
+        row: Int[Array, ""], column: Int[Array, ""], counts: tuple[Array, Array]
+    ) -> tuple[Array, Array]:
+        of_rows, of_columns = counts
+        queries = tiles.rows_of(rows.factors, row, height)
+        items = tiles.rows_of(columns.factors, column, width)
         scores = highest(space, queries.query, items.gallery)
         least = _least(space, scores, queries, items)
-        found = _count_in_rows(scores, least, _rows(thresholds, row, height))
-        counts = _merged(counts, row, found, jnp.add)
+        found = _count_in_rows(scores, least, tiles.rows_of(thresholds, row, height))
+        of_rows = tiles.merged(of_rows, row, found, jnp.add)
         if symmetric:  # The transposed tile: columns are queries and rows are items.
-            found = _count_in_columns(scores, least, _rows(thresholds, column, width))
-            counts = _merged(counts, column, found, jnp.add)
-        return counts
+            found = _count_in_columns(scores, least, tiles.rows_of(transposed, column, width))
+            of_columns = tiles.merged(of_columns, column, found, jnp.add)
+        return of_rows, of_columns
 
-    counts = jnp.zeros((len(rows.ids), 2), jnp.int32)
-    counts = _visit(others, count_other, _visit(matching, count_matching, counts))
-    matched = thresholds.must > -jnp.inf
-    return jnp.where(matched[:, None], lax.psum(counts, _AXIS), NO_MATCH)
+    none = (jnp.zeros((len(points.ids), 2), jnp.int32) for points in (rows, columns))
+    of_rows, of_columns = none
+    of_rows = tiles.visit(matching, count_matching, of_rows)
+    return lax.psum(tiles.visit(others, count_other, (of_rows, of_columns)), tiles.AXIS)
+
+
+def _thresholds(
+    space: Space, matches: Float[Array, "2 p"], queries: Factors, items: Factors
+) -> _Thresholds:
+    """Thresholds for the scores of some items, from bounds on −separation of nearest matches."""
+    least, most = matches
+    most = widened(most, 1)
+    if not _bounds_pairs(space, most):  # Then scores are compared with `must`, not lower bounds.
+        most += 2 * largest_slack(queries, items)
+    return _Thresholds(widened(least, -1), widened(most, 1))
 
 
 def _bounds_pairs(space: Space, scores: Array) -> bool:
@@ -351,9 +364,9 @@ def _count_in_rows(scores: _Scores, least: _Scores, bounds: _Thresholds) -> Int[
     """Numbers of items that surely, and may, come before each row's nearest match."""
     # One sum counts both: it is below 2²⁴, up to which float32 is exact.
     both = jnp.where(scores >= bounds.may[:, None], jnp.float32(1), jnp.float32(0))
-    both = jnp.where(least > bounds.must[:, None], jnp.float32(1 + 2 * _TILE), both)
+    both = jnp.where(least > bounds.must[:, None], jnp.float32(1 + 2 * tiles.SIDE), both)
     total = jnp.sum(both, axis=1).astype(jnp.int32)
-    return jnp.stack([total // (2 * _TILE), total % (2 * _TILE)], axis=1)
+    return jnp.stack([total // (2 * tiles.SIDE), total % (2 * tiles.SIDE)], axis=1)
 
 
 def _count_in_columns(scores: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "w 2"]:
@@ -364,12 +377,6 @@ def _count_in_columns(scores: _Scores, least: _Scores, bounds: _Thresholds) -> I
     groups = both.reshape(-1, inputs.MULTIPLE, scores.shape[1])
     sums = jnp.sum(groups, axis=1, dtype=jnp.int16).astype(jnp.int32)
     return jnp.stack([jnp.sum(sums >> 8, axis=0), jnp.sum(sums & 255, axis=0)], axis=1)
-
-
-def _merged(state: Array, tile: Int[Array, ""], found: Array, merge: Callable) -> Array:
-    """A state, with what was found in the rows of a tile merged into these rows."""
-    found = merge(found, _rows(state, tile, len(found)))
-    return lax.dynamic_update_slice_in_dim(state, found, tile * len(found), axis=0)
 
 
 def positive_ranks(
@@ -386,65 +393,106 @@ def positive_ranks(
     Raises UserError if a point is not finite or not in the space.
     """
     score = Score.around(space, sample(gallery))
-    size = max(min(_BOUND_BYTES // (8 * len(gallery)), len(queries)), 1)
+    inputs.check_in(space, gallery)
+    size = min(_BLOCK_SIZE, len(queries))
     with ThreadPoolExecutor(usable_cores()) as pool:
         for first in range(0, len(queries), size):
             block = inputs.host_rows(queries, np.s_[first : first + size])
             space.check(block, first=first)
-            bounds = _score_bounds(score, inputs.pad_rows(block, size), gallery)
+            factors = score.factors(inputs.pad_rows(block, size))
             rows = range(first, first + len(block))
-            positives, ignored = ([items[i] for i in rows] for items in relevance)
-            ranks = functools.partial(_ranks_of_query, space, gallery)
-            yield from pool.map(ranks, block, *bounds, positives, ignored)
+            lists = [_Positives(*(items[i] for items in relevance)) for i in rows]
+            # Pass the positives, then the whole gallery.
+            wanted = np.unique(np.concatenate([each.ids for each in lists]))
+            for items, bounds in _bounds_of_items(score, factors, gallery, wanted):
+                list(pool.map(functools.partial(_Positives.bound, items=items), lists, bounds))
+            for items, bounds in _bounds_of_items(score, factors, gallery, np.arange(len(gallery))):
+                list(pool.map(functools.partial(_Positives.count, items=items), lists, bounds))
+            ranks = functools.partial(_Positives.ranks, space=space, gallery=gallery)
+            yield from pool.map(ranks, lists, block)
 
 
-def _score_bounds(
-    score: Score, queries: Float[np.ndarray, "b d"], gallery: Float[np.ndarray | Array, "m d"]
-) -> Float[np.ndarray, "2 b m"]:
-    """Lower and upper bounds on −separation of some queries and all items."""
-    rows = min(max(_CHUNK_BYTES // (4 * gallery.shape[1]), 1), len(gallery))
-    bounds = np.empty((2, len(queries), len(gallery)), np.float32)
-    factors = score.factors(queries)
-    for first in range(0, len(gallery), rows):
-        points = inputs.host_rows(gallery, np.s_[first : first + rows])
-        score.space.check(points, first=first)
-        found = _chunk_bounds(score.space, factors, score.factors(inputs.pad_rows(points, rows)))
-        bounds[..., first : first + rows] = np.asarray(found)[..., : len(points)]
-    return bounds
+def _bounds_of_items(
+    score: Score, queries: Factors, gallery: Float[np.ndarray | Array, "m d"], ids: Rows
+) -> Iterator[tuple[Rows, Float[np.ndarray, "b 2 r"]]]:
+    """Yields parts of some items, and lower and upper bounds on −separation of queries and them."""
+    block = len(queries.slack[0])
+    size = min(_BOUND_BYTES // (8 * block), _CHUNK_BYTES // (4 * gallery.shape[1]), len(ids))
+    size = max(size, 1)
+    for items in inputs.split(ids, size):
+        points = inputs.pad_rows(inputs.host_rows(gallery, items), size)
+        found = np.asarray(_chunk_bounds(score.space, queries, score.factors(points)))
+        yield items, found[..., : len(items)]
 
 
 @jax.jit
-def _chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array, "2 b r"]:
-    least = lowest(space, queries, items)
-    return jnp.stack([widened(least, -1), widened(highest(space, queries.query, items.gallery), 1)])
+def _chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array, "b 2 r"]:
+    least = widened(lowest(space, queries, items), -1)
+    return jnp.stack([least, widened(highest(space, queries.query, items.gallery), 1)], axis=1)
 
 
-def _ranks_of_query(
-    space: Space,
-    gallery: Float[np.ndarray | Array, "m d"],
-    query: Float[np.ndarray, " d"],
-    least: Float[np.ndarray, " m"],
-    most: Float[np.ndarray, " m"],
-    positives: Int[np.ndarray, " p"],
-    ignored: Int[np.ndarray, " i"],
-) -> Int[np.ndarray, " p"]:
-    """Ranks of one query's positives from the bounds on −separation of all items."""
-    least[ignored] = most[ignored] = -np.inf
-    own_least, own_most = least[positives], most[positives]
-    surely = len(least) - np.searchsorted(np.sort(least), own_most, side="right")
-    perhaps = len(most) - np.searchsorted(np.sort(most), own_least, side="left") - 1
-    undecided = np.flatnonzero(surely != perhaps)
-    if len(undecided):
-        windows = [(most >= own_least[p]) & (least <= own_most[p]) for p in undecided]
-        items = np.flatnonzero(np.logical_or.reduce(windows))
+class _Positives:
+    """The positives of one query, and what is known of the items before each of them.
+
+    The −separation of a positive is in an interval, and so is that of an item. If the item's is
+    above that of a positive, it surely comes before it; if they overlap, they are compared later.
+    """
+
+    def __init__(self, ids: Int[np.ndarray, " p"], ignored: Int[np.ndarray, " i"]) -> None:
+        self.ids, self._ignored = np.sort(ids), ignored
+        self._least, self._most = np.empty((2, len(ids)), np.float32)
+        self._before = np.zeros(len(ids) + 1, int)
+        self._undecided: list[Rows] = []
+
+    def bound(self, bounds: Float[np.ndarray, "2 r"], items: Rows) -> None:
+        """Takes the bounds of positives among some items, which are sorted."""
+        first, last = np.searchsorted(self.ids, (items[0], items[-1] + 1))
+        places = np.searchsorted(items, self.ids[first:last])
+        self._least[first:last], self._most[first:last] = bounds[:, places]
+
+    def count(self, bounds: Float[np.ndarray, "2 r"], items: Rows) -> None:
+        """Counts those of the next items that surely come before each of the positives."""
+        if not len(self.ids) or self._crowded():
+            return
+        starts, ends = np.sort(self._least), np.sort(self._most)
+        reached = np.flatnonzero(bounds[1] >= starts[0])  # Others come after all positives.
+        reached = reached[~np.isin(items[reached], self._ignored)]
+        least, most = bounds[:, reached]
+        # How many positives end below an item, and how many more begin below its end.
+        passed = np.searchsorted(ends, least, side="left")
+        undecided = np.searchsorted(starts, most, side="right") > passed
+        self._before += np.bincount(passed[~undecided], minlength=len(self._before))
+        self._undecided.append(items[reached[undecided]])
+
+    def ranks(
+        self, query: Float[np.ndarray, " d"], space: Space, gallery: inputs.Points
+    ) -> Int[np.ndarray, " p"]:
+        """Ranks of the positives, ascending."""
+        if not len(self.ids):
+            return self.ids
+        if self._crowded():
+            items = np.setdiff1d(np.arange(len(gallery)), self._ignored)
+            found = next(separations(space, query[None], gallery))[items]
+            return np.sort(_places(items, found, self.ids))
+        items = np.concatenate(self._undecided)
         # Padded to a power of two, so that few programs are compiled.
         size = max(1 << (len(items) - 1).bit_length(), inputs.LANES)
         points = inputs.pad_rows(inputs.host_rows(gallery, items), size)
         with jax.enable_x64(True):
-            matrix = separation_matrix(space, query[None], points)
-        separations = np.asarray(matrix)[0, : len(items)]
-        for p, window in zip(undecided, windows, strict=True):
-            own = separations[np.searchsorted(items, positives[p])]
-            first = (separations < own) | ((separations == own) & (items < positives[p]))
-            surely[p] += np.count_nonzero(first & window[items])
-    return np.sort(surely)
+            found = np.asarray(separation_matrix(space, query[None], points))[0, : len(items)]
+        before = np.cumsum(self._before[::-1])[::-1][1:]  # Of the positives in order of their ends.
+        before = before[np.argsort(np.argsort(self._most))]
+        return np.sort(before + _places(items, found, self.ids))
+
+    def _crowded(self) -> bool:
+        """Whether so many items are undecided that they are not listed."""
+        return sum(map(len, self._undecided)) > _MOST_UNDECIDED
+
+
+def _places(
+    items: Rows, separations: Float[np.ndarray, " r"], wanted: Rows
+) -> Int[np.ndarray, " p"]:
+    """Places of wanted items among some items, which are sorted, by separation and by index."""
+    places = np.empty(len(items), int)
+    places[np.argsort(separations, kind="stable")] = np.arange(len(items))
+    return places[np.searchsorted(items, wanted)]

@@ -1,6 +1,6 @@
 """Who is relevant to whom: the items that a query should find, and those that do not count."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,13 +57,31 @@ def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.n
 
 def by_labels(asked: Labelled, searched: Labelled) -> Relevance:
     """Items of a query's class are positive; the query itself, if it is an item, is ignored."""
-    of_class = inputs.items_of_classes(searched.labels)
+    # Lists that are made when a query is scored: all of them may need more memory than the points.
+    of_class = dict(enumerate(inputs.items_of_classes(searched.labels)))
     none = np.zeros(0, np.int64)
-    positives = [of_class[c] if c < len(of_class) else none for c in asked.labels]
-    if asked.ids is None:
-        return Relevance(positives, [none] * len(positives))
-    kept = [items[items != own] for items, own in zip(positives, asked.ids, strict=True)]
-    return Relevance(kept, list(asked.ids[:, None].astype(np.int64)))
+
+    def positives(i: int) -> Int[np.ndarray, " items"]:
+        items = of_class.get(asked.labels[i], none)
+        return items if asked.ids is None else items[items != asked.ids[i]]
+
+    def ignored(i: int) -> Int[np.ndarray, " items"]:
+        return none if asked.ids is None else asked.ids[i : i + 1]
+
+    return Relevance(_Lists(positives, len(asked.labels)), _Lists(ignored, len(asked.labels)))
+
+
+class _Lists(Sequence):
+    """Lists of items that a function makes."""
+
+    def __init__(self, function: Callable[[int], Int[np.ndarray, " items"]], length: int) -> None:
+        self._function, self._length = function, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, i: int) -> Int[np.ndarray, " items"]:
+        return self._function(i)
 
 
 def relevance_at(level: str, judgements: Judgements) -> Relevance:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import gc
+import hashlib
 import itertools
 import json
 import logging
@@ -132,6 +133,7 @@ class Checkpoints:
         facts = {
             "score": score,
             "checksums": {name: int(checksum(tree)) for name, tree in trees.items()},
+            "shapes": {name: _shapes(tree) for name, tree in trees.items()},
             "record": record,
         }
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
@@ -226,6 +228,16 @@ class Checkpoints:
         """
         host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}
+        try:
+            facts, _ = self._read(step, {})
+        except Exception as error:  # Exceptions depend on the kind of damage.
+            raise DamagedError(_reason(error)) from error
+        for name, shapes in facts.get("shapes", {}).items():  # Older ones do not have them.
+            if name in like and shapes != _shapes(like[name]):
+                raise UserError(  # Orbax would cut or fill the arrays.
+                    f"the checkpoints in {self._path} are of a {name} with other parameters; pass "
+                    "the encoder and the objective that were trained, or name another folder"
+                )
         try:
             facts, read = self._read(step, items)
             sums = {name: facts["checksums"][name] for name in like}
@@ -413,6 +425,12 @@ class SharedCheckpoints:
         """See `Checkpoints.close`."""
         if self._local is not None:
             self._local.close()
+
+
+def _shapes(tree: PyTree) -> str:
+    """Hash of the paths and shapes of a tree's arrays."""
+    leaves = [(jax.tree_util.keystr(p), leaf.shape) for p, leaf in jax.tree.leaves_with_path(tree)]
+    return hashlib.sha256(repr(sorted(leaves)).encode()).hexdigest()[:16]
 
 
 def _place_like(x: Any, like: Any) -> Any:

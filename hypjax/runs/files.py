@@ -93,6 +93,8 @@ def read_object(path: pathlib.Path) -> dict[str, Any] | None:
         if len(text) > _MOST_CHARACTERS:
             raise damaged(path, f"it has more than {_MOST_CHARACTERS} characters")
         value = json.loads(text, object_pairs_hook=_unique)
+    except UserError:
+        raise
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:

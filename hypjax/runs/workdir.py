@@ -19,8 +19,11 @@ from hypjax.config import (
     without_secrets,
 )
 from hypjax.errors import UserError, writing
-from hypjax.objectives import OBJECTIVES
+from hypjax.geometry import Space
+from hypjax.objectives import OBJECTIVES, create_objective
+from hypjax.objectives.own import StandIn, is_known, stand_in
 from hypjax.parallel import processes
+from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
 from hypjax.runs.cloud_copy import open_url, reading
@@ -29,6 +32,8 @@ from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
 
 _PARTS = ("identity", "circumstances", "all")  # What config.json holds.
+SPACE = "score_space"  # In config.json: that of the head.
+_COMMON = ("name", "space", "c", "clip_radius")  # Fields that all objectives have.
 _PROVENANCE = "run.json"
 _LONGER = (
     ", where --config.model.weights={} --config.model.load_head=True starts from this run's model"
@@ -53,8 +58,7 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     fields = upgraded(fields)
     fields.setdefault("model.architecture", "vit")  # Older runs lack the field.
     objective = fields.get("objective.name")
-    if objective not in list(OBJECTIVES):
-        raise UserError(f"{path} names the objective {objective}, which this version does not know")
+    missing = None if is_known(objective) else _stand_in(path, objective, fields)
     config = default_config(objective)
     for field in sorted(fields.keys() - flatten(config).keys()):
         raise UserError(f"{path} has the field {field}, which this version of hypjax does not know")
@@ -68,10 +72,40 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     except OverflowError as error:
         raise files.damaged(path, str(error)) from error
     validate(config)
+    if missing is not None:
+        missing.remember(config.objective, _saved_space(path, saved))
     if path.name == files.PUBLISHED:  # As many pixels as the default has at the default size.
         scale = default_config().data.image_size / config.data.image_size
         config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * min(1, scale**2)))
     return config
+
+
+def saved_architecture(workdir: pathlib.Path) -> object:
+    """The `model.architecture` of the run in a folder, known or not; None if it has none."""
+    fields = (files.read_object(_config_path(workdir)) or {}).get("all")
+    return fields.get("model.architecture") if isinstance(fields, dict) else None
+
+
+def _stand_in(path: pathlib.Path, name: object, fields: Mapping[str, Any]) -> StandIn:
+    """Registers what stands for an objective that only the run knows, with its fields."""
+    own = {n.partition(".")[2]: _tuples(v) for n, v in fields.items() if n.startswith("objective.")}
+    own = {field: value for field, value in own.items() if field not in _COMMON}
+    simple = all(
+        isinstance(part, bool | int | float | str)
+        for value in own.values()
+        for part in (value if isinstance(value, tuple) else (value,))
+    )
+    if not isinstance(name, str) or SPACE not in (files.read_object(path) or {}) or not simple:
+        raise UserError(f"{path} names the objective {name}, which this version does not know")
+    return stand_in(name, own)
+
+
+def _saved_space(path: pathlib.Path, saved: Mapping[str, Any]) -> Space:
+    """The space in which a run scores its head."""
+    try:
+        return space_of(saved[SPACE])
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise files.damaged(path, f"{SPACE} is no known space") from error
 
 
 def read_run_config(workdir: str | pathlib.Path) -> ConfigDict:
@@ -195,6 +229,7 @@ class Workdir:
                 "identity": identity(self._config),
                 "circumstances": dict(circumstances),
                 "all": for_files(filled or self._config),
+                SPACE: describe_space(create_objective(filled or self._config).score_space),
             }
             with writing(self.path):
                 self._write_start()

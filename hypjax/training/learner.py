@@ -11,7 +11,7 @@ from hypjax import parallel
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Objective, create_objective
 from hypjax.training.lora import Lora
-from hypjax.training.optim import create_optimizer, layer_rates, learning_rate
+from hypjax.training.optim import configured_optimizer, layer_rates, learning_rate
 from hypjax.types import View
 
 
@@ -52,8 +52,10 @@ def build_learner(
     return Learner(
         model=model,
         objective=objective,
-        optimizer=create_optimizer(
-            config.optim, schedule, objective.groups, rates, train.probe_steps
+        optimizer=configured_optimizer(
+            *(config.optim, schedule, objective.groups),
+            layer_rate=rates,
+            probe_steps=train.probe_steps,
         ),
         schedule=schedule,
         frozen=tuple(config.optim.frozen),

@@ -94,41 +94,51 @@ def layer_rates(
 
 
 def create_optimizer(
-    optim: ConfigDict,
-    schedule: optax.Schedule,
-    added: Sequence[Group] = (),
+    learning_rate: float | optax.Schedule = 3e-5,
+    *,
+    name: str = "adamw",
+    weight_decay: float = 0.01,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    clip_norm: float | None = 3.0,
+    clip_value: float | None = None,
+    groups: Sequence[Group] = (),
     layer_rate: Callable[[_Path], float] | None = None,
     probe_steps: int = 0,
 ) -> optax.GradientTransformation:
-    """AdamW or Adam after clipping, for the trained parameters.
+    """AdamW or Adam after clipping; the defaults are the published recipe of Hyp-ViT.
 
     Weight decay acts on all trained parameters of a group, biases and LayerNorms included, as in
     the published recipe. The factor of a group also multiplies its decay, as in PyTorch's parameter
     groups.
 
     Args:
-        optim: Fields of `config.optim`.
-        schedule: The learning rate at each step.
-        added: Groups of the objective's parameters.
+        learning_rate: The learning rate, or a function from the step to it.
+        name: 'adamw', or 'adam', which adds the weight decay to the gradient.
+        weight_decay: That of parameters whose group has none of its own.
+        b1: Decay rate of the first moment.
+        b2: Decay rate of the second moment.
+        eps: Adam's ε.
+        clip_norm: Largest global norm of the gradient; None for no such limit.
+        clip_value: Largest absolute value in the gradient, clipped before the norm.
+        groups: Parameters that are trained in a way of their own, by their paths.
         layer_rate: A further factor of the learning rate, by path, see `layer_rates`.
-        probe_steps: First steps, in which the encoder does not change, see `_encoder_from`.
+        probe_steps: First steps, in which the encoder, model/encoder, does not change; see
+            `_encoder_from`.
     """
-    groups = [
-        *map(Group, GROUPS.values()),
-        *(group._replace(path=GROUPS["objective"] + group.path) for group in added),
-        *(Group(parameter_path(name), *settings) for name, *settings in optim.groups),
-    ]
-    adam = optax.scale_by_adam(b1=optim.b1, b2=optim.b2, eps=optim.eps)
+    groups = [Group(()), *groups]
+    adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
     if probe_steps:
         adam = _encoder_from(probe_steps, adam)
-    decay = _add_decay(groups, optim.weight_decay)
+    decay = _add_decay(groups, weight_decay)
     steps = [
-        *([optax.clip(optim.clip_value)] if optim.clip_value is not None else []),
-        *([optax.clip_by_global_norm(optim.clip_norm)] if optim.clip_norm is not None else []),
+        *([optax.clip(clip_value)] if clip_value is not None else []),
+        *([optax.clip_by_global_norm(clip_norm)] if clip_norm is not None else []),
         # One element, as `optax.adamw` is: checkpoints hold the states of this structure.
         optax.chain(
-            *((adam, decay) if optim.name == "adamw" else (decay, adam)),
-            optax.scale_by_learning_rate(schedule),
+            *((adam, decay) if name == "adamw" else (decay, adam)),
+            optax.scale_by_learning_rate(learning_rate),
         ),
     ]
     # Without such groups there is no such step, so that older checkpoints fit.
@@ -137,6 +147,25 @@ def create_optimizer(
     if probe_steps or any(group.start for group in groups):
         steps.append(_hold(groups, probe_steps))
     return optax.chain(*steps)
+
+
+_FIELDS = ("name", "weight_decay", "b1", "b2", "eps", "clip_norm", "clip_value")
+
+
+def configured_optimizer(
+    optim: ConfigDict, schedule: optax.Schedule, added: Sequence[Group] = (), **options: Any
+) -> optax.GradientTransformation:
+    """The optimiser that the fields of `config.optim` describe, with the objective's groups.
+
+    Options are further arguments of `create_optimizer`.
+    """
+    groups = [
+        *map(Group, GROUPS.values()),
+        *(group._replace(path=GROUPS["objective"] + group.path) for group in added),
+        *(Group(parameter_path(name), *settings) for name, *settings in optim.groups),
+    ]
+    fields = {field: optim[field] for field in _FIELDS}
+    return create_optimizer(schedule, **fields, groups=groups, **options)
 
 
 def _by_path(value: Callable[[_Path], float], tree: PyTree) -> PyTree:

@@ -15,7 +15,7 @@ from hypjax import parallel
 from hypjax.data import device_crops
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.vit import drop_path_factors
-from hypjax.objectives import Metrics, Spec
+from hypjax.objectives import Metrics, Spec, loss_function
 from hypjax.objectives.memory import Memory
 from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
@@ -125,7 +125,7 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
     With cached features, `batch.images` are the encoder's embeddings. With the device cache they
     are `Crops`, and the step takes the store to cut them from as a third argument.
     """
-    embed = _embedding(learner)
+    embed, objective_loss = _embedding(learner), loss_function(learner.objective)
     crop = functools.partial(device_crops.cut, side=learner.view.side)
     crop_all = parallel.map_local_images(crop, learner.mesh)
 
@@ -159,7 +159,7 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
             params = optim.merge(optim.merge(probed, held), frozen)
             outputs = outputs_of(params["model"], *noise)
             with jax.named_scope("loss"):
-                return learner.objective.loss(
+                return objective_loss(
                     params["objective"], state.objective_state, outputs, shown, batch, key
                 )
 

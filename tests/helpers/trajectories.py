@@ -23,7 +23,7 @@ import pytest
 
 from hypjax import parallel
 from hypjax.config import choose_objective, default_config
-from hypjax.objectives import Spec
+from hypjax.objectives import Spec, loss_function
 from hypjax.retrieval import recall_at_k
 from hypjax.training.learner import build_learner
 from hypjax.training.states import random_state
@@ -62,7 +62,7 @@ def noisy(objective):
         def loss(self, params, state, outputs, teacher, batch, key):
             noise = jax.random.normal(key, outputs.projected.shape)
             outputs = outputs._replace(projected=outputs.projected + noise)
-            return super().loss(params, state, outputs, teacher, batch, key)
+            return loss_function(objective)(params, state, outputs, teacher, batch, key)
 
     return Noisy(**vars(objective))
 

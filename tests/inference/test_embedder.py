@@ -17,6 +17,7 @@ from hypjax import evaluate
 from hypjax.analysis.hit_grid import draw
 from hypjax.analysis.negatives import anchor_table, summarise
 from hypjax.analysis.run_embeddings import open_runs
+from hypjax.data.image_set import ImageSet
 from hypjax.data.photos import Photo, find_photos
 from hypjax.data.pixels import read_image
 from hypjax.data.splits import open_splits
@@ -144,7 +145,7 @@ def test_squashed_images_are_embedded_and_evaluated_at_all_scales(run, photos_fo
 
 def test_what_is_saved_is_what_was_embedded(embedder, photos_folder, tmp_path):
     found = find_photos(str(photos_folder))
-    made = embedder.embed_to(tmp_path / "g.npz", found)
+    made = embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
     read = Embeddings.load(tmp_path / "g.npz")
     np.testing.assert_array_equal(read.vectors, made.vectors)
     assert read.ids.tolist() == [str(photo.path) for photo in found]
@@ -152,10 +153,10 @@ def test_what_is_saved_is_what_was_embedded(embedder, photos_folder, tmp_path):
     assert (read.space, read.fingerprint) == (embedder.space, embedder.fingerprint)
     assert read.vectors.dtype == np.float32
     read.space.check(read.vectors)
-    again = embedder.embed_to(tmp_path / "g.npz", found)
+    again = embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
     np.testing.assert_array_equal(again.vectors, made.vectors)
     with pytest.raises(UserError, match="exists already and holds other images"):
-        embedder.embed_to(tmp_path / "g.npz", found[1:])
+        embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found[1:]))
 
 
 def test_features_come_back_from_a_ball_clipped():
@@ -184,7 +185,7 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
     broken = tmp_path / "broken.png"
     broken.write_text("no image")
     found.insert(5, found[0]._replace(path=broken))
-    whole = embedder.embed_to(tmp_path / "whole.npz", found)
+    whole = embedder.embed_to(tmp_path / "whole.npz", ImageSet.of_photos(found))
     batches, seen = embedder.batches, []
 
     def interrupted(dataset):
@@ -195,12 +196,12 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
 
     monkeypatch.setattr(embedder, "batches", interrupted)
     with pytest.raises(Interrupted, match="32 of 61 images are saved"):
-        embedder.embed_to(tmp_path / "g.npz", found)
+        embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
     assert not (tmp_path / "g.npz").exists()
     monkeypatch.setattr(
         embedder, "batches", lambda dataset: (seen.append(len(dataset)), batches(dataset))[1]
     )
-    resumed = embedder.embed_to(tmp_path / "g.npz", found)
+    resumed = embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
     assert seen == [61 - 32]
     np.testing.assert_array_equal(resumed.ids, whole.ids)
     np.testing.assert_allclose(resumed.vectors, whole.vectors, atol=1e-6)
@@ -211,7 +212,7 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
 def test_a_gallery_of_nothing_readable_is_refused(embedder, tmp_path):
     (tmp_path / "broken.png").write_text("no image")
     with pytest.raises(UserError, match="none of the 1 images can be read; .* not an image"):
-        embedder.embed_to(tmp_path / "g.npz", find_photos(str(tmp_path)))
+        embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(find_photos(str(tmp_path))))
     assert [p.name for p in tmp_path.iterdir()] == ["broken.png"]
 
 
@@ -220,9 +221,11 @@ def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monk
     last = jax.tree.leaves(embedder._params)[-1]
     params = jax.tree.map(lambda x: x * np.nan if x is last else x, embedder._params)
     monkeypatch.setattr(embedder, "_params", params)
-    for embed in (embedder.embed, functools.partial(embedder.embed_to, tmp_path / "g.npz")):
-        with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
-            embed(find_photos(str(photos_folder)))
+    found = find_photos(str(photos_folder))
+    with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
+        embedder.embed(found)
+    with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
+        embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
     for x, words in ((np.nan, "is not finite"), (9.0, "points are what space.embed.features. ret")):
         points = np.full((1, 2), x, np.float32)
         with pytest.raises(UserError, match=f"embedding 0 .*{words}"):
@@ -237,19 +240,21 @@ def test_what_is_damaged_or_stale_is_done_again(embedder, photos_folder, tmp_pat
     monkeypatch.setattr(unfinished, "_SECONDS_BETWEEN_SAVES", 0)
     monkeypatch.setattr(Embeddings, "save", lambda *_: (_ for _ in ()).throw(UserError("full")))
     with pytest.raises(UserError, match="full"):
-        embedder.embed_to(path, found)
+        embedder.embed_to(path, ImageSet.of_photos(found))
     monkeypatch.undo()
     parts = sorted((tmp_path / "g.npz.unfinished").glob("*.npz"))
     assert len(parts) == 4
     parts[1].write_bytes(b"")
     whole = embedder.embed(found)
-    np.testing.assert_allclose(embedder.embed_to(path, found).vectors, whole.vectors, atol=1e-6)
+    np.testing.assert_allclose(
+        embedder.embed_to(path, ImageSet.of_photos(found)).vectors, whole.vectors, atol=1e-6
+    )
     for changed in ([found[0]._replace(label="other"), *found[1:]], [*found[1:], found[0]]):
         with pytest.raises(UserError, match="exists already"):
-            embedder.embed_to(path, changed)
+            embedder.embed_to(path, ImageSet.of_photos(changed))
     Image.new("RGB", (25, 25)).save(found[3].path)
     with pytest.raises(UserError, match="exists already"):
-        embedder.embed_to(path, found)
+        embedder.embed_to(path, ImageSet.of_photos(found))
 
 
 def test_unfinished_work_of_a_damaged_description_is_done_again(tmp_path):
@@ -264,7 +269,7 @@ def test_two_processes_do_not_write_one_file(embedder, photos_folder, tmp_path):
     found = find_photos(str(photos_folder))
     with PartialGallery(tmp_path / "g.npz", "facts"):
         with pytest.raises(UserError, match="g.npz is being written by another process"):
-            embedder.embed_to(tmp_path / "g.npz", found)
+            embedder.embed_to(tmp_path / "g.npz", ImageSet.of_photos(found))
 
 
 def test_another_runs_gallery_is_refused(run, embedder, gallery, photos_folder):

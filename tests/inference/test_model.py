@@ -7,6 +7,7 @@ import shutil
 from unittest import mock
 
 import huggingface_hub
+import jax
 import numpy as np
 import pytest
 from huggingface_hub import errors
@@ -22,6 +23,7 @@ from hypjax.inference.matches import match_distance, read_matches
 from hypjax.inference.push import without_paths
 from hypjax.inference.weights import restore_models
 from hypjax.retrieval.refinement import Refinement
+from hypjax.retrieval.scores import Score
 from hypjax.runs.files import read_results
 from hypjax.runs.workdir import saved_config
 from hypjax.system.files import read_npz
@@ -61,6 +63,22 @@ def test_embeds_as_the_command_does(model, run, photos_folder, tmp_path):
     assert str(hits).startswith(str(ids[3]))
 
 
+def test_few_images_are_embedded_in_programs_of_a_power_of_two(run, photos_folder):
+    model = hypjax.load(run, warm=True)
+    embedder = model._embedder
+    assert sorted(embedder._compiled) == [(1, size) for size in (1, 2, 4, 8, 16)]
+    gallery = model.gallery(photos_folder)
+    with mock.patch.object(jax.stages.Lowered, "compile", side_effect=AssertionError):
+        for count in (1, 3, 16, 19):
+            points = model.embed(gallery.ids[:count].tolist())
+            np.testing.assert_allclose(points, gallery.vectors[:count], rtol=0, atol=1e-6)
+    # What each search of a gallery needs is kept with it.
+    first = model.search(gallery, gallery.ids[3], k=4)
+    with mock.patch.object(Score, "factors", autospec=True, side_effect=Score.factors) as factors:
+        assert model.search(gallery, gallery.ids[3], k=4) == first
+    assert all(len(call.args[1]) <= 4 for call in factors.call_args_list)  # Of the query alone.
+
+
 def test_all_forms_of_one_image_give_one_embedding(model, photos_folder):
     path = photos_folder / "class1/2.png"
     image = Image.open(path)
@@ -78,7 +96,7 @@ def test_all_forms_of_one_image_give_one_embedding(model, photos_folder):
     ]
     for form in forms:
         found = model.embed(form)
-        assert np.array_equal(found, np.repeat(one, len(found), axis=0))
+        np.testing.assert_allclose(found, np.repeat(one, len(found), axis=0), rtol=0, atol=1e-6)
     assert len(model.embed([image] * 37)) == 37
 
 
@@ -101,7 +119,8 @@ def test_images_in_memory_are_read_as_their_files(model, mode, tmp_path):
         ([], "there are no images; give paths"),
         (3, "int is no image; give a path"),
         ([None], "NoneType is no image"),
-        (np.zeros((4, 4)), r"an array of float64 with shape \[4, 4\] is no image"),
+        (np.zeros((4, 4)), "this run embeds images, but .* features"),
+        (np.zeros((4, 4), int), r"an array of int64 with shape \[4, 4\] is no image"),
         (np.zeros((4, 4, 2), np.uint8), "with 1, 3 or 4 channels"),
         (np.zeros(4, np.uint8), r"shape \[4\] is no image"),
         ("nothing.jpg", "no images at nothing.jpg"),

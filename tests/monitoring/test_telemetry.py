@@ -14,7 +14,7 @@ from hypjax.geometry import PoincareBall, Sphere
 from hypjax.monitoring.monitor import Meter, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, require_wandb
-from hypjax.objectives import PairwiseCrossEntropy
+from hypjax.objectives import PairwiseCrossEntropy, loss_function
 from hypjax.types import Batch, Outputs
 from tests.helpers import small_runs
 from tests.helpers.system_limits import fill, small_disk
@@ -122,9 +122,9 @@ def test_the_objective_tells_norms_logits_and_nearest_neighbours(space):
     features = rng.normal(size=(classes * samples, dim)).astype(np.float32)
     labels = np.repeat(np.arange(classes), samples)
     batch = Batch(None, labels, None, None)
-    objective = PairwiseCrossEntropy(space, 0.2, samples)
+    loss = loss_function(PairwiseCrossEntropy(space, 0.2, samples))
     _, (_, told) = jax.jit(
-        lambda projected: objective.loss({}, {}, Outputs(None, projected), None, batch, None)
+        lambda projected: loss({}, {}, Outputs(None, projected), None, batch, None)
     )(features)
     points = np.asarray(space.embed(features))
     distances = np.asarray(space.distance(points[:, None], points[None]))

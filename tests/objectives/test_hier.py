@@ -11,7 +11,14 @@ import pytest
 from hypjax.config import default_config
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.objectives import Group, Spec, create_objective, hier, reciprocal_triplets
+from hypjax.objectives import (
+    Group,
+    Spec,
+    create_objective,
+    hier,
+    loss_function,
+    reciprocal_triplets,
+)
 from hypjax.types import Batch, Outputs
 
 BALL = PoincareBall(0.1, 2.3)
@@ -99,7 +106,9 @@ def test_it_adds_the_other_loss_on_the_sphere_whose_gradients_the_inverse_metric
     batch = Batch(None, labels, labels, None)
 
     def loss(features, of, params):
-        found, (_, metrics) = of.loss(params, state, Outputs(None, features), None, batch, KEY)
+        found, (_, metrics) = loss_function(of)(
+            params, state, Outputs(None, features), None, batch, KEY
+        )
         return found, metrics
 
     @jax.jit

@@ -11,7 +11,7 @@ import pytest
 from hypjax.config import choose_objective, default_config, validate
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.objectives import Spec, contrastive, create_objective, koleo
+from hypjax.objectives import Spec, contrastive, create_objective, koleo, loss_function
 from hypjax.objectives.comparisons import References
 from hypjax.objectives.create import create_space
 from hypjax.objectives.memory import Memory, empty_memory, number_of_rows
@@ -127,7 +127,8 @@ def assert_steps(config, rows, expected, taught=False):
     @functools.partial(jax.value_and_grad, has_aux=True)
     def step(projected, state, teacher):
         teacher = Outputs(None, teacher) if taught else None
-        return objective.loss({}, state, Outputs(None, projected), teacher, BATCH, None)
+        loss = loss_function(objective)
+        return loss({}, state, Outputs(None, projected), teacher, BATCH, None)
 
     wanted = jax.jit(jax.value_and_grad(expected))
     kept = collections.deque(maxlen=rows)

@@ -11,7 +11,7 @@ from hypjax import objectives
 from hypjax.config import choose_objective, default_config, validate
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.objectives import Group, Objective, Spec, create_objective
+from hypjax.objectives import Group, Objective, Spec, create_objective, loss_function
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from hypjax.types import Batch, Outputs
@@ -334,7 +334,7 @@ def call(config, features):
     params, state = objective.init(jax.random.key(0), Spec(8, 2, 16, features.shape[1], 100, 12))
     batch = Batch(None, jnp.asarray(DOUBLES), None, None)
     arguments = params, state, Outputs(None, features), None, batch, None
-    return params, *jax.jit(objective.loss)(*arguments)
+    return params, *jax.jit(loss_function(objective))(*arguments)
 
 
 @pytest.fixture
@@ -369,7 +369,7 @@ def test_fields_reach_the_loss(features):
     @jax.jit
     def losses(params, features):
         batch = Batch(None, jnp.asarray(DOUBLES), None, None)
-        found, _ = objective.loss(params, {}, Outputs(None, features), None, batch, None)
+        found, _ = loss_function(objective)(params, {}, Outputs(None, features), None, batch, None)
         points, proxies = FEW.embed(features), FEW.embed(params["proxies"])
         return found, objectives.soft_triple(points, DOUBLES, proxies, space=FEW, **fields)
 

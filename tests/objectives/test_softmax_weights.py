@@ -9,7 +9,13 @@ import pytest
 
 from hypjax.config import default_config
 from hypjax.errors import UserError
-from hypjax.objectives import OBJECTIVES, create_objective, negative_weights, softmax_temperature
+from hypjax.objectives import (
+    OBJECTIVES,
+    create_objective,
+    loss_function,
+    negative_weights,
+    softmax_temperature,
+)
 from hypjax.types import Batch, Outputs
 
 CLASSES, SAMPLES = 5, 2
@@ -52,7 +58,9 @@ def test_weights_are_the_gradient_of_the_loss(float64, name, space):
             objective, space=Shifted(objective.space, -temperature * shift)
         )
         outputs = Outputs(pooled=None, projected=jnp.asarray(features))
-        return shifted.loss({}, {}, outputs, None, Batch(None, labels, None, None), None)[0]
+        return loss_function(shifted)({}, {}, outputs, None, Batch(None, labels, None, None), None)[
+            0
+        ]
 
     gradient = by_logit(np.zeros((len(features), len(features))))
     order = np.arange(len(features))

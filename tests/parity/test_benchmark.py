@@ -10,7 +10,7 @@ from hypjax.benchmarks import loss, measure, programs, retrieval, train
 from hypjax.training import optim
 from tests.helpers import commands
 
-TASKS = {"loss": 16, "retrieval": 11, "input": 7, "train": 4}
+TASKS = {"loss": 16, "retrieval": 13, "input": 7, "train": 4}
 
 
 @pytest.fixture
@@ -39,7 +39,9 @@ def test_all_suites_compare_with_other_libraries(tmp_path, monkeypatch, capsys):
     for suite, count in TASKS.items():
         assert len(written[suite]) == count
         for task in written[suite]:
-            assert task["ratio"] > 0 and task["name"] in shown
+            assert task["name"] in shown
+            # open-metric-learning needs dozens of packages, which no other test does.
+            assert task["ratio"] or task["peer_name"] == "pip install open-metric-learning"
 
 
 def test_searches_are_right_where_points_crowd(tmp_path):

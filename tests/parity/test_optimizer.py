@@ -45,7 +45,7 @@ def fields(starts=None, **changes):
 def ours(config):
     """Losses of each step, and the last parameters."""
     start, targets = start_and_targets()
-    optimizer = optim.create_optimizer(config, optim.learning_rate(config, STEPS))
+    optimizer = optim.configured_optimizer(config, optim.learning_rate(config, STEPS))
 
     def loss_of(params, target):
         return sum(

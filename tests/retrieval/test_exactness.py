@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval import match_ranks, nearest_neighbors, ranks, recall_at_k, selection
+from hypjax.retrieval import match_ranks, nearest_neighbors, ranks, recall_at_k, selection, tiles
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Precision, Score, highest, lowest
 from tests.helpers.exact_order import FUSED, crowds, true_order, true_ranks
@@ -171,11 +171,15 @@ def test_collapsed_queries_are_not_certified_by_products_in_float32(caplog):
 def test_no_product_of_the_search_is_rounded(space):
     x, mesh = np.asarray(space.embed(jnp.ones((64, 8)))), ranks.Mesh(jax.local_devices(), "tiles")
     score = Score.around(space, x, Precision.SINGLE)
-    points = ranks._sort_by_class(score, Labelled(x, np.zeros(64, np.int32)))
-    some = ranks._distribute(mesh, np.zeros((1, 2), np.int32))
+    given = Labelled(x, np.zeros(64, np.int32))
+    points = tiles.Sorted(given, np.arange(64), score, mesh).chunk(0)
+    some = tiles.distribute(mesh, np.zeros((1, 2), np.int32), capacity=1)
+    match, count = ranks.programs(mesh, exclude_self=True, symmetric=True)
+    bounds = jnp.zeros((2, 64))
     chunk = next(selection.HostGallery(x).chunks(score, 64))
     programs = [
-        ranks._rank_program(mesh, True, True).trace(space, points, points, some, some),
+        match.trace(space, points, points, some),
+        count.trace(space, points, points, bounds, bounds, some, some),
         jax.jit(selection._multiply).trace(jnp.zeros((64, 64)), space, points.factors.query, chunk),
         ranks._chunk_bounds.trace(space, points.factors, points.factors),
     ]
@@ -188,7 +192,7 @@ MEMORY = """
 import pathlib, sys, threading, time
 import numpy as np
 from hypjax.geometry import PoincareBall
-from hypjax.retrieval import nearest_neighbors
+from hypjax.retrieval import nearest_neighbors, query_scores
 from tests.helpers.process_pair import python
 
 def anonymous():
@@ -200,17 +204,27 @@ def watch():
         peaks.append(anonymous())
         time.sleep(0.002)
 
-path, items, dim, queries, k = sys.argv[1], *map(int, sys.argv[2:])
+path, items, dim, queries, k = sys.argv[1], *map(int, sys.argv[2:6])
+metrics = sys.argv[6:]
 rng = np.random.default_rng(0)
 block = rng.normal(size=(5000, dim)).astype(np.float32) / 100
 gallery = np.lib.format.open_memmap(path, "w+", np.float32, (items, dim))
 for start in range(0, len(gallery), len(block)):
     gallery[start : start + len(block)] = block * (1 + start / len(gallery))
-nearest_neighbors(block[:10], block[:1000], k=10, space=PoincareBall())  # Libraries are loaded.
+labels = np.arange(len(gallery)) % (len(gallery) // 5)
+
+def search(queries, gallery, k):
+    if not metrics:
+        return nearest_neighbors(queries, gallery, k=k, space=PoincareBall())
+    classes = labels[: len(queries)], labels[: len(gallery)]
+    options = {"metrics": metrics, "space": PoincareBall()}
+    return query_scores(queries, classes[0], gallery, classes[1], **options).values()
+
+search(block[:10], block[:1000], k=10)  # Libraries are loaded.
 peaks, done = [anonymous()], False
 watcher = threading.Thread(target=watch)
 watcher.start()
-found = nearest_neighbors(block[:queries], gallery, k=k, space=PoincareBall())
+found = search(block[:queries], gallery, k)
 done = True
 watcher.join()
 print(max(peaks) - peaks[0] - sum(array.nbytes for array in found))
@@ -219,12 +233,16 @@ print(max(peaks) - peaks[0] - sum(array.nbytes for array in found))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the process's memory from /proc")
 @pytest.mark.parametrize(
-    ("items", "dim", "queries", "k"),
-    [(200_000, 512, 10, 10), (10_000, 2048, 33, 3000)],
+    ("items", "dim", "queries", "k", "metrics"),
+    [
+        (200_000, 512, 10, 10, ()),
+        (10_000, 2048, 33, 3000, ()),
+        (200_000, 512, 10, 10, ("recall@1", "map@r", "map")),
+    ],
 )
 @pytest.mark.slow
-def test_a_search_takes_little_memory(items, dim, queries, k, tmp_path):
-    arguments = (tmp_path / "gallery.npy", items, dim, queries, k)
+def test_searches_and_scores_take_little_memory(items, dim, queries, k, metrics, tmp_path):
+    arguments = (tmp_path / "gallery.npy", items, dim, queries, k, *metrics)
     # With this threshold, the C library returns what is freed to the system.
     done = python("-c", MEMORY, *arguments, MALLOC_MMAP_THRESHOLD_="1000000")
     assert int(done.stdout) < 512 * 2**20, done.stderr

@@ -13,6 +13,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall, Sphere
 from hypjax.retrieval import mining, nearest_neighbors, neighbors
 from hypjax.retrieval.mining import hardest_negatives
+from hypjax.retrieval.selection import KeptGallery
 from tests.helpers.exact_order import true_order
 from tests.helpers.galleries import points
 from tests.helpers.process_pair import python
@@ -37,6 +38,21 @@ def test_equals_sorting_by_subtraction(space, case):
     with jax.enable_x64(True):
         expected = space.distance(np.float64(x)[:, None], np.float64(y)[ids])
     np.testing.assert_allclose(distances, expected, rtol=3e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_a_kept_gallery_is_searched_as_any_other(space):
+    x = points(space, 0, 700, 8)
+    x[300:] = x[300] + 1e-7 * (x[300:] - x[300])  # A crowd, which needs float64.
+    x = np.asarray(space.embed(space.features(x)))
+    kept = KeptGallery(x)
+    for rows in ([0], [5, 301, 650], range(40)):
+        queries, own = x[rows], np.array(rows)
+        expected = neighbors.search(queries, own, x, k=5, space=space)
+        for _ in range(2):
+            found = neighbors.search(queries, own, kept, k=5, space=space)
+            for a, b in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(a, b)
 
 
 def test_excludes_the_query_but_not_its_copies():

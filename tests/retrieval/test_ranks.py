@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.retrieval import match_ranks, ranks, recall_at_k
-from tests.helpers.exact_order import true_order, true_ranks
+from hypjax.retrieval import match_ranks, ranks, recall_at_k, tiles
+from tests.helpers.exact_order import FUSED, true_order, true_ranks
 from tests.helpers.galleries import points
 
 
@@ -60,15 +60,27 @@ def test_labels_may_be_any_integers_and_points_of_half_precision():
     np.testing.assert_array_equal(got, expected)
 
 
-def test_equals_brute_force_over_many_tiles(monkeypatch):
-    monkeypatch.setattr(ranks, "_TILE", 64)
+@pytest.mark.parametrize("space", [Sphere(), FUSED], ids=str)
+def test_equals_brute_force_over_many_tiles_and_chunks(space, monkeypatch, tmp_path):
+    monkeypatch.setattr(tiles, "SIDE", 64)
     jax.clear_caches()
-    space = Sphere()
     x = points(space, 0, 300, 8)
     x[100:160] = x[:60]
     labels = np.repeat(np.arange(60), np.random.default_rng(0).integers(1, 22, 60))[:300]
     labels = np.random.default_rng(1).permutation(np.pad(labels, (0, 300 - len(labels))))
-    expected = true_ranks(true_order(space, x, x), labels, labels, exclude_self=True)
-    got = match_ranks(x, labels, space=space)
+    order = true_order(space, x, x)
+    expected = true_ranks(order, labels, labels, exclude_self=True)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    one_tile = 2 * 4 * x.shape[1] * 64
+    for limit, array in ((tiles._FACTOR_BYTES, x), (one_tile, mapped), (2 * one_tile, mapped)):
+        monkeypatch.setattr(tiles, "_FACTOR_BYTES", limit)
+        np.testing.assert_array_equal(match_ranks(array, labels, space=space), expected)
+    own_ids = np.arange(40, 140)
+    separate = mapped[40:140], labels[40:140], mapped, labels
+    got = match_ranks(*separate, space=space, own_ids=own_ids)
+    np.testing.assert_array_equal(got, expected[40:140])
+    got = match_ranks(*separate, space=space)
+    without = true_ranks(order[40:140], labels[40:140], labels, exclude_self=False)
+    np.testing.assert_array_equal(got, without)
     jax.clear_caches()
-    np.testing.assert_array_equal(got, expected)

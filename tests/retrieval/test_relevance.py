@@ -78,9 +78,12 @@ def test_results_do_not_depend_on_blocks(monkeypatch):
     expected = relevance_scores(x[:100], x, relevance, **arguments)
     monkeypatch.setattr(ranks, "_BOUND_BYTES", 8 * 230 * 17)
     monkeypatch.setattr(ranks, "_CHUNK_BYTES", 4 * 8 * 37)
-    found = relevance_scores(x[:100], x, relevance, **arguments)
-    for name in names:
-        np.testing.assert_array_equal(found[name], expected[name])
+    for undecided in (ranks._MOST_UNDECIDED, 0):  # With 0, all items are compared by subtraction.
+        monkeypatch.setattr(ranks, "_MOST_UNDECIDED", undecided)
+        monkeypatch.setattr(ranks, "_BLOCK_SIZE", 70)
+        found = relevance_scores(x[:100], x, relevance, **arguments)
+        for name in names:
+            np.testing.assert_array_equal(found[name], expected[name])
     assert 0 < expected["map"].mean() < 0.3  # Positives were drawn at random.
 
 

@@ -1,6 +1,7 @@
 """Groups of parameters, and the learning rate."""
 
 import dataclasses
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from hypjax.config import default_config
 from hypjax.config.choices import GROUPS
 from hypjax.objectives import Group, PairwiseCrossEntropy, Spec
 from hypjax.training import optim
@@ -57,7 +59,7 @@ def test_the_longest_path_or_pattern_decides_how_a_parameter_is_trained(load_gly
     own = "optim.groups=('objective', 3, 0, 1), ('model/*/b[12]', 5, None, 0)"
     config = load_glyphs(own, "optim.weight_decay=0.1", "optim.clip_norm=None")
     groups = (Group(("proxies",), rate=50.0, start=2), Group(("proxies", "fixed"), weight_decay=0))
-    optimizer = optim.create_optimizer(config.optim, lambda step: 1e-3, groups)
+    optimizer = optim.configured_optimizer(config.optim, lambda step: 1e-3, groups)
     names = {"scale": 1.0, "proxies": {"free": 1.0, "fixed": 1.0}}
     params = {"objective": jax.tree.map(jnp.float32, names), "model": {}}
     params["model"]["head"] = jax.tree.map(jnp.float32, {"b1": 1.0, "b2": {"x": 1.0}, "b3": 1.0})
@@ -87,8 +89,8 @@ def test_the_encoders_moments_begin_after_the_probe(load_glyphs):
             found.append([update["model"][part]["x"] for part in ("encoder", "head")])
         return np.transpose(found)
 
-    probed = optim.create_optimizer(plain, lambda step: 1e-3, probe_steps=5)
-    ordinary = optim.create_optimizer(plain, lambda step: 1e-3)
+    probed = optim.configured_optimizer(plain, lambda step: 1e-3, probe_steps=5)
+    ordinary = optim.configured_optimizer(plain, lambda step: 1e-3)
     encoder, head = updates(probed, gradients)
     np.testing.assert_array_equal(head, updates(ordinary, gradients)[1])
     np.testing.assert_array_equal(encoder[:5], 0)
@@ -104,3 +106,18 @@ def test_a_group_without_parameters_is_an_error(load_glyphs):
     learner = dataclasses.replace(learner, objective=Lost(learner.objective.space, 0.2, 2))
     with pytest.raises(ValueError, match=r"has a group \('proxies',\), but no such parameters"):
         jax.eval_shape(lambda: create_state(learner, Spec(12, 2, 32, 8, 100, 24)))
+
+
+def test_the_defaults_are_the_recipes_and_groups_are_paths_of_any_tree():
+    recipe = default_config().optim
+    own = inspect.signature(optim.create_optimizer).parameters
+    assert {name: own[name].default for name in recipe if name in own and name != "groups"} == {
+        name: recipe[name] for name in recipe if name in own and name != "groups"
+    }
+    groups = [Group(("body",), rate=2.0), Group(("body", "last"), rate=3.0)]
+    optimizer = optim.create_optimizer(0.1, weight_decay=0, clip_norm=None, groups=groups)
+    params = {"body": {"first": jnp.ones(2), "last": jnp.ones(2)}, "other": jnp.ones(2)}
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    moved = jax.tree.map(lambda x: float(x[0]), updates)
+    expected = {"body": {"first": -0.2, "last": -0.3}, "other": -0.1}
+    assert moved == jax.tree.map(lambda x: pytest.approx(x, rel=1e-5), expected)

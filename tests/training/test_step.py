@@ -10,6 +10,7 @@ import pytest
 
 from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
+from hypjax.objectives import loss_function
 from hypjax.training.step import make_train_step
 from tests.helpers.steps import float32_products, learner_of, leaves, lower, random_batch, start
 
@@ -33,7 +34,8 @@ def test_an_update_is_adamw_on_the_clipped_gradient_of_the_trained_parameters(lo
     def loss_of(params):
         images = (batch.images / 255 - config.data.mean[0]) / config.data.std[0]
         outputs = learner.model.apply({"params": params["model"]}, images)
-        return learner.objective.loss({}, {}, outputs, None, batch, jax.random.key(0))[0]
+        objective_loss = loss_function(learner.objective)
+        return objective_loss({}, {}, outputs, None, batch, jax.random.key(0))[0]
 
     gradient = leaves(jax.jit(jax.grad(loss_of))(state.params)["model"])
     before = leaves(jax.device_get(state.params["model"]))
@@ -74,7 +76,7 @@ class Poisoned:
         return getattr(self.healthy, name)
 
     def loss(self, params, state, outputs, teacher, batch, key):
-        loss, aux = self.healthy.loss(params, state, outputs, teacher, batch, key)
+        loss, aux = loss_function(self.healthy)(params, state, outputs, teacher, batch, key)
         return loss * jnp.where(jnp.any(batch.ids == 99), jnp.nan, 1.0), aux
 
 

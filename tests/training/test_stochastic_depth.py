@@ -56,9 +56,8 @@ def test_a_block_is_expected_to_be_the_one_without_it():
 class Spy(PairwiseCrossEntropy):
     """Also reports the head's outputs."""
 
-    def loss(self, params, state, outputs, teacher, batch, key):
-        loss, (state, _) = super().loss(params, state, outputs, teacher, batch, key)
-        return loss, (state, {"seen": outputs.projected})
+    def loss(self, outputs):
+        return super().loss(outputs)[0], {"seen": outputs.projected}
 
 
 def outputs(load_glyphs, *overrides, rows=24, steps=(0,)):

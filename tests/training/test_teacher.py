@@ -34,8 +34,8 @@ class Taught(PairwiseCrossEntropy):
     def init(self, key, spec):
         return {}, {"steps": jnp.zeros(())}
 
-    def loss(self, params, state, outputs, teacher, batch, key):
-        loss, (state, _) = super().loss(params, state, outputs, teacher, batch, key)
+    def loss(self, state, outputs, teacher, batch, key):
+        loss, _ = super().loss(outputs)
         loss += jnp.mean((outputs.projected - teacher.projected) ** 2)
         loss *= jnp.where(jnp.any(batch.ids == 99), jnp.nan, 1.0)
         given = {"student": outputs, "teacher": teacher, "key": jax.random.key_data(key)}

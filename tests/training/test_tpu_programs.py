@@ -12,7 +12,7 @@ from hypjax.config import default_config
 from hypjax.geometry import PoincareBall
 from hypjax.inference.embedding import embed_function, scored_spaces
 from hypjax.models import create_embedder
-from hypjax.retrieval import ranks
+from hypjax.retrieval import ranks, tiles
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Score
 
@@ -67,13 +67,19 @@ def test_the_evaluation_compiles_and_rounds_nothing(slice_of_eight, config):
 
 def test_ranks_of_60502_queries_compile_and_round_nothing(slice_of_eight):
     """The test split of Stanford Online Products, on all devices."""
-    mesh, space = Mesh(slice_of_eight, ranks._AXIS), PoincareBall(0.1)
+    mesh, space = Mesh(slice_of_eight, tiles.AXIS), PoincareBall(0.1)
     given = Labelled(np.zeros((60_502, 128), np.float32), np.arange(60_502) // 5)
-    points = ranks._sort_by_class(Score.around(space, given.points), given)
-    assigned = ranks._Tiles(np.zeros((8, 64)), np.zeros((8, 64)), np.zeros(8))
+    score, here = Score.around(space, given.points), Mesh(jax.local_devices(), tiles.AXIS)
+    points = tiles.Sorted(given, np.arange(60_502), score, here).chunk(0)
+    assigned = tiles.Tiles(np.zeros((8, 64)), np.zeros((8, 64)), np.zeros(8))
     assigned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.int32), assigned)
     points = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), points)
-    lowered = ranks._rank_program(mesh, True, False).lower(space, points, points, *[assigned] * 2)
-    program = programs.describe(lowered.compile())
-    assert program.rounded == []
-    assert program.temporary < 2**30
+    bounds = jax.ShapeDtypeStruct((2, len(points.ids)), jnp.float32)
+    match, count = ranks.programs(mesh, exclude_self=True, symmetric=False)
+    for lowered in (
+        match.lower(space, points, points, assigned),
+        count.lower(space, points, points, bounds, None, assigned, assigned),
+    ):
+        program = programs.describe(lowered.compile())
+        assert program.rounded == []
+        assert program.temporary < 2**30

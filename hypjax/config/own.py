@@ -1,0 +1,96 @@
+"""Fields of configurations that name what the user passes from Python."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+from ml_collections import ConfigDict
+
+from hypjax.config.choices import OWN
+from hypjax.config.defaults import choose_objective
+from hypjax.errors import UserError
+from hypjax.geometry import SPACES, Space
+from hypjax.models.encoder import Encoder
+from hypjax.models.own import known_fields, register_encoder
+from hypjax.models.vit import VisionTransformer
+from hypjax.objectives.base import Objective
+from hypjax.objectives.own import register_objective
+
+_PATCHES = "patch_projection"  # A group of parameters that only Vision Transformers have.
+
+
+def own_name(piece: Any) -> str:
+    """A name for a piece of the user's: that of its code, with the fields that are not defaults."""
+    return OWN + (piece if isinstance(piece, str) else _title(piece))
+
+
+def _title(piece: Any) -> str:
+    if isinstance(piece, functools.partial):
+        return _title(piece.func)
+    name = getattr(piece, "__name__", type(piece).__name__)
+    if not dataclasses.is_dataclass(piece) or isinstance(piece, type):
+        return name
+    values = {field: getattr(piece, field.name, None) for field in dataclasses.fields(piece)}
+    changed = [
+        f"{field.name}={_text(value)}"
+        for field, value in values.items()
+        if field.name not in ("parent", "name")
+        and value is not field.default
+        and not (isinstance(value, bool | int | float | str) and value == field.default)
+    ]
+    return f"{name}({', '.join(changed)})" if changed else name
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool | int | float | str):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    return _title(value)
+
+
+def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
+    """Makes a module the encoder of a configuration, and registers one that is not hypjax's.
+
+    Raises:
+        UserError: It is no Flax module, or an encoder for another image size.
+    """
+    name, known = own_name(encoder), known_fields(encoder)
+    if isinstance(encoder, Encoder):
+        side = config.data.image_size
+        if encoder.image_size != side:
+            raise UserError(
+                f"the encoder is for images of {encoder.image_size} pixels, but "
+                f"config.data.image_size is {side}; make them equal"
+            )
+        config.model.pooling = config.model.eval_pooling = encoder.pooling
+    if known is None:
+        register_encoder(name, encoder)
+        known = {"architecture": name, "patch_size": 0, "width": 0, "depth": 0, "num_heads": 0}
+    config.model.update(known)
+    if not isinstance(encoder, VisionTransformer):
+        config.optim.frozen = tuple(each for each in config.optim.frozen if each != _PATCHES)
+
+
+def choose_own_objective(config: ConfigDict, objective: Objective | Callable[..., Any]) -> None:
+    """Makes a loss of the user's the objective of a configuration, and registers it.
+
+    The space of a function remains the configuration's; that of an `Objective` replaces it.
+    """
+    name = own_name(objective)
+    register_objective(name, objective)
+    choose_objective(config, name)
+    if isinstance(objective, Objective):
+        choose_space(config, objective.score_space)
+
+
+def choose_space(config: ConfigDict, space: Space) -> None:
+    """Makes a space that of a configuration, as far as fields can name it."""
+    for name, kind in SPACES.items():
+        if type(space) is kind:
+            own = {field.name: getattr(space, field.name) for field in dataclasses.fields(space)}
+            with config.ignore_type():
+                config.objective.update({k: v for k, v in own.items() if k in config.objective})
+                config.objective.space = name

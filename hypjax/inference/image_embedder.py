@@ -1,0 +1,139 @@
+"""What embeds images, whichever model computes: in memory, or into a file that can be resumed."""
+
+import abc
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tqdm
+from jaxtyping import Float
+
+from hypjax.data.dataset import Dataset
+from hypjax.data.image_set import ImageSet
+from hypjax.data.photos import Photo
+from hypjax.errors import Interrupted, UserError
+from hypjax.geometry import Space
+from hypjax.inference.matches import Match
+from hypjax.inference.partial_gallery import Embedded, PartialGallery, concatenated
+from hypjax.retrieval.embeddings import Embeddings
+from hypjax.system import console, exits
+
+_INTERRUPTED = "interrupted: saving what is done; once more to stop at once"
+
+
+class ImageEmbedder(abc.ABC):
+    """A model that embeds images.
+
+    Attributes:
+        space: Space of the embeddings.
+        fingerprint: Hash of everything that the embeddings depend on besides the images. Embeddings
+            of equal fingerprints can be compared.
+        batch_size: Number of images that are embedded at once.
+        match: What is known of the distance of matches; None if nothing is.
+    """
+
+    space: Space
+    fingerprint: str
+    batch_size: int
+    match: Match | None = None
+
+    @abc.abstractmethod
+    def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
+        """Yields the rows of a dataset's images in order, one batch at a time.
+
+        Rows are what is saved of unfinished work: by default points of the space. With each batch
+        come the images that could not be read, as {index in the batch: reason}; their rows are
+        meaningless. If `few`, a batch that is not full may take less time, and round differently.
+        """
+
+    def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
+        """The columns of `Embeddings` that rows of readable images become."""
+        return {"vectors": rows.astype(np.float32)}
+
+    def embed(self, photos: Sequence[Photo]) -> Embeddings:
+        """Embeds a user's images in one go, for example a search's queries; see `batches`."""
+        images = ImageSet.of_photos(photos)
+        return self._embeddings(images, *concatenated(self.batches(images.dataset, few=True)))
+
+    def embed_images(self, images: ImageSet) -> Embeddings:
+        """Embeds images as `embed_to` does, in memory."""
+        done = []
+        with tqdm.tqdm(total=len(images), unit="image", disable=None) as bar:
+            for batch in self.batches(images.dataset):
+                done.append(batch)
+                bar.update(len(batch[0]))
+        return self._embeddings(images, *concatenated(done))
+
+    def embed_to(self, path: pathlib.Path, images: ImageSet) -> Embeddings:
+        """Embeds images into a file, or resumes where that was interrupted.
+
+        What is done is saved every minute, and at an interrupt, in a folder beside the file.
+
+        Raises:
+            UserError: The file or the folder cannot be written, the file exists and holds something
+                else, or no image can be read.
+            Interrupted: An interrupt arrived, and what is done is saved.
+        """
+        if path.exists():
+            done = Embeddings.load(path)
+            if (done.fingerprint, done.images) != (self.fingerprint, images.fingerprint):
+                raise UserError(
+                    f"{path} exists already and holds other images or another model's embeddings; "
+                    "name another file, or remove it"
+                )
+            console.say(f"{path} is complete already")
+            return done
+        with PartialGallery(path, f"{self.fingerprint} {images.fingerprint}") as unfinished:
+            self._finish(unfinished, images)
+            embeddings = self._embeddings(images, *unfinished.contents())
+            if not len(embeddings):
+                unfinished.remove()
+                raise UserError(
+                    f"none of the {len(images)} images can be read; of the first: "
+                    f"{next(iter(embeddings.unreadable.values()))}"
+                )
+            embeddings.save(path)
+            unfinished.remove()
+        return embeddings
+
+    def _finish(self, unfinished: PartialGallery, images: ImageSet) -> None:
+        """Embeds the images that are not done yet; after an interrupt it saves, and raises that."""
+        total, done = len(images), unfinished.done
+        if done == total:
+            return
+        with (
+            tqdm.tqdm(total=total, unit="image", disable=None, initial=done) as bar,
+            exits.deferred(_INTERRUPTED) as interrupted,
+        ):
+            for rows, broken in self.batches(images[done:].dataset):
+                stopping = interrupted()
+                unfinished.add(rows, broken, saving=stopping)
+                bar.update(len(rows))
+                if stopping and unfinished.done < total:
+                    raise Interrupted(
+                        f"{unfinished.done} of {total} images are saved, and the same command "
+                        "resumes from there",
+                        interrupted.status,
+                    )
+
+    def _embeddings(
+        self, images: ImageSet, rows: Float[np.ndarray, "n d"], broken: dict[int, str]
+    ) -> Embeddings:
+        kept = np.setdiff1d(np.arange(len(images)), list(broken))
+        ids, labels, superlabels, splits = (
+            images.ids,
+            images.labels,
+            images.superlabels,
+            images.splits,
+        )
+        return Embeddings(
+            **self.columns(rows[kept]),
+            ids=ids[kept],
+            labels=labels[kept],
+            space=self.space,
+            fingerprint=self.fingerprint,
+            images=images.fingerprint,
+            unreadable={str(ids[i]): reason for i, reason in broken.items()},
+            splits=None if splits is None else splits[kept],
+            superlabels=None if superlabels is None else superlabels[kept],
+        )

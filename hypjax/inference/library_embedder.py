@@ -1,0 +1,194 @@
+"""Encoders of other libraries that embed images: timm's, Transformers', and ONNX files.
+
+Features are what the library returns for an image that it has prepared itself, in float32. They are
+saved as they are, and compared by cosine unless another space is named.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Float
+from PIL import Image
+
+from hypjax.data import pixels
+from hypjax.data.dataset import Dataset
+from hypjax.errors import UserError
+from hypjax.geometry import Space, Sphere
+from hypjax.inference.image_embedder import ImageEmbedder
+from hypjax.inference.partial_gallery import Embedded
+from hypjax.retrieval.embeddings import Embeddings
+from hypjax.system import console
+from hypjax.system.machine import usable_cores
+
+BATCH_SIZE = 64
+_BATCHES_AHEAD = 2  # That threads prepare while the encoder computes.
+
+
+class PixelOptions(NamedTuple):
+    """How pixels reach an ONNX model, where no file beside it says so.
+
+    Attributes:
+        mean: Mean of each channel, for pixels scaled to [0, 1].
+        std: Standard deviation of each channel.
+        resize: Shorter side before the square is cropped from the centre; None for its own side.
+    """
+
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    resize: int | None = None
+
+
+_NO_OPTIONS = PixelOptions()
+
+
+class LibraryEncoder(Protocol):
+    """An encoder of another library.
+
+    Attributes:
+        output: What its features are, in words.
+        facts: What they depend on, in values that JSON can hold: its output, its preparation of
+            images, and the hash of its weights.
+    """
+
+    output: str
+    facts: Any
+
+    def prepare(self, image: Image.Image) -> Any:
+        """Prepares an RGB image, in any thread."""
+
+    def features(self, prepared: Sequence[Any]) -> np.ndarray:
+        """Returns features of prepared images; of [images, dim], if it is an encoder of images."""
+
+
+class LibraryEmbedder(ImageEmbedder):
+    """An encoder of another library that embeds images.
+
+    Its rows are features, which are mapped into the space.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        encoder: LibraryEncoder,
+        space: Space | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        """Checks the encoder on one image.
+
+        Args:
+            spec: Name of the encoder, for messages.
+            encoder: The encoder.
+            space: Space to map features into; `Sphere()` if it is None.
+            batch_size: Number of images that are embedded at once; None for `BATCH_SIZE`.
+
+        Raises:
+            UserError: The encoder does not return one vector for each image, always the same.
+        """
+        self.space, self.batch_size = space or Sphere(), batch_size or BATCH_SIZE
+        self._spec, self._encoder = spec, encoder
+        self.fingerprint = hashlib.sha256(json.dumps(encoder.facts).encode()).hexdigest()[:32]
+        grey = encoder.prepare(Image.new("RGB", (256, 256), "grey"))
+        first, second = (encoder.features([grey]) for _ in range(2))
+        if first.ndim != 2 or len(first) != 1:
+            raise UserError(
+                f"the {encoder.output} of {spec} has the shape {list(first.shape)} for one image; "
+                "it must be [1, dim]"
+            )
+        if not np.array_equal(first, second, equal_nan=True):
+            raise UserError(f"{spec} embeds one image in different ways, so it cannot be searched")
+        self._dim = first.shape[1]
+        console.say(f"{spec}: features are its {encoder.output}, of dimension {self._dim}")
+
+    def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
+        """Yields the features of a dataset's images in order, one batch at a time."""
+        del few  # Libraries need no padding.
+        if dataset.vectors is not None:
+            raise UserError(
+                f"{self._spec} embeds images, but {dataset.name(0)} stands for features"
+            )
+        prepared = self._prepared(dataset)
+        with contextlib.closing(prepared):
+            for first in range(0, len(dataset), self.batch_size):
+                count = min(self.batch_size, len(dataset) - first)
+                batch = [next(prepared) for _ in range(count)]
+                broken = {i: found for i, found in enumerate(batch) if isinstance(found, str)}
+                readable = [i for i in range(count) if i not in broken]
+                rows = np.zeros((count, self._dim), np.float32)
+                if readable:
+                    rows[readable] = self._encoder.features([batch[i] for i in readable])
+                for i in np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist():
+                    raise UserError(
+                        f"{self._spec} returns features of {dataset.name(first + i)} that are not "
+                        "finite; its weights may be damaged"
+                    )
+                yield rows, broken
+
+    def _prepared(self, dataset: Dataset) -> Generator[Any | str, None, None]:
+        """Yields prepared images in order, or the reasons why they cannot be read."""
+
+        def prepare(i: int) -> Any | str:
+            try:
+                return self._encoder.prepare(dataset.shown_image(i, channels=3))
+            except UserError as error:
+                return pixels.reason(error.__cause__ or error)
+            except Exception as error:  # Libraries raise almost anything on images of odd shapes.
+                return pixels.reason(error)
+
+        pool = concurrent.futures.ThreadPoolExecutor(usable_cores())
+        pending: collections.deque[concurrent.futures.Future] = collections.deque()
+        try:
+            for i in range(len(dataset)):
+                pending.append(pool.submit(prepare, i))
+                if len(pending) > _BATCHES_AHEAD * self.batch_size:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
+        """The features, and their points."""
+        if not len(rows):
+            return {"vectors": rows}
+        return {"vectors": Embeddings.from_arrays(rows, space=self.space).vectors, "given": rows}
+
+
+def open_encoder(
+    spec: str,
+    options: PixelOptions = _NO_OPTIONS,
+    space: Space | None = None,
+    batch_size: int | None = None,
+) -> LibraryEmbedder:
+    """Opens an encoder of another library.
+
+    Args:
+        spec: 'timm:NAME', a model of timm with its published weights, or 'timm:NAME@FILE' with
+            those of a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in
+            a folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several outputs.
+        options: How pixels reach an ONNX model.
+        space: Space to map features into; `Sphere()` if it is None.
+        batch_size: Number of images that are embedded at once; None for `BATCH_SIZE`.
+
+    Raises:
+        UserError: The library is not installed, the encoder cannot be loaded, or how it is to be
+            used is not known.
+    """
+    library, _, name = spec.partition(":")
+    if library not in ("timm", "hf", "onnx") or not name:
+        raise UserError(f"the encoder is {spec!r}; it must be timm:NAME, hf:NAME or onnx:FILE")
+    if library != "onnx" and options != _NO_OPTIONS:
+        raise UserError(f"--mean, --std and --resize are for onnx:FILE; {spec} has its own")
+    if library == "onnx":
+        from hypjax.inference.onnx_encoder import OnnxEncoder
+
+        return LibraryEmbedder(spec, OnnxEncoder(name, options), space, batch_size)
+    from hypjax.inference import torch_encoders
+
+    kinds = {"timm": torch_encoders.TimmEncoder, "hf": torch_encoders.TransformersEncoder}
+    return LibraryEmbedder(spec, kinds[library](name), space, batch_size)

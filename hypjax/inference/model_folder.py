@@ -1,0 +1,66 @@
+"""The folder of a published model: what is in it, and how it is replaced at once."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+from ml_collections import ConfigDict
+from safetensors.numpy import save_file
+
+from hypjax.config import identity
+from hypjax.errors import UserError
+from hypjax.geometry import Space
+from hypjax.models import Embedder
+from hypjax.models.own import OwnEncoder
+from hypjax.models.pretrained import save_timm, timm_config
+from hypjax.retrieval.embeddings import describe_space
+from hypjax.runs import files
+from hypjax.runs.workdir import SPACE
+from hypjax.system.files import replacing_together, sha256, write_json
+
+
+@contextlib.contextmanager
+def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields an empty folder, whose files replace the model in a folder if the body succeeds."""
+    if not files.is_published(folder) and _holds_run(folder):
+        raise UserError(f"{folder} holds a run; name another folder")
+    if (folder / files.PROJECTIONS).is_symlink():
+        raise UserError(
+            f"{folder / files.PROJECTIONS} is a link; remove it, or name another folder"
+        )
+    with replacing_together(folder / files.PUBLISHED, lambda: files.stale_files(folder)) as staged:
+        yield staged
+
+
+def _holds_run(folder: pathlib.Path) -> bool:
+    """Whether a folder holds a run, begun or trained, whose config.json would be replaced."""
+    with contextlib.suppress(UserError):  # Another program's file.
+        if "identity" in (files.read_object(folder / files.CONFIG) or {}):
+            return True
+    return (folder / files.CHECKPOINTS).exists()
+
+
+def write_weights(
+    folder: pathlib.Path, config: ConfigDict, model: Embedder, params: PyTree
+) -> None:
+    """Writes a model's parameters, and timm's config.json if timm has such a model."""
+    save_timm(folder / files.WEIGHTS, params, model)
+    if model.head_kind == "norm_dense":  # timm has no such head.
+        save_file(jax.tree.map(np.asarray, params["head"]), folder / files.HEAD)
+    if not isinstance(model.encoder, OwnEncoder):
+        write_json(folder / files.CONFIG, timm_config(params, model, config.data))
+
+
+def write_contents(
+    folder: pathlib.Path, config: ConfigDict, space: Space, circumstances: Mapping[str, Any]
+) -> None:
+    """Writes the configuration, the space of the head, and the hashes of the other files, last."""
+    fields = identity(config)  # How the run was executed is left out.
+    parts = {"identity": fields, "circumstances": circumstances, "all": fields}
+    parts[SPACE] = describe_space(space)
+    hashes = {file: sha256(folder / file) for file in files.hashed_files(folder)}
+    write_json(folder / files.PUBLISHED, {**parts, "files": hashes})

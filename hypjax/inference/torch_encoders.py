@@ -1,0 +1,181 @@
+"""Encoders of timm and Transformers, with the preparation of images that belongs to each."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+from PIL import Image
+
+from hypjax.errors import UserError, require_package
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TimmEncoder:
+    """A model of timm without its classifier."""
+
+    output = "pooled output"
+
+    def __init__(self, name: str) -> None:
+        """Loads a model with its published weights, or 'NAME@FILE' with those of a checkpoint."""
+        for module in ("torch", "timm"):
+            require_package(module, "--encoder=timm:NAME", "hypjax[timm]")
+        import timm
+
+        name, _, checkpoint = name.partition("@")
+        with _explained(f"timm:{name}"):
+            model = timm.create_model(name, pretrained=not checkpoint, num_classes=0)
+            if checkpoint:
+                _load_checkpoint(model, pathlib.Path(checkpoint).expanduser())
+            steps = timm.data.resolve_model_data_config(model)
+            self.prepare = timm.data.create_transform(**steps, is_training=False)
+        self._device, self._model = _device(), model.eval()
+        self.facts = ["timm", name, steps, _hash_weights(model.state_dict())]
+        self._model.to(self._device)
+
+    def features(self, prepared: Sequence["torch.Tensor"]) -> Float[np.ndarray, "images dim"]:
+        """Returns the pooled output for each image."""
+        import torch
+
+        with torch.inference_mode():
+            return _as_array(self._model(torch.stack([*prepared]).to(self._device)))
+
+
+def _load_checkpoint(model: "torch.nn.Module", path: pathlib.Path) -> None:
+    """Loads the weights of a checkpoint as timm writes it, with or without a classifier."""
+    import timm
+
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    loaded = model.load_state_dict(timm.models.load_state_dict(os.fspath(path)), strict=False)
+    known = model.pretrained_cfg.get("classifier") or ()
+    classifiers = tuple(f"{name}." for name in ((known,) if isinstance(known, str) else known))
+    foreign = [name for name in loaded.unexpected_keys if not name.startswith(classifiers)]
+    for words, names in (("lacks", loaded.missing_keys), ("has unknown", foreign)):
+        if names:
+            raise UserError(
+                f"{path} is no checkpoint of this model of timm: it {words} {len(names)} weights, "
+                f"such as {names[0]}"
+            )
+
+
+class TransformersEncoder:
+    """A model of Transformers.
+
+    Features are the image features of a model of images and texts, such as CLIP; else the output of
+    the model's pooler, if that was trained; else the class token.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Loads a model from the hub, or from a folder."""
+        for module in ("torch", "transformers"):
+            require_package(module, "--encoder=hf:NAME", "hypjax[hf]")
+        import transformers
+
+        name = os.path.expanduser(name)
+        with _explained(f"hf:{name}"), _quiet(transformers):
+            self._processor = transformers.AutoImageProcessor.from_pretrained(name)
+            model, found = transformers.AutoModel.from_pretrained(name, output_loading_info=True)
+        # Many checkpoints come without the pooler of their class, which is then random.
+        random = {key for key in found["missing_keys"] if "pooler." in key}
+        if others := set(found["missing_keys"]) - random:
+            raise UserError(f"hf:{name} lacks {len(others)} weights, such as {min(others)}")
+        self._device, self._model = _device(), model.float().eval()
+        self._both = hasattr(model, "get_image_features")
+        self._pooled = not self._both and not random and self._has_pooler()
+        self.output = (
+            f"image features ({type(model).__name__}.get_image_features)"
+            if self._both
+            else f"{'pooler output' if self._pooled else 'class token'} ({type(model).__name__})"
+        )
+        weights = _hash_weights(model.state_dict(), without=random)
+        steps = self._processor.to_json_string()
+        config = model.config.to_dict()
+        for name in ("_name_or_path", "transformers_version"):
+            config.pop(name, None)
+        self.facts = ["hf", self.output, repr(config), steps, weights]
+        self._model.to(self._device)
+
+    def _has_pooler(self) -> bool:
+        blank = [self.prepare(Image.new("RGB", (256, 256)))]
+        return getattr(self._outputs(blank), "pooler_output", None) is not None
+
+    def prepare(self, image: Image.Image) -> Mapping[str, "torch.Tensor"]:
+        """Prepares an image as the model's processor does."""
+        return self._processor(images=image, return_tensors="pt")
+
+    def features(self, prepared: Sequence[Mapping[str, "torch.Tensor"]]) -> np.ndarray:
+        """Returns the features of each image."""
+        outputs = self._outputs(prepared)
+        if self._both or self._pooled:
+            # Before Transformers 5, image features are returned themselves.
+            pooled = getattr(outputs, "pooler_output", outputs)
+            return _as_array(pooled.flatten(1) if self._pooled else pooled)
+        return _as_array(outputs.last_hidden_state[:, 0])
+
+    def _outputs(self, prepared: Sequence[Mapping[str, "torch.Tensor"]]) -> Any:
+        import torch
+
+        columns = {key: [one[key] for one in prepared] for key in prepared[0]}
+        shapes = {tuple(one.shape[1:]) for one in columns["pixel_values"]}
+        if len(shapes) > 1:
+            raise UserError(
+                "the processor of this model keeps the shapes of images, so they cannot share a "
+                "batch; set --batch_size=1"
+            )
+        inputs = {key: torch.cat(own).to(self._device) for key, own in columns.items()}
+        with torch.inference_mode():
+            if self._both:
+                return self._model.get_image_features(**inputs)
+            return self._model(**inputs)
+
+
+def _device() -> "torch.device":
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _as_array(features: "torch.Tensor") -> np.ndarray:
+    return features.float().cpu().numpy()
+
+
+def _hash_weights(state: Mapping[str, "torch.Tensor"], without: Collection[str] = ()) -> str:
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(set(state) - set(without)):
+        values = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _explained(spec: str) -> Iterator[None]:
+    """Reports that a model cannot be loaded in one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # Both libraries raise almost anything.
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise UserError(f"cannot load {spec} ({reason or type(error).__name__})") from error
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keeps Transformers from reporting weights that are not used."""
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

@@ -1,0 +1,135 @@
+"""Encoders of the user's: any Flax module from pixels to vectors, under names of their own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+from jaxtyping import Array, Float
+
+from hypjax.errors import UserError, require_free
+from hypjax.models.architectures import ARCHITECTURES, same_architecture, timm_name
+from hypjax.models.encoder import Encoder
+from hypjax.models.layers import Images
+from hypjax.models.tensors import Tensor
+from hypjax.models.vit import VisionTransformer
+from hypjax.types import View
+
+ENCODERS: dict[str, nn.Module] = {}  # By their names in configurations.
+_SIZES = (
+    "patch_size",
+    "width",
+    "depth",
+    "num_heads",
+)  # Of `VisionTransformer`, and `config.model`.
+
+
+def register_encoder(name: str, module: nn.Module) -> None:
+    """Makes a module of one's own a value of `model.architecture`, in this process.
+
+    Args:
+        name: The name, which is not one of hypjax's own. A later registration replaces it.
+        module: An `Encoder`, or a Flax module that maps normalised pixels [images, height, width,
+            channels] to [images, dim] and has no other variables than parameters.
+
+    Raises:
+        UserError: The name is taken, or it is no such module.
+    """
+    require_free("an architecture", name, ("vit", *ARCHITECTURES))
+    if not isinstance(module, nn.Module):
+        raise UserError(f"{type(module).__name__} is no Flax module (flax.linen.Module)")
+    ENCODERS[name] = module.clone(name=None, parent=None)
+
+
+class OwnEncoder(Encoder):
+    """A user's module as an encoder, whose parameters are the module's.
+
+    Its weights have their paths in Flax as names: "encoder/Dense_0/kernel".
+
+    Attributes:
+        module: The module.
+        dim: Dimension of its output.
+        image_size: Side of the images, in pixels.
+        channels: Channels of the images.
+    """
+
+    module: nn.Module
+    dim: int
+    image_size: int
+    channels: int
+    pooling = "own"
+    classifiers = ("head",)
+
+    def setup(self) -> None:
+        """Leaves no level of its own in the tree of parameters."""
+        nn.share_scope(self, self.module)
+
+    @property
+    def poolings(self) -> list[str]:
+        """There is no choice: the module pools."""
+        return [self.pooling]
+
+    @property
+    def layers(self) -> list[list[str]]:
+        """Only an `Encoder` says what its layers are."""
+        raise UserError("config.optim.layer_decay must be 1 for an encoder of your own")
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yields all parameters, as they are."""
+        images = jax.ShapeDtypeStruct(
+            (1, self.image_size, self.image_size, self.channels), jnp.float32
+        )
+        params = jax.eval_shape(self.init, jax.random.key(0), images).get("params", {})
+        for path in flatten_dict(params):
+            yield Tensor("/".join(("encoder", *path)), path)
+
+    def __call__(self, images: Images) -> Float[Array, "batch dim"]:
+        """Embeds normalised pixels."""
+        return self.module(images)
+
+
+def own_encoder(name: str, view: View, **options: Any) -> Encoder:
+    """The encoder of a registered name for images of a view.
+
+    Options are attributes of an `Encoder`, which another module has not.
+
+    Raises:
+        UserError: The module cannot embed such images.
+    """
+    module = ENCODERS[name]
+    if isinstance(module, Encoder):
+        return module.clone(**options)
+    shape = (2, view.side, view.side, view.channels)
+    images = jax.ShapeDtypeStruct(shape, jnp.float32)
+    title = f"the encoder {name.removeprefix('own:')}"
+    try:
+        found, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
+    except Exception as error:  # Of the user's code.
+        reason = " ".join(str(error).split())[:500]
+        raise UserError(
+            f"{title} cannot embed images of shape {shape} ({type(error).__name__}: {reason})"
+        ) from error
+    if others := set(variables) - {"params"}:
+        raise UserError(
+            f"{title} has variables in {', '.join(sorted(others))}, which training would not "
+            "update; use modules with parameters alone, such as LayerNorm or GroupNorm"
+        )
+    if getattr(found, "ndim", 0) != 2 or len(found) != 2:
+        shapes = jax.tree.map(lambda x: x.shape, found)
+        raise UserError(f"{title} maps images of shape {shape} to {shapes}; it must be [2, dim]")
+    return OwnEncoder(module, found.shape[1], view.side, view.channels)
+
+
+def known_fields(encoder: nn.Module) -> dict[str, Any] | None:
+    """The fields of `config.model` that describe one of hypjax's encoders; None for any other."""
+    if not isinstance(encoder, Encoder):
+        return None
+    if name := timm_name(encoder):
+        return {"architecture": name, **dict.fromkeys(_SIZES, 0)}
+    if type(encoder) is VisionTransformer:
+        sizes = {size: getattr(encoder, size) for size in _SIZES}
+        if same_architecture(VisionTransformer(image_size=encoder.image_size, **sizes), encoder):
+            return {"architecture": "vit", **sizes}
+    return None

@@ -1,0 +1,379 @@
+"""Datasets, encoders and losses of one's own: `hypjax.train`, `hypjax.save`, and the registries."""
+
+import dataclasses
+import functools
+import json
+import re
+import types
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+import hypjax
+from hypjax import objectives
+from hypjax.config import own
+from hypjax.data import given
+from hypjax.data.splits import open_splits
+from hypjax.errors import UserError
+from hypjax.geometry import SPACES, PoincareBall, Sphere
+from hypjax.models import VisionTransformer, create_embedder, model_shapes
+from hypjax.models.own import ENCODERS
+from hypjax.models.pretrained import convert_timm, timm_state_dict
+from hypjax.objectives import OBJECTIVES, PairwiseCrossEntropy, create_objective, mixed_space
+from hypjax.retrieval.embeddings import describe_space, space_of
+from hypjax.runs.workdir import saved_config
+from hypjax.types import Batch, Outputs, View
+from tests.helpers import commands, small_runs
+
+BALL = PoincareBall(c=0.1, clip_radius=2.3)
+SHORT = ("train.total_steps=2", "eval.every=0", "data.validation_classes=0", "optim.warmup_steps=0")
+
+
+class Net(nn.Module):
+    """A user's encoder, two of whose parameters have names that timm's tables know."""
+
+    width: int = 8
+
+    @nn.compact
+    def __call__(self, x):
+        x = x + self.param("mask_token", nn.initializers.zeros, (x.shape[-1],))
+        x = nn.relu(nn.Dense(self.width)(x.reshape(len(x), -1)))
+        return nn.Dense(6, name="head")(x)
+
+
+def attraction(embeddings, labels, *, space, weight=0.5):
+    """A user's loss."""
+    distances = space.distance_matrix(embeddings, embeddings)
+    same = labels[:, None] == labels
+    pull = weight * jnp.mean(jnp.where(same, distances, 0))
+    return pull - jnp.mean(jnp.where(same, 0, jnp.minimum(distances, 1))), {"pull": pull}
+
+
+def forget():
+    """Leaves the registries as in a process that has not seen the user's code."""
+    for name in [name for name in OBJECTIVES if name.startswith("own:")]:
+        del OBJECTIVES[name]
+    ENCODERS.clear()
+    given._given.clear()
+
+
+@pytest.fixture(autouse=True)
+def registries():
+    saved = [(table, dict(table)) for table in (OBJECTIVES, SPACES)]
+    yield
+    forget()
+    for table, before in saved:
+        table.clear()
+        table.update(before)
+
+
+@pytest.fixture(scope="module")
+def pictures(photos_folder):
+    paths = sorted(photos_folder.glob("*/*.png"))
+    return [Image.open(path).copy() for path in paths], [path.parent.name for path in paths]
+
+
+@pytest.fixture(scope="module")
+def shown():
+    """The names that the code of docs/python.md defines, and what it passes to `hypjax.train`."""
+    page = (small_runs.REPOSITORY / "docs/python.md").read_text()
+    block = re.search(r"```python\n(import flax.linen.*?)```", page, re.DOTALL)[1]
+    names = {"images": "images", "labels": "labels", "__name__": "shown"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(small_runs.REPOSITORY)
+        patch.setattr(hypjax, "train", lambda *given, **options: names.update(passed=options))
+        exec(block, names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def run(shown, pictures, tmp_path_factory):
+    """The run of docs/python.md, and the embeddings of its first images."""
+    workdir = tmp_path_factory.mktemp("own") / "run"
+    passed = shown["passed"]
+    assert passed.pop("dataset") == ("images", "labels") and passed["encoder"] == shown["Net"]()
+    passed["encoder"] = shown["Net"](16)
+    passed["objective"] = functools.partial(passed["objective"], margin=2.0)
+    results = hypjax.train(small_runs.load("unused", *SHORT), workdir, dataset=pictures, **passed)
+    points = hypjax.load(workdir).embed(pictures[0][:5])
+    forget()
+    return workdir, results, points
+
+
+def test_a_run_of_ones_own_loads_again_with_its_encoder(run, shown, pictures):
+    (workdir, results, points), net = run, shown["Net"]
+    assert results["final"]["head"].keys() == {"recall@1", "recall@2"} and points.shape == (5, 8)
+    logged = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert any({"near", "batch_recall@1"} < line.keys() for line in logged)
+    fields = json.loads((workdir / "config.json").read_text())["all"]
+    assert fields["objective.margin"] == 2 and fields["data.name"] == "own"
+    names = fields["model.architecture"], fields["objective.name"]
+    assert names == ("own:Net(width=16)", "own:attraction")
+
+    with pytest.raises(UserError, match="pass the module as encoder= to hypjax.load"):
+        hypjax.load(workdir)
+    model = hypjax.load(workdir, encoder=net(16))
+    assert np.array_equal(model.embed(pictures[0][:5]), points)
+    assert "Net(width=16) with a head" in str(model) and model.space == BALL
+    with pytest.raises(UserError, match="are of a model with other parameters"):
+        hypjax.load(workdir, encoder=net(17))
+
+    hypjax.register_encoder("own:Net(width=16)", net(16))
+    with pytest.raises(UserError, match="given from Python, and this process does not have them"):
+        commands.call("main", "--mode=evaluate", f"--workdir={workdir}")
+    config = saved_config(workdir)
+    given.give(pictures)
+    with pytest.raises(UserError, match="own:attraction is not known in this process"):
+        hypjax.train(config, workdir.parent / "other")
+    assert not (workdir.parent / "other").exists()
+
+
+def test_a_run_without_the_code_of_its_loss_is_searched_in_the_space_of_that(
+    photos_folder, tmp_path, capsys
+):
+    space = mixed_space(BALL, sphere_temperature=0.1, ball_temperature=0.2, ball_weight=2.0)
+    paths = sorted(photos_folder.glob("*/*.png"))
+    config = small_runs.load("unused")
+    with config.ignore_type():
+        config.data.update(given.give((path, path.parent.name) for path in paths))
+    own.choose_own_objective(config, PairwiseCrossEntropy(space, 1.0, 2))
+    small_runs.save_untrained(config, tmp_path / "run")
+    expected = hypjax.load(tmp_path / "run").embed(str(paths[0]))
+
+    forget()
+    gallery, workdir = tmp_path / "g.npz", f"--workdir={tmp_path / 'run'}"
+    commands.call("embed", workdir, f"--images={photos_folder}", f"--output={gallery}")
+    commands.call("search", workdir, f"--gallery={gallery}", f"--query={paths[0]}", "--k=3")
+    assert capsys.readouterr().out.count(".png") >= 4
+    model = hypjax.load(tmp_path / "run")
+    assert model.space == space and np.array_equal(model.embed(str(paths[0])), expected)
+    # Paths were listed in a table, which does not need the code either.
+    assert open_splits(saved_config(tmp_path / "run")).test.num_classes == 3
+
+
+@pytest.mark.parametrize("kind", ["module", "head"])
+def test_a_model_trained_elsewhere_is_saved_and_loaded(pictures, tmp_path, kind):
+    net = Net(16)
+    if kind == "head":
+        config = small_runs.load("unused", "model.pooling=avg", "model.eval_pooling=avg")
+        net = create_embedder(config)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3)).astype(np.uint8)
+    scaled = (pixels / np.float32(255) - 0.25) / 0.5
+    params = net.init(jax.random.key(0), scaled)["params"]
+    arguments = {"encoder": net, "image_size": 16, "mean": [0.25] * 3, "std": [0.5] * 3}
+    hypjax.save(params, BALL, tmp_path / "model", **arguments)
+    output = net.apply({"params": params}, scaled)
+    forget()
+    encoder = {"encoder": net} if kind == "module" else {}
+    model = hypjax.load(tmp_path / "model", **encoder)
+    expected = BALL.embed(output if kind == "module" else output.projected)
+    np.testing.assert_allclose(model.embed(list(pixels)), expected, atol=1e-6)
+
+    del params[next(iter(params))]
+    with pytest.raises(UserError, match=r"has the shape None, but the model's \("):
+        hypjax.save(params, BALL, tmp_path / "model", **arguments)
+
+
+class Table:
+    """What a `datasets.Dataset` offers, with a column that is of no use."""
+
+    column_names = ("id", "image", "label")
+    features = {"label": types.SimpleNamespace(names=["cat", "dog", "owl", "yak"])}
+
+    def __init__(self, images):
+        self.images, self.labels = images, [i // 2 for i in range(len(images))]
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, key):
+        if key == "label":
+            return self.labels
+        return {"id": key, "image": self.images[key], "label": self.labels[key]}
+
+
+def test_every_form_of_a_dataset_holds_the_pixels_of_its_files(pictures, photos_folder):
+    images, names = pictures[0][:8], ["cat", "cat", "dog", "dog", "owl", "owl", "yak", "yak"]
+    arrays = [np.asarray(image) for image in images]
+    config = small_runs.load(photos_folder, *SHORT, "data.test_classes=2")
+    view = View.of(config.data)
+    expected = open_splits(config).train.test_view(0, view)
+    forms = [
+        *((images, names), (arrays, names), list(zip(images, names, strict=True)), Table(images)),
+        ((image, name) for image, name in zip(arrays, names, strict=True)),
+    ]
+    prints = set()
+    for form in forms:
+        with config.ignore_type():
+            config.data.update(given.give(form))
+        splits = open_splits(config)
+        prints.add(splits.fingerprint)
+        assert {splits.test.class_name(i) for i in range(4)} < set(names)
+        found = next(part for part in splits[::2] if "cat" in part.class_names)
+        assert np.array_equal(
+            dataclasses.replace(found, positions=np.arange(8)).test_view(0, view), expected
+        )
+    assert len(prints) == 1
+    given.give({"train": (images[:4], names[:4]), "test": (images[4:], names[4:])})
+    splits = open_splits(config)
+    assert len(splits.train) == len(splits.test) == 4 and splits.test.class_name(0) == "owl"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (3, "int is no dataset; give"),
+        ([1, 2], "list is no dataset"),
+        (([1], [1, 2]), "has 1 images, but 2 labels"),
+        ([], "has no images"),
+        ({"dev": []}, "has a split dev"),
+        ((np.zeros((4, 8, 8, 3)), [0, 0, 1, 1]), r"image 0 of the dataset is float64 of shape"),
+        (Table(["a.png", "b.png"]), "the columns id, image, label, of which 0 hold images"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(dataset, message):
+    config = small_runs.load("unused", *SHORT)
+    with pytest.raises(UserError, match=message), config.ignore_type():
+        config.data.update(given.give(dataset))
+        open_splits(config)
+
+
+class Statistics(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.BatchNorm(use_running_average=True)(x.mean((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Dense(3), r"Dense\(features=3\) maps images of shape .* to \(2, 16, 16, 3\)"),
+        (Statistics(), "Statistics has variables in batch_stats"),
+        (nn.Embed(3, 4), r"cannot embed images of shape .*\(ValueError: Input type"),
+        (VisionTransformer(image_size=32, patch_size=8, width=16, depth=1, num_heads=2), "32 pix"),
+        (len, "builtin_function_or_method is no Flax module"),
+    ],
+)
+def test_what_is_no_encoder_is_refused(module, message):
+    config = small_runs.load("unused")
+    with pytest.raises(UserError, match=message):
+        own.choose_encoder(config, module)
+        create_embedder(config)
+
+
+def test_an_encoder_of_hypjaxs_needs_no_name_of_its_own_and_weights_are_named_by_paths():
+    config = small_runs.load("unused", "model.pooling=avg", "model.eval_pooling=avg")
+    built = create_embedder(config).encoder
+    other = small_runs.load("unused", "model.width=32")
+    own.choose_encoder(other, built)
+    assert other.model == config.model and not ENCODERS
+
+    own.choose_encoder(config, Net())
+    encoder = create_embedder(config).encoder
+    params = model_shapes(create_embedder(config), View.of(config.data))["encoder"]
+    params = jax.tree.map(lambda x: np.full(x.shape, x.size, "f"), params)
+    state = timm_state_dict(params, encoder)
+    assert {"encoder/mask_token", "encoder/head/bias"} < state.keys()
+    again = convert_timm(state, encoder)
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
+
+
+def objective_of(function, **changes):
+    config = small_runs.load("unused", *(f"{name}={value}" for name, value in changes.items()))
+    own.choose_own_objective(config, function)
+    return create_objective(config)
+
+
+def test_a_function_gets_what_it_names():
+    def loss(labels, features, ids, embeddings, space, key, samples_per_class, power=2):
+        return jnp.sum(embeddings**power), {"n": len(labels) + ids[0] + samples_per_class}
+
+    objective = objective_of(functools.partial(loss, power=4))
+    features = np.random.default_rng(0).normal(size=(4, 3)).astype("f")
+    batch = Batch(None, jnp.array([0, 0, 1, 1]), jnp.arange(4) + 7, None)
+    outputs = Outputs(None, features)
+    norm = np.linalg.norm(features, axis=1, keepdims=True)
+    clipped = features * np.minimum(1, 2.3 / norm) * 0.1**0.5
+    norm = np.linalg.norm(clipped, axis=1, keepdims=True)
+    expected = np.sum((np.tanh(norm) * clipped / norm / 0.1**0.5) ** 4)
+    call = jax.jit(objectives.loss_function(objective))
+    found, (_, told) = call({}, {}, outputs, None, batch, None)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert told["n"] == 4 + 7 + 2 and {"embedding_norm", "batch_recall@1"} < told.keys()
+
+    wrong = objective_of(lambda embeddings: embeddings[:, 0])
+    with pytest.raises(UserError, match=r"the loss <lambda> returns an array of shape \(4,\)"):
+        objectives.loss_function(wrong)({}, {}, outputs, None, batch, None)
+    with pytest.raises(UserError, match="the loss <lambda> requires proxies; arguments"):
+        objective_of(lambda embeddings, proxies: 0)
+    with pytest.raises(UserError, match="declares the field c, which all objectives have"):
+        objective_of(lambda embeddings, c=0.1: 0)
+
+
+def test_a_method_gets_its_arguments_by_name_or_all_by_position():
+    class ByName(PairwiseCrossEntropy):
+        def loss(self, key, state, unused=3):
+            return key, (state + 1, {"unused": unused})
+
+    class ByPosition(PairwiseCrossEntropy):
+        def loss(self, p, s, o, t, b, k):
+            return k, (s, (p, o, t, b))
+
+    class ByWord(PairwiseCrossEntropy):
+        def loss(self, **given):
+            return given["key"], (given["state"], tuple(given))
+
+    class Short(PairwiseCrossEntropy):
+        def loss(self, params):
+            return params, {"short": 1}
+
+    values = ("params", 4, "outputs", "teacher", "batch", "key")
+    for kind, expected in {
+        ByName: ("key", (5, {"unused": 3})),
+        ByPosition: ("key", (4, ("params", "outputs", "teacher", "batch"))),
+        ByWord: ("key", (4, objectives.base.ARGUMENTS)),
+        Short: ("params", (4, {"short": 1})),
+    }.items():
+        assert objectives.loss_function(kind(BALL, 0.2, 2))(*values) == expected
+
+
+@dataclasses.dataclass(frozen=True)
+class HalfSphere(Sphere):
+    """A user's space, with a field of its own."""
+
+    tilt: float = 0.5
+
+
+def test_names_are_registered_for_configurations_and_hypjaxs_own_are_taken():
+    hypjax.register_space("half", HalfSphere)
+    hypjax.register_objective("mine", attraction)
+    hypjax.register_objective(
+        "made", lambda config, space: PairwiseCrossEntropy(space, 0.1, 2), fields={}
+    )
+    hypjax.register_encoder("net", Net())
+    sizes = (f"model.{size}=0" for size in ("patch_size", "width", "depth", "num_heads"))
+    named = ("objective.name=mine", "objective.weight=2", "model.architecture=net", *sizes)
+    config = small_runs.load("unused", *named, "objective.space=half")
+    objective = create_objective(config)
+    assert objective.space == HalfSphere() and objective.function.keywords == {"weight": 2.0}
+    assert create_embedder(config).encoder.dim == 6
+    described = json.loads(json.dumps(describe_space(HalfSphere(0.25))))
+    assert space_of(described) == HalfSphere(0.25)
+    config = small_runs.load("unused", "objective.name=made")
+    assert create_objective(config).temperature == 0.1
+
+    for register, name, piece, message in [
+        (hypjax.register_space, "sphere", HalfSphere, "hypjax has a space sphere of its own"),
+        (hypjax.register_space, "net", Net, "the space Net lacks embed, clipped"),
+        (hypjax.register_space, "net", 3, "is no dataclass"),
+        (hypjax.register_objective, "supcon", attraction, "an objective supcon of its own"),
+        (hypjax.register_objective, "x", 3, "int is no objective"),
+        (hypjax.register_encoder, "vit", Net(), "an architecture vit of its own"),
+        (hypjax.register_encoder, "", Net(), "'' is no name"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            register(name, piece)
