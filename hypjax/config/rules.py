@@ -136,7 +136,7 @@ _RULES = {
     "model.precision": one_of("auto", "float32", "bfloat16"),
     "objective.space": Rule(
         lambda value: value in SPACES,
-        f"{', '.join(SPACES)}, or a space that hypjax.register_space names in this process",
+        f"one of {', '.join(SPACES)}, or a space that hypjax.register_space names in this process",
     ),
     "objective.c": at_least(0),
     "objective.clip_radius": _or_none(ABOVE_0),
@@ -283,7 +283,7 @@ def _validate_batches(config: ConfigDict) -> None:
     train, fields, objective = config.train, flatten(config), OBJECTIVES[config.objective.name]
     for field in sorted(FITTED):
         if fields[field] is None and config.data.name not in _UNSPLIT:
-            refuse(field, None, "a whole number, unless data.name is folder")
+            refuse(field, None, f"a whole number, unless data.name is {' or '.join(_UNSPLIT)}")
     if objective.by_tuple and train.sampling != "tuples":
         refuse("train.sampling", train.sampling, "tuples: this objective compares their images")
     if train.sampling not in GROUPED and objective.by_class:

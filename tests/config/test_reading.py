@@ -23,7 +23,7 @@ from hypjax.data.preparation.registry import BUILDERS
 from hypjax.data.views import TEST_VIEWS, TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field
-from hypjax.objectives import OBJECTIVES
+from hypjax.objectives import OBJECTIVES, PairwiseCrossEntropy
 from hypjax.objectives.create import Entry
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import machine
@@ -216,7 +216,7 @@ def test_a_configuration_is_found_by_its_name_anywhere(tmp_path, monkeypatch):
 def toy(monkeypatch):
     """An objective with two fields of its own, one of which pairwise cross-entropy has, too."""
     fields = {"margin": Field(0.5, ABOVE_0), "temperature": Field(1.0, ABOVE_0)}
-    entry = Entry(lambda config, space: None, fields, by_class=False)
+    entry = Entry(lambda config, space: PairwiseCrossEntropy(space, 0.2, 2), fields, by_class=False)
     monkeypatch.setitem(OBJECTIVES, "toy", entry)
 
 
@@ -302,7 +302,7 @@ def test_each_field_has_its_value_and_origin():
 
 
 def test_names_and_implementations_match():
-    assert {*choices.DATASETS, choices.DISTRACTORS} == {"folder", *BUILDERS}
+    assert {*choices.DATASETS, choices.DISTRACTORS} == {"folder", choices.GIVEN, *BUILDERS}
     assert {*choices.BENCHMARKS} < {*choices.DATASETS}
     assert choices.TRAIN_VIEWS == tuple(TRAIN_VIEWS)
     assert choices.TEST_VIEWS == tuple(TEST_VIEWS)
