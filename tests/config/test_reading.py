@@ -79,7 +79,10 @@ HIER = "objective.name=hier+proxy_anchor"
         ("eval.ks=1,x", "must be a list whose items are each a whole number"),
         ("eval.ks=()", "must be one or more numbers, each at least 1"),
         ("data.crop_area=0.5", "two ascending numbers above 0 and up to 1"),
-        ("objective.space=hyperbolic", "must be poincare, sphere, or a space that hypjax.register_space"),
+        (
+            "objective.space=hyperbolic",
+            "must be poincare, sphere, or a space that hypjax.register_space",
+        ),
         ("objective.c=-0.1", "config.objective.c is -0.1; it must be at least 0"),
         ("optim.frozen=heed", "must be names from patch_projection, encoder, head, objective"),
         ("optim.groups=('head',-1,None,0)", "must be a list of (parameters, factor of the rate"),
@@ -216,8 +219,7 @@ def test_a_configuration_is_found_by_its_name_anywhere(tmp_path, monkeypatch):
 def toy(monkeypatch):
     """An objective with two fields of its own, one of which pairwise cross-entropy has, too."""
     fields = {"margin": Field(0.5, ABOVE_0), "temperature": Field(1.0, ABOVE_0)}
-    create = lambda config, space: PairwiseCrossEntropy(space, 1.0, 2)  # noqa: E731
-    entry = Entry(create, fields, by_class=False)
+    entry = Entry(lambda config, space: PairwiseCrossEntropy(space, 0.2, 2), fields, by_class=False)
     monkeypatch.setitem(OBJECTIVES, "toy", entry)
 
 
