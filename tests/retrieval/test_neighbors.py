@@ -122,11 +122,13 @@ for space, spread in ((Sphere(), 1), (PoincareBall(0.1, 2.3), 0.003), (FUSED, 1)
     mapped = np.load(sys.argv[1], mmap_mode="r")
     shards = [Mesh(jax.devices()[:count], "rows") for count in (1, 2, 4)]
     held = [jax.device_put(x, NamedSharding(mesh, P("rows"))) for mesh in shards]
-    for limit in (neighbors._SCORE_BYTES, 20_000):
+    whole = neighbors._SCORE_BYTES
+    for limit, galleries in ((whole, (x, held[2])), (20_000, (mapped, *held[:2]))):
         neighbors._SCORE_BYTES = limit
-        for gallery in (x, mapped, *held):
+        for gallery in galleries:
             _, ids = nearest_neighbors(x[:150], gallery, k=30, space=space)
             np.testing.assert_array_equal(ids, order[:150, :30])
+    neighbors._SCORE_BYTES = whole
 """
 
 
