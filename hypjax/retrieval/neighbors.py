@@ -31,7 +31,7 @@ _BLOCK_SIZE = 512  # Queries of a block.
 _SCORE_BYTES = 128 * 2**20  # Largest size of the scores of a block and a chunk.
 _CHUNK_BYTES = 32 * 2**20  # Largest size of the points of a chunk.
 _RESULT_BYTES = 4 * 2**20  # Largest size of the candidates of a block.
-_MIN_BLOCK = 4  # Queries of a block are a multiple of this.
+_MIN_BLOCK = 4  # Queries of a block are a multiple of this, unless there is one.
 _SPARE = 2  # Candidates beyond k. The last one's score bounds those of all other items.
 _MORE = 48  # The same beyond 2·k, for queries that are searched for again.
 _BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
@@ -166,13 +166,17 @@ class _Search:
         candidates = min(self._listed + spare, self._gallery.size)
         itemsize = np.dtype(score.precision.value).itemsize
         most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
-        size = inputs.round_up(min(self._block_size, len(rows), most), _MIN_BLOCK)
+        size = min(self._block_size, len(rows), most)
+        size = 1 if len(rows) == 1 else inputs.round_up(size, _MIN_BLOCK)
         limits = _SCORE_BYTES // (itemsize * size), _CHUNK_BYTES // (itemsize * self._dim)
         shape = size, inputs.round_up(max(min(self._gallery.rows, *limits), 1), inputs.MULTIPLE)
         part_bytes = itemsize * max(self._dim, 2 * candidates) * size
         blocks_of_part = max(inputs.PART_BYTES // part_bytes, 1)
         with ThreadPoolExecutor(selection.num_threads(self._gallery.mesh)) as pool:
-            selector = selection.Selector(self._gallery.mesh, candidates, shape, score, pool)
+            selector = selection.Selector(
+                *(self._gallery.mesh, candidates, shape, score, pool),
+                columns=self._gallery.keeps(score),
+            )
             for part in inputs.split(rows, size * blocks_of_part):
                 # The gallery passes once for all blocks of a part: it may be read from a disk.
                 blocks = [self._block(each, score, size) for each in inputs.split(part, size)]

@@ -38,7 +38,8 @@ class Best(NamedTuple):
 class Chunk(NamedTuple):
     """Some rows of a gallery on each device."""
 
-    vectors: Vectors  # Padding for rows that are not to be found.
+    # Padding for rows that are not to be found. Those that are kept are columns, not rows.
+    vectors: Vectors
     first: Int[Array, " devices"]  # Gallery index of each device's first row.
 
 
@@ -52,6 +53,10 @@ def sample(gallery: Float[np.ndarray | Array, "m d"]) -> Float[np.ndarray, "s d"
 
 class HostGallery:
     """A NumPy array, possibly memory-mapped, that is streamed to all local devices."""
+
+    def keeps(self, score: Score) -> bool:
+        """Whether the vectors of a score are kept, as columns."""
+        return False
 
     def __init__(self, gallery: Float[np.ndarray, "m d"]) -> None:
         devices = jax.local_devices()
@@ -92,9 +97,11 @@ class HostGallery:
 
 
 class KeptGallery(HostGallery):
-    """A gallery that is searched more than once: it keeps the vectors of its points.
+    """A gallery that is searched more than once: it keeps the vectors of its points, in float32.
 
     They need a little more memory than the points. Those of more than 1 GiB of points are not kept.
+    As columns of a matrix they are multiplied with a few queries at the speed of the memory; as
+    rows, a CPU would copy them first.
     """
 
     def __init__(self, gallery: Float[np.ndarray, "m d"]) -> None:
@@ -110,20 +117,29 @@ class KeptGallery(HostGallery):
         """Some of the points, see `sample`."""
         return sample(self.array)
 
+    def keeps(self, score: Score) -> bool:
+        """See `HostGallery`."""
+        return score.precision is Precision.SINGLE and 4 * self.array.size <= _KEPT_BYTES
+
     def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
-        """See `HostGallery`; only vectors in float32 are kept, and only the last ones."""
-        if score.precision is not Precision.SINGLE or 4 * self.array.size > _KEPT_BYTES:
+        """See `HostGallery`; the vectors of the last search are kept."""
+        if not self.keeps(score):
             return super().chunks(score, rows)
         key = rows, score.centre.tobytes(), str(score.space)
         known, chunks = self._kept
         if known != key:
-            chunks = list(super().chunks(score, rows))
+            turn = _turned(self.mesh)
+            chunks = [
+                chunk._replace(vectors=turn(chunk.vectors)) for chunk in super().chunks(score, rows)
+            ]
             self._kept = key, chunks
         return iter(chunks)
 
 
 class DeviceGallery:
     """Like `HostGallery`: a JAX array, of which each device that holds it searches equal parts."""
+
+    keeps = HostGallery.keeps
 
     def __init__(self, gallery: Float[Array, "m d"]) -> None:
         """Distributes the rows, or raises a `UserError` if devices cannot share them evenly."""
@@ -173,6 +189,13 @@ def _by_rows(mesh: Mesh) -> NamedSharding:
 
 
 @functools.cache
+def _turned(mesh: Mesh) -> Callable[[Vectors], Vectors]:
+    """Jitted function that makes columns of the rows that devices share."""
+    by_columns = NamedSharding(mesh, P(None, AXIS))
+    return jax.jit(lambda vectors: tuple(x.T for x in vectors), out_shardings=by_columns)
+
+
+@functools.cache
 def _slice_each(mesh: Mesh, rows: int):
     """Jitted function that slices the same rows from every device's share, padded if too short."""
 
@@ -203,19 +226,27 @@ class Selector:
     """
 
     def __init__(
-        self, mesh: Mesh, k: int, shape: tuple[int, int], score: Score, pool: Executor
+        self,
+        mesh: Mesh,
+        k: int,
+        shape: tuple[int, int],
+        score: Score,
+        pool: Executor,
+        *,
+        columns: bool = False,
     ) -> None:
         """Allocates a buffer of scores; `shape` is a block's queries and the rows on a device.
 
-        The pool has `num_threads(mesh)` threads.
+        The pool has `num_threads(mesh)` threads. `columns` says that chunks hold columns.
         """
         self._score, self._pool, self._k = score, pool, k
         self._on_host, threads = _is_host(mesh), num_threads(mesh)
         # Equal shares of the threads, in parts that keep the candidates in a CPU's cache.
         parts = threads * -(-shape[0] // (threads * _QUERY_BATCH))
         bounds = np.linspace(0, shape[0], parts + 1, dtype=int)
-        self._parts = [np.s_[start:end] for start, end in itertools.pairwise(bounds)]
-        self._multiply, self._select = jitted_steps(mesh, k)
+        pairs = itertools.pairwise(bounds)
+        self._parts = [np.s_[start:end] for start, end in pairs if start < end]
+        self._multiply, self._select = jitted_steps(mesh, k, columns)
         # All products reuse this buffer, because memory is expensive when it is first touched.
         size = (mesh.size * shape[0], shape[1])
         with score.precision.enabled():
@@ -245,11 +276,14 @@ class Selector:
 
 
 @functools.cache
-def jitted_steps(mesh: Mesh, k: int) -> tuple[Callable, Callable]:
-    """The two jitted steps of a search; each device has its own rows of the gallery."""
-    shared = Chunk(P(AXIS), P(AXIS))
+def jitted_steps(mesh: Mesh, k: int, columns: bool = False) -> tuple[Callable, Callable]:
+    """The two jitted steps of a search; each device has its own part of the gallery."""
+    shared = Chunk(P(None, AXIS) if columns else P(AXIS), P(AXIS))
     multiply = jax.shard_map(
-        _multiply, mesh=mesh, in_specs=(P(AXIS), P(), P(), shared), out_specs=P(AXIS)
+        functools.partial(_multiply, columns=columns),
+        mesh=mesh,
+        in_specs=(P(AXIS), P(), P(), shared),
+        out_specs=P(AXIS),
     )
     select = jax.shard_map(
         functools.partial(_select, k=k),
@@ -262,11 +296,17 @@ def jitted_steps(mesh: Mesh, k: int) -> tuple[Callable, Callable]:
 
 
 def _multiply(
-    buffer: Float[Array, "b r"], space: Space, queries: Vectors, chunk: Chunk
+    buffer: Float[Array, "b r"],
+    space: Space,
+    queries: Vectors,
+    chunk: Chunk,
+    *,
+    columns: bool = False,
 ) -> tuple[Float[Array, "b r"], Float[Array, "b groups"]]:
     """All scores of a block and a chunk, and the highest one of each group of items."""
     del buffer  # Donated, so that the scores take its memory.
-    scores = highest(space, queries, chunk.vectors)
+    items = tuple(x.T for x in chunk.vectors) if columns else chunk.vectors
+    scores = highest(space, queries, items)
     return scores, jnp.max(scores.reshape(len(scores), -1, GROUP), axis=2)
 
 
