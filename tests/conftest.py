@@ -1,5 +1,6 @@
 """Fixtures for all tests, and a compilation cache that their processes share."""
 
+import gc
 import os
 import pathlib
 import shutil
@@ -15,7 +16,12 @@ _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # Most programs of the tests run for a moment, and compile faster without most optimisations. Those
 # of these folders and modules run for longer, or must be what users run, down to the last bit.
 _OPTIMISED = (
-    "parity",
+    "parity/test_benchmark",
+    "parity/test_convolutions",
+    "parity/test_engines",
+    "parity/test_qdrant",
+    "parity/test_timm",
+    "parity/test_usearch",
     "engines",
     "geometry/test_layout",
     "retrieval/test_exactness",
@@ -33,6 +39,11 @@ def pytest_configure(config):
         folder = os.environ[_CACHE] = tempfile.mkdtemp(prefix="programs-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    # Programs are traced a tenth faster without the lines of Python behind their operations, and if
+    # Python looks less often for garbage among the many objects of a trace.
+    os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    gc.set_threshold(50_000, 10, 10)
     jax.config.update("jax_compilation_cache_dir", os.environ[_CACHE])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 

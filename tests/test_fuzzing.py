@@ -170,6 +170,7 @@ def test_runs_are_read_or_refused(tmp_path):
         "identity": identity(config),
         "circumstances": {"images": "f"},
         "all": for_files(config),
+        "score_space": {"name": "poincare", "c": 0.1, "clip_radius": 2.3, "riemannian": False},
     }
     scores = {part: {"recall@1": 0.5} for part in ("head", "encoder")}
     results = {"untrained": scores, "final": scores, "validation": {"final": scores}}

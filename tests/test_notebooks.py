@@ -26,6 +26,21 @@ OPTIONS = {
     "own_loop": [],
 }
 
+# A kernel runs hypjax's commands itself: processes of their own would import JAX for each.
+STARTUP = """
+import glob
+import shlex
+from tests.helpers import commands
+
+def system(line):
+    python, option, module, *words = shlex.split(get_ipython().var_expand(line, depth=1))
+    assert (python, option) == ("python", "-m") and module.startswith("hypjax.")
+    named = [sorted(glob.glob(word)) if "*" in word else [word] for word in words]
+    commands.call(module.removeprefix("hypjax."), *sum(named, []))
+
+get_ipython().system = system
+"""
+
 
 def cells(path: pathlib.Path, kind: str) -> list[dict]:
     return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
@@ -36,6 +51,10 @@ def cells(path: pathlib.Path, kind: str) -> list[dict]:
 def test_notebook_runs(path, data_dir, repository, folder, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(data_dir))
     monkeypatch.setenv("PYTHONPATH", str(repository))
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    startup = folder / "ipython/profile_default/startup/commands.py"
+    startup.parent.mkdir(parents=True)
+    startup.write_text(STARTUP)
     if path.stem == "quickstart":  # After the commands of README.md.
         export("glyphs", folder / "letters", data_dir)
     options = " ".join(f"--config.{field}" for field in OPTIONS[path.stem])

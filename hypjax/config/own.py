@@ -18,6 +18,8 @@ from hypjax.models.vit import VisionTransformer
 from hypjax.objectives.base import Objective
 from hypjax.objectives.own import register_objective
 
+_SIMPLE = (bool, int, float, str)
+_FLAX = ("parent", "name")  # Fields of every Flax module.
 _PATCHES = "patch_projection"  # A group of parameters that only Vision Transformers have.
 
 
@@ -27,24 +29,26 @@ def own_name(piece: Any) -> str:
 
 
 def _title(piece: Any) -> str:
-    if isinstance(piece, functools.partial):
+    if isinstance(piece, functools.partial):  # Its settings are fields of the configuration.
         return _title(piece.func)
-    name = getattr(piece, "__name__", type(piece).__name__)
+    name = getattr(piece, "__name__", None) or type(piece).__name__
     if not dataclasses.is_dataclass(piece) or isinstance(piece, type):
         return name
-    values = {field: getattr(piece, field.name, None) for field in dataclasses.fields(piece)}
+    fields = {field.name: field.default for field in dataclasses.fields(piece)}
     changed = [
-        f"{field.name}={_text(value)}"
-        for field, value in values.items()
-        if field.name not in ("parent", "name")
-        and value is not field.default
-        and not (isinstance(value, bool | int | float | str) and value == field.default)
+        f"{field}={_text(value)}"
+        for field, default in fields.items()
+        if field not in _FLAX and not _equal(value := getattr(piece, field, None), default)
     ]
     return f"{name}({', '.join(changed)})" if changed else name
 
 
+def _equal(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(value, _SIMPLE) and value == default)
+
+
 def _text(value: Any) -> str:
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, _SIMPLE):
         return str(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_text, value))}]"

@@ -137,7 +137,7 @@ _RULES = {
     "model.precision": one_of("auto", "float32", "bfloat16"),
     "objective.space": Rule(
         lambda value: value in SPACES,
-        f"{', '.join(SPACES)}, or a space that hypjax.register_space names in this process",
+        f"one of {', '.join(SPACES)}, or a space that hypjax.register_space names in this process",
     ),
     "objective.c": at_least(0),
     "objective.clip_radius": _or_none(ABOVE_0),

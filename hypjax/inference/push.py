@@ -134,8 +134,8 @@ def _write(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> list
     """Replaces the model in a folder, all at once, and returns the names of its files."""
     with replacing_model(folder) as staged:
         _stage(workdir, staged, name)
-        written = [files.PUBLISHED, *files.hashed_files(staged), _README]
-        return [*written, *([files.CONFIG] if (staged / files.CONFIG).exists() else [])]
+        for_timm = [files.CONFIG] if (staged / files.CONFIG).exists() else []
+        return [files.PUBLISHED, *files.hashed_files(staged), *for_timm, _README]
 
 
 def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:

@@ -64,7 +64,7 @@ def save(
     config = _config(space, head, head.encoder if head else encoder, image_size, channels)
     config.data.update(test_view=test_view, resize=resize or image_size)
     config.data.mean, config.data.std = (
-        tuple(map(float, values or (0.5,) * channels)) for values in (mean, std)
+        tuple(map(float, (0.5,) * channels if values is None else values)) for values in (mean, std)
     )
     validate(config)
     model = create_embedder(config, evaluating=True)

@@ -53,13 +53,14 @@ class OwnEncoder(Encoder):
         dim: Dimension of its output.
         image_size: Side of the images, in pixels.
         channels: Channels of the images.
+        pooling: A word for what the module does itself.
     """
 
     module: nn.Module
     dim: int
     image_size: int
     channels: int
-    pooling = "own"
+    pooling: str = "own"
     classifiers = ("head",)
 
     def setup(self) -> None:

@@ -164,6 +164,8 @@ def query_scores(
 ) -> dict[str, Float[np.ndarray, " r"]]:
     """Scores of each query, from which means over all queries, classes or resamples can be taken.
 
+    NumPy arrays may be memory-mapped and larger than the memory; they are read in chunks.
+
     Args:
         queries: See `recall_at_k`.
         query_labels: See `recall_at_k`.

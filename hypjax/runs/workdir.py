@@ -90,10 +90,9 @@ def _stand_in(path: pathlib.Path, name: object, fields: Mapping[str, Any]) -> St
     """Registers what stands for an objective that only the run knows, with its fields."""
     own = {n.partition(".")[2]: _tuples(v) for n, v in fields.items() if n.startswith("objective.")}
     own = {field: value for field, value in own.items() if field not in _COMMON}
-    simple = all(
-        isinstance(part, bool | int | float | str)
-        for value in own.values()
-        for part in (value if isinstance(value, tuple) else (value,))
+    parts = (part for v in own.values() for part in (v if isinstance(v, tuple) else (v,)))
+    simple = all(map(str.isidentifier, own)) and all(
+        isinstance(part, bool | int | float | str) for part in parts
     )
     if not isinstance(name, str) or SPACE not in (files.read_object(path) or {}) or not simple:
         raise UserError(f"{path} names the objective {name}, which this version does not know")
@@ -104,7 +103,7 @@ def _saved_space(path: pathlib.Path, saved: Mapping[str, Any]) -> Space:
     """The space in which a run scores its head."""
     try:
         return space_of(saved[SPACE])
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise files.damaged(path, f"{SPACE} is no known space") from error
 
 

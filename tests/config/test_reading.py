@@ -23,7 +23,7 @@ from hypjax.data.preparation.registry import BUILDERS
 from hypjax.data.views import TEST_VIEWS, TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field
-from hypjax.objectives import OBJECTIVES
+from hypjax.objectives import OBJECTIVES, PairwiseCrossEntropy
 from hypjax.objectives.create import Entry
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import machine
@@ -79,7 +79,10 @@ HIER = "objective.name=hier+proxy_anchor"
         ("eval.ks=1,x", "must be a list whose items are each a whole number"),
         ("eval.ks=()", "must be one or more numbers, each at least 1"),
         ("data.crop_area=0.5", "two ascending numbers above 0 and up to 1"),
-        ("objective.space=hyperbolic", "must be one of poincare, sphere"),
+        (
+            "objective.space=hyperbolic",
+            "must be one of poincare, sphere, or a space that hypjax.reg",
+        ),
         ("objective.c=-0.1", "config.objective.c is -0.1; it must be at least 0"),
         ("optim.frozen=heed", "must be names from patch_projection, encoder, head, objective"),
         ("optim.groups=('head',-1,None,0)", "must be a list of (parameters, factor of the rate"),
@@ -216,7 +219,7 @@ def test_a_configuration_is_found_by_its_name_anywhere(tmp_path, monkeypatch):
 def toy(monkeypatch):
     """An objective with two fields of its own, one of which pairwise cross-entropy has, too."""
     fields = {"margin": Field(0.5, ABOVE_0), "temperature": Field(1.0, ABOVE_0)}
-    entry = Entry(lambda config, space: None, fields, by_class=False)
+    entry = Entry(lambda config, space: PairwiseCrossEntropy(space, 0.2, 2), fields, by_class=False)
     monkeypatch.setitem(OBJECTIVES, "toy", entry)
 
 
@@ -302,7 +305,7 @@ def test_each_field_has_its_value_and_origin():
 
 
 def test_names_and_implementations_match():
-    assert {*choices.DATASETS, choices.DISTRACTORS} == {*choices.OWN, *BUILDERS}
+    assert {*choices.DATASETS, choices.DISTRACTORS} == {*choices.USERS, *BUILDERS}
     assert {*choices.BENCHMARKS} < {*choices.DATASETS}
     assert choices.TRAIN_VIEWS == tuple(TRAIN_VIEWS)
     assert choices.TEST_VIEWS == tuple(TEST_VIEWS)

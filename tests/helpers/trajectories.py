@@ -2,15 +2,15 @@
 
 python -m tests.helpers.trajectories OUTPUT TRAINING CASE...
 
-TRAINING is BATCH/SAMPLES/STEPS, perhaps with /taught, /memory or /lora, and a CASE is
+TRAINING is BATCH/SAMPLES/STEPS, perhaps with /taught or /lora, and a CASE is
 DEVICES/PARTS/MICROBATCH[/remat].
 
 XLA_FLAGS must provide the devices of the largest case. Writes an .npz file with the arrays
 CASE:losses, CASE:gradient (of the first step) and CASE:recall (after the last step). With 'taught',
 the objective is the one of docs/extending.md on noisy outputs, with stochastic depth; CASE:state
-holds its parameters, its state and its teacher after the last step. With 'memory', it is the
-contrastive loss with a memory of 50 images and with KoLeo, which has a teacher as well. 'lora' is
-'memory' with adapters.
+holds its parameters, its state and its teacher after the last step, instead of CASE:recall. With
+'lora', it is the contrastive loss with a memory of 50 images and with KoLeo, which has a teacher as
+well, and adapters are trained.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ def config_of(batch, samples, devices=1, parts=1, microbatch=0, *, remat=False, 
     config = default_config()
     if objective == "taught":
         choose_objective(config, shown_objective.NAME)
-    elif objective in ("memory", "lora"):
+    elif objective == "lora":
         choose_objective(config, "contrastive")
         memory = {"memory": 50.0, "memory_decay": 0.9, "koleo_weight": 0.7}
         config.objective.update(memory, space="sphere")
@@ -104,6 +104,7 @@ def trajectory(config, steps):
     if taught:
         kept = state.params["objective"], state.objective_state, state.teacher
         found["state"] = flat(parallel.gather(kept))
+        return found
     params = parallel.gather(trained_model(learner, state))
     images, labels, *_ = synthetic_batch(99, config, size)
     outputs = jax.jit(model.apply)({"params": params}, images / np.float32(127.5) - 1)

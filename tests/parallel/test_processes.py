@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax import parallel
+from hypjax import parallel, train
 from hypjax.errors import UserError
 from tests.helpers import small_runs
 from tests.helpers.process_pair import ProcessPair, free_port, python
@@ -23,13 +23,11 @@ def trajectories(path, training, *cases):
     return [{name.rpartition(":")[2]: v for name, v in named.items()} for named in values]
 
 
-CASES = ["8/1/0", "1/1/12", "8/2/12", "4/1/4", "8/8/12/remat"]
+CASES = ["8/1/0", "1/1/12", "8/2/12", "8/8/12/remat"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("training", "cases"), [("36/2/20", CASES), ("90/2/20", ["8/1/30"]), ("90/9/20", ["8/1/10"])]
-)
+@pytest.mark.parametrize(("training", "cases"), [("36/2/20", CASES), ("90/9/20", ["8/1/10"])])
 def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
     """Cases are devices/shards/microbatch; the reference is one device and one slice."""
     expected, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
@@ -42,13 +40,13 @@ def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["taught", "memory", "lora"])
+@pytest.mark.parametrize("objective", ["taught", "lora"])
 def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(objective, tmp_path):
     """Batches of 36 images are padded: to 40 for slices of 5, to 48 for slices on 8 devices."""
     cases = ["1/1/5", "4/2/0", "8/8/12/remat"]
     training = f"36/2/10/{objective}"
     expected, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
-    assert len(others) == len(cases) and len(expected) == 4
+    assert len(others) == len(cases) and len(expected) == 3
     for other in others:
         np.testing.assert_allclose(other["losses"], expected["losses"], rtol=1e-5)
         for name in ("gradient", "state"):
@@ -77,7 +75,9 @@ STEPS = ["train.total_steps=60", "train.batch_size=6", "run.log_every=1", "run.c
 
 
 @pytest.mark.slow
-def test_two_processes_stop_and_resume_together_and_one_device_finishes(photos_folder, tmp_path):
+def test_two_processes_stop_and_resume_together_and_one_device_finishes(
+    photos_folder, tmp_path, capsys
+):
     """Only the second process gets SIGTERM. Batches of 6 are padded for 4 devices, in slices."""
     together, alone = tmp_path / "together", tmp_path / "alone"
     gentle = [*STEPS, "eval.every=0", "optim.learning_rate=3e-5", "objective.temperature=1.0"]
@@ -94,9 +94,9 @@ def test_two_processes_stop_and_resume_together_and_one_device_finishes(photos_f
         before, saved = saved, max(int(step.name) for step in (together / "checkpoints").iterdir())
         assert before < saved < 60
     for run in (together, alone):
-        finished = small_runs.run(photos_folder, run, *gentle)
-        assert finished.returncode == 0, finished.stderr
-        assert (f"continuing after step {saved}" in finished.stderr) == (run is together)
+        train.train_and_evaluate(small_runs.load(photos_folder, *gentle), run)
+        told = capsys.readouterr().err
+        assert (f"continuing after step {saved}" in told) == (run is together)
     assert (together / "results.json").read_text() == (alone / "results.json").read_text()
     values, expected = small_runs.step_metrics(together), small_runs.step_metrics(alone)
     assert values.keys() == expected.keys() == set(range(1, 61))

@@ -1,5 +1,6 @@
 """The benchmark command, compared with other libraries."""
 
+import functools
 import json
 
 import jax
@@ -29,8 +30,15 @@ def run(output, suite):
 
 
 def test_all_suites_compare_with_other_libraries(tmp_path, monkeypatch, capsys):
-    for peer in ("faiss", "torch", "torchvision"):
+    for peer in ("faiss", "torchvision"):
         pytest.importorskip(peer, reason=f"needs the parity extra: {peer}")
+    torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
+    # PyTorch traces its programs, but does not spend a minute in a C++ compiler.
+    traced = functools.partial(torch.compile, backend="eager")
+    monkeypatch.setattr(torch, "compile", traced)
+    # Each worker of its loaders imports all of this.
+    monkeypatch.setattr("hypjax.benchmarks.input.usable_cores", lambda: 1)
+    monkeypatch.setattr("hypjax.benchmarks.input._BATCH", 20)
     rate = measure.product_rate
     monkeypatch.setattr(measure, "product_rate", lambda dim, *_, **__: rate(dim, side=256))
     monkeypatch.setattr(retrieval, "_QUICK_SIZES", (1500, 300, 5000))

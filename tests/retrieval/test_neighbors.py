@@ -106,24 +106,29 @@ DEVICES = """
 import sys, jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from hypjax.geometry import Fused, PoincareBall, Sphere
-from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors
+from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors, tiles
 from tests.helpers.exact_order import FUSED, crowds, true_order, true_ranks
 assert jax.device_count() == 4
+tiles.SIDE = 256
 labels = np.random.default_rng(0).integers(0, 100, 1200)
 for space, spread in ((Sphere(), 1), (PoincareBall(0.1, 2.3), 0.003), (FUSED, 1)):
     x = crowds(space, spread, n=1200, dim=16)
     order = true_order(space, x, x)
     ranks = true_ranks(order, labels, labels, exclude_self=True)
-    np.testing.assert_array_equal(match_ranks(x, labels, space=space), ranks)
+    for limit in (2**27, 2**17):  # One chunk, and several.
+        tiles._FACTOR_BYTES = limit
+        np.testing.assert_array_equal(match_ranks(x, labels, space=space), ranks)
     np.save(sys.argv[1], x)
     mapped = np.load(sys.argv[1], mmap_mode="r")
     shards = [Mesh(jax.devices()[:count], "rows") for count in (1, 2, 4)]
     held = [jax.device_put(x, NamedSharding(mesh, P("rows"))) for mesh in shards]
-    for limit in (neighbors._SCORE_BYTES, 20_000):
+    whole = neighbors._SCORE_BYTES
+    for limit, galleries in ((whole, (x, held[2])), (20_000, (mapped, *held[:2]))):
         neighbors._SCORE_BYTES = limit
-        for gallery in (x, mapped, *held):
+        for gallery in galleries:
             _, ids = nearest_neighbors(x[:150], gallery, k=30, space=space)
             np.testing.assert_array_equal(ids, order[:150, :30])
+    neighbors._SCORE_BYTES = whole
 """
 
 

@@ -1,6 +1,5 @@
 """Ways to fine-tune: LoRA, the head first, rates by layer, and an average that is evaluated."""
 
-import json
 import signal
 import time
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import hypjax
-from hypjax import evaluate
+from hypjax import evaluate, train
 from hypjax.errors import UserError
 from hypjax.inference.weights import restore_best
 from hypjax.models.pretrained import timm_state_dict
@@ -21,8 +20,7 @@ from hypjax.models.weight_files import read_state_dict
 from hypjax.objectives import Spec
 from hypjax.training import lora, optim, states
 from hypjax.training.step import make_train_step
-from tests.helpers import small_runs
-from tests.helpers.process_pair import python
+from tests.helpers import commands, small_runs
 from tests.helpers.steps import learner_of, leaves, random_batch, start
 from tests.training.test_interruptions import STEADY, assert_same_run
 
@@ -125,13 +123,15 @@ def test_a_path_without_parameters_is_refused_before_a_run_has_a_folder(
 
 
 @pytest.mark.slow
-def test_all_options_at_once_survive_a_kill_and_are_read_by_the_commands(photos_folder, tmp_path):
+def test_all_options_at_once_survive_a_kill_and_are_read_by_the_commands(
+    photos_folder, tmp_path, capsys
+):
     """Killed while the head is trained alone, and again later; evaluated, converted and loaded."""
     fields = [*STEADY, *ALL, "train.probe_steps=6", "eval.every=5"]
     whole, run = tmp_path / "whole", tmp_path / "run"
-    undisturbed = small_runs.run(photos_folder, whole, *fields)
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    assert "the encoder is trained, too, from now on" in undisturbed.stderr
+    config = small_runs.load(photos_folder, *fields)
+    train.train_and_evaluate(config, whole)
+    assert "the encoder is trained, too, from now on" in capsys.readouterr().err
     for step in (2, 8):
         process = small_runs.start(photos_folder, run, *fields)
         while process.poll() is None and not (run / f"checkpoints/{step}").exists():
@@ -139,17 +139,14 @@ def test_all_options_at_once_survive_a_kill_and_are_read_by_the_commands(photos_
         process.kill()
         process.communicate()
         assert process.returncode == -signal.SIGKILL
-    finished = small_runs.run(photos_folder, run, *fields)
-    assert finished.returncode == 0, finished.stderr
+    results = train.train_and_evaluate(config, run)
     assert_same_run(run, whole)
 
-    results = json.loads((run / "results.json").read_text())
-    config = small_runs.load(photos_folder, *fields)
     again = evaluate.evaluate(config, run)
     assert {name: again[name] for name in again} == {name: results[name] for name in again}
     _, model, params = restore_best(run)
     converted = tmp_path / "model.safetensors"
-    python("-m", "hypjax.convert", f"--workdir={run}", f"--output={converted}").check_returncode()
+    commands.call("convert", f"--workdir={run}", f"--output={converted}")
     state = read_state_dict(str(converted))
     for name, value in timm_state_dict(params["encoder"], model.encoder).items():
         np.testing.assert_array_equal(state[name], value)

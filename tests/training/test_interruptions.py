@@ -47,12 +47,17 @@ def kill_while_saving(process, run: pathlib.Path, saves: int) -> None:
     process.kill()
 
 
+@pytest.fixture(scope="module")
+def whole(photos_folder, tmp_path_factory) -> pathlib.Path:
+    """A run that nothing disturbs."""
+    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
+    train.train_and_evaluate(small_runs.load(photos_folder, *STEADY), workdir)
+    return workdir
+
+
 @pytest.mark.slow
-def test_a_run_killed_repeatedly_ends_like_an_undisturbed_one(photos_folder, tmp_path):
+def test_a_run_killed_repeatedly_ends_like_an_undisturbed_one(whole, photos_folder, tmp_path):
     """Every second kill comes during a save."""
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    undisturbed = small_runs.run(photos_folder, whole, *STEADY)
-    assert undisturbed.returncode == 0, undisturbed.stderr
     rng = random.Random(0)
     runs, kills = [tmp_path / "run0"], 0
     while kills < KILLS:
@@ -68,8 +73,7 @@ def test_a_run_killed_repeatedly_ends_like_an_undisturbed_one(photos_folder, tmp
             runs.append(tmp_path / f"run{len(runs)}")
         assert len(runs) <= KILLS
     for run in runs:
-        finished = small_runs.run(photos_folder, run, *STEADY)
-        assert finished.returncode == 0, finished.stderr
+        train.train_and_evaluate(small_runs.load(photos_folder, *STEADY), run)
         assert_same_run(run, whole)
 
 
@@ -142,10 +146,8 @@ def test_a_signal_ends_a_run_which_saves_first(photos_folder, tmp_path, number, 
 
 
 @pytest.mark.slow
-def test_a_stopped_run_survives_a_power_failure(photos_folder, tmp_path):
+def test_a_stopped_run_survives_a_power_failure(whole, photos_folder, tmp_path):
     """The state that it reports, and later its results and measurements, are on the disk."""
-    whole = tmp_path / "whole"
-    assert small_runs.run(photos_folder, whole, *STEADY).returncode == 0
     with lossy_disk(tmp_path) as disk:
         run = disk.path / "run"
         process = small_runs.start(photos_folder, run, *STEADY)
