@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from hypjax.config import default_config
-from hypjax.config.choices import OWN
+from hypjax.config.choices import USERS
 from hypjax.data.dataset import Dataset, joined
 from hypjax.data.parts import Splits
 from hypjax.data.photo_dataset import as_dataset, file_facts, hash_facts
@@ -116,7 +116,7 @@ def open_prepared(name: str, data_dir: str | None = None) -> Splits:
     Raises:
         UserError: It is unknown, is not prepared, or cannot be read.
     """
-    if name in OWN:
+    if name in USERS:
         raise UserError(
             f"--dataset is {name}, which is no prepared dataset; name files of your own"
         )

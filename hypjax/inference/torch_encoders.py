@@ -27,10 +27,10 @@ class TimmEncoder:
         """Loads a model with its published weights, or 'NAME@FILE' with those of a checkpoint."""
         for module in ("torch", "timm"):
             require_package(module, "--encoder=timm:NAME", "hypjax[timm]")
-        import timm
-
         name, _, checkpoint = name.partition("@")
         with _explained(f"timm:{name}"):
+            import timm
+
             model = timm.create_model(name, pretrained=not checkpoint, num_classes=0)
             if checkpoint:
                 _load_checkpoint(model, pathlib.Path(checkpoint).expanduser())
@@ -77,12 +77,12 @@ class TransformersEncoder:
         """Loads a model from the hub, or from a folder."""
         for module in ("torch", "transformers"):
             require_package(module, "--encoder=hf:NAME", "hypjax[hf]")
-        import transformers
-
         name = os.path.expanduser(name)
         if not os.path.isdir(name):
             _require_repository(name)
-        with _explained(f"hf:{name}"), _quiet(transformers):
+        with _explained(f"hf:{name}"), _quiet():
+            import transformers
+
             self._processor = transformers.AutoImageProcessor.from_pretrained(name)
             model, found = transformers.AutoModel.from_pretrained(name, output_loading_info=True)
         # Many checkpoints come without the pooler of their class, which is then random.
@@ -191,9 +191,10 @@ def _explained(spec: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Keeps Transformers from reporting weights that are not used, and their loading."""
-    logging = transformers.utils.logging
+    from transformers.utils import logging
+
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

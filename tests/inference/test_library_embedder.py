@@ -266,7 +266,6 @@ def test_what_is_not_finite_or_no_image_is_refused(embedder, photos_folder, monk
         ("embed --output=g.npz --encoder=timm:a --dataset=folder", "is no prepared dataset"),
         ("score --images=a --embeddings=b", "--images are embedded by --encoder"),
         ("score --images=a --encoder=timm:b --labels=c", "--labels belongs to --embeddings"),
-        ("search --gallery=g.npz --query=a", "--workdir or --encoder is missing"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(command, message):
