@@ -54,7 +54,8 @@ def _load_checkpoint(model: "torch.nn.Module", path: pathlib.Path) -> None:
 
     if not path.is_file():
         raise UserError(f"there is no file {path}")
-    loaded = model.load_state_dict(timm.models.load_state_dict(os.fspath(path)), strict=False)
+    weights = timm.models.load_state_dict(os.fspath(path), weights_only=True)
+    loaded = model.load_state_dict(weights, strict=False)
     known = model.pretrained_cfg.get("classifier") or ()
     classifiers = tuple(f"{name}." for name in ((known,) if isinstance(known, str) else known))
     foreign = [name for name in loaded.unexpected_keys if not name.startswith(classifiers)]
