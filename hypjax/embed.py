@@ -104,7 +104,8 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
 
 def _open_embedder() -> ImageEmbedder:
     from hypjax.inference.embedder import TrainedEmbedder
-    from hypjax.inference.library_embedder import PixelOptions, open_encoder
+    from hypjax.inference.library_embedder import open_encoder
+    from hypjax.inference.onnx_encoder import PixelOptions
 
     if _WORKDIR.value:
         return TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value, _BATCH_SIZE.value)

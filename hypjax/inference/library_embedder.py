@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -20,7 +20,9 @@ from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.geometry import Space, Sphere
+from hypjax.inference import onnx_encoder, torch_encoders
 from hypjax.inference.image_embedder import ImageEmbedder
+from hypjax.inference.onnx_encoder import NO_OPTIONS, PixelOptions
 from hypjax.inference.partial_gallery import Embedded
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console
@@ -28,23 +30,6 @@ from hypjax.system.machine import usable_cores
 
 BATCH_SIZE = 64
 _BATCHES_AHEAD = 2  # That threads prepare while the encoder computes.
-
-
-class PixelOptions(NamedTuple):
-    """How pixels reach an ONNX model, where no file beside it says so.
-
-    Attributes:
-        mean: Mean of each channel, for pixels scaled to [0, 1].
-        std: Standard deviation of each channel.
-        resize: Shorter side before the square is cropped from the centre; None for its own side.
-    """
-
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
-    resize: int | None = None
-
-
-_NO_OPTIONS = PixelOptions()
 
 
 class LibraryEncoder(Protocol):
@@ -164,7 +149,7 @@ class LibraryEmbedder(ImageEmbedder):
 
 def open_encoder(
     spec: str,
-    options: PixelOptions = _NO_OPTIONS,
+    options: PixelOptions = NO_OPTIONS,
     space: Space | None = None,
     batch_size: int | None = None,
 ) -> LibraryEmbedder:
@@ -185,13 +170,10 @@ def open_encoder(
     library, _, name = spec.partition(":")
     if library not in ("timm", "hf", "onnx") or not name:
         raise UserError(f"the encoder is {spec!r}; it must be timm:NAME, hf:NAME or onnx:FILE")
-    if library != "onnx" and options != _NO_OPTIONS:
+    if library != "onnx" and options != NO_OPTIONS:
         raise UserError(f"--mean, --std and --resize are for onnx:FILE; {spec} has its own")
     if library == "onnx":
-        from hypjax.inference.onnx_encoder import OnnxEncoder
-
-        return LibraryEmbedder(spec, OnnxEncoder(name, options), space, batch_size)
-    from hypjax.inference import torch_encoders
-
+        encoder = onnx_encoder.OnnxEncoder(name, options)
+        return LibraryEmbedder(spec, encoder, space, batch_size)
     kinds = {"timm": torch_encoders.TimmEncoder, "hf": torch_encoders.TransformersEncoder}
     return LibraryEmbedder(spec, kinds[library](name), space, batch_size)

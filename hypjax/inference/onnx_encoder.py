@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -15,15 +15,29 @@ from PIL import Image
 
 from hypjax.errors import UserError, require_package
 
-if TYPE_CHECKING:
-    from hypjax.inference.library_embedder import PixelOptions
-
 _CONFIG = "preprocessor_config.json"
 _FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _BYTES = "tensor(uint8)"
 _PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")  # The first that works.
 # Where the file names another one that holds weights: a key and a value of Protocol Buffers.
 _EXTERNAL = re.compile(rb"\x0a\x08location\x12(.)", re.DOTALL)
+
+
+class PixelOptions(NamedTuple):
+    """How pixels reach an ONNX model, where no file beside it says so.
+
+    Attributes:
+        mean: Mean of each channel, for pixels scaled to [0, 1].
+        std: Standard deviation of each channel.
+        resize: Shorter side before the square is cropped from the centre; None for its own side.
+    """
+
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    resize: int | None = None
+
+
+NO_OPTIONS = PixelOptions()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +83,7 @@ class PixelSteps:
 class OnnxEncoder:
     """An ONNX file with one input, images, and an output of one vector for each."""
 
-    def __init__(self, name: str, options: "PixelOptions") -> None:
+    def __init__(self, name: str, options: PixelOptions) -> None:
         """Opens 'FILE', or 'FILE@OUTPUT' for one of several outputs."""
         require_package("onnxruntime", "--encoder=onnx:FILE", "hypjax[onnx]")
         import onnxruntime
@@ -120,7 +134,7 @@ class OnnxEncoder:
             )
         return names[0]
 
-    def _read_steps(self, size: Sequence[int | str | None], options: "PixelOptions") -> PixelSteps:
+    def _read_steps(self, size: Sequence[int | str | None], options: PixelOptions) -> PixelSteps:
         """The steps by the options, or by the file beside the model."""
         path, config = self._path, self._path.with_name(_CONFIG)
         size = tuple(length if isinstance(length, int) else None for length in size)

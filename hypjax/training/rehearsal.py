@@ -58,6 +58,8 @@ def rehearse(config: ConfigDict) -> None:
 def _seconds_of_embedding(setup: Setup, params: PyTree) -> float:
     """Seconds that evaluation spends on an image, measured with one batch."""
     images, stopwatch = setup.evaluator.images, Stopwatch()
+    if not images.model.encoder.takes_pixels:
+        return 0.0
     size, test = images.source.batch_size, setup.splits.test
     sample = test.take(np.arange(min(size, len(test))))
     console.say("compiling the evaluation")
