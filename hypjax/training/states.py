@@ -56,7 +56,8 @@ def begin(
     if restored is not None:
         console.say(f"continuing after step {int(restored[0].step)}")
         return restored
-    warn_of_groups(state, config.optim, pretrained=config.model.weights is not None)
+    if learner.model.encoder.takes_pixels:  # Of given features, the encoder has no parameters.
+        warn_of_groups(state, config.optim, pretrained=config.model.weights is not None)
     if learner.lora is not None and config.model.weights is None:
         console.warn(
             "the encoder's kernels stay random: they have adapters, and model.weights is None"
