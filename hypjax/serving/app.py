@@ -6,6 +6,7 @@ import importlib.resources
 import json
 import sys
 import traceback
+import zlib
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,6 +32,7 @@ _FILES = {
     "page.css": "text/css",
     "page.js": "text/javascript",
 }
+_NOT_CACHED = {"cache-control": "no-cache"}
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -85,7 +87,11 @@ class _Handlers:
         """A small copy of an image of the gallery."""
         key = request.path_params["key"]
         content = await _in(self._readers, self._searcher.thumbnail, key)
-        return Response(content, media_type="image/jpeg", headers=_cached_for(3600))
+        # Another gallery may be served at this address later.
+        headers = {"cache-control": "private, no-cache", "etag": f'"{zlib.crc32(content):08x}"'}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type="image/jpeg", headers=headers)
 
     async def embed(self, request: Request) -> Response:
         """Embeds an uploaded image."""
@@ -135,7 +141,9 @@ def _reported(handler: _Handler) -> _Handler:
         except Refused as refused:
             return refused.response()
         except UserError as error:  # Such as that of a collection that does not answer.
-            return JSONResponse({"error": str(error)}, 503, {"Retry-After": "5"})
+            print(f"error: {error}", file=sys.stderr)
+            words = "the gallery cannot be searched now; the server's log says why"
+            return JSONResponse({"error": words}, 503, {"Retry-After": "5"})
         except Exception:
             for line in traceback.format_exc().splitlines():
                 print(on_one_line(line), file=sys.stderr)
@@ -160,7 +168,7 @@ def _static(name: str, kind: str) -> _Handler:
 
     async def handler(request: Request) -> Response:
         del request
-        return Response(content, media_type=kind, headers=_cached_for(0))
+        return Response(content, media_type=kind, headers=_NOT_CACHED)
 
     return handler
 
@@ -173,13 +181,9 @@ def _documentation() -> _Handler:
 
     async def handler(request: Request) -> Response:
         del request
-        return Response(page, media_type="text/html", headers=_cached_for(0))
+        return Response(page, media_type="text/html", headers=_NOT_CACHED)
 
     return handler
-
-
-def _cached_for(seconds: int) -> dict[str, str]:
-    return {"cache-control": f"private, max-age={seconds}" if seconds else "no-cache"}
 
 
 def _read(name: str) -> str:

@@ -18,11 +18,13 @@ from hypjax.data import pixels
 
 MOST_BYTES = 32 * 2**20  # Of an upload.
 MOST_PIXELS = 64_000_000
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # Others, such as EPS, run programs.
+# Others run programs, such as EPS, or may hold more pixels than their headers say, such as TIFF.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 BODY_SECONDS = 30.0  # For an upload to arrive.
 AT_ONCE = 16  # Uploads that are received, or searched with.
 WAIT_SECONDS = 10.0  # For one of these to end.
 _SAFE = {"GET", "HEAD"}
+_SCHEMES = ("http", "https")
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
@@ -146,18 +148,21 @@ class Guard:
         origin = headers.get("origin")
         if method in _SAFE or origin is None:
             return
-        own = urllib.parse.urlsplit(origin).netloc.lower() == host.lower()
-        if not own and _name(origin) not in self._names - {"localhost"}:
+        name, own = _name(origin), origin.lower() in (f"{s}://{host.lower()}" for s in _SCHEMES)
+        # Another port of this machine is another site, unless a name was added for a proxy.
+        if not own and (name not in self._names - {"localhost"} or _is_address(name)):
             raise Refused(403, "pages of other sites may not search here", connection="close")
 
     def _is_known(self, name: str) -> bool:
-        if name in self._names:
-            return True
-        try:
-            ipaddress.ip_address(name)  # No site can make an address lead elsewhere.
-        except ValueError:
-            return False
-        return True
+        return name in self._names or _is_address(name)  # An address leads nowhere else.
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _name(url: str) -> str:

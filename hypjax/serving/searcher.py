@@ -121,7 +121,7 @@ class Searcher:
         """What clients are told of images; paths begin below the folder that the gallery shares."""
         shown = []
         for item in items:
-            below = item.path.startswith(self._root)
+            below = bool(self._root) and item.path.startswith(self._root)
             name = item.path[len(self._root) :] if below else os.path.basename(item.path)
             shown.append({"key": item.key, "name": name, "class": item.label})
         if places is None:
@@ -142,9 +142,10 @@ class Searcher:
 
 
 def _shared_folder(paths: list[str]) -> str:
-    """The folder that holds all files, with a slash at its end; '' if there is none."""
+    """The folder that holds all files, with a slash at its end; '' if that is none, or the root."""
     try:
-        return os.path.join(os.path.commonpath([os.path.dirname(path) for path in paths]), "")
+        shared = os.path.commonpath([os.path.dirname(path) for path in paths])
+        return "" if shared == os.sep else os.path.join(shared, "")
     except ValueError:  # Some are absolute, and others are not.
         return ""
 

@@ -183,6 +183,8 @@ def test_the_interface_is_described_and_its_options_are_checked(port, gallery):
     assert [hit["class"] for hit in found["hits"]] == 6 * ["class2"]
     status, found = ask(port, "GET", "/thumbnail/7")
     assert status == 200 and Image.open(io.BytesIO(found)).size == Image.open(gallery.ids[7]).size
+    etag = f'"{zlib.crc32(found):08x}"'
+    assert ask(port, "GET", "/thumbnail/7", if_none_match=etag) == (304, b"")
     for query, words in (
         ("k=0", "k must be a whole number from 1 to 1000"),
         ("k=%D9%A1", "k must be"),
@@ -208,6 +210,7 @@ def test_hostile_uploads_are_refused_in_one_sentence(port, gallery, monkeypatch)
         (b"hello", {"content_type": "image/png"}, 415, "the file cannot be read (not an image)"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", {}, 415, "the file cannot be read"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", {}, 415, "the file cannot be read"),
+        (b"II*\0" + bytes(200), {}, 415, "the file cannot be read"),  # Tiles hide their size.
         (png(100_000, 100_000), {}, 413, "the image has more than 64,000,000 pixels"),
         (png(10_000, 10_000), {}, 413, "the image has more than 64,000,000 pixels"),
         (png(9, 9), {}, 400, "the image cannot be read ("),
@@ -261,6 +264,7 @@ def test_no_path_of_a_client_is_read(port, path):
         ({"host": "localhost:8000", "origin": "http://localhost:3000"}, 403),
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
     ],
 )
 def test_only_this_server_and_its_own_pages_are_answered(port, gallery, headers, status):
