@@ -62,7 +62,9 @@ _C = FLAGS.number("c", 0.1, "ball: the curvature is -c.", lower_bound=0)
 _CLIP_RADIUS = FLAGS.number(
     "clip_radius", 2.3, "ball: norm to which features are clipped; 0 for none.", lower_bound=0
 )
-_KS = FLAGS.words("ks", ["1", "2", "4", "8", "10", "100", "1000"], "The K of Recall@K.")
+_KS = FLAGS.words(
+    "ks", ["1", "2", "4", "8", "10", "100", "1000"], "The K of Recall@K, below the number of items."
+)
 _METRICS = FLAGS.words(
     "metrics",
     [],
@@ -125,6 +127,8 @@ def _check_flags() -> None:
         command.require(_EMBEDDINGS)
         if _IMAGES.value:
             raise UserError("--images are embedded by --encoder; give that flag, too")
+        if _DATASET.value and _QUERIES.value:
+            raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
         return
     command.require_one(_IMAGES, _DATASET)
     for flag in (_LABELS, _QUERIES, _QUERY_LABELS, _GROUND_TRUTH):

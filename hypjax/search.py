@@ -75,7 +75,9 @@ def main(overrides: list[str]) -> None:
     if _WORKDIR.value:
         embedder = TrainedEmbedder(_WORKDIR.value, _EMBEDDING.value)
     elif _ENCODER.encoder.value:
-        embedder = open_encoder(_ENCODER.encoder.value, PixelOptions(**_ENCODER.numbers()))
+        embedder = open_encoder(
+            _ENCODER.encoder.value, PixelOptions(**_ENCODER.numbers()), gallery.space
+        )
     else:
         embedder = FeatureQueries(gallery)
     reranking = Reranking() if _RERANK.value else None

@@ -1,5 +1,6 @@
 """The command that scores embeddings, against float64 brute force."""
 
+import dataclasses
 import json
 import pickle
 
@@ -9,6 +10,7 @@ import pytest
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.retrieval import query_scores
+from hypjax.retrieval.embeddings import Embeddings
 from tests.helpers import commands
 
 
@@ -25,6 +27,9 @@ def files(tmp_path_factory):
     )
     np.savez(folder / "q.npz", features=features[::10].astype(np.float32))
     np.save(folder / "q.npy", np.arange(9))
+    for name in "ab":
+        made = Embeddings.from_arrays(features, labels)
+        dataclasses.replace(made, fingerprint=name).save(folder / f"{name}.npz")
     return folder
 
 
@@ -105,6 +110,7 @@ def test_a_ground_truth_says_what_is_to_be_found(files, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--embeddings={}/a.npz", "--queries={}/b.npz"], "were embedded by different models"),
         (["--embeddings={}/q.npz"], "the classes of 9 of 9 rows are unknown; give them as"),
         (["--embeddings={}/f.npz", "--metrics=accuracy"], "unknown metric 'accuracy'; choose"),
         (["--embeddings={}/f.npz", "--ks=0"], "--ks is 0; it must list whole numbers above 0"),

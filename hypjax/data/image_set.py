@@ -24,7 +24,8 @@ class ImageSet:
 
     Attributes:
         dataset: The images, and the names of their classes.
-        facts: Of each image, simple values that differ if its pixels or its class do.
+        facts: Of each image, simple values that differ if its pixels do, its class, its group or
+            its split.
         splits: Names of their splits, [n] strings, '' for an image in none; None if all are.
     """
 
@@ -35,7 +36,10 @@ class ImageSet:
     @classmethod
     def of_photos(cls, photos: Sequence[Photo]) -> Self:
         """A user's own images; they are not checked before they are embedded."""
-        facts = [(*file_facts(photo), photo.label) for photo in photos]
+        facts = [
+            (*file_facts(photo), photo.label, *(x for x in photo[2:4] if x is not None))
+            for photo in photos
+        ]
         splits = None
         if any(photo.split is not None for photo in photos):
             splits = np.array([photo.split or "" for photo in photos])

@@ -67,6 +67,8 @@ def _file(image: Image.Image) -> bytes:
 
 def files_of(photos: Sequence[Photo]) -> Dataset:
     """Returns a dataset of unchecked images in the given order, without classes or sizes."""
+    if len({photo.vector is None for photo in photos}) > 1:
+        raise UserError("images and features cannot be embedded together; give one of them")
     return Dataset(
         records=Files([photo.content for photo in photos]),
         positions=np.arange(len(photos)),

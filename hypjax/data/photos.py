@@ -29,7 +29,7 @@ Given = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray
 class Photo(NamedTuple):
     """One image of the user's."""
 
-    path: pathlib.Path  # Of the file, or the name of an image in memory.
+    path: pathlib.Path | str  # Of the file, or the name of an image in memory, or of features.
     label: str  # Name of the class.
     split: str | None = None  # One of `SPLITS`; None if the classes are not split yet.
     superlabel: str | None = None  # Name of the class's group, if classes are grouped.
@@ -126,8 +126,13 @@ def find_photos(where: str) -> list[Photo]:
 
 
 def _rows(table: FeatureTable) -> list[Photo]:
-    rows = zip(table.ids.tolist(), table.labels.tolist(), table.features, strict=True)
-    return [Photo(pathlib.Path(name), label, vector=row) for name, label, row in rows]
+    none = [None] * len(table.ids)
+    columns = (none if x is None else x.tolist() for x in (table.splits, table.superlabels))
+    rows = zip(table.ids.tolist(), table.labels.tolist(), *columns, table.features, strict=True)
+    return [
+        Photo(name, label, split or None, group, vector=row)
+        for name, label, split, group, row in rows
+    ]
 
 
 def _read_lines(path: pathlib.Path) -> list[str]:

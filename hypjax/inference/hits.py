@@ -66,14 +66,14 @@ class FeatureQueries:
     match = None
 
     def __init__(self, gallery: Gallery) -> None:
-        self._space, self.fingerprint = gallery.space, gallery.fingerprint
+        self.space, self.fingerprint = gallery.space, gallery.fingerprint
 
     def embed(self, photos: Sequence[Photo]) -> Embeddings:
         """Maps features; raises a `UserError` for images."""
         if image := next((photo.path for photo in photos if photo.vector is None), None):
             raise UserError(f"{image} is no file of features; name the run that embeds images, too")
         features = np.stack([photo.vector for photo in photos])
-        return Embeddings.from_arrays(features, space=self._space)
+        return Embeddings.from_arrays(features, space=self.space)
 
 
 def find_hits(
@@ -112,7 +112,9 @@ def find_hits(
     return [
         Hits(
             query=str(photo.path),
-            label=photo.label or hits.own_label or _folder_label(photo, has_class),
+            label=photo.label
+            or hits.own_label
+            or (_folder_label(photo, has_class) if photo.is_file else ""),
             paths=hits.ids,
             labels=hits.labels,
             distances=hits.distances,
@@ -150,8 +152,9 @@ def _search_arrays(
 
 
 class _Known(NamedTuple):
-    """What each search of a gallery needs again."""
+    """What each search of a gallery needs again, until its images change."""
 
+    ids: np.ndarray  # Of the images; a gallery that changes has another array.
     places: dict[str, int]  # Row of each image, by its path without links.
     classes: set[str]
     vectors: KeptGallery | None  # Of exact searches.
@@ -161,11 +164,12 @@ _KNOWN: weakref.WeakKeyDictionary[Gallery, _Known] = weakref.WeakKeyDictionary()
 
 
 def _known(gallery: Embeddings | GraphGallery) -> _Known:
-    """What is known of a gallery: found once for each that is open."""
-    if gallery not in _KNOWN:
+    """What is known of a gallery: found once for each that is open, and again when it changes."""
+    if gallery not in _KNOWN or _KNOWN[gallery].ids is not gallery.ids:
         vectors = KeptGallery(gallery.vectors) if isinstance(gallery, Embeddings) else None
         places = {path: row for row, path in enumerate(_real_paths(gallery.ids.tolist()))}
-        _KNOWN[gallery] = _Known(places, set(gallery.labels.tolist()) - {""}, vectors)
+        classes = set(gallery.labels.tolist()) - {""}
+        _KNOWN[gallery] = _Known(gallery.ids, places, classes, vectors)
     return _KNOWN[gallery]
 
 

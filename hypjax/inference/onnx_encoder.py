@@ -16,11 +16,16 @@ from PIL import Image
 from hypjax.errors import UserError, require_package
 
 _CONFIG = "preprocessor_config.json"
+# Processors of Transformers that resize, crop the centre, rescale and normalise, in this order.
+_PROCESSORS = ("BLIP", "Beit", "Bit", "Blip", "CLIP", "ChineseCLIP", "DPT", "DeiT", "Flava")
+_PROCESSORS += ("MobileNetV1", "MobileNetV2", "Siglip", "ViT")
+_KIND = re.compile(r"(ImageProcessor(Fast|Pil)?|FeatureExtractor)$")
+_OTHER_STEPS = ("crop_pct", "do_flip_channel_order", "do_pad", "include_top", "rescale_offset")
 _FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _BYTES = "tensor(uint8)"
 _PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")  # The first that works.
 # Where the file names another one that holds weights: a key and a value of Protocol Buffers.
-_EXTERNAL = re.compile(rb"\x0a\x08location\x12(.)", re.DOTALL)
+_EXTERNAL = re.compile(rb"\x0a\x08location\x12([\x80-\xff]*[\x00-\x7f])", re.DOTALL)
 
 
 class PixelOptions(NamedTuple):
@@ -196,8 +201,11 @@ def _parse(path: pathlib.Path) -> PixelSteps:
     """Reads the steps of a Transformers processor that resizes, crops and scales."""
     try:
         config: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        if config.get("do_pad"):
-            raise ValueError("it pads images")
+        kind = str(config.get("image_processor_type", config.get("feature_extractor_type", "")))
+        if kind and _KIND.sub("", kind) not in _PROCESSORS:
+            raise ValueError(f"{kind} may take steps that are not known here")
+        if others := sorted(step for step in _OTHER_STEPS if config.get(step)):
+            raise ValueError(f"it has {others[0]}")
         resize = crop = None
         if config.get("do_resize", True):
             size = config["size"]
@@ -247,8 +255,10 @@ def _shown(size: tuple[int | None, ...]) -> str:
 def _hash_file(path: pathlib.Path) -> str:
     """Hash of a model's file, and of those beside it that hold its weights."""
     content = path.read_bytes()
-    places = {found.end() for found in _EXTERNAL.finditer(content)}
-    names = {content[place : place + content[place - 1]] for place in places}
+    names = set()
+    for found in _EXTERNAL.finditer(content):
+        length = sum((byte & 127) << (7 * i) for i, byte in enumerate(found[1]))  # A varint.
+        names.add(content[found.end() : found.end() + length])
     digest = hashlib.sha256(content)
     for name in sorted(names):
         beside = path.parent / os.fsdecode(name)

@@ -22,6 +22,7 @@ from hypjax.retrieval import (
     relevance_scores,
 )
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.system import console
 from hypjax.types import Judgements
 
 QueryScores = dict[str, Float[np.ndarray, " queries"]]  # NaN where nothing is to be found.
@@ -66,11 +67,18 @@ def task_of(
             f"the queries are in {queries.space}, and the others in {embeddings.space}; name one "
             "space for both with --space"
         )
+    prints = {queries.fingerprint, embeddings.fingerprint} - {""} if queries else ()
+    if len(prints) > 1:
+        raise UserError(
+            "the queries and the others were embedded by different models; embed them with one"
+        )
     if ground_truth is not None:
         if queries is None:
             raise UserError("a ground truth needs queries of their own; give --queries")
         asked = queries.take(_places(queries, ground_truth.queries, "queries"))
         items = embeddings.take(_places(embeddings, ground_truth.gallery, "images to search"))
+        if left := len(embeddings) - len(items):
+            console.say(f"{left} images that the ground truth does not name are left out")
         return EmbeddedTask(asked, items, ground_truth.judgements)
     task = EmbeddedTask(queries, embeddings) if queries else _by_splits(embeddings)
     if judgements is not None:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from hypjax.system import hub
 
 if TYPE_CHECKING:
     import torch
+
+_CLASS_TOKEN = re.compile(r"(cls|class)_?(token|embedding)")  # In the names of weights.
 
 
 class TimmEncoder:
@@ -93,6 +96,11 @@ class TransformersEncoder:
         self._device, self._model = _device(), model.float().eval()
         self._both = hasattr(model, "get_image_features")
         self._pooled = not self._both and not random and self._has_pooler()
+        if not (self._both or self._pooled or any(map(_CLASS_TOKEN.search, model.state_dict()))):
+            raise UserError(
+                f"hf:{name} ({type(model).__name__}) has no image features, no trained pooler and "
+                "no class token, so it does not say what stands for an image"
+            )
         self.output = (
             f"image features ({type(model).__name__}.get_image_features)"
             if self._both

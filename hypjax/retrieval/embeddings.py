@@ -22,7 +22,7 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import SPACES, Fused, InnerProductSpace, Space, Sphere
 from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
-from hypjax.retrieval.feature_files import FeatureTable, feature_table
+from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
 from hypjax.system.files import read_npz, replacing
 
 _FORMAT = "hypjax embeddings 1"
@@ -106,7 +106,15 @@ class Embeddings:
             splits=table.splits,
             superlabels=table.superlabels,
         )
-        found.check()
+        try:
+            found.check()
+        except UserError:
+            zeros = np.flatnonzero(~features.any(axis=1))
+            if points or not len(zeros):
+                raise
+            raise UserError(
+                f"row {zeros[0]} of the features is all zeros, which is no point of {space}"
+            ) from None
         return found
 
     def __len__(self) -> int:
@@ -208,7 +216,7 @@ class Embeddings:
             embeddings = cls(
                 vectors=arrays["vectors"],
                 ids=arrays["ids"],
-                labels=arrays["labels"],
+                labels=as_names(arrays["labels"], "labels", len(arrays["ids"]), str(path)),
                 space=space_of(json.loads(str(arrays["space"]))),
                 **_origin(arrays),
                 splits=arrays.get("splits"),

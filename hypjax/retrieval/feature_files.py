@@ -66,7 +66,7 @@ def feature_table(arrays: Mapping[str, np.ndarray | None], place: str) -> Featur
         if len(wrong):
             raise UserError(f"row {rows.start + wrong[0]} of the features of {place} is not finite")
     count = len(features)
-    columns = {name: _names(arrays.get(name), name, count, place) for name in _COLUMNS.values()}
+    columns = {name: as_names(arrays.get(name), name, count, place) for name in _COLUMNS.values()}
     if columns["ids"] is None:
         columns["ids"] = np.arange(count).astype(str)
     if columns["labels"] is None:
@@ -74,7 +74,7 @@ def feature_table(arrays: Mapping[str, np.ndarray | None], place: str) -> Featur
     return FeatureTable(features, **columns)
 
 
-def _names(
+def as_names(
     given: np.ndarray | None, name: str, count: int, place: str
 ) -> Shaped[np.ndarray, " n"] | None:
     """One of the other columns as strings; None if there is none."""
@@ -91,7 +91,8 @@ def _names(
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8")
     if values.dtype.kind == "O":
-        values = np.array(["" if value is None else str(value) for value in values.tolist()])
+        whole = [int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist()]
+        values = np.array(["" if value is None else str(value) for value in whole])
     if values.dtype.kind not in "iubU":
         raise UserError(
             f"the {name} of {place} are {values.dtype}; they must be whole numbers or strings"

@@ -198,6 +198,8 @@ def query_scores(
     if rows is not None:
         inputs.check_in(space, asked.points)  # All, so that all processes raise one error.
         asked, matches = asked.part(rows), matches[rows]
+        if not matches.any():  # Other processes have the queries that have one.
+            return {name: np.full(len(matches), np.nan) for name in metrics}
     reordered = None  # Whether the first results are matches, in their new order.
     if refinement is not None and refinement.expansion:
         points = refinement.expanded(asked.points, asked.ids, searched.points, space)

@@ -112,7 +112,7 @@ def test_all_that_is_known_of_the_images_survives(features, labels, tmp_path):
             {"embeddings": np.eye(2)},
             "has no array features, .*; its arrays are embeddings",
         ),
-        ("a.npz", {"features": np.zeros((2, 3))}, "embedding 0 "),
+        ("a.npz", {"features": np.zeros((2, 3))}, "row 0 of the features is all zeros"),
         ("a.txt", None, "its name must end in .npz, .npy, .parquet"),
         ("a.npz", None, "cannot read .*a.npz"),
         ("a.npy", b"text", "a.npy"),

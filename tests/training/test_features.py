@@ -14,6 +14,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Sphere
 from hypjax.inference.weights import restore_best
 from hypjax.retrieval import recall_at_k
+from hypjax.retrieval.embeddings import Embeddings
 from hypjax.training.input import training_features
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
@@ -103,6 +104,11 @@ def test_it_resumes_embeds_and_searches(file, run, tmp_path, monkeypatch, capsys
     np.testing.assert_allclose(points, model.space.embed(features), atol=2e-6)
 
     commands.call("embed", f"--workdir={run}", f"--images={file}", "--output=g.npz")
+    np.savez("s.npz", **given, splits=np.full(48, "test"), superlabels=np.arange(48) % 5)
+    commands.call("embed", f"--workdir={run}", "--images=s.npz", "--output=gs.npz")
+    embedded = Embeddings.load("gs.npz")
+    assert embedded.splits.tolist() == ["test"] * 48 and embedded.superlabels[6] == "1"
+    assert embedded.ids.tolist() == given["ids"].tolist()
     np.savez("q.npz", features=given["features"][5:6], labels=given["labels"][5:6])
     capsys.readouterr()
     commands.call("search", f"--workdir={run}", "--gallery=g.npz", "--query=q.npz", "--k=2")
