@@ -93,8 +93,8 @@ def main(overrides: list[str]) -> None:
     radii = np.einsum("nd,nd->n", task.queries.vectors, task.queries.vectors)
     if _SPACE.value == "ball" and radii.min() > (1 - 1e-5) * radii.max():
         console.say(
-            f"all features are longer than --clip_radius={_CLIP_RADIUS.value:g}, so the ball ranks "
-            "them as the sphere does"
+            "all points are equally far from the origin, so the ball ranks them as the sphere does; "
+            f"features longer than --clip_radius={_CLIP_RADIUS.value:g} were clipped"
         )
     items = len(task.gallery or task.queries) - (task.gallery is None)
     ks = [int(k) for k in _KS.value if int(k) < items] or [1]
@@ -105,7 +105,8 @@ def main(overrides: list[str]) -> None:
         if part.unreadable:
             console.say(f"{len(part.unreadable)} images could not be read, and are left out")
             break
-    print(f"{task}, in {task.space}:")
+    flat = _SPACE.value == "euclidean"
+    print(f"{task}, in {'Euclidean space' if flat else task.space}:")
     rows = [
         (name, "", f"{each['mean']:.4f}", "{:.4f} to {:.4f}".format(*each["interval"]))
         for name, each in found.items()

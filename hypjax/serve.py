@@ -1,7 +1,18 @@
 """Serves searches: a page for images, and a JSON interface."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from hypjax import command
 from hypjax.errors import require_package
+
+if TYPE_CHECKING:  # They import JAX.
+    import socket
+
+    from hypjax.engines.exports import Gallery
+    from hypjax.inference.model import Model
 
 EXAMPLE = "python -m hypjax.serve --workdir=runs/glyphs-hyp --gallery=gallery.npz"
 FLAGS = command.Flags()
@@ -25,35 +36,70 @@ def main(overrides: list[str]) -> None:
     """Loads the model, opens the gallery, and answers until it is interrupted."""
     command.require(_WORKDIR, _GALLERY)
     command.refuse_overrides(overrides)
+    _require_packages()
+    from hypjax.engines.exports import open_gallery
+    from hypjax.inference.model import load
+    from hypjax.serving import server
+
+    with server.listen(_HOST.value, _PORT.value) as listener:
+        gallery = open_gallery(_GALLERY.value)
+        model = load(_WORKDIR.value, _EMBEDDING.value)
+        _answer(listener, model, gallery, [_HOST.value, *_NAME.value])
+
+
+def serve(
+    model: Model,
+    gallery: Gallery,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    names: Sequence[str] = (),
+) -> None:
+    """Serves a model and a gallery as the command does, until it is interrupted.
+
+    Args:
+        model: A model, from `hypjax.load`.
+        gallery: What the model embedded, such as `model.gallery("photos")`.
+        host: Address to listen at.
+        port: Port; 0 for any that is free.
+        names: Further names of the server.
+
+    Raises:
+        UserError: A package is missing, the port is taken, or the gallery is another model's.
+    """
+    _require_packages()
+    from hypjax.serving import server
+
+    with server.listen(host, port) as listener:
+        _answer(listener, model, gallery, [host, *names])
+
+
+def _require_packages() -> None:
     for module in ("starlette", "uvicorn", "python_multipart"):
         require_package(module, "hypjax.serve", "hypjax[serve]")
+
+
+def _answer(listener: socket.socket, model: Model, gallery: Gallery, names: Sequence[str]) -> None:
     import warnings
 
     from PIL import Image
 
-    from hypjax.engines.exports import open_gallery
-    from hypjax.inference.model import load
     from hypjax.serving import server
     from hypjax.serving.app import create_app
     from hypjax.serving.searcher import Searcher
     from hypjax.system import console
 
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # They are refused.
-    with server.listen(_HOST.value, _PORT.value) as listener:
-        console.say("opening the gallery, and placing some of its images in the disk")
-        gallery = open_gallery(_GALLERY.value)
-        searcher = Searcher(load(_WORKDIR.value, _EMBEDDING.value), gallery)
-        if not server.is_loopback(listener):
-            console.warn(
-                "all who reach this address see the gallery's images, names and classes, and "
-                "search in it; there is no password"
-            )
-        print(
-            f"{searcher.about['images']:,} images at {server.url_of(listener)} (Ctrl-C ends it)",
-            flush=True,
+    console.say("opening the gallery, and placing some of its images in the disk")
+    searcher = Searcher(model, gallery)
+    if not server.is_loopback(listener):
+        console.warn(
+            "all who reach this address see the gallery's images, names and classes, and "
+            "search in it; there is no password"
         )
-        names = [_HOST.value, *_NAME.value]
-        server.server_of(create_app(searcher, names)).run(sockets=[listener])
+    count = searcher.about["images"]
+    print(f"{count:,} images at {server.url_of(listener)} (Ctrl-C ends it)", flush=True)
+    server.server_of(create_app(searcher, names)).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -354,7 +354,7 @@ def read_rgb(images: Dataset) -> Callable[[int], Image.Image]:
             if images.vectors is None:
                 raise
         empty = Image.new("RGB", (80, 80), "#ddd")
-        ImageDraw.Draw(empty).text((4, 4), images.name(i)[-12:], fill="#333")
+        ImageDraw.Draw(empty).text((4, 4), images.name(i)[-12:], fill="#333", font_size=16)
         return empty
 
     return read

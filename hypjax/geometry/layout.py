@@ -27,6 +27,7 @@ _NEAREST = 0.01  # Quantile of the distances that stands for the smallest one.
 _SPREAD = 3.0  # Median distance in the disk, which fills it without crowding the border.
 _PAIRED = 1500  # Points whose pairs are ranked.
 _SMALLEST = 1e-12
+_EDGE = 1 - 1e-6  # Largest radius of a place: outliers are farther than numbers below 1 can say.
 _NEIGHBOURS = 15  # Of a point in UMAP's graph.
 Places = Complex[np.ndarray, " n"]  # In the Poincaré disk, inside the unit circle.
 
@@ -122,7 +123,7 @@ def principal_components(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarr
 def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Places:
     """The exponential map at the origin: tangents whose length is the hyperbolic distance."""
     lengths = np.linalg.norm(tangents, axis=1)
-    factors = np.tanh(lengths / 2) / np.maximum(lengths, _SMALLEST)
+    factors = np.minimum(np.tanh(lengths / 2), _EDGE) / np.maximum(lengths, _SMALLEST)
     return np.ascontiguousarray(tangents * factors[:, None], np.float64).view(np.complex128)[:, 0]
 
 

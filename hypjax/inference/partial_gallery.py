@@ -50,6 +50,8 @@ class PartialGallery(contextlib.AbstractContextManager):
                     part.unlink()  # Damaged, or after a damaged one.
 
     def __exit__(self, *error: object) -> None:
+        if any(error) and not self.done and not self._pending:
+            self.remove()
         self._lock.close()
 
     def _load(self) -> Iterator[Embedded]:

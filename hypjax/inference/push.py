@@ -17,6 +17,7 @@ from hypjax.inference.model_folder import replacing_model, write_contents, write
 from hypjax.inference.postprocess import copy_projections
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder
+from hypjax.models.encoder import FEATURES
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm
 from hypjax.models.weight_files import is_hub_name
@@ -208,6 +209,8 @@ def describe(config: ConfigDict) -> str:
     encoder, loss = (name.removeprefix(OWN) for name in (model.architecture, config.objective.name))
     head = f"a head of {model.head_dim} coordinates"
     images = "images given from Python" if data.name == GIVEN else data.name
+    if encoder == FEATURES:
+        return f"features of {model.width} coordinates with {head}, trained by {loss}"
     if encoder == "vit":
         encoder = f"ViT ({model.depth} blocks of width {model.width})"
     return (

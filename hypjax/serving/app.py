@@ -155,7 +155,10 @@ def _reported(handler: _Handler) -> _Handler:
 async def _no_such_page(request: Request, error: Exception) -> Response:
     del request
     status = getattr(error, "status_code", 500)
-    words = {404: "there is no such page; /docs lists them", 405: "this page has other methods"}
+    words = {
+        404: "there is no such page; /docs lists them",
+        405: "this takes another method; /docs lists them",
+    }
     return JSONResponse({"error": words.get(status, "the request is wrong")}, status)
 
 

@@ -151,4 +151,5 @@ def _shared_folder(paths: list[str]) -> str:
 
 
 def _pairs(places: layout.Places) -> list[list[float]]:
-    return np.stack([places.real, places.imag], axis=1).round(4).tolist()
+    # Rounded towards the origin, so that places remain in the disk.
+    return (np.trunc(np.stack([places.real, places.imag], axis=1) * 1e4) / 1e4).tolist()

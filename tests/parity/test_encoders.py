@@ -229,7 +229,8 @@ def test_what_is_ambiguous_about_an_onnx_file_is_refused(tmp_path):
         ({"size": {"shortest_edge": 32}}, "keeps the shapes of images"),
         ({"size": 16}, "makes images of 16×16 pixels, but the model takes 32×32"),
         ({}, "it lacks 'size'"),
-        ({"size": 32, "do_pad": True}, "it pads images"),
+        ({"size": 32, "do_pad": True}, "it has do_pad"),
+        ({"size": 32, "image_processor_type": "LevitImageProcessor"}, "Levit.* may take steps"),
         ({"size": 32}, "it lacks 'image_mean'"),
     ]:
         scaling = {} if message.endswith("mean'") else {"image_mean": MEAN, "image_std": STD}

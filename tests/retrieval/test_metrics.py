@@ -69,7 +69,7 @@ def test_processes_that_share_the_queries_find_the_same_scores(separate_gallery,
     names = ["recall@1", "recall@4", "precision@3", "mrr", "map@r", "map"]
     options = {"metrics": names, "space": BALL, "refinement": Refinement(expansion)}
     whole = query_scores(points, labels, *searched, **options)
-    shares = [slice(0, 150), slice(150, 300)]
+    shares = [slice(0, 7), slice(7, 8), slice(8, 150), slice(150, 300), slice(300, 300)]
     parts = [query_scores(points, labels, *searched, **options, rows=rows) for rows in shares]
     for name in names:
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), whole[name])
