@@ -93,8 +93,8 @@ def main(overrides: list[str]) -> None:
     radii = np.einsum("nd,nd->n", task.queries.vectors, task.queries.vectors)
     if _SPACE.value == "ball" and radii.min() > (1 - 1e-5) * radii.max():
         console.say(
-            "all points are equally far from the origin, so the ball ranks them as the sphere does; "
-            f"features longer than --clip_radius={_CLIP_RADIUS.value:g} were clipped"
+            "all points are equally far from the origin, so the ball ranks them as the sphere "
+            f"does; features longer than --clip_radius={_CLIP_RADIUS.value:g} were clipped"
         )
     items = len(task.gallery or task.queries) - (task.gallery is None)
     ks = [int(k) for k in _KS.value if int(k) < items] or [1]

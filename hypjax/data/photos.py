@@ -52,7 +52,7 @@ def given_photos(images: Given | Sequence[Given]) -> list[Photo]:
 
     They are one of, or a sequence of: a path, for which see `find_photos`; the bytes of an image
     file; an image of Pillow's; pixels, uint8 of [height, width] or [height, width, channels] with
-    1, 3 or 4 channels. An array of four axes holds several images. Floating-point numbers of shape [dim] or
+    1, 3 or 4 channels. An array of four axes holds several images. Floating-point numbers, [dim] or
     [images, dim], are features. Raises UserError if there are none, or something is none.
     """
     if getattr(images, "ndim", 3) < 3 and images.dtype.kind == "f":

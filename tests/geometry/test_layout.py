@@ -40,6 +40,15 @@ def test_points_of_the_plane_keep_their_distances():
     assert layout.rank_correlation(points, own, ball) == pytest.approx(1, abs=1e-6)
 
 
+def test_outliers_of_a_crowd_are_placed_inside_the_disk():
+    x = np.random.default_rng(0).normal(size=(60, 8)) * 1e-3 + np.eye(8)[0]
+    x[:3] = -np.eye(8)[:3]
+    points = np.asarray(Sphere().embed(x))
+    places = layout.lay_out(points, Sphere())
+    among = layout.placing_among(points, places, Sphere())(points[[0, 1, 30]])
+    assert np.isfinite(among).all() and max(np.abs(places).max(), np.abs(among).max()) < 1
+
+
 def test_the_exponential_map_is_that_of_the_ball():
     tangents = np.random.default_rng(2).normal(size=(20, 2))
     tangents[0] = 0
