@@ -22,6 +22,7 @@ from hypjax.monitoring.monitor import Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import require_wandb
 from hypjax.objectives import Objective
+from hypjax.objectives.create import SAVED_SPACE
 from hypjax.parallel import processes
 from hypjax.runs.files import REPORT
 from hypjax.runs.workdir import SharedRun
@@ -31,7 +32,7 @@ from hypjax.training.input import Feed, open_input
 from hypjax.training.learner import Learner
 from hypjax.training.loop import Loop, create_monitor
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import build, circumstances, shared_fields
+from hypjax.training.setup import build, circumstances, given_circumstances, shared_fields
 from hypjax.training.states import begin, check_paths, save, score_untrained, starting_parameters
 from hypjax.training.step import TrainState, TrainStep, jit_train_step, make_train_step
 from hypjax.types import Workers
@@ -113,6 +114,8 @@ def train_and_evaluate(
         Interrupted: An interrupt arrived, and the state is saved.
     """
     stopwatch = Stopwatch(launched)
+    config = config.copy_and_resolve_references()
+    config[SAVED_SPACE] = None  # Training is in the space of the loss, also a saved run's.
     validate(config)
     if config.train.total_steps == 0:
         raise UserError(
@@ -123,6 +126,7 @@ def train_and_evaluate(
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     run = SharedRun(workdir, config)
     if run.results is not None:
+        run.require(given_circumstances(config))
         return _printed_again(run, config, profile)
     require_wandb(config)
     setup = build(run.filled())

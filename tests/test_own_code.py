@@ -3,7 +3,10 @@
 import dataclasses
 import functools
 import json
+import os
 import re
+import subprocess
+import sys
 import types
 
 import flax.linen as nn
@@ -15,17 +18,26 @@ from PIL import Image
 
 import hypjax
 from hypjax import objectives
-from hypjax.config import own
+from hypjax.config import flatten, own
 from hypjax.data import given
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
-from hypjax.geometry import SPACES, PoincareBall, Sphere
+from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
+from hypjax.inference.embedding import scored_spaces
+from hypjax.inference.postprocess import model_fingerprint
 from hypjax.models import VisionTransformer, create_embedder, model_shapes
 from hypjax.models.own import ENCODERS
 from hypjax.models.pretrained import convert_timm, timm_state_dict
-from hypjax.objectives import OBJECTIVES, PairwiseCrossEntropy, create_objective, mixed_space
+from hypjax.objectives import (
+    OBJECTIVES,
+    Objective,
+    PairwiseCrossEntropy,
+    create_objective,
+    mixed_space,
+)
 from hypjax.retrieval.embeddings import describe_space, space_of
-from hypjax.runs.workdir import saved_config
+from hypjax.runs.workdir import Workdir, saved_config
+from hypjax.system.code_hash import code_hash
 from hypjax.types import Batch, Outputs, View
 from tests.helpers import commands, small_runs
 
@@ -119,7 +131,7 @@ def test_a_run_of_ones_own_loads_again_with_its_encoder(run, shown, pictures):
     model = hypjax.load(workdir, encoder=net(16))
     assert np.array_equal(model.embed(pictures[0][:5]), points)
     assert "Net(width=16) with a head" in str(model) and model.space == BALL
-    with pytest.raises(UserError, match="are of a model with other parameters"):
+    with pytest.raises(UserError, match=r"is Net\(width=16\), but encoder= is Net\(width=17\)"):
         hypjax.load(workdir, encoder=net(17))
 
     hypjax.register_encoder("own:Net(width=16)", net(16))
@@ -130,6 +142,101 @@ def test_a_run_of_ones_own_loads_again_with_its_encoder(run, shown, pictures):
     with pytest.raises(UserError, match="own:attraction is not known in this process"):
         hypjax.train(config, workdir.parent / "other")
     assert not (workdir.parent / "other").exists()
+
+
+def test_a_finished_run_is_of_its_images_and_its_code(run, shown, pictures, capsys):
+    workdir, results, _ = run
+    images, labels = pictures
+    config = small_runs.load("unused", *SHORT)
+    given = {"encoder": shown["Net"](16)}
+    given["objective"] = functools.partial(shown["attraction"], margin=2.0)
+    assert hypjax.train(config, workdir, dataset=pictures, **given) == results
+    assert "holds this run's results already" in capsys.readouterr().out
+    mirrored = [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for image in images]
+    with pytest.raises(UserError, match="the images have changed since the run"):
+        hypjax.train(config, workdir, dataset=(mirrored, labels), **given)
+
+    def attraction(embeddings, labels, *, space, margin=1.0):
+        return jnp.mean(space.distance_matrix(embeddings, embeddings)) - margin
+
+    given["objective"] = functools.partial(attraction, margin=2.0)
+    with pytest.raises(UserError, match=r"the loss has changed since the run .*\(its code, its"):
+        hypjax.train(config, workdir, dataset=pictures, **given)
+
+
+CODE = """
+import functools
+factor, chosen = {factor}, {{"a", "b", "c"}}
+def helper(x): return x in {{"d", "e", "f"}}
+def loss(embeddings, key=3): return [helper(x) for x in embeddings], factor, chosen
+piece = functools.partial(loss, {argument})
+"""
+
+
+def code_of(factor=1, argument="0.1", text=CODE):
+    names = {}
+    exec(text.format(factor=factor, argument=argument), names)
+    return code_hash(names["piece"])
+
+
+def test_equal_code_has_equal_hashes_in_every_process_and_other_code_has_not():
+    hashed = code_of()
+    script = f"from hypjax.system.code_hash import code_hash\n{CODE.format(factor=1, argument=0.1)}"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}\nprint(code_hash(piece))"],
+        **{"cwd": small_runs.REPOSITORY, "capture_output": True, "text": True, "check": True},
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )
+    assert done.stdout.strip() == code_of() == hashed
+    edited = (CODE.replace("in {{", "not in {{"), CODE.replace("key=3", "key=4"))
+    others = [*(code_of(text=text) for text in edited), code_of(2), code_of(argument="0.2")]
+
+    class Loss:
+        def __init__(self, settings):
+            self.settings = settings
+
+    others += [code_hash(Loss(each)) for each in (1.0, {"a": 1}, {"a": np.float32(2)}, np.eye(2))]
+    others += [code_hash(Net(width)) for width in (np.int64(3), {"a": 1}, {"a": 2})]
+    others += [code_hash(lambda x, by=by: x * by) for by in (1, 2)] + [code_hash(lambda x: x * 3)]
+    assert len({hashed, *others}) == 1 + len(others)
+    assert code_hash(Loss({"a": 1, "b": 2})) == code_hash(Loss({"b": 2, "a": 1}))
+
+
+class SpaceLoss(Objective):
+    """A loss whose name does not tell its space."""
+
+    def __init__(self, space):
+        self.space = space
+
+    def loss(self, outputs):
+        return jnp.mean(outputs.projected), {}
+
+
+def begin(workdir, objective):
+    """Begins a run with a loss."""
+    config = small_runs.load("unused")
+    own.choose_own_objective(config, objective)
+    with Workdir(workdir, config).claimed({}):
+        return workdir
+
+
+def test_a_saved_run_is_scored_in_the_space_that_it_was_saved_with(tmp_path):
+    hypjax.register_space("half", HalfSphere)
+    spaces = [BALL, Sphere(), *(Fused(((HalfSphere(tilt), 1.0),)) for tilt in (0.5, 0.25))]
+    runs = [begin(tmp_path / str(i), SpaceLoss(space)) for i, space in enumerate(spaces)]
+    for forgotten in (False, True):
+        if forgotten:  # All are of one name and have equal fields.
+            forget()
+        configs = [saved_config(folder) for folder in runs]
+        assert [objectives.scored_space(config) for config in configs] == spaces
+        assert scored_spaces(configs[0].copy_and_resolve_references())["head"] == BALL
+    assert "saved_space" not in flatten(configs[0])
+    with pytest.raises(UserError, match="own:SpaceLoss is not known in this process"):
+        create_objective(configs[0]).score_space  # noqa: B018
+
+    del SPACES["half"]
+    with pytest.raises(UserError, match=r"the space half, which is .* register it by hypjax"):
+        saved_config(runs[2])
 
 
 def test_a_run_without_the_code_of_its_loss_is_searched_in_the_space_of_that(
@@ -172,6 +279,18 @@ def test_a_model_trained_elsewhere_is_saved_and_loaded(pictures, tmp_path, kind)
     model = hypjax.load(tmp_path / "model", **encoder)
     expected = BALL.embed(output if kind == "module" else output.projected)
     np.testing.assert_allclose(model.embed(list(pixels)), expected, atol=1e-6)
+
+    if kind == "head":
+        assert (tmp_path / "model/config.json").exists()
+        other = Net().init(jax.random.key(0), scaled)["params"]
+        hypjax.save(other, BALL, tmp_path / "model", **{**arguments, "encoder": Net()})
+        assert not (tmp_path / "model/config.json").exists()
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "model.safetensors").write_text("a model of another program")
+    with pytest.raises(UserError, match=r"holds model.safetensors, perhaps of another program's"):
+        hypjax.save(params, BALL, foreign, **arguments)
+    assert [path.name for path in foreign.iterdir()] == ["model.safetensors"]
 
     del params[next(iter(params))]
     with pytest.raises(UserError, match=r"has the shape None, but the model's \("):
@@ -282,6 +401,33 @@ def test_an_encoder_of_hypjaxs_needs_no_name_of_its_own_and_weights_are_named_by
     assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
 
 
+def test_weights_of_another_encoder_are_left_out(tmp_path, capsys):
+    for weights, kept in [("vit_small_patch16_224.dino", None), (str(tmp_path), str(tmp_path))]:
+        config = small_runs.load("unused", f"model.weights={weights}")
+        own.choose_encoder(config, Net())
+        assert config.model.weights == kept
+    assert "vit_small_patch16_224.dino are of another encoder" in capsys.readouterr().err
+
+
+def test_a_module_is_scaled_only_if_its_parameters_fit_all_sizes(shown):
+    config = small_runs.load("unused", "eval.scales=1,0.5")
+    own.choose_encoder(config, shown["Net"]())
+    assert create_embedder(config).encoder.dim == 64
+    own.choose_encoder(config, Net())
+    with pytest.raises(UserError, match=r"cannot embed images of 8 pixels with .*eval.scales to 1"):
+        create_embedder(config)
+
+
+def test_a_models_fingerprint_tells_modules_of_equal_parameters_apart():
+    found = set()
+    for act in (nn.relu, nn.gelu, nn.relu):
+        hypjax.register_encoder("net", nn.Sequential([nn.Dense(2), act]))
+        config = small_runs.load("unused")
+        config.model.architecture = "net"
+        found.add(model_fingerprint(config, "head", BALL, {}))
+    assert len(found) == 2
+
+
 def objective_of(function, **changes):
     config = small_runs.load("unused", *(f"{name}={value}" for name, value in changes.items()))
     own.choose_own_objective(config, function)
@@ -331,10 +477,27 @@ def test_a_method_gets_its_arguments_by_name_or_all_by_position():
         def loss(self, params):
             return params, {"short": 1}
 
+    class Renamed(PairwiseCrossEntropy):
+        def loss(self, params, state, outputs, teacher, batch, rng):
+            return rng, (state, (params, outputs, teacher, batch))
+
+    class PositionOnly(PairwiseCrossEntropy):
+        def loss(self, params, state, outputs, teacher, batch, key, /):
+            return key, (state, (params, outputs, teacher, batch))
+
+    class Unnamed(PairwiseCrossEntropy):
+        def loss(self, outputs, batch, /):
+            return 0, {}
+
+    with pytest.raises(UserError, match=r"takes outputs by position alone, .* remove the /"):
+        objectives.loss_function(Unnamed(BALL, 0.2, 2))
     values = ("params", 4, "outputs", "teacher", "batch", "key")
     for kind, expected in {
         ByName: ("key", (5, {"unused": 3})),
-        ByPosition: ("key", (4, ("params", "outputs", "teacher", "batch"))),
+        **dict.fromkeys(
+            (ByPosition, Renamed, PositionOnly),
+            ("key", (4, ("params", "outputs", "teacher", "batch"))),
+        ),
         ByWord: ("key", (4, objectives.base.ARGUMENTS)),
         Short: ("params", (4, {"short": 1})),
     }.items():
@@ -348,8 +511,14 @@ class HalfSphere(Sphere):
     tilt: float = 0.5
 
 
+@dataclasses.dataclass(frozen=True)
+class Tilted(Sphere):
+    """Another one."""
+
+
 def test_names_are_registered_for_configurations_and_hypjaxs_own_are_taken():
-    hypjax.register_space("half", HalfSphere)
+    for space in (HalfSphere, Tilted, HalfSphere):
+        hypjax.register_space("half", space)
     hypjax.register_objective("mine", attraction)
     hypjax.register_objective(
         "made", lambda config, space: PairwiseCrossEntropy(space, 0.1, 2), fields={}
@@ -373,6 +542,7 @@ def test_names_are_registered_for_configurations_and_hypjaxs_own_are_taken():
         (hypjax.register_objective, "supcon", attraction, "an objective supcon of its own"),
         (hypjax.register_objective, "x", 3, "int is no objective"),
         (hypjax.register_encoder, "vit", Net(), "an architecture vit of its own"),
+        (hypjax.register_encoder, "features", Net(), "an architecture features of its own"),
         (hypjax.register_encoder, "", Net(), "'' is no name"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -27,7 +27,7 @@ from hypjax.geometry import Space, layout
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
 from hypjax.inference.features import Encodings
 from hypjax.inference.push import describe
-from hypjax.objectives import create_objective
+from hypjax.objectives import scored_space
 from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, is_number, read_results
@@ -131,7 +131,7 @@ def report_data(run: TrainedRun, k: int, encodings: Encodings | None = None) -> 
     Points are those of the head in the objective's `score_space`, without the projections of
     `eval.pca`. `encodings` are what a run that has just ended has kept.
     """
-    space = create_objective(run.config).score_space
+    space = scored_space(run.config)
     embed = head_points(run.config, *restore_trained(run), space, encodings)
     test, items = run.splits.test, searched(run.splits)
     among_themselves = run.splits.gallery is None

@@ -18,7 +18,7 @@ from hypjax.geometry import Space
 from hypjax.inference.features import DatasetEmbedder, Encodings, evaluation_input
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder, create_embedder
-from hypjax.objectives import Hier, create_objective
+from hypjax.objectives import Hier, create_objective, scored_space
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.system import console
@@ -147,7 +147,7 @@ class ScoredHead(NamedTuple):
 def scored_head(run: TrainedRun) -> ScoredHead:
     """Restores a run's best model, or else its last, with the proxies of the same state."""
     config, objective = run.config, create_objective(run.config)
-    space = objective.score_space
+    space = scored_space(config)
     if not isinstance(objective, Hier):
         return ScoredHead(head_points(config, *restore_trained(run), space), space, None)
     # One checksum protects the objective's parameters together with the optimiser's state, so that

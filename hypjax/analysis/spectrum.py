@@ -21,7 +21,7 @@ from hypjax.analysis.run_embeddings import (
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.objectives import create_objective
+from hypjax.objectives import scored_space
 from hypjax.objectives.comparisons import similarity
 from hypjax.retrieval import projection
 from hypjax.runs.tables import aligned
@@ -38,7 +38,7 @@ def spectrum_of_run(run: TrainedRun, images: Dataset) -> dict[str, Any]:
     Points are those of the head in the objective's `score_space`, without the projections of
     `eval.pca`. Returns the numbers of a run in spectrum.json.
     """
-    space = create_objective(run.config).score_space
+    space = scored_space(run.config)
     model, trained = restore_trained(run)
 
     def spread(state: str, params: PyTree) -> dict[str, Any]:

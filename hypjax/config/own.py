@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from hypjax.models.own import known_fields, register_encoder
 from hypjax.models.vit import VisionTransformer
 from hypjax.objectives.base import Objective
 from hypjax.objectives.own import register_objective
+from hypjax.system import console
+from hypjax.system.cloud import is_url
 
 _SIMPLE = (bool, int, float, str)
 _FLAX = ("parent", "name")  # Fields of every Flax module.
@@ -73,6 +76,10 @@ def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
     if known is None:
         register_encoder(name, encoder)
         known = {"architecture": name, "patch_size": 0, "width": 0, "depth": 0, "num_heads": 0}
+        weights = config.model.weights
+        if weights and not (is_url(weights) or pathlib.Path(weights).expanduser().exists()):
+            console.say(f"the weights {weights} are of another encoder than {name}: it starts anew")
+            known["weights"] = None
     config.model.update(known)
     if not isinstance(encoder, VisionTransformer):
         config.optim.frozen = tuple(each for each in config.optim.frozen if each != _PATCHES)

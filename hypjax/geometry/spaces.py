@@ -518,6 +518,7 @@ class Fused(Space):
 # The spaces that configurations and gallery files name.
 SPACES: dict[str, type[InnerProductSpace]] = {"poincare": PoincareBall, "sphere": Sphere}
 _BUILT_IN = frozenset(SPACES)
+_TREES = {*SPACES.values(), Fused}  # Those that `as_tree` has registered.
 
 
 def register_space(name: str, space: type[Space]) -> None:
@@ -541,6 +542,6 @@ def register_space(name: str, space: type[Space]) -> None:
     missing = [method for method in methods if not hasattr(space, method)]
     if missing:
         raise UserError(f"the space {space.__name__} lacks {', '.join(missing)}")
-    if space not in SPACES.values():
-        as_tree(space)
+    if space not in _TREES:
+        _TREES.add(as_tree(space))
     SPACES[name] = space

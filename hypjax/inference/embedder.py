@@ -11,6 +11,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hypjax import parallel
+from hypjax.config.choices import OWN
+from hypjax.config.own import own_name
 from hypjax.data.dataset import Dataset
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import UserError, redacted
@@ -162,5 +164,10 @@ def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
     name = saved_architecture(folder)
     if name in ("vit", *ARCHITECTURES):
         raise UserError(f"the encoder of this model is {name}, hypjax's own; leave out encoder=")
+    if str(name).startswith(OWN) and (given := own_name(encoder)) != name:
+        raise UserError(
+            f"the encoder of this model is {name.removeprefix(OWN)}, but encoder= is "
+            f"{given.removeprefix(OWN)}; pass the module that was trained"
+        )
     if name is not None:  # Otherwise what is wrong is reported when the model is read.
         register_encoder(name, encoder)

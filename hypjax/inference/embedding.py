@@ -12,7 +12,7 @@ from hypjax.geometry import Space
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, resize_images, scaled_side
 from hypjax.models.layers import normalize
-from hypjax.objectives import create_objective
+from hypjax.objectives import scored_space
 from hypjax.objectives.create import create_space
 from hypjax.types import Outputs
 
@@ -27,7 +27,7 @@ def scored_spaces(config: ConfigDict) -> dict[str, Space]:
     for part in PARTS:
         for i, name in enumerate(config.eval.spaces[part]):
             if name == "objective":
-                space = create_objective(config).score_space
+                space = scored_space(config)
             else:
                 space = create_space(ConfigDict({**config.objective, "space": name}))
             spaces[f"{part}:{name}" if i else part] = space

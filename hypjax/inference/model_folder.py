@@ -28,12 +28,22 @@ def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields an empty folder, whose files replace the model in a folder if the body succeeds."""
     if not files.is_published(folder) and _holds_run(folder):
         raise UserError(f"{folder} holds a run; name another folder")
+    published = files.is_published(folder)
+    for other in (files.CONFIG, files.WEIGHTS):
+        if not published and (folder / other).exists():
+            raise UserError(
+                f"{folder} holds {other}, perhaps of another program's model, which would be "
+                "replaced; name another folder"
+            )
     if (folder / files.PROJECTIONS).is_symlink():
         raise UserError(
             f"{folder / files.PROJECTIONS} is a link; remove it, or name another folder"
         )
     with replacing_together(folder / files.PUBLISHED, lambda: files.stale_files(folder)) as staged:
         yield staged
+        for_timm = (staged / files.CONFIG).exists()
+    if not for_timm:  # That of the model which was here before.
+        (folder / files.CONFIG).unlink(missing_ok=True)
 
 
 def _holds_run(folder: pathlib.Path) -> bool:

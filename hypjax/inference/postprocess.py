@@ -14,11 +14,13 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.embedding import ONE_SCALE, part_of, scored_spaces
+from hypjax.models.own import ENCODERS
 from hypjax.retrieval.embeddings import describe_space
 from hypjax.retrieval.projection import Projection, fit
 from hypjax.retrieval.refinement import Refinement
 from hypjax.retrieval.reranking import Reranking
 from hypjax.runs.files import PROJECTIONS
+from hypjax.system.code_hash import settings_hash
 
 # By the names of `hypjax.inference.embedding`; parts without PCA have no projection.
 Points = Mapping[str, Float[np.ndarray, "n d"]]
@@ -65,6 +67,9 @@ def model_fingerprint(config: ConfigDict, part: str, space: Space, params: PyTre
     facts += [] if config.model.head == "dense" else [config.model.head]
     facts += [] if data.test_view == "centre_crop" else [data.test_view]
     facts += [] if scales == ONE_SCALE else [list(map(float, scales))]
+    # What parameters do not show of a module of the user's: an activation, or a stride.
+    module = ENCODERS.get(config.model.architecture)
+    facts += [] if module is None else [settings_hash(module)]
     digest = hashlib.sha256(json.dumps(facts).encode())
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(leaf))

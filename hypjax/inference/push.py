@@ -21,7 +21,7 @@ from hypjax.models.encoder import FEATURES
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm
 from hypjax.models.weight_files import is_hub_name
-from hypjax.objectives import create_objective
+from hypjax.objectives import scored_space
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.published import compare
@@ -124,7 +124,7 @@ def push(
         folder.mkdir(parents=True, exist_ok=True)
         written = _write(workdir, folder, name)
     try:
-        address = hub.upload(folder, written, name, private=private, owned=files.is_hashed)
+        address = hub.upload(folder, written, name, private=private, owned=_is_owned)
         console.say(f"published {address}")
     except UserError as error:
         console.say(f"wrote {folder}, but did not upload it: {error}")
@@ -137,6 +137,11 @@ def _write(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> list
         _stage(workdir, staged, name)
         for_timm = [files.CONFIG] if (staged / files.CONFIG).exists() else []
         return [files.PUBLISHED, *files.hashed_files(staged), *for_timm, _README]
+
+
+def _is_owned(file: str) -> bool:
+    """Whether a file of a repository is one of a model, which another one may lack."""
+    return files.is_hashed(file) or file == files.CONFIG
 
 
 def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:
@@ -153,7 +158,7 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
         write_json(folder / files.RESULTS, results)
     write_weights(folder, config, model, params)
     write_text(folder / _README, _model_card(name, config, model, results))
-    write_contents(folder, config, create_objective(config).score_space, circumstances)
+    write_contents(folder, config, scored_space(config), circumstances)
 
 
 def without_paths(config: ConfigDict) -> ConfigDict:
@@ -190,7 +195,7 @@ def _model_card(
     return _CARD.format(
         name=name,
         description=describe(config),
-        space=create_objective(config).score_space,
+        space=scored_space(config),
         tags="" if own else "- timm\n",
         elsewhere=_OWN if own else _IN_TIMM.format(name=name) + _unlike_timm(model),
         view=view,

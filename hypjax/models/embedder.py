@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from hypjax.models.architectures import check_encoder, create_encoder, image_sides
 from hypjax.models.encoder import FEATURES, Encoder, FeatureEncoder
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
-from hypjax.models.own import ENCODERS, own_encoder
+from hypjax.models.own import ENCODERS, OwnEncoder, own_encoder, require_side
 from hypjax.models.vit import VisionTransformer, resize_positions
 from hypjax.types import Outputs, View
 
@@ -90,6 +90,8 @@ def create_embedder(
         encoder = check_encoder(VisionTransformer(**sizes, **options))
     elif model.architecture in ENCODERS:
         encoder = check_encoder(own_encoder(model.architecture, View.of(config.data), **options))
+        for scale in config.eval.scales if isinstance(encoder, OwnEncoder) else ():
+            require_side(encoder, scaled_side(encoder, scale))
     else:
         encoder = create_encoder(model.architecture, **options)
     if isinstance(encoder, VisionTransformer):
@@ -130,7 +132,7 @@ def at_side(model: Embedder, params: PyTree, side: int) -> tuple[Embedder, PyTre
     """Returns a model for images of another side, in pixels, and interpolates its positions."""
     encoder = check_encoder(model.encoder.clone(image_size=side))
     positions = params["encoder"].get("pos_embed")
-    if positions is not None:
+    if positions is not None and not isinstance(encoder, OwnEncoder):
         old, new = (
             tuple(side // encoder.patch_size for side in image_sides(each))
             for each in (model.encoder, encoder)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from hypjax.errors import UserError, require_free
 from hypjax.models.architectures import ARCHITECTURES, same_architecture, timm_name
-from hypjax.models.encoder import Encoder
+from hypjax.models.encoder import FEATURES, Encoder
 from hypjax.models.layers import Images
 from hypjax.models.tensors import Tensor
 from hypjax.models.vit import VisionTransformer
@@ -37,7 +37,7 @@ def register_encoder(name: str, module: nn.Module) -> None:
     Raises:
         UserError: The name is taken, or it is no such module.
     """
-    require_free("an architecture", name, ("vit", *ARCHITECTURES))
+    require_free("an architecture", name, ("vit", FEATURES, *ARCHITECTURES))
     if not isinstance(module, nn.Module):
         raise UserError(f"{type(module).__name__} is no Flax module (flax.linen.Module)")
     ENCODERS[name] = module.clone(name=None, parent=None)
@@ -121,6 +121,22 @@ def own_encoder(name: str, view: View, **options: Any) -> Encoder:
         shapes = jax.tree.map(lambda x: x.shape, found)
         raise UserError(f"{title} maps images of shape {shape} to {shapes}; it must be [2, dim]")
     return OwnEncoder(module, found.shape[1], view.side, view.channels)
+
+
+def require_side(encoder: OwnEncoder, side: int) -> None:
+    """Raises a `UserError` unless the module embeds images of another side, in pixels."""
+    known, other = (
+        jax.ShapeDtypeStruct((1, each, each, encoder.channels), jnp.float32)
+        for each in (encoder.image_size, side)
+    )
+    params = jax.eval_shape(encoder.init, jax.random.key(0), known)
+    try:
+        jax.eval_shape(encoder.apply, params, other)
+    except Exception as error:  # Of the user's code.
+        raise UserError(
+            f"the encoder cannot embed images of {side} pixels with its parameters for "
+            f"{encoder.image_size}; set config.eval.scales to 1"
+        ) from error
 
 
 def known_fields(encoder: nn.Module) -> dict[str, Any] | None:

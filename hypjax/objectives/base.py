@@ -121,14 +121,18 @@ def loss_function(objective: Objective) -> Loss:
     """The loss of an objective as a function of all `ARGUMENTS`, in their order.
 
     It passes on those that `objective.loss` names, and returns (loss, (state, metrics)). A method
-    with six arguments of other names gets all by position.
+    that requires six arguments, not all by these names, gets all by position.
 
     Raises:
         UserError: The method requires something else.
     """
     parameters = inspect.signature(objective.loss).parameters.values()
-    if any(each.kind == each.VAR_POSITIONAL for each in parameters) or (
-        len(parameters) == len(ARGUMENTS) and not {each.name for each in parameters} & {*ARGUMENTS}
+    if any(each.kind == each.VAR_POSITIONAL for each in parameters):
+        return objective.loss
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p.name for p in parameters if p.kind in positional and p.default is p.empty]
+    if len(required) == len(ARGUMENTS) and (
+        required == [*ARGUMENTS] or not {*required} <= {*ARGUMENTS}
     ):
         return objective.loss
     names = requested(f"{type(objective).__name__}.loss", objective.loss, ARGUMENTS)
@@ -151,6 +155,11 @@ def requested(title: str, function: Callable[..., Any], offered: Sequence[str]) 
     if any(each.kind == each.VAR_KEYWORD for each in parameters):
         return tuple(offered)
     for each in parameters:
+        if each.name in offered and each.kind == each.POSITIONAL_ONLY:
+            raise UserError(
+                f"{title} takes {each.name} by position alone, and gets it by name; remove the / "
+                "from its arguments"
+            )
         if each.name not in offered and each.default is each.empty:
             raise UserError(
                 f"{title} requires {each.name}; arguments without a default may be "

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -22,6 +22,10 @@ class Entry(NamedTuple):
     fields: Mapping[str, Field]  # Which it adds to `config.objective`.
     by_class: bool  # Whether it needs several images of each class in a batch.
     by_tuple: bool = False  # Whether it needs batches of tuples.
+    code: Any = None  # The user's function or `Objective`; None for hypjax's own.
+
+
+SAVED_SPACE = "saved_space"  # Field of the configuration of a saved run, see `default_config`.
 
 
 _LOSSES = {
@@ -70,6 +74,12 @@ def unused_fields(fields: ConfigDict) -> set[str]:
 def create_objective(config: ConfigDict) -> Objective:
     """Builds the objective that a run's whole configuration, already validated, describes."""
     return OBJECTIVES[config.objective.name].create(config, create_space(config.objective))
+
+
+def scored_space(config: ConfigDict) -> Space:
+    """The space in which a run's head is scored: the saved one, or else that of its objective."""
+    saved = config.get(SAVED_SPACE)
+    return create_objective(config).score_space if saved is None else saved
 
 
 # By what a loss divides distances in its softmax; HypMix's space holds its temperatures.

@@ -18,7 +18,7 @@ from hypjax.objectives.comparisons import batch_metrics
 from hypjax.objectives.create import OBJECTIVES, Entry
 from hypjax.types import Batch, Outputs
 
-_BUILT_IN = frozenset(OBJECTIVES)
+BUILT_IN = frozenset(OBJECTIVES)
 _ANY = Rule(lambda value: True, "a value")  # Of the default's type, as of every field.
 # What a function may take by name.
 OFFERED = ("embeddings", "labels", "space", "features", "ids", "key", "samples_per_class")
@@ -51,14 +51,14 @@ def register_objective(
     Raises:
         UserError: The name is taken, or the function requires something else.
     """
-    require_free("an objective", name, _BUILT_IN)
+    require_free("an objective", name, BUILT_IN)
     if fields is not None:
-        entry = Entry(objective, fields, by_class)
+        entry = Entry(objective, fields, by_class, code=objective)
     elif isinstance(objective, Objective):
         loss_function(objective)  # Raises if it requires something unknown.
-        entry = Entry(lambda config, space: objective, {}, by_class)
+        entry = Entry(lambda config, space: objective, {}, by_class, code=objective)
     elif callable(objective):
-        entry = _entry_of(name, objective, by_class)
+        entry = _entry_of(name, objective, by_class)._replace(code=objective)
     else:
         raise UserError(
             f"{type(objective).__name__} is no objective; give an Objective or a function of "
@@ -130,48 +130,37 @@ class FunctionObjective(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class Unregistered(Objective):
-    """Stands for an objective whose code this process lacks: only its spaces are known."""
+    """Stands for an objective whose code this process lacks."""
 
     name: str
-    space: Space
+
+    @property
+    def space(self) -> Space:
+        """That of the scores was saved with the run, see `scored_space`; another is not known."""
+        raise self._unknown()
 
     def init(self, key: PRNGKeyArray, spec: Spec) -> tuple[PyTree, PyTree]:
         """Refuses to train."""
-        raise UserError(
+        raise self._unknown()
+
+    def _unknown(self) -> UserError:
+        return UserError(
             f"the objective {self.name} is not known in this process, which can embed and search "
             "with the model, but not train it; pass it to hypjax.train, or register it by "
             "hypjax.register_objective"
         )
 
 
-class StandIn:
-    """Creates `Unregistered` objectives, with the spaces that were saved with their runs."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._spaces: dict[str, Space] = {}  # By the values of the objective's fields.
-
-    def remember(self, fields: ConfigDict, space: Space) -> None:
-        """Keeps the space of the runs whose fields of `config.objective` are these."""
-        self._spaces[_key(fields)] = space
-
-    def __call__(self, config: ConfigDict, space: Space) -> Unregistered:
-        """Returns the objective of a run; the space is that of an unknown run."""
-        return Unregistered(self._name, self._spaces.get(_key(config.objective), space))
-
-
-def _key(fields: ConfigDict) -> str:
-    return repr(sorted(fields.to_dict().items()))
-
-
-def stand_in(name: str, fields: Mapping[str, Any]) -> StandIn:
+def stand_in(name: str, fields: Mapping[str, Any]) -> None:
     """Registers what stands for an objective that a saved run names, with fields of any values."""
-    known = OBJECTIVES.get(name)
-    create = known.create if known else StandIn(name)
+    create = functools.partial(_unregistered, name)
     OBJECTIVES[name] = Entry(create, {own: Field(v, _ANY) for own, v in fields.items()}, False)
-    return create
+
+
+def _unregistered(name: str, config: ConfigDict, space: Space) -> Unregistered:
+    return Unregistered(name)
 
 
 def is_known(name: object) -> bool:
     """Whether a name is that of an objective with its code."""
-    return name in list(OBJECTIVES) and not isinstance(OBJECTIVES[name].create, StandIn)
+    return name in list(OBJECTIVES) and (name in BUILT_IN or OBJECTIVES[name].code is not None)

@@ -19,15 +19,17 @@ from hypjax.config import (
     without_secrets,
 )
 from hypjax.errors import UserError, writing
-from hypjax.geometry import Space
+from hypjax.geometry import SPACES, Space
 from hypjax.objectives import OBJECTIVES, create_objective
-from hypjax.objectives.own import StandIn, is_known, stand_in
+from hypjax.objectives.create import SAVED_SPACE
+from hypjax.objectives.own import BUILT_IN, is_known, stand_in
 from hypjax.parallel import processes
 from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
 from hypjax.runs.cloud_copy import open_url, reading
 from hypjax.system import console, machine, watchdog
+from hypjax.system.code_hash import same_code
 from hypjax.system.files import write_json
 from hypjax.system.locks import claimed_or_refused
 
@@ -58,7 +60,8 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     fields = upgraded(fields)
     fields.setdefault("model.architecture", "vit")  # Older runs lack the field.
     objective = fields.get("objective.name")
-    missing = None if is_known(objective) else _stand_in(path, objective, fields)
+    if not is_known(objective):
+        _stand_in(path, objective, fields)
     config = default_config(objective)
     for field in sorted(fields.keys() - flatten(config).keys()):
         raise UserError(f"{path} has the field {field}, which this version of hypjax does not know")
@@ -72,8 +75,8 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     except OverflowError as error:
         raise files.damaged(path, str(error)) from error
     validate(config)
-    if missing is not None:
-        missing.remember(config.objective, _saved_space(path, saved))
+    if objective not in BUILT_IN and SPACE in saved:  # Its code may have changed, or be unknown.
+        config[SAVED_SPACE] = _saved_space(path, saved[SPACE])
     if path.name == files.PUBLISHED:  # As many pixels as the default has at the default size.
         scale = default_config().data.image_size / config.data.image_size
         config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * min(1, scale**2)))
@@ -86,7 +89,7 @@ def saved_architecture(workdir: pathlib.Path) -> object:
     return fields.get("model.architecture") if isinstance(fields, dict) else None
 
 
-def _stand_in(path: pathlib.Path, name: object, fields: Mapping[str, Any]) -> StandIn:
+def _stand_in(path: pathlib.Path, name: object, fields: Mapping[str, Any]) -> None:
     """Registers what stands for an objective that only the run knows, with its fields."""
     own = {n.partition(".")[2]: _tuples(v) for n, v in fields.items() if n.startswith("objective.")}
     own = {field: value for field, value in own.items() if field not in _COMMON}
@@ -96,15 +99,30 @@ def _stand_in(path: pathlib.Path, name: object, fields: Mapping[str, Any]) -> St
     )
     if not isinstance(name, str) or SPACE not in (files.read_object(path) or {}) or not simple:
         raise UserError(f"{path} names the objective {name}, which this version does not know")
-    return stand_in(name, own)
+    stand_in(name, own)
 
 
-def _saved_space(path: pathlib.Path, saved: Mapping[str, Any]) -> Space:
+def _saved_space(path: pathlib.Path, description: Any) -> Space:
     """The space in which a run scores its head."""
     try:
-        return space_of(saved[SPACE])
+        for name in _space_names(description):
+            if name not in SPACES:
+                raise UserError(
+                    f"{path} names the space {name}, which is not known in this process; register "
+                    "it by hypjax.register_space"
+                )
+        return space_of(description)
+    except UserError:
+        raise
     except (KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise files.damaged(path, f"{SPACE} is no known space") from error
+
+
+def _space_names(description: Mapping[str, Any]) -> list[str]:
+    """Names of the spaces in a value of `describe_space`."""
+    if description["name"] != "fused":
+        return [description["name"]]
+    return [name for part, _ in description["parts"] for name in _space_names(part)]
 
 
 def read_run_config(workdir: str | pathlib.Path) -> ConfigDict:
@@ -201,13 +219,21 @@ class Workdir:
         return {field: began[field] for field in unset if field in began}
 
     def require(self, circumstances: Mapping[str, str]) -> None:
-        """Refuses other images or another precision than those with which the run began."""
+        """Refuses other images, code or precision than those with which the run began."""
         saved = (self._saved or {}).get("circumstances", {})
-        changed = [name for name in circumstances if circumstances[name] != saved.get(name)]
+        now = dict(circumstances)
+        code = {name: now.pop(name) for name in ("loss", "encoder") if name in now}
+        code = [name for name, mine in code.items() if not same_code(saved.get(name), mine)]
+        changed = [name for name in now if now[name] != saved.get(name)]
         if saved and "images" in changed:
             raise UserError(
                 f"the images have changed since the run in {self.path} began (some were added, "
                 "removed or edited); restore them, or name another folder with --workdir"
+            )
+        if saved and code:
+            raise UserError(
+                f"the {code[0]} has changed since the run in {self.path} began (its code, its "
+                "settings, or what it refers to); restore it, or name another folder with --workdir"
             )
         if saved and changed:
             raise UserError(
@@ -303,6 +329,10 @@ class SharedRun:
     def results(self) -> dict[str, Any] | None:
         """Results of the finished run; None while it is not finished."""
         return processes.from_first(lambda: self._folder.results)
+
+    def require(self, circumstances: Mapping[str, str]) -> None:
+        """Refuses other circumstances than the run's, see `Workdir.require`."""
+        processes.from_first(lambda: self._folder.require(circumstances))
 
     def filled(self) -> ConfigDict:
         """The configuration; fields that were chosen to fit the images keep their choice."""

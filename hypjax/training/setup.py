@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config import flatten, validate
+from hypjax.config.choices import GIVEN
 from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
@@ -28,8 +29,10 @@ from hypjax.errors import UserError
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
 from hypjax.inference.features import evaluation_input
 from hypjax.models import compute_dtype, create_embedder
-from hypjax.objectives import Spec
+from hypjax.models.own import ENCODERS
+from hypjax.objectives import OBJECTIVES, Spec
 from hypjax.system import console
+from hypjax.system.code_hash import code_hash
 from hypjax.training.learner import Learner, build_learner
 from hypjax.training.optim import split_frozen
 
@@ -150,7 +153,23 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
 
 def circumstances(config: ConfigDict, splits: Splits) -> dict[str, str]:
     """What, apart from the configuration, may not change while a run is interrupted."""
-    return {"images": splits.fingerprint, "precision": compute_dtype(config.model.precision).name}
+    precision = compute_dtype(config.model.precision).name
+    return {"images": splits.fingerprint, "precision": precision, **users_code(config)}
+
+
+def given_circumstances(config: ConfigDict) -> dict[str, str]:
+    """Those of the user's code, and of images that Python gave: no file or name says which."""
+    images = {"images": open_splits(config).fingerprint} if config.data.name == GIVEN else {}
+    return {**images, **users_code(config)}
+
+
+def users_code(config: ConfigDict) -> dict[str, str]:
+    """Hashes of the loss and of the encoder, if they are the user's."""
+    code = {
+        "loss": OBJECTIVES[config.objective.name].code,
+        "encoder": ENCODERS.get(config.model.architecture),
+    }
+    return {name: code_hash(piece) for name, piece in code.items() if piece is not None}
 
 
 def shared_fields(config: ConfigDict) -> dict[str, Any]:
