@@ -19,7 +19,9 @@ from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
 from hypjax.inference.features import evaluation_input
 from hypjax.inference.weights import pretrained_encoder, restore_best, restore_models
 from hypjax.models import create_embedder, model_shapes
+from hypjax.objectives.create import SAVED_SPACE
 from hypjax.parallel import processes
+from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs import published
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.tables import format_results, noted, print_notes, title
@@ -53,6 +55,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         with reading(workdir) as folder:
             _, states = restore_models(config, folder)
             run, trained = Workdir(folder, config, compared=()), saved_config(folder)
+    config = _scored_as(config, trained)
     splits = open_splits(config)
     check_depth(config, splits)
     processes.require_same({"images": splits.fingerprint, **splits.further_fingerprints})
@@ -70,6 +73,16 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     with trained.unlocked():
         trained.eval = config.eval  # The scores are those that were asked for now.
     return _report(f"the models in {workdir}", results, splits.notes, trained)
+
+
+def _scored_as(config: ConfigDict, trained: ConfigDict) -> ConfigDict:
+    """Returns a configuration with the space that was saved with a run, which one process reads."""
+    space = trained[SAVED_SPACE]
+    space = processes.from_first(lambda: None if space is None else describe_space(space))
+    config = config.copy_and_resolve_references()
+    with config.ignore_type():
+        config[SAVED_SPACE] = None if space is None else space_of(space)
+    return config
 
 
 def score_queries(

@@ -197,6 +197,8 @@ def test_equal_code_has_equal_hashes_in_every_process_and_other_code_has_not():
 
     others += [code_hash(Loss(each)) for each in (1.0, {"a": 1}, {"a": np.float32(2)}, np.eye(2))]
     others += [code_hash(Net(width)) for width in (np.int64(3), {"a": 1}, {"a": 2})]
+    normal = nn.initializers.normal
+    others += [code_hash(nn.Dense(3, kernel_init=normal(scale))) for scale in (0.1, 0.2)]
     others += [code_hash(lambda x, by=by: x * by) for by in (1, 2)] + [code_hash(lambda x: x * 3)]
     assert len({hashed, *others}) == 1 + len(others)
     assert code_hash(Loss({"a": 1, "b": 2})) == code_hash(Loss({"b": 2, "a": 1}))

@@ -36,6 +36,7 @@ from hypjax.models import Embedder, create_embedder
 from hypjax.models.own import OwnEncoder
 from hypjax.system import console, machine
 from hypjax.system.caches import cache_folder
+from hypjax.system.code_hash import code_hash
 from hypjax.types import View, Workers
 
 
@@ -169,7 +170,11 @@ class Encodings:
             return compute()
         what = images.source, images.positions.tolist(), images.upright, images.fast
         platform = self.source.mesh.devices.flat[0].platform
-        how = DECODER, self.source.view, self._scaling, self.scales, self.model.encoder, platform
+        encoder = self.model.encoder
+        how = (DECODER, self.source.view, self._scaling, self.scales, encoder, platform)
+        module = encoder.module if isinstance(encoder, OwnEncoder) else encoder
+        if not type(module).__module__.startswith("hypjax."):  # Whose code has no version.
+            how += (code_hash(module),)
         return feature_cache.shared(
             self._folder / feature_cache.key((*what, *how), params["encoder"]), compute
         )

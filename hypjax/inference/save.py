@@ -45,7 +45,8 @@ def save(
     Args:
         params: The model's parameters: what `encoder.init(...)["params"]` has the shapes of.
         space: The space whose `embed` maps the model's output to points.
-        workdir: Folder to write. An earlier model in it is replaced; a run is not.
+        workdir: Folder to write. An earlier model of hypjax's in it is replaced; a run, or another
+            program's model, is not.
         encoder: The model: a Flax module that maps normalised pixels [images, height, width,
             channels] to [images, dim], or an `Embedder`, which is an encoder with a head.
         image_size: Side of the images that it takes, in pixels.

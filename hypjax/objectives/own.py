@@ -151,16 +151,22 @@ class Unregistered(Objective):
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class _StandIn:
+    """Creates the `Unregistered` objective of a name."""
+
+    name: str
+
+    def __call__(self, config: ConfigDict, space: Space) -> Unregistered:
+        return Unregistered(self.name)
+
+
 def stand_in(name: str, fields: Mapping[str, Any]) -> None:
     """Registers what stands for an objective that a saved run names, with fields of any values."""
-    create = functools.partial(_unregistered, name)
-    OBJECTIVES[name] = Entry(create, {own: Field(v, _ANY) for own, v in fields.items()}, False)
-
-
-def _unregistered(name: str, config: ConfigDict, space: Space) -> Unregistered:
-    return Unregistered(name)
+    fields = {own: Field(value, _ANY) for own, value in fields.items()}
+    OBJECTIVES[name] = Entry(_StandIn(name), fields, by_class=False)
 
 
 def is_known(name: object) -> bool:
     """Whether a name is that of an objective with its code."""
-    return name in list(OBJECTIVES) and (name in BUILT_IN or OBJECTIVES[name].code is not None)
+    return name in list(OBJECTIVES) and not isinstance(OBJECTIVES[name].create, _StandIn)

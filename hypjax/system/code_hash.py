@@ -1,5 +1,6 @@
 """Hashes of the user's code and its settings, equal in every process that has the same ones."""
 
+import contextlib
 import dataclasses
 import dis
 import functools
@@ -50,18 +51,22 @@ class _Hash:
 
     def __init__(self, *, code: bool) -> None:
         self._code = code
-        self._seen: dict[int, tuple[int, Any]] = {}  # Kept alive, so that ids stay theirs.
+        self._known: dict[int, tuple[str, Any]] = {}  # Objects stay alive, so that ids stay theirs.
+        self._open: list[int] = []  # Those that contain the present one.
 
     def of(self, value: Any) -> str:
         """Digest of a value."""
-        if isinstance(value, _SIMPLE):
-            return _digest(type(value).__name__, repr(value))
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             return self._array(value)
-        if id(value) in self._seen:
-            return _digest("again", str(self._seen[id(value)][0]))
-        self._seen[id(value)] = len(self._seen), value
-        return _digest(type(value).__name__, *self._parts(value))
+        if isinstance(value, _SIMPLE):
+            return _digest(type(value).__name__, repr(value))
+        if id(value) in self._open:  # A cycle, such as that of a recursive function.
+            return _digest("again", str(len(self._open) - self._open.index(id(value))))
+        if id(value) not in self._known:
+            self._open.append(id(value))
+            digest = _digest(type(value).__name__, *self._parts(value))
+            self._known[self._open.pop()] = digest, value
+        return self._known[id(value)][0]
 
     def _array(self, value: Any) -> str:
         if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -91,17 +96,21 @@ class _Hash:
         return self._instance(value)
 
     def _definition(self, value: types.FunctionType | type) -> Iterable[str]:
-        """Parts of a function or a class: of a library's, the name."""
-        if not self._code or _is_of_library(value):
-            return [value.__qualname__]
-        return self._class(value) if isinstance(value, type) else self._function(value)
+        """Parts of a function or a class: of a library's, the name and what a function closes over.
+
+        Without code, it is the name, too, and a library's changes with its version.
+        """
+        is_library = _is_of_library(value)
+        if self._code and not is_library:
+            return self._class(value) if isinstance(value, type) else self._function(value)
+        cells = _cells(value) if self._code or not is_library else []
+        return [value.__qualname__, *map(self.of, filter(_is_piece, cells))]
 
     def _function(self, function: types.FunctionType) -> list[str]:
         code, known = function.__code__, function.__globals__
-        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
         named = [name for name in _globals_of(code) if name in known]
         shared = {name: known[name] for name in named if _is_piece(known[name])}
-        settings = (function.__defaults__, function.__kwdefaults__, cells, shared)
+        settings = (function.__defaults__, function.__kwdefaults__, _cells(function), shared)
         return [self._compiled(code), *map(self.of, settings)]
 
     def _compiled(self, code: types.CodeType) -> str:
@@ -118,7 +127,7 @@ class _Hash:
         parts = [kind.__qualname__, *map(self.of, kind.__bases__)]
         for name, value in sorted(vars(kind).items()):
             for each in _functions(value):
-                if name not in generated:
+                if name not in generated and not name.startswith("__annotate"):
                     parts += [name, self.of(each)]
             if not name.startswith("_") and name not in _FLAX and _is_piece(value):
                 parts += [name, self.of(value)]
@@ -130,10 +139,12 @@ class _Hash:
             names = [each.name for each in dataclasses.fields(value) if each.name not in _FLAX]
             found = {name: getattr(value, name, None) for name in names}
         else:
+            library = _is_of_library(kind)  # Its private attributes may hold anything.
             found = {
                 name: each
                 for name, each in getattr(value, "__dict__", {}).items()
                 if not isinstance(getattr(kind, name, None), functools.cached_property)
+                and (not library or (name[0] != "_" and _is_piece(each)))
             }
         text = "" if found else _ADDRESS.sub("", repr(value))
         return [self.of(kind), self.of(found), text]
@@ -185,12 +196,13 @@ def _globals_of(code: types.CodeType) -> list[str]:
     return sorted({*own, *(name for each in inner for name in _globals_of(each))})
 
 
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+def _cells(value: types.FunctionType | type) -> list[Any]:
+    """What a function closes over; a variable that has no value yet is left out."""
+    found = []
+    for cell in getattr(value, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):
+            found.append(cell.cell_contents)
+    return found
 
 
 def _is_of_library(value: types.FunctionType | type) -> bool:

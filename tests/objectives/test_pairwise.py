@@ -15,6 +15,7 @@ from hypjax.geometry import PoincareBall, Sphere
 from hypjax.objectives import (
     PairwiseCrossEntropy,
     create_objective,
+    loss_function,
     mixed_space,
     pairwise_cross_entropy,
 )
@@ -160,7 +161,7 @@ def test_objective_takes_consecutive_images_as_one_class():
     batch = Batch(*[jnp.zeros(12)] * 4)
     params, state = objective.init(jax.random.key(0), None)
     arguments = params, state, outputs, None, batch, jax.random.key(0)
-    loss, (state, _) = jax.jit(objective.loss)(*arguments)
+    loss, (state, _) = jax.jit(loss_function(objective))(*arguments)
     expected = compiled_loss(BALL.embed(features).reshape(4, 3, 5), space=BALL, temperature=0.2)
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
     assert (params, state) == ({}, {})
