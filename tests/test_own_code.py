@@ -37,7 +37,7 @@ from hypjax.objectives import (
 )
 from hypjax.retrieval.embeddings import describe_space, space_of
 from hypjax.runs.workdir import Workdir, saved_config
-from hypjax.system.code_hash import code_hash
+from hypjax.system.code_hash import code_hash, same_code
 from hypjax.types import Batch, Outputs, View
 from tests.helpers import commands, small_runs
 
@@ -174,7 +174,7 @@ piece = functools.partial(loss, {argument})
 
 
 def code_of(factor=1, argument="0.1", text=CODE):
-    names = {}
+    names = {"__name__": "__main__"}
     exec(text.format(factor=factor, argument=argument), names)
     return code_hash(names["piece"])
 
@@ -201,6 +201,8 @@ def test_equal_code_has_equal_hashes_in_every_process_and_other_code_has_not():
     others += [code_hash(nn.Dense(3, kernel_init=normal(scale))) for scale in (0.1, 0.2)]
     others += [code_hash(lambda x, by=by: x * by) for by in (1, 2)] + [code_hash(lambda x: x * 3)]
     assert len({hashed, *others}) == 1 + len(others)
+    assert same_code("cpython-310:1", "cpython-311:2")  # Which are compiled otherwise.
+    assert not same_code("cpython-311:1", "cpython-311:2") and not same_code(None, hashed)
     assert code_hash(Loss({"a": 1, "b": 2})) == code_hash(Loss({"b": 2, "a": 1}))
 
 

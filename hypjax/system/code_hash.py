@@ -209,7 +209,7 @@ def _is_of_library(value: types.FunctionType | type) -> bool:
     shared = getattr(value, "__globals__", {})  # Decorators take the module of what they decorate.
     module = shared.get("__name__") or value.__module__ or ""
     top = module.partition(".")[0]
-    if top in sys.stdlib_module_names or top == "hypjax":
-        return True
+    if top in ("__main__", "hypjax") or top in sys.stdlib_module_names:
+        return top != "__main__"  # Which is the user's, whatever runs it.
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return not {"site-packages", "dist-packages"}.isdisjoint(pathlib.Path(file).parts)
