@@ -326,7 +326,8 @@ def _validate_architecture(config: ConfigDict) -> None:
         if model.architecture.startswith(OWN):
             words = (
                 "known in this process: its code is not hypjax's, so pass the module as encoder= "
-                "to hypjax.load or hypjax.train, or name it by hypjax.register_encoder"
+                "to hypjax.load, whose model embeds, saves galleries and searches, or to "
+                "hypjax.train; or name it by hypjax.register_encoder"
             )
         refuse("model.architecture", model.architecture, words)
     for field in _SIZES:

@@ -110,6 +110,11 @@ class TrainedEmbedder(ImageEmbedder):
                             )
                     yield part, own
 
+    @property
+    def takes_pixels(self) -> bool:
+        """Whether it embeds images, and not features of another model."""
+        return self._model.encoder.takes_pixels
+
     def warm(self) -> None:
         """Compiles the programs for one image, and for more up to a whole batch."""
         with machine.memory_explained("run.eval_batch_size"):

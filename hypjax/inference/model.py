@@ -97,7 +97,9 @@ class Model:
             The hits of each query, nearest first. `print(hits[0])` shows those of the first.
         """
         if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
-            gallery = open_gallery(gallery)
+            path, gallery = gallery, open_gallery(gallery)
+            if not (self._embedder.takes_pixels or gallery.fingerprint == self.fingerprint):
+                gallery = self.gallery(path)  # A file of features, which stand for images.
         elif not isinstance(gallery, Gallery):
             gallery = self.gallery(gallery)
         return find_hits(self._embedder, given_photos(query), gallery, k, refinement)

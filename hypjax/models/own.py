@@ -39,7 +39,10 @@ def register_encoder(name: str, module: nn.Module) -> None:
     """
     require_free("an architecture", name, ("vit", FEATURES, *ARCHITECTURES))
     if not isinstance(module, nn.Module):
-        raise UserError(f"{type(module).__name__} is no Flax module (flax.linen.Module)")
+        given = (
+            f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+        )
+        raise UserError(f"{given} is no Flax module; give an instance of flax.linen.Module")
     ENCODERS[name] = module.clone(name=None, parent=None)
 
 

@@ -117,6 +117,11 @@ class FunctionObjective(Objective):
         offered |= {"samples_per_class": self.samples_per_class}
         found = self.function(**{name: offered[name] for name in self.names})
         loss, own = found if isinstance(found, tuple) else (found, {})
+        if not isinstance(own, Mapping):
+            raise UserError(
+                f"{self.title} returns {type(own).__name__} beside the loss; it must return a "
+                "scalar, or a scalar and scalars by name"
+            )
         for value in (loss, *own.values()):
             if jnp.shape(value) != ():
                 raise UserError(

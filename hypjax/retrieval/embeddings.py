@@ -36,7 +36,7 @@ _FIELD_TYPES = {
 _SIMPLE = (bool, int, float, str, types.NoneType)  # Types of the fields of others' spaces.
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Embeddings:
     """Points of a space, and the images they were embedded from.
 
@@ -119,6 +119,11 @@ class Embeddings:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __repr__(self) -> str:
+        classes = len(np.unique(self.labels))
+        points = f"{len(self)} points of {self.vectors.shape[1]} coordinates in {self.space}"
+        return f"Embeddings({points}, {classes} classes)"
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
         """The embeddings of some rows."""

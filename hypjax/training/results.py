@@ -93,6 +93,9 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     if "best_step" in results:
         before = "" if results["best_step"] else ", the model before training"
         print(f"best: step {results['best_step']}{before}, chosen on the validation classes")
+        chosen = results["validation"]["best"]["head"]
+        if chosen[name := selecting(chosen)] == 1:
+            print(f"there its {name} is 1, so they cannot tell it from later models")
     print_notes(results)
     _warn_unless_improved(results, config)
     published.show(results, config)
@@ -104,8 +107,8 @@ def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
     after = max(results[state]["head"][name] for state in ("final", "best") if state in results)
     if after <= before[name] < 1 and config.train.total_steps > 1:
         console.warn(
-            f"training did not help: {name} of the head is {after:.4f} on the test classes, "
-            f"and was {before[name]:.4f} before training; with few test images it may be chance "
+            f"training did not help: {name} of the head is {results['final']['head'][name]:.4f} on "
+            f"the test classes, and was {before[name]:.4f} before training; with few test images it may be chance "
             "(docs/own-images.md says what to try)"
         )
 
