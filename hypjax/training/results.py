@@ -106,9 +106,10 @@ def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
     name = selecting(before)
     after = max(results[state]["head"][name] for state in ("final", "best") if state in results)
     if after <= before[name] < 1 and config.train.total_steps > 1:
+        final = results["final"]["head"][name]
         console.warn(
-            f"training did not help: {name} of the head is {results['final']['head'][name]:.4f} on "
-            f"the test classes, and was {before[name]:.4f} before training; with few test images it may be chance "
+            f"training did not help: {name} of the head is {final:.4f} on the test classes, and "
+            f"was {before[name]:.4f} before training; with few test images it may be chance "
             "(docs/own-images.md says what to try)"
         )
 
