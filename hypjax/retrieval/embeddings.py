@@ -218,10 +218,13 @@ class Embeddings:
                 f"are {names}"
             )
         with _explained(path):
+            labels = arrays["labels"]
+            if labels.dtype.kind != "U":  # From another file.
+                labels = as_names(labels, "labels", len(arrays["vectors"]), str(path))
             embeddings = cls(
                 vectors=arrays["vectors"],
                 ids=arrays["ids"],
-                labels=as_names(arrays["labels"], "labels", len(arrays["ids"]), str(path)),
+                labels=labels,
                 space=space_of(json.loads(str(arrays["space"]))),
                 **_origin(arrays),
                 splits=arrays.get("splits"),
