@@ -410,7 +410,7 @@ def test_weights_of_another_encoder_are_left_out(tmp_path, capsys):
         config = small_runs.load("unused", f"model.weights={weights}")
         own.choose_encoder(config, Net())
         assert config.model.weights == kept
-    assert "vit_small_patch16_224.dino are of another encoder" in capsys.readouterr().err
+    assert "vit_small_patch16_224.dino do not fit own:Net" in capsys.readouterr().err
 
 
 def test_a_module_is_scaled_only_if_its_parameters_fit_all_sizes(shown):

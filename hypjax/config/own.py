@@ -78,7 +78,7 @@ def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
         known = {"architecture": name, "patch_size": 0, "width": 0, "depth": 0, "num_heads": 0}
         weights = config.model.weights
         if weights and not (is_url(weights) or pathlib.Path(weights).expanduser().exists()):
-            console.say(f"the weights {weights} are of another encoder than {name}: it starts anew")
+            console.say(f"the weights {weights} do not fit {name}, so it starts at random")
             known["weights"] = None
     config.model.update(known)
     if not isinstance(encoder, VisionTransformer):

@@ -60,7 +60,7 @@ def field_types(objective: str) -> Mapping[str, Rule]:
 
 @functools.cache
 def _field_types(objective: str, fields: tuple[tuple[str, Field], ...]) -> Mapping[str, Rule]:
-    del fields  # Of a name that is registered anew, they may differ.
+    del fields  # They differ if a name is registered again.
     config = default_config(objective)
     return {field: _type(field, value, config) for field, value in flatten(config).items()}
 

@@ -122,7 +122,7 @@ def open_prepared(name: str, data_dir: str | None = None) -> Splits:
     """
     if name in USERS:
         raise UserError(
-            f"--dataset is {name}, which is no prepared dataset; name files of your own"
+            f"--dataset is {name}, which is not a prepared dataset; give your own files"
         )
     config = default_config()
     config.data.name, config.run.data_dir = name, data_dir

@@ -33,8 +33,8 @@ class Searcher:
 
     Attributes:
         model: The model.
-        about: What clients are told of the gallery: its number of `images`, `space`, `classes`, and
-            a `sample` of images with their places in the disk.
+        about: A description of the gallery for clients: its number of `images`, its `space`, its
+            `classes`, and a `sample` of images with their places in the disk.
     """
 
     def __init__(self, model: Model, gallery: Gallery) -> None:
@@ -118,7 +118,7 @@ class Searcher:
         return self._match.remark(found[0][1]) if self._match and found else ""
 
     def _shown(self, items: list[Item], places: layout.Places | None = None) -> list[_Answer]:
-        """What clients are told of images; paths begin below the folder that the gallery shares."""
+        """Describes images to clients; paths begin below the folder that all of them share."""
         shown = []
         for item in items:
             below = bool(self._root) and item.path.startswith(self._root)

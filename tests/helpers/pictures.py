@@ -60,3 +60,14 @@ def write_table(path, rows):
     else:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return path
+
+
+def write_squares(folder, side):
+    """Writes four square photos of noise for each of twelve classes; returns the folder."""
+    draw = np.random.default_rng(0)
+    for name in "abcdefghijkl":
+        (folder / name).mkdir()
+        for i in range(4):
+            pixels = draw.integers(0, 256, (side, side, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder

@@ -6,7 +6,6 @@ import shutil
 import flax.traverse_util
 import numpy as np
 import pytest
-from PIL import Image
 
 from hypjax import train
 from hypjax.data.dataset import Dataset
@@ -15,6 +14,7 @@ from hypjax.evaluate import evaluate
 from hypjax.inference.weights import restore_best
 from hypjax.training.setup import build
 from tests.helpers import small_runs
+from tests.helpers.pictures import write_squares
 
 FROZEN = ("optim.frozen=encoder", "eval.every=0")
 CACHED = (*FROZEN, "train.cached_features=True")
@@ -24,13 +24,7 @@ PCA = ("model.head_init=pca", "model.head_dim=16")
 @pytest.fixture(scope="module")
 def squares(tmp_path_factory):
     """Photos of 20 × 20 pixels, whose crops can be their test views."""
-    folder, draw = tmp_path_factory.mktemp("squares"), np.random.default_rng(0)
-    for name in "abcdefghijkl":
-        (folder / name).mkdir()
-        for i in range(4):
-            pixels = draw.integers(0, 256, (20, 20, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{i}.png")
-    return folder
+    return write_squares(tmp_path_factory.mktemp("squares"), 20)
 
 
 # A crop of the whole image without flips is the test view of a square image.

@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import hypjax
 from hypjax import train
@@ -19,6 +18,7 @@ from hypjax.training.input import training_features
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
 from tests.helpers import commands, small_runs
+from tests.helpers.pictures import write_squares
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py")
 # What the small runs set of batches, steps and evaluation; the model is that of the features.
@@ -28,13 +28,7 @@ FIELDS += ["data.validation_classes=3", "data.test_classes=3", "optim.learning_r
 
 @pytest.fixture(scope="module")
 def squares(tmp_path_factory):
-    folder, draw = tmp_path_factory.mktemp("squares"), np.random.default_rng(0)
-    for name in "abcdefghijkl":
-        (folder / name).mkdir()
-        for i in range(4):
-            pixels = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{i}.png")
-    return folder
+    return write_squares(tmp_path_factory.mktemp("squares"), 16)
 
 
 @pytest.fixture(scope="module")
