@@ -104,7 +104,7 @@ def _embed(output: pathlib.Path) -> tuple[pathlib.Path, Embeddings]:
 
 def _open_embedder() -> ImageEmbedder:
     from hypjax.inference.embedder import TrainedEmbedder
-    from hypjax.inference.library_embedder import open_encoder
+    from hypjax.inference.external_embedder import open_encoder
     from hypjax.inference.onnx_encoder import PixelOptions
 
     if _WORKDIR.value:

@@ -167,7 +167,7 @@ def _embedded(splits: Splits | None) -> Embeddings:
     import pathlib
 
     from hypjax.data.image_set import ImageSet, open_images
-    from hypjax.inference.library_embedder import open_encoder
+    from hypjax.inference.external_embedder import open_encoder
     from hypjax.inference.onnx_encoder import PixelOptions
     from hypjax.retrieval.embeddings import Embeddings
 

@@ -59,8 +59,8 @@ def main(overrides: list[str]) -> None:
     from hypjax.data.pixels import read_image
     from hypjax.engines.exports import open_gallery
     from hypjax.inference.embedder import TrainedEmbedder
+    from hypjax.inference.external_embedder import open_encoder
     from hypjax.inference.hits import FeatureQueries, find_hits
-    from hypjax.inference.library_embedder import open_encoder
     from hypjax.inference.onnx_encoder import PixelOptions
     from hypjax.retrieval.refinement import Refinement
     from hypjax.retrieval.reranking import Reranking

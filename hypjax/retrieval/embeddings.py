@@ -113,7 +113,7 @@ class Embeddings:
             if points or not len(zeros):
                 raise
             raise UserError(
-                f"row {zeros[0]} of the features is all zeros, which is no point of {space}"
+                f"row {zeros[0]} of the features is all zeros, which has no place in {space}"
             ) from None
         return found
 

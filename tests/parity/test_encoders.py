@@ -10,7 +10,7 @@ from PIL import Image
 from hypjax.data.photo_dataset import files_of
 from hypjax.data.photos import find_photos
 from hypjax.errors import UserError
-from hypjax.inference.library_embedder import PixelOptions, open_encoder
+from hypjax.inference.external_embedder import PixelOptions, open_encoder
 from tests.helpers import commands
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")

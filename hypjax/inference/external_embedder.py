@@ -32,7 +32,7 @@ BATCH_SIZE = 64
 _BATCHES_AHEAD = 2  # That threads prepare while the encoder computes.
 
 
-class LibraryEncoder(Protocol):
+class ExternalEncoder(Protocol):
     """An encoder of another library.
 
     Attributes:
@@ -51,7 +51,7 @@ class LibraryEncoder(Protocol):
         """Returns features of prepared images; of [images, dim], if it is an encoder of images."""
 
 
-class LibraryEmbedder(ImageEmbedder):
+class ExternalEmbedder(ImageEmbedder):
     """An encoder of another library that embeds images.
 
     Its rows are features, which are mapped into the space.
@@ -60,7 +60,7 @@ class LibraryEmbedder(ImageEmbedder):
     def __init__(
         self,
         spec: str,
-        encoder: LibraryEncoder,
+        encoder: ExternalEncoder,
         space: Space | None = None,
         batch_size: int | None = None,
     ) -> None:
@@ -161,7 +161,7 @@ def open_encoder(
     options: PixelOptions = NO_OPTIONS,
     space: Space | None = None,
     batch_size: int | None = None,
-) -> LibraryEmbedder:
+) -> ExternalEmbedder:
     """Opens an encoder of another library.
 
     Args:
@@ -183,6 +183,6 @@ def open_encoder(
         raise UserError(f"--mean, --std and --resize are for onnx:FILE; {spec} has its own")
     if library == "onnx":
         encoder = onnx_encoder.OnnxEncoder(name, options)
-        return LibraryEmbedder(spec, encoder, space, batch_size)
+        return ExternalEmbedder(spec, encoder, space, batch_size)
     kinds = {"timm": torch_encoders.TimmEncoder, "hf": torch_encoders.TransformersEncoder}
-    return LibraryEmbedder(spec, kinds[library](name), space, batch_size)
+    return ExternalEmbedder(spec, kinds[library](name), space, batch_size)

@@ -22,8 +22,8 @@ from hypjax.data.photo_dataset import as_dataset
 from hypjax.data.photos import Photo, find_photos
 from hypjax.errors import Interrupted, UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.inference import library_embedder
-from hypjax.inference.library_embedder import LibraryEmbedder, open_encoder
+from hypjax.inference import external_embedder
+from hypjax.inference.external_embedder import ExternalEmbedder, open_encoder
 from hypjax.inference.scoring import task_of
 from hypjax.retrieval import query_scores, relevance_at, relevance_scores
 from hypjax.retrieval.embeddings import Embeddings
@@ -51,7 +51,7 @@ def thumbnails(images):
 
 @pytest.fixture
 def embedder():
-    return LibraryEmbedder("own:thumbnail", Thumbnails(), batch_size=16)
+    return ExternalEmbedder("own:thumbnail", Thumbnails(), batch_size=16)
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def execute(photos_folder, tmp_path, monkeypatch):
     (tmp_path / "photos/class1/broken.jpg").write_text("no image")
 
     def opened(spec, options, space=None, batch_size=None):
-        return LibraryEmbedder(spec, Thumbnails(), space, batch_size)
+        return ExternalEmbedder(spec, Thumbnails(), space, batch_size)
 
-    monkeypatch.setattr(library_embedder, "open_encoder", opened)
+    monkeypatch.setattr(external_embedder, "open_encoder", opened)
     return lambda name, *flags: commands.call(name, "--encoder=own:thumbnail", *flags)
 
 
@@ -244,7 +244,7 @@ def test_what_is_no_encoder_of_images_is_refused(features, message, monkeypatch)
     encoder = Thumbnails()
     monkeypatch.setattr(encoder, "features", features, raising=False)
     with pytest.raises(UserError, match=message):
-        LibraryEmbedder("own:thumbnail", encoder)
+        ExternalEmbedder("own:thumbnail", encoder)
 
 
 def test_what_is_not_finite_or_no_image_is_refused(embedder, photos_folder, monkeypatch):
@@ -263,7 +263,7 @@ def test_what_is_not_finite_or_no_image_is_refused(embedder, photos_folder, monk
         ("embed --output=g.npz --images=a", "--workdir or --encoder is missing"),
         ("embed --output=g.npz --encoder=timm:a", "--images or --dataset is missing"),
         ("embed --output=g.npz --workdir=a --encoder=b --images=c", "exclude each other"),
-        ("embed --output=g.npz --encoder=timm:a --dataset=folder", "is no prepared dataset"),
+        ("embed --output=g.npz --encoder=timm:a --dataset=folder", "is not a prepared dataset"),
         ("score --images=a --embeddings=b", "--images are embedded by --encoder"),
         ("score --images=a --encoder=timm:b --labels=c", "--labels belongs to --embeddings"),
     ],
@@ -278,4 +278,4 @@ def test_what_names_no_encoder_is_refused():
         with pytest.raises(UserError, match="it must be timm:NAME, hf:NAME or onnx:FILE"):
             open_encoder(spec)
     with pytest.raises(UserError, match="--mean, --std and --resize are for onnx:FILE"):
-        open_encoder("timm:vit", library_embedder.PixelOptions(resize=3))
+        open_encoder("timm:vit", external_embedder.PixelOptions(resize=3))
