@@ -137,8 +137,8 @@ def test_an_unknown_variant_is_refused_with_a_suggestion():
     with pytest.raises(UserError, match="unknown variant 'hup'; did you mean hyp?"):
         load_config("glyphs:hup")
     with pytest.raises(UserError) as error:
-        load_config("folder:ms-dino")
-    assert str(error.value).startswith("unknown variant 'ms-dino'; choose one of hyp-vit, hyp-deit")
+        load_config("scenes:ms-dino")
+    assert str(error.value).startswith("unknown variant 'ms-dino'; choose one of irt-o, irt-l")
     added = str(error.value).rpartition(" --config.")[2]
     config = load_config("folder:hyp-scratch", [added, "data.path=photos"])
     assert config.objective.name == "multi_similarity"

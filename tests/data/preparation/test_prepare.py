@@ -76,7 +76,7 @@ def test_records_hold_the_files_and_the_index_describes_them(tmp_path, complete,
     builder = prepared(tmp_path, "inshop")
     assert len(builder.info.splits["train"].filepaths) > 1
     assert list(builder.info.splits) == list(written)
-    assert preparation.describe_partial("inshop", preparation.count(builder)) is None
+    assert preparation.notes(builder) == ()
     label_names = builder.info.features["label"].names
     for split, files in written.items():
         found = records.open_records(builder, split)
@@ -170,8 +170,8 @@ def test_broken_images_are_left_out_on_request_unless_all_are(tmp_path, cub, cap
     skipped = pathlib.Path(builder.data_dir, "skipped.tsv").read_text().splitlines()
     assert skipped == ["name\treason", f"{SECOND}\tnot an image", f"{last}\tnot an image"]
     assert SECOND not in records.open_records(builder, "train").names
-    assert preparation.describe_partial("cub200", preparation.count(builder)) == (
-        "a partial copy of cub200: train 5 of 6 images, test 5 of 6"
+    assert preparation.notes(builder) == (
+        "a partial copy of cub200: train 5 of 6 images, test 5 of 6",
     )
 
 
