@@ -318,9 +318,10 @@ def test_the_variant_for_own_images_is_chosen_by_the_machine_and_written_down(
     accelerator, variant, monkeypatch
 ):
     monkeypatch.setattr(machine, "has_accelerator", lambda: accelerator)
-    config = load_config("folder", ["data.path=photos"])
-    assert config.variant == variant
-    assert config == load_config(f"folder:{variant}", ["data.path=photos"])
+    for name, path in (("folder", ["data.path=photos"]), ("grocery", [])):
+        config = load_config(name, path)
+        assert config.variant == variant
+        assert config == load_config(f"{name}:{variant}", path)
 
 
 def test_older_names_of_variants_mean_what_they_meant():
