@@ -180,10 +180,13 @@ class QdrantGallery:
         paths: Sequence[str] | None = None,
         *,
         exact: bool = False,
-        without: Sequence[str] = (),
+        without: Sequence[str] | None = None,
         label: str | None = None,
     ) -> list[Neighbours]:
-        """As `nearest`, but may find fewer images; none `without`, also on the way to others."""
+        """As `nearest`, but may find fewer images.
+
+        Each query leaves out its image of `without`, also on the way to others.
+        """
         points = np.asarray(points, np.float32)
         self.space.check(points)
         wanted = k + (paths is not None)
@@ -198,14 +201,16 @@ class QdrantGallery:
     def tune(self, embeddings: Embeddings) -> None:
         """Chooses the number of candidates by a sample of images that are in the gallery.
 
-        It is increased until searches without the sample find 98% of the 10 nearest, which one
-        without the graph lists. If they never do, a warning says how many are found.
+        It is increased until searches find 98% of the 10 nearest, which one without the graph
+        lists. If they never do, a warning says how many are found. Each search passes over its own
+        image, as if it were new. (Without the whole sample, others that are reached through one
+        of it alone, such as the leaves of a tree, would be lost at any number of candidates.)
         """
         if not len(embeddings):
             return
         chosen, _ = euclidean.held_out(len(embeddings), len(self))
         sample, paths = embeddings.vectors[chosen], embeddings.ids[chosen].tolist()
-        k = min(euclidean.NEAREST, len(self) - len(chosen))
+        k = min(euclidean.NEAREST, len(self) - 1)
         exact = _ranked(self._nearest(sample, k, exact=True, without=paths), k)
 
         def found(candidates: int) -> tuple[np.ndarray, np.ndarray]:
@@ -236,21 +241,19 @@ class QdrantGallery:
         points: Float32[np.ndarray, "n d"],
         k: int,
         exact: bool,
-        without: Sequence[str],
+        without: Sequence[str] | None,
         label: str | None,
     ) -> list[Hits]:
         factors = separation_factors(points, self.space)
-        left_out = [point_id(path) for path in without]
+        left_out = [None] * len(points) if without is None else map(point_id, without)
         asks = (
-            Ask(centre.tolist(), point.tolist(), _score(float(factor), self.space))
-            for centre, point, factor in zip(centres, points, factors, strict=True)
+            Ask(centre.tolist(), point.tolist(), _score(float(factor), self.space), own)
+            for centre, point, factor, own in zip(centres, points, factors, left_out, strict=True)
         )
         candidates = max(self.candidates, 5 * k)
         found = []
         for part in _chunks(asks, _SEARCHES):
-            results = self._collection.search(
-                part, k, candidates, exact=exact, without=left_out, label=label
-            )
+            results = self._collection.search(part, k, candidates, exact=exact, label=label)
             if len(results) != len(part) or not all(_is_result(hits, k) for hits in results):
                 raise strange_answer(self._collection.name)
             found += results

@@ -52,6 +52,7 @@ class Ask(NamedTuple):
     centre: list[float]  # Where candidates are searched for, by their Euclidean distances.
     point: list[float]  # The query; `$score` in the formula is the Euclidean distance from it.
     formula: dict[str, Any]  # Score of a candidate; larger is better.
+    without: str | None = None  # An item that is left out, also on the way through the graph.
 
 
 def strange_answer(name: str) -> UserError:
@@ -181,24 +182,23 @@ class Server:
         candidates: int,
         *,
         exact: bool,
-        without: Sequence[str],
         label: str | None = None,
     ) -> list[Hits]:
         """Payloads and scores of the k best candidates of each search, best first.
 
-        With `exact`, candidates are searched for without the graph. Items `without` are left out,
-        also on the way through the graph. With a `label`, only items that have it are found.
+        With `exact`, candidates are searched for without the graph. With a `label`, only items that
+        have it are found.
         """
         from qdrant_client import models
 
         params = models.SearchParams(hnsw_ef=candidates, exact=exact)
         all_of_them = models.SearchParams(exact=True)  # The graph would lose some on the way.
-        left_out = [models.HasIdCondition(has_id=list(without))] if without else None
         match = models.FieldCondition(key="label", match=models.MatchValue(value=label or ""))
         wanted = None if label is None else [match]
-        kept = models.Filter(must=wanted, must_not=left_out) if wanted or left_out else None
         requests = []
         for ask in asks:
+            left_out = [models.HasIdCondition(has_id=[ask.without])] if ask.without else None
+            kept = models.Filter(must=wanted, must_not=left_out) if wanted or left_out else None
             near = models.Prefetch(query=ask.centre, limit=candidates, params=params, filter=kept)
             again = models.Prefetch(
                 query=ask.point, limit=candidates, prefetch=near, params=all_of_them
@@ -355,19 +355,18 @@ class Folder:
         candidates: int,
         *,
         exact: bool,
-        without: Sequence[str],
         label: str | None = None,
     ) -> list[Hits]:
         """See `Server`."""
         edge = self._edge
         params = edge.SearchParams(hnsw_ef=candidates, exact=exact)
         all_of_them = edge.SearchParams(exact=True)  # The graph would lose some on the way.
-        left_out = [edge.HasIdCondition(set(without))] if without else None
         match = edge.FieldCondition("label", edge.MatchValue(label or ""))
         wanted = None if label is None else [match]
-        kept = edge.Filter(must=wanted, must_not=left_out) if wanted or left_out else None
         requests = []
         for ask in asks:
+            left_out = [edge.HasIdCondition({ask.without})] if ask.without else None
+            kept = edge.Filter(must=wanted, must_not=left_out) if wanted or left_out else None
             query = edge.Query.Nearest(ask.centre)
             near = edge.Prefetch(candidates, query, params=params, filter=kept)
             query = edge.Query.Nearest(ask.point)

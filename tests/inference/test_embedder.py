@@ -282,6 +282,7 @@ def test_another_runs_gallery_is_refused(run, embedder, gallery, photos_folder):
         find_hits(embedder, query, gallery, 60)
 
 
+@pytest.mark.slow
 def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     config = small_runs.load(photos_folder, *RUN)
     results = read_results(run / "results.json")

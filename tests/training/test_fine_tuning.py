@@ -79,6 +79,7 @@ def test_a_merged_kernel_is_the_sum_of_kernel_and_adapter(params):
         )
 
 
+@pytest.mark.slow
 def test_a_probing_step_changes_the_head_alone(load_glyphs):
     """Moments are those of head and adapters; the model that is saved has merged adapters."""
     config = load_glyphs(*ALL, "optim.warmup_steps=0", "optim.weight_decay=0.1")

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hypjax.runs.checkpoints import Checkpoints, SharedCheckpoints
 from hypjax.training import states
@@ -10,6 +11,7 @@ from tests.helpers.process_pair import python
 from tests.helpers.steps import learner_of, random_batch, start
 
 
+@pytest.mark.slow
 def test_a_restored_state_goes_on_as_the_saved_one(load_glyphs, tmp_path):
     """With a memory, a teacher, noise, adapters and an average; the step is not compiled again."""
     taught = ("objective.memory=40", "objective.memory_decay=0.9", "model.drop_path=0.5")

@@ -1,0 +1,179 @@
+"""Heads on cached features, beside a PyTorch transcription of their recipe.
+
+Both start from the same principal components and see the same batches.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from hypjax import train
+from hypjax.config import load_config
+from hypjax.inference.weights import restore_best
+from hypjax.training.head_init import pca_head
+from hypjax.training.setup import build
+from tests.helpers import small_runs
+
+torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
+geoopt = pytest.importorskip("geoopt", reason="needs the parity extra: geoopt")
+
+# The recipe, independent of hypjax's defaults, so that these are compared too.
+C, RADIUS, TEMPERATURE = 0.1, 2.3, 0.2
+RATE, WEIGHT_DECAY, BETAS, EPSILON, CLIP_NORM = 1e-4, 0.01, (0.9, 0.999), 1e-8, 3.0
+CLASSES, SAMPLES, WARMUP_SHARE = 16, 4, 10  # The first tenth of the steps warms up.
+
+SPACES = [("hyp", "poincare"), ("sph", "sphere")]
+STEPS = 30
+FEATURES = small_runs.REPOSITORY.parent / "shared/data/features"
+
+
+class Head(NamedTuple):
+    """A trained head, and how it was trained."""
+
+    losses: np.ndarray
+    norms: np.ndarray  # Of the gradient at each step, before clipping.
+    kernel: np.ndarray
+    bias: np.ndarray
+    recall: float  # Recall@1 of the test classes, which are not trained on.
+
+
+def configured(path, variant, *overrides):
+    fields = [
+        *(f"data.path={path}", "data.validation_classes=0", "eval.ks=1", "run.log_every=1"),
+        *(f"train.batch_size={CLASSES * SAMPLES}", f"train.samples_per_class={SAMPLES}"),
+        *("run.report=False", *overrides),
+    ]
+    return load_config(f"{small_runs.REPOSITORY}/configs/features.py:{variant}", fields)
+
+
+def trained_by_hypjax(config, folder):
+    results = train.train_and_evaluate(config, folder)
+    metrics = small_runs.step_metrics(folder)
+    losses, norms = np.array([metrics[step] for step in sorted(metrics)]).T
+    head = restore_best(folder)[2]["head"]
+    recall = results["final"]["head"]["recall@1"]
+    return Head(losses, norms, np.array(head["kernel"]), np.array(head["bias"]), recall)
+
+
+def trained_by_torch(config, space, rate=RATE):
+    setup = build(config)
+    splits, steps = setup.splits, setup.config.train.total_steps
+    start = pca_head(splits.train.given_vectors(), setup.learner.model.head_dim)
+    features = torch.tensor(splits.train.given_vectors())
+    head = torch.nn.Linear(*start["kernel"].shape)
+    head.weight.data, head.bias.data = torch.tensor(start["kernel"].T), torch.tensor(start["bias"])
+    optimizer = torch.optim.AdamW(
+        head.parameters(), lr=rate, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step, steps))
+    rows = []
+    for step in range(steps):
+        loss = pairwise_loss(head(features[setup.plans(step).ids]), space)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(head.parameters(), CLIP_NORM)
+        optimizer.step()
+        schedule.step()
+        rows.append([float(loss.detach()), float(norm)])
+    with torch.no_grad():
+        found = head(torch.tensor(splits.test.given_vectors()))
+        recall = recall_at_1(distances(found, space), torch.tensor(splits.test.labels))
+    kernel, bias = head.weight.detach().numpy().T, head.bias.detach().numpy()
+    return Head(*np.array(rows).T, kernel, bias, recall)
+
+
+def rate_factor(step, steps):
+    """Linear from 0, and then half a cosine to 0."""
+    warmup = steps // WARMUP_SHARE
+    if step < warmup:
+        return step / warmup
+    return (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
+
+
+def distances(features, space):
+    """Of all pairs (Ermolov et al., 2022, Eqs. 2 and 4)."""
+    if space == "sphere":
+        points = torch.nn.functional.normalize(features, dim=-1)
+        return 2 - 2 * points @ points.T
+    norms = features.norm(dim=-1, keepdim=True)
+    clipped = features * (RADIUS / norms).clamp(max=1)
+    points = geoopt.PoincareBall(c=torch.tensor(C)).expmap0(clipped, project=False)
+    lengths = points.square().sum(dim=-1)
+    squares = (points[:, None] - points[None]).square().sum(dim=-1)
+    ratio = 2 * C * squares / ((1 - C * lengths[:, None]) * (1 - C * lengths[None]))
+    # arcosh(1 + z), of which the derivative is infinite at z = 0, the distance to itself.
+    same = torch.eye(len(features), dtype=torch.bool)
+    ratio = ratio.masked_fill(same, 1.0)
+    return (torch.log1p(ratio + (ratio * (ratio + 2)).sqrt()) / C**0.5).masked_fill(same, 0.0)
+
+
+def pairwise_loss(features, space):
+    """Eq. 5 for each pair of samples: image i of a batch is sample i mod 4 of class i // 4."""
+    logits = (-distances(features, space) / TEMPERATURE).reshape(CLASSES, SAMPLES, CLASSES, SAMPLES)
+    itself, positives = torch.eye(CLASSES, dtype=torch.bool), torch.arange(CLASSES)
+    total = 0
+    for i in range(SAMPLES):
+        within = logits[:, i, :, i].masked_fill(itself, -torch.inf)
+        for j in set(range(SAMPLES)) - {i}:
+            candidates = torch.cat([logits[:, i, :, j], within], dim=1)
+            total = total + torch.nn.functional.cross_entropy(candidates, positives)
+    return total
+
+
+def recall_at_1(found, labels):
+    nearest = found.fill_diagonal_(torch.inf).argmin(dim=1)
+    return float((labels[nearest] == labels).double().mean())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Lets PyTorch compute with one thread: several are slower for products this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def clustered(tmp_path_factory):
+    """Features of 24 overlapping classes, of which the last 6 are for the test."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(24), 12)
+    features = rng.normal(size=(24, 32))[labels] + rng.normal(size=(len(labels), 32))
+    path = tmp_path_factory.mktemp("features") / "clustered.npz"
+    splits = np.where(labels < 18, "train", "test")
+    np.savez(path, features=features.astype(np.float32), labels=labels, splits=splits)
+    return path
+
+
+@pytest.mark.parametrize(("variant", "space"), SPACES)
+def test_steps_agree_with_torch(variant, space, clustered, tmp_path):
+    rate = 30 * RATE  # A run of 30 steps goes as far as one of hundreds by the recipe.
+    fields = f"train.total_steps={STEPS}", "model.head_dim=24", f"optim.learning_rate={rate}"
+    config = configured(clustered, variant, *fields)
+    ours, peer = trained_by_hypjax(config, tmp_path / "run"), trained_by_torch(config, space, rate)
+    assert len(ours.losses) == STEPS
+    # At most a tenth was observed; without weight decay, kernels would differ by 1e-4.
+    np.testing.assert_allclose(ours.losses, peer.losses, rtol=3e-5)
+    np.testing.assert_allclose(ours.norms, peer.norms, rtol=3e-5)
+    np.testing.assert_allclose(ours.kernel, peer.kernel, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(ours.bias, peer.bias, rtol=0, atol=1e-5)
+    assert ours.recall == peer.recall
+    assert peer.losses[-5:].mean() < 0.7 * peer.losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grocery", "cars196_half"])
+@pytest.mark.parametrize(("variant", "space"), SPACES)
+def test_unseen_classes_of_photographs_are_found_as_often(variant, space, name, tmp_path):
+    """By the whole recipe, on features of EfficientNet-Lite0 and the classes that it holds out."""
+    if not (path := FEATURES / f"{name}.npz").exists():
+        pytest.skip(f"the features of {name} are not here")
+    given = np.load(path)
+    np.savez(tmp_path / "f.npz", features=np.float32(given["features"]), labels=given["labels"])
+    config = configured(tmp_path / "f.npz", variant, "model.head_dim=128")
+    ours, peer = trained_by_hypjax(config, tmp_path / "run"), trained_by_torch(config, space)
+    assert len(ours.losses) == len(peer.losses) > 300
+    np.testing.assert_allclose(ours.recall, peer.recall, atol=0.003)
