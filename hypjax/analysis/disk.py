@@ -361,8 +361,8 @@ def read_rgb(images: Dataset) -> Callable[[int], Image.Image]:
 
 
 def default_grouping(groupings: Mapping[str, Grouping]) -> str:
-    """What colours stand for by default: what classes are grouped by, or else the classes."""
-    return list(groupings)[:2][-1]
+    """What colours stand for by default: the fewest groups of classes, or else the classes."""
+    return min(groupings, key=lambda name: len(groupings[name].names))
 
 
 def _choose(count: int, most: int, seed: int) -> Int[np.ndarray, " chosen"]:

@@ -1,5 +1,6 @@
 """The hierarchy that a run finds among test images: its trees, what they are worth, and files."""
 
+import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
-from hypjax.analysis import disk
+from hypjax.analysis import disk, known_hierarchy
+from hypjax.analysis.facing_trees import Side, draw_facing
 from hypjax.analysis.hit_grid import Picture, draw_rows, save
 from hypjax.analysis.run_embeddings import ChosenImages, Points, TrainedRun, scored_head
 from hypjax.analysis.trees import (
@@ -21,6 +23,7 @@ from hypjax.analysis.trees import (
     average_linkage,
     chance_purity,
     farther_in,
+    label_tree,
     purity,
     separation,
 )
@@ -34,6 +37,8 @@ _BLOCK = 256  # Points that are compared with all others at once.
 _DPI = 160
 _ROWS = 8  # Proxies whose images are shown.
 _COLUMNS = 10  # Images of each.
+_FACING = 120  # Most classes of which trees are drawn face to face.
+_INNER = 0.85  # Of the width of such a tree, the part that its inner nodes span.
 
 Affinity = Float[np.ndarray, "classes classes"]
 
@@ -86,6 +91,9 @@ def find_hierarchy(
     inner = [(f"cluster {i}", {"kind": "cluster", "height": height}) for i, height in merged]
     nodes = _nodes(clusters, lengths.tolist(), images, inner)
     scores = {"run": name, "trees": [_scores("average linkage", clusters, images)]}
+    if len(images.groupings) > 1:
+        measured = known_hierarchy.measure(points, space, distances, images.groupings)
+        scores["known_hierarchy"] = measured
     found = Hierarchy(scores, clusters, nodes, affinity, None, ())
     return found if proxies is None else _with_proxies(found, points, proxies, space, images)
 
@@ -106,7 +114,7 @@ def _with_proxies(
     kept = np.concatenate([np.arange(n), n + used])
     edges = np.where(above >= 0, distances[np.arange(len(radii)), above], radii)
     scores = {
-        "run": found.scores["run"],
+        **found.scores,
         "trees": [_scores("proxies", tree, images), *found.scores["trees"]],
         "radii": _scores_of_radii(distances[:n], radii[:n], radii[n:], used, above[:n]),
     }
@@ -273,21 +281,51 @@ def newick(found: Hierarchy) -> str:
 
 def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[pathlib.Path]:
     """Writes the tree and the figures of a run, and returns their files."""
-    names = ("tree.json", "tree.nwk", "affinity.png", "disk.png", "leaves.png")
+    names = ("tree.json", "tree.nwk", "affinity.png", "trees.png", "disk.png", "leaves.png")
     files = [folder / name for name in names]
-    tree, text, affinity, places, leaves = files
+    tree, text, affinity, trees, places, leaves = files
     with writing(folder):
         write_json(tree, found.nodes)
         write_text(text, newick(found))
-        for old in (places, leaves):  # Not every run has them.
+        for old in (trees, places, leaves):  # Not every run has them.
             old.unlink(missing_ok=True)
     _draw_affinity(found.affinity, images, affinity)
+    levels = known_hierarchy.nested_levels(images.groupings)
+    if len(levels) > 1 and len(found.affinity) <= _FACING:
+        _draw_trees(found, levels, trees)
     if found.places is not None:
         title = disk.default_grouping(images.groupings)
         _draw_disk(found.tree, found.places, images.groupings[title], title, places)
     if found.leaves:
         _draw_leaves(found.leaves[:_ROWS], images, leaves)
     return [file for file in files if file.exists()]
+
+
+def _draw_trees(found: Hierarchy, levels: Mapping[str, Grouping], output: pathlib.Path) -> None:
+    """Draws the tree of classes that was found beside the known one, in the widest groups' colours.
+
+    A class hangs on the deepest node with more than half of its images beneath it. Nodes are as far
+    from the root as proxies from the origin, or as the heights differ at which clusters merge.
+    """
+    classes, labels = levels[CLASS], [level.labels for level in levels.values()]
+    tree, kept = label_tree(found.tree, classes.labels)
+    nodes = [found.nodes[i] for i in kept]
+    if "radius" in nodes[-1]:
+        title, depths = "found: tree of the proxies, by radius", [node["radius"] for node in nodes]
+    else:
+        title, depths = "found: average linkage, by height", [-node["height"] for node in nodes]
+    inner = np.array(depths) - depths[-1]  # The last is the root.
+    inner *= _INNER / max(inner.max(), 1e-9)
+    depths = np.concatenate([np.ones(tree.leaves), inner])
+    known = known_hierarchy.known_tree(labels)
+    names = [*itertools.chain(*(level.names for level in levels.values())), ""]
+    first = np.unique(classes.labels, return_index=True)[1]
+    draw_facing(
+        Side(title, tree, depths, [""] * len(depths)),
+        Side(f"known: {', '.join(levels)}", known, known.depths / known.depths.max(), names),
+        labels[-1][first],
+        output,
+    )
 
 
 def _draw_disk(
