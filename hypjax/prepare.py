@@ -7,8 +7,8 @@ FLAGS = command.Flags()
 _DATASET = FLAGS.string(
     "dataset",
     None,
-    "Name of the dataset: cub200, cars196, sop, inshop, omniglot, sfm120k, roxford5k, "
-    "rparis6k, revisitop1m, glyphs or scenes.",
+    "Name of the dataset: grocery, grocery_icons, cub200, cars196, sop, inshop, omniglot, sfm120k, "
+    "roxford5k, rparis6k, revisitop1m, glyphs or scenes.",
 )
 _MANUAL_DIR = FLAGS.string(
     "manual_dir",

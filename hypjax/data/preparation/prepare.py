@@ -168,14 +168,14 @@ def _prepare(
     with contextlib.ExitStack() as stack:
         with _explaining_write_errors(folder, flag):
             stack.enter_context(claimed(folder.parent, f"preparing {name}"))
-        stack.callback(_remove_empty, pathlib.Path(root, "downloads"), name)
+        downloads = _downloads(root, name)
+        stack.callback(_remove_empty, downloads)
         if is_prepared(builder):  # By another process, while this one waited.
             return _open(name, root)
         for unfinished in folder.parent.glob(f"incomplete.*_{folder.name}"):
             shutil.rmtree(unfinished, ignore_errors=True)  # TFDS's, of a process that was killed.
         console.say(f"preparing {name} in {folder} (once)")
         if isinstance(builder, OfficialBuilder):
-            downloads = pathlib.Path(root, "downloads", name)
             found = stack.enter_context(OFFICIAL_DATASETS[name].open(manual_dir, downloads))
             _check_listing(name, found.images, allow_partial)
             builder.found, builder.skip_corrupt = found, skip_corrupt
@@ -188,9 +188,15 @@ def _prepare(
     return _open(name, root)
 
 
-def _remove_empty(downloads: pathlib.Path, name: str) -> None:
+def _downloads(root: str, name: str) -> pathlib.Path:
+    """The folder of a dataset's downloads."""
+    source = OFFICIAL_DATASETS[name].source if name in OFFICIAL_DATASETS else None
+    return pathlib.Path(root, "downloads", (source and source.downloads) or name)
+
+
+def _remove_empty(downloads: pathlib.Path) -> None:
     """Removes the folders that TFDS or this module created and left empty."""
-    for folder in (downloads / "extracted", downloads / name, downloads):
+    for folder in (downloads.parent / "extracted", downloads, downloads.parent):
         with contextlib.suppress(OSError):
             folder.rmdir()
 
@@ -223,8 +229,8 @@ def _check_listing(name: str, listing: Listing, allow_partial: bool) -> None:
             f"these files are not a copy of {name}, there are too many: "
             f"{_compare_counts(expected, found, too_large)}; remove those that do not belong to it"
         )
-    trained = labels.pop("train", set())
-    if shared := trained & set().union(*labels.values()):
+    tested = labels.get("test", set()) | labels.get("query", set())  # A gallery may have both.
+    if shared := labels.get("train", set()) & tested:
         raise UserError(
             f"{min(shared)} is in both train and test; these files are not a copy of {name}"
         )
