@@ -27,7 +27,7 @@ class Side(NamedTuple):
     title: str
     tree: Tree
     depths: Float[np.ndarray, " nodes"]  # How far right of the root each node is, up to 1.
-    names: Sequence[str]  # Of the nodes; '' for those whose names are not written.
+    names: Sequence[str]  # Of the nodes but for the root; none of a tree that was found.
 
 
 def draw_facing(
@@ -84,11 +84,10 @@ def _draw_side(
     corners = np.stack([x[above] + 1j * y[above], x[above] + 1j * y[child]], axis=1)
     edges = np.concatenate([corners, (x[child] + 1j * y[child])[:, None]], axis=1)
     draw_lines(axes, edges, colors=hue[child], linewidths=1)
-    for node in range(tree.leaves, len(tree.parents)):
-        if side.names[node] and tree.parents[node] >= 0:
-            middle = (x[node] + x[tree.parents[node]]) / 2
-            style = {"fontsize": _SIZE, "color": hue[node], "parse_math": False}
-            axes.text(middle, y[node], _short(side.names[node]), ha="center", va="bottom", **style)
+    for node in range(tree.leaves, len(side.names)):
+        middle = (x[node] + x[tree.parents[node]]) / 2
+        style = {"fontsize": _SIZE, "color": hue[node], "parse_math": False}
+        axes.text(middle, y[node], _short(side.names[node]), ha="center", va="bottom", **style)
     axes.set(xlim=(-0.01, 1.01))
     axes.set_title(side.title, fontsize=10, parse_math=False)
 

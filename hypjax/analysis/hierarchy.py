@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
@@ -61,6 +62,9 @@ class Hierarchy(NamedTuple):
     affinity: Affinity  # Similarities, at the mean distance of images.
     places: disk.Places | None  # Of the nodes; None without proxies, or in flat space.
     leaves: Sequence[Leaf]  # Those with most images first.
+    of_classes: Sequence[
+        Side
+    ] = ()  # The trees of `scores`, in their order, with classes as leaves.
 
 
 def hierarchy_of_run(run: TrainedRun, images: ChosenImages) -> Hierarchy:
@@ -94,7 +98,8 @@ def find_hierarchy(
     if len(images.groupings) > 1:
         measured = known_hierarchy.measure(points, space, distances, images.groupings)
         scores["known_hierarchy"] = measured
-    found = Hierarchy(scores, clusters, nodes, affinity, None, ())
+    side = _of_classes("average linkage, by height", clusters, -heights, images)
+    found = Hierarchy(scores, clusters, nodes, affinity, None, (), [side])
     return found if proxies is None else _with_proxies(found, points, proxies, space, images)
 
 
@@ -131,7 +136,9 @@ def _with_proxies(
         angles = disk.sectors(tree, np.asarray(points, np.float64)).mean(axis=1)
         places = lengths * np.exp(1j * angles)
     leaves = _leaves(distances[:n], tree, used)
-    return Hierarchy(scores, tree, nodes, found.affinity, places, leaves)
+    shown = _of_classes("tree of the proxies, by radius", tree, [*radii[kept], 0], images)
+    of_classes = [shown, *found.of_classes]
+    return Hierarchy(scores, tree, nodes, found.affinity, places, leaves, of_classes)
 
 
 def _distances(space: Space, x: Points, y: Points) -> Float[np.ndarray, "n m"]:
@@ -281,18 +288,21 @@ def newick(found: Hierarchy) -> str:
 
 def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[pathlib.Path]:
     """Writes the tree and the figures of a run, and returns their files."""
-    names = ("tree.json", "tree.nwk", "affinity.png", "trees.png", "disk.png", "leaves.png")
-    files = [folder / name for name in names]
-    tree, text, affinity, trees, places, leaves = files
+    names = ("tree.json", "tree.nwk", "affinity.png", "trees.png", "proxy-trees.png")
+    files = [folder / name for name in (*names, "disk.png", "leaves.png")]
+    tree, text, affinity, trees, of_proxies, places, leaves = files
     with writing(folder):
         write_json(tree, found.nodes)
         write_text(text, newick(found))
-        for old in (trees, places, leaves):  # Not every run has them.
+        for old in files[3:]:  # Not every run has them.
             old.unlink(missing_ok=True)
     _draw_affinity(found.affinity, images, affinity)
     levels = known_hierarchy.nested_levels(images.groupings)
     if len(levels) > 1 and len(found.affinity) <= _FACING:
-        _draw_trees(found, levels, trees)
+        *_, widest = levels.values()
+        groups = widest.labels[np.unique(levels[CLASS].labels, return_index=True)[1]]
+        for file, side in zip((trees, of_proxies), reversed(found.of_classes), strict=False):
+            draw_facing(side, _known_side(levels), groups, file)
     if found.places is not None:
         title = disk.default_grouping(images.groupings)
         _draw_disk(found.tree, found.places, images.groupings[title], title, places)
@@ -301,31 +311,24 @@ def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[
     return [file for file in files if file.exists()]
 
 
-def _draw_trees(found: Hierarchy, levels: Mapping[str, Grouping], output: pathlib.Path) -> None:
-    """Draws the tree of classes that was found beside the known one, in the widest groups' colours.
+def _of_classes(
+    title: str, tree: Tree, depths: Float[ArrayLike, " nodes"], images: ChosenImages
+) -> Side:
+    """The tree of classes: each hangs on the deepest node with more than half of its images.
 
-    A class hangs on the deepest node with more than half of its images beneath it. Nodes are as far
-    from the root as proxies from the origin, or as the heights differ at which clusters merge.
+    Inner nodes are as far from the root as their depths say, such as the proxies' radii.
     """
-    classes, labels = levels[CLASS], [level.labels for level in levels.values()]
-    tree, kept = label_tree(found.tree, classes.labels)
-    nodes = [found.nodes[i] for i in kept]
-    if "radius" in nodes[-1]:
-        title, depths = "found: tree of the proxies, by radius", [node["radius"] for node in nodes]
-    else:
-        title, depths = "found: average linkage, by height", [-node["height"] for node in nodes]
-    inner = np.array(depths) - depths[-1]  # The last is the root.
+    found, kept = label_tree(tree, images.groupings[CLASS].labels)
+    inner = np.asarray(depths)[kept]
+    inner = inner - inner[-1]  # The last is the root.
     inner *= _INNER / max(inner.max(), 1e-9)
-    depths = np.concatenate([np.ones(tree.leaves), inner])
-    known = known_hierarchy.known_tree(labels)
-    names = [*itertools.chain(*(level.names for level in levels.values())), ""]
-    first = np.unique(classes.labels, return_index=True)[1]
-    draw_facing(
-        Side(title, tree, depths, [""] * len(depths)),
-        Side(f"known: {', '.join(levels)}", known, known.depths / known.depths.max(), names),
-        labels[-1][first],
-        output,
-    )
+    return Side(f"found: {title}", found, np.append(np.ones(found.leaves), inner), ())
+
+
+def _known_side(levels: Mapping[str, Grouping]) -> Side:
+    tree = known_hierarchy.known_tree([level.labels for level in levels.values()])
+    names = list(itertools.chain(*(level.names for level in levels.values())))
+    return Side(f"known: {', '.join(levels)}", tree, tree.depths / tree.depths.max(), names)
 
 
 def _draw_disk(

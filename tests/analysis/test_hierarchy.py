@@ -228,7 +228,11 @@ def test_shows_the_hierarchies_of_runs(runs, tmp_path, lines_of):
     assert "first hits, and distances in the known hierarchy of class, super-class:" in lines
     files = {"tree.json", "tree.nwk", "affinity.png", "trees.png"}
     assert {p.name for p in (folder / "plain").iterdir()} == files
-    assert {p.name for p in (folder / "hier").iterdir()} == files | {"disk.png", "leaves.png"}
+    assert {p.name for p in (folder / "hier").iterdir()} == files | {
+        "proxy-trees.png",
+        "disk.png",
+        "leaves.png",
+    }
     numbers = json.loads((folder / "hierarchy.json").read_text(), parse_constant=pytest.fail)
     for name, run in zip(("hier", "plain"), numbers["runs"], strict=True):
         nodes = json.loads((folder / name / "tree.json").read_text(), parse_constant=pytest.fail)
