@@ -29,7 +29,7 @@ def main(overrides: list[str]) -> None:
     names = command.run_names(_WORKDIRS)
     command.refuse_overrides(overrides)
     folder = _made(pathlib.Path(_OUTPUT.value).expanduser()) if _OUTPUT.value else None
-    from hypjax.analysis import hierarchy
+    from hypjax.analysis import hierarchy, known_hierarchy
     from hypjax.analysis.run_embeddings import ChosenImages, open_runs
     from hypjax.runs.tables import noted, print_notes
     from hypjax.system import console
@@ -50,6 +50,12 @@ def main(overrides: list[str]) -> None:
     print(f"trees of {images.summary}:\n{hierarchy.scores_table(found)}")
     if table := hierarchy.radii_table(found):
         print(f"\n{table}")
+    if len(images.groupings) > 1:
+        levels = ", ".join(found[0]["known_hierarchy"]["levels"])
+        print(f"\nfirst hits, and distances in the known hierarchy of {levels}:")
+        print(known_hierarchy.agreement_table(found))
+        print("\nmedian distance from the origin (share of nodes nearer than their children):")
+        print(known_hierarchy.radii_table(found))
     notes = noted(runs[0].splits.notes)
     print_notes(notes)
     if folder:

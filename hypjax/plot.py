@@ -1,4 +1,4 @@
-"""Draws embeddings in the Poincaré disk, or their images on a grid."""
+"""Draws embeddings in the Poincaré disk, their images on a grid, or what searches find."""
 
 import pathlib
 
@@ -40,9 +40,13 @@ _IMAGES = FLAGS.integer(
     "disk, 2000 on a page, 400 on a grid.",
     lower_bound=1,
 )
+_QUERIES = FLAGS.integer(
+    "queries", 8, "hits: number of queries; half find a wrong image first, if so many do.", 1
+)
+_K = FLAGS.integer("k", 8, "hits: number of nearest images of each query.", 1)
 _SEED = FLAGS.integer("seed", 0, "Seed of the choice of images and of the layout.", lower_bound=0)
 PAGE = ".html"
-CHOICES = ("disk", "grid")
+CHOICES = ("disk", "grid", "hits")
 _DEFAULT_IMAGES = {"disk": 5000, "grid": 400, PAGE: 2000}
 
 
@@ -54,6 +58,9 @@ def main(overrides: list[str], kind: str | None) -> None:
     output = command.figure(_OUTPUT, *([PAGE] if kind == "disk" else []))
     if bool(_WORKDIR.value) == bool(_EMBEDDINGS.value):
         raise UserError("give either --workdir, a trained run, or --embeddings, a gallery")
+    if kind == "hits":
+        _draw_hits(output)
+        return
     for part in _PARTS.value:
         if part not in ("train", "test"):
             raise UserError(f"--parts={part} is unknown; it must be train, test or train,test")
@@ -95,6 +102,18 @@ def main(overrides: list[str], kind: str | None) -> None:
         disk.draw_disks(drawing, output, _THUMBNAILS.value)
     for panel in drawing.panels:
         panel.read.warn()
+    console.say(f"wrote {output}")
+
+
+def _draw_hits(output: pathlib.Path) -> None:
+    if _EMBEDDINGS.value:
+        raise UserError("hits are those of a run's test images; give --workdir, not --embeddings")
+    from hypjax.analysis.run_hits import draw_hits
+    from hypjax.system import console
+    from hypjax.system.caches import keep_compiled_programs
+
+    keep_compiled_programs()
+    print(draw_hits(_WORKDIR.value, _QUERIES.value, _K.value, _SEED.value, output))
     console.say(f"wrote {output}")
 
 

@@ -1,18 +1,39 @@
 #!/usr/bin/env bash
-# Draws every picture of README.md and docs/ again. Trains the runs of letters that are missing, 24
-# in all, about two and a half hours on two CPU cores. Needs
-# pip install -e ".[viz,ann,qdrant,serve]", faiss-cpu and chromium. Further fields apply to all runs:
+# Draws every picture of README.md and docs/ again. Trains the runs that are missing: 24 of letters,
+# about two and a half hours on two CPU cores, and 44 heads on photographs of groceries, which must
+# have been prepared. Needs pip install -e ".[lite,viz,ann,qdrant,serve]", faiss-cpu and chromium.
+# Further fields apply to all runs:
 # RUNS=/tmp/runs OUTPUT=/tmp/pictures launch/pictures.sh --config.train.total_steps=100
 set -euo pipefail
 runs=${RUNS:-runs} output=${OUTPUT:-docs} fields=("$@")
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# train VARIANT NAME [FIELD...]
-train() {
-  python -m hypjax.main --config="configs/glyphs.py:$1" --workdir="$runs/$2" "${@:3}" "${fields[@]}"
-}
+# run CONFIG NAME [FIELD...]
+run() { python -m hypjax.main --config="configs/$1" --workdir="$runs/$2" "${@:3}" "${fields[@]}"; }
+# train VARIANT NAME [FIELD...]: letters.
+train() { run "glyphs.py:$1" "${@:2}"; }
+# shop VARIANT NAME [FIELD...]: groceries, by heads on one encoder's features.
+shop() { run "grocery.py:$1-lite,frozen" "${@:2}"; }
 plot() { python -m hypjax.plot "$@"; }
+
+shop hyp grocery-hyp
+plot hits --workdir="$runs/grocery-hyp" --queries=6 --k=7 --output="$output/grocery-hits.jpg"
+plot disk --workdir="$runs/grocery-hyp" --thumbnails --output="$output/grocery-disk.jpg"
+
+shop hyp+hier grocery-hier
+python -m hypjax.hierarchy --workdir="$runs/grocery-hier" --output="$scratch/groceries"
+cp "$scratch/groceries/grocery-hier/trees.png" "$output/grocery-trees.png"
+
+for space in hyp sph; do
+  for dimension in 8 16 32 64 128 256 512; do
+    for seed in 0 1 2; do
+      shop "$space" "dimension/$space-$dimension-$seed" --config.model.head_dim="$dimension" \
+        --config.seed="$seed" --config.run.report=False
+    done
+  done
+done
+python -m hypjax.compare "$runs"/dimension/* --x=model.head_dim --output="$output/dimension.png"
 
 train hyp glyphs-hyp
 plot disk --workdir="$runs/glyphs-hyp" --thumbnails --output="$output/disk.png"

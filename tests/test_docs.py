@@ -111,6 +111,7 @@ def test_every_picture_is_drawn_by_the_script():
     script = (REPOSITORY / "launch/pictures.sh").read_text()
     drawn = re.findall(r'--output="\$(?:output|scratch)/([\w-]+\.(?:png|jpg))"', script)
     drawn += [f"hierarchy-{name}.png" for name in ("disk", "affinity", "leaves")]
+    drawn += ["grocery-trees.png"]  # Beside hierarchy.json.
     drawn += ["negatives-hardest.png"]  # Beside negatives.png.
     drawn += ["serve.png"]  # By a browser.
     drawn += ["recall-speed.png"]  # Beside recall-speed.json.

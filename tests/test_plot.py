@@ -1,6 +1,7 @@
 """The command that draws embeddings."""
 
 import functools
+import re
 import shutil
 import sys
 
@@ -30,6 +31,13 @@ def test_draws_the_parts_of_a_run(run, tmp_path, capsys):
     assert "rank correlation of distances in the picture and in the ball" in told.out
     assert "embedding 18 test images" in told.err and f"wrote {file}" in told.err
     assert Image.open(file).width == 1600
+    draw("hits", f"--workdir={run}", f"--output={file}", "--queries=5", "--k=3")
+    found = re.match(
+        r"(\d+) of 18 queries find an image of another .*: (\d) of these, then (\d)",
+        capsys.readouterr().out,
+    )
+    failures, wrong, right = map(int, found.groups())
+    assert wrong + right == 5 and wrong == min(max(2, 5 - (18 - failures)), failures)
     with pytest.raises(UserError, match="--colour=genus is unknown; it must be one of class"):
         draw(f"--workdir={run}", f"--output={file}", "--colour=genus")
 

@@ -40,7 +40,7 @@ OTHER = "#999999"
 _DPI = 160
 _INCHES = 5.0  # Side of one disk.
 _SHORT = 20  # Characters of a name of which three stand side by side in the legend.
-_CELLS = 11  # Thumbnails across the disk.
+_THUMBNAILS = 12  # Across the disk, side by side.
 _CELL = 64  # Pixels of a cell of the grid of images.
 _GRID_STEP = 1.0  # Hyperbolic distance of the lines of the grid.
 _GRID_LINES = 4  # To each side of the origin.
@@ -216,17 +216,17 @@ def draw_proxies(axes: Axes, places: Places) -> None:
 
 
 def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
-    """Draws in each cell of a grid the image nearest to its centre, framed in its colour."""
-    width = 2 / _CELLS
-    moved = (panel.places + 1 + 1j) / width
-    cells = np.floor(moved.real) + 1j * np.floor(moved.imag)
+    """Draws images at their places, in random order those that overlap no other, framed."""
+    width = 2 / _THUMBNAILS
     pixels = round(_INCHES * 0.8 * _DPI * width / 2)
-    for cell in np.unique(cells):
-        centre = (cell + 0.5 + 0.5j) * width - 1 - 1j
-        if abs(centre) > 1 - width / 4:  # It would lie outside.
+    # At the border they are moved inside.
+    centres = panel.places * np.minimum(1, (1 - width / 2) / np.maximum(np.abs(panel.places), 0.5))
+    taken = np.zeros(0, complex)
+    for index in np.random.default_rng(0).permutation(len(centres)).tolist():
+        centre, apart = centres[index], taken - centres[index]
+        if np.any((np.abs(apart.real) < width) & (np.abs(apart.imag) < width)):
             continue
-        inside = np.flatnonzero(cells == cell)
-        index = int(inside[np.argmin(np.abs(panel.places[inside] - centre))])
+        taken = np.append(taken, centre)
         picture = panel.read(index)
         picture.thumbnail((2 * pixels, 2 * pixels))
         zoom = 0.86 * pixels / max(picture.size) * 72 / _DPI
@@ -361,8 +361,8 @@ def read_rgb(images: Dataset) -> Callable[[int], Image.Image]:
 
 
 def default_grouping(groupings: Mapping[str, Grouping]) -> str:
-    """What colours stand for by default: what classes are grouped by, or else the classes."""
-    return list(groupings)[:2][-1]
+    """What colours stand for by default: the fewest groups of classes, or else the classes."""
+    return min(groupings, key=lambda name: len(groupings[name].names))
 
 
 def _choose(count: int, most: int, seed: int) -> Int[np.ndarray, " chosen"]:

@@ -1,5 +1,6 @@
 """The hierarchy that a run finds among test images: its trees, what they are worth, and files."""
 
+import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -8,10 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
-from hypjax.analysis import disk
+from hypjax.analysis import disk, known_hierarchy
+from hypjax.analysis.facing_trees import Side, draw_facing
 from hypjax.analysis.hit_grid import Picture, draw_rows, save
 from hypjax.analysis.run_embeddings import ChosenImages, Points, TrainedRun, scored_head
 from hypjax.analysis.trees import (
@@ -21,6 +24,7 @@ from hypjax.analysis.trees import (
     average_linkage,
     chance_purity,
     farther_in,
+    label_tree,
     purity,
     separation,
 )
@@ -34,6 +38,8 @@ _BLOCK = 256  # Points that are compared with all others at once.
 _DPI = 160
 _ROWS = 8  # Proxies whose images are shown.
 _COLUMNS = 10  # Images of each.
+_FACING = 120  # Most classes of which trees are drawn face to face.
+_INNER = 0.85  # Of the width of such a tree, the part that its inner nodes span.
 
 Affinity = Float[np.ndarray, "classes classes"]
 
@@ -56,6 +62,9 @@ class Hierarchy(NamedTuple):
     affinity: Affinity  # Similarities, at the mean distance of images.
     places: disk.Places | None  # Of the nodes; None without proxies, or in flat space.
     leaves: Sequence[Leaf]  # Those with most images first.
+    of_classes: Sequence[
+        Side
+    ] = ()  # The trees of `scores`, in their order, with classes as leaves.
 
 
 def hierarchy_of_run(run: TrainedRun, images: ChosenImages) -> Hierarchy:
@@ -86,7 +95,11 @@ def find_hierarchy(
     inner = [(f"cluster {i}", {"kind": "cluster", "height": height}) for i, height in merged]
     nodes = _nodes(clusters, lengths.tolist(), images, inner)
     scores = {"run": name, "trees": [_scores("average linkage", clusters, images)]}
-    found = Hierarchy(scores, clusters, nodes, affinity, None, ())
+    if len(images.groupings) > 1:
+        measured = known_hierarchy.measure(points, space, distances, images.groupings)
+        scores["known_hierarchy"] = measured
+    side = _of_classes("average linkage, by height", clusters, -heights, images)
+    found = Hierarchy(scores, clusters, nodes, affinity, None, (), [side])
     return found if proxies is None else _with_proxies(found, points, proxies, space, images)
 
 
@@ -106,7 +119,7 @@ def _with_proxies(
     kept = np.concatenate([np.arange(n), n + used])
     edges = np.where(above >= 0, distances[np.arange(len(radii)), above], radii)
     scores = {
-        "run": found.scores["run"],
+        **found.scores,
         "trees": [_scores("proxies", tree, images), *found.scores["trees"]],
         "radii": _scores_of_radii(distances[:n], radii[:n], radii[n:], used, above[:n]),
     }
@@ -123,7 +136,9 @@ def _with_proxies(
         angles = disk.sectors(tree, np.asarray(points, np.float64)).mean(axis=1)
         places = lengths * np.exp(1j * angles)
     leaves = _leaves(distances[:n], tree, used)
-    return Hierarchy(scores, tree, nodes, found.affinity, places, leaves)
+    shown = _of_classes("tree of the proxies, by radius", tree, [*radii[kept], 0], images)
+    of_classes = [shown, *found.of_classes]
+    return Hierarchy(scores, tree, nodes, found.affinity, places, leaves, of_classes)
 
 
 def _distances(space: Space, x: Points, y: Points) -> Float[np.ndarray, "n m"]:
@@ -273,21 +288,47 @@ def newick(found: Hierarchy) -> str:
 
 def write(found: Hierarchy, images: ChosenImages, folder: pathlib.Path) -> list[pathlib.Path]:
     """Writes the tree and the figures of a run, and returns their files."""
-    names = ("tree.json", "tree.nwk", "affinity.png", "disk.png", "leaves.png")
-    files = [folder / name for name in names]
-    tree, text, affinity, places, leaves = files
+    names = ("tree.json", "tree.nwk", "affinity.png", "trees.png", "proxy-trees.png")
+    files = [folder / name for name in (*names, "disk.png", "leaves.png")]
+    tree, text, affinity, trees, of_proxies, places, leaves = files
     with writing(folder):
         write_json(tree, found.nodes)
         write_text(text, newick(found))
-        for old in (places, leaves):  # Not every run has them.
+        for old in files[3:]:  # Not every run has them.
             old.unlink(missing_ok=True)
     _draw_affinity(found.affinity, images, affinity)
+    levels = known_hierarchy.nested_levels(images.groupings)
+    if len(levels) > 1 and len(found.affinity) <= _FACING:
+        *_, widest = levels.values()
+        groups = widest.labels[np.unique(levels[CLASS].labels, return_index=True)[1]]
+        for file, side in zip((trees, of_proxies), reversed(found.of_classes), strict=False):
+            draw_facing(side, _known_side(levels), groups, file)
     if found.places is not None:
         title = disk.default_grouping(images.groupings)
         _draw_disk(found.tree, found.places, images.groupings[title], title, places)
     if found.leaves:
         _draw_leaves(found.leaves[:_ROWS], images, leaves)
     return [file for file in files if file.exists()]
+
+
+def _of_classes(
+    title: str, tree: Tree, depths: Float[ArrayLike, " nodes"], images: ChosenImages
+) -> Side:
+    """The tree of classes: each hangs on the deepest node with more than half of its images.
+
+    Inner nodes are as far from the root as their depths say, such as the proxies' radii.
+    """
+    found, kept = label_tree(tree, images.groupings[CLASS].labels)
+    inner = np.asarray(depths)[kept]
+    inner = inner - inner[-1]  # The last is the root.
+    inner *= _INNER / max(inner.max(), 1e-9)
+    return Side(f"found: {title}", found, np.append(np.ones(found.leaves), inner), ())
+
+
+def _known_side(levels: Mapping[str, Grouping]) -> Side:
+    tree = known_hierarchy.known_tree([level.labels for level in levels.values()])
+    names = list(itertools.chain(*(level.names for level in levels.values())))
+    return Side(f"known: {', '.join(levels)}", tree, tree.depths / tree.depths.max(), names)
 
 
 def _draw_disk(

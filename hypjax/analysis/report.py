@@ -17,7 +17,13 @@ from jaxtyping import Float
 from hypjax.analysis.disk import Drawing, Panel, default_grouping, draw_disks, read_rgb
 from hypjax.analysis.hit_grid import ImageReader, data_url, thumbnail_url
 from hypjax.analysis.report_page import Log, Run, Shown, render
-from hypjax.analysis.run_embeddings import TrainedRun, head_points, restore_trained, searched
+from hypjax.analysis.run_embeddings import (
+    TrainedRun,
+    head_points,
+    kept_encodings,
+    restore_trained,
+    searched,
+)
 from hypjax.config import default_config, identity
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import groupings
@@ -132,7 +138,9 @@ def report_data(run: TrainedRun, k: int, encodings: Encodings | None = None) -> 
     `eval.pca`. `encodings` are what a run that has just ended has kept.
     """
     space = scored_space(run.config)
-    embed = head_points(run.config, *restore_trained(run), space, encodings)
+    model, params = restore_trained(run)
+    encodings = kept_encodings(run, model) if encodings is None else encodings
+    embed = head_points(run.config, model, params, space, encodings)
     test, items = run.splits.test, searched(run.splits)
     among_themselves = run.splits.gallery is None
     points = embed(test)

@@ -15,7 +15,12 @@ from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import Space
-from hypjax.inference.features import DatasetEmbedder, Encodings, evaluation_input
+from hypjax.inference.features import (
+    DatasetEmbedder,
+    Encodings,
+    evaluation_input,
+    frozen_encodings,
+)
 from hypjax.inference.weights import restore_best
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Hier, create_objective, scored_space
@@ -149,7 +154,9 @@ def scored_head(run: TrainedRun) -> ScoredHead:
     config, objective = run.config, create_objective(run.config)
     space = scored_space(config)
     if not isinstance(objective, Hier):
-        return ScoredHead(head_points(config, *restore_trained(run), space), space, None)
+        model, params = restore_trained(run)
+        embed = head_points(config, model, params, space, kept_encodings(run, model))
+        return ScoredHead(embed, space, None)
     # One checksum protects the objective's parameters together with the optimiser's state, so that
     # all of it has to be read.
     with reading(run.workdir, training=True) as folder:
@@ -167,7 +174,13 @@ def scored_head(run: TrainedRun) -> ScoredHead:
     proxies = np.asarray(jax.jit(space.embed)(of_objective["hierarchy"]))
     space.check(proxies)
     model = create_embedder(config, evaluating=True)
-    return ScoredHead(head_points(config, model, params, space), space, proxies)
+    embed = head_points(config, model, params, space, kept_encodings(run, model))
+    return ScoredHead(embed, space, proxies)
+
+
+def kept_encodings(run: TrainedRun, model: Embedder) -> Encodings | None:
+    """What the run has kept of its frozen encoder's embeddings; None if the encoder is trained."""
+    return frozen_encodings(run.config, model, evaluation_input(run.config), run.splits)
 
 
 def untrained_parameters(config: ConfigDict) -> PyTree:

@@ -243,3 +243,30 @@ def average_linkage(
     parents = np.full(2 * n - 1, -1)
     parents[merges[:, :2].astype(int)] = np.arange(n, 2 * n - 1)[:, None]
     return Tree(parents, n), np.concatenate([np.zeros(n), merges[:, 2]])
+
+
+def label_tree(tree: Tree, labels: Labels) -> tuple[Tree, Int[np.ndarray, " inner"]]:
+    """The tree of labels, numbers from 0 without gaps, as leaves in place of those that have them.
+
+    A label hangs on the deepest inner node with more than half of its leaves beneath it. Of the
+    inner nodes, those with several children remain, and the root; which they are is returned, too.
+    """
+    parents, root = tree.parents, int(np.flatnonzero(tree.parents < 0)[0])
+    of_labels = []
+    for counts in tree.counts(labels):
+        holding = tree.leaves + np.flatnonzero(2 * counts[tree.leaves :] > counts[root])
+        of_labels.append(holding[np.argmax(tree.depths[holding])])
+    used, found = np.zeros(len(parents), bool), np.unique(of_labels)
+    while len(found):
+        used[found] = True
+        found = np.unique(parents[found])
+        found = found[(found >= 0) & ~used[found]]
+    below = np.flatnonzero(used & (parents >= 0))
+    children = np.bincount([*of_labels, *parents[below]], minlength=len(parents))
+    kept = np.flatnonzero(used & ((children > 1) | (parents < 0)))
+    nodes = np.full(len(parents), -1)  # Number in the new tree of each node, or of that above it.
+    nodes[kept] = len(of_labels) + np.arange(len(kept))
+    for node in below[np.argsort(tree.depths[below], kind="stable")]:
+        nodes[node] = nodes[node] if nodes[node] >= 0 else nodes[parents[node]]
+    above = np.where(parents[kept] >= 0, nodes[parents[kept]], -1)
+    return Tree(np.concatenate([nodes[of_labels], above]), len(of_labels)), kept

@@ -225,9 +225,14 @@ def test_shows_the_hierarchies_of_runs(runs, tmp_path, lines_of):
     trees = [line.split()[:2] for line in lines[3:6]]
     assert trees == [["hier", "proxies"], ["hier", "average"], ["plain", "average"]]
     folder = tmp_path / "found"
-    files = {"tree.json", "tree.nwk", "affinity.png"}
+    assert "first hits, and distances in the known hierarchy of class, super-class:" in lines
+    files = {"tree.json", "tree.nwk", "affinity.png", "trees.png"}
     assert {p.name for p in (folder / "plain").iterdir()} == files
-    assert {p.name for p in (folder / "hier").iterdir()} == files | {"disk.png", "leaves.png"}
+    assert {p.name for p in (folder / "hier").iterdir()} == files | {
+        "proxy-trees.png",
+        "disk.png",
+        "leaves.png",
+    }
     numbers = json.loads((folder / "hierarchy.json").read_text(), parse_constant=pytest.fail)
     for name, run in zip(("hier", "plain"), numbers["runs"], strict=True):
         nodes = json.loads((folder / name / "tree.json").read_text(), parse_constant=pytest.fail)
@@ -236,6 +241,8 @@ def test_shows_the_hierarchies_of_runs(runs, tmp_path, lines_of):
         scores = run["trees"][0]["purity"]["class"]
         assert purity(Tree(parents, 30), labels) == pytest.approx(scores["purity"])
         assert set(run["trees"][0]["separation"]) == {"super-class"}
+        assert run["known_hierarchy"]["wrong_first_hits"]["queries"] == 30
+        assert Image.open(folder / name / "trees.png").width > 1500
         read = parse_newick((folder / name / "tree.nwk").read_text())
         for node in nodes:
             above = None if node["parent"] is None else nodes[node["parent"]]["name"]

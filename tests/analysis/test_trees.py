@@ -17,6 +17,7 @@ from hypjax.analysis.trees import (
     ancestors,
     average_linkage,
     chance_purity,
+    label_tree,
     purity,
     separation,
 )
@@ -202,3 +203,33 @@ def test_geodesics_are_arcs_orthogonal_to_the_boundary(start, end):
     # |z|² + 1 = 2 Re(m̄z) for its points: for some m, or the line Re(m̄z) = 0, after scaling.
     rows = np.stack([arc.real, arc.imag, -(np.abs(arc) ** 2 + 1) / 2], axis=1)
     assert np.linalg.svd(rows, compute_uv=False)[-1] < 1e-9
+
+
+@given(trees(), LABELS)
+def test_labels_hang_on_the_deepest_node_with_most_of_their_leaves(tree, labels):
+    labels = np.unique(labels[: tree.leaves], return_inverse=True)[1]
+    below, count = leaves_above(tree), labels.max() + 1
+    found, kept = label_tree(tree, labels)
+
+    def path(node):
+        """The node and those above it, without leaves."""
+        above = [node] if node >= tree.leaves else []
+        return above + (path(tree.parents[node]) if tree.parents[node] >= 0 else [])
+
+    paths = []
+    for label in range(count):
+        own = set(np.flatnonzero(labels == label))
+        holding = [n for n in range(tree.leaves, len(below)) if 2 * len(own & below[n]) > len(own)]
+        paths.append(path(max(holding, key=lambda n: tree.depths[n])))
+    branches = {}  # What is directly beneath each node: labels, and nodes.
+    for label, nodes in enumerate(paths):
+        for node, beneath in zip(nodes, [f"label {label}", *nodes], strict=False):
+            branches.setdefault(node, set()).add(beneath)
+    root = paths[0][-1]
+    assert kept.tolist() == sorted(n for n, b in branches.items() if len(b) > 1 or n == root)
+    for label, nodes in enumerate(paths):
+        node, walked = found.parents[label], []
+        while node >= 0:
+            walked.append(kept[node - count])
+            node = found.parents[node]
+        assert walked == [node for node in nodes if node in kept]

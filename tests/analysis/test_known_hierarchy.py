@@ -1,0 +1,118 @@
+"""How embeddings agree with a known hierarchy: closed forms, and loops over all pairs."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from hypjax.analysis import known_hierarchy
+from hypjax.data.groupings import CLASS, Grouping
+from hypjax.geometry import Fused, PoincareBall, Sphere
+
+ANGLES = np.array([0.2, 0.4, 0.6, math.pi / 2])  # Half of those between two siblings, by level.
+# Two images of each product, two products of each coarse class, two of these in two departments.
+CLASSES = np.arange(16) // 2
+LEVELS = {CLASS: CLASSES, "coarse class": CLASSES // 2, "department": CLASSES // 4}
+
+
+def grouping(labels):
+    return Grouping(labels, [f"group {i}" for i in range(labels.max() + 1)])
+
+
+GROUPINGS = {name: grouping(labels) for name, labels in LEVELS.items()}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_radii_of_a_tree_on_a_circle(fused):
+    """The centroid of points at radius r and angles ±θ has tanh(√c·radius) = tanh(√c·r)·cos θ."""
+    ball, radius = PoincareBall(0.1, None), 4.0
+    signs = np.array(list(itertools.product((1, -1), repeat=4)))[:, ::-1]  # By level, images first.
+    angles = np.sort(signs @ ANGLES)
+    directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    points = np.asarray(ball.embed(directions * radius / 2))
+    space = ball
+    if fused:
+        points = np.concatenate([directions, points], axis=1)
+        space = Fused(((Sphere(), 1.0), (ball, 1.0)), normalized=False)
+    found = known_hierarchy.radii(points, space, LEVELS)
+    shrunk = np.cumprod(np.cos([0, *ANGLES]))
+    root = 0.1**0.5
+    in_ball = np.arctanh(math.tanh(root * radius) * shrunk) / root
+    flat = (2 if fused else radius) * shrunk  # Features are those of the first space.
+    for name, expected in (("ball", in_ball), ("flat", flat)):
+        medians = [level["median"] for level in found[name].values()]
+        np.testing.assert_allclose(medians, expected, rtol=1e-5, atol=1e-5)
+        shares = [level["share_nearer_than_its_children"] for level in [*found[name].values()][1:]]
+        assert shares == [1, 1, 1, 1]
+
+
+def test_a_group_of_one_is_not_nearer_than_its_child():
+    points = np.array([[1, 0], [0, 1], [0, 1], [0, 1]], "f")
+    levels = {CLASS: np.array([0, 1, 2, 2]), "group": np.array([0, 1, 1, 1])}
+    found = known_hierarchy.radii(points, Sphere(), levels)
+    assert list(found) == ["flat"]
+    shares = {
+        name: level.get("share_nearer_than_its_children") for name, level in found["flat"].items()
+    }
+    assert shares == {"image": None, CLASS: 0, "group": 0, "all": 1}
+    assert found["flat"]["all"]["median"] == pytest.approx(2 * math.hypot(0.25, 0.75))
+
+
+def test_levels_are_nested_and_make_a_tree():
+    crossing, constant = np.arange(16) // 2 % 2, np.zeros(16, int)
+    shown = {**GROUPINGS, "crossing": grouping(crossing), "constant": grouping(constant)}
+    assert list(known_hierarchy.nested_levels(shown)) == list(LEVELS)
+    tree = known_hierarchy.known_tree(list(LEVELS.values()))
+    assert tree.leaves == 8
+    assert tree.parents.tolist() == [8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, -1]
+
+
+def test_rank_correlations_are_those_of_all_pairs():
+    rng = np.random.default_rng(0)
+    order = rng.permutation(16)
+    levels = [labels[order] for labels in LEVELS.values()]
+    tree = sum(level[:, None] != level for level in levels)
+    assert known_hierarchy.rank_correlations(np.exp(tree), levels) == {
+        "all_pairs": pytest.approx(1),
+        "different_classes": pytest.approx(1),
+    }
+    points = rng.normal(size=(16, 3))
+    distances = np.linalg.norm(points[:, None] - points, axis=-1)
+    for name, least in (("all_pairs", 0), ("different_classes", 1)):
+        pairs = [
+            (distances[i, j], tree[i, j])
+            for i, j in itertools.combinations(range(16), 2)
+            if tree[i, j] >= least
+        ]
+        expected = spearmanr(*zip(*pairs, strict=True)).statistic
+        found = known_hierarchy.rank_correlations(distances, levels)[name]
+        assert found == pytest.approx(expected, abs=1e-12)
+    equal = known_hierarchy.rank_correlations(np.ones((16, 16)), levels)
+    assert np.isnan([*equal.values()]).all()
+
+
+def test_wrong_first_hits_are_those_of_loops():
+    rng = np.random.default_rng(1)
+    points = np.asarray(Sphere().embed(rng.normal(size=(17, 3))))
+    of_class = np.append(CLASSES, 8)  # The last class has one image, which is no query.
+    coarse = np.append(LEVELS["coarse class"], 0)
+    groupings = {CLASS: grouping(of_class), "coarse class": grouping(coarse)}
+    found = known_hierarchy.wrong_first_hits(points, Sphere(), groupings)
+    shares, chances = [], []
+    for i in range(16):
+        others = [j for j in range(17) if j != i]
+        hit = max(others, key=lambda j: points[i] @ points[j])
+        if of_class[hit] != of_class[i]:
+            wrong = [j for j in others if of_class[j] != of_class[i]]
+            shares.append(coarse[hit] == coarse[i])
+            chances.append(np.mean([coarse[j] == coarse[i] for j in wrong]))
+    assert found == {
+        "queries": 16,
+        "wrong": len(shares),
+        "coarse class": {
+            "share": pytest.approx(np.mean(shares)),
+            "chance": pytest.approx(np.mean(chances)),
+        },
+    }
