@@ -105,7 +105,15 @@ def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
     before = results["untrained"]["head"]
     name = selecting(before)
     after = max(results[state]["head"][name] for state in ("final", "best") if state in results)
-    if after <= before[name] < 1 and config.train.total_steps > 1:
+    raw = results["untrained"].get("encoder", {}).get(name, 0.0)
+    if config.model.weights is not None and after < raw:
+        frozen = "encoder" in config.optim.frozen
+        better = "embed with --embedding=encoder" if frozen else "freeze it and train a head alone"
+        console.warn(
+            f"the pretrained encoder's own features find more than the head: {name} is {raw:.4f}, "
+            f"and {after:.4f} with the head; {better} (docs/own-images.md)"
+        )
+    elif after <= before[name] < 1 and config.train.total_steps > 1:
         final = results["final"]["head"][name]
         console.warn(
             f"training did not help: {name} of the head is {final:.4f} on the test classes, and "

@@ -217,9 +217,12 @@ def describe(setup: Setup, params: PyTree) -> None:
 
 
 _BATCH = 64  # Images of a batch, if there are enough.
+_CACHED_BATCH = 256  # Of cached features, which cost little; heads learn more from more classes.
 _SAMPLES = 4  # Fewest images per class in a batch.
 _SHOWN = 64_000  # Images that training shows, repetitions included: minutes on two cores.
-_PASSES = 10  # How often it shows each image to a head that starts from principal components.
+# How often it shows each image to a head that starts from principal components, alone, where a step
+# costs little, or with trained blocks.
+_PASSES_OF_HEAD, _PASSES = 25, 10
 
 
 def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
@@ -227,12 +230,13 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
     config = config.copy_and_resolve_references()
     fields, optim = config.train, config.optim
     sizes = np.bincount(splits.train.labels)
+    images = _CACHED_BATCH if fields.cached_features else _BATCH
     chosen = []
     if fields.samples_per_class is None:
-        fields.samples_per_class = _samples(sizes, fields.batch_size)
+        fields.samples_per_class = _samples(sizes, fields.batch_size, images)
         chosen.append("samples_per_class")
     if fields.batch_size is None:
-        classes = min(len(sizes), max(_BATCH // fields.samples_per_class, 2))
+        classes = min(len(sizes), max(images // fields.samples_per_class, 2))
         fields.batch_size = classes * fields.samples_per_class
         chosen.append("batch_size")
     if fields.total_steps is None:
@@ -256,7 +260,8 @@ def _steps(config: ConfigDict, splits: Splits) -> int:
             "only rotates the encoder's features"
         )
         return 1
-    shown = _PASSES * len(train) if config.model.head_init == "pca" else _SHOWN
+    passes = _PASSES_OF_HEAD if "encoder" in config.optim.frozen else _PASSES
+    shown = passes * len(train) if config.model.head_init == "pca" else _SHOWN
     return -(-shown // config.train.batch_size)
 
 
@@ -268,9 +273,9 @@ def rotates_only(config: ConfigDict, splits: Splits) -> bool:
     return splits.train.num_classes + validation < FEW_CLASSES
 
 
-def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None) -> int:
+def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None, images: int) -> int:
     """Chooses the images per class: 4, or more if there are few classes with enough images."""
-    batch = batch_size or _BATCH
+    batch = batch_size or images
     classes = max(min(len(sizes), batch // _SAMPLES), 2)
     wanted = max(2, int(min(batch // classes, np.quantile(sizes, 0.1))))
     if batch_size is None:

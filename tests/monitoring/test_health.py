@@ -10,6 +10,7 @@ from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.monitoring.health import HealthWatch, warn_if_collapsed
+from hypjax.training.results import print_results
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_pictures
 
@@ -92,6 +93,15 @@ def test_a_run_that_does_not_help_says_so(photos_folder, tmp_path, capsys):
     assert results["final"] == results["untrained"]
     told = capsys.readouterr().err
     assert told.count("warning: training did not help: recall@1 of the head") == 1
+
+
+@pytest.mark.parametrize(("head", "warned"), [(0.6, True), (0.7, False)])
+def test_a_head_that_loses_to_the_features_it_was_given_says_so(head, warned, capsys):
+    config = load_config("folder:hyp-lite,frozen", ["data.path=photos"])
+    before = {"head": {"recall@1": 0.5}, "encoder": {"recall@1": 0.65}}
+    print_results({"untrained": before, "final": {"head": {"recall@1": head}}}, config)
+    told = "recall@1 is 0.6500, and 0.6000 with the head; embed with --embedding=encoder"
+    assert (told in capsys.readouterr().err) == warned
 
 
 @pytest.mark.slow
