@@ -17,8 +17,8 @@ which is our choice.
 Proxy-Anchor alone, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
 
 Every loss also exists with encoders of today: `-dinov2`, `-dinov3`, `-siglip2`, `-clip`, and
-`-lite`, the small EfficientNet-Lite0, as in `configs/inshop.py:hyp-dinov2`; `hyp+hier`, which is
-HIER on top of Hyp-ViT's loss, and `irt-l` and `irt-r` among them. These are untried.
+`-lite`, the small EfficientNet-Lite0, as in `configs/inshop.py:hyp-dinov2`. So do `hyp+hier`, HIER
+on top of Hyp-ViT's loss, and IRT's losses `irt-l` and `irt-r`. These are untried.
 
 The suffix `,frozen` trains a head alone, on features that the encoder computes once: minutes on a
 CPU for `configs/inshop.py:hyp-lite,frozen`.

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from jaxtyping import Shaped
 
 from hypjax.data.preparation.official import Count, Entry, OfficialDataset, damaged_list
 from hypjax.data.preparation.sources import Archive, FileTree, Source
@@ -60,7 +61,7 @@ def _by_class(
         yield Entry(split, names[i], _label(titles, number), place=where, box=cut[i])
 
 
-def _boxes(annotations: np.ndarray) -> list[tuple[int, int, int, int]]:
+def _boxes(annotations: Shaped[np.ndarray, " images"]) -> list[tuple[int, int, int, int]]:
     """Left, top, right and bottom, in pixels: they are counted from 1, and the last ones belong."""
     columns = [annotations[f"bbox_{side}"] for side in ("x1", "y1", "x2", "y2")]
     return [
