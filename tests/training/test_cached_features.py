@@ -1,9 +1,11 @@
 """Training the head on the frozen encoder's embeddings, which are computed once."""
 
 import collections
+import functools
 import shutil
 
 import flax.traverse_util
+import jax
 import numpy as np
 import pytest
 
@@ -48,6 +50,33 @@ def test_training_is_that_of_the_same_views_on_a_frozen_encoder(squares, compute
     for step, values in steps[0].items():
         np.testing.assert_allclose(values, steps[1][step], rtol=1e-4)
     assert results["untrained"] == expected["untrained"]
+
+
+# Of two blocks, the lower one is frozen, and what precedes it.
+LOWER = (
+    "model.depth=2",
+    "optim.frozen=model/encoder/patch_embed,model/encoder/*_token,model/encoder/pos_embed,"
+    "model/encoder/block_0",
+)
+
+
+@pytest.mark.slow
+def test_blocks_above_frozen_ones_are_trained_on_cached_activations(squares, tmp_path):
+    for name, fields in (("cached", ["train.cached_features=True"]), ("computed", VIEWS)):
+        config = small_runs.load(squares, *LOWER, "eval.every=0", *PCA, *fields)
+        train.train_and_evaluate(config, tmp_path / name)
+    steps = [small_runs.step_metrics(tmp_path / name) for name in ("cached", "computed")]
+    np.testing.assert_allclose(list(steps[0].values()), list(steps[1].values()), rtol=1e-3)
+    models = [restore_best(tmp_path / name)[2]["encoder"] for name in ("cached", "computed")]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), *models)
+
+
+def test_activations_can_be_cached_below_the_lowest_trained_layer_alone(squares):
+    cached = "train.cached_features=True"
+    assert build(small_runs.load(squares, *LOWER, cached)).learner.block == "block_0"
+    assert build(small_runs.load(squares, *CACHED)).learner.block is None
+    with pytest.raises(UserError, match="its lowest layers: at least model/encoder/cls_token,"):
+        build(small_runs.load(squares, "optim.frozen=model/encoder/block_0", cached))
 
 
 @pytest.mark.slow
