@@ -10,9 +10,12 @@ of the paper). The suffix `,released` trains for as many steps as the released c
 `hier` in their place trains with HIER (Kim et al., CVPR 2023) on top of Proxy-Anchor, and `pa` with
 Proxy-Anchor alone, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
 
-`hyp`, `sph`, `mix`, `hier` and `pa` also exist with encoders of today: `-dinov2`, `-dinov3`,
-`-siglip2`, `-clip`, and `-lite`, the small EfficientNet-Lite0, as in `configs/cars.py:hyp-dinov2`.
-These are untried.
+Every loss also exists with encoders of today: `-dinov2`, `-dinov3`, `-siglip2`, `-clip`, and
+`-lite`, the small EfficientNet-Lite0, as in `configs/cars.py:hyp-dinov2`. So do `hyp+hier`, HIER on
+top of Hyp-ViT's loss, and IRT's losses `irt-l` and `irt-r`. These are untried.
+
+The suffix `,frozen` trains a head alone, on features that the encoder computes once: minutes on a
+CPU for `configs/cars.py:hyp-lite,frozen`.
 
 `nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or `snca` trains another
 loss on the sphere, otherwise by the recipe of Hyp-ViT, as in `configs/cars.py:ms-dino`. No paper
@@ -43,4 +46,6 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     config.run.checkpoint_every = 100
     if hier.follows(chosen):
         hier.use(config, chosen)
+    if chosen.frozen:
+        recipes.train_head(config)
     return config

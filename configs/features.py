@@ -22,7 +22,7 @@ def get_config(variant: str | None = None) -> ConfigDict:
     variant = variant or "hyp"
     if variant not in VARIANTS:
         raise variant_error(variant, VARIANTS)
-    config = recipes.hyp_vit(recipes.Variant(variant, variant, "lite", released=False))
+    config = recipes.hyp_vit(recipes.Variant(variant, variant, "lite"))
     config.variant = variant
     recipes.train_head(config)
     config.data.name = "features"
@@ -33,8 +33,6 @@ def get_config(variant: str | None = None) -> ConfigDict:
     config.model.weights = None
     config.model.width = None
     config.model.head_dim = None
-    config.train.batch_size = None
-    config.train.samples_per_class = None
     config.eval.every = 50
     config.run.eval_batch_size = 4096
     return config

@@ -18,26 +18,18 @@ Variants:
 from ml_collections import ConfigDict
 
 from hypjax.config import default_config, recipes, variant_error
-from hypjax.models import create_encoder
-from hypjax.system.machine import has_accelerator
 
-_FROZEN = ",frozen"
 _SCRATCH = (*(f"{space}-scratch" for space in recipes.SPACES), *recipes.SPACES)
 _PRETRAINED = (*recipes.VARIANTS, *recipes.RECENT_VARIANTS)
-VARIANTS = (*_PRETRAINED, *(name + _FROZEN for name in _PRETRAINED), *_SCRATCH)
+VARIANTS = (*_PRETRAINED, *(name + recipes.FROZEN for name in _PRETRAINED), *_SCRATCH)
 
 
 def get_config(variant: str | None = None) -> ConfigDict:
     """Returns the configuration of a variant."""
-    variant = variant or ("hyp-dinov2" if has_accelerator() else "hyp-lite,frozen")
+    variant = variant or recipes.variant_for_this_machine()
     if variant not in VARIANTS:
         raise variant_error(variant, VARIANTS)
-    if variant in _SCRATCH:
-        config = from_scratch(variant)
-    elif variant in _PRETRAINED:
-        config = fine_tuned(variant)
-    else:
-        config = head_only(variant)
+    config = from_scratch(variant) if variant in _SCRATCH else pretrained(variant)
     config.variant = variant
     config.data.name = "folder"
     config.data.test_classes = 0.25
@@ -73,19 +65,11 @@ def from_scratch(variant: str) -> ConfigDict:
     return config
 
 
-def fine_tuned(variant: str) -> ConfigDict:
-    """Returns the published recipe for your own images, with smaller batches."""
-    config = recipes.hyp_vit(recipes.parse_variant(variant))
+def pretrained(variant: str) -> ConfigDict:
+    """Returns the published recipe for your own images, with smaller batches, or that of a head."""
+    chosen = recipes.parse_variant(variant)
+    config = recipes.hyp_vit(chosen)
     config.train.total_steps = 500
-    return config
-
-
-def head_only(variant: str) -> ConfigDict:
-    """Returns the recipe that trains the head alone, on cached features.
-
-    The head keeps the number of dimensions: 128 find unseen classes less well, see docs/results.md.
-    """
-    config = fine_tuned(variant.removesuffix(_FROZEN))
-    config.model.head_dim = create_encoder(config.model.architecture).dim
-    recipes.train_head(config)
+    if chosen.frozen:
+        recipes.train_head(config)
     return config

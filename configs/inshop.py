@@ -16,9 +16,12 @@ which is our choice.
 `hier` in their place trains with HIER (Kim et al., CVPR 2023) on top of Proxy-Anchor, and `pa` with
 Proxy-Anchor alone, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
 
-`hyp`, `sph`, `mix`, `hier` and `pa` also exist with encoders of today: `-dinov2`, `-dinov3`,
-`-siglip2`, `-clip`, and `-lite`, the small EfficientNet-Lite0, as in
-`configs/inshop.py:hyp-dinov2`. These are untried.
+Every loss also exists with encoders of today: `-dinov2`, `-dinov3`, `-siglip2`, `-clip`, and
+`-lite`, the small EfficientNet-Lite0, as in `configs/inshop.py:hyp-dinov2`. So do `hyp+hier`, HIER
+on top of Hyp-ViT's loss, and IRT's losses `irt-l` and `irt-r`. These are untried.
+
+The suffix `,frozen` trains a head alone, on features that the encoder computes once: minutes on a
+CPU for `configs/inshop.py:hyp-lite,frozen`.
 
 `irt-o`, `irt-l` and `irt-r` follow the recipe of IRT (El-Nouby et al., 2021): the pretrained DeiT,
 which is only evaluated, by `--mode=evaluate`; DeiT trained by the contrastive loss with a memory;
@@ -54,4 +57,6 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
         hier.use(config, chosen)
     if irt.follows(chosen):
         irt.use(config, chosen)
+    if chosen.frozen:
+        recipes.train_head(config)
     return config

@@ -7,14 +7,20 @@ FLAGS = command.Flags()
 _DATASET = FLAGS.string(
     "dataset",
     None,
-    "Name of the dataset: cub200, cars196, sop, inshop, omniglot, sfm120k, roxford5k, "
-    "rparis6k, revisitop1m, glyphs or scenes.",
+    "Name of the dataset: grocery, grocery_icons, cub200, cars196, sop, inshop, omniglot, sfm120k, "
+    "roxford5k, rparis6k, revisitop1m, glyphs or scenes.",
 )
 _MANUAL_DIR = FLAGS.string(
     "manual_dir",
     None,
     "Folder with the published archives or their extracted contents. Default: download the "
     "dataset, where its publisher allows that.",
+)
+_PART = FLAGS.string(
+    "part",
+    None,
+    "Part of the dataset to prepare in its place; every result will say so. For cars196: train "
+    "(cars_train and the devkit alone), or train_boxes (cut to the boxes as well).",
 )
 _DATA_DIR = FLAGS.string("data_dir", None, "Folder of prepared datasets. Default: that of TFDS.")
 _ALLOW_PARTIAL = FLAGS.boolean(
@@ -33,6 +39,7 @@ def main(overrides: list[str]) -> None:
         _DATASET.value,
         data_dir=_DATA_DIR.value,
         manual_dir=_MANUAL_DIR.value,
+        part=_PART.value,
         allow_partial=_ALLOW_PARTIAL.value,
         skip_corrupt=_SKIP_CORRUPT.value,
     )

@@ -13,7 +13,8 @@ GIVEN = "own"  # The images that were passed to `hypjax.train`.
 # The user's own data: images, features of any model, and what was passed.
 USERS = ("folder", "features", GIVEN)
 DATASETS = (  # hypjax/data/
-    *("glyphs", "scenes", "cub200", "cars196", "sop", "inshop", "omniglot", "sfm120k", *USERS),
+    *("glyphs", "scenes", "cub200", "cars196", "sop", "inshop", "omniglot", "sfm120k"),
+    *("grocery", "grocery_icons", *USERS),
     *BENCHMARKS,
 )
 OWN = "own:"  # Begins the names of the encoders and objectives that were.

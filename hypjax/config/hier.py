@@ -12,9 +12,9 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from hypjax.config.defaults import choose_objective
-from hypjax.config.recipes import Variant
+from hypjax.config.recipes import HIER, Variant
 
-_OBJECTIVES = {"hier": "hier+proxy_anchor", "pa": "proxy_anchor", "hyp": "pairwise_cross_entropy"}
+_OBJECTIVES = {**HIER, "pa": "proxy_anchor", "hyp": "pairwise_cross_entropy"}
 
 
 class Schedule(NamedTuple):
@@ -34,6 +34,7 @@ SCHEDULES = {
     "cars196": Schedule(44, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 10)),
     "sop": Schedule(330, 150, 5, 1e-4, 100.0, 6e-4, (0.3, 25)),
     "inshop": Schedule(143, 150, 5, 1e-4, 100.0, 6e-4, (0.3, 20)),
+    "grocery": Schedule(17, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 5)),  # Not published; as for CUB.
 }
 _RATES = {"vit": 1e-5, "deit": 1e-5, "dino": 5e-6}
 # Our choice, by the encoders that the paper trains.
@@ -42,7 +43,8 @@ _RATES |= {"dinov2": 5e-6, "dinov3": 5e-6, "siglip2": 5e-6, "clip": 5e-6}
 
 def follows(variant: Variant) -> bool:
     """Whether a variant is trained by this recipe."""
-    return variant.space in ("hier", "pa") or variant.encoder == "resnet50"
+    trained = variant.space in (*HIER, "pa") or variant.encoder == "resnet50"
+    return trained and not variant.frozen
 
 
 def use(config: ConfigDict, variant: Variant) -> None:

@@ -29,12 +29,13 @@ SCHEDULES = {
     "cub200": Schedule(2_000, "shuffled"),
     "sop": Schedule(35_000, "drawn_classes"),
     "inshop": Schedule(35_000, "drawn_classes", memory=0.2, memory_decay=0.999),
+    "grocery": Schedule(2_000, "shuffled"),  # Not published; as for CUB.
 }
 
 
 def follows(variant: Variant) -> bool:
-    """Whether a variant is trained by this recipe."""
-    return variant.space.startswith("irt-")
+    """Whether a variant is trained by this recipe, and not only with its loss."""
+    return variant.space.startswith("irt-") and variant.encoder in ENCODERS
 
 
 def use(config: ConfigDict, variant: Variant) -> None:

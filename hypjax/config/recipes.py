@@ -15,13 +15,15 @@ from ml_collections import ConfigDict
 
 from hypjax.config.defaults import choose_objective, default_config
 from hypjax.errors import UserError, nearest
+from hypjax.models import create_encoder
 from hypjax.models.architectures import is_transformer, published_weights
-from hypjax.system.machine import usable_cores
+from hypjax.system import machine
 
 SPACES = {"hyp": "poincare", "sph": "sphere"}
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _RELEASED = ",released"
+FROZEN = ",frozen"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +89,6 @@ RECENT = {
     ),
 }
 ENCODERS |= RECENT
-RECENT_VARIANTS = tuple(
-    f"{loss}-{encoder}" for loss in (*SPACES, "mix", "pa", "hier") for encoder in RECENT
-)
 
 # Losses to compare with, by the names of their variants. Fields of the losses have their
 # defaults, see `hypjax.objectives`.
@@ -109,10 +108,17 @@ LOSS_VARIANTS = tuple(
 )
 # λ of IRT's variants, the weight of the differential entropy.
 KOLEO_WEIGHTS = {"irt-l": 0.0, "irt-r": 0.7}
+# HIER on top of Proxy-Anchor, as published, and of the loss of Hyp-ViT.
+HIER = {"hier": "hier+proxy_anchor", "hyp+hier": "hier+pairwise_cross_entropy"}
 # Trained by the recipe of HIER, see `hypjax.config.hier`.
 HIER_VARIANTS = (
-    *(f"hier-{encoder}" for encoder in ("vit", "deit", "dino", "resnet50")),
+    *(f"{loss}-{encoder}" for loss in HIER for encoder in ("vit", "deit", "dino", "resnet50")),
     *("hyp-resnet50", "pa-resnet50"),
+)
+RECENT_VARIANTS = tuple(
+    f"{loss}-{encoder}"
+    for loss in (*SPACES, "mix", *HIER, *LOSSES, *KOLEO_WEIGHTS)
+    for encoder in RECENT
 )
 # Trained by the recipe of IRT, see `hypjax.config.irt`; not for every dataset.
 IRT_VARIANTS = tuple(f"irt-{kind}{d}" for kind in "olr" for d in ("", "-distilled"))
@@ -122,30 +128,39 @@ class Variant(NamedTuple):
     """One of a dataset's experiments."""
 
     name: str  # Such as 'hyp-dino'.
-    # A key of `SPACES`, 'mix' for HypMix, which uses both, 'hier', 'irt-o', 'irt-l' or 'irt-r', or
-    # a key of `LOSSES` for another loss on the sphere.
+    # A key of `SPACES`, 'mix' for HypMix, which uses both, a key of `HIER`, 'irt-o', 'irt-l' or
+    # 'irt-r', or a key of `LOSSES` for another loss on the sphere.
     space: str
-    encoder: str  # A key of `ENCODERS`; for IRT, of those of `hypjax.config.irt`.
-    released: bool  # Whether it takes as many steps as the released commands, not the paper.
+    encoder: str  # A key of `ENCODERS`; for IRT's recipe, of those of `hypjax.config.irt`.
+    released: bool = False  # Whether it takes as many steps as the released commands.
+    frozen: bool = False  # Whether only a head is trained, see `train_head`.
 
 
 def parse_variant(name: str, extra: Sequence[str] = (), *, with_irt: bool = False) -> Variant:
     """Parses a variant, such as 'hyp-dino,released'; a suggestion follows an unknown one."""
     valid = [one + suffix for suffix in ("", _RELEASED) for one in (*VARIANTS, *extra)]
     # Of these there are no released commands.
-    valid += (*LOSS_VARIANTS, *HIER_VARIANTS, *RECENT_VARIANTS)
+    others = (*LOSS_VARIANTS, *HIER_VARIANTS, *RECENT_VARIANTS)
+    valid += (*others, *(one + FROZEN for one in (*VARIANTS, *extra, *others)))
     valid += IRT_VARIANTS if with_irt else ()
     if name not in valid:
         raise variant_error(name, valid)
     if name in IRT_VARIANTS:
-        return Variant(name, name[:5], f"deit{name[5:]}", released=False)
-    space, _, encoder = name.removesuffix(_RELEASED).partition("-")
-    return Variant(name, space, encoder, released=name.endswith(_RELEASED))
+        return Variant(name, name[:5], f"deit{name[5:]}")
+    named, _, suffix = name.partition(",")
+    space = next((loss for loss in KOLEO_WEIGHTS if named.startswith(loss)), named.split("-")[0])
+    encoder = named.removeprefix(f"{space}-")
+    return Variant(name, space, encoder, f",{suffix}" == _RELEASED, f",{suffix}" == FROZEN)
+
+
+def variant_for_this_machine() -> str:
+    """The variant that is chosen where none is named, unless a paper's recipe is the default."""
+    return "hyp-dinov2" if machine.has_accelerator() else f"hyp-lite{FROZEN}"
 
 
 def variant_error(variant: str, valid: Collection[str]) -> UserError:
     """Returns the error that a configuration file raises for an unknown variant."""
-    losses = LOSSES | {"mix": "hypmix", "hier": "hier+proxy_anchor"}
+    losses = LOSSES | HIER | {"mix": "hypmix"}
     loss = variant.partition("-")[0]
     if loss not in losses or any(name.partition("-")[0] == loss for name in valid):
         return UserError(f"unknown variant {variant!r}{nearest(variant, valid)}")
@@ -193,9 +208,9 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     """Returns the recipe of a variant for any dataset.
 
     A variant of another loss differs in the objective alone, unless it is trained by the recipe of
-    HIER, see `hypjax.config.hier`: encoder, head, views, batches, optimiser and length are those of
-    Hyp-ViT. So it is in the paper of HypMix; the combinations with the other losses are not
-    published.
+    HIER or IRT, see `hypjax.config.hier` and `hypjax.config.irt`: encoder, head, views, batches,
+    optimiser and length are those of Hyp-ViT. So it is in the paper of HypMix; the combinations
+    with the other losses are not published.
 
     The dataset's file adds batch size, steps, K and, for CUB, the test view. All other fields have
     their defaults, see `hypjax.config.default_config`.
@@ -211,9 +226,13 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     config.model.eval_pooling = encoder.eval_pooling
     if variant.space == "mix":
         choose_mix(config)
-    elif variant.space == "hier":
-        choose_objective(config, "hier+proxy_anchor")
-        config.objective.space, config.objective.proxy_rate = "poincare", 1e4
+    elif variant.space in HIER:
+        choose_objective(config, HIER[variant.space])
+        config.objective.space = "poincare"
+        if "proxy_rate" in config.objective:
+            config.objective.proxy_rate = 1e4
+    elif variant.space in KOLEO_WEIGHTS:
+        choose_irt(config, koleo_weight=KOLEO_WEIGHTS[variant.space])
     elif variant.space in LOSSES:
         # HIER (Kim et al., CVPR 2023) fine-tunes the same encoders with Proxy-Anchor at this
         # factor. For other losses of proxies, and this batch and schedule, it is our choice.
@@ -233,12 +252,13 @@ def hyp_vit(variant: Variant) -> ConfigDict:
 
 
 def train_head(config: ConfigDict) -> None:
-    """Trains the head alone, on features that are computed once, for as long as fits them.
+    """Trains the head alone, on features that are computed once, in batches that fit them.
 
     Started from principal components, with a small learning rate, a head finds unseen classes
     better than the encoder does; docs/results.md has the measurements, which a head from random
-    weights does not reach.
+    weights does not reach, nor one of 128 dimensions.
     """
+    config.model.head_dim = create_encoder(config.model.architecture).dim
     config.model.head_init = "pca"
     config.model.pooling = config.model.eval_pooling
     config.optim.frozen = ("encoder",)
@@ -249,6 +269,8 @@ def train_head(config: ConfigDict) -> None:
     config.optim.schedule = "cosine"
     config.optim.warmup_steps = None
     config.train.cached_features = True
+    config.train.batch_size = None
+    config.train.samples_per_class = None
     config.train.total_steps = None
 
 
@@ -258,5 +280,5 @@ def spread_decoding(config: ConfigDict) -> None:
     One core decodes and crops about 400 photos per second, so all cores are needed. On few cores
     threads are faster: on two cores 690 photos per second, against 560 with two processes.
     """
-    cores = usable_cores()
+    cores = machine.usable_cores()
     config.run.workers = min(8, cores) if cores > 4 else 0

@@ -290,9 +290,13 @@ def _validate_evaluation(config: ConfigDict) -> None:
 def _validate_batches(config: ConfigDict) -> None:
     train, fields, objective = config.train, flatten(config), OBJECTIVES[config.objective.name]
     for field in sorted(FITTED):
-        names = ("features",) if field in _FITTED_SIZES else choices.USERS
-        if fields[field] is None and config.data.name not in names:
-            refuse(field, None, f"a whole number, unless data.name is {' or '.join(names)}")
+        size = field in _FITTED_SIZES
+        names = ("features",) if size else choices.USERS
+        fitted = config.data.name in names or (train.cached_features and not size)
+        if fields[field] is None and not fitted:
+            cached = "" if size else ", or train.cached_features is set"
+            words = f"a whole number, unless data.name is {' or '.join(names)}{cached}"
+            refuse(field, None, words)
     if objective.by_tuple and train.sampling != "tuples":
         refuse("train.sampling", train.sampling, "tuples: this objective compares their images")
     if train.sampling not in GROUPED and objective.by_class:

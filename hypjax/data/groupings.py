@@ -10,7 +10,13 @@ from jaxtyping import Int
 from hypjax.data.dataset import Dataset
 
 CLASS = "class"
-_GROUP = {"glyphs": "script", "omniglot": "alphabet"}  # What a dataset's groups are.
+# What a dataset's groups are. Of several levels, the name of a group is a path: 'Fruit/Apple'.
+_LEVELS = {
+    "glyphs": ("script",),
+    "omniglot": ("alphabet",),
+    "grocery": ("department", "coarse class"),
+    "grocery_icons": ("department", "coarse class"),
+}
 
 
 class Grouping(NamedTuple):
@@ -23,8 +29,8 @@ class Grouping(NamedTuple):
 def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
     """The groupings of a dataset's images: into classes, then into what classes are grouped by.
 
-    Letters are grouped by script and by base letter, birds by genus, other datasets by their
-    super-classes, if they have any.
+    Letters are grouped by script and by base letter, birds by genus, groceries by coarse class and
+    by department, other datasets by their super-classes, if they have any.
     """
     _, first, labels = np.unique(images.labels, return_index=True, return_inverse=True)
     names = [images.class_name(int(i)) for i in first]
@@ -33,7 +39,12 @@ def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
         groups, numbers = np.unique(images.superlabels, return_inverse=True)
         known = images.group_names
         named = [f"group {group}" if known is None else str(known[group]) for group in groups]
-        found[_GROUP.get(name, "super-class")] = Grouping(numbers, named)
+        levels = _LEVELS.get(name, ("super-class",))
+        for depth in range(len(levels), 0, -1):
+            paths = ["/".join(each.split("/", len(levels) - 1)[:depth]) for each in named]
+            paths, of_group = np.unique(paths, return_inverse=True)
+            titles = [path.split("/", depth - 1)[-1] for path in paths]
+            found[levels[depth - 1]] = Grouping(of_group[numbers], titles)
     for grouping, group_of in _BY_NAME.get(name, {}).items():
         groups, numbers = np.unique([group_of(each) for each in names], return_inverse=True)
         found[grouping] = Grouping(numbers[labels], groups.tolist())

@@ -178,6 +178,5 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
             pairs=pairs if split == "train" else None,
         )
         parts[split] = with_host_cache(dataset, f"{fingerprint}-{split}", decoding)
-    note = prepare.describe_partial(name, prepare.count(builder))
-    notes = () if note is None else (note,)
+    notes = prepare.notes(builder)
     return _Opened(parts, judgements, fingerprint, notes, str(builder.data_dir))

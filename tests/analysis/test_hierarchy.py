@@ -78,6 +78,16 @@ def test_what_classes_are_grouped_by():
     assert of_images["super-class"] == ["xy"[label // 2] for label in LABELS]
     assert of_images["genus"] == [name.split("_")[-1] for name in NAMED]
     assert list(groupings("sop", dataset_without_images(LABELS))) == ["class"]
+    paths = {"superlabels": np.array([0, 1, 2, 1]), "group_names": ["A/x", "A/y", "B/x"]}
+    found = groupings("grocery", dataset_without_images([0, 1, 2, 1], **paths))
+    assert list(found) == ["class", "coarse class", "department"]
+    assert found["coarse class"].names == ["x", "y", "x"]
+    assert found["coarse class"].labels.tolist() == [0, 1, 2, 1]
+    assert found["department"].names == ["A", "B"]
+    assert found["department"].labels.tolist() == [0, 0, 1, 0]
+    assert groupings("inshop", dataset_without_images([0, 1, 2, 1], **paths))[
+        "super-class"
+    ].names == ["A/x", "A/y", "B/x"]
     assert genus("001.Black_footed_Albatross") == "Albatross" and genus("Ovenbird") == "Ovenbird"
     letters = {"É": "e", "e": "e", "ß": "ss", "ς": "σ", "Ѝ": "и", "ĳ": "ĳ", "ø": "ø"}
     assert {letter: base_letter(f"{letter} NAME") for letter in letters} == letters

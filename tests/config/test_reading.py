@@ -137,8 +137,8 @@ def test_an_unknown_variant_is_refused_with_a_suggestion():
     with pytest.raises(UserError, match="unknown variant 'hup'; did you mean hyp?"):
         load_config("glyphs:hup")
     with pytest.raises(UserError) as error:
-        load_config("folder:ms-dino")
-    assert str(error.value).startswith("unknown variant 'ms-dino'; choose one of hyp-vit, hyp-deit")
+        load_config("scenes:ms-dino")
+    assert str(error.value).startswith("unknown variant 'ms-dino'; choose one of irt-o, irt-l")
     added = str(error.value).rpartition(" --config.")[2]
     config = load_config("folder:hyp-scratch", [added, "data.path=photos"])
     assert config.objective.name == "multi_similarity"
@@ -318,9 +318,10 @@ def test_the_variant_for_own_images_is_chosen_by_the_machine_and_written_down(
     accelerator, variant, monkeypatch
 ):
     monkeypatch.setattr(machine, "has_accelerator", lambda: accelerator)
-    config = load_config("folder", ["data.path=photos"])
-    assert config.variant == variant
-    assert config == load_config(f"folder:{variant}", ["data.path=photos"])
+    for name, path in (("folder", ["data.path=photos"]), ("grocery", [])):
+        config = load_config(name, path)
+        assert config.variant == variant
+        assert config == load_config(f"{name}:{variant}", path)
 
 
 def test_older_names_of_variants_mean_what_they_meant():

@@ -263,6 +263,34 @@ def test_variants_of_recent_encoders_differ_from_those_of_dino_in_the_encoder(da
                 assert {name for name, value in fields if dino[name] != value} <= own
 
 
+@pytest.mark.parametrize("dataset", [*DATASETS, "grocery"])
+def test_a_frozen_encoder_leaves_the_loss_and_changes_how_a_head_is_trained(dataset):
+    """Also with the losses of HIER and IRT, which then are not trained by their recipes."""
+    rates = {"objective.proxy_rate", "objective.hier_rate"}
+    for loss in ("hyp", "sph", "mix", "pa", "ms", "hier", "hyp+hier", "irt-l", "irt-r"):
+        config = load(dataset, f"{loss}-lite,frozen")
+        assert config.train.cached_features and config.optim.frozen == ("encoder",)
+        assert config.train.batch_size is config.train.samples_per_class is None
+        assert config.model.head == "dense" and config.model.head_dim == 1280
+        alone = flatten(load(dataset, f"{loss}-lite"))
+        own = {f: v for f, v in flatten(config).items() if f.startswith("objective.")}
+        assert {field for field, value in own.items() if alone[field] != value} <= rates
+    assert alone["objective.koleo_weight"] == 0.7 and alone["objective.memory"] == 1.0
+    assert config.objective.space == "sphere"
+
+
+def test_the_recipes_of_groceries_for_a_cpu_see_fewer_pixels():
+    for encoder, side in (("lite", 192), ("dinov2", 126)):
+        config = load("grocery", encoder)
+        assert config == load("grocery", f"hyp-{encoder},frozen")
+        assert config.data.image_size == config.data.resize == side
+    for loss, samples in (("hyp", 9), ("hier", 6), ("hyp+hier", 6), ("irt-r", 9)):
+        config = load("grocery", f"{loss}-dinov2")
+        assert config.train.samples_per_class == samples and config.data.image_size == 224
+        # The classes of a batch are not held out for validation: 36 of 45 are not.
+        assert config.train.batch_size // samples <= 36
+
+
 TINY = dict(image_size=32, patch_size=16, width=16, depth=1, num_heads=2)
 CLASSES = 3
 FAST_COMPILATION = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

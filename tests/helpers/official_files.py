@@ -15,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+_BOX = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")  # Of the annotations of cars.
+
 
 class Written(NamedTuple):
     """One image: its name in the dataset, class, group of classes, and file content."""
@@ -55,6 +57,71 @@ def write_cars(root, classes=(1, 2, 99, 100), images=3, names=True):
             rows.append((name, number, i % 2))
     write_annotations(root / "cars196/cars_annos.mat", rows, names)
     return _write(root / "cars196", splits)
+
+
+def write_half_cars(root, box=(3, 2, 18, 12)):
+    """Writes root/cars_train and root/devkit, with one box for all; cars above 98 are the test."""
+    import scipy.io
+
+    splits, rows = {"train": [], "test": []}, []
+    for number in (1, 2, 99, 100):
+        for _ in range(2):
+            file = f"{len(rows) + 1:05d}.jpg"
+            splits["train" if number <= 98 else "test"].append(
+                _written(f"cars_train/{file}", _car(number))
+            )
+            rows.append((*box, number, file))
+    annotations = np.empty((1, len(rows)), [(field, object) for field in (*_BOX, "class", "fname")])
+    annotations[0, :] = rows
+    (root / "devkit").mkdir(parents=True)
+    scipy.io.savemat(root / "devkit/cars_train_annos.mat", {"annotations": annotations})
+    titles = np.array([[_car(n) for n in range(1, 197)]], object)
+    scipy.io.savemat(root / "devkit/cars_meta.mat", {"class_names": titles})
+    return _write(root, splits)
+
+
+# Coarse classes in the order of the official list; here the first has 39 products, the others one.
+_GROCERIES = {
+    "Fruit": """Apple Avocado Banana Kiwi Lemon Lime Mango Melon Nectarine Orange Papaya
+        Passion-Fruit Peach Pear Pineapple Plum Pomegranate Red-Grapefruit Satsumas""",
+    "Packages": """Juice Milk Oatghurt Oat-Milk Sour-Cream Sour-Milk Soyghurt Soy-Milk Yoghurt""",
+    "Vegetables": """Asparagus Aubergine Cabbage Carrots Cucumber Garlic Ginger Leek Mushroom Onion
+        Pepper Potato Red-Beet Tomato Zucchini""",
+}
+
+
+def write_grocery(root, icons=False):
+    """Writes root/GroceryStoreDataset: photos of the first and last coarse class of each half.
+
+    The first half of a department's coarse classes, rounded up, is trained on. With `icons`, photos
+    search the pictures of all products.
+    """
+    folder, tested = root / "GroceryStoreDataset/dataset", "query" if icons else "test"
+    lists = {part: [] for part in ("train", "val", "test")}
+    classes = ["Class Name (str),Class ID (int),Coarse Class Name (str),Coarse Class ID (int),..."]
+    splits, gallery, coarse_number = {"train": [], tested: []}, [], 0
+    for department, names in _GROCERIES.items():
+        coarse_classes = names.split()
+        half = (len(coarse_classes) + 1) // 2
+        for place, coarse in enumerate(coarse_classes):
+            for i in range(39 if coarse == "Apple" else 1):
+                number, product, path = len(classes) - 1, f"{coarse}-{i}", f"{department}/{coarse}"
+                icon = f"iconic-images-and-descriptions/{path}/{product}_Iconic.jpg"
+                row = f"{product},{number},{coarse},{coarse_number},/{icon},/{icon}.txt"
+                classes.append(row)
+                gallery.append(_written(icon, product, path))
+                if place not in (0, half - 1, half, len(coarse_classes) - 1) or i > 1:
+                    continue
+                for part, rows in lists.items():
+                    photo = f"{part}/{path}/{product}/{product}_001.jpg"
+                    rows.append(f"{photo}, {number}, {coarse_number}")
+                    split = "train" if place < half else tested
+                    splits[split].append(_written(photo, product, path))
+            coarse_number += 1
+    for part, rows in lists.items():
+        _write_lines(folder / f"{part}.txt", rows)
+    _write_lines(folder / "classes.csv", classes)
+    return _write(folder, splits | ({"gallery": gallery} if icons else {}))
 
 
 def write_sop(root):
@@ -174,7 +241,7 @@ def write_annotations(path, rows, names):
     """Writes struct and cell arrays of one row, as in the official file."""
     import scipy.io
 
-    fields = ("relative_im_path", "bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "test")
+    fields = ("relative_im_path", *_BOX, "class", "test")
     annotations = np.empty((1, len(rows)), [(field, object) for field in fields])
     for i, (name, number, test) in enumerate(rows):
         annotations[0, i] = (name, 1, 2, 18, 19, number, test)

@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 import tqdm
 from PIL import Image
 
-from hypjax.data.preparation.prepare import count, describe_partial, open_builder
+from hypjax.data.preparation.prepare import notes, open_builder
 from hypjax.data.records import open_records
 from hypjax.errors import UserError, writing
 from hypjax.system import console
@@ -31,7 +31,7 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
     if output.exists():
         raise UserError(f"{output} already exists; choose another folder, or remove it")
     builder = open_builder(dataset, data_dir)
-    if note := describe_partial(dataset, count(builder)):
+    for note in notes(builder):
         console.warn(f"this is {note}; results of the exported images will not say so")
     with writing(output), tempfile.TemporaryDirectory(dir=output.absolute().parent) as folder:
         unfinished = pathlib.Path(folder, output.name)

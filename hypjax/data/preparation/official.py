@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import csv
 import dataclasses
+import io
 import pathlib
 import re
 import warnings
@@ -29,6 +30,8 @@ from hypjax.system import console
 from hypjax.system.machine import usable_cores
 
 SKIPPED = "skipped.tsv"
+PART = "part.txt"  # Names the part of the dataset that was prepared, if it is not the whole.
+_CROP_QUALITY = 95  # Of JPEGs, for images that are cut to their boxes.
 _THREADS = min(usable_cores(), 16)  # The single writing thread keeps up with no more.
 _AHEAD = 4 * _THREADS  # Images read before they are written; they are held in memory.
 
@@ -49,6 +52,8 @@ class Entry(NamedTuple):
     superlabel: str = ""  # Name of the coarser class; '' if the dataset has none.
     place: str = ""  # Where it is listed, for messages.
     file: str = ""  # Path of its file; '' if that is the name.
+    # Part of the image that is kept: left, top, right and bottom, in pixels. None: the whole.
+    box: tuple[int, int, int, int] | None = None
 
 
 Listing = dict[str, list[Entry]]  # Images by split.
@@ -77,6 +82,9 @@ class OfficialDataset:
     tables: Mapping[str, Callable[[FileTree], pyarrow.Table]] = dataclasses.field(
         default_factory=dict
     )
+    # Parts that may be prepared in its place, by name, with the same name and tables.
+    parts: "Mapping[str, OfficialDataset]" = dataclasses.field(default_factory=dict)
+    note: str = ""  # Of a part: what it is, for all results.
 
     @property
     def builder(self) -> "type[OfficialBuilder]":
@@ -164,6 +172,8 @@ def _check(tree: FileTree, image: Entry) -> Example | str:
     try:
         content = tree.read(image.file)
         decoded = pixels.decode(content, channels=3)
+        if image.box is not None:
+            decoded, content = _cut(decoded, content, image.box)
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return pixels.reason(error)
     return {
@@ -178,13 +188,30 @@ def _check(tree: FileTree, image: Entry) -> Example | str:
     }
 
 
+def _cut(
+    decoded: Image.Image, content: bytes, box: tuple[int, int, int, int]
+) -> tuple[Image.Image, bytes]:
+    """Cuts an image to the part of its box inside it; the bytes stay if that is the whole image."""
+    left, top, right, bottom = box
+    whole = (0, 0, *decoded.size)
+    inside = (max(left, 0), max(top, 0), min(right, decoded.width), min(bottom, decoded.height))
+    if inside == whole:
+        return decoded, content
+    if inside[0] >= inside[2] or inside[1] >= inside[3]:
+        raise ValueError(f"its box {box} is not in the image")
+    cut, encoded = decoded.crop(inside), io.BytesIO()
+    cut.save(encoded, "JPEG", quality=_CROP_QUALITY, subsampling=0)
+    return cut, encoded.getvalue()
+
+
 class OfficialBuilder(RecordBuilder, skip_registration=True):
     """Builder of a dataset that is read from the files its authors published."""
 
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES = {"1.0.0": "First version."}
 
-    found: Found | None = None  # What `download_and_prepare` will write.
+    found: Found | None = None  # What `download_and_prepare` will write,
+    part: str | None = None  # and the part of the dataset that it is.
     skip_corrupt = False  # Whether to leave out images that cannot be read.
 
     def _generate_splits(
@@ -210,6 +237,8 @@ class OfficialBuilder(RecordBuilder, skip_registration=True):
         finally:
             self._pool.shutdown(cancel_futures=True)
         self._report_broken(len(labels))  # If it raises, the folder is discarded.
+        if self.part is not None:
+            pathlib.Path(self.data_dir, PART).write_text(f"{self.part}\n")
         return written
 
     def _examples_by_split(self) -> dict[str, Iterator[Example]]:

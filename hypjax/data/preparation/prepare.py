@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow_datasets as tfds
 
 from hypjax.data import cloud
-from hypjax.data.preparation.official import Count, Listing, OfficialBuilder
+from hypjax.data.preparation.official import (
+    PART,
+    Count,
+    Listing,
+    OfficialBuilder,
+    OfficialDataset,
+)
 from hypjax.data.preparation.registry import BUILDERS, OFFICIAL_DATASETS
 from hypjax.data.records import RecordBuilder, damaged, is_prepared, open_records, read_index
 from hypjax.errors import UserError, nearest
@@ -27,14 +33,15 @@ def prepare(
     *,
     data_dir: str | None = None,
     manual_dir: str | None = None,
+    part: str | None = None,
     allow_partial: bool = False,
     skip_corrupt: bool = False,
 ) -> RecordBuilder:
     """Prepares a dataset unless it is already prepared, and reports progress.
 
     The arguments are the flags of `python -m hypjax.prepare`. Raises UserError if there is no such
-    dataset, its files are missing, damaged or of the wrong number, images cannot be read, or the
-    folder cannot be written.
+    dataset or part of it, its files are missing, damaged or of the wrong number, images cannot be
+    read, or the folder cannot be written.
     """
     root = _root(name, data_dir)
     if is_url(root):
@@ -43,13 +50,17 @@ def prepare(
             "there"
         )
     builder = _open(name, root)
+    parts = OFFICIAL_DATASETS[name].parts if name in OFFICIAL_DATASETS else {}
+    if part is not None and part not in parts:
+        known = f"--part is one of {', '.join(parts)}" if parts else "omit --part"
+        raise UserError(f"{name} has no part {part!r}; {known}")
     if is_prepared(builder):
-        _accept_prepared(builder, allow_partial)
+        _accept_prepared(builder, part, allow_partial)
         return builder
     if manual_dir and not isinstance(builder, OfficialBuilder):
         raise UserError(f"{name} is not made from files; omit --manual_dir")
     files = pathlib.Path(manual_dir).expanduser() if manual_dir else None
-    return _prepare(builder, root, "--data_dir", files, allow_partial, skip_corrupt)
+    return _prepare(builder, root, "--data_dir", files, part, allow_partial, skip_corrupt)
 
 
 def open_builder(name: str, data_dir: str | None) -> RecordBuilder:
@@ -77,35 +88,54 @@ def count(builder: RecordBuilder) -> dict[str, Count]:
 
 def summary(builder: RecordBuilder) -> str:
     """Describes a prepared dataset: its folder, then one line per split."""
-    counts, official = count(builder), _expected(builder.name)
+    official = _official(builder.name, prepared_part(builder))
+    counts, expected = count(builder), official.counts if official else {}
     lines = [f"{builder.name} {builder.version} is in {builder.data_dir}"]
     for name, (images, classes) in counts.items():
         line = f"  {name:<8}{images:>7} images"
-        if name not in official or official[name].classes != 1:
+        if name not in expected or expected[name].classes != 1:
             groups = read_index(builder, name, ["superlabel"])["superlabel"].unique().to_pylist()
             line += f",{classes:>6} classes" + (f" in {len(groups)} groups" if any(groups) else "")
         lines.append(line)
-    note = describe_partial(builder.name, counts)
-    return "\n".join([*lines, f"  {note}"] if note else lines)
+    return "\n".join([*lines, *(f"  {note}" for note in notes(builder))])
 
 
-def describe_partial(name: str, found: Mapping[str, Count]) -> str | None:
-    """Describes what a copy of a dataset lacks, by the size of each split that has images.
+def notes(builder: RecordBuilder) -> tuple[str, ...]:
+    """What a prepared dataset lacks, for all results computed from it: a part, or a partial copy.
 
-    For example 'a partial copy of cub200: train 238 of 5864 images in 4 of 100 classes'. Returns
-    None if the copy is complete, or the dataset has no official counts.
+    For example 'a partial copy of cub200: train 238 of 5864 images in 4 of 100 classes'. There is
+    none if it is the complete dataset, or one that is not official.
     """
-    expected = _expected(name)
+    official = _official(builder.name, prepared_part(builder))
+    if official is None:
+        return ()
+    partial = _describe_partial(official, count(builder))
+    return tuple(filter(None, (official.note, partial)))
+
+
+def prepared_part(builder: RecordBuilder) -> str | None:
+    """Name of the part that a prepared dataset is; None if it is the whole."""
+    file = pathlib.Path(builder.data_dir, PART)
+    part = file.read_text().strip() if file.exists() else None
+    if part is not None and part not in OFFICIAL_DATASETS[builder.name].parts:
+        raise damaged(builder.name, builder.data_dir, f"{PART} names no part")
+    return part
+
+
+def _official(name: str, part: str | None) -> OfficialDataset | None:
+    """Returns an official dataset, or a part of it; None if it is none."""
+    whole = OFFICIAL_DATASETS.get(name)
+    return whole.parts[part] if whole and part else whole
+
+
+def _describe_partial(official: OfficialDataset, found: Mapping[str, Count]) -> str | None:
+    """Describes what a copy lacks, by the size of each split that has images."""
+    expected = official.counts
     found = _comparable(found, expected)
     differing = [split for split in expected if found.get(split, _EMPTY) != expected[split]]
     if not differing:
         return None
-    return f"a partial copy of {name}: {_compare_counts(expected, found, differing)}"
-
-
-def _expected(name: str) -> Mapping[str, Count]:
-    """Sizes of the splits of an official dataset; none of others."""
-    return OFFICIAL_DATASETS[name].counts if name in OFFICIAL_DATASETS else {}
+    return f"a partial copy of {official.name}: {_compare_counts(expected, found, differing)}"
 
 
 def _root(name: str, data_dir: str | None) -> str:
@@ -142,11 +172,19 @@ def _not_prepared(builder: RecordBuilder, root: str, data_dir: str | None) -> st
     )
 
 
-def _accept_prepared(builder: RecordBuilder, allow_partial: bool) -> None:
-    """Rejects a prepared dataset that is damaged, or partial without permission."""
+def _accept_prepared(builder: RecordBuilder, part: str | None, allow_partial: bool) -> None:
+    """Rejects a prepared dataset that is damaged, another part, or partial without permission."""
     for split in builder.info.splits:
         open_records(builder, split)
-    note = describe_partial(builder.name, count(builder))
+    prepared = prepared_part(builder)
+    if prepared != part:
+        holds = f"the part {prepared}" if prepared else "the whole dataset"
+        raise UserError(
+            f"{builder.data_dir} holds {holds}; remove that folder to prepare "
+            f"{f'the part {part}' if part else 'the whole'}, or name another with --data_dir"
+        )
+    official = _official(builder.name, part)
+    note = official and _describe_partial(official, count(builder))
     if note and not allow_partial:
         raise UserError(
             f"{builder.data_dir} holds {note}; use it with --allow_partial, or remove that folder "
@@ -160,6 +198,7 @@ def _prepare(
     root: str,
     flag: str,
     manual_dir: pathlib.Path | None = None,
+    part: str | None = None,
     allow_partial: bool = False,
     skip_corrupt: bool = False,
 ) -> RecordBuilder:
@@ -168,17 +207,18 @@ def _prepare(
     with contextlib.ExitStack() as stack:
         with _explaining_write_errors(folder, flag):
             stack.enter_context(claimed(folder.parent, f"preparing {name}"))
-        stack.callback(_remove_empty, pathlib.Path(root, "downloads"), name)
+        downloads = _downloads(root, name)
+        stack.callback(_remove_empty, downloads)
         if is_prepared(builder):  # By another process, while this one waited.
             return _open(name, root)
         for unfinished in folder.parent.glob(f"incomplete.*_{folder.name}"):
             shutil.rmtree(unfinished, ignore_errors=True)  # TFDS's, of a process that was killed.
         console.say(f"preparing {name} in {folder} (once)")
         if isinstance(builder, OfficialBuilder):
-            downloads = pathlib.Path(root, "downloads", name)
-            found = stack.enter_context(OFFICIAL_DATASETS[name].open(manual_dir, downloads))
-            _check_listing(name, found.images, allow_partial)
-            builder.found, builder.skip_corrupt = found, skip_corrupt
+            official = _official(name, part)
+            found = stack.enter_context(official.open(manual_dir, downloads))
+            _check_listing(official, found.images, allow_partial)
+            builder.found, builder.part, builder.skip_corrupt = found, part, skip_corrupt
         started = time.monotonic()
         with _explaining_write_errors(folder, flag), contextlib.redirect_stdout(io.StringIO()):
             builder.download_and_prepare()
@@ -188,9 +228,15 @@ def _prepare(
     return _open(name, root)
 
 
-def _remove_empty(downloads: pathlib.Path, name: str) -> None:
+def _downloads(root: str, name: str) -> pathlib.Path:
+    """The folder of a dataset's downloads."""
+    source = OFFICIAL_DATASETS[name].source if name in OFFICIAL_DATASETS else None
+    return pathlib.Path(root, "downloads", (source and source.downloads) or name)
+
+
+def _remove_empty(downloads: pathlib.Path) -> None:
     """Removes the folders that TFDS or this module created and left empty."""
-    for folder in (downloads / "extracted", downloads / name, downloads):
+    for folder in (downloads.parent / "extracted", downloads, downloads.parent):
         with contextlib.suppress(OSError):
             folder.rmdir()
 
@@ -207,9 +253,9 @@ def _explaining_write_errors(folder: pathlib.Path, flag: str) -> Iterator[None]:
         ) from error
 
 
-def _check_listing(name: str, listing: Listing, allow_partial: bool) -> None:
-    """Rejects a listing that is neither the complete dataset nor an accepted part of it."""
-    expected = OFFICIAL_DATASETS[name].counts
+def _check_listing(official: OfficialDataset, listing: Listing, allow_partial: bool) -> None:
+    """Rejects a listing that is neither complete nor an accepted partial copy."""
+    name, expected = official.name, official.counts
     labels = {split: {image.label for image in part} for split, part in listing.items()}
     counts = {split: Count(len(part), len(labels[split])) for split, part in listing.items()}
     found = _comparable(counts, expected)
@@ -223,12 +269,12 @@ def _check_listing(name: str, listing: Listing, allow_partial: bool) -> None:
             f"these files are not a copy of {name}, there are too many: "
             f"{_compare_counts(expected, found, too_large)}; remove those that do not belong to it"
         )
-    trained = labels.pop("train", set())
-    if shared := trained & set().union(*labels.values()):
+    tested = labels.get("test", set()) | labels.get("query", set())  # A gallery may have both.
+    if shared := labels.get("train", set()) & tested:
         raise UserError(
             f"{min(shared)} is in both train and test; these files are not a copy of {name}"
         )
-    if (note := describe_partial(name, found)) and not allow_partial:
+    if (note := _describe_partial(official, found)) and not allow_partial:
         raise UserError(
             f"this is {note}; use --allow_partial to continue; every result will say so"
         )

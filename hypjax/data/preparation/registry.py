@@ -4,7 +4,16 @@ To add a dataset, write a module that defines `DATASET`, add it to `OFFICIAL_DAT
 name to `hypjax/config/choices.py`.
 """
 
-from hypjax.data.preparation import cars196, cub200, inshop, omniglot, revisited, sfm120k, sop
+from hypjax.data.preparation import (
+    cars196,
+    cub200,
+    grocery,
+    inshop,
+    omniglot,
+    revisited,
+    sfm120k,
+    sop,
+)
 from hypjax.data.preparation.glyphs import Glyphs
 from hypjax.data.preparation.official import OfficialDataset
 from hypjax.data.preparation.scenes import Scenes
@@ -14,6 +23,7 @@ OFFICIAL_DATASETS: dict[str, OfficialDataset] = {
     dataset.name: dataset
     for dataset in (
         *(module.DATASET for module in (cub200, cars196, sop, inshop, omniglot, sfm120k)),
+        *(grocery.PHOTOS, grocery.ICONS),
         *(revisited.ROXFORD, revisited.RPARIS, revisited.DISTRACTORS),
     )
 }

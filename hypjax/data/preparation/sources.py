@@ -68,7 +68,7 @@ class Archive:
     file: str  # Its name, or its path below the dataset's folder.
     unpacked: str
     url: str = ""
-    sha256: str = ""
+    sha256: str = ""  # Of the file at that address; '' if its bytes may differ between downloads.
 
     def find(self, root: pathlib.Path) -> pathlib.Path | None:
         """Returns the archive in a dataset's folder, or None if missing or already unpacked."""
@@ -89,6 +89,7 @@ class Source:
     required: str  # What a user has to obtain, in words.
     origin: str  # Where to obtain it, in words.
     required_lists: tuple[str, ...] = ()  # In no archive; checked before anything is unpacked.
+    downloads: str = ""  # Name of the folder of its downloads; '' if that is the dataset's.
 
     @property
     def advice(self) -> str:
@@ -294,7 +295,7 @@ def _fetch(archive: Archive, path: pathlib.Path, scratch: Scratch) -> None:
     """Downloads an archive, which appears only when verified, unless it is already there."""
     import pooch
 
-    if path.is_file() and pooch.file_hash(str(path)) == archive.sha256:
+    if path.is_file() and archive.sha256 in ("", pooch.file_hash(str(path))):
         return
     unfinished = scratch() / path.name
     console.say(f"downloading {archive.url} to {path.parent}")
@@ -302,7 +303,7 @@ def _fetch(archive: Archive, path: pathlib.Path, scratch: Scratch) -> None:
     bar = {"unit": "B", "unit_scale": True, "disable": None, "leave": False}
     with tqdm.tqdm(total=1, desc=path.name, **bar) as progress:  # Pooch sets the total.
         downloader = pooch.HTTPDownloader(progress, chunk_size=1 << 20, timeout=_TIMEOUT)
-        known = f"sha256:{archive.sha256}"
+        known = f"sha256:{archive.sha256}" if archive.sha256 else None
         pooch.retrieve(archive.url, known, path.name, str(unfinished.parent), downloader=downloader)
     unfinished.replace(path)
 

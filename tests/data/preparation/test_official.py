@@ -29,6 +29,8 @@ WRITERS = {
     "sop": disk.write_sop,
     "inshop": disk.write_inshop,
     "omniglot": disk.write_omniglot,
+    "grocery": disk.write_grocery,
+    "grocery_icons": functools.partial(disk.write_grocery, icons=True),
 }
 # Folders of each dataset, and the official archives that contain them.
 PACKED = {
@@ -40,6 +42,8 @@ PACKED = {
         "images_background": "images_background.zip",
         "images_evaluation": "images_evaluation.zip",
     },
+    "grocery": {"GroceryStoreDataset": "GroceryStoreDataset-master.zip"},
+    "grocery_icons": {"GroceryStoreDataset": "GroceryStoreDataset-master.zip"},
 }
 
 
@@ -146,6 +150,24 @@ def test_cars_are_split_by_class_whatever_their_order_and_names(tmp_path, downlo
     assert [image.label for image in images["train"]] == ["Car (1)", "Car (2)"]
 
 
+@pytest.mark.parametrize("archive", ["car_devkit.tgz", "cars_devkit.tgz"])
+def test_the_training_half_of_cars_is_split_by_class(archive, tmp_path, downloads):
+    written, half = disk.write_half_cars(tmp_path), OFFICIAL_DATASETS["cars196"].parts["train"]
+    disk.pack(tmp_path / "cars_train", tmp_path / "cars_train.tgz")
+    disk.pack(tmp_path / "devkit", tmp_path / archive)
+    with half.open(tmp_path, downloads) as found:
+        assert contents(found) == written
+        assert all(image.box is None for part in found.images.values() for image in part)
+
+
+def test_another_first_half_of_a_department_is_named(tmp_path, downloads):
+    disk.write_grocery(tmp_path)
+    classes = tmp_path / "GroceryStoreDataset/dataset/classes.csv"
+    classes.write_text(classes.read_text().replace(",Kiwi,", ",Grape,"))
+    sentence = error_at("grocery", tmp_path, downloads)
+    assert sentence.startswith(f"{classes}: the first half of Fruit") and "Kiwi" in sentence
+
+
 @pytest.mark.parametrize(("list_in", "images_in"), [("Eval", ""), ("", "Img"), ("", "")])
 def test_inshop_files_may_be_arranged_differently(list_in, images_in, tmp_path, downloads):
     written = disk.write_inshop(tmp_path)
@@ -187,6 +209,12 @@ DAMAGED_LINES = [
     ("inshop", "Eval/list_eval_partition.txt", 5, "/img/M/D/i/1.jpg i train", "of the form"),
     ("inshop", "Eval/list_eval_partition.txt", 5, "img/../../i/1.jpg i train", "points outside"),
     ("inshop", "Eval/list_eval_partition.txt", 1, "19", "declares 19 images but lists 18"),
+    ("grocery", "dataset/train.txt", 1, "train/Fruit/Kiwi/a.jpg 41 3", "is not of the form"),
+    ("grocery", "dataset/val.txt", 1, "val/Fruit/Kiwi/a.jpg, 81, 3", "there is no product 81"),
+    ("grocery", "dataset/val.txt", 1, "val/Fruit/a.jpg, 0, 1", "is in Fruit, coarse class 0"),
+    ("grocery", "dataset/val.txt", 1, "val/Packages/a.jpg, 0, 0", "is in Fruit, coarse class 0"),
+    ("grocery", "dataset/classes.csv", 2, "A,1,A,0,/icons/Fruit/a.jpg,/a.txt", "is not number 0"),
+    ("grocery", "dataset/classes.csv", 2, "A,0,A,0,/icons/Fish/a.jpg,/a.txt", "no department"),
 ]
 
 
@@ -209,6 +237,12 @@ DAMAGED_LISTS = [
     ("inshop", "Eval/list_eval_partition.txt", b"many\nimages", "does not begin with a count"),
     ("cars196", "cars_annos.mat", b"MATLAB 5.0 MAT-file" + bytes(500), "is damaged"),
     ("cars196", "cars_annos.mat", None, "is damaged"),
+    (
+        "grocery",
+        "dataset/classes.csv",
+        b"h\nA,0,A,0,/i/Fruit/a.jpg,/a.txt",
+        "lists 1 products in 1",
+    ),
 ]
 
 

@@ -76,7 +76,7 @@ def test_records_hold_the_files_and_the_index_describes_them(tmp_path, complete,
     builder = prepared(tmp_path, "inshop")
     assert len(builder.info.splits["train"].filepaths) > 1
     assert list(builder.info.splits) == list(written)
-    assert preparation.describe_partial("inshop", preparation.count(builder)) is None
+    assert preparation.notes(builder) == ()
     label_names = builder.info.features["label"].names
     for split, files in written.items():
         found = records.open_records(builder, split)
@@ -158,6 +158,38 @@ def test_broken_images_are_named_and_nothing_is_left_behind(tmp_path, cub, capsy
     assert left(tmp_path / "data") == []
 
 
+def test_a_part_is_cut_to_boxes_and_every_result_says_so(tmp_path):
+    written = official_files.write_half_cars(tmp_path / "files", box=(3, 2, 18, 12))
+    with pytest.raises(UserError, match="no part 'half'; --part is one of train, train_boxes"):
+        prepared(tmp_path, "cars196", part="half")
+    options = {"part": "train_boxes", "allow_partial": True}
+    builder = prepared(tmp_path, "cars196", **options)
+    note, partial = preparation.notes(open_builder("cars196", str(tmp_path / "data")))
+    assert note.startswith("the training half of Cars-196 (8144 of 16185 photos), cut to their box")
+    assert partial == (
+        "a partial copy of cars196: train 4 of 4052 images in 2 of 98 classes, "
+        "test 4 of 4092 in 2 of 98 classes"
+    )
+    found = records.open_records(builder, "test")
+    assert found.sizes.tolist() == [[11, 16]] * 4
+    for i, image in enumerate(written["test"]):  # Pixels 3 to 18 and 2 to 12, counted from 1.
+        whole = np.asarray(pixels.decode(image.content, 3), np.int32)[1:12, 2:18]
+        cut = np.asarray(pixels.decode(found.images[i]["image"], 3), np.int32)
+        assert np.abs(whole - cut).mean() < 3
+    with pytest.raises(UserError, match="holds the part train_boxes; remove that folder"):
+        prepared(tmp_path, "cars196", allow_partial=True)
+    assert prepared(tmp_path, "cars196", **options) is not None
+
+
+def test_photos_may_search_pictures_of_products_that_were_trained_on(tmp_path, complete):
+    folder = tmp_path / "files"
+    written = complete("grocery_icons", official_files.write_grocery(folder, icons=True))
+    builder = prepared(tmp_path, "grocery_icons")
+    labels = {n: set(records.open_records(builder, n).class_names) for n in written}
+    assert labels["train"] | labels["query"] < labels["gallery"] and len(labels["gallery"]) == 81
+    assert not labels["train"] & labels["query"]
+
+
 def test_broken_images_are_left_out_on_request_unless_all_are(tmp_path, cub, capsys):
     cub({FIRST: b""}, classes=(1,), images=1)
     with pytest.raises(UserError, match="1 of 1 images cannot be read .*; fetch the dataset"):
@@ -170,8 +202,8 @@ def test_broken_images_are_left_out_on_request_unless_all_are(tmp_path, cub, cap
     skipped = pathlib.Path(builder.data_dir, "skipped.tsv").read_text().splitlines()
     assert skipped == ["name\treason", f"{SECOND}\tnot an image", f"{last}\tnot an image"]
     assert SECOND not in records.open_records(builder, "train").names
-    assert preparation.describe_partial("cub200", preparation.count(builder)) == (
-        "a partial copy of cub200: train 5 of 6 images, test 5 of 6"
+    assert preparation.notes(builder) == (
+        "a partial copy of cub200: train 5 of 6 images, test 5 of 6",
     )
 
 

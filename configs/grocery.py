@@ -1,0 +1,56 @@
+"""Groceries: retrieval of unseen products in photos of a shop, on a CPU too.
+
+    python -m hypjax.prepare --dataset=grocery
+    python -m hypjax.main --config=configs/grocery.py:lite
+
+Without a variant it is `hyp-dinov2` where there is an accelerator, and `lite` elsewhere. Variants:
+
+* `lite` and `dinov2`, short for `hyp-lite,frozen` and `hyp-dinov2,frozen`, train a head alone, in
+  minutes on a CPU: on features that EfficientNet-Lite0 computes once at 192 pixels, or DINOv2's
+  ViT-S at 126. Any of the following exists with `,frozen`;
+* `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` or `-dino`, fine-tune a
+  pretrained ViT-S by the recipe of Hyp-ViT, which requires an accelerator. `mix` in their place is
+  HypMix, `hier` HIER on top of Proxy-Anchor, `hyp+hier` on top of Hyp-ViT's loss, and `pa`, `nca`,
+  `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or `snca` another loss;
+* `-dinov2`, `-dinov3`, `-siglip2`, `-clip` and `-lite` are encoders of today, for all of these
+  losses and those of IRT, `irt-l` and `irt-r`, as in `irt-r-lite`;
+* `hier`, `hyp+hier`, `hyp` and `pa` with `-resnet50`, and `irt-o`, `irt-l` and `irt-r`, also
+  `-distilled`, follow the recipes of HIER and IRT, see `configs/cub.py`.
+
+`--config.data.name=grocery_icons` searches the shop's iconic pictures of all 81 products instead.
+No paper reports these tasks.
+"""
+
+from ml_collections import ConfigDict
+
+from hypjax.config import hier, irt, recipes
+
+_SHORT = {name: f"hyp-{name}{recipes.FROZEN}" for name in ("lite", "dinov2")}
+_SIDES = {"lite": 192, "dinov2": 126}  # Of images for frozen encoders, in pixels: 9 × 9 patches.
+
+
+def get_config(variant: str | None = None) -> ConfigDict:
+    """Returns the configuration of a variant."""
+    variant = variant or recipes.variant_for_this_machine()
+    chosen = recipes.parse_variant(_SHORT.get(variant, variant), with_irt=True)
+    config = recipes.hyp_vit(chosen)
+    config.data.name = "grocery"
+    config.data.validation_classes = 0.2
+    # As for CUB, with 32 of the 36 classes that are not held out; each has 35 photos or more.
+    config.train.batch_size = 288
+    config.train.samples_per_class = 9
+    config.train.total_steps = 200
+    if hier.follows(chosen):
+        hier.use(config, chosen)
+        if config.train.samples_per_class == 2:
+            config.train.samples_per_class = 6  # 30 classes; 2 images of each would need 90.
+    if irt.follows(chosen):
+        irt.use(config, chosen)
+    if chosen.frozen:
+        recipes.train_head(config)
+        side = _SIDES.get(chosen.encoder, config.data.image_size)
+        config.data.image_size = config.data.resize = side
+    config.eval.ks = (1, 2, 4, 8)
+    config.eval.every = 50
+    config.run.checkpoint_every = 50
+    return config
