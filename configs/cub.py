@@ -48,4 +48,6 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
         irt.use(config, chosen)
     if chosen.frozen:
         recipes.train_head(config)
+    if chosen.last:
+        recipes.train_last_blocks(config, chosen.encoder)
     return config

@@ -21,7 +21,8 @@ from hypjax.config import default_config, recipes, variant_error
 
 _SCRATCH = (*(f"{space}-scratch" for space in recipes.SPACES), *recipes.SPACES)
 _PRETRAINED = (*recipes.VARIANTS, *recipes.RECENT_VARIANTS)
-VARIANTS = (*_PRETRAINED, *(name + recipes.FROZEN for name in _PRETRAINED), *_SCRATCH)
+_FROZEN = (name + recipes.FROZEN for name in _PRETRAINED)
+VARIANTS = (*_PRETRAINED, *_FROZEN, *recipes.LAST_VARIANTS, *_SCRATCH)
 
 
 def get_config(variant: str | None = None) -> ConfigDict:
@@ -72,4 +73,6 @@ def pretrained(variant: str) -> ConfigDict:
     config.train.total_steps = 500
     if chosen.frozen:
         recipes.train_head(config)
+    if chosen.last:
+        recipes.train_last_blocks(config, chosen.encoder)
     return config

@@ -48,6 +48,9 @@ def get_config(variant: str | None = None) -> ConfigDict:
         irt.use(config, chosen)
     if chosen.frozen:
         recipes.train_head(config)
+    if chosen.last:
+        recipes.train_last_blocks(config, chosen.encoder)
+    if chosen.frozen or chosen.last:
         side = _SIDES.get(chosen.encoder, config.data.image_size)
         config.data.image_size = config.data.resize = side
     config.eval.ks = (1, 2, 4, 8)
