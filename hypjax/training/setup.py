@@ -83,9 +83,9 @@ def build(config: ConfigDict) -> Setup:
         tuples=(plans.tuples, plans.tuple_size) if mined else (0, 0),
     )
     # An objective refuses sizes that do not suit it, before the run has a folder.
-    state = jax.eval_shape(lambda: create_state(learner, spec))
+    jax.eval_shape(lambda: learner.objective.init(jax.random.key(0), spec))
     if config.train.cached_features and "encoder" not in config.optim.frozen:
-        learner = dataclasses.replace(learner, block=_highest_frozen_block(learner, state.params))
+        learner = dataclasses.replace(learner, block=_highest_frozen_block(learner, spec))
     layout = None
     if config.run.cache == "device":
         scalable = config.data.train_view == "area_crop"
@@ -95,10 +95,11 @@ def build(config: ConfigDict) -> Setup:
     return Setup(config, learner, spec, splits, plans, layout, evaluator)
 
 
-def _highest_frozen_block(learner: Learner, params: PyTree) -> str:
-    """The block whose output does not change in training."""
+def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
+    """The highest block whose output does not change in training."""
+    params = jax.eval_shape(lambda: create_state(learner, spec)).params
     encoder, trained = learner.model.encoder, split_frozen(params, learner.frozen)[0]["model"]
-    block = cut.highest_frozen(encoder, trained["encoder"])
+    block = cut.highest_frozen(encoder, trained.get("encoder", {}))
     if block is None:
         lowest = [name for names in encoder.layers[:2] for name in names]
         paths = (f"model/encoder/{name}" for name in lowest if name in params["model"]["encoder"])

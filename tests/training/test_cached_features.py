@@ -1,6 +1,7 @@
 """Training the head on the frozen encoder's embeddings, which are computed once."""
 
 import collections
+import contextlib
 import functools
 import shutil
 
@@ -14,7 +15,11 @@ from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.weights import restore_best
+from hypjax.training.input import open_input
 from hypjax.training.setup import build
+from hypjax.training.states import random_state
+from hypjax.training.step import make_train_step, shard_batch
+from hypjax.types import Workers
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_squares
 
@@ -60,16 +65,23 @@ LOWER = (
 )
 
 
+def first_step(config):
+    """Gradient norm and encoder after one step."""
+    built = build(config)
+    learner, state = built.learner, random_state(built.learner, built.spec)
+    source = open_input(built, range(1), Workers.of(config.run), state.params["model"])
+    with contextlib.closing(source.batches(range(1), built.plans)) as batches:
+        batch = shard_batch(learner.mesh, next(batches))
+    state, metrics = jax.jit(make_train_step(learner))(state, batch)
+    return metrics["gradient_norm"], state.params["model"]["encoder"]
+
+
 @pytest.mark.slow
-def test_blocks_above_frozen_ones_are_trained_on_cached_activations(squares, tmp_path):
-    for name, fields in (("cached", ["train.cached_features=True"]), ("computed", VIEWS)):
-        short = ("train.total_steps=4", "run.log_every=1", "data.validation_classes=0")
-        config = small_runs.load(squares, *LOWER, *short, *fields)
-        train.train_and_evaluate(config, tmp_path / name)
-    steps = [small_runs.step_metrics(tmp_path / name) for name in ("cached", "computed")]
-    np.testing.assert_allclose(list(steps[0].values()), list(steps[1].values()), rtol=1e-3)
-    models = [restore_best(tmp_path / name)[2]["encoder"] for name in ("cached", "computed")]
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), *models)
+def test_blocks_above_frozen_ones_are_trained_on_cached_activations(squares):
+    one = (*LOWER, "run.mesh=1,1", "optim.warmup_steps=0")
+    cached = first_step(small_runs.load(squares, *one, "train.cached_features=True"))
+    computed = first_step(small_runs.load(squares, *one, *VIEWS))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3), cached, computed)
 
 
 def test_activations_can_be_cached_below_the_lowest_trained_layer_alone(squares):
