@@ -11,6 +11,8 @@ Variants:
   `-siglip2`, `-clip` or `-lite` fine-tune encoders of today, which is untried;
 * `hyp-lite,frozen` and so on train only the head, on features of the pretrained encoder that are
   computed once: minutes on a CPU for `-lite`, the small EfficientNet-Lite0;
+* `hyp-lite,last` and `hyp-dinov2,last` train the encoder's last blocks, too, on what the blocks
+  below compute once;
 * `hyp-scratch` and `sph-scratch` train a small Vision Transformer from scratch, with sizes,
   schedule and learning rate for that. Older runs name them `hyp` and `sph`.
 """
