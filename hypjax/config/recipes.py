@@ -286,10 +286,14 @@ def train_head(config: ConfigDict) -> None:
 
 
 def train_last_blocks(config: ConfigDict, encoder: str) -> None:
-    """Trains the head and the encoder's last blocks, on what the blocks below compute once."""
+    """Trains the head and the encoder's last blocks, on what the blocks below compute once.
+
+    In more steps than these, classes of Cars-196 held out for validation are found less well again.
+    """
     train_head(config)
     config.optim.frozen = tuple(f"model/encoder/{name}" for name in LOWER[encoder])
     config.optim.learning_rate = 3e-4
+    config.train.total_steps = 200
     for field in ("proxy_rate", "hier_rate"):  # Proxies learn as fast as those of a head alone.
         if field in config.objective:
             config.objective[field] /= 3
