@@ -15,7 +15,8 @@ Every loss also exists with encoders of today: `-dinov2`, `-dinov3`, `-siglip2`,
 top of Hyp-ViT's loss, and IRT's losses `irt-l` and `irt-r`. These are untried.
 
 The suffix `,frozen` trains a head alone, on features that the encoder computes once: minutes on a
-CPU for `configs/cars.py:hyp-lite,frozen`.
+CPU for `configs/cars.py:hyp-lite,frozen`. With `-lite` and `-dinov2`, `,last` trains the
+encoder's last blocks, too.
 
 `nca`, `softmax`, `softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or `snca` trains another
 loss on the sphere, otherwise by the recipe of Hyp-ViT, as in `configs/cars.py:ms-dino`. No paper
@@ -48,4 +49,6 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
         hier.use(config, chosen)
     if chosen.frozen:
         recipes.train_head(config)
+    if chosen.last:
+        recipes.train_last_blocks(config, chosen.encoder)
     return config

@@ -11,6 +11,8 @@ Variants:
   `-siglip2`, `-clip` or `-lite` fine-tune encoders of today, which is untried;
 * `hyp-lite,frozen` and so on train only the head, on features of the pretrained encoder that are
   computed once: minutes on a CPU for `-lite`, the small EfficientNet-Lite0;
+* `hyp-lite,last` and `hyp-dinov2,last` train the encoder's last blocks, too, on what the blocks
+  below compute once;
 * `hyp-scratch` and `sph-scratch` train a small Vision Transformer from scratch, with sizes,
   schedule and learning rate for that. Older runs name them `hyp` and `sph`.
 """
@@ -21,7 +23,8 @@ from hypjax.config import default_config, recipes, variant_error
 
 _SCRATCH = (*(f"{space}-scratch" for space in recipes.SPACES), *recipes.SPACES)
 _PRETRAINED = (*recipes.VARIANTS, *recipes.RECENT_VARIANTS)
-VARIANTS = (*_PRETRAINED, *(name + recipes.FROZEN for name in _PRETRAINED), *_SCRATCH)
+_FROZEN = (name + recipes.FROZEN for name in _PRETRAINED)
+VARIANTS = (*_PRETRAINED, *_FROZEN, *recipes.LAST_VARIANTS, *_SCRATCH)
 
 
 def get_config(variant: str | None = None) -> ConfigDict:
@@ -72,4 +75,6 @@ def pretrained(variant: str) -> ConfigDict:
     config.train.total_steps = 500
     if chosen.frozen:
         recipes.train_head(config)
+    if chosen.last:
+        recipes.train_last_blocks(config, chosen.encoder)
     return config

@@ -7,7 +7,8 @@ Without a variant it is `hyp-dinov2` where there is an accelerator, and `lite` e
 
 * `lite` and `dinov2`, short for `hyp-lite,frozen` and `hyp-dinov2,frozen`, train a head alone, in
   minutes on a CPU: on features that EfficientNet-Lite0 computes once at 192 pixels, or DINOv2's
-  ViT-S at 126. Any of the following exists with `,frozen`;
+  ViT-S at 126. Any of the following exists with `,frozen`. `hyp-lite,last` and `hyp-dinov2,last`
+  train the last blocks, too, on what the blocks below compute once;
 * `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` or `-dino`, fine-tune a
   pretrained ViT-S by the recipe of Hyp-ViT, which requires an accelerator. `mix` in their place is
   HypMix, `hier` HIER on top of Proxy-Anchor, `hyp+hier` on top of Hyp-ViT's loss, and `pa`, `nca`,
@@ -48,6 +49,9 @@ def get_config(variant: str | None = None) -> ConfigDict:
         irt.use(config, chosen)
     if chosen.frozen:
         recipes.train_head(config)
+    if chosen.last:
+        recipes.train_last_blocks(config, chosen.encoder)
+    if chosen.frozen or chosen.last:
         side = _SIDES.get(chosen.encoder, config.data.image_size)
         config.data.image_size = config.data.resize = side
     config.eval.ks = (1, 2, 4, 8)

@@ -21,7 +21,8 @@ Every loss also exists with encoders of today: `-dinov2`, `-dinov3`, `-siglip2`,
 on top of Hyp-ViT's loss, and IRT's losses `irt-l` and `irt-r`. These are untried.
 
 The suffix `,frozen` trains a head alone, on features that the encoder computes once: minutes on a
-CPU for `configs/inshop.py:hyp-lite,frozen`.
+CPU for `configs/inshop.py:hyp-lite,frozen`. With `-lite` and `-dinov2`, `,last` trains the
+encoder's last blocks, too.
 
 `irt-o`, `irt-l` and `irt-r` follow the recipe of IRT (El-Nouby et al., 2021): the pretrained DeiT,
 which is only evaluated, by `--mode=evaluate`; DeiT trained by the contrastive loss with a memory;
@@ -59,4 +60,6 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
         irt.use(config, chosen)
     if chosen.frozen:
         recipes.train_head(config)
+    if chosen.last:
+        recipes.train_last_blocks(config, chosen.encoder)
     return config

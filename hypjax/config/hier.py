@@ -44,7 +44,7 @@ _RATES |= {"dinov2": 5e-6, "dinov3": 5e-6, "siglip2": 5e-6, "clip": 5e-6}
 def follows(variant: Variant) -> bool:
     """Whether a variant is trained by this recipe."""
     trained = variant.space in (*HIER, "pa") or variant.encoder == "resnet50"
-    return trained and not variant.frozen
+    return trained and not (variant.frozen or variant.last)
 
 
 def use(config: ConfigDict, variant: Variant) -> None:

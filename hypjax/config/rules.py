@@ -262,8 +262,10 @@ def _validate_training(config: ConfigDict) -> None:
         refuse("train.cached_features", train.cached_features, words)
     if head == "none" and frozen:
         refuse("model.head", head, "another one if optim.frozen names the encoder")
-    if train.cached_features and not frozen:
-        refuse("train.cached_features", True, "False unless optim.frozen names the encoder")
+    blocks = [name for name in config.optim.frozen if name != "patch_projection"]
+    if train.cached_features and not any(map(_in_encoder, blocks)):
+        words = "False unless optim.frozen names the encoder, or its lowest layers"
+        refuse("train.cached_features", True, words)
     for field in ("lora_rank", "probe_steps"):
         if train[field] and frozen:
             refuse(f"train.{field}", train[field], "0 if optim.frozen names the encoder")

@@ -78,7 +78,10 @@ class OwnEncoder(Encoder):
     @property
     def layers(self) -> list[list[str]]:
         """Only an `Encoder` says what its layers are."""
-        raise UserError("config.optim.layer_decay must be 1 for an encoder of your own")
+        raise UserError(
+            "an encoder of your own has no layers: config.optim.layer_decay must be 1, and "
+            "config.train.cached_features needs optim.frozen=encoder"
+        )
 
     def tensors(self) -> Iterator[Tensor]:
         """Yields all parameters, as they are."""

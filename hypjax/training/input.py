@@ -15,12 +15,14 @@ from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans, TuplePlans
 from hypjax.geometry import Space
 from hypjax.inference.embedding import ONE_SCALE
-from hypjax.inference.features import DatasetEmbedder, Encodings
+from hypjax.inference.features import DatasetEmbedder, Encodings, embed_dataset
+from hypjax.models import cut
+from hypjax.models.layers import normalize
 from hypjax.monitoring.monitor import Monitor
 from hypjax.objectives.comparisons import lengths
 from hypjax.parallel import processes
 from hypjax.retrieval.mining import hardest_negatives
-from hypjax.system import console
+from hypjax.system import console, machine
 from hypjax.training.setup import Setup
 from hypjax.training.step import TrainState, trained_model
 from hypjax.types import Batch, Workers
@@ -32,7 +34,8 @@ class Input:
 
     setup: Setup
     workers: Workers
-    features: Float[np.ndarray, "images encoder_dim"] | None = None  # Of all, if cached.
+    # Of all images, if they are cached: the encoder's embeddings, or activations of a block.
+    features: Float[np.ndarray, "images ..."] | None = None
     store: Store | None = None  # Images in device memory, from which steps cut their crops.
 
     def batches(self, steps: range, plans: Plans) -> Generator[Batch, None, None]:
@@ -52,7 +55,8 @@ def open_input(setup: Setup, steps: range, workers: Workers, params: PyTree) -> 
     """Fills the caches of a run, unless no step remains."""
     features = store = None
     if steps and setup.learner.cached_features:
-        features = training_features(setup, params)
+        computed = training_features if setup.learner.block is None else training_activations
+        features = computed(setup, params)
     elif steps and setup.layout is not None:
         store = fill(setup.layout, setup.splits.train, setup.learner.mesh)
     return Input(setup, workers, features, store)
@@ -71,14 +75,29 @@ def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images
     return encodings.encode(params, train)[0]
 
 
+def training_activations(setup: Setup, params: PyTree) -> Float[np.ndarray, "images ..."]:
+    """The output of the highest frozen block for the training images under the test view."""
+    learner, source = setup.learner, setup.evaluator.images.source
+    encoder, block, count = learner.model.encoder, learner.block, len(setup.splits.train)
+    console.say(f"keeping the output of {block} for {count} training images")
+
+    def activations(params: PyTree, images: Array) -> Array:
+        return cut.lower(encoder, block, params, normalize(images, *learner.pixel_scaling))
+
+    params = parallel.place(params["encoder"], parallel.replicated(source.mesh))
+    compute = functools.partial(jax.jit(parallel.map_images(activations, source.mesh)), params)
+    with machine.memory_explained("run.eval_batch_size"):
+        return embed_dataset(compute, setup.splits.train, source)
+
+
 def _feature_batches(
-    features: Float[np.ndarray, "images encoder_dim"], plans: Plans, steps: range, rows: range
+    features: Float[np.ndarray, "images ..."], plans: Plans, steps: range, rows: range
 ) -> Generator[Batch, None, None]:
-    """Yields the batches of embeddings; of rows that pad a batch, the embeddings are zero."""
+    """Yields the batches of features; of rows that pad a batch, they are zero."""
     for step in steps:
         planned = plans(step)
         local = planned.ids[rows.start : rows.stop]
-        images = np.zeros((len(rows), features.shape[1]), np.float32)
+        images = np.zeros((len(rows), *features.shape[1:]), np.float32)
         images[: len(local)] = features[local]
         flips = np.zeros(len(rows), bool)
         yield Batch(images=images, labels=planned.labels, ids=planned.ids, flips=flips)

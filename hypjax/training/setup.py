@@ -1,5 +1,6 @@
 """From a configuration to everything a run computes with."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -28,13 +29,14 @@ from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
 from hypjax.inference.features import evaluation_input
-from hypjax.models import compute_dtype, create_embedder
+from hypjax.models import compute_dtype, create_embedder, cut
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES, Spec
 from hypjax.system import console
 from hypjax.system.code_hash import code_hash
 from hypjax.training.learner import Learner, build_learner
 from hypjax.training.optim import split_frozen
+from hypjax.training.step import create_state
 
 
 class Setup(NamedTuple):
@@ -82,6 +84,8 @@ def build(config: ConfigDict) -> Setup:
     )
     # An objective refuses sizes that do not suit it, before the run has a folder.
     jax.eval_shape(lambda: learner.objective.init(jax.random.key(0), spec))
+    if config.train.cached_features and "encoder" not in config.optim.frozen:
+        learner = dataclasses.replace(learner, block=_highest_frozen_block(learner, spec))
     layout = None
     if config.run.cache == "device":
         scalable = config.data.train_view == "area_crop"
@@ -89,6 +93,19 @@ def build(config: ConfigDict) -> Setup:
     source = evaluation_input(config, mesh)
     evaluator = create_evaluator(config, source=source, splits=splits)
     return Setup(config, learner, spec, splits, plans, layout, evaluator)
+
+
+def _highest_frozen_block(learner: Learner, spec: Spec) -> str:
+    """The highest block whose output does not change in training."""
+    params = jax.eval_shape(lambda: create_state(learner, spec)).params
+    encoder, trained = learner.model.encoder, split_frozen(params, learner.frozen)[0]["model"]
+    block = cut.highest_frozen(encoder, trained.get("encoder", {}))
+    if block is None:
+        lowest = [name for names in encoder.layers[:2] for name in names]
+        paths = (f"model/encoder/{name}" for name in lowest if name in params["model"]["encoder"])
+        words = f"the encoder, or its lowest layers: at least {','.join(paths)}"
+        refuse("train.cached_features", True, f"False unless optim.frozen names {words}")
+    return block
 
 
 def create_plans(config: ConfigDict, splits: Splits) -> Plans:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
+from hypjax.models import cut
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.vit import drop_path_factors
 from hypjax.objectives import Metrics, Spec, loss_function
@@ -122,8 +123,9 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
     A step that is probing takes no gradient with respect to the encoder, which costs memory and
     most of the time. It is right for the first `probe_steps` alone.
 
-    With cached features, `batch.images` are the encoder's embeddings. With the device cache they
-    are `Crops`, and the step takes the store to cut them from as a third argument.
+    With cached features, `batch.images` are the encoder's embeddings, or the output of its highest
+    frozen block. With the device cache they are `Crops`, and the step takes the store to cut them
+    from as a third argument.
     """
     embed, objective_loss = _embedding(learner), loss_function(learner.objective)
     crop = functools.partial(device_crops.cut, side=learner.view.side)
@@ -252,6 +254,16 @@ def _embedding(learner: Learner) -> Callable[..., Outputs]:
             params = lora.merged(params, learner.lora)
         return learner.model.apply({"params": params}, images, *noise)
 
+    def embed_upper(params: PyTree, activations: Array, flips: Array) -> Outputs:
+        with jax.named_scope("adapters"):
+            params = lora.merged(params, learner.lora)
+        encoder = learner.model.encoder
+        example = encoder.example(learner.view)
+        pooled = cut.upper(encoder, learner.block, params["encoder"], activations, example)
+        return project(params, pooled, flips)
+
+    if learner.block is not None:
+        return embed_upper
     return project if learner.cached_features else embed
 
 

@@ -109,7 +109,10 @@ HIER = "objective.name=hier+proxy_anchor"
         ("model.head=none optim.frozen=encoder", "config.model.head is 'none'; it must be another"),
         ("model.head=none model.weights=a model.load_head=True", "False if model.head is none"),
         ("model.load_head=True", "must be False unless model.weights names a run"),
-        ("train.cached_features=True", "False unless optim.frozen names the encoder"),
+        (
+            "train.cached_features=True",
+            "False unless optim.frozen names the encoder, or its lowest",
+        ),
         (
             f"{CACHED} train.lora_rank=4",
             "rank is 4; it must be 0 if optim.frozen names the encoder",

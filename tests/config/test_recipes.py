@@ -12,12 +12,20 @@ from hypjax.config import default_workdir, flatten, identity, load_config, recip
 from hypjax.data.parts import Splits
 from hypjax.data.pipeline import training_batches
 from hypjax.errors import UserError
-from hypjax.models import Embedder, VisionTransformer, create_embedder, create_encoder
+from hypjax.models import (
+    Embedder,
+    VisionTransformer,
+    create_embedder,
+    create_encoder,
+    cut,
+    model_shapes,
+)
 from hypjax.models.architectures import published_weights
 from hypjax.objectives import Spec
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.train import train_and_evaluate
 from hypjax.training.learner import build_learner
+from hypjax.training.optim import split_frozen
 from hypjax.training.setup import create_plans
 from hypjax.training.step import create_state, make_train_step
 from hypjax.types import View
@@ -277,6 +285,24 @@ def test_a_frozen_encoder_leaves_the_loss_and_changes_how_a_head_is_trained(data
         assert {field for field, value in own.items() if alone[field] != value} <= own_of_heads
     assert alone["objective.koleo_weight"] == 0.7 and alone["objective.memory"] == 1.0
     assert config.objective.space == "sphere"
+
+
+@pytest.mark.parametrize(("encoder", "block"), [("lite", "stage_4_block_2"), ("dinov2", "block_9")])
+def test_last_blocks_are_trained_as_a_head_alone_is_but_faster(encoder, block):
+    for dataset in (*DATASETS, "grocery"):
+        last, alone = (load(dataset, f"hyp-{encoder},{name}") for name in ("last", "frozen"))
+        fields = flatten(alone)
+        changed = {field for field, value in flatten(last).items() if fields[field] != value}
+        own = {"variant", "optim.frozen", "optim.learning_rate", "train.total_steps"}
+        assert changed == own
+    last, alone = (load("grocery", f"hier-{encoder},{name}") for name in ("last", "frozen"))
+    for field in ("proxy_rate", "hier_rate"):  # The rates of proxies are the same.
+        rates = (c.objective[field] * c.optim.learning_rate for c in (last, alone))
+        np.testing.assert_allclose(*rates)
+    model = create_embedder(last)
+    shapes = {"model": model_shapes(model, View.of(last.data))}
+    trained, _ = split_frozen(shapes, last.optim.frozen)
+    assert cut.highest_frozen(model.encoder, trained["model"]["encoder"]) == block
 
 
 def test_the_recipes_of_groceries_for_a_cpu_see_fewer_pixels():

@@ -1,9 +1,12 @@
 """Training the head on the frozen encoder's embeddings, which are computed once."""
 
 import collections
+import contextlib
+import functools
 import shutil
 
 import flax.traverse_util
+import jax
 import numpy as np
 import pytest
 
@@ -12,7 +15,11 @@ from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.weights import restore_best
+from hypjax.training.input import open_input
 from hypjax.training.setup import build
+from hypjax.training.states import random_state
+from hypjax.training.step import make_train_step, shard_batch
+from hypjax.types import Workers
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_squares
 
@@ -48,6 +55,41 @@ def test_training_is_that_of_the_same_views_on_a_frozen_encoder(squares, compute
     for step, values in steps[0].items():
         np.testing.assert_allclose(values, steps[1][step], rtol=1e-4)
     assert results["untrained"] == expected["untrained"]
+
+
+# Of two blocks, the lower one is frozen, and what precedes it.
+LOWER = (
+    "model.depth=2",
+    "optim.frozen=model/encoder/patch_embed,model/encoder/*_token,model/encoder/pos_embed,"
+    "model/encoder/block_0",
+)
+
+
+def first_step(config):
+    """Gradient norm and encoder after one step."""
+    built = build(config)
+    learner, state = built.learner, random_state(built.learner, built.spec)
+    source = open_input(built, range(1), Workers.of(config.run), state.params["model"])
+    with contextlib.closing(source.batches(range(1), built.plans)) as batches:
+        batch = shard_batch(learner.mesh, next(batches))
+    state, metrics = jax.jit(make_train_step(learner))(state, batch)
+    return metrics["gradient_norm"], state.params["model"]["encoder"]
+
+
+@pytest.mark.slow
+def test_blocks_above_frozen_ones_are_trained_on_cached_activations(squares):
+    one = (*LOWER, "run.mesh=1,1", "optim.warmup_steps=0")
+    cached = first_step(small_runs.load(squares, *one, "train.cached_features=True"))
+    computed = first_step(small_runs.load(squares, *one, *VIEWS))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3), cached, computed)
+
+
+def test_activations_can_be_cached_below_the_lowest_trained_layer_alone(squares):
+    cached = "train.cached_features=True"
+    assert build(small_runs.load(squares, *LOWER, cached)).learner.block == "block_0"
+    assert build(small_runs.load(squares, *CACHED)).learner.block is None
+    with pytest.raises(UserError, match="its lowest layers: at least model/encoder/cls_token,"):
+        build(small_runs.load(squares, "optim.frozen=model/encoder/block_0", cached))
 
 
 @pytest.mark.slow
