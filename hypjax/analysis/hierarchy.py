@@ -62,9 +62,7 @@ class Hierarchy(NamedTuple):
     affinity: Affinity  # Similarities, at the mean distance of images.
     places: disk.Places | None  # Of the nodes; None without proxies, or in flat space.
     leaves: Sequence[Leaf]  # Those with most images first.
-    of_classes: Sequence[
-        Side
-    ] = ()  # The trees of `scores`, in their order, with classes as leaves.
+    of_classes: Sequence[Side] = ()  # The same trees as in `scores`, with classes as leaves.
 
 
 def hierarchy_of_run(run: TrainedRun, images: ChosenImages) -> Hierarchy:
