@@ -203,6 +203,10 @@ def choose_hier(config: ConfigDict) -> None:
     """
     choose_objective(config, "hier+proxy_anchor")
     config.objective.proxy_rate = config.objective.hier_rate = 1.0
+    _shrink_hier(config)
+
+
+def _shrink_hier(config: ConfigDict) -> None:
     config.objective.hier_proxies, config.objective.hier_triplets = 128, 10
 
 
@@ -279,6 +283,8 @@ def train_head(config: ConfigDict) -> None:
     for field in ("proxy_rate", "hier_rate"):  # Of proxies; 0.1 times the learning rate of HIER's.
         if field in config.objective:
             config.objective[field] *= 0.1
+    if "hier_rate" in config.objective:
+        _shrink_hier(config)  # The paper's numbers would take most of the time.
     config.optim.schedule = "cosine"
     config.optim.warmup_steps = None
     config.train.cached_features = True
