@@ -101,7 +101,7 @@ def test_the_site_has_all_commands_and_the_notebooks(monkeypatch):
     page = hooks.notebook_page(REPOSITORY / "notebooks/quickstart.ipynb", "https://github.com/a/b")
     opened = "https://colab.research.google.com/github/a/b/blob/main/notebooks/quickstart.ipynb"
     assert page.startswith("# Quickstart\n\n[Open in Colab](" + opened + ")\n")
-    assert "](own_images.md)" in page and "```python\n!python -m hypjax.main" in page
+    assert "](first_photos.md)" in page and "```python\n!python -m hypjax.main" in page
     table = (REPOSITORY / "docs/commands.md").read_text()
     shown = set(re.findall(r"^\| `python -m hypjax\.([\w.]+)", table, re.MULTILINE))
     assert shown == set(commands.names())

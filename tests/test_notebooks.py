@@ -20,7 +20,7 @@ GLYPHS = [
 ]
 OPTIONS = {
     "quickstart": GLYPHS,
-    "own_images": [field for field in small_runs.SMALL if "report" not in field],
+    "first_photos": [field for field in small_runs.SMALL if "report" not in field],
     "paper_figures": [*GLYPHS, "run.report=False"],
     "hyperbolic_geometry": [],
     "own_loop": [],
@@ -48,7 +48,7 @@ def cells(path: pathlib.Path, kind: str) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path, data_dir, repository, folder, monkeypatch):
+def test_notebook_runs(path, data_dir, photos_folder, repository, folder, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(data_dir))
     monkeypatch.setenv("PYTHONPATH", str(repository))
     monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
@@ -59,8 +59,8 @@ def test_notebook_runs(path, data_dir, repository, folder, monkeypatch):
         export("glyphs", folder / "letters", data_dir)
     options = " ".join(f"--config.{field}" for field in OPTIONS[path.stem])
     parameters = {"options": options} if options else {}
-    if path.stem == "own_images":
-        parameters["variant"] = "hyp-scratch"
+    if path.stem == "first_photos":
+        parameters |= {"photos": str(photos_folder), "variant": "hyp-scratch"}
     if path.stem == "own_loop":
         parameters |= {"steps": 5, "classes_per_batch": 8}
     if path.stem == "paper_figures":
