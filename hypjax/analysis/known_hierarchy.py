@@ -104,7 +104,7 @@ def rank_correlations(
 
     The distance of two images in the tree is the number of levels at which their groups differ: 0
     in one class, 1 in one group of the first grouping, and so on. One correlation is over all
-    pairs, and one over those of different classes; NaN if all distances are equal.
+    pairs, and one over those of different classes; NaN if all distances, of either kind, are equal.
     """
     from scipy.stats import spearmanr
 

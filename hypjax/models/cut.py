@@ -34,7 +34,7 @@ def highest_frozen(encoder: Encoder, trained: Collection[str]) -> str | None:
 def lower(
     encoder: Encoder, block: str, params: PyTree, images: Images
 ) -> Float[Array, "batch ..."]:
-    """Returns the output of a block for normalised pixels, float32."""
+    """Returns the output of a block for normalised pixels, in the block's dtype."""
     _, kept = encoder.apply(
         {"params": params},
         images,

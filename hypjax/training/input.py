@@ -79,11 +79,18 @@ def training_activations(setup: Setup, params: PyTree) -> Float[np.ndarray, "ima
     """The output of the highest frozen block for the training images under the test view."""
     learner, source = setup.learner, setup.evaluator.images.source
     encoder, block, count = learner.model.encoder, learner.block, len(setup.splits.train)
-    console.say(f"keeping the output of {block} for {count} training images")
 
     def activations(params: PyTree, images: Array) -> Array:
         return cut.lower(encoder, block, params, normalize(images, *learner.pixel_scaling))
 
+    example = jax.eval_shape(
+        lambda images: cut.lower(encoder, block, params["encoder"], images),
+        encoder.example(learner.view),
+    )
+    gib = count * example.size * example.dtype.itemsize / 2**30
+    console.say(
+        f"keeping the output of {block} for {count} training images: {gib:.1f} GiB of memory"
+    )
     params = parallel.place(params["encoder"], parallel.replicated(source.mesh))
     compute = functools.partial(jax.jit(parallel.map_images(activations, source.mesh)), params)
     with machine.memory_explained("run.eval_batch_size"):
@@ -97,7 +104,7 @@ def _feature_batches(
     for step in steps:
         planned = plans(step)
         local = planned.ids[rows.start : rows.stop]
-        images = np.zeros((len(rows), *features.shape[1:]), np.float32)
+        images = np.zeros((len(rows), *features.shape[1:]), features.dtype)
         images[: len(local)] = features[local]
         flips = np.zeros(len(rows), bool)
         yield Batch(images=images, labels=planned.labels, ids=planned.ids, flips=flips)

@@ -104,21 +104,31 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
 def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
     before = results["untrained"]["head"]
     name = selecting(before)
+    if config.model.weights is not None or config.model.head_init == "pca":
+        _warn_if_features_are_better(results, config, name)
     after = max(results[state]["head"][name] for state in ("final", "best") if state in results)
-    raw = results["untrained"].get("encoder", {}).get(name, 0.0)
-    if config.model.weights is not None and after < raw:
-        frozen = "encoder" in config.optim.frozen
-        better = "embed with --embedding=encoder" if frozen else "freeze it and train a head alone"
-        console.warn(
-            f"the pretrained encoder's own features find more than the head: {name} is {raw:.4f}, "
-            f"and {after:.4f} with the head; {better} (docs/own-images.md)"
-        )
-    elif after <= before[name] < 1 and config.train.total_steps > 1:
+    if after <= before[name] < 1 and config.train.total_steps > 1:
         final = results["final"]["head"][name]
         console.warn(
             f"training did not help: {name} of the head is {final:.4f} on the test classes, and "
             f"was {before[name]:.4f} before training; with few test images it may be chance "
             "(docs/own-images.md says what to try)"
+        )
+
+
+def _warn_if_features_are_better(results: dict[str, Any], config: ConfigDict, name: str) -> None:
+    """Compares on the validation classes if there are any, else on the test classes."""
+    kind, scores = "validation", results.get("validation")
+    if scores is None:
+        kind, scores = "test", results
+    raw = scores["untrained"].get("encoder", {}).get(name, 0.0)
+    after = scores.get("best", scores["final"])["head"][name]
+    if after < raw:
+        frozen = "encoder" in config.optim.frozen
+        better = "embed with --embedding=encoder" if frozen else "freeze it and train a head alone"
+        console.warn(
+            f"the features before training find more than the head: {name} on the {kind} classes "
+            f"is {raw:.4f}, and {after:.4f} with the head; {better} (docs/own-images.md)"
         )
 
 
