@@ -81,7 +81,9 @@ def test_blocks_above_frozen_ones_are_trained_on_cached_activations(squares):
     one = (*LOWER, "run.mesh=1,1", "optim.warmup_steps=0")
     cached = first_step(small_runs.load(squares, *one, "train.cached_features=True"))
     computed = first_step(small_runs.load(squares, *one, *VIEWS))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3), cached, computed)
+    # Biases of keys have no gradient but rounding, which Adam scales up.
+    alike = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=2e-5)
+    jax.tree.map(alike, cached, computed)
 
 
 def test_activations_can_be_cached_below_the_lowest_trained_layer_alone(squares):
