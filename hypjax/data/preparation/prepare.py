@@ -210,8 +210,9 @@ def _prepare(
         downloads = _downloads(root, name)
         stack.callback(_remove_empty, downloads)
         if is_prepared(builder):  # By another process, while this one waited.
-            _accept_prepared(builder, part, allow_partial)
-            return _open(name, root)
+            prepared = _open(name, root)
+            _accept_prepared(prepared, part, allow_partial)
+            return prepared
         for unfinished in folder.parent.glob(f"incomplete.*_{folder.name}"):
             shutil.rmtree(unfinished, ignore_errors=True)  # TFDS's, of a process that was killed.
         console.say(f"preparing {name} in {folder} (once)")
