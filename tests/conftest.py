@@ -23,6 +23,7 @@ _OPTIMISED = (
     "parity/test_qdrant",
     "parity/test_timm",
     "parity/test_usearch",
+    "data/test_device_cache",
     "engines",
     "geometry/test_layout",
     "retrieval/test_exactness",

@@ -72,7 +72,7 @@ def run(file):
 def test_its_steps_and_scores_are_those_on_a_frozen_encoder_with_these_features(
     squares, run, tmp_path
 ):
-    rates = "optim.schedule=constant", "model.head_dim=8"
+    rates = "optim.schedule=constant", "model.head_dim=8", "objective.temperature=0.1"
     frozen = train.train_and_evaluate(small_runs.load(squares, *FROZEN, *rates), tmp_path)
     expected, found = map(small_runs.step_metrics, (tmp_path, run))
     assert expected.keys() == found.keys() and len(found) >= 6

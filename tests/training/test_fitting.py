@@ -44,9 +44,11 @@ def test_a_batch_has_about_64_images_and_training_64000(sizes, classes, samples,
     assert (config.train.total_steps, config.optim.warmup_steps) == (steps, steps // 10)
 
 
-def test_a_head_of_principal_components_sees_each_image_ten_times_if_classes_suffice():
+def test_a_head_of_principal_components_sees_each_image_25_times_if_classes_suffice():
     pca = ("model.head_init=pca", "model.weights=none.safetensors")
-    assert fitted(images(*[20] * 8), *pca).train.total_steps == 25
+    assert fitted(images(*[20] * 8), *pca).train.total_steps == 10  # The encoder is trained, too.
+    pca += ("optim.frozen=encoder",)
+    assert fitted(images(*[20] * 8), *pca).train.total_steps == 63
     few = fitted(images(*[20] * 7), *pca)
     assert few.train.total_steps == few.optim.warmup_steps == 1  # From the rate 0: unchanged.
     same = fitted(images(*[20] * 7), *pca, "data.split=images")
