@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 geoopt = pytest.importorskip("geoopt", reason="needs the parity extra: geoopt")
 
 # The recipe, independent of hypjax's defaults, so that these are compared too.
-C, RADIUS, TEMPERATURE = 0.1, 2.3, 0.2
+C, RADIUS, TEMPERATURE = 0.1, 2.3, 0.1
 RATE, WEIGHT_DECAY, BETAS, EPSILON, CLIP_NORM = 1e-4, 0.01, (0.9, 0.999), 1e-8, 3.0
 CLASSES, SAMPLES, WARMUP_SHARE = 16, 4, 10  # The first tenth of the steps warms up.
 
