@@ -96,7 +96,7 @@ def test_rank_correlations_are_those_of_all_pairs():
 def test_wrong_first_hits_are_those_of_loops():
     rng = np.random.default_rng(1)
     points = np.asarray(Sphere().embed(rng.normal(size=(17, 3))))
-    of_class = np.append(CLASSES, 8)  # The last class has one image, which is no query.
+    of_class = np.append(CLASSES, 8)  # A class of one image is not queried.
     coarse = np.append(LEVELS["coarse class"], 0)
     groupings = {CLASS: grouping(of_class), "coarse class": grouping(coarse)}
     found = known_hierarchy.wrong_first_hits(points, Sphere(), groupings)
