@@ -25,12 +25,12 @@ reports these combinations.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import hier, recipes
+from hypjax.config import recipes, variants
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
     """Returns the configuration of a variant."""
-    chosen = recipes.parse_variant(variant, extra=("hyp-dino-patch8",))
+    chosen = variants.parse_variant(variant, extra=("hyp-dino-patch8",))
     config = recipes.hyp_vit(chosen)
     config.data.name = "cars196"
     # Paper: 9 images per class. Its batch of 900 would need 100 classes, but there are 98.
@@ -45,10 +45,5 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     if config.objective.name == "hypmix":
         config.objective.ball_weight = 8.0  # Yue et al., WACV 2024.
     config.run.checkpoint_every = 100
-    if hier.follows(chosen):
-        hier.use(config, chosen)
-    if chosen.frozen:
-        recipes.train_head(config)
-    if chosen.last:
-        recipes.train_last_blocks(config, chosen.encoder)
+    recipes.specialise(config, chosen)
     return config

@@ -28,12 +28,12 @@ reports these combinations.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import hier, irt, recipes
+from hypjax.config import recipes, variants
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
     """Returns the configuration of a variant."""
-    chosen = recipes.parse_variant(variant, with_irt=True)
+    chosen = variants.parse_variant(variant, with_irt=True)
     config = recipes.hyp_vit(chosen)
     config.data.name = "cub200"
     config.data.resize = 256  # Paper; 224 for the other datasets.
@@ -43,12 +43,5 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     config.train.total_steps = 50 if chosen.released else 200
     config.eval.ks = (1, 2, 4, 8)  # Paper, as is usual for this dataset.
     config.run.checkpoint_every = 50
-    if hier.follows(chosen):
-        hier.use(config, chosen)
-    if irt.follows(chosen):
-        irt.use(config, chosen)
-    if chosen.frozen:
-        recipes.train_head(config)
-    if chosen.last:
-        recipes.train_last_blocks(config, chosen.encoder)
+    recipes.specialise(config, chosen)
     return config

@@ -7,14 +7,14 @@ and `ids`; docs/features.md describes the other formats. Without splits, a quart
 held out for the test, and a tenth of the others to choose the model.
 
 Variants name the loss: `hyp` (the default), `sph`, `mix`, `hier`, `pa`, `nca`, `softmax`,
-`softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or `snca`, see `hypjax.config.recipes`.
+`softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or `snca`, see `hypjax.config.variants`.
 """
 
 from ml_collections import ConfigDict
 
-from hypjax.config import recipes, variant_error
+from hypjax.config import recipes, variant_error, variants
 
-VARIANTS = (*recipes.SPACES, "mix", "hier", *recipes.LOSSES)
+VARIANTS = (*variants.SPACES, "mix", "hier", *variants.LOSSES)
 
 
 def get_config(variant: str | None = None) -> ConfigDict:
@@ -22,7 +22,7 @@ def get_config(variant: str | None = None) -> ConfigDict:
     variant = variant or "hyp"
     if variant not in VARIANTS:
         raise variant_error(variant, VARIANTS)
-    config = recipes.hyp_vit(recipes.Variant(variant, variant, "lite"))
+    config = recipes.hyp_vit(variants.Variant(variant, variant, "lite"))
     config.variant = variant
     recipes.train_head(config)
     config.data.name = "features"

@@ -19,17 +19,17 @@ Variants:
 
 from ml_collections import ConfigDict
 
-from hypjax.config import default_config, recipes, variant_error
+from hypjax.config import default_config, recipes, variant_error, variants
 
-_SCRATCH = (*(f"{space}-scratch" for space in recipes.SPACES), *recipes.SPACES)
-_PRETRAINED = (*recipes.VARIANTS, *recipes.RECENT_VARIANTS)
-_FROZEN = (name + recipes.FROZEN for name in _PRETRAINED)
-VARIANTS = (*_PRETRAINED, *_FROZEN, *recipes.LAST_VARIANTS, *_SCRATCH)
+_SCRATCH = (*(f"{space}-scratch" for space in variants.SPACES), *variants.SPACES)
+_PRETRAINED = (*variants.VARIANTS, *variants.RECENT_VARIANTS)
+_FROZEN = (name + variants.FROZEN for name in _PRETRAINED)
+VARIANTS = (*_PRETRAINED, *_FROZEN, *variants.LAST_VARIANTS, *_SCRATCH)
 
 
 def get_config(variant: str | None = None) -> ConfigDict:
     """Returns the configuration of a variant."""
-    variant = variant or recipes.variant_for_this_machine()
+    variant = variant or variants.variant_for_this_machine()
     if variant not in VARIANTS:
         raise variant_error(variant, VARIANTS)
     config = from_scratch(variant) if variant in _SCRATCH else pretrained(variant)
@@ -55,7 +55,7 @@ def from_scratch(variant: str) -> ConfigDict:
     config.model.width = 128
     config.model.depth = 4
     config.model.num_heads = 4
-    config.objective.space = recipes.SPACES[variant.removesuffix("-scratch")]
+    config.objective.space = variants.SPACES[variant.removesuffix("-scratch")]
 
     # At 2e-3, photos collapse: the loss starts at 4 to 5 times its level at chance, because
     # distances over the temperature reach 45, and the easiest way to lower the loss is to
@@ -70,11 +70,8 @@ def from_scratch(variant: str) -> ConfigDict:
 
 def pretrained(variant: str) -> ConfigDict:
     """Returns the published recipe for your own images, with smaller batches, or that of a head."""
-    chosen = recipes.parse_variant(variant)
+    chosen = variants.parse_variant(variant)
     config = recipes.hyp_vit(chosen)
     config.train.total_steps = 500
-    if chosen.frozen:
-        recipes.train_head(config)
-    if chosen.last:
-        recipes.train_last_blocks(config, chosen.encoder)
+    recipes.freeze(config, chosen)
     return config

@@ -3,16 +3,16 @@
 This is the default example: it needs no download and no accelerator. Variants: `hyp` (Poincaré
 ball), `sph` (sphere), `mix` (HypMix, with its settings for CUB), `hier` (HIER on top of
 Proxy-Anchor), `irt-l` and `irt-r` (the losses of IRT); `pa`, `ms`, `supcon` and the other names in
-`hypjax.config.recipes.LOSSES` train other losses on the sphere. A small Vision Transformer is
+`hypjax.config.variants.LOSSES` train other losses on the sphere. A small Vision Transformer is
 trained from scratch, so the published recipe for fine-tuning does not apply: learning rate,
 schedule, batch, crops and image scale were chosen on the validation classes.
 """
 
 from ml_collections import ConfigDict
 
-from hypjax.config import default_config, recipes, variant_error
+from hypjax.config import default_config, hier, irt, recipes, variant_error, variants
 
-VARIANTS = ("hyp", "sph", "mix", "hier", *recipes.KOLEO_WEIGHTS, *recipes.LOSSES)
+VARIANTS = ("hyp", "sph", "mix", "hier", *variants.KOLEO_WEIGHTS, *variants.LOSSES)
 
 
 def get_config(variant: str = "hyp") -> ConfigDict:
@@ -46,11 +46,11 @@ def get_config(variant: str = "hyp") -> ConfigDict:
     elif variant == "mix":
         recipes.choose_mix(config)
     elif variant == "hier":
-        recipes.choose_hier(config)
-    elif variant in recipes.KOLEO_WEIGHTS:
+        hier.choose_loss(config)
+    elif variant in variants.KOLEO_WEIGHTS:
         # At this learning rate the model outruns its memory. At a margin of 0.7 the loss diverges.
-        recipes.choose_irt(config, koleo_weight=recipes.KOLEO_WEIGHTS[variant], margin=0.9)
-    elif variant in recipes.LOSSES:
+        irt.choose_loss(config, koleo_weight=variants.KOLEO_WEIGHTS[variant], margin=0.9)
+    elif variant in variants.LOSSES:
         # 0.837 on validation with Proxy-Anchor; 10: 0.816. Otherwise the recipe is that of the
         # ball, and not tuned for these losses.
         recipes.choose_loss(config, variant, proxy_rate=1.0)

@@ -24,16 +24,16 @@ No paper reports these tasks.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import hier, irt, recipes
+from hypjax.config import hier, recipes, variants
 
-_SHORT = {name: f"hyp-{name}{recipes.FROZEN}" for name in ("lite", "dinov2")}
+_SHORT = {name: f"hyp-{name}{variants.FROZEN}" for name in ("lite", "dinov2")}
 _SIDES = {"lite": 192, "dinov2": 126}  # Of images for frozen encoders, in pixels: 9 × 9 patches.
 
 
 def get_config(variant: str | None = None) -> ConfigDict:
     """Returns the configuration of a variant."""
-    variant = variant or recipes.variant_for_this_machine()
-    chosen = recipes.parse_variant(_SHORT.get(variant, variant), with_irt=True)
+    variant = variant or variants.variant_for_this_machine()
+    chosen = variants.parse_variant(_SHORT.get(variant, variant), with_irt=True)
     config = recipes.hyp_vit(chosen)
     config.data.name = "grocery"
     config.data.validation_classes = 0.2
@@ -41,16 +41,9 @@ def get_config(variant: str | None = None) -> ConfigDict:
     config.train.batch_size = 288
     config.train.samples_per_class = 9
     config.train.total_steps = 200
-    if hier.follows(chosen):
-        hier.use(config, chosen)
-        if config.train.samples_per_class == 2:
-            config.train.samples_per_class = 6  # 30 classes; 2 images of each would need 90.
-    if irt.follows(chosen):
-        irt.use(config, chosen)
-    if chosen.frozen:
-        recipes.train_head(config)
-    if chosen.last:
-        recipes.train_last_blocks(config, chosen.encoder)
+    recipes.specialise(config, chosen)
+    if hier.follows(chosen) and config.train.samples_per_class == 2:
+        config.train.samples_per_class = 6  # 30 classes; 2 images of each would need 90.
     if chosen.frozen or chosen.last:
         side = _SIDES.get(chosen.encoder, config.data.image_size)
         config.data.image_size = config.data.resize = side

@@ -35,12 +35,12 @@ reports these combinations.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import hier, irt, recipes
+from hypjax.config import recipes, variants
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
     """Returns the configuration of a variant."""
-    chosen = recipes.parse_variant(variant, with_irt=True)
+    chosen = variants.parse_variant(variant, with_irt=True)
     config = recipes.hyp_vit(chosen)
     config.data.name = "inshop"
     config.train.batch_size = 900  # Paper: 450 of the 3,997 training classes in a batch.
@@ -54,12 +54,5 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     if config.objective.name == "hypmix":
         config.objective.ball_weight = 8.0  # As for SOP; not published.
     config.run.checkpoint_every = 200
-    if hier.follows(chosen):
-        hier.use(config, chosen)
-    if irt.follows(chosen):
-        irt.use(config, chosen)
-    if chosen.frozen:
-        recipes.train_head(config)
-    if chosen.last:
-        recipes.train_last_blocks(config, chosen.encoder)
+    recipes.specialise(config, chosen)
     return config

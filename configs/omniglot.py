@@ -2,16 +2,16 @@
 
 Variants: `hyp` (Poincaré ball), `sph` (sphere), `mix` (HypMix, with its settings for CUB), `hier`
 (HIER on top of Proxy-Anchor), `irt-l` and `irt-r` (the losses of IRT); `pa`, `ms`, `supcon` and the
-other names in `hypjax.config.recipes.LOSSES` train other losses on the sphere. None of the papers
+other names in `hypjax.config.variants.LOSSES` train other losses on the sphere. None of the papers
 behind hypjax uses this dataset: the recipe is that of `configs/glyphs.py` with other image
 statistics, and was not tuned.
 """
 
 from ml_collections import ConfigDict
 
-from hypjax.config import default_config, recipes, variant_error
+from hypjax.config import default_config, hier, irt, recipes, variant_error, variants
 
-VARIANTS = ("hyp", "sph", "mix", "hier", *recipes.KOLEO_WEIGHTS, *recipes.LOSSES)
+VARIANTS = ("hyp", "sph", "mix", "hier", *variants.KOLEO_WEIGHTS, *variants.LOSSES)
 
 
 def get_config(variant: str = "hyp") -> ConfigDict:
@@ -43,11 +43,11 @@ def get_config(variant: str = "hyp") -> ConfigDict:
     elif variant == "mix":
         recipes.choose_mix(config)
     elif variant == "hier":
-        recipes.choose_hier(config)
-    elif variant in recipes.KOLEO_WEIGHTS:
+        hier.choose_loss(config)
+    elif variant in variants.KOLEO_WEIGHTS:
         # At this learning rate the model outruns its memory. At a margin of 0.7 the loss diverges.
-        recipes.choose_irt(config, koleo_weight=recipes.KOLEO_WEIGHTS[variant], margin=0.9)
-    elif variant in recipes.LOSSES:
+        irt.choose_loss(config, koleo_weight=variants.KOLEO_WEIGHTS[variant], margin=0.9)
+    elif variant in variants.LOSSES:
         recipes.choose_loss(config, variant, proxy_rate=1.0)
 
     config.optim.learning_rate = 2e-3

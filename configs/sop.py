@@ -28,12 +28,12 @@ reports these combinations.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import hier, irt, recipes
+from hypjax.config import recipes, variants
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
     """Returns the configuration of a variant."""
-    chosen = recipes.parse_variant(variant, with_irt=True)
+    chosen = variants.parse_variant(variant, with_irt=True)
     config = recipes.hyp_vit(chosen)
     config.data.name = "sop"
     config.train.batch_size = 900  # Paper: 450 of the 11,318 training classes in a batch.
@@ -47,12 +47,5 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     if config.objective.name == "hypmix":
         config.objective.ball_weight = 8.0  # Yue et al., WACV 2024.
     config.run.checkpoint_every = 500
-    if hier.follows(chosen):
-        hier.use(config, chosen)
-    if irt.follows(chosen):
-        irt.use(config, chosen)
-    if chosen.frozen:
-        recipes.train_head(config)
-    if chosen.last:
-        recipes.train_last_blocks(config, chosen.encoder)
+    recipes.specialise(config, chosen)
     return config

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import validate
+from hypjax.config.choices import freezes_encoder
 from hypjax.data.feature_dataset import fit_to_features
 from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
@@ -67,7 +68,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         for name in processes.from_first(lambda: list(states))
     }
     # A run whose encoder was trained has more than one: their embeddings cannot be shared.
-    frozen = processes.from_first(lambda: "encoder" in trained.optim.frozen)
+    frozen = processes.from_first(lambda: freezes_encoder(trained.optim.frozen))
     evaluator = create_evaluator(config, splits=splits if frozen else None)
     results = {name: _scores(evaluator, params, splits) for name, params in states.items()}
     with trained.unlocked():

@@ -2,7 +2,7 @@
 
 import re
 
-from hypjax.config import choices, default_config, flatten, recipes
+from hypjax.config import choices, default_config, flatten, variants
 from hypjax.config.choices import GROUPS
 from hypjax.geometry import SPACES
 from hypjax.models.architectures import FAMILIES
@@ -59,9 +59,9 @@ def test_the_losses_and_their_fields_are_those_of_the_code():
     for name, entry in OBJECTIVES.items():
         if name.startswith("hier+"):
             assert defaults(entry) == in_code[name.removeprefix("hier+")] | of_hier
-    variants = [re.findall("`([^`]+)`", row[3]) for row in rows]
-    expected = (*recipes.SPACES, "mix", "hier", *recipes.KOLEO_WEIGHTS, *recipes.LOSSES)
-    assert sorted(sum(variants, [])) == sorted(expected)
+    named = [re.findall("`([^`]+)`", row[3]) for row in rows]
+    expected = (*variants.SPACES, "mix", "hier", *variants.KOLEO_WEIGHTS, *variants.LOSSES)
+    assert sorted(sum(named, [])) == sorted(expected)
 
 
 def test_each_family_of_encoders_has_its_row():

@@ -13,6 +13,6 @@ from hypjax.config.reading import load_config as load_config
 from hypjax.config.reading import override as override
 from hypjax.config.reading import read_config as read_config
 from hypjax.config.reading import show_origins as show_origins
-from hypjax.config.recipes import variant_error as variant_error
 from hypjax.config.rules import FITTED as FITTED
 from hypjax.config.rules import validate as validate
+from hypjax.config.variants import variant_error as variant_error

@@ -5,6 +5,9 @@ Objectives, spaces and metrics have registries of their own: `hypjax.objectives.
 `hypjax.geometry.SPACES`, and `AT_K` and `WITHOUT_K` in `hypjax.retrieval.metrics`.
 """
 
+import fnmatch
+from collections.abc import Collection
+
 from hypjax.objectives.base import GROUPED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
@@ -39,6 +42,15 @@ GROUPS = {
 def parameter_path(name: str) -> tuple[str, ...]:
     """The path of the parameters that a field names: a key of `GROUPS`, or 'model/head/kernel'."""
     return GROUPS.get(name) or tuple(name.split("/"))
+
+
+def freezes_encoder(frozen: Collection[str]) -> bool:
+    """Whether names in `optim.frozen` hold the whole encoder."""
+    encoder, paths = GROUPS["encoder"], map(parameter_path, frozen)
+    return any(
+        all(map(fnmatch.fnmatchcase, encoder, path)) and {*path[len(encoder) :]} <= {"*"}
+        for path in paths
+    )
 
 
 def names_parameters(value: object) -> bool:

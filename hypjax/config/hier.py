@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from hypjax.config.defaults import choose_objective
-from hypjax.config.recipes import HIER, Variant
+from hypjax.config.variants import HIER, Variant
 
 _OBJECTIVES = {**HIER, "pa": "proxy_anchor", "hyp": "pairwise_cross_entropy"}
 
@@ -79,3 +79,19 @@ def use(config: ConfigDict, variant: Variant) -> None:
         optim.decay_every = epochs * schedule.epoch
         if variant.space == "hyp":  # 22 classes, of which its released command takes 8 images each.
             train.batch_size, train.samples_per_class = 176, 8
+
+
+def choose_loss(config: ConfigDict) -> None:
+    """Chooses HIER on top of Proxy-Anchor for an encoder that is trained from scratch.
+
+    The rates of the paper are for fine-tuning at a far smaller learning rate, and its numbers of
+    proxies and triplets would take longer to compute than such an encoder.
+    """
+    choose_objective(config, "hier+proxy_anchor")
+    config.objective.proxy_rate = config.objective.hier_rate = 1.0
+    shrink(config)
+
+
+def shrink(config: ConfigDict) -> None:
+    """Takes fewer proxies and triplets, for what costs less than the paper's would."""
+    config.objective.hier_proxies, config.objective.hier_triplets = 128, 10

@@ -12,7 +12,9 @@ from ml_collections import ConfigDict
 
 from hypjax.config.choices import BENCHMARKS
 from hypjax.config.defaults import choose_objective, default_config
-from hypjax.config.recipes import IMAGENET_MEAN, IMAGENET_STD, spread_decoding, variant_error
+from hypjax.config.irt import IMAGENET_MEAN, IMAGENET_STD
+from hypjax.config.recipes import spread_decoding
+from hypjax.config.variants import variant_error
 
 # timm's names of the pretrained encoders, which end in the side of the images.
 ENCODERS = {

@@ -256,7 +256,7 @@ def _in_encoder(name: Any) -> bool:
 def _validate_training(config: ConfigDict) -> None:
     """Rules of which parameters are trained, and when."""
     train, head, total = config.train, config.model.head, config.train.total_steps
-    frozen = "encoder" in config.optim.frozen
+    frozen = choices.freezes_encoder(config.optim.frozen)
     if config.data.name == "features" and not (frozen and train.cached_features):
         words = "set, and optim.frozen must name the encoder, if data.name is features"
         refuse("train.cached_features", train.cached_features, words)

@@ -119,10 +119,16 @@ def free_memory(mesh: "Mesh") -> int | None:
     found = [device.memory_stats() or {} for device in local]
     if all("bytes_limit" in stats for stats in found):
         return min(stats["bytes_limit"] - stats.get("bytes_in_use", 0) for stats in found)
+    free = free_host_memory()
+    return None if free is None else free // len(local)
+
+
+def free_host_memory() -> int | None:
+    """Free bytes of this machine, None if unknown."""
     return_freed_memory()
     with contextlib.suppress(OSError):
         match = re.search(r"MemAvailable: *(\d+) kB", pathlib.Path("/proc/meminfo").read_text())
-        return None if match is None else 1024 * int(match[1]) // len(local)
+        return None if match is None else 1024 * int(match[1])
     return None
 
 

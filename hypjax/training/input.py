@@ -13,6 +13,7 @@ from hypjax.data.device_cache import crop_batches, fill
 from hypjax.data.device_crops import Store
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans, TuplePlans
+from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.features import DatasetEmbedder, Encodings, embed_dataset
@@ -75,22 +76,41 @@ def training_features(setup: Setup, params: PyTree) -> Float[np.ndarray, "images
     return encodings.encode(params, train)[0]
 
 
+def activations_to_keep(setup: Setup, params: PyTree) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of the highest frozen block's output for all training images.
+
+    Raises:
+        UserError: They need more memory than is free.
+    """
+    learner, count = setup.learner, len(setup.splits.train)
+    encoder, block = learner.model.encoder, learner.block
+    example = jax.eval_shape(
+        functools.partial(cut.lower, encoder, block),
+        params["encoder"],
+        encoder.example(learner.view),
+    )
+    needed, free = count * example.size * example.dtype.itemsize / 2**30, machine.free_host_memory()
+    if free is not None and needed > free / 2**30:
+        raise UserError(
+            f"the output of {block} for {count} training images needs {needed:.1f} GiB of memory, "
+            f"and {free / 2**30:.1f} are free; lower data.image_size, or set "
+            "--config.train.cached_features=False"
+        )
+    console.say(
+        f"keeping the output of {block} for {count} training images: {needed:.1f} GiB of memory"
+    )
+    return jax.ShapeDtypeStruct((count, *example.shape[1:]), example.dtype)
+
+
 def training_activations(setup: Setup, params: PyTree) -> Float[np.ndarray, "images ..."]:
     """The output of the highest frozen block for the training images under the test view."""
     learner, source = setup.learner, setup.evaluator.images.source
-    encoder, block, count = learner.model.encoder, learner.block, len(setup.splits.train)
 
     def activations(params: PyTree, images: Array) -> Array:
-        return cut.lower(encoder, block, params, normalize(images, *learner.pixel_scaling))
+        pixels = normalize(images, *learner.pixel_scaling)
+        return cut.lower(learner.model.encoder, learner.block, params, pixels)
 
-    example = jax.eval_shape(
-        lambda images: cut.lower(encoder, block, params["encoder"], images),
-        encoder.example(learner.view),
-    )
-    gib = count * example.size * example.dtype.itemsize / 2**30
-    console.say(
-        f"keeping the output of {block} for {count} training images: {gib:.1f} GiB of memory"
-    )
+    activations_to_keep(setup, params)
     params = parallel.place(params["encoder"], parallel.replicated(source.mesh))
     compute = functools.partial(jax.jit(parallel.map_images(activations, source.mesh)), params)
     with machine.memory_explained("run.eval_batch_size"):

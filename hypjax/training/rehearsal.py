@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import time
 
 import jax
@@ -14,10 +13,9 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.plans import TuplePlans
 from hypjax.inference import matches
 from hypjax.inference.weights import warn_of_known_classes
-from hypjax.models import cut
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.system import console, machine
-from hypjax.training.input import Input, open_input
+from hypjax.training.input import Input, activations_to_keep, open_input
 from hypjax.training.setup import Setup, build, describe
 from hypjax.training.states import (
     check_paths,
@@ -100,14 +98,10 @@ def _open(setup: Setup, steps: range, state: TrainState) -> Input:
     """The input of the steps, with features that take as long as those of the images."""
     workers = Workers.of(setup.config.run)
     if setup.learner.cached_features:
-        shape, learner = (setup.spec.encoder_dim,), setup.learner
-        if learner.block is not None:
-            encoder = learner.model.encoder
-            lower = functools.partial(cut.lower, encoder, learner.block)
-            example = encoder.example(learner.view)
-            shape = jax.eval_shape(lower, state.params["model"]["encoder"], example).shape[1:]
-        features = np.zeros((len(setup.splits.train), *shape), np.float32)
-        return Input(setup, workers, features=features)
+        kept = jax.ShapeDtypeStruct((len(setup.splits.train), setup.spec.encoder_dim), np.float32)
+        if setup.learner.block is not None:
+            kept = activations_to_keep(setup, state.params["model"])
+        return Input(setup, workers, features=np.zeros(kept.shape, kept.dtype))
     return open_input(setup, steps, workers, state.params["model"])
 
 

@@ -7,6 +7,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
+from hypjax.config.choices import freezes_encoder
 from hypjax.data.parts import Task
 from hypjax.inference.embedding import scored_spaces
 from hypjax.inference.matches import write_matches
@@ -124,7 +125,7 @@ def _warn_if_features_are_better(results: dict[str, Any], config: ConfigDict, na
     raw = scores["untrained"].get("encoder", {}).get(name, 0.0)
     after = scores.get("best", scores["final"])["head"][name]
     if after < raw:
-        frozen = "encoder" in config.optim.frozen
+        frozen = freezes_encoder(config.optim.frozen)
         better = "embed with --embedding=encoder" if frozen else "freeze it and train a head alone"
         console.warn(
             f"the features before training find more than the head: {name} on the {kind} classes "

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config import flatten, validate
-from hypjax.config.choices import GIVEN
+from hypjax.config.choices import GIVEN, freezes_encoder
 from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
@@ -84,7 +84,7 @@ def build(config: ConfigDict) -> Setup:
     )
     # An objective refuses sizes that do not suit it, before the run has a folder.
     jax.eval_shape(lambda: learner.objective.init(jax.random.key(0), spec))
-    if config.train.cached_features and "encoder" not in config.optim.frozen:
+    if config.train.cached_features and not freezes_encoder(config.optim.frozen):
         learner = dataclasses.replace(learner, block=_highest_frozen_block(learner, spec))
     layout = None
     if config.run.cache == "device":
@@ -278,7 +278,7 @@ def _steps(config: ConfigDict, splits: Splits) -> int:
             "only rotates the encoder's features"
         )
         return 1
-    passes = _PASSES_OF_HEAD if "encoder" in config.optim.frozen else _PASSES
+    passes = _PASSES_OF_HEAD if freezes_encoder(config.optim.frozen) else _PASSES
     shown = passes * len(train) if config.model.head_init == "pca" else _SHOWN
     return -(-shown // config.train.batch_size)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hypjax import parallel
-from hypjax.config import default_workdir, flatten, identity, load_config, recipes, validate
+from hypjax.config import default_workdir, flatten, identity, load_config, validate, variants
 from hypjax.data.parts import Splits
 from hypjax.data.pipeline import training_batches
 from hypjax.errors import UserError
@@ -258,7 +258,7 @@ def test_variants_of_recent_encoders_differ_from_those_of_dino_in_the_encoder(da
     own |= {f"optim.{name}" for name in ("learning_rate", "layer_decay", "frozen")}
     own |= {"variant", "name", "data.mean", "data.std"}
     path = ["data.path=photos"] if dataset == "folder" else []
-    for encoder in recipes.RECENT:
+    for encoder in variants.RECENT:
         for loss in ("hyp", "sph", "mix", "pa", "hier"):
             config = load_config(f"{dataset}:{loss}-{encoder}", path)
             validate(config)

@@ -15,7 +15,9 @@ from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.weights import restore_best
+from hypjax.system import machine
 from hypjax.training.input import open_input
+from hypjax.training.rehearsal import rehearse
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
 from hypjax.training.step import make_train_step, shard_batch
@@ -89,9 +91,18 @@ def test_blocks_above_frozen_ones_are_trained_on_cached_activations(squares):
 def test_activations_can_be_cached_below_the_lowest_trained_layer_alone(squares):
     cached = "train.cached_features=True"
     assert build(small_runs.load(squares, *LOWER, cached)).learner.block == "block_0"
-    assert build(small_runs.load(squares, *CACHED)).learner.block is None
+    for whole in ("encoder", "model/encoder", "model/encoder/*"):
+        frozen = small_runs.load(squares, *CACHED, f"optim.frozen={whole}")
+        assert build(frozen).learner.block is None
     with pytest.raises(UserError, match="its lowest layers: at least model/encoder/cls_token,"):
         build(small_runs.load(squares, "optim.frozen=model/encoder/block_0", cached))
+
+
+def test_activations_that_exceed_the_memory_are_refused(squares, monkeypatch):
+    config = small_runs.load(squares, *LOWER, "train.cached_features=True")
+    monkeypatch.setattr(machine, "free_host_memory", lambda: 2**20 // 1000)
+    with pytest.raises(UserError, match=r"block_0 for \d+ training images needs .* lower data.im"):
+        rehearse(config)
 
 
 @pytest.mark.slow
