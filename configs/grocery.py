@@ -33,7 +33,7 @@ _SIDES = {"lite": 192, "dinov2": 126}  # Of images for frozen encoders, in pixel
 def get_config(variant: str | None = None) -> ConfigDict:
     """Returns the configuration of a variant."""
     variant = variant or variants.variant_for_this_machine()
-    chosen = variants.parse_variant(_SHORT.get(variant, variant), with_irt=True)
+    chosen = variants.parse_variant(variant, short=_SHORT, with_irt=True)
     config = recipes.hyp_vit(chosen)
     config.data.name = "grocery"
     config.data.validation_classes = 0.2

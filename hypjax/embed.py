@@ -80,7 +80,9 @@ def main(overrides: list[str]) -> None:
         path = output.with_suffix(f".{name.partition(':')[0]}")
         print(f"exported them to {export.write(embeddings, path)}")
     if embeddings.unreadable:
-        print(f"{len(embeddings.unreadable)} images could not be read; the file lists them too:")
+        print(
+            f"could not read {len(embeddings.unreadable)} of the images; the file lists them too:"
+        )
         for path, reason in embeddings.unreadable.items():
             print(f"  {on_one_line(path)} ({on_one_line(reason)})")
 

@@ -40,7 +40,7 @@ def main(overrides: list[str]) -> None:
     images = ChosenImages.of(runs[0], _IMAGES.value, _SEED.value)
     found = []
     for run in runs:
-        console.say(f"embedding the test images with {run.name}")
+        console.say(f"embedding the test images with the model of {run.name}")
         own = hierarchy.hierarchy_of_run(run, images)
         found.append(own.scores)
         if folder:

@@ -41,7 +41,7 @@ def main(overrides: list[str]) -> None:
     choice = negatives.choose(splits, _INDICES.value, _ANCHORS.value, _SHOW.value, _K.value)
     found = []
     for run in runs:
-        console.say(f"embedding the test images with {run.name}")
+        console.say(f"embedding the test images with the model of {run.name}")
         found.append(negatives.weigh_run(run, choice))
     print(f"weights of the negatives of {len(choice.anchors)} anchors:")
     print(negatives.summary_table(found))

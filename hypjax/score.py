@@ -103,7 +103,7 @@ def main(overrides: list[str]) -> None:
     found = scoring.summary(scoring.score(task, metrics))
     for part in filter(None, task[:2]):
         if part.unreadable:
-            console.say(f"{len(part.unreadable)} images could not be read, and are left out")
+            console.say(f"{len(part.unreadable)} of the images could not be read, and are left out")
             break
     flat = _SPACE.value == "euclidean"
     print(f"{task}, in {'Euclidean space' if flat else task.space}:")

@@ -36,7 +36,7 @@ def main(overrides: list[str]) -> None:
     images = ChosenImages.of(runs[0], _IMAGES.value, _SEED.value)
     found = []
     for run in runs:
-        console.say(f"embedding the test images with {run.name}")
+        console.say(f"embedding the test images with the model of {run.name}")
         found.append(spectrum.spectrum_of_run(run, images.dataset))
     print(f"embeddings of {images.summary}:\n{spectrum.table(found)}")
     notes = noted(runs[0].splits.notes)

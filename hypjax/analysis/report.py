@@ -217,7 +217,7 @@ def write_report(
     logs = {workdir: read_log(workdir) for workdir in names}
     for workdir, log in logs.items():
         name = names[workdir]
-        console.say(f"embedding the test images with {name}")
+        console.say(f"embedding the test images with the model of {name}")
         splits = setup.splits if setup else open_splits(log.config)
         encodings = setup.evaluator.images.encodings if setup else None
         run = TrainedRun(name, str(workdir), log.config, splits)

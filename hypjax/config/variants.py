@@ -1,7 +1,7 @@
 """The variants of the datasets' configurations: their encoders, losses and suffixes, by name."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from hypjax.errors import UserError, nearest
@@ -132,8 +132,19 @@ class Variant(NamedTuple):
     last: bool = False  # Whether the encoder's last blocks are trained, too.
 
 
-def parse_variant(name: str, extra: Sequence[str] = (), *, with_irt: bool = False) -> Variant:
-    """Parses a variant, such as 'hyp-dino,released'; a suggestion follows an unknown one."""
+def parse_variant(
+    name: str,
+    extra: Sequence[str] = (),
+    *,
+    short: Mapping[str, str] | None = None,
+    with_irt: bool = False,
+) -> Variant:
+    """Parses a variant, such as 'hyp-dino,released'; a suggestion follows an unknown one.
+
+    `extra` are further variants of a dataset, `short` are short names with their variants.
+    """
+    short = short or {}
+    name = short.get(name, name)
     valid = [one + suffix for suffix in ("", _RELEASED) for one in (*VARIANTS, *extra)]
     # Of these there are no released commands.
     others = (*LOSS_VARIANTS, *HIER_VARIANTS, *RECENT_VARIANTS)
@@ -141,7 +152,7 @@ def parse_variant(name: str, extra: Sequence[str] = (), *, with_irt: bool = Fals
     valid += LAST_VARIANTS
     valid += IRT_VARIANTS if with_irt else ()
     if name not in valid:
-        raise variant_error(name, valid)
+        raise variant_error(name, [*short, *valid])
     if name in IRT_VARIANTS:
         return Variant(name, name[:5], f"deit{name[5:]}")
     named, _, suffix = name.partition(",")

@@ -163,6 +163,8 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
     groups = np.unique(np.concatenate(named)) if named else None
     parts = {}
     for split, part in records.items():
+        searched = boxes if split == "query" else None
+        source = _hash_images(part.sizes, part.checksums, searched)
         dataset = Dataset(
             records=part.images,
             positions=np.arange(len(part.labels)),
@@ -173,10 +175,18 @@ def _open(name: str, data_dir: str | None, decoding: Decoding) -> _Opened:
             class_names=part.class_names,
             group_names=groups,
             fast=decoding.fast,
-            boxes=boxes if split == "query" else None,
-            source=f"{fingerprint}-{split}",
+            boxes=searched,
+            source=source,
             pairs=pairs if split == "train" else None,
         )
-        parts[split] = with_host_cache(dataset, f"{fingerprint}-{split}", decoding)
+        parts[split] = with_host_cache(dataset, source, decoding)
     notes = prepare.notes(builder)
     return _Opened(parts, judgements, fingerprint, notes, str(builder.data_dir))
+
+
+def _hash_images(*facts: Shaped[np.ndarray, "..."] | None) -> str:
+    """Hash of facts on images alone, so that datasets with the same images share their caches."""
+    digest = hashlib.sha256()
+    for array in facts:
+        digest.update(b"none" if array is None else array.tobytes())
+    return digest.hexdigest()[:32]

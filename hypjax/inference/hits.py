@@ -92,7 +92,7 @@ def find_hits(
     if gallery.fingerprint != embedder.fingerprint:
         raise UserError(
             "the gallery was embedded by another run, by other parameters or as another embedding; "
-            "embed it again with this model"
+            "embed it again with this model, or name the same --embedding"
         )
     queries = embedder.embed(photos)
     for path, reason in queries.unreadable.items():

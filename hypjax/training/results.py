@@ -96,7 +96,7 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
         print(f"best: step {results['best_step']}{before}, chosen on the validation classes")
         chosen = results["validation"]["best"]["head"]
         if chosen[name := selecting(chosen)] == 1:
-            print(f"there its {name} is 1, so they cannot tell it from later models")
+            print(f"its {name} there is 1, so no later model could do better")
     print_notes(results)
     _warn_unless_improved(results, config)
     published.show(results, config)
@@ -126,7 +126,11 @@ def _warn_if_features_are_better(results: dict[str, Any], config: ConfigDict, na
     after = scores.get("best", scores["final"])["head"][name]
     if after < raw:
         frozen = freezes_encoder(config.optim.frozen)
-        better = "embed with --embedding=encoder" if frozen else "freeze it and train a head alone"
+        better = (
+            "embed and search with --embedding=encoder"
+            if frozen
+            else "freeze it and train a head alone"
+        )
         console.warn(
             f"the features before training find more than the head: {name} on the {kind} classes "
             f"is {raw:.4f}, and {after:.4f} with the head; {better} (docs/own-images.md)"

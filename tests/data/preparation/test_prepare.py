@@ -18,12 +18,14 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from hypjax import prepare as the_command
+from hypjax.config import load_config
 from hypjax.data import pixels, records
 from hypjax.data.preparation import fonts
 from hypjax.data.preparation import prepare as preparation
 from hypjax.data.preparation.export import export
 from hypjax.data.preparation.official import Count
 from hypjax.data.preparation.prepare import open_builder, prepare
+from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
 from tests.helpers import official_files
 from tests.helpers.pictures import encoded
@@ -188,6 +190,17 @@ def test_photos_may_search_pictures_of_products_that_were_trained_on(tmp_path, c
     labels = {n: set(records.open_records(builder, n).class_names) for n in written}
     assert labels["train"] | labels["query"] < labels["gallery"] and len(labels["gallery"]) == 81
     assert not labels["train"] & labels["query"]
+    # Both tasks have the same photos for training and as queries, so they share their caches.
+    complete("grocery", official_files.write_grocery(folder))
+    prepared(tmp_path, "grocery")
+    fields = [f"run.data_dir={tmp_path / 'data'}", "data.validation_classes=0"]
+    shop, icons = (
+        open_splits(load_config("grocery:lite", [*fields, f"data.name={name}"]))
+        for name in ("grocery", "grocery_icons")
+    )
+    assert (shop.train.source, shop.test.source) == (icons.train.source, icons.test.source)
+    assert len({shop.train.source, shop.test.source, icons.gallery.source}) == 3
+    assert shop.fingerprint != icons.fingerprint
 
 
 def test_broken_images_are_left_out_on_request_unless_all_are(tmp_path, cub, capsys):
