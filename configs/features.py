@@ -7,7 +7,8 @@ and `ids`; docs/features.md describes the other formats. Without splits, a quart
 held out for the test, and a tenth of the others to choose the model.
 
 Variants name the loss: `hyp` (the default), `sph`, `mix`, `hier`, `pa`, `nca`, `softmax`,
-`softtriple`, `ms`, `contrastive`, `triplet`, `supcon` or `snca`, see `hypjax.config.variants`.
+`softtriple`, `ms`, `contrastive`, `triplet`, `supcon`, `snca`, `arcface`, `cosface` or `circle`,
+see `hypjax.config.variants`.
 """
 
 from ml_collections import ConfigDict

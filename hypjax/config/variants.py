@@ -96,6 +96,9 @@ LOSSES = {
     "triplet": "triplet",
     "supcon": "supcon",
     "snca": "scalable_nca",
+    "arcface": "arcface",
+    "cosface": "cosface",
+    "circle": "circle",
 }
 LOSS_VARIANTS = tuple(
     f"{loss}-{encoder}" for loss in ("mix", *LOSSES) for encoder in ("vit", "deit", "dino")

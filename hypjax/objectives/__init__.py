@@ -13,10 +13,11 @@ from hypjax.objectives.create import unused_fields as unused_fields
 from hypjax.objectives.hier import Hier as Hier
 from hypjax.objectives.hier import hier as hier
 from hypjax.objectives.hier import reciprocal_triplets as reciprocal_triplets
+from hypjax.objectives.koleo import koleo as koleo
 from hypjax.objectives.own import register_objective as register_objective
 from hypjax.objectives.pair_losses import PairObjective as PairObjective
+from hypjax.objectives.pair_losses import circle as circle
 from hypjax.objectives.pair_losses import contrastive as contrastive
-from hypjax.objectives.pair_losses import koleo as koleo
 from hypjax.objectives.pair_losses import multi_similarity as multi_similarity
 from hypjax.objectives.pair_losses import scalable_nca as scalable_nca
 from hypjax.objectives.pair_losses import supcon as supcon
@@ -27,6 +28,8 @@ from hypjax.objectives.pairwise import mixed_space as mixed_space
 from hypjax.objectives.pairwise import negative_weights as negative_weights
 from hypjax.objectives.pairwise import pairwise_cross_entropy as pairwise_cross_entropy
 from hypjax.objectives.proxy_losses import ProxyObjective as ProxyObjective
+from hypjax.objectives.proxy_losses import arcface as arcface
+from hypjax.objectives.proxy_losses import cosface as cosface
 from hypjax.objectives.proxy_losses import normalized_softmax as normalized_softmax
 from hypjax.objectives.proxy_losses import proxy_anchor as proxy_anchor
 from hypjax.objectives.proxy_losses import proxy_nca as proxy_nca

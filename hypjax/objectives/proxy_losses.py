@@ -17,13 +17,15 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
+from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, within
-from hypjax.geometry import Space
+from hypjax.geometry import Space, Sphere
 from hypjax.objectives.base import GROUPED, Group, Metrics, Objective, Spec
 from hypjax.objectives.comparisons import (
     SPHERE,
     batch_metrics,
     compare_proxies,
+    lengths,
     log1p_sum_exp,
     mean_where,
     similarity,
@@ -149,6 +151,74 @@ def soft_triple(
     return loss + regularization * _spread(space, jnp.asarray(proxies))
 
 
+def arcface(
+    embeddings: Float[ArrayLike, "n dim"],
+    labels: Int[ArrayLike, " n"],
+    proxies: Float[ArrayLike, "classes centres dim"],
+    *,
+    space: Space = SPHERE,
+    scale: float = 64.0,
+    margin: float = 0.5,
+    cosine_margin: float = 0.0,
+) -> Float[Array, ""]:
+    """ArcFace, with sub-centres (Deng et al., CVPR 2019, Eqs. 3 and 4, and ECCV 2020).
+
+    The cross-entropy of s times the cosines of an image and the classes, where that of its own
+    class is cos(θ + m) − m′ in place of cos θ. Of a class with several centres, the nearest counts.
+    Where θ + m exceeds π and its cosine would rise again, cos θ − m·sin m takes its place, as in
+    the authors' code; it falls with θ throughout. Gradients have their true, bounded size also
+    where θ is nearly 0 or π.
+
+    The margin is an angle between two points as seen from the centre, which is their distance on
+    the sphere alone. In the ball, whose angles at the origin are the sphere's, it would not depend
+    on how far out points lie, by which the ball compares them. `Hier` adds this loss of the angles
+    to one of the ball's distances; `cosface` has a margin for any space.
+
+    Other arguments, and errors, are those of `proxy_anchor`.
+
+    Settings:
+        proxies: Points of the sphere, K centres for each class.
+        scale: s > 0.
+        margin: m, in radians, 0 or more; m2 in the paper's combined margin (with m1 = 1).
+        cosine_margin: m′, m3 in the combined margin.
+
+    Raises:
+        ValueError: The space is not the sphere; or see `proxy_anchor`.
+    """
+    if not isinstance(space, Sphere):
+        raise ValueError(f"the space is {space}; it must be the sphere, where a margin is an angle")
+    distances, own = _compare_nearest(space, embeddings, labels, proxies)
+    target = _cosine_beyond(distances, margin) - cosine_margin
+    return _cross_entropy(scale * jnp.where(own, target, similarity(distances)), own)
+
+
+def cosface(
+    embeddings: Float[ArrayLike, "n dim"],
+    labels: Int[ArrayLike, " n"],
+    proxies: Float[ArrayLike, "classes centres dim"],
+    *,
+    space: Space = SPHERE,
+    scale: float = 64.0,
+    margin: float = 0.35,
+) -> Float[Array, ""]:
+    """CosFace, with sub-centres as in `arcface` (Wang et al., CVPR 2018, Eq. 4).
+
+    The cross-entropy of λ times the similarities of an image and the classes, of which that of its
+    own class is lowered by m. The similarity is the cosine on the sphere and 1 − distance / 2 in
+    other spaces. In the ball, this is HAM-Softmax (Fang and He, 2026) with half the scale and twice
+    the margin. Of a class with several centres, the nearest counts.
+
+    Other arguments, and errors, are those of `proxy_anchor`.
+
+    Settings:
+        proxies: Points of the space, K centres for each class.
+        scale: λ > 0, the paper's s.
+        margin: m.
+    """
+    distances, own = _compare_nearest(space, embeddings, labels, proxies)
+    return _cross_entropy(scale * (similarity(distances) - margin * own), own)
+
+
 def _compare(
     space: Space,
     embeddings: Float[ArrayLike, "n dim"],
@@ -158,6 +228,30 @@ def _compare(
     """Distances to one proxy for each class, and which is the image's own."""
     distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
     return distances[..., 0], own
+
+
+def _compare_nearest(
+    space: Space,
+    embeddings: Float[ArrayLike, "n dim"],
+    labels: Int[ArrayLike, " n"],
+    proxies: Float[ArrayLike, "classes centres dim"],
+) -> tuple[Float[Array, "n classes"], Bool[Array, "n classes"]]:
+    """Distances to the nearest centre of each class, and which class is the image's own."""
+    distances, own = compare_proxies(space, embeddings, labels, proxies)
+    return jnp.min(distances, axis=-1), own
+
+
+def _cosine_beyond(distances: Float[Array, "*b"], margin: float) -> Float[Array, "*b"]:
+    """cos(θ + m) from the sphere's distances, and what `arcface` takes where θ + m exceeds π.
+
+    sin θ is a product of the chord: as a function of the cosine it would have infinite slopes.
+    """
+    cosine = similarity(distances)
+    below = cosine > -jnp.cos(margin)
+    squares = jnp.where(below, distances, 1)
+    sine = lengths(SPHERE, squares) * jnp.sqrt(1 - squares / 4)
+    beyond = cosine * jnp.cos(margin) - sine * jnp.sin(margin)
+    return jnp.where(below, beyond, cosine - margin * jnp.sin(margin))
 
 
 def _cross_entropy(
@@ -184,6 +278,7 @@ class ProxyLoss(NamedTuple):
     function: Callable[..., Array]
     settings: Mapping[str, Field]
     centres: Field | None = None  # Number of proxies of a class; None for a loss that has one.
+    angular: bool = False  # Whether its margin is an angle; it then needs the sphere.
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -194,7 +289,23 @@ class ProxyLoss(NamedTuple):
 
 
 # Defaults are those of the papers, see the functions.
+_CENTRES = within(1, 10**4)
 PROXY_LOSSES = {
+    "arcface": ProxyLoss(
+        arcface,
+        {
+            "scale": Field(64.0, ABOVE_0),
+            "margin": Field(0.5, within(0, 1.57)),  # In radians: up to a right angle.
+            "cosine_margin": Field(0.0, at_least(0)),
+        },
+        centres=Field(1, _CENTRES),
+        angular=True,
+    ),
+    "cosface": ProxyLoss(
+        cosface,
+        {"scale": Field(64.0, ABOVE_0), "margin": Field(0.35, at_least(0))},
+        centres=Field(1, _CENTRES),
+    ),
     "proxy_anchor": ProxyLoss(
         proxy_anchor, {"margin": Field(0.1, at_least(0)), "alpha": Field(32.0, ABOVE_0)}
     ),
@@ -208,15 +319,23 @@ PROXY_LOSSES = {
             "margin": Field(0.01, at_least(0)),
             "regularization": Field(0.2, at_least(0)),  # Draws the centres of a class together.
         },
-        centres=Field(10, within(1, 10**4)),
+        centres=Field(10, _CENTRES),
     ),
 }
 
 
 def create(name: str, config: ConfigDict, space: Space) -> "ProxyObjective":
-    """Builds the objective that a run's configuration describes."""
-    function, settings, centres = PROXY_LOSSES[name]
+    """Builds the objective that a run's configuration describes.
+
+    Raises `UserError` for a margin that is an angle in any other space than the sphere.
+    """
+    function, settings, centres, angular = PROXY_LOSSES[name]
     fields, adjacent = config.objective, config.train.sampling in GROUPED
+    if angular and not isinstance(space, Sphere):
+        raise UserError(
+            f"config.objective.space is {fields.space}; it must be sphere for {name}, whose margin "
+            f"is an angle (or name hier+{name}, which compares images in the ball)"
+        )
     return ProxyObjective(
         space=space,
         function=functools.partial(function, **{field: fields[field] for field in settings}),

@@ -105,6 +105,7 @@ ALL = [(dataset, name + end) for dataset, name in TRAINED for end in ("", ",rele
 # Other losses: their fields of config.objective, as published.
 SOFT_TRIPLE = {"name": "soft_triple", "scale": 20.0, "gamma": 0.1, "margin": 0.01, "centres": 10}
 MULTI_SIMILARITY = {"name": "multi_similarity", "alpha": 2.0, "beta": 50.0, "base": 0.5}
+ARCFACE = {"name": "arcface", "scale": 64.0, "margin": 0.5, "cosine_margin": 0.0}
 PUBLISHED_LOSSES = {
     "nca": {"name": "proxy_nca", "temperature": 1.0, "proxy_rate": 1e4},
     "softmax": {"name": "normalized_softmax", "temperature": 0.05, "proxy_rate": 1e4},
@@ -114,6 +115,9 @@ PUBLISHED_LOSSES = {
     "triplet": {"name": "triplet", "margin": 0.2, "mining": "hard"},
     "supcon": {"name": "supcon", "temperature": 0.1},
     "snca": {"name": "scalable_nca", "temperature": 0.05},
+    "arcface": ARCFACE | {"centres": 1, "proxy_rate": 1e4},
+    "cosface": {"name": "cosface", "scale": 64.0, "margin": 0.35, "centres": 1, "proxy_rate": 1e4},
+    "circle": {"name": "circle", "scale": 80.0, "margin": 0.4},
 }
 ALONE = {"memory": 0.0, "memory_decay": 0.0, "koleo_weight": 0.0}  # Without IRT's parts.
 for own_fields in PUBLISHED_LOSSES.values():

@@ -57,6 +57,16 @@ def loop_scalable_nca(d, same, other, temperature=0.05):
     return np.mean(losses) if losses else 0.0
 
 
+def loop_circle(d, same, other, scale=80, margin=0.4):
+    losses = []
+    for i in [i for i in range(len(d)) if same[i].any() and other[i].any()]:
+        s_n, s_p = 1 - d[i][other[i]] / 2, 1 - d[i][same[i]] / 2
+        push = np.exp(scale * np.maximum(s_n + margin, 0) * (s_n - margin)).sum()
+        pull = np.exp(-scale * np.maximum(1 + margin - s_p, 0) * (s_p - (1 - margin))).sum()
+        losses.append(np.log(1 + push * pull))
+    return np.mean(losses) if losses else 0.0
+
+
 def loop_hard(d, same, other, margin=0.2):
     both = [i for i in range(len(d)) if same[i].any() and other[i].any()]
     losses = [max(d[i][same[i]].max() - d[i][other[i]].min() + margin, 0) for i in both]
@@ -89,6 +99,22 @@ def loop_softmax(d, labels, temperature):
     return loop_proxy_nca(d, labels, 2 * temperature)
 
 
+def loop_arcface(d, labels, scale=64, margin=0.5, cosine_margin=0.0):
+    cosines = (1 - d / 2).max(axis=-1)
+    for row, label in zip(cosines, labels, strict=True):
+        angle = np.arccos(row[label])
+        wide = angle + margin > np.pi
+        beyond = np.cos(angle) - margin * np.sin(margin) if wide else np.cos(angle + margin)
+        row[label] = beyond - cosine_margin
+    return loop_softmax(2 - 2 * cosines[..., None], labels, 1 / scale)
+
+
+def loop_cosface(d, labels, scale=64, margin=0.35):
+    s = (1 - d / 2).max(axis=-1)
+    s[np.arange(len(d)), labels] -= margin
+    return loop_softmax(2 - 2 * s[..., None], labels, 1 / scale)
+
+
 def loop_soft_triple(d, labels, between, scale=20, gamma=0.1, margin=0.01, tau=0.2):
     s = 1 - d / 2
     shares = np.exp(s / gamma) / np.exp(s / gamma).sum(axis=-1, keepdims=True)
@@ -111,18 +137,33 @@ PAIRS = {
         loop_multi_similarity,
         {"mining": False},
     ),
+    "circle": (objectives.circle, loop_circle, {"scale": 8.0, "margin": 0.3}),
     "scalable_nca": (objectives.scalable_nca, loop_scalable_nca, {"temperature": 0.3}),
     "supcon": (objectives.supcon, loop_supcon, {"temperature": 0.3}),
     "triplet": (objectives.triplet, loop_hard, {"margin": 0.4}),
     "triplet, semihard": (semihard, loop_semihard, {"margin": 0.4}),
 }
 PROXIES = {
+    "arcface": (
+        objectives.arcface,
+        loop_arcface,
+        # θ + m is above π for 7 of the images.
+        {"scale": 8.0, "margin": 2.3, "cosine_margin": 0.1},
+    ),
+    "cosface": (objectives.cosface, loop_cosface, {"scale": 8.0, "margin": 0.2}),
     "normalized_softmax": (objectives.normalized_softmax, loop_softmax, {"temperature": 0.3}),
     "proxy_anchor": (objectives.proxy_anchor, loop_proxy_anchor, {"alpha": 8.0, "margin": 0.2}),
     "proxy_nca": (objectives.proxy_nca, loop_proxy_nca, {"temperature": 0.5}),
     "soft_triple": (objectives.soft_triple, loop_soft_triple, {"scale": 5.0, "gamma": 0.2}),
 }
 ALL = {**PAIRS, **PROXIES}
+SEVERAL = [name for name, loss in PROXY_LOSSES.items() if loss.centres]  # Proxies for each class.
+
+
+def of(space):
+    """Names of the losses that a space has."""
+    angular = {name for name, loss in PROXY_LOSSES.items() if loss.angular}
+    return [name for name in ALL if space == SPHERE or name not in angular]
 
 
 def batch(space, seed=0, dtype=np.float64):
@@ -137,14 +178,14 @@ def compute(name, space, points, labels, proxies):
     function, _, settings = ALL[name]
     if name in PAIRS:
         return function(points, labels, space=space, **settings)
-    shown = proxies if name == "soft_triple" else proxies[:, 0]
+    shown = proxies if name in SEVERAL else proxies[:, 0]
     return function(points, labels, shown, space=space, **settings)
 
 
 # One program for all losses, since these tests spend their time on compilation.
 @jax.jit
 def all_losses(space, points, labels, proxies):
-    return {name: compute(name, space, points, labels, proxies) for name in ALL}
+    return {name: compute(name, space, points, labels, proxies) for name in of(space)}
 
 
 @jax.jit
@@ -155,7 +196,7 @@ def all_slopes(space, features, labels, proxies):
         return compute(name, space, space.embed(features), labels, space.embed(proxies))
 
     slope = jax.value_and_grad(loss, argnums=(0, 1))
-    return {name: slope(features, proxies, name) for name in ALL}
+    return {name: slope(features, proxies, name) for name in of(space)}
 
 
 @pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
@@ -168,16 +209,80 @@ def test_losses_equal_plain_loops_in_any_order_of_images(float64, space):
     order = np.random.default_rng(1).permutation(len(LABELS))
     found = all_losses(space, points, LABELS, proxies)
     shuffled = all_losses(space, points[order], LABELS[order], proxies)
-    for name, (_, loop, settings) in ALL.items():
+    for name in of(space):
+        _, loop, settings = ALL[name]
         if name in PAIRS:
             expected = loop(among, alike & ~np.eye(len(among), dtype=bool), ~alike, **settings)
         elif name == "soft_triple":
             expected = loop(to_proxies, LABELS, between, **settings)
+        elif name in SEVERAL:
+            expected = loop(to_proxies, LABELS, **settings)
         else:
             expected = loop(to_proxies[..., :1], LABELS, **settings)
         np.testing.assert_allclose(found[name], expected, rtol=1e-10, err_msg=name)
         np.testing.assert_allclose(shuffled[name], expected, rtol=1e-10, err_msg=name)
         assert expected > 0, name
+
+
+@pytest.mark.parametrize("name", ["arcface", "cosface"])
+def test_slopes_are_those_of_finite_differences(float64, name):
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=(len(LABELS), DIM)) + 0.7, rng.normal(size=(CLASSES, CENTRES, DIM))
+    step = rng.normal(size=values[0].shape), rng.normal(size=values[1].shape)
+    space, h = SPHERE if name == "arcface" else BALL, 1e-5
+
+    @jax.jit
+    @jax.value_and_grad
+    def along(way):
+        features, proxies = (value + way * x for value, x in zip(values, step, strict=True))
+        return compute(name, space, space.embed(features), LABELS, space.embed(proxies))
+
+    difference = (along(h)[0] - along(-h)[0]) / (2 * h)
+    np.testing.assert_allclose(along(0.0)[1], difference, rtol=1e-7)
+
+
+def test_slopes_of_circle_take_its_weights_for_constants(float64):
+    """Two images of a class and one of another, at angles of which the loss is a closed form."""
+    a, b, scale, margin = 0.4, 1.3, 3.0, 0.25
+
+    def loss(angles):
+        points = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=-1)
+        return objectives.circle(points, [0, 0, 1], scale=scale, margin=margin)
+
+    # d/dθ of the images' losses by that of the other class alone.
+    slope = 0.0
+    for angle in (b, b - a):
+        s_p, s_n = np.cos(a), np.cos(angle)
+        push = np.exp(scale * (s_n + margin) * (s_n - margin))
+        pull = np.exp(-scale * (1 + margin - s_p) * (s_p - 1 + margin))
+        share = push * pull / (1 + push * pull)
+        slope += share * scale * (s_n + margin) * -np.sin(angle) / 2
+    found = jax.jit(jax.grad(loss))(jnp.array([0.0, a, b]))
+    np.testing.assert_allclose(found[2], slope, rtol=1e-12)
+    np.testing.assert_allclose(jnp.sum(found), 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.5])
+def test_arcface_has_its_closed_form_and_slope_at_every_angle(margin):
+    """Also in float32 at angles that its cosine cannot tell from 0 or π."""
+    scale = 2.0
+
+    @jax.jit
+    @jax.value_and_grad
+    def both(angle):
+        points = jnp.stack([jnp.cos(angle), jnp.sin(angle)])[None]
+        proxies = jnp.array([[[1.0, 0, 0]], [[0, 0, 1.0]]])  # The other is at a right angle.
+        points = jnp.concatenate([points, jnp.zeros((1, 1))], axis=1)
+        return objectives.arcface(points, [0], proxies, scale=scale, margin=margin)
+
+    for angle in (1e-6, 1e-4, 0.3, 1.5, 2.6, 2.7, 3.1):
+        wide = angle + margin > np.pi
+        target = np.cos(angle) - margin * np.sin(margin) if wide else np.cos(angle + margin)
+        rate = -np.sin(angle) if wide else -np.sin(angle + margin)
+        value, slope = both(angle)
+        np.testing.assert_allclose(value, np.log1p(np.exp(-scale * target)), rtol=1e-6)
+        np.testing.assert_allclose(slope, -scale * rate / (1 + np.exp(scale * target)), rtol=1e-4)
+    assert np.isfinite([both(0.0), both(np.pi)]).all()
 
 
 @pytest.mark.parametrize("space", [SPHERE, BALL], ids=["sphere", "ball"])
@@ -222,7 +327,14 @@ def test_degenerate_batches_have_finite_losses_and_gradients(space):
                     assert np.isfinite(value) and value > -1e-5, name
                     assert all(np.isfinite(slope).all() for slope in slopes), name
     lonely = all_slopes(space, different, no_positives, proxies)
-    for name in ("multi_similarity", "scalable_nca", "supcon", "triplet", "triplet, semihard"):
+    for name in (
+        "circle",
+        "multi_similarity",
+        "scalable_nca",
+        "supcon",
+        "triplet",
+        "triplet, semihard",
+    ):
         assert lonely[name][0] == 0, name
         assert not np.any(lonely[name][1][0]), name
 
@@ -280,7 +392,7 @@ def test_a_point_that_is_nan_makes_every_loss_nan(float64, space):
         spoilt = points.copy()
         spoilt[row, 1] = np.nan
         found = all_losses(space, spoilt, LABELS, proxies) | other_losses(space, spoilt, proxies)
-        assert {*PAIR_LOSSES, *PROXY_LOSSES} <= {*found}
+        assert {*PAIR_LOSSES, *PROXY_LOSSES} & {*of(space), "tuple_contrastive"} <= {*found}
         assert [name for name, loss in found.items() if not np.isnan(loss)] == []
 
 
@@ -308,6 +420,10 @@ def test_one_image_and_one_class_are_no_error():
         (lambda: objectives.supcon(np.eye(4), [0] * 4, samples_per_class=3), "is 3, for 4 images"),
         (lambda: objectives.proxy_nca(np.eye(2), [0, 2], np.eye(2)), "2 classes, but labels from"),
         (lambda: objectives.triplet(np.eye(2), [0, 0], mining="easy"), "one of hard, semihard"),
+        (
+            lambda: objectives.arcface(np.eye(2), [0, 1], np.eye(2)[:, None], space=BALL),
+            "it must be the sphere, where a margin is an angle",
+        ),
     ],
 )
 def test_what_does_not_fit_is_an_error(call, message):
@@ -325,6 +441,8 @@ def configured(name, **fields):
     config = default_config()
     choose_objective(config, name)
     config.objective.clip_radius = 1.5
+    if name in PROXY_LOSSES and PROXY_LOSSES[name].angular:
+        config.objective.space = "sphere"
     config.objective.update(fields)
     return config
 
@@ -359,6 +477,27 @@ def test_metrics_are_those_of_the_batch(name, features):
     assert told.keys() == wanted.keys() and 0 < recall < 1 and 0 < wanted["clipped_share"] < 1
     for metric, value in wanted.items():
         np.testing.assert_allclose(told[metric], value, rtol=1e-5, err_msg=metric)
+
+
+def test_an_angular_margin_needs_the_sphere_or_hier(features):
+    with pytest.raises(UserError, match="space is poincare; it must be sphere for arcface, whose"):
+        create_objective(configured("arcface", space="poincare"))
+    config = configured("hier+arcface", centres=2, hier_proxies=16, hier_neighbors=4)
+    assert create_objective(config).base.space == SPHERE
+    objective = create_objective(config)
+    params, state = objective.init(jax.random.key(0), Spec(8, 2, 16, 5, 100, 12))
+    assert params["base"]["proxies"].shape == (8, 2, 5)
+    batch, key = Batch(None, jnp.asarray(DOUBLES), None, None), jax.random.key(1)
+
+    @jax.jit
+    def losses(features):
+        found, (_, told) = loss_function(objective)(
+            params, state, Outputs(None, features), None, batch, key
+        )
+        points, proxies = SPHERE.embed(features), SPHERE.embed(params["base"]["proxies"])
+        return found - 0.5 * told["hier_loss"], objectives.arcface(points, DOUBLES, proxies)
+
+    np.testing.assert_allclose(*losses(features), rtol=1e-5)
 
 
 def test_fields_reach_the_loss(features):

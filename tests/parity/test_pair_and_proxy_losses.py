@@ -78,7 +78,22 @@ def assert_equal(ours, theirs):
         np.testing.assert_allclose(own, other, rtol=1e-7, atol=1e-9 * (np.abs(other).max() + 1))
 
 
+DEGREES = 28.6  # The other library's margin of ArcFace.
+arcface = functools.partial(objectives.arcface, margin=np.radians(DEGREES))
 CASES = {
+    "arcface": (arcface, lambda: losses.ArcFaceLoss(CLASSES, DIM)),
+    "arcface of a wide margin": (  # θ + m exceeds π for some images.
+        functools.partial(objectives.arcface, margin=np.radians(85), scale=10),
+        lambda: losses.ArcFaceLoss(CLASSES, DIM, margin=85, scale=10),
+    ),
+    "arcface of sub-centres": (
+        arcface,
+        lambda: losses.SubCenterArcFaceLoss(
+            num_classes=CLASSES, embedding_size=DIM, sub_centers=CENTRES
+        ),
+    ),
+    "circle": (objectives.circle, losses.CircleLoss),
+    "cosface": (objectives.cosface, lambda: losses.CosFaceLoss(CLASSES, DIM)),
     "contrastive": (
         functools.partial(objectives.contrastive, margin=0.5),
         lambda: losses.ContrastiveLoss(1, 0.5, distance=COSINE, reducer=Sum()),
@@ -113,8 +128,8 @@ def test_value_and_gradients(name):
     function, theirs_of = CASES[name]
     loss = theirs_of()
     proxies = [rows(parameter).copy() for parameter in loss.parameters()]
-    if name == "soft_triple":
-        proxies = [proxies[0].reshape(CLASSES, CENTRES, DIM)]
+    if name.startswith(("arcface", "cosface", "soft_triple")):
+        proxies = [proxies[0].reshape(CLASSES, -1, DIM)]
     for features in (FEATURES, IDENTICAL):
         loss.zero_grad()
         assert_equal(ours(function, features, *proxies), theirs(loss, features))

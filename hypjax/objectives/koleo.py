@@ -1,0 +1,49 @@
+"""KoLeo, which spreads the images of a batch apart."""
+
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int
+
+from hypjax.geometry import Space, Sphere
+from hypjax.objectives.comparisons import SPHERE
+
+_SMALLEST = 1e-8  # Points nearer to each other than this do not repel each other.
+
+
+def koleo(
+    points: Float[ArrayLike, "n dim"],
+    *,
+    space: Space = SPHERE,
+    ids: Int[ArrayLike, " n"] | None = None,
+) -> Float[Array, ""]:
+    """KoLeo, −(1/n) Σ_i log min_{j≠i} d(i, j), a differential-entropy estimate.
+
+    From Sablayrolles et al. (ICLR 2019, Eq. 2) and IRT (El-Nouby et al., 2021), who use it on the
+    sphere, where d is the Euclidean distance. In the ball it is the geodesic distance.
+
+    Each point's nearest is found by products. Its distance is then computed by subtraction, which
+    keeps the digits of small ones. In float32, of several points within about 1e-3 another one than
+    the nearest may be found. Points within 1e-8 of each other count as that far apart, and
+    have no gradient.
+
+    Args:
+        points: Points of the space, as from `space.embed`.
+        space: The space.
+        ids: Image of each point. An image may be in a batch several times, as tuples share
+            negatives, and is not pushed away from itself; None if all are different.
+
+    Raises:
+        ValueError: There are fewer than two points.
+    """
+    points = jnp.asarray(points)
+    if len(points) < 2:
+        raise ValueError(f"needs two points or more, got {len(points)}")
+    fixed = lax.stop_gradient(points)
+    ids = jnp.arange(len(points)) if ids is None else jnp.asarray(ids)
+    itself = ids[:, None] == ids
+    nearest = jnp.argmin(jnp.where(itself, jnp.inf, space.distance_matrix(fixed, fixed)), axis=1)
+    distances = space.distance(points, points[nearest])
+    # The sphere's distances are squares.
+    power = 2 if isinstance(space, Sphere) else 1
+    return -jnp.mean(jnp.log(jnp.maximum(distances, _SMALLEST**power))) / power
