@@ -35,7 +35,7 @@ def riemannian_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
 ) -> optax.GradientTransformation:
-    """Adam on the ball (Bécigneul and Ganea, "Riemannian Adaptive Optimization Methods", ICLR 2019).
+    """Adam on the ball (Bécigneul and Ganea, ICLR 2019), with the steps of geoopt's.
 
     A gradient becomes a tangent vector by the inverse metric. The second moment of a point is that
     of the tangent vector's length, a single number. A step follows the geodesic, and the first
