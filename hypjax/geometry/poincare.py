@@ -134,6 +134,26 @@ def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
     return x + move / (root * jnp.where(inward, denominator, 1))
 
 
+def transport(
+    x: Float[ArrayLike, "*#b d"],
+    y: Float[ArrayLike, "*#b d"],
+    v: Float[ArrayLike, "*#b d"],
+    c: Scalar,
+) -> Float[Array, "*b d"]:
+    """Parallel transport of tangent vectors v from x to y along their geodesic, all [..., d].
+
+    That is gyr[y, −x]v·λ_x/λ_y (Ungar, "A Gyrovector Space Approach to Hyperbolic Geometry", 2009).
+    The gyration is a rotation, so lengths in the metric of the ball stay as they are.
+    """
+    x, y, v = arithmetic.floating(x, y, v)
+    xx, yy = arithmetic.square_norm(x), arithmetic.square_norm(y)
+    xy, xv, yv = (jnp.sum(a * b, axis=-1, keepdims=True) for a, b in ((x, y), (x, v), (y, v)))
+    along_y = -c * (c * yv * xx + xv - 2 * c * xy * xv)
+    along_x = c * (c * xv * yy - yv)
+    turned = v + 2 * (along_y * y - along_x * x) / (1 - 2 * c * xy + c**2 * xx * yy)
+    return turned * (1 - c * yy) / (1 - c * xx)
+
+
 def logmap(
     x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
 ) -> Float[Array, "*b d"]:

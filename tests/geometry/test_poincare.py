@@ -84,6 +84,7 @@ def test_curvature_zero_is_flat():
     np.testing.assert_allclose(poincare.expmap0(x, 0.0), x, rtol=1e-6)
     np.testing.assert_allclose(poincare.logmap(x, y, 0.0), y - x, rtol=1e-5)
     np.testing.assert_allclose(poincare.expmap(x, y, 0.0), x + y, rtol=1e-6)
+    np.testing.assert_allclose(poincare.transport(x, y, y, 0.0), y)
     np.testing.assert_allclose(poincare.project(100 * x, 0.0), 100 * x, rtol=1e-6)
     np.testing.assert_allclose(poincare.frechet_mean(x, 0.0), x.mean(axis=0), atol=1e-6)
 
@@ -96,6 +97,8 @@ def test_maps_are_inverses_and_keep_distances(float64, c):
     np.testing.assert_allclose(poincare.expmap(x, logs, c), y, rtol=1e-8)
     length = np.linalg.norm(logs, axis=-1) * poincare.lambda_x(x, c)[:, 0]
     np.testing.assert_allclose(length, distances, rtol=1e-9)
+    back = poincare.transport(x, y, logs, c)  # The geodesic arrives as it left.
+    np.testing.assert_allclose(back, -poincare.logmap(y, x, c), rtol=1e-7)
     a, b = poincare.to_lorentz(x, c), poincare.to_lorentz(y, c)
     np.testing.assert_allclose(poincare.from_lorentz(a, c), x, rtol=1e-9)
     inner = lambda a, b: np.sum(a[:, 1:] * b[:, 1:], axis=-1) - a[:, 0] * b[:, 0]  # noqa: E731

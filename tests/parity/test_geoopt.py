@@ -2,9 +2,11 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from hypjax.geometry import poincare
+from hypjax.training.riemannian import riemannian_adam
 
 geoopt = pytest.importorskip("geoopt", reason="needs the parity extra: geoopt")
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
@@ -30,6 +32,7 @@ def test_functions_and_gradients(float64, c):
         "logmap0": (poincare.logmap0(x, c), ball.logmap0(s)),
         "logmap": (poincare.logmap(x, y, c), ball.logmap(s, t)),
         "expmap": (poincare.expmap(x, v, c), ball.expmap(s, u, project=False)),
+        "transport": (poincare.transport(x, y, v, c), ball.transp(s, t, u)),
         "lambda_x": (poincare.lambda_x(x, c), ball.lambda_x(s, keepdim=True)),
         "gradient by x": (slopes[0], s.grad),
         "gradient by y": (slopes[1], t.grad),
@@ -38,3 +41,27 @@ def test_functions_and_gradients(float64, c):
         theirs = theirs.detach().numpy()
         tolerance = 1e-8 * np.abs(theirs).max()
         np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("c", [0.1, 1.0])
+def test_riemannian_adam_takes_the_same_steps(float64, c):
+    rng = np.random.default_rng(1)
+    start, targets = (0.5 * rng.uniform(-1, 1, size=(20, 3)) / np.sqrt(c) for _ in range(2))
+    ball = geoopt.PoincareBallExact(c=torch.tensor(c, dtype=torch.float64))
+    theirs = geoopt.ManifoldParameter(torch.tensor(start), manifold=ball)
+    adam = geoopt.optim.RiemannianAdam([theirs], lr=0.05, betas=(0.8, 0.95))
+    optimizer = riemannian_adam(0.05, c=c, b1=0.8, b2=0.95)
+
+    @jax.jit
+    def step(points, state):
+        gradient = jax.grad(lambda x: poincare.dist(x, targets, c).sum())(points)
+        updates, state = optimizer.update(gradient, state, points)
+        return optax.apply_updates(points, updates), state
+
+    ours, state = start, optimizer.init(start)
+    for _ in range(30):
+        ours, state = step(ours, state)
+        adam.zero_grad()
+        ball.dist(theirs, torch.tensor(targets)).sum().backward()
+        adam.step()
+        np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-9)

@@ -1,0 +1,86 @@
+"""Riemannian Adam, for parameters that are points of the Poincaré ball."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PyTree
+
+from hypjax.geometry import poincare
+from hypjax.geometry.arithmetic import Scalar
+
+_Points = Float[Array, "*b dim"]
+
+
+class RiemannianAdamState(NamedTuple):
+    """The state of `riemannian_adam`.
+
+    Attributes:
+        count: Number of updates.
+        mean: First moments: tangent vectors at the parameters.
+        square: Second moments: one number for each point.
+    """
+
+    count: Int[Array, ""]
+    mean: PyTree
+    square: PyTree
+
+
+def riemannian_adam(
+    learning_rate: float | optax.Schedule,
+    *,
+    c: Scalar,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+) -> optax.GradientTransformation:
+    """Adam on the ball (Bécigneul and Ganea, ICLR 2019), with the steps of geoopt's.
+
+    A gradient becomes a tangent vector by the inverse metric. The second moment of a point is that
+    of the tangent vector's length, a single number. A step follows the geodesic, and the first
+    moment is transported along it. Each array of the parameters holds points, [..., dim]; updates
+    are differences of points, as `optax.apply_updates` takes them. In flat space (c = 0) the metric
+    is 4·⟨u, v⟩, as it is the limit of the ball's.
+
+    In a model with other parameters, `optax.multi_transform` says which arrays are points.
+
+    Args:
+        learning_rate: Length of a step while the gradient is constant, or a function from the
+            number of updates to it.
+        c: Negative curvature of the ball.
+        b1: Decay rate of the first moment.
+        b2: Decay rate of the second moment.
+        eps: Added to the root of the second moment.
+    """
+
+    def init(params: PyTree) -> RiemannianAdamState:
+        lengths = jax.tree.map(lambda x: jnp.zeros_like(x[..., :1]), params)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return RiemannianAdamState(jnp.zeros([], jnp.int32), zeros, lengths)
+
+    def update(
+        gradient: PyTree, state: RiemannianAdamState, params: PyTree
+    ) -> tuple[PyTree, RiemannianAdamState]:
+        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        count = state.count + 1
+        corrections = 1 - b1**count, 1 - b2**count
+
+        def move(x: _Points, g: _Points, mean: _Points, square: Array) -> tuple[Any, ...]:
+            scale = poincare.lambda_x(x, c)
+            g = g / scale**2
+            mean = b1 * mean + (1 - b1) * g
+            length = scale**2 * jnp.sum(g * g, axis=-1, keepdims=True)
+            square = b2 * square + (1 - b2) * length
+            root = jnp.sqrt(square / corrections[1]) + eps
+            moved = poincare.expmap(x, -rate * mean / corrections[0] / root, c)
+            moved = poincare.project(moved, c)
+            return moved - x, poincare.transport(x, moved, mean, c), square
+
+        moved = jax.tree.map(move, params, gradient, state.mean, state.square)
+        updates, mean, square = jax.tree.transpose(
+            jax.tree.structure(params), jax.tree.structure((0, 0, 0)), moved
+        )
+        return updates, RiemannianAdamState(count, mean, square)
+
+    return optax.GradientTransformation(init, update)
