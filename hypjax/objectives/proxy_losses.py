@@ -288,8 +288,8 @@ class ProxyLoss(NamedTuple):
         return {**self.settings, **centres, "proxy_rate": Field(100.0, at_least(0))}
 
 
-# Defaults are those of the papers, see the functions.
 _CENTRES = within(1, 10**4)
+# Defaults are those of the papers, see the functions.
 PROXY_LOSSES = {
     "arcface": ProxyLoss(
         arcface,
