@@ -154,6 +154,10 @@ class PoincareBall(InnerProductSpace):
         """The points themselves."""
         return x
 
+    def from_ball(self, x: Float[ArrayLike, "*b d"]) -> Float[ArrayLike, "*b d"]:
+        """The points themselves."""
+        return x
+
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
         """Marks rows that are not finite, not inside the ball in float32, or too far out."""
         (x,) = arithmetic.inexact(x)

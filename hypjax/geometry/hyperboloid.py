@@ -136,6 +136,10 @@ class Lorentz(InnerProductSpace):
         """See `lorentz.to_poincare`."""
         return lorentz.to_poincare(x, self.c)
 
+    def from_ball(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        """See `lorentz.from_poincare`."""
+        return lorentz.from_poincare(x, self.c)
+
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
         """Marks rows that are not finite, or too far out."""
         (x,) = arithmetic.inexact(x)

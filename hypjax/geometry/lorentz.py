@@ -46,10 +46,10 @@ from hypjax.geometry.arithmetic import Scalar
 MAX_RADIUS = 2 * float(np.arctanh(poincare.MAX_NORM))
 
 
-def time(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b 1"]:
-    """Time components √(1/c + ‖x‖²), [..., 1], of points, [..., d]; c must be above 0."""
+def with_time(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d+1"]:
+    """Points with their time component √(1/c + ‖x‖²) before the others; c must be above 0."""
     (x,) = arithmetic.floating(x)
-    return _cosh(x, c) / jnp.sqrt(c)
+    return jnp.concatenate([_cosh(x, c) / jnp.sqrt(c), x], axis=-1)
 
 
 def to_poincare(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:

@@ -102,6 +102,10 @@ class Space(Protocol):
         """The isometry to that ball; a `TypeError` where there is none."""
         raise TypeError(f"{self} is not isometric to a Poincaré ball")
 
+    def from_ball(self, x: Float[ArrayLike, "*b d"]) -> Float[ArrayLike, "*b d"]:
+        """The isometry from that ball: the inverse of `to_ball`."""
+        raise TypeError(f"{self} is not isometric to a Poincaré ball")
+
     def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
         """Marks the rows that are not points of the space, by the name of the flaw."""
 

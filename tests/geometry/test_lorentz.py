@@ -137,8 +137,9 @@ def test_maps_are_inverses_and_lead_as_far_as_the_tangent_is_long(float64, c):
     x, origin = lorentz.expmap0(v, c), np.zeros_like(v)
     np.testing.assert_allclose(lorentz.logmap0(x, c), v, rtol=1e-12)
     np.testing.assert_allclose(lorentz.dist(x, origin, c), np.linalg.norm(v, axis=1), rtol=1e-12)
-    time = lorentz.time(x, c)[:, 0]
-    np.testing.assert_allclose(time**2 - np.sum(x * x, axis=1), 1 / c, rtol=1e-9)
+    whole = lorentz.with_time(x, c)
+    np.testing.assert_array_equal(whole[:, 1:], x)
+    np.testing.assert_allclose(whole[:, 0] ** 2 - np.sum(x * x, axis=1), 1 / c, rtol=1e-9)
 
 
 def test_curvature_zero_is_flat():
@@ -211,7 +212,7 @@ def test_results_have_the_shapes_and_dtypes_of_inputs(float64):
         lorentz.dist_matrix(x, x, 0.1),
         lorentz.expmap0(x, 0.1),
         lorentz.to_poincare(x, 0.1),
-        lorentz.time(x, 0.1),
+        lorentz.with_time(x, 0.1),
     ):
         assert found.dtype == jnp.float32
     assert jax.eval_shape(poincare.frechet_mean, FEATURES, 0.1).dtype == jnp.float64
