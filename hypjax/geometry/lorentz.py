@@ -16,7 +16,7 @@ which is computed from x − y and T_x − T_y = c⟨x − y, x + y⟩/(T_x + T_
 c, also at the origin, at coincident points and at c = 0, and so are all gradients. Unlike
 1 − c‖x‖² of the ball, T keeps its digits everywhere. Largest relative errors in float32 between two
 points at the distance √c·r from the origin, at an angle of at least 0.1, or in one direction and
-0.1/√c apart, beside those of `poincare.dist` for their images in the ball:
+at most 0.1/√c apart, beside those of `poincare.dist` for their images in the ball:
 
     √c·r                         0.1   1     3     5     7     10    12
     at an angle: dist            4e-7  4e-7  4e-7  4e-7  4e-7  4e-7  4e-7
@@ -77,7 +77,7 @@ def shorten(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
 
 
 def expmap0(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
-    """Exponential map at the origin, sinh(√c‖v‖)·v / (√c‖v‖) (MERU, Eq. 5).
+    """Exponential map at the origin, sinh(√c‖v‖)·v / (√c‖v‖) (MERU, Section 3).
 
     Maps tangent vectors at the origin to points at the distance ‖v‖ from it, both [..., d].
     `poincare.expmap0`, whose tangent vectors are half as long, leads to the distance 2‖v‖.

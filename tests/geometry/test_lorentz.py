@@ -23,7 +23,7 @@ def points_at(directions, radii, c, dtype=np.float64):
 
 
 def exact_distances(x, y, c):
-    """Nickel & Kiela, Eq. 5, with 50 digits."""
+    """arccosh(−c⟨x, y⟩)/√c with 50 digits."""
     found = []
     with mpmath.workdps(50):
         c = mpmath.mpf(c)
