@@ -30,7 +30,7 @@ from hypjax.analysis.trees import (
 )
 from hypjax.data.groupings import CLASS, Grouping
 from hypjax.errors import writing
-from hypjax.geometry import PoincareBall, Space
+from hypjax.geometry import Space
 from hypjax.runs.tables import aligned
 from hypjax.system.files import write_json, write_text
 
@@ -127,10 +127,11 @@ def _with_proxies(
     for node, radius in zip(nodes, [*radii[kept].tolist(), 0.0], strict=True):
         node["radius"] = radius
     places = None
-    if isinstance(space, PoincareBall) and space.c:
+    ball = space.ball()
+    if ball is not None and ball.c:
         # True distances from the origin, and angles from the tree.
         shown = np.concatenate([everything[kept], 0 * points[:1]]).astype(np.float64)
-        lengths = float(space.c) ** 0.5 * np.linalg.norm(shown, axis=1)
+        lengths = float(ball.c) ** 0.5 * np.linalg.norm(space.to_ball(shown), axis=1)
         angles = disk.sectors(tree, np.asarray(points, np.float64)).mean(axis=1)
         places = lengths * np.exp(1j * angles)
     leaves = _leaves(distances[:n], tree, used)

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from hypjax.analysis.run_embeddings import Points
 from hypjax.analysis.trees import Tree, farther_in
 from hypjax.data.groupings import CLASS, Grouping
-from hypjax.geometry import Fused, PoincareBall, Space, poincare
+from hypjax.geometry import Fused, Space, lorentz
 from hypjax.retrieval import nearest_neighbors
 from hypjax.runs.tables import aligned
 
@@ -137,8 +137,8 @@ def radii(
     """
     nodes = {"image": np.arange(len(points)), **levels, "all": np.zeros(len(points), int)}
     found = {}
-    if (ball := _ball(space, points)) is not None:
-        found["ball"] = {name: _radii_in_ball(*ball, groups) for name, groups in nodes.items()}
+    if (lifted := _on_hyperboloid(space, points)) is not None:
+        found["ball"] = {name: _radii_in_ball(*lifted, groups) for name, groups in nodes.items()}
     with jax.enable_x64(True):
         features = np.asarray(space.features(np.asarray(points, np.float64)))
     found["flat"] = {
@@ -148,19 +148,25 @@ def radii(
     return {name: _of_levels(nodes, of_nodes) for name, of_nodes in found.items()}
 
 
-def _ball(space: Space, points: Points) -> tuple[Points, float] | None:
-    """The coordinates of points in the ball of a space, and its c."""
+def _on_hyperboloid(space: Space, points: Points) -> tuple[Float[np.ndarray, "n d"], float] | None:
+    """Points of a space that is, or has, one with a ball, on its hyperboloid; and its c."""
     parts = [(space, points)]
     if isinstance(space, Fused):
         coordinates = map(np.asarray, space.split(points))
         parts = [(part, x) for (part, _), x in zip(space.parts, coordinates, strict=True)]
-    balls = (x for x in parts if isinstance(x[0], PoincareBall) and x[0].c)
-    return next(((x, float(ball.c)) for ball, x in balls), None)
+    for part, x in parts:
+        ball = part.ball()
+        if ball is not None and ball.c:
+            c = float(ball.c)
+            with jax.enable_x64(True):
+                in_ball = part.to_ball(np.asarray(x, np.float64))
+                return np.asarray(lorentz.with_time(lorentz.from_poincare(in_ball, c), c)), c
+    return None
 
 
-def _radii_in_ball(points: Points, c: float, groups: Groups) -> Float[np.ndarray, " groups"]:
-    with jax.enable_x64(True):
-        lifted = np.asarray(poincare.to_lorentz(np.asarray(points, np.float64), c))
+def _radii_in_ball(
+    lifted: Float[np.ndarray, "n d"], c: float, groups: Groups
+) -> Float[np.ndarray, " groups"]:
     sums = _sums(lifted, groups)
     time, across = sums[:, 0], np.linalg.norm(sums[:, 1:], axis=1)
     return np.arcsinh(across / np.sqrt((time - across) * (time + across))) / c**0.5

@@ -7,7 +7,7 @@ that centre finds the neighbours. Near the boundary, where the Euclidean neighbo
 itself are others, this finds what the first search misses.
 
 Whatever finds candidates, they are ranked by their exact distances, and the share of neighbours
-among them is measured.
+among them is measured. Points of a space that is isometric to a ball are compared in that ball.
 """
 
 import os
@@ -15,11 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
+from jaxtyping import Array, Bool, Float, Float32, Float64, Int, Shaped
 
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Space, Sphere
+from hypjax.geometry import Space, Sphere
 from hypjax.retrieval import inputs
 from hypjax.system import console
 
@@ -39,13 +40,13 @@ Search = Callable[[Float32[np.ndarray, "n d"], int], Int[np.ndarray, "n m"]]
 def centres(
     points: Float[np.ndarray, "n d"], separations: Float[np.ndarray, " n"], space: Space
 ) -> Float32[np.ndarray, "n d"]:
-    """Euclidean centres of the balls of given separations around points.
+    """Euclidean centres of the balls of given separations around points, see `in_ball`.
 
     {y: separation(x, y) ≤ s} is the Euclidean ball around x / (1 + c·s·(1 − c‖x‖²)). On the sphere,
     the centres are the points.
     """
-    c = float(space.c) if isinstance(space, PoincareBall) else 0.0
-    shrunk = points / (1 + c * separations / separation_factors(points, space))[:, None]
+    factors = 1 + curvature(space) * separations / separation_factors(points, space)
+    shrunk = points / factors[:, None]
     return shrunk.astype(np.float32)
 
 
@@ -61,8 +62,8 @@ def nearest(
     """Finds the nearest items of a gallery by two searches in an index of Euclidean distances.
 
     Args:
-        search: Searches the index.
-        gallery: The points in the index, a ball's or the sphere's.
+        search: Searches the index, which holds the points as `in_ball` returns them.
+        gallery: The points in the index, of a space with a ball, or of the sphere.
         queries: Points of the same space.
         k: Number of neighbours.
         space: The space.
@@ -82,23 +83,61 @@ def nearest(
         rows, places = np.nonzero(found >= 0)
         return rank(queries, gallery, rows, found[rows, places], k=k, space=space)
 
-    first = best(queries)
+    points = in_ball(queries, space).astype(np.float32)
+    first = best(points)
     if isinstance(space, Sphere):
         return first
     reached = np.isfinite(first[0][:, -1])
-    return best(centres(queries, np.where(reached, first[0][:, -1], 0), space))
+    return best(centres(points, np.where(reached, first[0][:, -1], 0), space))
+
+
+def curvature(space: Space) -> float:
+    """The c of the ball in which points of a space are compared; 0 for the sphere.
+
+    Raises UserError for any space that is neither isometric to a ball nor the sphere.
+    """
+    if isinstance(space, Sphere):
+        return 0.0
+    ball = space.ball()
+    if ball is None:
+        raise UserError(f"there is no approximate search in {space}; search the .npz file")
+    return float(ball.c)
+
+
+def in_ball(points: Float[np.ndarray, "n d"], space: Space) -> Float[np.ndarray, "n d"]:
+    """Points of a space in its ball: in float64, or as they are if it is a ball or the sphere."""
+    if isinstance(space, Sphere) or space.ball() is space:
+        return points
+    return _converted(_to_ball, space, points)
+
+
+def from_ball(points: Float[np.ndarray, "n d"], space: Space) -> Float[np.ndarray, "n d"]:
+    """The inverse of `in_ball`."""
+    if isinstance(space, Sphere) or space.ball() is space:
+        return points
+    return _converted(_from_ball, space, points)
+
+
+def _converted(
+    convert: Callable[[Space, Array], Array], space: Space, points: Float[np.ndarray, "n d"]
+) -> Float64[np.ndarray, "n d"]:
+    rows = 1 << (len(points) - 1).bit_length()  # Few sizes to compile for.
+    padded = inputs.pad_rows(np.asarray(points, np.float64), rows)
+    with jax.enable_x64(True):
+        return np.asarray(convert(space, padded))[: len(points)]
+
+
+_to_ball = jax.jit(lambda space, points: space.to_ball(points))
+_from_ball = jax.jit(lambda space, points: space.from_ball(points))
 
 
 def separation_factors(points: Float[np.ndarray, "n d"], space: Space) -> Float64[np.ndarray, " n"]:
     """One factor of ‖x − y‖² for each point's separations: 1 / (1 − c‖x‖²), or 1 on the sphere.
 
-    Raises UserError for any other space than a ball or the sphere.
+    Points are those that `in_ball` returns.
+    Raises UserError for any space that is neither isometric to a ball nor the sphere.
     """
-    if isinstance(space, Sphere):
-        return np.ones(len(points))
-    if not isinstance(space, PoincareBall):
-        raise UserError(f"there is no approximate search in {space}; search the .npz file")
-    return 1 / (1 - float(space.c) * np.einsum("nd,nd->n", points, points, dtype=np.float64))
+    return 1 / (1 - curvature(space) * np.einsum("nd,nd->n", points, points, dtype=np.float64))
 
 
 def held_out(count: int, total: int, most: int = SAMPLE) -> tuple[np.ndarray, np.ndarray]:
@@ -141,12 +180,13 @@ def rank(
     pairs = np.sort(rows * len(gallery) + items)
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]
     rows, items = np.divmod(pairs, max(len(gallery), 1))
-    own = separation_factors(queries, space)
+    points = in_ball(queries, space)
+    own = separation_factors(points, space)
 
     def measure(block: slice) -> Float64[np.ndarray, " b"]:
-        found = gallery[items[block]].astype(np.float64)
+        found = in_ball(gallery[items[block]], space).astype(np.float64)
         scales = separation_factors(found, space) * own[rows[block]]
-        found -= queries[rows[block]]
+        found -= points[rows[block]]
         return scales * np.einsum("pd,pd->p", found, found)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -4,9 +4,11 @@ import pathlib
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
 
 from hypjax.engines import euclidean
 from hypjax.errors import writing
+from hypjax.geometry import Space
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.neighbors import search
 from hypjax.system.files import replacing
@@ -31,9 +33,8 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     """
     import faiss
 
-    points, space = embeddings.vectors, embeddings.space
-    euclidean.separation_factors(points[:1], space)  # Checks the space.
-    index = faiss.IndexHNSWFlat(points.shape[1], euclidean.LINKS)
+    euclidean.curvature(embeddings.space)  # Checks the space.
+    index = faiss.IndexHNSWFlat(embeddings.vectors.shape[1], euclidean.LINKS)
     index.hnsw.efConstruction = euclidean.ADDED
     recall = _fill(index, embeddings)
     _write(index, path)
@@ -49,7 +50,7 @@ def _fill(index: Any, embeddings: Embeddings) -> float:
     points, space = embeddings.vectors, embeddings.space
     chosen, others = euclidean.held_out(len(points), len(points))
     sample, gallery, k = points[chosen], points[others], min(euclidean.NEAREST, len(others))
-    index.add(gallery)
+    index.add(_in_ball(gallery, space))
     exact = search(sample, None, gallery, k=k, space=space)
 
     def found(candidates: int) -> tuple[np.ndarray, np.ndarray]:
@@ -64,9 +65,13 @@ def _fill(index: Any, embeddings: Embeddings) -> float:
         return np.asarray(space.distance_at(separations)), items
 
     recall = euclidean.tune(found, exact)
-    index.add(sample)
+    index.add(_in_ball(sample, space))
     index.permute_entries(np.argsort(np.concatenate([others, chosen])))
     return recall
+
+
+def _in_ball(points: Float32[np.ndarray, "n d"], space: Space) -> Float32[np.ndarray, "n d"]:
+    return euclidean.in_ball(points, space).astype(np.float32, copy=False)
 
 
 def _write(index: Any, path: pathlib.Path) -> None:

@@ -4,7 +4,7 @@ Graphs and lists for inner products assume vectors of similar length, which thos
 points are not. So this graph compares points by ‖x − y‖² / ((1 − c‖x‖²)(1 − c‖y‖²)), their
 separation, of which the distance 2/√c·asinh(√(c·separation)) is an increasing function. A vector of
 the graph holds the coordinates of a point and, last, 1 / (1 − c‖x‖²); on the sphere, it holds the
-coordinates alone.
+coordinates alone. Points of a space that is isometric to a ball are compared in that ball.
 
 The time of a search is that of reading vectors from memory. So they are rounded to bfloat16, the
 upper half of a float32, where that is fine enough to find candidates. In a ball, the points near
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float32, Float64, Int
+from jaxtyping import Array, Bool, Float, Float32, Float64, Int
 
 from hypjax.engines.euclidean import (
     NEAREST,
@@ -31,12 +31,13 @@ from hypjax.engines.euclidean import (
     assured,
     found_neighbours,
     held_out,
+    in_ball,
     rank,
     separation_factors,
     warn_of_misses,
 )
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Space, Sphere, arithmetic
+from hypjax.geometry import Space, Sphere, arithmetic
 from hypjax.retrieval import inputs
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 from hypjax.retrieval.neighbors import search
@@ -63,7 +64,7 @@ _SLACK = 1e-5  # Relative error of those products, in float32, that is allowed f
 _TYPES = {"space": dict, "fingerprint": str, "rounded": bool, "candidates": int, "recall": float}
 _TYPES |= {"checksums": dict}
 
-_Points = Float32[np.ndarray, "n d"]  # Of a ball or the sphere.
+_Points = Float32[np.ndarray, "n d"]  # Of a space with a ball, or the sphere.
 _Ranked = tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]  # Separations and items.
 _Own = Int[np.ndarray, " n"] | None  # The items that queries are themselves; −1 for none.
 
@@ -97,7 +98,7 @@ class _Centre:
     def __init__(
         self, gallery: Float32[np.ndarray, "m d"], items: Int[np.ndarray, " s"], space: Space
     ) -> None:
-        points = gallery[items].astype(np.float64)
+        points = in_ball(gallery[items], space).astype(np.float64)
         scales = separation_factors(points, space)[:, None]
         squares = np.sum(points**2, axis=1, keepdims=True)
         vectors = scales * np.concatenate([points, np.ones_like(squares), squares], axis=1)
@@ -116,6 +117,7 @@ class _Centre:
 
         Returns rows of the queries and indices of the items.
         """
+        queries = in_ball(queries, self._space)
         squares = np.sum(np.square(queries, dtype=np.float64), axis=1, keepdims=True)
         vectors = np.concatenate([-2 * queries, squares, np.ones_like(squares)], axis=1)
         square, scale = self._largest
@@ -147,7 +149,7 @@ class GraphGallery:
     a table with the `key`, `id` and `label` of each image, and gallery.usearch.npy, their points.
 
     Attributes:
-        space: Space of the points, a ball or the sphere.
+        space: Space of the points: isometric to a ball, or the sphere.
         fingerprint: Fingerprint of the model.
         candidates: Number of candidates of a search for 10 neighbours: more find more of them, and
             take longer. Searches for more neighbours take proportionally more candidates.
@@ -190,13 +192,14 @@ class GraphGallery:
         The candidates of a search, and how many points near the centre are compared with every
         query, are chosen so that 98% of the 10 nearest of a sample, which is inserted afterwards,
         are found at the least cost. If no setting finds as many, a warning says how many are found.
-        Raises a `UserError` if usearch or numba is not installed, or for any other space than a
-        ball or the sphere.
+        Raises a `UserError` if usearch or numba is not installed, or for a space that is neither
+        isometric to a ball nor the sphere.
         """
         points, space = embeddings.vectors, embeddings.space
         _create(space, points.shape[1], rounded=False)  # Checks the space, before the search.
         sample, others, exact = _sample(points, space)
-        rounded = _can_round(points[sample], points[exact[1][:, -1]])
+        farthest = points[exact[1][:, -1]]
+        rounded = _can_round(in_ball(points[sample], space), in_ball(farthest, space))
         index = _create(space, points.shape[1], rounded=rounded)
         keys, scanned = np.arange(len(points)), np.zeros(len(points), bool)
         table = _Table(keys, embeddings.ids, embeddings.labels, scanned, points)
@@ -380,7 +383,7 @@ class GraphGallery:
         norms = np.linalg.norm(self._table.points, axis=1)
         order = np.lexsort((norms, np.isin(self._table.keys, sample)))  # The sample last.
         places = np.argsort(order)[exact[1]]  # Of the neighbours, in the order from the centre.
-        shares = _SCANNED if isinstance(self.space, PoincareBall) else _SCANNED[:1]
+        shares = _SCANNED[:1] if isinstance(self.space, Sphere) else _SCANNED
         for candidates in _CANDIDATES:
             self.candidates = candidates
             *found, computed = self._search(points, k, None)
@@ -496,14 +499,15 @@ def _checksum(
 
 
 def _vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:
-    """Vectors of the graph for points of a ball or of the sphere."""
-    if not isinstance(space, PoincareBall):
+    """Vectors of the graph for points."""
+    if isinstance(space, Sphere):
         return points
+    points = in_ball(points, space)
     factors = separation_factors(points, space)[:, None]
     return np.concatenate([points, factors], axis=1).astype(np.float32)
 
 
-def _can_round(points: _Points, neighbours: _Points) -> bool:
+def _can_round(points: Float[np.ndarray, "s d"], neighbours: Float[np.ndarray, "s d"]) -> bool:
     """Whether bfloat16 makes searches faster and is fine enough for a graph.
 
     It is if vectors are long, and the rounding errors of nearly all points are small beside their
@@ -516,14 +520,14 @@ def _can_round(points: _Points, neighbours: _Points) -> bool:
 
 
 def _create(space: Space, dim: int, *, rounded: bool) -> Any:
-    """An empty graph for points of a ball or the sphere; other spaces raise a `UserError`."""
+    """An empty graph; a space that `GraphGallery` does not take raises a `UserError`."""
     try:
         import usearch.index
     except ImportError as error:
         raise UserError('a .usearch gallery needs usearch: pip install "hypjax[ann]"') from error
     if isinstance(space, Sphere):
         metric, size = usearch.index.MetricKind.L2sq, dim
-    elif isinstance(space, PoincareBall):
+    elif space.ball() is not None:
         metric, size = _separation(dim, rounded)[0], dim + 1
     else:
         raise UserError(f"there is no graph for {space}; search the .npz file")

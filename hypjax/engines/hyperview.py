@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Space, Sphere, layout, poincare
+from hypjax.geometry import Space, Sphere, layout, lorentz
 from hypjax.retrieval.embeddings import Embeddings
 
 # HyperView's own default view shows no Poincaré layouts.
@@ -68,10 +68,11 @@ def _vectors(embeddings: Embeddings) -> tuple[dict[str, Any], Float[np.ndarray, 
     space: Space = embeddings.space
     if isinstance(space, Sphere):
         return {"provider": "hypjax", "geometry": "hypersphere"}, embeddings.vectors
-    if not isinstance(space, PoincareBall) or space.c <= 0:
+    ball = space.ball()
+    if ball is None or ball.c <= 0:
         raise UserError(f"HyperView has no space for {space}; it knows balls and the sphere")
     with jax.enable_x64(True):
-        points = np.asarray(embeddings.vectors, np.float64)
-        hyperboloid = np.asarray(poincare.to_lorentz(points, space.c)) / np.sqrt(space.c)
-    geometry = {"geometry": "hyperboloid", "params": {"curvature": float(space.c)}}
+        points = space.to_ball(np.asarray(embeddings.vectors, np.float64))
+        hyperboloid = np.asarray(lorentz.with_time(lorentz.from_poincare(points, ball.c), ball.c))
+    geometry = {"geometry": "hyperboloid", "params": {"curvature": float(ball.c)}}
     return {"provider": "hypjax", **geometry}, hyperboloid.astype(np.float32)

@@ -1,6 +1,6 @@
 """Galleries in Qdrant, which shards and replicates them, and scores by the hyperbolic distance.
 
-Qdrant searches for candidates by Euclidean distances between the points of the ball, as
+Qdrant searches for candidates by Euclidean distances between points in a ball, as
 `hypjax.engines.euclidean` describes, and scores them by a formula: with the Euclidean distance
 $score and the factors f = 1 / (1 − c‖x‖²), of which each item's payload holds its own, the distance
 is (2/√c)·ln(√u + √(1 + u)) for u = c·$score²·f_x·f_y.
@@ -31,7 +31,7 @@ from hypjax.engines.qdrant_collections import (
     strange_answer,
 )
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Space
+from hypjax.geometry import Space, Sphere
 from hypjax.retrieval.embeddings import Embeddings, describe_space, space_of
 
 SUFFIX = ".qdrant"
@@ -61,7 +61,7 @@ class QdrantGallery:
     """A gallery in a collection of Qdrant.
 
     Attributes:
-        space: Space of the points, a ball or the sphere.
+        space: Space of the points: isometric to a ball, or the sphere.
         fingerprint: Fingerprint of the model.
         candidates: Number of candidates of a search: more find more neighbours, and take longer.
         recall: Share of the 10 nearest neighbours that searches find, at least, by the sample of
@@ -88,7 +88,7 @@ class QdrantGallery:
 
         Raises UserError if it holds something else, or the space has no approximate search.
         """
-        separation_factors(embeddings.vectors[:1], embeddings.space)  # Checks the space.
+        euclidean.curvature(embeddings.space)  # Checks the space.
         with collection.changing():
             if collection.facts() is None:
                 facts = {
@@ -123,7 +123,13 @@ class QdrantGallery:
     def _checked(self, items: list[Item]) -> list[Item]:
         try:
             if items:
-                self.space.check(np.array([item.vector for item in items], np.float32))
+                points = np.array([item.vector for item in items], np.float32)
+                (self.space.ball() or self.space).check(points)
+                points = euclidean.from_ball(points, self.space).astype(np.float32, copy=False)
+                items = [
+                    item._replace(vector=point.tolist())
+                    for item, point in zip(items, points, strict=True)
+                ]
             if all(isinstance(item.payload[key], str) for item in items for key in ("id", "label")):
                 return items
         except (KeyError, TypeError, ValueError):
@@ -189,11 +195,13 @@ class QdrantGallery:
         """
         points = np.asarray(points, np.float32)
         self.space.check(points)
+        points = euclidean.in_ball(points, self.space).astype(np.float32)
         wanted = k + (paths is not None)
         found = self._search(points, points, wanted, exact, without, label)
-        if isinstance(self.space, PoincareBall):
+        if not isinstance(self.space, Sphere):
             reached = np.array([-hits[-1][1] if hits else 0.0 for hits in found])
-            centres = euclidean.centres(points, _separations(reached, self.space), self.space)
+            separations = _separations(reached, euclidean.curvature(self.space))
+            centres = euclidean.centres(points, separations, self.space)
             found = self._search(centres, points, wanted, exact, without, label)
         paths = [""] * len(points) if paths is None else paths
         return [_neighbours(*pair, k) for pair in zip(found, paths, strict=True)]
@@ -282,8 +290,10 @@ def export_qdrant(embeddings: Embeddings, location: str | os.PathLike[str]) -> s
 
 
 def _items(embeddings: Embeddings) -> Iterator[Item]:
-    factors = separation_factors(embeddings.vectors, embeddings.space)
-    rows = (embeddings.ids.tolist(), embeddings.labels.tolist(), embeddings.vectors, factors)
+    points = euclidean.in_ball(embeddings.vectors, embeddings.space)
+    factors = separation_factors(points, embeddings.space)
+    points = points.astype(np.float32, copy=False)
+    rows = (embeddings.ids.tolist(), embeddings.labels.tolist(), points, factors)
     for path, label, vector, factor in zip(*rows, strict=True):
         payload = {"id": path, "label": label, "factor": float(factor)}
         yield Item(point_id(path), vector.tolist(), payload)
@@ -296,9 +306,9 @@ def point_id(path: str) -> str:
 
 def _score(factor: float, space: Space) -> dict[str, Any]:
     """The formula of −distance for a query with this factor."""
-    if not isinstance(space, PoincareBall):
+    if isinstance(space, Sphere):
         return {"mult": [-1.0, "$score", "$score"]}
-    c = float(space.c)
+    c = euclidean.curvature(space)
     if c == 0:
         return {"mult": [-2.0, "$score"]}
     u = {"mult": [c * factor, "$score", "$score", "factor"]}
@@ -307,9 +317,8 @@ def _score(factor: float, space: Space) -> dict[str, Any]:
     return {"mult": [-2 / c**0.5, asinh]}
 
 
-def _separations(distances: np.ndarray, ball: PoincareBall) -> np.ndarray:
-    """The inverse of `distance_at`."""
-    c = float(ball.c)
+def _separations(distances: np.ndarray, c: float) -> np.ndarray:
+    """The inverse of a ball's `distance_at`."""
     return np.sinh(c**0.5 * distances / 2) ** 2 / c if c else distances**2 / 4
 
 

@@ -61,6 +61,11 @@ def _even_function(u: Array, function, series: tuple[float, ...]) -> Array:
     )
 
 
+def sinh_ratio(u: Array) -> Array:
+    """sinh(√u) / √u."""
+    return _even_function(u, lambda r: jnp.sinh(r) / r, (1 / 362880, 1 / 5040, 1 / 120, 1 / 6, 1))
+
+
 def tanh_ratio(u: Array) -> Array:
     """tanh(√u) / √u."""
     return _even_function(u, lambda r: jnp.tanh(r) / r, (62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1))

@@ -241,22 +241,6 @@ def _moved_to_origin(x: Array, centre: Array, c: Scalar) -> tuple[Array, Array]:
     return (inside * delta - c * s * centre) / (p + c * s), p / (p + c * s)
 
 
-def to_lorentz(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d+1"]:
-    """Coordinates on the unit hyperboloid ⟨X, X⟩_L = −1, time coordinate first.
-
-    Distances on the hyperboloid are √c times those in the ball; c must be above 0.
-    """
-    (x,) = arithmetic.floating(x)
-    u = c * arithmetic.square_norm(x)
-    return jnp.concatenate([1 + u, 2 * jnp.sqrt(c) * x], axis=-1) / (1 - u)
-
-
-def from_lorentz(x: Float[ArrayLike, "*b d+1"], c: Scalar) -> Float[Array, "*b d"]:
-    """Ball coordinates of points on the unit hyperboloid: the inverse of `to_lorentz`."""
-    (x,) = arithmetic.floating(x)
-    return x[..., 1:] / (jnp.sqrt(c) * (1 + x[..., :1]))
-
-
 def frechet_mean(
     x: Float[ArrayLike, "*b n d"], c: Scalar, weights: Float[ArrayLike, "*b n"] | None = None
 ) -> Float[Array, "*b d"]:

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 from hypjax.analysis import known_hierarchy
 from hypjax.data.groupings import CLASS, Grouping
-from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 
 ANGLES = np.array([0.2, 0.4, 0.6, math.pi / 2])  # Half of those between two siblings, by level.
 # Two images of each product, two products of each coarse class, two of these in two departments.
@@ -25,9 +25,10 @@ GROUPINGS = {name: grouping(labels) for name, labels in LEVELS.items()}
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_radii_of_a_tree_on_a_circle(fused):
+@pytest.mark.parametrize("kind", [PoincareBall, Lorentz])
+def test_radii_of_a_tree_on_a_circle(kind, fused):
     """The centroid of points at radius r and angles ±θ has tanh(√c·radius) = tanh(√c·r)·cos θ."""
-    ball, radius = PoincareBall(0.1, None), 4.0
+    ball, radius = kind(0.1, None), 4.0
     signs = np.array(list(itertools.product((1, -1), repeat=4)))[:, ::-1]  # By level, images first.
     angles = np.sort(signs @ ANGLES)
     directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)

@@ -81,7 +81,7 @@ HIER = "objective.name=hier+proxy_anchor"
         ("data.crop_area=0.5", "two ascending numbers above 0 and up to 1"),
         (
             "objective.space=hyperbolic",
-            "must be one of poincare, sphere, or a space that hypjax.reg",
+            "must be one of poincare, lorentz, sphere, or a space that hypjax",
         ),
         ("objective.c=-0.1", "config.objective.c is -0.1; it must be at least 0"),
         ("optim.frozen=heed", "must be names from patch_projection, encoder, head, objective"),

@@ -1,5 +1,6 @@
 """Neighbours among candidates: of Euclidean searches, and of scans, against brute force."""
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,15 +9,16 @@ from hypothesis import strategies as st
 from hypjax.engines import euclidean
 from hypjax.engines.euclidean import assured, found_neighbours, rank
 from hypjax.engines.graph import _Centre
-from hypjax.geometry import PoincareBall, Sphere
+from hypjax.geometry import Lorentz, PoincareBall, Sphere
 
 
 def points_of(space, rng, n, dim=4):
-    """Points of a ball up to 0.99 of its radius, or of the sphere."""
+    """Points of the sphere, or up to 0.99 of the radius of a space's ball."""
     x = rng.normal(size=(n, dim))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     if not isinstance(space, Sphere):
         x *= 0.99 / np.sqrt(space.c or 0.1) * rng.uniform(0, 1, size=(n, 1))
+        x = np.asarray(space.from_ball(x))
     return x.astype(np.float32)
 
 
@@ -24,11 +26,15 @@ def separations_of(queries, x, space):
     q, x = queries[:, None].astype(np.float64), x.astype(np.float64)
     if isinstance(space, Sphere):
         return np.sum((q - x) ** 2, axis=-1)
+    if isinstance(space, Lorentz):
+        with jax.enable_x64(True):
+            return np.asarray(space.separation(q, x))
     gaps = (1 - space.c * np.sum(y**2, axis=-1) for y in (q, x))
     return np.sum((q - x) ** 2, axis=-1) / np.prod(np.broadcast_arrays(*gaps), axis=0)
 
 
 SPACES = [Sphere(), PoincareBall(0.1, None), PoincareBall(1.0, None), PoincareBall(0.0, None)]
+SPACES += [Lorentz(1.0, None)]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -119,19 +125,20 @@ def test_the_points_within_a_separation_are_a_euclidean_ball(seed, c, dim):
     assert (farthest_inside <= nearest_outside * (1 + 1e-5) + 1e-6 / c).all()
 
 
-@pytest.mark.parametrize("c", [0.1, 1.0])
-def test_two_searches_find_what_one_misses_near_the_boundary(c):
-    rng, ball = np.random.default_rng(0), PoincareBall(c, None)
-    x = points_of(ball, rng, 5000, dim=3)
-    norms = np.linalg.norm(x, axis=1, keepdims=True)
-    x = (x / norms * np.tanh(4 * norms * np.sqrt(c)) / np.sqrt(c)).astype(np.float32)
-    q = x[:200]
-    wide = separations_of(q, x, ball)
+@pytest.mark.parametrize(
+    "space", [PoincareBall(0.1, None), PoincareBall(1.0, None), Lorentz(1.0, None)], ids=str
+)
+def test_two_searches_find_what_one_misses_near_the_boundary(space):
+    rng, ball = np.random.default_rng(0), space.ball()
+    features = 4 * points_of(PoincareBall(ball.c, None), rng, 5000, dim=3)
+    x = np.asarray(space.embed(features))
+    q, in_ball = x[:200], np.asarray(ball.embed(features))
+    wide = separations_of(q, x, space)
     exact = np.argsort(wide, axis=1, kind="stable")[:, :10]
-    found, places = euclidean.nearest(flat(x), x, q, k=10, space=ball, candidates=50)
+    found, places = euclidean.nearest(flat(in_ball), x, q, k=10, space=space, candidates=50)
     np.testing.assert_array_equal(places, exact)
     np.testing.assert_allclose(found, np.take_along_axis(wide, exact, axis=1), rtol=1e-12)
-    one = flat(x)(q, 50)
+    one = flat(in_ball)(in_ball[:200], 50)
     assert (exact[:, :, None] == one[:, None]).any(axis=2).mean() < 0.97
 
 

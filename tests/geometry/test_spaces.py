@@ -8,11 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypjax.errors import UserError
-from hypjax.geometry import Fused, InnerProductSpace, PoincareBall, Sphere, poincare, spaces
+from hypjax.geometry import (
+    Fused,
+    InnerProductSpace,
+    Lorentz,
+    PoincareBall,
+    Sphere,
+    poincare,
+    spaces,
+)
 
 RANKING = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, 1.5), PoincareBall(0.0, None)]
+RANKING += [Lorentz(0.1, 2.3), Lorentz(1.0, 1.5), Lorentz(0.0, None)]
 FUSED = Fused(((Sphere(), 2.0), (PoincareBall(0.1, 2.3), 0.5)))
 SPACES = [*RANKING, FUSED]
+CURVED = [PoincareBall, Lorentz]
 WIDE = PoincareBall(1e-4, None)
 features = np.random.default_rng(0).normal(size=(30, 8)).astype(np.float32)
 
@@ -132,6 +142,8 @@ def test_what_is_not_finite_is_no_point(space):
 def test_check_rejects_points_outside_the_space():
     with pytest.raises(UserError, match="embedding 1 is outside the ball"):
         PoincareBall(1.0).check(np.array([[0.5, 0.5], [0.9, 0.9]]))
+    with pytest.raises(UserError, match="embedding 1 is too far out"):
+        Lorentz(1.0).check(np.array([[9e5, 0], [2e6, 0]]))
     with pytest.raises(UserError, match="embedding 0 is not of length 1"):
         Sphere().check(np.array([[0.5, 0.5], [0.6, 0.8]]))
 
@@ -149,7 +161,12 @@ def test_embedding_does_not_depend_on_overflow():
             norm = np.tanh(np.sqrt(c) * min(length, radius or np.inf)) / np.sqrt(c)
             norm = min(norm, poincare.MAX_NORM / np.sqrt(c))
             np.testing.assert_allclose(ball.embed(long), norm * unit, rtol=1e-5, atol=1e-38)
-            assert np.all(ball.clipped(long) == (length > (radius or np.inf)))
+            hyperboloid = Lorentz(c, radius)
+            norm = min(length, radius or np.inf, np.arctanh(poincare.MAX_NORM) / np.sqrt(c))
+            norm = np.sinh(2 * np.sqrt(c) * norm) / np.sqrt(c)
+            np.testing.assert_allclose(hyperboloid.embed(long), norm * unit, rtol=1e-5, atol=1e-38)
+            for space in (ball, hyperboloid):
+                assert np.all(space.clipped(long) == (length > (radius or np.inf)))
     with jax.enable_x64(True):
         long = np.array([[1e200, 1e200], [1e-200, 0]])
         np.testing.assert_allclose(Sphere().embed(long), [[0.5**0.5] * 2, [1, 0]])
@@ -172,28 +189,36 @@ def test_embedding_does_not_depend_on_overflow():
 def test_a_ball_that_does_not_exist_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         PoincareBall(**fields)
+    if "riemannian" not in fields:
+        with pytest.raises(ValueError, match=message):
+            Lorentz(**fields)
 
 
-def test_balls_pass_through_transformations():
+@pytest.mark.parametrize("space", CURVED)
+def test_curved_spaces_pass_through_transformations(space):
     """Curvatures are traced then, or placeholders."""
 
     @jax.jit
-    def across(space, x):
-        return jax.vmap(lambda ball, y: ball.distance(y, -y), in_axes=(0, None))(space, x)
+    def across(spaces, v):
+        def distance(space, v):
+            return space.distance(space.embed(v), space.embed(-v))
 
-    balls = PoincareBall(jnp.array([0.0, 1.0]))
-    np.testing.assert_allclose(across(balls, jnp.array([0.5, 0])), [2, 4 * np.arctanh(0.5)])
-    assert jax.eval_shape(lambda ball: ball, balls).c.shape == (2,)
+        return jax.vmap(distance, in_axes=(0, None))(spaces, v)
+
+    spaces = space(jnp.array([0.0, 1.0]))
+    np.testing.assert_allclose(across(spaces, jnp.array([0.5, 0])), [2, 2], rtol=1e-6)
+    assert jax.eval_shape(lambda space: space, spaces).c.shape == (2,)
 
 
-def test_trees_of_a_ball_hold_what_is_no_curvature():
+@pytest.mark.parametrize("space", CURVED)
+def test_trees_of_a_curved_space_hold_what_is_no_curvature(space):
     """Gradients, in NumPy too, and labels of parameters, as optax takes them."""
-    ball = PoincareBall(jnp.float32(0.1))
-    assert len(jax.tree.leaves(ball)) == 1
+    space = space(jnp.float32(0.1))
+    assert len(jax.tree.leaves(space)) == 1
     x = jnp.array([0.5, 0])
-    gradients = jax.grad(lambda ball: -ball.distance(x, -x))(ball)
-    assert jax.tree.map(np.asarray, gradients).c < 0
-    assert jax.tree.map(lambda _: "trained", ball).c == "trained"
+    gradients = jax.grad(lambda space: -space.distance(space.embed(x), x))(space)
+    assert jax.tree.map(np.negative, gradients).c != 0
+    assert jax.tree.map(lambda _: "trained", space).c == "trained"
 
 
 def test_one_program_checks_several_numbers_of_points():
@@ -210,11 +235,16 @@ def test_one_program_checks_several_numbers_of_points():
 def test_spaces_have_short_names_and_balls_are_expressions():
     fused = Fused(((Sphere(), 1.0), (PoincareBall(0.1), 2.0)))
     assert str(fused) == "1.0 × the sphere + 2.0 × the ball of c = 0.1"
-    for ball in (PoincareBall(0.1), PoincareBall(0.2, None, riemannian=True)):
-        assert eval(repr(ball)) == ball
+    assert str(Lorentz(0.1)) == "the hyperboloid of c = 0.1"
+    for space in (PoincareBall(0.1), PoincareBall(0.2, None, riemannian=True), Lorentz(0.3)):
+        assert eval(repr(space)) == space
 
 
-@pytest.mark.parametrize("space", [Sphere(), WIDE, Fused(((Sphere(), 1.0), (WIDE, 1.0)))], ids=str)
+@pytest.mark.parametrize(
+    "space",
+    [Sphere(), WIDE, Lorentz(1e-4, None), Fused(((Sphere(), 1.0), (WIDE, 1.0)))],
+    ids=str,
+)
 def test_integers_count_as_floats(space):
     """Differences and squares of bytes would wrap around."""
     x = np.random.default_rng(0).integers(0, 32, (3, 4), np.uint8)

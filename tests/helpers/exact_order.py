@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import NO_MATCH
 
 FUSED = Fused(((Sphere(), 10.0), (PoincareBall(1.0, 2.3), 15.0)), normalized=False)
@@ -25,8 +25,17 @@ def keys(space, query, gallery):
         gap = 1 - np.sum(other[0].astype(np.float64) ** 2)
         distance = 2 * np.arcsinh(np.sqrt(keys(PoincareBall(1.0), *other) / gap))
         return 10 * keys(Sphere(), x, y) + 15 * distance
+    if isinstance(space, Lorentz):
+        return _keys_on_hyperboloid(query, gallery, space.c)
     c, y = np.float64(getattr(space, "c", 0.0)), gallery.astype(np.float64)
     return np.sum((query.astype(np.float64) - y) ** 2, axis=1) / (1 - c * np.sum(y * y, axis=1))
+
+
+def _keys_on_hyperboloid(x, y, c):
+    """‖x·(1 + T_y) − y·(1 + T_x)‖² / (1 + T_y); it loses digits, so it has more than float64."""
+    x, y = (z.astype(np.longdouble) for z in (x, y))
+    of_x, of_y = (1 + np.sqrt(1 + c * np.sum(z * z, axis=-1, keepdims=True)) for z in (x, y))
+    return np.sum((x * of_y - y * of_x) ** 2 / of_y, axis=1)
 
 
 def true_order(space, queries, gallery):

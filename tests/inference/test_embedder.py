@@ -23,7 +23,7 @@ from hypjax.data.pixels import read_image
 from hypjax.data.splits import open_splits
 from hypjax.engines.exports import find_export
 from hypjax.errors import Interrupted, UserError
-from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.inference import embedder as inference
 from hypjax.inference import partial_gallery as unfinished
 from hypjax.inference.embedding import embed_function
@@ -170,7 +170,7 @@ FUSED = Fused(((Sphere(), 10.0), (PoincareBall(0.5, 2.0), 2.5)))
 
 
 def test_points_are_saved_with_their_space_and_those_of_fused_ones_not_searched(tmp_path):
-    for space in (PoincareBall(0.3, None), PoincareBall(0.1, 2.3, True), FUSED):
+    for space in (PoincareBall(0.3, None), PoincareBall(0.1, 2.3, True), Lorentz(0.3), FUSED):
         points = np.asarray(space.embed(np.eye(3, dtype=np.float32)))
         embeddings(points, space).save(tmp_path / "g.npz")
         read = Embeddings.load(tmp_path / "g.npz")

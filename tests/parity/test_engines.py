@@ -12,13 +12,13 @@ from hypjax.data.preparation import fonts, glyphs
 from hypjax.engines import euclidean
 from hypjax.engines.exports import EXPORTS, find_export, open_gallery
 from hypjax.errors import UserError
-from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import mean_average_precision_at_r, r_precision, recall_at_k
 from hypjax.retrieval.neighbors import search
 from tests.helpers.galleries import check_neighbours, clusters, embeddings, labelled, tree
 from tests.helpers.small_runs import REPOSITORY
 
-BALL = PoincareBall(0.1, 2.3)
+BALL, HYPERBOLOID = PoincareBall(0.1, 2.3), Lorentz(0.1, 2.3)
 FUSED = Fused(((Sphere(), 1.0), (BALL, 1.0)))
 COMMON = ("def nearest(candidates", "import pyarrow.parquet\n\ngallery =")
 
@@ -93,7 +93,7 @@ def test_a_graph_of_faiss_finds_trees_up_to_the_boundary(tmp_path):
         export(embeddings(FUSED.embed(np.ones((5, 8))), FUSED), tmp_path / "fused.faiss")
 
 
-@pytest.mark.parametrize("space", [Sphere(), BALL], ids=["sphere", "ball"])
+@pytest.mark.parametrize("space", [Sphere(), BALL, HYPERBOLOID], ids=str)
 def test_the_documented_index_of_faiss_is_exact(space, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="needs faiss-cpu")
     monkeypatch.chdir(tmp_path)
@@ -141,16 +141,16 @@ def letters():
     return (2 * found / np.linalg.norm(found, axis=1).mean()).astype(np.float32)
 
 
-def found_in(path, points, queries):
+def found_in(path, points, queries, space):
     """Distances and items of the ten nearest to the queries in an exported gallery."""
     if path.suffix == ".faiss":
         import faiss
 
         index = faiss.read_index(str(path))
         near = lambda queries, m: index.search(queries, m)[1]  # noqa: E731
-        how = {"k": 10, "space": BALL, "candidates": index.hnsw.efSearch}
+        how = {"k": 10, "space": space, "candidates": index.hnsw.efSearch}
         separations, items = euclidean.nearest(near, points, queries, **how)
-        return BALL.distance_at(separations), items
+        return space.distance_at(separations), items
     found = open_gallery(path).nearest(queries, 10)
     if path.suffix == ".usearch":
         return found
@@ -158,15 +158,17 @@ def found_in(path, points, queries):
     return np.array([hits.distances for hits in found]), np.array(items)
 
 
+@pytest.mark.parametrize("space", [BALL, HYPERBOLOID], ids=str)
 @pytest.mark.parametrize("name", ["faiss:hnsw", "usearch", "qdrant"])
-def test_it_finds_as_many_neighbours_of_new_images_as_it_says(name, letters, tmp_path):
+def test_it_finds_as_many_neighbours_of_new_images_as_it_says(name, space, letters, tmp_path):
     path = tmp_path / f"gallery.{name.partition(':')[0]}"
-    points = np.asarray(BALL.embed(letters))
+    points = np.asarray(space.embed(letters))
     queries, points = points[::4], np.delete(points, np.s_[::4], axis=0)
-    said = export(name).write(embeddings(points, BALL), path)
+    said = export(name).write(embeddings(points, space), path)
     promised = float(re.search(r"finds? ([\d.]+)% of", said)[1]) / 100
     assert promised >= 0.98
-    check_neighbours(found_in(path, points, queries), queries, points, BALL, promised - 0.005)
+    found = found_in(path, points, queries, space)
+    check_neighbours(found, queries, points, space, promised - 0.005)
 
 
 @pytest.fixture
@@ -185,7 +187,7 @@ def birds(space):
     return dataclasses.replace(found, labels=labels)
 
 
-@pytest.mark.parametrize("space", [BALL, Sphere()], ids=["ball", "sphere"])
+@pytest.mark.parametrize("space", [BALL, HYPERBOLOID, Sphere()], ids=str)
 def test_hyperview_finds_the_same_and_shows_the_layout(space, hyperview, tmp_path, monkeypatch):
     """Also after an export that was interrupted before its layout."""
     found = birds(space)
@@ -201,7 +203,7 @@ def test_hyperview_finds_the_same_and_shows_the_layout(space, hyperview, tmp_pat
     assert len(samples) == 60 and all("/" not in each.id for each in samples.values())
     points, own = found.vectors, np.arange(60)
     distances, nearest = search(points, own, points, k=5, space=space)
-    scale = 1 if space == BALL else 2  # HyperView's distance on the sphere is 1 − cos.
+    scale = 2 if space == Sphere() else 1  # HyperView's distance on the sphere is 1 − cos.
     for i in range(0, 60, 7):
         hits = dataset.find_similar(samples[found.ids[i]].id, k=5)
         assert [hit.id for hit, _ in hits] == [samples[found.ids[j]].id for j in nearest[i]]

@@ -16,7 +16,7 @@ from hypjax.engines import qdrant_collections
 from hypjax.engines.exports import find_export, open_gallery
 from hypjax.engines.qdrant import QdrantGallery, export_qdrant, point_id
 from hypjax.errors import UserError
-from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import describe_space
 from tests.helpers.galleries import (
     check_neighbours,
@@ -29,6 +29,7 @@ from tests.helpers.galleries import (
 pytest.importorskip("qdrant_edge", reason="needs the qdrant extra: qdrant-edge-py")
 qdrant_client = pytest.importorskip("qdrant_client", reason="needs the qdrant extra: qdrant-client")
 SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, None), PoincareBall(0.0, None)]
+SPACES += [Lorentz(1.0, None)]
 
 
 @pytest.fixture(params=["folder", "client"])

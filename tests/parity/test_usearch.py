@@ -15,7 +15,7 @@ from hypjax.engines import graph
 from hypjax.engines.exports import open_gallery
 from hypjax.engines.graph import GraphGallery, export_usearch
 from hypjax.errors import UserError
-from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.neighbors import search
 from tests.helpers.galleries import (
     check_neighbours,
@@ -29,6 +29,7 @@ from tests.helpers.small_runs import REPOSITORY
 index = pytest.importorskip("usearch.index", reason="needs the ann extra: usearch")
 pytest.importorskip("numba", reason="needs the ann extra: numba")
 SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(1.0, None), PoincareBall(0.0, None)]
+SPACES += [Lorentz(0.1, 2.3)]
 
 
 @pytest.fixture(autouse=True)

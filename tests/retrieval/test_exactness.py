@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypjax.errors import UserError
-from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere, lorentz
 from hypjax.retrieval import match_ranks, nearest_neighbors, ranks, recall_at_k, selection, tiles
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Precision, Score, highest, lowest
@@ -21,18 +21,19 @@ from tests.helpers.exact_order import FUSED, crowds, true_order, true_ranks
 from tests.helpers.process_pair import python
 from tests.helpers.steps import float32_products
 
-SPACES = [Sphere(), PoincareBall(0.1, 2.3), PoincareBall(0.0, None), PoincareBall(10.0, None)]
+SPACES = [Sphere(), PoincareBall(0.1, 2.3), Lorentz(0.1, 2.3)]
+SPACES += [PoincareBall(0.0, None), PoincareBall(10.0, None), Lorentz(0.0, None), Lorentz(1.0, 2.0)]
 SPREADS = [1, 0.1, 0.003, 0.01, 0, 1e-6]
 
 
 @pytest.mark.parametrize(
     ("space", "spread"),
     [
-        *itertools.product(SPACES[:2], SPREADS[2:5:2]),
+        *itertools.product(SPACES[:3], SPREADS[2:5:2]),
         *(
             pytest.param(space, spread, marks=pytest.mark.slow)
             for space, spread in itertools.product([*SPACES, FUSED], SPREADS)
-            if space not in SPACES[:2] or spread not in SPREADS[2:5:2]
+            if space not in SPACES[:3] or spread not in SPREADS[2:5:2]
         ),
     ],
     ids=str,
@@ -71,6 +72,20 @@ def test_points_near_the_surface_are_searched_exactly(c, dim):
     labels = np.arange(300) % 40
     expected = true_ranks(order, labels, labels, exclude_self=True)
     np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
+
+
+@pytest.mark.parametrize(("c", "dim"), [(1.0, 16), (10.0, 2)])
+def test_points_far_out_on_the_hyperboloid_are_searched_exactly(c, dim):
+    """Crowds in one direction, and points in many."""
+    space, rng = Lorentz(c, None), np.random.default_rng(4)
+    crowd = np.asarray(lorentz.from_poincare(near_the_surface(c, 200, dim), c))
+    others = rng.normal(size=(100, dim))
+    others /= np.linalg.norm(others, axis=1, keepdims=True)
+    others *= np.sinh(rng.uniform(0, 12, size=(100, 1))) / c**0.5
+    x = np.concatenate([crowd, others]).astype(np.float32)
+    order = true_order(space, x, x)
+    _, ids = nearest_neighbors(x, x, k=5, space=space)
+    np.testing.assert_array_equal(ids, order[:, :5])
 
 
 @given(
@@ -167,7 +182,9 @@ def test_collapsed_queries_are_not_certified_by_products_in_float32(caplog):
     assert "20 by subtraction" in second  # For a few queries, that is the fastest way.
 
 
-@pytest.mark.parametrize("space", [PoincareBall(), Sphere(), Fused(((Sphere(), 1.0),))], ids=str)
+@pytest.mark.parametrize(
+    "space", [PoincareBall(), Lorentz(), Sphere(), Fused(((Sphere(), 1.0),))], ids=str
+)
 def test_no_product_of_the_search_is_rounded(space):
     x, mesh = np.asarray(space.embed(jnp.ones((64, 8)))), ranks.Mesh(jax.local_devices(), "tiles")
     score = Score.around(space, x, Precision.SINGLE)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypjax.errors import UserError
-from hypjax.geometry import Fused, PoincareBall, Sphere
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import mining, nearest_neighbors, neighbors
 from hypjax.retrieval.mining import hardest_negatives
 from hypjax.retrieval.selection import KeptGallery
@@ -18,7 +18,7 @@ from tests.helpers.exact_order import true_order
 from tests.helpers.galleries import points
 from tests.helpers.process_pair import python
 
-SPACES = [Sphere(), PoincareBall(1.0, 0.8), PoincareBall(0.0, None)]
+SPACES = [Sphere(), PoincareBall(1.0, 0.8), PoincareBall(0.0, None), Lorentz(1.0, 0.8)]
 CASES = {
     "2d": lambda x: (x[:130, :2], x[130:, :2], 50),
     "copies": lambda x: (x[:70], x[np.random.default_rng(0).integers(0, 70, 3000)], 40),

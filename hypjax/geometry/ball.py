@@ -1,0 +1,176 @@
+"""The Poincaré ball as a space."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float
+
+from hypjax.geometry import arithmetic, poincare
+from hypjax.geometry.spaces import (
+    MAX_SQUARE_NORM,
+    InnerProductSpace,
+    Role,
+    SearchTerms,
+    as_tree,
+    raise_on_flaws,
+    require_positive,
+    require_radius,
+    require_searchable,
+)
+
+# Smallest 1 − c‖x‖² of a valid point: float32 may round a smaller one to 0.
+_BOUNDARY_MARGIN = 1e-6
+_SQRT2 = 2**0.5
+
+
+@as_tree
+@dataclasses.dataclass(frozen=True)
+class PoincareBall(InnerProductSpace):
+    """The Poincaré ball of radius 1/√c with the geodesic distance (Hyp-ViT, Eq. 2).
+
+    Attributes:
+        c: Negative curvature, at least 0; 0 is flat space with the distance 2‖x − y‖.
+        clip_radius: Largest norm of features before the exponential map, or None for no clipping.
+        riemannian: Whether `embed` scales the gradients of features by the inverse metric at the
+            point, (1 − c‖x‖²)²/4 (HIER, CVPR 2023).
+    """
+
+    c: float | Float[Array, ""] = 0.1
+    clip_radius: float | None = dataclasses.field(default=2.3, metadata={"static": True})
+    riemannian: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        """Raises a `ValueError` if a number is out of range, or no number."""
+        require_positive("c", self.c)
+        require_radius(self.clip_radius)
+        if self.riemannian not in (True, False):
+            raise ValueError(f"riemannian is {self.riemannian!r}; it must be True or False")
+
+    def __repr__(self) -> str:
+        riemannian = ", riemannian=True" if self.riemannian else ""
+        return f"PoincareBall(c={self.c}, clip_radius={self.clip_radius}{riemannian})"
+
+    def __str__(self) -> str:
+        return f"the ball of c = {self.c}"
+
+    def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        """Clips features, applies the exponential map at the origin, and projects into the ball."""
+        if self.riemannian:
+            scale = poincare.lambda_x(self._embed(features), self.c) ** -2
+            constant = lax.stop_gradient(features)
+            features = constant + lax.stop_gradient(scale) * (features - constant)
+        return self._embed(features)
+
+    def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
+        """Marks features longer than the clip radius."""
+        radius = jnp.inf if self.clip_radius is None else self.clip_radius
+        scaled, scale = arithmetic.scaled(jnp.asarray(features, jnp.result_type(float, features)))
+        return jnp.linalg.norm(scaled, axis=-1) > radius / scale[..., 0]
+
+    def _embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        longest = MAX_SQUARE_NORM**0.5 if self.clip_radius is None else self.clip_radius
+        v = poincare.clip_features(features, longest)
+        return poincare.project(poincare.expmap0(v, self.c), self.c)
+
+    def distance(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
+        """Geodesic distances, see `poincare.dist`."""
+        return poincare.dist(x, y, self.c)
+
+    def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        """The clipped features, by the logarithmic map at the origin."""
+        return poincare.logmap0(x, self.c)
+
+    def mean(
+        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
+    ) -> Float[Array, "*b d"]:
+        """The Fréchet mean, see `poincare.frechet_mean`."""
+        return poincare.frechet_mean(x, self.c, weights)
+
+    def separation(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
+        """sinh²(√c·d/2)/c, see `poincare.separation`."""
+        return poincare.separation(x, y, self.c)
+
+    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """(2/√c)·asinh(√(c·separation))."""
+        return poincare.dist_at(separation, self.c)
+
+    def distance_matrix(
+        self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
+    ) -> Float[Array, "n m"]:
+        """Geodesic distances of all pairs, see `poincare.dist_matrix`."""
+        return poincare.dist_matrix(x, y, self.c)
+
+    def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n d+1"]:
+        """Vectors of d + 1 coordinates, valid for all c ≥ 0.
+
+        The query (2x, −(1 + c‖x‖²)) and the gallery item (y, ‖y‖²)/(1 − c‖y‖²) have the product
+        ‖x‖² − (1 − c‖x‖²)·s/P. For a given query it decreases with the distance. See
+        `hypjax.geometry.poincare` for s and P.
+        """
+        (x,) = arithmetic.inexact(x)
+        xx = jnp.sum(x * x, axis=-1, keepdims=True)
+        if role == "query":
+            return jnp.concatenate([2 * x, -(1 + self.c * xx)], axis=-1)
+        return jnp.concatenate([x, xx], axis=-1) / (1 - self.c * xx)
+
+    def search_terms(
+        self, x: Float[ArrayLike, "n d"], centre: Float[ArrayLike, " d"]
+    ) -> SearchTerms:
+        """Vectors of d + 1 coordinates, valid for all c ≥ 0.
+
+        Let w = (−m) ⊕ x be the point moved by the Möbius translation that takes the centre m to the
+        origin, g = 1 − c‖w‖², and σ = ‖w‖²/g its separation from the centre. Then the query
+        √2·(w/g, −√c·σ), the gallery item √2·(w/g, √c·σ) and the offset σ give −s/P. They are
+        computed as σ = ‖x − m‖²/P and w/g = ((1 − c‖m‖²)(x − m) − c‖x − m‖²·m)/P, without
+        cancellation.
+        """
+        x, centre = arithmetic.inexact(x, centre)
+        c = jnp.asarray(self.c, x.dtype)
+        moved = x - centre
+        s = jnp.sum(moved * moved, axis=-1, keepdims=True)
+        inside = 1 - c * jnp.sum(centre * centre)
+        gap = 1 - c * jnp.sum(x * x, axis=-1, keepdims=True)
+        offset = s / (inside * gap)
+        vectors = _SQRT2 * (inside * moved - c * s * centre) / (inside * gap)
+        last = jnp.sqrt(2 * c) * offset
+        return SearchTerms(
+            jnp.concatenate([vectors, -last], axis=-1),
+            jnp.concatenate([vectors, last], axis=-1),
+            offset[:, 0],
+            (1 / gap + 1 / inside)[:, 0],
+        )
+
+    def ball(self) -> "PoincareBall":
+        """The ball itself."""
+        return self
+
+    def to_ball(self, x: Float[ArrayLike, "*b d"]) -> Float[ArrayLike, "*b d"]:
+        """The points themselves."""
+        return x
+
+    def from_ball(self, x: Float[ArrayLike, "*b d"]) -> Float[ArrayLike, "*b d"]:
+        """The points themselves."""
+        return x
+
+    def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+        """Marks rows that are not finite, not inside the ball in float32, or too far out."""
+        (x,) = arithmetic.inexact(x)
+        xx = jnp.sum(x * x, axis=-1)
+        inside = self.c * xx <= 1 - _BOUNDARY_MARGIN
+        return {"infinite": ~jnp.isfinite(xx), "outside": ~inside, "far": ~(xx < MAX_SQUARE_NORM)}
+
+    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
+        """Raises a `UserError` unless all rows are finite and inside the ball in float32.
+
+        Scores would overflow in the huge balls of a tiny c > 0; it is an error, too.
+        """
+        require_searchable(self.c)
+        outside = f"is outside the ball of radius 1/√{float(self.c):g}, or too close to its surface"
+        words = {"infinite": "is not finite", "outside": outside, "far": "is too far out"}
+        raise_on_flaws(self, x, first, words)

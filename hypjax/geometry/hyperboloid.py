@@ -1,0 +1,157 @@
+"""The hyperboloid as a space."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float
+
+from hypjax.geometry import arithmetic, lorentz, poincare
+from hypjax.geometry.ball import PoincareBall
+from hypjax.geometry.spaces import (
+    MAX_SQUARE_NORM,
+    InnerProductSpace,
+    Role,
+    SearchTerms,
+    as_tree,
+    raise_on_flaws,
+    require_positive,
+    require_radius,
+    require_searchable,
+)
+
+_MAX_COSH = 1e6  # Largest √(1 + c‖x‖²) of a valid point: its image in the ball is valid, too.
+
+
+@as_tree
+@dataclasses.dataclass(frozen=True)
+class Lorentz(InnerProductSpace):
+    """The hyperboloid of curvature −c with the geodesic distance (MERU, ICML 2023).
+
+    It is isometric to `PoincareBall(c, clip_radius)`: features are embedded at the same distances
+    from each other, 2‖v‖ from the origin. Points are space components, [..., d], see
+    `hypjax.geometry.lorentz`. MERU embeds features at the distance ‖v‖, so that its features, and a
+    clip radius for them, are twice as long as those here.
+
+    Attributes:
+        c: Negative curvature, at least 0; 0 is flat space with the distance ‖x − y‖ of points,
+            which is twice that of features.
+        clip_radius: Largest norm of features before the exponential map, or None for no clipping.
+    """
+
+    c: float | Float[Array, ""] = 0.1
+    clip_radius: float | None = dataclasses.field(default=2.3, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        """Raises a `ValueError` if a number is out of range, or no number."""
+        require_positive("c", self.c)
+        require_radius(self.clip_radius)
+
+    def __str__(self) -> str:
+        return f"the hyperboloid of c = {self.c}"
+
+    def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        """Clips features v and applies the exponential map at the origin to 2v.
+
+        Like the ball, it shortens what leads farther than 12.2/√c.
+        """
+        longest = MAX_SQUARE_NORM**0.5 / 2 if self.clip_radius is None else self.clip_radius
+        v = poincare.clip_features(features, longest)
+        return lorentz.expmap0(lorentz.shorten(2 * v, self.c), self.c)
+
+    def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
+        """Marks features longer than the clip radius."""
+        return self.ball().clipped(features)
+
+    def distance(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
+        """Geodesic distances, see `lorentz.dist`."""
+        return lorentz.dist(x, y, self.c)
+
+    def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        """The clipped features, by half the logarithmic map at the origin."""
+        return lorentz.logmap0(x, self.c) / 2
+
+    def mean(
+        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
+    ) -> Float[Array, "*b d"]:
+        """The Fréchet mean, see `lorentz.frechet_mean`."""
+        return lorentz.frechet_mean(x, self.c, weights)
+
+    def separation(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
+        """sinh²(√c·d/2)/c, see `lorentz.separation`."""
+        return lorentz.separation(x, y, self.c)
+
+    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """(2/√c)·asinh(√(c·separation))."""
+        return poincare.dist_at(separation, self.c)
+
+    def distance_matrix(
+        self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
+    ) -> Float[Array, "n m"]:
+        """Geodesic distances of all pairs, see `lorentz.dist_matrix`."""
+        return lorentz.dist_matrix(x, y, self.c)
+
+    def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n d+1"]:
+        """Vectors of d + 1 coordinates, valid for all c ≥ 0.
+
+        With T = √(1 + c‖x‖²), the query (x, −T_x) and the gallery item (y, ‖y‖²/(1 + T_y)) have
+        the product ‖x‖²/(1 + T_x) − 2·separation.
+        """
+        (x,) = arithmetic.inexact(x)
+        xx = jnp.sum(x * x, axis=-1, keepdims=True)
+        cosh = jnp.sqrt(1 + self.c * xx)
+        return jnp.concatenate([x, -cosh if role == "query" else xx / (1 + cosh)], axis=-1)
+
+    def search_terms(
+        self, x: Float[ArrayLike, "n d"], centre: Float[ArrayLike, " d"]
+    ) -> SearchTerms:
+        """Vectors of d + 1 coordinates, valid for all c ≥ 0.
+
+        Let w be the point moved by the boost that takes the centre to the origin, and σ its
+        separation from the centre. Then the query (w, −2√c·σ)/√2, the gallery item (w, 2√c·σ)/√2
+        and the offset σ give −separation. They are computed without cancellation, see
+        `lorentz.moved_to_origin`.
+        """
+        x, centre = arithmetic.inexact(x, centre)
+        c = jnp.asarray(self.c, x.dtype)
+        moved, offset = lorentz.moved_to_origin(x, centre, c)
+        vectors, last = moved / 2**0.5, jnp.sqrt(2 * c) * offset
+        cosh, of_centre = (jnp.sqrt(1 + c * jnp.sum(z * z, axis=-1)) for z in (x, centre))
+        return SearchTerms(
+            jnp.concatenate([vectors, -last], axis=-1),
+            jnp.concatenate([vectors, last], axis=-1),
+            offset[:, 0],
+            2 * (cosh + of_centre),
+        )
+
+    def ball(self) -> PoincareBall:
+        """The ball of the same c and clip radius."""
+        return PoincareBall(self.c, self.clip_radius)
+
+    def to_ball(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        """See `lorentz.to_poincare`."""
+        return lorentz.to_poincare(x, self.c)
+
+    def from_ball(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        """See `lorentz.from_poincare`."""
+        return lorentz.from_poincare(x, self.c)
+
+    def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+        """Marks rows that are not finite, or too far out."""
+        (x,) = arithmetic.inexact(x)
+        xx = jnp.sum(x * x, axis=-1)
+        near = (xx < MAX_SQUARE_NORM) & (1 + self.c * xx <= _MAX_COSH**2)
+        return {"infinite": ~jnp.isfinite(xx), "far": ~near}
+
+    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
+        """Raises a `UserError` unless all rows are finite and not too far out for float32.
+
+        Scores would overflow for a tiny c > 0; it is an error, too.
+        """
+        require_searchable(self.c)
+        words = {"infinite": "is not finite", "far": "is too far out"}
+        raise_on_flaws(self, x, first, words)

@@ -1,0 +1,179 @@
+"""The hyperboloid of curvature −c, or Lorentz model, as pure functions on arrays.
+
+A point is stored by its d space components x alone, as in MERU; any x in R^d is one. Its time
+component x_t = √(1/c + ‖x‖²) follows, and T = √c·x_t is cosh(√c·r) at the distance r from the
+origin. Coordinates, shapes, dtypes and c follow the conventions of `hypjax.geometry.poincare`. The
+space is isometric to the ball of the same c, by `to_poincare` and `from_poincare`; for c → 0 it is
+flat, with the distance ‖x − y‖, twice that of the corresponding points of the ball, x/2 and y/2.
+
+Textbooks have the distance arccosh(−c⟨x, y⟩)/√c with ⟨x, y⟩ = xᵀy − x_t·y_t, which loses all digits
+of close points. Here everything follows from q = sinh²(√c·d/2)/c = (−⟨x, y⟩ − 1/c)/2 as the square
+of one vector,
+
+    q = ‖x/λ − λy‖² / 4,    λ² = (1 + T_x)/(1 + T_y),
+
+which is computed from x − y and T_x − T_y = c⟨x − y, x + y⟩/(T_x + T_y). It is smooth in x, y and
+c, also at the origin, at coincident points and at c = 0, and so are all gradients. Unlike
+1 − c‖x‖² of the ball, T keeps its digits everywhere. Largest relative errors in float32 between two
+points at the distance √c·r from the origin, at an angle of at least 0.1, or in one direction and
+at most 0.1/√c apart, beside those of `poincare.dist` for their images in the ball:
+
+    √c·r                         0.1   1     3     5     7     10    12
+    at an angle: dist            4e-7  4e-7  4e-7  4e-7  4e-7  4e-7  4e-7
+                 dist_matrix     7e-6  1e-5  1e-5  1e-5  1e-5  1e-5  1e-5
+                 poincare.dist   4e-7  5e-7  1e-6  4e-6  2e-5  2e-4  2e-3
+    in one direction: dist       4e-7  4e-7  5e-6  4e-5  3e-4  5e-3  5e-2
+                 poincare.dist   4e-7  2e-6  3e-5  2e-4  2e-3  4e-2  3e-1
+
+Points in one direction are compared by what rounding has left of their directions: an error of 1e-7
+of ‖x‖ across is one of 1e-7·sinh(√c·r)/√c in distance.
+
+Sources: Nickel & Kiela, "Learning Continuous Hierarchies in the Lorentz Model of Hyperbolic
+Geometry" (ICML 2018), Section 3; Desai et al., "Hyperbolic Image-Text Representations" (MERU, ICML
+2023), Section 3.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from hypjax.geometry import arithmetic, poincare
+from hypjax.geometry.arithmetic import Scalar
+
+# Largest √c·r of `shorten`: that of `poincare.project`, about 12.2.
+MAX_RADIUS = 2 * float(np.arctanh(poincare.MAX_NORM))
+
+
+def with_time(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d+1"]:
+    """Points with their time component √(1/c + ‖x‖²) before the others; c must be above 0."""
+    (x,) = arithmetic.floating(x)
+    return jnp.concatenate([_cosh(x, c) / jnp.sqrt(c), x], axis=-1)
+
+
+def to_poincare(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+    """The isometry to the ball of the same c, x / (1 + T), of points [..., d]."""
+    (x,) = arithmetic.floating(x)
+    return x / (1 + _cosh(x, c))
+
+
+def from_poincare(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+    """The isometry from the ball, 2x / (1 − c‖x‖²): the inverse of `to_poincare`."""
+    (x,) = arithmetic.floating(x)
+    return 2 * x / (1 - c * arithmetic.square_norm(x))
+
+
+def shorten(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+    """Shortens tangent vectors at the origin, [..., d], to a length of at most 12.2/√c.
+
+    `expmap0` would overflow in float32 at 88/√c. At this bound, that of the ball, directions in
+    float32 still tell distances of 0.01/√c.
+    """
+    (v,) = arithmetic.floating(v)
+    u = c * arithmetic.square_norm(v)
+    outside = u > MAX_RADIUS**2
+    return jnp.where(outside, v * (MAX_RADIUS / jnp.sqrt(jnp.where(outside, u, 1))), v)
+
+
+def expmap0(v: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+    """Exponential map at the origin, sinh(√c‖v‖)·v / (√c‖v‖) (MERU, Section 3).
+
+    Maps tangent vectors at the origin to points at the distance ‖v‖ from it, both [..., d].
+    `poincare.expmap0`, whose tangent vectors are half as long, leads to the distance 2‖v‖.
+    """
+    (v,) = arithmetic.floating(v)
+    return v * arithmetic.sinh_ratio(c * arithmetic.square_norm(v))
+
+
+def logmap0(x: Float[ArrayLike, "*b d"], c: Scalar) -> Float[Array, "*b d"]:
+    """Logarithmic map at the origin, arsinh(√c‖x‖)·x / (√c‖x‖): the inverse of `expmap0`."""
+    (x,) = arithmetic.floating(x)
+    return x * arithmetic.asinh_ratio(c * arithmetic.square_norm(x))
+
+
+def dist(
+    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
+) -> Float[Array, "*b"]:
+    """Geodesic distances (2/√c)·arsinh(√(c·q)), elementwise over the leading axes.
+
+    Points are [..., d] and distances [...].
+    """
+    return poincare.dist_at(separation(x, y, c), c)
+
+
+def separation(
+    x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"], c: Scalar
+) -> Float[Array, "*b"]:
+    """sinh²(√c·d/2)/c, elementwise over the leading axes: increases with the distance d."""
+    x, y = arithmetic.floating(x, y)
+    return arithmetic.square_norm(_difference(x, y, c), keepdims=False)
+
+
+def dist_matrix(
+    x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"], c: Scalar
+) -> Float[Array, "n m"]:
+    """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
+
+    Points are compared by their images in the ball; if the points x are a crowd, after the isometry
+    that takes their mean to the origin. Close points lose digits as in `poincare.dist_matrix`.
+    """
+    x, y = arithmetic.floating(x, y)
+    centre = _best_origin(lax.stop_gradient(x), c)
+    (x, x_gap), (y, y_gap) = (_in_ball(*moved_to_origin(z, centre, c), c) for z in (x, y))
+    q = arithmetic.square_distances(x, y) * (1 / x_gap) * (1 / y_gap).T
+    return arithmetic.distance_from_ratio(q, c)
+
+
+def moved_to_origin(
+    x: Float[Array, "n d"], centre: Float[Array, " d"], c: Scalar
+) -> tuple[Float[Array, "n d"], Float[Array, "n 1"]]:
+    """Points after the boost that takes a centre m to the origin, and their q from m.
+
+    The textbooks' x + (c⟨m, x⟩/(1 + T_m) − T_x)·m is rearranged into (x/λ − λm)·λ − 2cq·m/(1 + T_m)
+    with λ² = (1 + T_x)/(1 + T_m), so that points close to the centre keep their digits.
+    """
+    half = _difference(x, centre, c)
+    q = arithmetic.square_norm(half)
+    x_cosh, cosh = 1 + _cosh(x, c), 1 + _cosh(centre, c)
+    return 2 * (half * jnp.sqrt(x_cosh / cosh) - c * q * (centre / cosh)), q
+
+
+def frechet_mean(
+    x: Float[ArrayLike, "*b n d"], c: Scalar, weights: Float[ArrayLike, "*b n"] | None = None
+) -> Float[Array, "*b d"]:
+    """Fréchet mean, that of the points' images in the ball: see `poincare.frechet_mean`."""
+    return from_poincare(poincare.frechet_mean(to_poincare(x, c), c, weights), c)
+
+
+def _cosh(x: Array, c: Scalar) -> Array:
+    """T = √(1 + c‖x‖²), [..., 1]."""
+    return jnp.sqrt(1 + c * arithmetic.square_norm(x))
+
+
+def _difference(x: Array, y: Array, c: Scalar) -> Array:
+    """(x/λ − λy)/2, of length √q; exactly 0 for equal points.
+
+    That is (x·(1 + T_y) − y·(1 + T_x)) / (2√(1 + T_x)√(1 + T_y)), whose numerator is written as
+    (x − y)·(1 + T_z) − z·(T_x − T_y), where z is the point that is nearer to the origin.
+    """
+    x_cosh, y_cosh = _cosh(x, c), _cosh(y, c)
+    delta, total = x - y, x + y
+    rise = c * jnp.sum(delta * total, axis=-1, keepdims=True) / (x_cosh + y_cosh)
+    scale = 2 * jnp.sqrt(1 + x_cosh) * jnp.sqrt(1 + y_cosh)
+    first = x_cosh < y_cosh
+    nearer, cosh = jnp.where(first, x, y), jnp.where(first, x_cosh, y_cosh)
+    return delta * ((1 + cosh) / scale) - nearer * (rise / scale)
+
+
+def _best_origin(x: Array, c: Scalar) -> Array:
+    """The mean of the points if all are nearer to it than the farthest is to the origin."""
+    mean, origin = jnp.mean(x, axis=0), jnp.zeros_like(x[0])
+    from_mean, from_origin = (jnp.max(separation(x, centre, c)) for centre in (mean, origin))
+    return jnp.where(from_mean < from_origin, mean, origin)
+
+
+def _in_ball(x: Array, q: Array, c: Scalar) -> tuple[Array, Array]:
+    """Images p of points with given q from the origin, and 1 − c‖p‖² = 1/(1 + c·q)."""
+    gap = 1 / (1 + c * q)
+    return x * gap / 2, gap

@@ -1,0 +1,95 @@
+"""The unit sphere as a space."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float
+
+from hypjax.geometry import arithmetic
+from hypjax.geometry.spaces import InnerProductSpace, Role, SearchTerms, raise_on_flaws
+
+# Tolerated error in the length of unit vectors, which admits those rounded to bfloat16.
+_LENGTH_TOLERANCE = 2**-7
+_SQRT2 = 2**0.5
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sphere(InnerProductSpace):
+    """The unit sphere with the squared chord 2 − 2cos as distance (Hyp-ViT, Eq. 4)."""
+
+    def __str__(self) -> str:
+        return "the sphere"
+
+    def embed(self, features: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        """Scales features to length 1; a zero vector stays zero, and what is not finite is NaN."""
+        (features,) = arithmetic.floating(features)
+        features, _ = arithmetic.scaled(features)
+        square = jnp.sum(features * features, axis=-1, keepdims=True)
+        zero = square == 0
+        return jnp.where(zero, 0, features / jnp.sqrt(jnp.where(zero, 1, square)))
+
+    def clipped(self, features: Float[ArrayLike, "*b d"]) -> Bool[Array, "*b"]:
+        """Marks none, since lengths do not matter."""
+        return jnp.zeros(jnp.shape(features)[:-1], bool)
+
+    def distance(
+        self, x: Float[ArrayLike, "*#b d"], y: Float[ArrayLike, "*#b d"]
+    ) -> Float[Array, "*b"]:
+        """‖x − y‖², which equals 2 − 2cos on the sphere."""
+        x, y = arithmetic.inexact(x, y)
+        return jnp.sum((x - y) ** 2, axis=-1)
+
+    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+        """The cosine."""
+        return 1 - jnp.asarray(distance) / 2
+
+    def features(self, x: Float[ArrayLike, "*b d"]) -> Float[Array, "*b d"]:
+        """The points themselves: `embed` forgets lengths."""
+        return jnp.asarray(x)
+
+    def mean(
+        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
+    ) -> Float[Array, "*b d"]:
+        """The weighted sum, scaled to length 1; it minimises the weighted sum of distances."""
+        (x,) = arithmetic.inexact(x)
+        weighted = x if weights is None else jnp.asarray(weights)[..., None] * x
+        return self.embed(jnp.sum(weighted, axis=-2))
+
+    def distance_matrix(
+        self, x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "m d"]
+    ) -> Float[Array, "n m"]:
+        """2 − 2⟨x, y⟩ for all pairs."""
+        return 2 - 2 * arithmetic.inner_products(x, y)
+
+    def search_vectors(self, x: Float[ArrayLike, "n d"], role: Role) -> Float[Array, "n d"]:
+        """The points themselves in both roles: the inner product is the cosine."""
+        return x
+
+    def search_terms(
+        self, x: Float[ArrayLike, "n d"], centre: Float[ArrayLike, " d"]
+    ) -> SearchTerms:
+        """√2·(x − centre) in both roles, and offsets ‖x − centre‖².
+
+        With these, the ranking is that of ‖x − y‖², whatever the rounding errors of the lengths.
+        """
+        x, centre = arithmetic.inexact(x, centre)
+        moved = x - centre
+        offset = jnp.sum(moved * moved, axis=-1)
+        vectors = _SQRT2 * moved
+        return SearchTerms(vectors, vectors, offset, jnp.ones_like(offset))
+
+    def flaws(self, x: Float[ArrayLike, "n d"]) -> dict[str, Bool[Array, " n"]]:
+        """Marks rows that are not finite or not of length 1."""
+        (x,) = arithmetic.inexact(x)
+        xx = jnp.sum(x * x, axis=-1)
+        wrong = ~(jnp.abs(jnp.sqrt(xx) - 1) <= _LENGTH_TOLERANCE)
+        return {"infinite": ~jnp.isfinite(xx), "length": wrong}
+
+    def check(self, x: Float[ArrayLike, "n d"], *, first: int = 0) -> None:
+        """Raises a `UserError` unless all rows are finite and of length 1."""
+        raise_on_flaws(
+            self, x, first, {"infinite": "is not finite", "length": "is not of length 1"}
+        )

@@ -1,0 +1,218 @@
+"""The hyperboloid against the ball, closed forms with 50 digits, and at singular points."""
+
+import jax
+import jax.numpy as jnp
+import jax.test_util
+import mpmath
+import numpy as np
+import pytest
+
+from hypjax.geometry import Lorentz, PoincareBall, lorentz, poincare
+
+CURVATURES = [0.01, 0.1, 1.0, 10.0]
+FEATURES = np.random.default_rng(0).normal(size=(40, 6))
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def points_at(directions, radii, c, dtype=np.float64):
+    """Points in some directions, at distances of radii/√c from the origin."""
+    return (directions * np.sinh(radii) / np.sqrt(c)).astype(dtype)
+
+
+def exact_distances(x, y, c):
+    """arccosh(−c⟨x, y⟩)/√c with 50 digits."""
+    found = []
+    with mpmath.workdps(50):
+        c = mpmath.mpf(c)
+        dot = lambda a, b: mpmath.fsum(u * v for u, v in zip(a, b, strict=True))  # noqa: E731
+        for pair in zip(x, y, strict=True):
+            a, b = ([mpmath.mpf(float(v)) for v in vector] for vector in pair)
+            times = [mpmath.sqrt(1 / c + dot(z, z)) for z in (a, b)]
+            inner = dot(a, b) - times[0] * times[1]
+            found.append(float(mpmath.acosh(-c * inner) / mpmath.sqrt(c)))
+    return found
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_distances_equal_the_closed_form(float64, c):
+    """Near the origin and far out, and for close points."""
+    directions, others = unit(FEATURES), unit(np.random.default_rng(1).normal(size=(40, 6)))
+    radii = np.geomspace(1e-6, 12, 40)[:, None]
+    x, y = points_at(directions, radii, c), points_at(others, radii[::-1], c)
+    y[::4] = x[::4] * (1 + 1e-6) + 1e-6 * y[::4]
+    expected = exact_distances(x, y, c)
+    np.testing.assert_allclose(lorentz.dist(x, y, c), expected, rtol=1e-9)
+    one_by_one = [lorentz.dist_matrix(a[None], b[None], c)[0, 0] for a, b in zip(x, y, strict=True)]
+    far = np.arange(40) % 4 > 0
+    np.testing.assert_allclose(np.array(one_by_one)[far], np.array(expected)[far], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("radius", "at_an_angle", "of_matrix", "in_one_direction"),
+    [
+        (0.1, 4e-7, 7e-6, 4e-7),
+        (1.0, 4e-7, 1e-5, 4e-7),
+        (3.0, 4e-7, 1e-5, 5e-6),
+        (5.0, 4e-7, 1e-5, 4e-5),
+        (7.0, 4e-7, 1e-5, 3e-4),
+        (10.0, 4e-7, 1e-5, 5e-3),
+        (12.0, 4e-7, 1e-5, 5e-2),
+    ],
+)
+@pytest.mark.parametrize("c", [0.1, 1.0])
+def test_float32_distances_are_as_accurate_as_the_table_says(
+    c, radius, at_an_angle, of_matrix, in_one_direction
+):
+    rng = np.random.default_rng(3)
+    one, across = unit(rng.normal(size=(40, 16))), rng.normal(size=(40, 16))
+    across = unit(across - np.sum(across * one, axis=1, keepdims=True) * one)
+    angles = rng.uniform(0.1, np.pi, size=(40, 1))
+    other = np.cos(angles) * one + np.sin(angles) * across
+    x, y = (points_at(z, radius, c, np.float32) for z in (one, other))
+    inner = points_at(one, max(radius - 0.1, radius / 2), c, np.float32)
+    expected = exact_distances(x, y, c)
+    np.testing.assert_allclose(lorentz.dist(x, y, c), expected, rtol=at_an_angle)
+    matrix = np.diagonal(lorentz.dist_matrix(x, y, c))
+    np.testing.assert_allclose(matrix, expected, rtol=of_matrix)
+    expected = exact_distances(x, inner, c)
+    np.testing.assert_allclose(lorentz.dist(x, inner, c), expected, rtol=in_one_direction)
+
+
+@pytest.mark.parametrize("c", [0.0, *CURVATURES])
+@pytest.mark.parametrize("scale", [1e-4, 0.3, 3.0, 30.0])
+def test_it_is_isometric_to_the_ball(float64, c, scale):
+    radius = 20 * scale if c else None
+    space, ball = Lorentz(c, radius), PoincareBall(c, radius)
+    assert space.ball() == ball
+    x, p = space.embed(scale * FEATURES), ball.embed(scale * FEATURES)
+    # Where features reach the bound of the ball, 1 − c‖p‖² has but few digits.
+    rtol = 1e-10 if scale * np.sqrt(c) < 1 else 1e-5
+    np.testing.assert_allclose(space.to_ball(x), p, rtol=1e-12)
+    np.testing.assert_allclose(lorentz.from_poincare(p, c), x, rtol=rtol)
+    np.testing.assert_allclose(space.features(x), ball.features(p), rtol=rtol)
+    compared = [(x[:, None], x), (p[:, None], p)]
+    for name in ("distance", "separation"):
+        ours, theirs = (
+            getattr(each, name)(*z) for each, z in zip((space, ball), compared, strict=True)
+        )
+        np.testing.assert_allclose(ours, theirs, rtol=rtol, err_msg=name)
+    matrices = space.distance_matrix(x, x), ball.distance_matrix(p, p)
+    off = ~np.eye(len(x), dtype=bool)
+    np.testing.assert_allclose(matrices[0][off], matrices[1][off], rtol=rtol)
+    products = (
+        z.search_vectors(w, "query") @ z.search_vectors(w, "gallery").T
+        for z, w in ((space, x), (ball, p))
+    )
+    ours, theirs = (np.argsort(-np.asarray(each), axis=1) for each in products)
+    if rtol < 1e-5:
+        np.testing.assert_array_equal(ours, theirs)
+        weights = np.arange(1.0, 41)
+        mean = space.mean(x, weights)
+        np.testing.assert_allclose(space.to_ball(mean), ball.mean(p, weights), atol=1e-12)
+
+
+@pytest.mark.parametrize("c", [0.0, 0.1, 2.0])
+def test_search_terms_are_those_of_the_ball(float64, c):
+    space, ball = Lorentz(c, 1.0), PoincareBall(c, 1.0)
+    x, p = space.embed(FEATURES), ball.embed(FEATURES)
+    centre = np.mean(x, axis=0)
+    ours = space.search_terms(x, centre)
+    theirs = ball.search_terms(p, space.to_ball(centre))
+    np.testing.assert_allclose(ours.offset, theirs.offset, rtol=1e-10)
+    for name in ("query", "gallery"):
+        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-9)
+    separations = space.separation(x[:, None], x)
+    products = ours.query @ ours.gallery.T - ours.offset[:, None] - ours.offset
+    np.testing.assert_allclose(products, -separations, atol=1e-10)
+    at_centre = space.search_terms(centre[None], centre)
+    assert not np.any(at_centre.query) and not np.any(at_centre.offset)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_maps_are_inverses_and_lead_as_far_as_the_tangent_is_long(float64, c):
+    v = FEATURES / np.sqrt(c)
+    x, origin = lorentz.expmap0(v, c), np.zeros_like(v)
+    np.testing.assert_allclose(lorentz.logmap0(x, c), v, rtol=1e-12)
+    np.testing.assert_allclose(lorentz.dist(x, origin, c), np.linalg.norm(v, axis=1), rtol=1e-12)
+    whole = lorentz.with_time(x, c)
+    np.testing.assert_array_equal(whole[:, 1:], x)
+    np.testing.assert_allclose(whole[:, 0] ** 2 - np.sum(x * x, axis=1), 1 / c, rtol=1e-9)
+
+
+def test_curvature_zero_is_flat():
+    x, y = FEATURES[:20], FEATURES[20:]
+    flat = np.linalg.norm(x - y, axis=-1)
+    for c in (0.0, 1e-9):
+        np.testing.assert_allclose(lorentz.dist(x, y, c), flat, rtol=1e-6)
+        np.testing.assert_allclose(np.diagonal(lorentz.dist_matrix(x, y, c)), flat, rtol=1e-5)
+        np.testing.assert_allclose(lorentz.expmap0(x, c), x, rtol=1e-6)
+    np.testing.assert_allclose(lorentz.frechet_mean(x, 0.0), x.mean(axis=0), atol=1e-6)
+    slope = jax.grad(lambda c: lorentz.dist(x[0], y[0], c))(0.0)
+    xx, yy = np.sum(x[0] ** 2), np.sum(y[0] ** 2)
+    s = flat[0] ** 2  # d² = 4q·(1 − c·q/3), q = s/4 − c(‖x‖² − ‖y‖²)²/16, to first order in c.
+    expected = -((xx - yy) ** 2) / (8 * flat[0]) - flat[0] * s / 24
+    np.testing.assert_allclose(slope, expected, rtol=1e-5)
+
+
+WEIGHTS = np.random.default_rng(2).normal(size=(5, 4))
+
+
+def _weighted(distances):
+    @jax.jit
+    def total(v, w, c):
+        return jnp.sum(WEIGHTS * distances(*(lorentz.expmap0(z, c) for z in (v, w)), c))
+
+    return total
+
+
+single = _weighted(lambda x, y, c: lorentz.dist(x[:, None], y, c))
+matrix = _weighted(lorentz.dist_matrix)
+
+
+@pytest.mark.parametrize("c", [0.0, 0.1, 1.0])
+def test_gradients_equal_differences(float64, c):
+    x, y = jnp.asarray(FEATURES[:5]), jnp.asarray(FEATURES[5:9])
+    jax.test_util.check_grads(single, (x, y, c + 1e-3), order=1, modes=["rev"], rtol=1e-6)
+    found = [jax.grad(function, (0, 1, 2))(x, y, c) for function in (single, matrix)]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-8)
+
+
+@jax.jit
+def _all_gradients(x, y, c):
+    def total(x, y, c):
+        space = Lorentz(c, 0.5)
+        a, b = space.embed(x), space.embed(y)
+        results = [lorentz.dist(a, b, c), lorentz.dist_matrix(a, b, c)]
+        results += [lorentz.dist_matrix(a, a, c), lorentz.logmap0(a, c), lorentz.to_poincare(a, c)]
+        results += [Lorentz(c, None).embed(100 * x), space.mean(jnp.stack([a, b]))]
+        return sum(jnp.sum(r) for r in results)
+
+    return jax.value_and_grad(total, argnums=(0, 1, 2))(x, y, c)
+
+
+@pytest.mark.parametrize("c", [0.0, 0.1, 1.0])
+def test_gradients_are_finite_everywhere(c):
+    x, y = (jnp.asarray(z, jnp.float32) for z in (FEATURES[:4], FEATURES[4:8]))
+    zero, clipped = jnp.zeros_like(x), jnp.asarray(unit(x) / 2)
+    for pair in ((x, y), (x, x), (x, -x), (zero, zero), (x, zero), (clipped, y)):
+        value, gradients = _all_gradients(*pair, jnp.float32(c))
+        assert np.isfinite(value)
+        assert all(np.isfinite(g).all() for g in gradients)
+
+
+def test_results_have_the_shapes_and_dtypes_of_inputs(float64):
+    x, y = FEATURES[:2, None], FEATURES[None, :5]
+    assert lorentz.dist(x, y, 0.1).shape == (2, 5)
+    x = jnp.asarray(FEATURES, jnp.bfloat16)
+    for found in (
+        lorentz.dist_matrix(x, x, 0.1),
+        lorentz.expmap0(x, 0.1),
+        lorentz.to_poincare(x, 0.1),
+        lorentz.with_time(x, 0.1),
+    ):
+        assert found.dtype == jnp.float32
+    assert jax.eval_shape(poincare.frechet_mean, FEATURES, 0.1).dtype == jnp.float64

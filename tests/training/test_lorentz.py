@@ -1,0 +1,80 @@
+"""Runs on the hyperboloid beside runs in the ball, to which it is isometric."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from hypjax import train
+from hypjax.config import load_config
+from hypjax.geometry import Lorentz, PoincareBall
+from hypjax.objectives import pairwise_cross_entropy
+from hypjax.retrieval.embeddings import Embeddings
+from tests.helpers import commands, small_runs
+
+CONFIG = str(small_runs.REPOSITORY / "configs/features.py")
+FIELDS = [field for field in small_runs.SMALL if not field.startswith(("data.", "model."))]
+FIELDS += ["data.validation_classes=3", "data.test_classes=3", "optim.learning_rate=0.01"]
+FIELDS += ["model.head_init=orthogonal", "model.head_dim=8"]
+SPACES = ("lorentz", "poincare")
+
+
+def test_losses_and_gradients_equal_those_of_the_ball(float64):
+    features = np.random.default_rng(0).normal(size=(12, 5))
+    given = {"labels": np.arange(12) // 2, "samples_per_class": 2}
+
+    def loss(features, space):
+        points = space.embed(features)
+        return pairwise_cross_entropy(points, **given, space=space, temperature=0.2)
+
+    for c, radius in ((0.1, 2.3), (1.0, 1.5), (0.0, None)):
+        ours, theirs = (
+            jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(features, space(c, radius))
+            for space in (Lorentz, PoincareBall)
+        )
+        np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-12)
+        np.testing.assert_allclose(ours[1][0], theirs[1][0], rtol=1e-8, atol=1e-14)
+        np.testing.assert_allclose(ours[1][1].c, theirs[1][1].c, rtol=1e-8)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A file of features, and runs on it in both spaces."""
+    folder, rng = tmp_path_factory.mktemp("runs"), np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 4)
+    features = (rng.normal(size=(12, 16))[labels] + rng.normal(size=(48, 16))).astype(np.float32)
+    np.savez(folder / "f.npz", features=features, labels=np.array(list("abcdefghijkl"))[labels])
+    for space in SPACES:
+        fields = [*FIELDS, f"data.path={folder / 'f.npz'}", f"objective.space={space}"]
+        train.train_and_evaluate(load_config(CONFIG, fields), folder / space)
+    return folder
+
+
+def test_a_run_takes_the_steps_of_one_in_the_ball(runs):
+    ours, theirs = (small_runs.step_metrics(runs / name) for name in SPACES)
+    assert ours.keys() == theirs.keys() and len(ours) >= 6
+    for step, values in theirs.items():
+        np.testing.assert_allclose(ours[step], values, rtol=1e-4)
+    scores = [json.loads((runs / name / "results.json").read_text()) for name in SPACES]
+    assert scores[0]["final"] == scores[1]["final"]
+
+
+@pytest.mark.slow
+def test_its_gallery_is_saved_searched_and_drawn(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for name in SPACES:
+        run, file = f"--workdir={runs / name}", f"{runs / 'f.npz'}"
+        commands.call("embed", run, f"--images={file}", f"--output={name}.npz")
+        capsys.readouterr()
+        commands.call("search", run, f"--gallery={name}.npz", f"--query={file}", "--k=3")
+        found.append(capsys.readouterr().out)
+        commands.call("hyperbolicity", f"--embeddings={name}.npz", "--trials=1")
+        commands.call("score", f"--embeddings={name}.npz")
+        commands.call("plot", "disk", f"--embeddings={name}.npz", f"--output={name}.png")
+    assert found[0] == found[1] and found[0].count("\n") > 100
+    ours, theirs = (Embeddings.load(f"{name}.npz") for name in SPACES)
+    assert ours.space == Lorentz(0.1, 2.3) and theirs.space == PoincareBall(0.1, 2.3)
+    in_ball = np.asarray(ours.space.to_ball(ours.vectors))
+    np.testing.assert_allclose(in_ball, theirs.vectors, atol=1e-4)
