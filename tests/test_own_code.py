@@ -18,7 +18,7 @@ from PIL import Image
 
 import hypjax
 from hypjax import objectives
-from hypjax.config import flatten, own
+from hypjax.config import flatten, own, validate
 from hypjax.data import given
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
@@ -232,8 +232,8 @@ def test_a_saved_run_is_scored_in_the_space_that_it_was_saved_with(tmp_path):
         if forgotten:  # All are of one name and have equal fields.
             forget()
         configs = [saved_config(folder) for folder in runs]
-        assert [objectives.scored_space(config) for config in configs] == spaces
-        assert scored_spaces(configs[0].copy_and_resolve_references())["head"] == BALL
+        assert [objectives.scored_space(config, {}) for config in configs] == spaces
+        assert scored_spaces(configs[0].copy_and_resolve_references(), {})["head"] == BALL
     assert "saved_space" not in flatten(configs[0])
     with pytest.raises(UserError, match="own:SpaceLoss is not known in this process"):
         create_objective(configs[0]).score_space  # noqa: B018
@@ -241,6 +241,23 @@ def test_a_saved_run_is_scored_in_the_space_that_it_was_saved_with(tmp_path):
     del SPACES["half"]
     with pytest.raises(UserError, match=r"the space half, which is .* register it by hypjax"):
         saved_config(runs[2])
+
+
+def test_a_loss_that_learns_its_curvature_takes_its_space_from_the_configuration():
+    def spread(embeddings, space):
+        return -space.distance(embeddings[0], embeddings[1])
+
+    config = small_runs.load("unused", "objective.learn_c=True")
+    own.choose_own_objective(config, spread)
+    validate(config)
+    learned = {"space": {"log_c": np.float32(np.log(0.5))}}
+    for forgotten in (False, True):
+        if forgotten:  # What was saved with the run is the space before training.
+            config["saved_space"] = BALL
+        assert objectives.scored_space(config, learned) == PoincareBall(0.5, 2.3)
+    own.choose_own_objective(config, PairwiseCrossEntropy(BALL, 0.2, 2))
+    with pytest.raises(UserError, match="False for PairwiseCrossEntropy.*, which has a space of"):
+        validate(config)
 
 
 def test_a_run_without_the_code_of_its_loss_is_searched_in_the_space_of_that(

@@ -22,7 +22,7 @@ from hypjax.analysis.run_embeddings import (
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
-from hypjax.objectives import create_objective, negative_weights, softmax_temperature
+from hypjax.objectives import negative_weights, objective_at, softmax_temperature
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
 _CARRIED = 0.9  # The share of the weight whose negatives are counted.
@@ -101,8 +101,9 @@ def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
 
     Points are those of the loss: in its space, and without the projections of `eval.pca`.
     """
-    space = create_objective(run.config).space
-    embed = head_points(run.config, *restore_trained(run), space)
+    model, params = restore_trained(run)
+    space = objective_at(run.config, params).space
+    embed = head_points(run.config, model, params, space)
     items = embed(searched(run.splits))
     if run.splits.gallery:
         anchors = embed(run.splits.test.take(choice.anchors))

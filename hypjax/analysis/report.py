@@ -38,6 +38,7 @@ from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, is_number, read_results
 from hypjax.runs.published import compare
+from hypjax.runs.tables import format_curvatures
 from hypjax.runs.workdir import read_warnings, saved_config
 from hypjax.system import console
 from hypjax.system.files import write_text
@@ -137,8 +138,8 @@ def report_data(run: TrainedRun, k: int, encodings: Encodings | None = None) -> 
     Points are those of the head in the objective's `score_space`, without the projections of
     `eval.pca`. `encodings` are what a run that has just ended has kept.
     """
-    space = scored_space(run.config)
     model, params = restore_trained(run)
+    space = scored_space(run.config, params)
     encodings = kept_encodings(run, model) if encodings is None else encodings
     embed = head_points(run.config, model, params, space, encodings)
     test, items = run.splits.test, searched(run.splits)
@@ -239,11 +240,13 @@ def _run(log: Log, found: ReportData) -> Run:
     defaults, fields = identity(default_config(log.config.objective.name)), identity(log.config)
     results = log.results or {}
     states = ("best", "final", "untrained")
+    curvatures = results.get("c")
+    learned = {"learned curvature": format_curvatures(curvatures)} if curvatures else {}
     notes = results.get("notes", []) if results else ["the run is not finished"]
     return Run(
         name=found.run.name,
         log=log,
-        facts={"model": describe(log.config), **counts},
+        facts={"model": describe(log.config), **learned, **counts},
         fields=fields,
         changed=[field for field, value in fields.items() if value != defaults.get(field)],
         scores={state: results[state] for state in states if state in results},

@@ -26,6 +26,7 @@ _CURVES = {
     "feature_norm": "Mean norm of the features",
     "embedding_norm": "Mean norm of the embeddings",
     "clipped_share": "Share of clipped features",
+    "c": "Learned curvature c",
     "gradient_norm": "Norm of the gradient",
     "images_per_second": "Images per second",
 }

@@ -152,9 +152,9 @@ class ScoredHead(NamedTuple):
 def scored_head(run: TrainedRun) -> ScoredHead:
     """Restores a run's best model, or else its last, with the proxies of the same state."""
     config, objective = run.config, create_objective(run.config)
-    space = scored_space(config)
     if not isinstance(objective, Hier):
         model, params = restore_trained(run)
+        space = scored_space(config, params)
         embed = head_points(config, model, params, space, kept_encodings(run, model))
         return ScoredHead(embed, space, None)
     # One checksum protects the objective's parameters together with the optimiser's state, so that
@@ -171,6 +171,7 @@ def scored_head(run: TrainedRun) -> ScoredHead:
         with contextlib.closing(workdir.checkpoints(read_only=True)) as checkpoints:
             found = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
     params, (of_objective, *_) = found.trees
+    space = scored_space(config, params)
     proxies = np.asarray(jax.jit(space.embed)(of_objective["hierarchy"]))
     space.check(proxies)
     model = create_embedder(config, evaluating=True)
@@ -206,7 +207,9 @@ def head_points(
     `encodings` are what the run has kept of its frozen encoder's embeddings.
     """
     source, scaling = evaluation_input(config), (config.data.mean, config.data.std)
-    images = DatasetEmbedder(model, {"head": space}, scaling, source, config.eval.scales, encodings)
+    images = DatasetEmbedder(
+        model, lambda params: {"head": space}, scaling, source, config.eval.scales, encodings
+    )
 
     def points(dataset: Dataset) -> Points:
         found = images.points(params, dataset)["head"]

@@ -38,10 +38,10 @@ def spectrum_of_run(run: TrainedRun, images: Dataset) -> dict[str, Any]:
     Points are those of the head in the objective's `score_space`, without the projections of
     `eval.pca`. Returns the numbers of a run in spectrum.json.
     """
-    space = scored_space(run.config)
     model, trained = restore_trained(run)
 
     def spread(state: str, params: PyTree) -> dict[str, Any]:
+        space = scored_space(run.config, params)
         points = head_points(run.config, model, params, space)(images)
         try:
             return find_spread(points, images.labels, space)

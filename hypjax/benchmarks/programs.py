@@ -6,6 +6,7 @@ jax[cuda12]. Nothing is run.
 """
 
 import collections
+import functools
 import os
 import pathlib
 import re
@@ -265,7 +266,8 @@ def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
     """Compiles the embedding of a batch of evaluation."""
     config = _for_devices(config, mesh)
     model = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
-    embed = embed_function(model, (config.data.mean, config.data.std), scored_spaces(config))
+    spaces = functools.partial(scored_spaces, config)
+    embed = embed_function(model, (config.data.mean, config.data.std), spaces)
     view = View.of(config.data)
     rows = parallel.slices(config.run.eval_batch_size, mesh).rows
     shape = (rows, view.side, view.side, view.channels)

@@ -102,7 +102,8 @@ class Trainer:
         self._state = parallel.place(state, parallel.parameter_shardings(mesh, state))
         self._batch = shard_batch(mesh, _noise(config))
         step = jit_train_step(make_train_step(learner), mesh, self._state)
-        function = embed_function(learner.model, learner.pixel_scaling, scored_spaces(config))
+        spaces = functools.partial(scored_spaces, config)
+        function = embed_function(learner.model, learner.pixel_scaling, spaces)
         embed, params = parallel.map_images(function, mesh), self._state.params["model"]
         self.programs = {
             "train": step.lower(self._state, self._batch).compile(),

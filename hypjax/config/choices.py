@@ -35,6 +35,7 @@ GROUPS = {
     "patch_projection": ("model", "encoder", "patch_embed"),
     "encoder": ("model", "encoder"),
     "head": ("model", "head"),
+    "space": ("model", "space"),
     "objective": ("objective",),
 }
 

@@ -115,6 +115,10 @@ def _objective(name: str | None) -> ConfigDict:
     objective.name = name or ""  # A name from `hypjax.objectives.OBJECTIVES`.
     objective.space = "poincare"  # 'poincare' (the ball) or 'sphere'.
     objective.c = 0.1  # The ball has curvature -c and radius 1/sqrt(c); 0 is flat.
+    # Whether c is learned, from there on; its bounds; and the factor of its learning rate.
+    objective.learn_c = False
+    objective.c_bounds = (0.01, 10.0)
+    objective.c_rate = 1.0
     # Norm to which features are clipped before they enter the ball. None disables clipping.
     objective.clip_radius = _optional(2.3)
     for own, field in OBJECTIVES[name].fields.items() if name else ():

@@ -1,5 +1,6 @@
 """Validation: the type and range of each field, and rules between fields."""
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Mapping
@@ -14,11 +15,14 @@ from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 from hypjax.fields import ABOVE_0, Field, Rule, at_least, one_of, range_within, within
 from hypjax.geometry import SPACES
+from hypjax.geometry.learned import has_curvature
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.encoder import FEATURES
 from hypjax.models.own import ENCODERS
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
+from hypjax.objectives.create import create_space
+from hypjax.objectives.own import BUILT_IN, is_known
 
 # Fields that may be None for the user's own data, which they then fit; the sizes only for features.
 _FITTED_SIZES = ("model.head_dim", "model.width")
@@ -103,6 +107,7 @@ _IMAGES = 10**9
 _BATCH = 10**6
 _SIDE = 2**12
 _DIM = 2**14
+_CURVATURES = 1e-12, 1e6  # Within which c is learned; a ball of a smaller one is not searched.
 _BELOW_1 = Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
 
 _SIZES = ("patch_size", "width", "depth", "num_heads")  # Of an encoder.
@@ -141,6 +146,8 @@ _RULES = {
     ),
     "objective.c": at_least(0),
     "objective.clip_radius": _or_none(ABOVE_0),
+    "objective.c_bounds": range_within(*_CURVATURES),
+    "objective.c_rate": at_least(0),
     "optim.learning_rate": at_least(0),
     "optim.name": one_of("adamw", "adam"),
     "optim.schedule": one_of("constant", "cosine", "step", "exponential"),
@@ -242,10 +249,43 @@ def validate(config: ConfigDict) -> None:
         refuse("model.head_init", "pca", "orthogonal unless model.head is dense")
     if config.model.head_init == "pca" and config.model.load_head:
         refuse("model.head_init", "pca", "orthogonal if model.load_head is set")
+    _validate_learned_curvature(config)
     _validate_data(config)
     _validate_caches(config)
     _validate_evaluation(config)
     _validate_training(config)
+
+
+def _validate_learned_curvature(config: ConfigDict) -> None:
+    fields = config.objective
+    if not fields.learn_c:
+        return
+    low, high = fields.c_bounds
+    if not has_curvature(SPACES[fields.space]):
+        words = f"False if objective.space is {fields.space}, which has no curvature"
+        refuse("objective.learn_c", True, words)
+    if not low <= fields.c <= high:
+        words = f"within objective.c_bounds ({low:g} to {high:g}) if objective.learn_c is set"
+        refuse("objective.c", fields.c, words)
+    if fields.get("memory"):
+        words = "0 if objective.learn_c is set, since a memory holds points of earlier curvatures"
+        refuse("objective.memory", fields.memory, words)
+    if not _in_given_space(config):
+        words = f"False for {fields.name.removeprefix(OWN)}, which has a space of its own"
+        refuse("objective.learn_c", True, words)
+
+
+def _in_given_space(config: ConfigDict) -> bool:
+    """Whether an objective is trained and scored in the space that it is created with.
+
+    Those of hypjax are, or in a space that is made of it; of the user's code, one example is tried.
+    """
+    name, space = config.objective.name, create_space(config.objective)
+    if name in BUILT_IN or not is_known(name):
+        return True
+    other = dataclasses.replace(space, c=2 * space.c)
+    objective = OBJECTIVES[name].create(config, other)
+    return objective.space == other and objective.score_space == other
 
 
 def _in_encoder(name: Any) -> bool:

@@ -56,15 +56,16 @@ class TrainedEmbedder(ImageEmbedder):
         config = self.config
         self._part, self.batch_size = part, batch_size or config.run.eval_batch_size
         pixel_scaling = (config.data.mean, config.data.std)
-        spaces = {part: self.space}
         self._model = model
-        self._function = embed_function(model, pixel_scaling, spaces, config.eval.scales)
+        self._function = embed_function(
+            model, pixel_scaling, lambda params: {part: self.space}, config.eval.scales
+        )
         # By the numbers of devices and of images of each.
         self._compiled: dict[tuple[int, int], Callable[[PyTree], PyTree]] = {}
 
     def _read(self, folder: pathlib.Path, part: Part) -> Embedder:
         config, model, self._params = restore_best(folder)
-        spaces = scored_spaces(config)
+        spaces = scored_spaces(config, self._params)
         if part not in spaces:
             raise UserError(f"part is {part!r}; it must be {' or '.join(spaces)}")
         self.config, self.space = config, spaces[part]

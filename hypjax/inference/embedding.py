@@ -9,27 +9,32 @@ from ml_collections import ConfigDict
 
 from hypjax.config.choices import PARTS
 from hypjax.geometry import Space
+from hypjax.geometry.learned import space_at
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, resize_images, scaled_side
 from hypjax.models.layers import normalize
 from hypjax.objectives import scored_space
-from hypjax.objectives.create import create_space
+from hypjax.objectives.create import create_space, space_parameters
 from hypjax.types import Outputs
 
+Spaces = Callable[[PyTree], Mapping[str, Space]]  # By name, from the parameters of a model.
 
-def scored_spaces(config: ConfigDict) -> dict[str, Space]:
-    """The spaces in which `eval.spaces` compares the embeddings, by name.
+
+def scored_spaces(config: ConfigDict, params: PyTree) -> dict[str, Space]:
+    """The spaces in which `eval.spaces` compares the embeddings of a model, by name.
 
     Names are "head" and "encoder" and, for further spaces of a part, as in "head:sphere". Defaults
-    are the objective's space for the head, and cosine for the encoder (Hyp-ViT, Section 4.2).
+    are the objective's space for the head, and cosine for the encoder (Hyp-ViT, Section 4.2). A
+    curvature that the model has learned is that of all of them.
     """
     spaces = {}
     for part in PARTS:
         for i, name in enumerate(config.eval.spaces[part]):
             if name == "objective":
-                space = scored_space(config)
+                space = scored_space(config, params)
             else:
                 space = create_space(ConfigDict({**config.objective, "space": name}))
+                space = space_at(space, space_parameters(config, params))
             spaces[f"{part}:{name}" if i else part] = space
     return spaces
 
@@ -46,7 +51,7 @@ ONE_SCALE = (1.0,)
 def embed_function(
     model: Embedder,
     pixel_scaling: PixelScaling,
-    spaces: Mapping[str, Space],
+    spaces: Spaces,
     scales: Sequence[float] = ONE_SCALE,
 ) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], dict[str, Array]]:
     """Returns the function from parameters and pixels to the points of each space, to be jitted.
@@ -84,14 +89,15 @@ def encode_function(
 
 
 def place_function(
-    model: Embedder, spaces: Mapping[str, Space]
+    model: Embedder, spaces: Spaces
 ) -> Callable[[PyTree, Sequence[Float[Array, "batch encoder_dim"]]], dict[str, Array]]:
     """Returns the second half of `embed_function`, which needs no parameters of the encoder."""
 
     def place_one(params: PyTree, pooled: Float[Array, "batch encoder_dim"]) -> dict[str, Array]:
         outputs: Outputs = model.apply({"params": params}, pooled, method="project")
         features = {"head": outputs.projected, "encoder": outputs.pooled}
-        return {name: space.embed(features[part_of(name)]) for name, space in spaces.items()}
+        own = spaces(params).items()
+        return {name: space.embed(features[part_of(name)]) for name, space in own}
 
     def place(params: PyTree, pooled: Sequence[Array]) -> dict[str, Array]:
         points = [place_one(params, each) for each in pooled]
@@ -99,7 +105,7 @@ def place_function(
             return points[0]
         return {
             name: space.mean(jnp.stack([each[name] for each in points], axis=-2))
-            for name, space in spaces.items()
+            for name, space in spaces(params).items()
         }
 
     return place

@@ -1,7 +1,7 @@
 """Scores a model on datasets."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from hypjax.config.choices import PARTS
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits, Task
 from hypjax.errors import UserError
+from hypjax.geometry import Space
 from hypjax.inference.embedding import part_of, scored_spaces
 from hypjax.inference.features import (
     DatasetEmbedder,
@@ -34,12 +35,12 @@ class Evaluator:
         self, images: DatasetEmbedder, metrics: Sequence[str], processing: Processing
     ) -> None:
         self.images, self._metrics, self._processing = images, metrics, processing
-        self._spaces = images.spaces
         self._fitted: tuple[PyTree, Projections] = None, {}
 
     def fit(self, params: PyTree, training: Dataset | None) -> Projections:
         """Fits the projections that `scores` needs for a model; none without PCA."""
-        if not any(part_of(name) in self._processing.pca for name in self._spaces):
+        spaces = self.images.spaces(params)
+        if not any(part_of(name) in self._processing.pca for name in spaces):
             return {}
         if training is None:
             raise UserError(
@@ -48,7 +49,7 @@ class Evaluator:
             )
         if self._fitted[0] is not params:  # A model may be scored on several datasets.
             points = self.images.points(params, training)
-            self._fitted = params, self._processing.fit(points, self._spaces)
+            self._fitted = params, self._processing.fit(points, spaces)
         return self._fitted[1]
 
     def scores(
@@ -74,28 +75,32 @@ class Evaluator:
         searched = dict.fromkeys(queries)
         if task.gallery:
             searched = self._projected(params, task.gallery, projections)
-        count, score = len(task.queries), self._scored
+        count, rows = len(task.queries), None
         # Re-ranking compares the neighbourhoods of all queries.
-        if jax.process_count() > 1 and not self._processing.refinement.reranking:
+        shared = jax.process_count() > 1 and not self._processing.refinement.reranking
+        if shared:
             rows = processes.share(count)
-            found = {part: score(task, part, queries, searched, rows) for part in self._spaces}
-            return {
-                part: {name: processes.gather_rows(x, count) for name, x in scores.items()}
-                for part, scores in found.items()
-            }
-        return {part: score(task, part, queries, searched) for part in self._spaces}
+        found = {
+            part: self._scored(task, queries[part], searched[part], space, rows)
+            for part, space in self.images.spaces(params).items()
+        }
+        if not shared:
+            return found
+        return {
+            part: {name: processes.gather_rows(x, count) for name, x in scores.items()}
+            for part, scores in found.items()
+        }
 
     def _scored(
         self,
         task: Task,
-        part: str,
-        queries: Mapping[str, np.ndarray],
-        searched: Mapping[str, np.ndarray | None],
-        rows: slice | None = None,
+        points: Float[np.ndarray, "queries d"],
+        items: Float[np.ndarray, "gallery d"] | None,
+        space: Space,
+        rows: slice | None,
     ) -> dict[str, Float[np.ndarray, " r"]]:
         """Scores of one part; of judged queries at each level of difficulty."""
-        points, items, processing = queries[part], searched[part], self._processing
-        how = {"space": self._spaces[part], "refinement": processing.refinement, "rows": rows}
+        how = {"space": space, "refinement": self._processing.refinement, "rows": rows}
         if task.judgements is None:
             labels = task.queries.labels, task.gallery.labels if task.gallery else None
             return query_scores(points, labels[0], items, labels[1], metrics=self._metrics, **how)
@@ -122,12 +127,12 @@ class Evaluator:
         images, queries, gallery = chosen
         points = self._projected(params, queries, projections)
         items = self._projected(params, gallery, projections) if gallery else {}
-        found = {}
+        spaces, found = self.images.spaces(params), {}
         for part in PARTS:
             distance = match_distance(
                 *(points[part], queries.labels, items.get(part)),
                 gallery.labels if gallery else None,
-                space=self._spaces[part],
+                space=spaces[part],
             )
             found |= {} if distance is None else {part: Match(distance, images)}
         return found
@@ -159,11 +164,15 @@ def create_evaluator(
     splits: Splits | None = None,
 ) -> Evaluator:
     """Builds a configuration's evaluator; given splits, a frozen encoder embeds each image once."""
-    spaces, model = scored_spaces(config), create_embedder(config, evaluating=True)
-    source = source or evaluation_input(config)
+    model, source = create_embedder(config, evaluating=True), source or evaluation_input(config)
+
+    def spaces(params: PyTree) -> dict[str, Space]:
+        found = scored_spaces(config, params)
+        return {name: space for name, space in found.items() if part_of(name) in parts}
+
     images = DatasetEmbedder(
         model,
-        {name: space for name, space in spaces.items() if part_of(name) in parts},
+        spaces,
         (config.data.mean, config.data.std),
         source,
         config.eval.scales,

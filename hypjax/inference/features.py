@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -22,11 +22,11 @@ from hypjax.data.pipeline import evaluation_batches
 from hypjax.data.pixels import DECODER
 from hypjax.data.splits import open_splits
 from hypjax.errors import UserError
-from hypjax.geometry import Space
 from hypjax.inference import feature_cache
 from hypjax.inference.embedding import (
     ONE_SCALE,
     PixelScaling,
+    Spaces,
     embed_function,
     encode_function,
     place_function,
@@ -210,10 +210,10 @@ def frozen_encodings(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DatasetEmbedder:
-    """Embeds datasets with a model; compiled once, whatever their sizes."""
+    """Embeds datasets with a model; compiled once, whatever their sizes and the learned space."""
 
     model: Embedder
-    spaces: Mapping[str, Space]
+    spaces: Spaces
     pixel_scaling: PixelScaling
     source: EvaluationInput
     scales: Sequence[float] = ONE_SCALE

@@ -113,7 +113,7 @@ def copy_projections(
 ) -> None:
     """Copies the projections of a model's parts; those of a run that is not finished are absent."""
     for part in Processing.of(config).pca:
-        space = scored_spaces(config)[part]
+        space = scored_spaces(config, params)[part]
         fingerprint = model_fingerprint(config, part, space, params)
         if _path(source, part, fingerprint).exists():
             found = saved_projection(source, config, part, space, fingerprint)

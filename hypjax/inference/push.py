@@ -12,6 +12,7 @@ from hypjax import __version__
 from hypjax.config import default_config, flatten, identity
 from hypjax.config.choices import GIVEN, OWN
 from hypjax.errors import UserError, writing
+from hypjax.geometry import Space
 from hypjax.inference.matches import read_matches, write_matches
 from hypjax.inference.model_folder import replacing_model, write_contents, write_weights
 from hypjax.inference.postprocess import copy_projections
@@ -22,6 +23,7 @@ from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm
 from hypjax.models.weight_files import is_hub_name
 from hypjax.objectives import scored_space
+from hypjax.objectives.create import space_parameters
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.published import compare
@@ -157,8 +159,9 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
     if results is not None:
         write_json(folder / files.RESULTS, results)
     write_weights(folder, config, model, params)
-    write_text(folder / _README, _model_card(name, config, model, results))
-    write_contents(folder, config, scored_space(config), circumstances)
+    space = scored_space(config, params)
+    write_text(folder / _README, _model_card(name, config, model, space, results))
+    write_contents(folder, config, space, circumstances, space_parameters(config, params))
 
 
 def without_paths(config: ConfigDict) -> ConfigDict:
@@ -180,7 +183,11 @@ def _last_name(location: str) -> str:
 
 
 def _model_card(
-    name: str, config: ConfigDict, model: Embedder, results: Mapping[str, Any] | None
+    name: str,
+    config: ConfigDict,
+    model: Embedder,
+    space: Space,
+    results: Mapping[str, Any] | None,
 ) -> str:
     """Writes the card of a run's model; results are None if the run is not finished."""
     data = config.data
@@ -195,7 +202,7 @@ def _model_card(
     return _CARD.format(
         name=name,
         description=describe(config),
-        space=scored_space(config),
+        space=space,
         tags="" if own else "- timm\n",
         elsewhere=_OWN if own else _IN_TIMM.format(name=name) + _unlike_timm(model),
         view=view,

@@ -70,6 +70,7 @@ def save(
     validate(config)
     model = create_embedder(config, evaluating=True)
     params = jax.tree.map(np.asarray, params if head else {"encoder": params})
+    params = {part: own for part, own in params.items() if part != "space"}  # It is given.
     _check(params, model_shapes(model, View.of(config.data)), whole=head is not None)
     folder = pathlib.Path(workdir).expanduser()
     with writing(folder):

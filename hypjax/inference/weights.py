@@ -7,6 +7,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, redacted
+from hypjax.geometry.learned import SpaceParameters, curvature, first_parameters, projected
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
@@ -19,7 +20,14 @@ from hypjax.models.pretrained import (
 )
 from hypjax.models.weight_files import read_state_dict, timm_weights
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import HEAD, WEIGHTS, is_published, read_whole, require_published
+from hypjax.runs.files import (
+    HEAD,
+    WEIGHTS,
+    is_published,
+    published_space,
+    read_whole,
+    require_published,
+)
 from hypjax.runs.workdir import Workdir, saved_config, saved_fingerprint
 from hypjax.system import console
 from hypjax.system.cloud import is_url
@@ -54,6 +62,8 @@ def _published_parameters(folder: pathlib.Path, model: Embedder, config: ConfigD
         params = load_model(read_state_dict(str(folder / WEIGHTS)), model, config.data.channels)
         if model.head_kind == "norm_dense":
             params["head"] = check_head(read_state_dict(str(folder / HEAD)), model)
+        if model.learned_c is not None:
+            params["space"] = published_space(folder)
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
     return params
@@ -89,7 +99,10 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
 
 
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    """Reads the parameters with which training starts: the "encoder" and perhaps the "head"."""
+    """Reads the parameters with which training starts: the "encoder" and perhaps the "head".
+
+    With the head comes the "space" if its curvature is learned.
+    """
     weights = config.model.weights
     if not config.model.load_head:
         return {"encoder": pretrained_encoder(config, model.encoder)}
@@ -107,7 +120,22 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
                 f"{other[field]}, so its head does not fit"
             )
     params = _parameters_of_run(config, model.encoder)
-    return {"encoder": params["encoder"], "head": params["head"]}
+    parts = {part: params[part] for part in ("encoder", "head") if part in params}
+    return parts | _space_of_run(config, params.get("space"))
+
+
+def _space_of_run(config: ConfigDict, found: SpaceParameters | None) -> dict[str, SpaceParameters]:
+    """The curvature at which training starts: that of the run in `model.weights`, if it has one."""
+    fields = config.objective
+    if fields.learn_c:
+        start = first_parameters(fields.c) if found is None else found
+        return {"space": projected(start, fields.c_bounds)}
+    if found is not None and (c := curvature(found)) != fields.c:
+        console.warn(
+            f"the run in {config.model.weights} has learned c = {c:g}, but config.objective.c is "
+            f"{fields.c:g}"
+        )
+    return {}
 
 
 def warn_of_known_classes(config: ConfigDict, images: str) -> None:
@@ -145,6 +173,8 @@ def _parameters_of_run(config: ConfigDict, encoder: Encoder) -> dict[str, PyTree
         )
     if (other.data.mean, other.data.std) != (config.data.mean, config.data.std):
         console.warn(f"the run in {weights} uses a different data.mean and data.std")
+    if not encoder.takes_pixels:
+        return params
     try:
         state = timm_state_dict(params["encoder"], model.encoder)
         return {**params, "encoder": convert_timm(state, encoder, config.data.channels)}

@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
+from hypjax.geometry import learned
 from hypjax.models.architectures import check_encoder, create_encoder, image_sides
 from hypjax.models.encoder import FEATURES, Encoder, FeatureEncoder
 from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
@@ -28,14 +29,19 @@ class Embedder(nn.Module):
         encoder: Module that maps normalised images to embeddings.
         head_dim: Dimension of the head's output; without a head, that of the encoder's embedding.
         head_kind: 'dense', 'norm_dense', or 'none'.
+        learned_c: Where the curvature of the space is learned, the one before training. The
+            parameter, see `hypjax.geometry.learned`, is the model's, and the modules ignore it.
     """
 
     encoder: Encoder
     head_dim: int
     head_kind: str = "dense"
+    learned_c: float | None = None
 
     def setup(self) -> None:
-        """Declares the head."""
+        """Declares the head, and the parameters of the space if there are any."""
+        if self.learned_c is not None:
+            self.param("space", lambda key: learned.first_parameters(self.learned_c))
         if self.head_kind == "none":
             return
         if self.head_kind == "norm_dense":
@@ -77,8 +83,9 @@ def create_embedder(
     same. The device is the one that computes, see `compute_dtype`.
     """
     model = config.model
+    learned_c = config.objective.c if config.objective.learn_c else None
     if model.architecture == FEATURES:
-        return Embedder(FeatureEncoder(model.width), model.head_dim, model.head)
+        return Embedder(FeatureEncoder(model.width), model.head_dim, model.head, learned_c)
     options = {
         "image_size": config.data.image_size,
         "pooling": model.eval_pooling if evaluating else model.pooling,
@@ -99,7 +106,7 @@ def create_embedder(
         kernel = config.run.attention if cores else "xla"
         encoder = encoder.clone(tensor_cores=cores, attention=kernel)
     dim = encoder.dim if model.head == "none" else model.head_dim
-    return Embedder(encoder=encoder, head_dim=dim, head_kind=model.head)
+    return Embedder(encoder=encoder, head_dim=dim, head_kind=model.head, learned_c=learned_c)
 
 
 def model_shapes(model: Embedder, view: View) -> PyTree:

@@ -76,8 +76,8 @@ class Meter:
 
 
 def _summary_of(name: str, values: Sequence[float]) -> float:
-    """The latest learning rate; of names in _min and _max the extreme; of others the mean."""
-    if name == "learning_rate":
+    """The latest learning rate and c; of names in _min and _max the extreme; of others the mean."""
+    if name in ("learning_rate", "c"):
         return float(values[-1])
     return float({"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)(values))
 

@@ -7,6 +7,7 @@ from hypjax.objectives.base import Spec as Spec
 from hypjax.objectives.base import loss_function as loss_function
 from hypjax.objectives.create import OBJECTIVES as OBJECTIVES
 from hypjax.objectives.create import create_objective as create_objective
+from hypjax.objectives.create import objective_at as objective_at
 from hypjax.objectives.create import scored_space as scored_space
 from hypjax.objectives.create import softmax_temperature as softmax_temperature
 from hypjax.objectives.create import unused_fields as unused_fields

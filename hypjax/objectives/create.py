@@ -5,11 +5,13 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import Field
 from hypjax.geometry import SPACES, Space
+from hypjax.geometry.learned import SpaceParameters, space_at
 from hypjax.objectives import pair_losses, pairwise, proxy_losses
 from hypjax.objectives.base import Objective
 from hypjax.objectives.hier import HIER_FIELDS, create_hier
@@ -66,20 +68,48 @@ def create_space(fields: ConfigDict) -> Space:
 
 
 def unused_fields(fields: ConfigDict) -> set[str]:
-    """Names of fields of `config.objective` that only other spaces have: on the sphere, `c`."""
+    """Names of fields of `config.objective` that have no effect.
+
+    They are those that only other spaces have, on the sphere `c`, and, unless c is learned, those
+    that say how.
+    """
     named = {n: {field.name for field in dataclasses.fields(s)} for n, s in SPACES.items()}
-    return set().union(*named.values()) - named[fields.space]
+    unused = set().union(*named.values()) - named[fields.space]
+    return unused if fields.learn_c else unused | {"c_bounds", "c_rate"}
 
 
 def create_objective(config: ConfigDict) -> Objective:
-    """Builds the objective that a run's whole configuration, already validated, describes."""
-    return OBJECTIVES[config.objective.name].create(config, create_space(config.objective))
+    """Builds the objective that a run's whole configuration, already validated, describes.
+
+    Its spaces are those before training; with a trained model, use `objective_at`.
+    """
+    return _create(config, None)
 
 
-def scored_space(config: ConfigDict) -> Space:
-    """The space in which a run's head is scored: the saved one, or else that of its objective."""
+def objective_at(config: ConfigDict, params: PyTree) -> Objective:
+    """Builds a run's objective in the space that a model's parameters, perhaps traced, make."""
+    return _create(config, space_parameters(config, params))
+
+
+def _create(config: ConfigDict, params: SpaceParameters | None) -> Objective:
+    space = space_at(create_space(config.objective), params)
+    return OBJECTIVES[config.objective.name].create(config, space)
+
+
+def space_parameters(config: ConfigDict, params: PyTree) -> SpaceParameters | None:
+    """What a model has learned of its space; None if the configuration says all of it."""
+    return params["space"] if config.objective.learn_c else None
+
+
+def scored_space(config: ConfigDict, params: PyTree) -> Space:
+    """The space in which the head of a model with these parameters is scored.
+
+    It is the one that was saved with the run, or else that of its objective.
+    """
     saved = config.get(SAVED_SPACE)
-    return create_objective(config).score_space if saved is None else saved
+    if saved is None:
+        return objective_at(config, params).score_space
+    return space_at(saved, space_parameters(config, params))
 
 
 # By what a loss divides distances in its softmax; HypMix's space holds its temperatures.

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from hypjax.errors import UserError
 from hypjax.system.files import finish_replacing, read_together, sha256
 
@@ -20,6 +22,8 @@ METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
 # A published model, whose config.json is timm's: its own configuration, its weights under timm's
 # names, and a head that timm's model has not.
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"
+LEARNED = "space"  # In that of a published model: the parameters of its space, if it has any.
+_LARGEST_LOG = 30.0  # Of a curvature.
 MATCHES = "matches.json"  # Distances of matches, by fingerprint of the embeddings.
 PROJECTIONS = "projections/"  # Principal components of the models' embeddings.
 # Files of a published model whose hashes its configuration holds, besides those of projections.
@@ -162,6 +166,15 @@ def require_published(folder: pathlib.Path) -> None:
             )
 
 
+def published_space(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """The parameters of a published model's space, whose curvature was learned."""
+    space = (read_object(folder / PUBLISHED) or {}).get(LEARNED)
+    log_c = space.get("log_c") if isinstance(space, dict) else None
+    if not is_number(log_c) or abs(log_c) > _LARGEST_LOG:
+        raise damaged(folder / PUBLISHED, f"{LEARNED} holds no learned curvature")
+    return {"log_c": np.float32(log_c)}
+
+
 def read_results(path: pathlib.Path) -> dict[str, Any] | None:
     """Reads a run's results.json; None if there is none."""
     if is_published(path.parent):
@@ -178,8 +191,11 @@ def _are_results(results: Mapping[str, Any]) -> bool:
     tested = [results.get("untrained"), results.get("final")]
     tested += [results["best"]] if "best" in results else []
     held_out = list(validation.values()) if isinstance(validation, dict) else [None]
+    curvatures = results.get("c", {})
     return (
         all(map(_are_scores, [*tested, *held_out]))
+        and isinstance(curvatures, dict)
+        and all(map(is_number, curvatures.values()))
         and _fill_tables(tested)
         and _fill_tables(held_out)
         and type(results.get("best_step", 0)) is int

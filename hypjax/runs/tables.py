@@ -12,9 +12,16 @@ def noted(notes: Sequence[str]) -> dict[str, list[str]]:
 
 
 def print_notes(results: Mapping[str, Any]) -> None:
-    """Prints the notes of results, one per line."""
+    """Prints the notes of results, one per line, and the curvatures of models that learn theirs."""
     for note in results.get("notes", ()):
         print(f"note: {note}")
+    if curvatures := results.get("c"):
+        print(f"learned curvature: {format_curvatures(curvatures)}")
+
+
+def format_curvatures(curvatures: Mapping[str, float]) -> str:
+    """Returns the curvature of each state of a model: 'c = 0.1 untrained, 0.3125 final'."""
+    return "c = " + ", ".join(f"{c:.4g} {state}" for state, c in curvatures.items())
 
 
 def format_recalls(recalls: Recalls) -> str:

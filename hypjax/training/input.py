@@ -20,6 +20,7 @@ from hypjax.inference.features import DatasetEmbedder, Encodings, embed_dataset
 from hypjax.models import cut
 from hypjax.models.layers import normalize
 from hypjax.monitoring.monitor import Monitor
+from hypjax.objectives import objective_at
 from hypjax.objectives.comparisons import lengths
 from hypjax.parallel import processes
 from hypjax.retrieval.mining import hardest_negatives
@@ -145,7 +146,7 @@ class Miner:
         mean lengths between anchors and positives, mined negatives, and random images, as the loss
         measures them.
         """
-        plans, space = self.setup.plans, self.setup.learner.objective.space
+        plans, space = self.setup.plans, self._spaces(params)["head"]
         pairs, pool = plans.candidates(epoch)
         anchors, positives = pairs.T
         # Each image is embedded once, in the order of the files.
@@ -167,8 +168,12 @@ class Miner:
 
     @functools.cached_property
     def _images(self) -> DatasetEmbedder:
-        spaces = {"head": self.setup.learner.objective.space}
-        return dataclasses.replace(self.setup.evaluator.images, spaces=spaces, scales=ONE_SCALE)
+        images = self.setup.evaluator.images
+        return dataclasses.replace(images, spaces=self._spaces, scales=ONE_SCALE)
+
+    def _spaces(self, params: PyTree) -> dict[str, Space]:
+        """The space of the loss."""
+        return {"head": objective_at(self.setup.config, params).space}
 
 
 def _mean_distance(

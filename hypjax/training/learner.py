@@ -1,18 +1,28 @@
 """What a train step computes with, built from a configuration."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import optax
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.models import Embedder, create_embedder
-from hypjax.objectives import Objective, create_objective
+from hypjax.objectives import Group, Objective, create_objective, objective_at
 from hypjax.training.lora import Lora
 from hypjax.training.optim import configured_optimizer, layer_rates, learning_rate
 from hypjax.types import View
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnedSpace:
+    """A space whose curvature is trained with the model."""
+
+    objective_at: Callable[[PyTree], Objective]  # From the model's parameters.
+    bounds: tuple[float, float]  # Of c.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +30,8 @@ class Learner:
     """A model with its objective, its optimiser, and the devices that share the work."""
 
     model: Embedder
-    objective: Objective
+    objective: Objective  # In the space before training.
+    space: LearnedSpace | None  # None if the space does not change.
     optimizer: optax.GradientTransformation  # Of the trained parameters.
     schedule: optax.Schedule
     frozen: tuple[str, ...]
@@ -46,7 +57,11 @@ def build_learner(
     """Builds the learner that a validated configuration describes."""
     mesh = mesh or parallel.create_mesh(config.run.mesh)
     schedule = learning_rate(config.optim, config.train.total_steps)
-    objective, train = create_objective(config), config.train
+    objective, train, fields = create_objective(config), config.train, config.objective
+    space, groups = None, ()
+    if fields.learn_c:
+        space = LearnedSpace(functools.partial(objective_at, config), tuple(fields.c_bounds))
+        groups = (Group((), rate=fields.c_rate, weight_decay=0.0),)
     model = model or create_embedder(config, device=mesh.devices.flat[0])
     rates, decay = None, config.optim.layer_decay
     if decay != 1:
@@ -55,8 +70,9 @@ def build_learner(
     return Learner(
         model=model,
         objective=objective,
+        space=space,
         optimizer=configured_optimizer(
-            *(config.optim, schedule, objective.groups),
+            *(config.optim, schedule, objective.groups, groups),
             layer_rate=rates,
             probe_steps=train.probe_steps,
         ),

@@ -153,15 +153,21 @@ _FIELDS = ("name", "weight_decay", "b1", "b2", "eps", "clip_norm", "clip_value")
 
 
 def configured_optimizer(
-    optim: ConfigDict, schedule: optax.Schedule, added: Sequence[Group] = (), **options: Any
+    optim: ConfigDict,
+    schedule: optax.Schedule,
+    added: Sequence[Group] = (),
+    space: Sequence[Group] = (),
+    **options: Any,
 ) -> optax.GradientTransformation:
     """The optimiser that the fields of `config.optim` describe, with the objective's groups.
 
-    Options are further arguments of `create_optimizer`.
+    Other groups are those of the parameters of the space. Options are further arguments of
+    `create_optimizer`.
     """
     groups = [
         *map(Group, GROUPS.values()),
         *(group._replace(path=GROUPS["objective"] + group.path) for group in added),
+        *(group._replace(path=GROUPS["space"] + group.path) for group in space),
         *(Group(parameter_path(name), *settings) for name, *settings in optim.groups),
     ]
     fields = {field: optim[field] for field in _FIELDS}

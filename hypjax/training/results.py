@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from hypjax import parallel
 from hypjax.config.choices import freezes_encoder
 from hypjax.data.parts import Task
+from hypjax.geometry.learned import curvature
 from hypjax.inference.embedding import scored_spaces
 from hypjax.inference.matches import write_matches
 from hypjax.inference.postprocess import Projections, model_fingerprint, save_projections
@@ -48,6 +49,9 @@ def collect_results(
     fitted = fit(model)
     final = evaluator.test_scores(model, splits, fitted)
     results = {"untrained": measured.untrained["test"], "final": final, **noted(splits.notes)}
+    curvatures = {}  # By the state of the model.
+    if "space" in model:
+        curvatures = {"untrained": measured.untrained["c"], "final": curvature(model["space"])}
     if splits.validation:
         held_out = {"untrained": measured.untrained["validation"], "final": measured.validation}
         checkpoints.wait()
@@ -60,7 +64,11 @@ def collect_results(
             held_out["best"] = evaluator.scores(model, Task(splits.validation), fitted)
         if "best" in results:
             results["best_step"] = checkpoints.best_step
+            if curvatures:
+                curvatures["best"] = curvature(model["space"])
         results["validation"] = held_out
+    if curvatures:
+        results["c"] = curvatures
     _keep_matches(folder, setup, model, fitted)
     return results
 
@@ -71,7 +79,7 @@ def _keep_matches(
     """Measures the distance of a model's matches, and writes it in the first process."""
     found = setup.evaluator.matches(params, setup.splits, projections)
     whole = parallel.place(params, parallel.replicated(setup.learner.mesh))
-    spaces = scored_spaces(setup.config)
+    spaces = scored_spaces(setup.config, whole)
 
     def fingerprint(part: str) -> str:
         own = model_fingerprint(setup.config, part, spaces[part], whole)

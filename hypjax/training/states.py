@@ -1,7 +1,7 @@
 """A run's state: started, saved and restored."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from hypjax import parallel
 from hypjax.config.choices import GROUPS, parameter_path
 from hypjax.data.parts import Task
 from hypjax.errors import UserError, nearest
+from hypjax.geometry.learned import curvature
 from hypjax.inference.weights import pretrained_parameters
 from hypjax.models import model_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -37,7 +38,8 @@ from hypjax.types import Recalls
 class Measured(NamedTuple):
     """Scores measured so far; saved with each state."""
 
-    untrained: dict[str, Recalls]  # On test and validation classes, before the first step.
+    # On test and validation classes, before the first step; and c where that is learned.
+    untrained: dict[str, Any]
     validation: Recalls | None = None  # The latest on the validation classes.
 
     def selecting(self, name: str) -> float | None:
@@ -95,6 +97,8 @@ def score_untrained(setup: Setup, state: TrainState, stopwatch: Stopwatch) -> Me
         scores = {"test": evaluator.test_scores(params, splits, fitted)}
         if splits.validation:
             scores["validation"] = evaluator.scores(params, Task(splits.validation), fitted)
+        if "space" in params:
+            scores["c"] = curvature(params["space"])
     return Measured(untrained=scores, validation=scores.get("validation"))
 
 
@@ -110,7 +114,9 @@ def starting_parameters(config: ConfigDict, learner: Learner) -> dict[str, PyTre
     """The parameters that `model.weights` names, sent to all processes; None for random ones."""
     if config.model.weights is None:
         return None
-    loaded = ("encoder", "head") if config.model.load_head else ("encoder",)
+    shapes = model_shapes(learner.model, learner.view)
+    parts = ("encoder", "head", "space") if config.model.load_head else ("encoder",)
+    loaded = [part for part in parts if part in shapes]
 
     def read() -> dict[str, PyTree]:
         params = pretrained_parameters(config, learner.model)
@@ -118,7 +124,6 @@ def starting_parameters(config: ConfigDict, learner: Learner) -> dict[str, PyTre
         console.say(f"the {' and the '.join(loaded)} {verb} from {config.model.weights}")
         return params
 
-    shapes = model_shapes(learner.model, learner.view)
     return processes.arrays_from_first(read, {part: shapes[part] for part in loaded})
 
 
@@ -165,7 +170,7 @@ def warn_of_groups(state: TrainState, optim: ConfigDict, pretrained: bool) -> No
         for name in (each if field == "frozen" else each[0] for each in optim[field]):
             if not any(matches(parameter_path(name), path) for path in paths):
                 console.warn(f"optim.{field} names {name}, but this model has no such parameters")
-            elif field == "frozen" and not pretrained:
+            elif field == "frozen" and not pretrained and name != "space":
                 console.warn(f"{name} stays random: it is frozen, and model.weights is None")
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
+from hypjax.geometry import learned
 from hypjax.models import cut
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.vit import drop_path_factors
@@ -126,8 +127,12 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
     With cached features, `batch.images` are the encoder's embeddings, or the output of its highest
     frozen block. With the device cache they are `Crops`, and the step takes the store to cut them
     from as a third argument.
+
+    A learned space is made of the parameters before the update, and the loss is differentiated
+    through it.
     """
     embed, objective_loss = _embedding(learner), loss_function(learner.objective)
+    space = learner.space
     crop = functools.partial(device_crops.cut, side=learner.view.side)
     crop_all = parallel.map_local_images(crop, learner.mesh)
 
@@ -161,9 +166,10 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
             params = optim.merge(optim.merge(probed, held), frozen)
             outputs = outputs_of(params["model"], *noise)
             with jax.named_scope("loss"):
-                return objective_loss(
-                    params["objective"], state.objective_state, outputs, shown, batch, key
-                )
+                loss = objective_loss
+                if space is not None:
+                    loss = loss_function(space.objective_at(params["model"]))
+                return loss(params["objective"], state.objective_state, outputs, shown, batch, key)
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(probed)
         gradient = optim.merge(gradient, jax.tree.map(jnp.zeros_like, held))
@@ -171,6 +177,8 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
         with jax.named_scope("optimizer"):
             updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
             updated = optax.apply_updates(trained, updates)
+            if space is not None:
+                updated = _within(space.bounds, updated)
             averages = _follow(learner, state, updated.get("model", {}))
             changed = updated, opt_state, objective_state, averages
         norms = {
@@ -194,10 +202,20 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
             "finite": finite,
             "skipped": skipped,
         }
+        if space is not None:
+            metrics["c"] = jnp.exp(state.params["model"]["space"]["log_c"])
         changed = params, opt_state, objective_state, skipped, teacher
         return TrainState(state.step + 1, *changed, state.tuples, average), metrics
 
     return train_step
+
+
+def _within(bounds: tuple[float, float], trained: PyTree) -> PyTree:
+    """Moves a curvature outside its bounds to the nearer one, unless it is frozen."""
+    model = trained.get("model", {})
+    if "space" not in model:
+        return trained
+    return {**trained, "model": {**model, "space": learned.projected(model["space"], bounds)}}
 
 
 def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:

@@ -8,7 +8,7 @@ from hypjax.config import flatten, load_config
 from hypjax.config.irt_objects import VARIANTS
 from hypjax.errors import UserError
 from hypjax.train import train_and_evaluate
-from tests.config.test_recipes import group
+from tests.config.test_recipes import BALL, group
 
 STEPS = {"cub": 2_000, "sop": 35_000, "inshop": 35_000}
 
@@ -23,7 +23,7 @@ def test_the_recipe_of_irt_has_its_values(dataset):
     for name, weight in (("irt-l", 0.0), ("irt-r", 0.7), ("irt-r-distilled", 0.7)):
         config = load(dataset, name)
         assert config.objective.to_dict() == {
-            **{"name": "contrastive", "space": "sphere", "c": 0.1, "clip_radius": 2.3},
+            **{"name": "contrastive", "space": "sphere", **BALL},
             **{"margin": 0.5, "koleo_weight": weight},
             "memory": 0.2 if dataset == "inshop" else 1.0,
             "memory_decay": 0.999 if dataset == "inshop" else 0.0,

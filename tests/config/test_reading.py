@@ -84,7 +84,10 @@ HIER = "objective.name=hier+proxy_anchor"
             "must be one of poincare, lorentz, sphere, or a space that hypjax",
         ),
         ("objective.c=-0.1", "config.objective.c is -0.1; it must be at least 0"),
-        ("optim.frozen=heed", "must be names from patch_projection, encoder, head, objective"),
+        (
+            "optim.frozen=heed",
+            "must be names from patch_projection, encoder, head, space, objective",
+        ),
         ("optim.groups=('head',-1,None,0)", "must be a list of (parameters, factor of the rate"),
         ("optim.rates.head=3", "now: write --config.optim.groups=\"('head'"),
         ("train.batch_size=None", "config.train.batch_size is None; it must be a whole number"),

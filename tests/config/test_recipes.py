@@ -40,12 +40,14 @@ def group(name, /, **fields):
     return {f"{name}.{field}": value for field, value in fields.items()}
 
 
+# Of `config.objective`, on the sphere, too.
+BALL = {"c": 0.1, "learn_c": False, "c_bounds": (0.01, 10.0), "c_rate": 1.0, "clip_radius": 2.3}
 COMMON = (
     {"seed": 0}
     | group("data", path=None, channels=3, image_size=224, flip=0.5, validation_classes=0.0)
     | group("data", crop_area=(0.2, 1.0), crop_ratio=(0.75, 4 / 3))
     | group("model", pooling="cls", head_dim=128, precision="auto")
-    | group("objective", name="pairwise_cross_entropy", c=0.1, clip_radius=2.3, temperature=0.2)
+    | group("objective", name="pairwise_cross_entropy", temperature=0.2, **BALL)
     | group("optim", schedule="constant", warmup_steps=0, weight_decay=0.01, clip_norm=3.0)
     | group("optim", b1=0.9, b2=0.999, eps=1e-8, frozen=("patch_projection",))
     | group("train", on_nonfinite="stop")
@@ -135,7 +137,7 @@ HIER = (
     | {"data.resize": 256, "train.repeat_images": True}
 )
 HIER_OBJECTIVE = {
-    **{"space": "poincare", "c": 0.1, "clip_radius": 2.3, "hier_weight": 0.5},
+    **{"space": "poincare", **BALL, "hier_weight": 0.5},
     **{"hier_proxies": 512, "hier_neighbors": 20, "hier_triplets": 50},
     **{"hier_margin": 0.1, "hier_temperature": 0.1, "hier_rate": 50.0},
 }
@@ -167,7 +169,7 @@ def test_another_loss_changes_the_objective_alone(dataset):
             if loss == "softtriple" and dataset in ("sop", "inshop"):
                 own = own | {"centres": 2}
             fields = identity(load(dataset, f"{loss}-{encoder}"))
-            objective = {"space": "sphere", "c": 0.1, "clip_radius": 2.3, **own}
+            objective = {"space": "sphere", **BALL, "c_bounds": [0.01, 10.0], **own}
             expected = {f: v for f, v in recipe.items() if not f.startswith("objective.")}
             expected |= {f"objective.{field}": value for field, value in objective.items()}
             assert fields == expected | {"variant": f"{loss}-{encoder}"}
@@ -198,7 +200,7 @@ def test_the_recipe_of_hier_has_the_published_values(dataset, loss):
         if loss == "hier":
             assert objective == PROXY_ANCHOR | HIER_OBJECTIVE | {"name": "hier+proxy_anchor"}
         elif loss == "pa":
-            assert objective == PROXY_ANCHOR | {"space": "sphere", "c": 0.1, "clip_radius": 2.3}
+            assert objective == PROXY_ANCHOR | {"space": "sphere", **BALL}
         else:
             assert objective["name"] == "pairwise_cross_entropy"
             assert objective["space"] == "poincare" and objective["temperature"] == 0.2
@@ -221,7 +223,7 @@ def test_the_examples_have_the_same_losses():
     for loss, own in {"pa": PROXY_ANCHOR, **PUBLISHED_LOSSES}.items():
         for dataset in ("glyphs", "omniglot"):
             objective = dict(load(dataset, loss).objective)
-            expected = {"space": "sphere", "c": 0.1, "clip_radius": 2.3, **own}
+            expected = {"space": "sphere", **BALL, **own}
             if "proxy_rate" in expected:
                 expected["proxy_rate"] = 1.0
             assert objective == expected

@@ -116,6 +116,8 @@ def run(path, workdir, *overrides):
 
 
 def step_metrics(run):
-    """Returns the logged loss and gradient norm of each step of a run."""
+    """Returns the logged loss and gradient norm of each step of a run, and c if it is learned."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: [line["loss"], line["gradient_norm"]] for line in lines if "loss" in line}
+    names = ("loss", "gradient_norm", "c")
+    steps = [line for line in lines if "loss" in line]
+    return {line["step"]: [line[name] for name in names if name in line] for line in steps}

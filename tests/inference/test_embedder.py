@@ -135,7 +135,7 @@ def test_squashed_images_are_embedded_and_evaluated_at_all_scales(run, photos_fo
     images = [Image.open(photo.path) for photo in photos]
     squashed = [image.resize((16, 16), Image.Resampling.BICUBIC) for image in images]
     space, scaling = PoincareBall(config.objective.c), (config.data.mean, config.data.std)
-    embed = embed_function(model, scaling, {"head": space}, (1.0, 0.5))
+    embed = embed_function(model, scaling, lambda params: {"head": space}, (1.0, 0.5))
     expected = jax.jit(embed)(params, np.stack([np.asarray(image) for image in squashed]))["head"]
     embedded = inference.TrainedEmbedder(run).embed(photos).vectors
     evaluated = create_evaluator(config).images.points(params, tested)["head"]

@@ -17,10 +17,13 @@ from hypjax.training.setup import build
 from tests.helpers import small_runs
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
-geoopt = pytest.importorskip("geoopt", reason="needs the parity extra: geoopt")
+stereographic = pytest.importorskip(
+    "geoopt.manifolds.stereographic.math", reason="needs the parity extra: geoopt"
+)
 
 # The recipe, independent of hypjax's defaults, so that these are compared too.
 C, RADIUS, TEMPERATURE = 0.1, 2.3, 0.1
+C_RATE, C_BOUNDS = 20, (0.05, 0.15)  # Of a curvature that is learned.
 RATE, WEIGHT_DECAY, BETAS, EPSILON, CLIP_NORM = 1e-4, 0.01, (0.9, 0.999), 1e-8, 3.0
 CLASSES, SAMPLES, WARMUP_SHARE = 16, 4, 10  # The first tenth of the steps warms up.
 
@@ -34,6 +37,7 @@ class Head(NamedTuple):
 
     losses: np.ndarray
     norms: np.ndarray  # Of the gradient at each step, before clipping.
+    curvatures: np.ndarray  # That of the ball at each step.
     kernel: np.ndarray
     bias: np.ndarray
     recall: float  # Recall@1 of the test classes, which are not trained on.
@@ -51,35 +55,40 @@ def configured(path, variant, *overrides):
 def trained_by_hypjax(config, folder):
     results = train.train_and_evaluate(config, folder)
     metrics = small_runs.step_metrics(folder)
-    losses, norms = np.array([metrics[step] for step in sorted(metrics)]).T
+    rows = np.array([[*metrics[step], C][:3] for step in sorted(metrics)])
     head = restore_best(folder)[2]["head"]
     recall = results["final"]["head"]["recall@1"]
-    return Head(losses, norms, np.array(head["kernel"]), np.array(head["bias"]), recall)
+    return Head(*rows.T, np.array(head["kernel"]), np.array(head["bias"]), recall)
 
 
-def trained_by_torch(config, space, rate=RATE):
+def trained_by_torch(config, space, rate=RATE, learned=False):
     setup = build(config)
     splits, steps = setup.splits, setup.config.train.total_steps
     start = pca_head(splits.train.given_vectors(), setup.learner.model.head_dim)
     features = torch.tensor(splits.train.given_vectors())
     head = torch.nn.Linear(*start["kernel"].shape)
     head.weight.data, head.bias.data = torch.tensor(start["kernel"].T), torch.tensor(start["bias"])
-    optimizer = torch.optim.AdamW(
-        head.parameters(), lr=rate, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY
-    )
+    log_c = torch.tensor(C).log().requires_grad_(learned)
+    groups = [{"params": list(head.parameters()), "weight_decay": WEIGHT_DECAY}]
+    if learned:
+        groups.append({"params": [log_c], "weight_decay": 0, "lr": rate * C_RATE})
+    trained = [parameter for group in groups for parameter in group["params"]]
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=BETAS, eps=EPSILON)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step, steps))
     rows = []
     for step in range(steps):
-        loss = pairwise_loss(head(features[setup.plans(step).ids]), space)
+        c = log_c.exp()
+        loss = pairwise_loss(head(features[setup.plans(step).ids]), space, c)
         optimizer.zero_grad()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(head.parameters(), CLIP_NORM)
+        norm = torch.nn.utils.clip_grad_norm_(trained, CLIP_NORM)
         optimizer.step()
         schedule.step()
-        rows.append([float(loss.detach()), float(norm)])
+        log_c.data.clamp_(*map(math.log, C_BOUNDS))
+        rows.append([float(x.detach()) for x in (loss, norm, c)])
     with torch.no_grad():
         found = head(torch.tensor(splits.test.given_vectors()))
-        recall = recall_at_1(distances(found, space), torch.tensor(splits.test.labels))
+        recall = recall_at_1(distances(found, space, log_c.exp()), torch.tensor(splits.test.labels))
     kernel, bias = head.weight.detach().numpy().T, head.bias.detach().numpy()
     return Head(*np.array(rows).T, kernel, bias, recall)
 
@@ -92,26 +101,27 @@ def rate_factor(step, steps):
     return (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
 
 
-def distances(features, space):
+def distances(features, space, c):
     """Of all pairs (Ermolov et al., 2022, Eqs. 2 and 4)."""
     if space == "sphere":
         points = torch.nn.functional.normalize(features, dim=-1)
         return 2 - 2 * points @ points.T
     norms = features.norm(dim=-1, keepdim=True)
     clipped = features * (RADIUS / norms).clamp(max=1)
-    points = geoopt.PoincareBall(c=torch.tensor(C)).expmap0(clipped, project=False)
+    points = stereographic.expmap0(clipped, k=-c)
     lengths = points.square().sum(dim=-1)
     squares = (points[:, None] - points[None]).square().sum(dim=-1)
-    ratio = 2 * C * squares / ((1 - C * lengths[:, None]) * (1 - C * lengths[None]))
+    ratio = 2 * c * squares / ((1 - c * lengths[:, None]) * (1 - c * lengths[None]))
     # arcosh(1 + z), of which the derivative is infinite at z = 0, the distance to itself.
     same = torch.eye(len(features), dtype=torch.bool)
     ratio = ratio.masked_fill(same, 1.0)
-    return (torch.log1p(ratio + (ratio * (ratio + 2)).sqrt()) / C**0.5).masked_fill(same, 0.0)
+    return (torch.log1p(ratio + (ratio * (ratio + 2)).sqrt()) / c**0.5).masked_fill(same, 0.0)
 
 
-def pairwise_loss(features, space):
+def pairwise_loss(features, space, c):
     """Eq. 5 for each pair of samples: image i of a batch is sample i mod 4 of class i // 4."""
-    logits = (-distances(features, space) / TEMPERATURE).reshape(CLASSES, SAMPLES, CLASSES, SAMPLES)
+    logits = -distances(features, space, c) / TEMPERATURE
+    logits = logits.reshape(CLASSES, SAMPLES, CLASSES, SAMPLES)
     itself, positives = torch.eye(CLASSES, dtype=torch.bool), torch.arange(CLASSES)
     total = 0
     for i in range(SAMPLES):
@@ -148,13 +158,25 @@ def clustered(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(("variant", "space"), SPACES)
-def test_steps_agree_with_torch(variant, space, clustered, tmp_path):
+@pytest.mark.parametrize(
+    ("variant", "space", "learned"),
+    [*((*each, False) for each in SPACES), ("hyp", "poincare", True)],
+    ids=["hyp", "sph", "hyp-learned"],
+)
+def test_steps_agree_with_torch(variant, space, learned, clustered, tmp_path):
+    """Also with a learned curvature, which reaches a bound."""
     rate = 30 * RATE  # A run of 30 steps goes as far as one of hundreds by the recipe.
-    fields = f"train.total_steps={STEPS}", "model.head_dim=24", f"optim.learning_rate={rate}"
+    fields = [f"train.total_steps={STEPS}", "model.head_dim=24", f"optim.learning_rate={rate}"]
+    fields += [f"objective.learn_c={learned}", f"objective.c_rate={C_RATE}"]
+    fields += ["objective.c_bounds={},{}".format(*C_BOUNDS)]
     config = configured(clustered, variant, *fields)
-    ours, peer = trained_by_hypjax(config, tmp_path / "run"), trained_by_torch(config, space, rate)
+    ours = trained_by_hypjax(config, tmp_path / "run")
+    peer = trained_by_torch(config, space, rate, learned)
     assert len(ours.losses) == STEPS
+    np.testing.assert_allclose(ours.curvatures, peer.curvatures, rtol=3e-5)
+    if learned:
+        inside = peer.curvatures < 0.999 * C_BOUNDS[1]
+        assert 5 < inside.sum() < STEPS - 5
     # At most a tenth was observed; without weight decay, kernels would differ by 1e-4.
     np.testing.assert_allclose(ours.losses, peer.losses, rtol=3e-5)
     np.testing.assert_allclose(ours.norms, peer.norms, rtol=3e-5)

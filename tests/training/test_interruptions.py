@@ -30,10 +30,10 @@ def saved_arrays(run: pathlib.Path) -> dict:
     return {jax.tree_util.keystr(k): v for k, v in jax.tree_util.tree_leaves_with_path(trees)}
 
 
-def assert_same_run(run: pathlib.Path, other: pathlib.Path) -> None:
+def assert_same_run(run: pathlib.Path, other: pathlib.Path, least: int = 50) -> None:
     assert (run / "results.json").read_bytes() == (other / "results.json").read_bytes()
     arrays, others = saved_arrays(run), saved_arrays(other)
-    assert arrays.keys() == others.keys() and len(arrays) > 50
+    assert arrays.keys() == others.keys() and len(arrays) > least
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, others[name], err_msg=name)
 

@@ -108,7 +108,8 @@ def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
     state, _ = start(config)
     step = make_train_step(learner)
     spaces = {"head": learner.objective.score_space, "encoder": Sphere()}
-    embed = embed_function(learner.model, learner.pixel_scaling, spaces, scales=(1.0, 0.5))
+    scaling, scales = learner.pixel_scaling, (1.0, 0.5)
+    embed = embed_function(learner.model, scaling, lambda params: spaces, scales)
     programs = {
         "train": lower(step, state, random_batch()),
         "embed": lower(embed, state.params["model"], random_batch().images),

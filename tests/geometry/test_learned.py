@@ -1,0 +1,45 @@
+"""Spaces whose curvature is a parameter."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hypjax.geometry import PoincareBall, Sphere, learned
+from hypjax.geometry.learned import curvature, first_parameters, projected, space_at
+
+BALL = PoincareBall(0.1, 2.3)
+
+
+def parameters(c):
+    return {"log_c": jnp.float32(math.log(c))}
+
+
+@pytest.mark.parametrize("c", [0.01, 0.1, 1 / 3, 10.0])
+def test_a_space_has_the_curvature_of_its_parameters(c):
+    params = first_parameters(c)
+    assert params == parameters(c) and params["log_c"].dtype == jnp.float32
+    found = space_at(BALL, params)
+    # The logarithm of a small number is rounded to float32, too.
+    assert found.c == pytest.approx(c, rel=3e-7) and found.clip_radius == 2.3
+    assert type(found.c) is float and np.float32(found.c) == np.float32(curvature(params))
+    assert space_at(BALL, None) is BALL and space_at(Sphere(), params) == Sphere()
+    assert [*map(learned.has_curvature, (PoincareBall, Sphere))] == [True, False]
+
+
+def test_a_program_is_compiled_once_for_all_curvatures():
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    of_space = jax.jit(lambda space, x: space.embed(x))
+    of_params = jax.jit(lambda params, x: space_at(BALL, params).embed(x))
+    for c in (0.05, 0.1, 0.7):
+        space = space_at(BALL, parameters(c))
+        np.testing.assert_allclose(of_space(space, x), PoincareBall(c, 2.3).embed(x), rtol=1e-6)
+        np.testing.assert_allclose(of_params(parameters(c), x), of_space(space, x), rtol=1e-6)
+    assert of_space._cache_size() == of_params._cache_size() == 1
+
+
+def test_projection_moves_a_curvature_to_the_nearer_bound():
+    found = {c: curvature(projected(parameters(c), (0.01, 10.0))) for c in (1e-5, 0.1, 99.0)}
+    assert found == {1e-5: pytest.approx(0.01), 0.1: pytest.approx(0.1), 99.0: pytest.approx(10)}

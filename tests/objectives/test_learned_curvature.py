@@ -1,0 +1,64 @@
+"""Losses as functions of the curvature that is learned."""
+
+import jax
+import numpy as np
+import pytest
+
+from hypjax.config import choose_objective, default_config
+from hypjax.objectives import OBJECTIVES, Spec, create_objective, loss_function, objective_at
+from hypjax.types import Batch, Outputs
+
+CLASSES, SAMPLES, DIM = 5, 3, 4
+# Of HIER, whose triplets and proxies are chosen by the distances, the gradient is no derivative.
+LOSSES = [name for name in OBJECTIVES if not name.startswith("hier+")]
+QUICK = ("pairwise_cross_entropy", "hypmix")
+STEP = 1e-5
+
+
+def configured(name):
+    config = default_config(name)
+    choose_objective(config, name)
+    config.objective.learn_c = True
+    config.train.samples_per_class = SAMPLES
+    if name == "tuple_contrastive":
+        config.train.sampling, config.train.tuples.negatives = "tuples", SAMPLES - 2
+    return config
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LOSSES],
+)
+def test_the_gradient_by_the_curvature_is_a_finite_difference(name, float64):
+    config, rng = configured(name), np.random.default_rng(1)
+    labels = np.repeat(np.arange(CLASSES), SAMPLES)
+    size = len(labels)
+    # Classes overlap, no feature is at the clip radius, and some are beyond it.
+    features = rng.normal(size=(CLASSES, DIM))[labels] + 0.7 * rng.normal(size=(size, DIM))
+    batch = Batch(None, labels, np.arange(size), None)
+    spec = Spec(CLASSES, SAMPLES, DIM, DIM, 100, size)
+    params, state = create_objective(config).init(jax.random.key(0), spec)
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(log_c):
+        objective = objective_at(config, {"space": {"log_c": log_c}})
+        values = params, state, Outputs(features, features), None, batch, jax.random.key(1)
+        return loss_function(objective)(*values)[0]
+
+    for c in (0.05, 0.8):
+        (below, _), (_, found), (above, _) = map(loss, np.log(c) + STEP * np.array([-1, 0, 1]))
+        expected = (above - below) / (2 * STEP)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+        assert abs(found) > 1e-6
+
+
+def test_the_space_before_training_is_that_of_the_configuration():
+    config = configured("pairwise_cross_entropy")
+    assert create_objective(config).space.c == config.objective.c == 0.1
+    assert objective_at(config, {"space": {"log_c": np.log(0.5)}}).space.c == 0.5
+    with pytest.raises(KeyError):  # No caller gets the first curvature in place of a learned one.
+        objective_at(config, {})
+    config.objective.learn_c = False
+    assert objective_at(config, {}).space == create_objective(config).space

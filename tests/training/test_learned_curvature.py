@@ -1,0 +1,173 @@
+"""Runs that learn the curvature of their space."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import hypjax
+from hypjax import train
+from hypjax.analysis.report import report_data
+from hypjax.analysis.run_embeddings import open_runs, scored_head
+from hypjax.config import load_config
+from hypjax.data.parts import Task
+from hypjax.errors import UserError
+from hypjax.evaluate import evaluate
+from hypjax.geometry import PoincareBall
+from hypjax.geometry.learned import curvature, first_parameters
+from hypjax.inference.weights import restore_models
+from hypjax.monitoring.stopwatch import Stopwatch
+from hypjax.objectives import objective_at
+from hypjax.retrieval.embeddings import Embeddings
+from hypjax.runs.workdir import saved_config
+from hypjax.training.setup import build
+from hypjax.training.states import random_state
+from tests.helpers import commands, small_runs
+from tests.training.test_interruptions import assert_same_run
+
+CONFIG = str(small_runs.REPOSITORY / "configs/features.py:hyp")
+FIELDS = [field for field in small_runs.SMALL if not field.startswith(("data.", "model."))]
+FIELDS += ["data.validation_classes=3", "data.test_classes=3", "model.head_dim=4"]
+FIELDS += ["optim.learning_rate=1e-3", "optim.schedule=constant"]
+LEARNED = ["objective.learn_c=True", "objective.c_rate=50"]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """Features of overlapping classes."""
+    rng, labels = np.random.default_rng(0), np.repeat(np.arange(12), 4)
+    features = rng.normal(size=(12, 16))[labels] + rng.normal(size=(48, 16))
+    path = tmp_path_factory.mktemp("features") / "features.npz"
+    np.savez(path, features=features.astype(np.float32), labels=labels)
+    return path
+
+
+def load(path, *overrides):
+    return load_config(CONFIG, [*FIELDS, f"data.path={path}", *LEARNED, *overrides])
+
+
+@pytest.fixture(scope="module")
+def run(file):
+    folder = file.parent / "run"
+    train.train_and_evaluate(load(file), folder)
+    return folder
+
+
+def results_of(run):
+    return json.loads((run / "results.json").read_text())
+
+
+def restored(run):
+    """The parameters of a run's last model and of its best one, by these names."""
+    return restore_models(saved_config(run), run)[1]
+
+
+def test_the_curvature_of_each_state_is_reported(run, capsys):
+    results, model = results_of(run)["c"], restored(run)
+    assert results["untrained"] == pytest.approx(0.1, rel=1e-6) and results.keys() >= {"best"}
+    assert abs(np.log(results["final"] / 0.1)) > 0.1
+    for state, params in model.items():
+        assert curvature(params["space"]) == results[state]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    logged = {line["step"]: line["c"] for line in lines if "c" in line}
+    assert list(logged) == [0, 2, 3, 4, 6, 8, 9, 10, 12]
+    # That of a step is the one before its update.
+    assert logged[0] == pytest.approx(0.1, rel=1e-6) and 0.1 != logged[12] != results["final"]
+    assert evaluate(saved_config(run), run)["c"] == {s: results[s] for s in ("final", "best")}
+    assert f"learned curvature: c = {results['final']:.4g} final" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(run, file, tmp_path):
+    with small_runs.interrupted_after(6):
+        train.train_and_evaluate(load(file), tmp_path / "again")
+    train.train_and_evaluate(load(file), tmp_path / "again")
+    assert_same_run(tmp_path / "again", run, least=10)
+
+
+def test_what_is_made_of_a_run_has_its_curvature(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, features = tmp_path / "run", np.load(file)["features"]
+    params = small_runs.save_untrained(load(file), run)["model"]
+    c, head = curvature(params["space"]), params["head"]
+    assert abs(c - 0.1) > 0.01
+    model = hypjax.load(run)
+    assert model.space == PoincareBall(c, 2.3) and f"c = {c}" in str(model)
+    points = model.space.embed(features @ head["kernel"] + head["bias"])
+    np.testing.assert_allclose(model.embed(features), points, atol=2e-6)
+
+    commands.call("embed", f"--workdir={run}", f"--images={file}", "--output=g.npz")
+    gallery = Embeddings.load("g.npz")
+    assert gallery.space == model.space and gallery.fingerprint == model.fingerprint
+    (hits,) = model.search("g.npz", features[3:4], k=2)
+    expected = np.sort(model.space.distance(points[3], points))[1]
+    assert hits.distances[1] == pytest.approx(expected, rel=1e-4)
+
+    (opened,) = open_runs({str(run): "run"})
+    assert scored_head(opened).space == report_data(opened, 2).space == model.space
+    assert objective_at(opened.config, params).space == model.space
+
+
+def test_a_published_model_has_its_curvature(photos_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    folder = tmp_path / "published"
+    params = small_runs.save_untrained(small_runs.load(photos_folder, *LEARNED), tmp_path / "run")
+    hypjax.push(tmp_path / "run", "me/model", folder=folder)
+    published, model = hypjax.load(folder), hypjax.load(tmp_path / "run")
+    assert published.space.c == model.space.c == curvature(params["model"]["space"])
+    assert published.fingerprint == model.fingerprint
+    text = (folder / "hypjax.json").read_text()
+    (folder / "hypjax.json").write_text(re.sub('"log_c": [^}]*', '"log_c": 1e9', text))
+    with pytest.raises(UserError, match="hypjax.json is damaged .space holds no learned"):
+        hypjax.load(folder)
+
+
+def test_evaluations_of_several_curvatures_share_their_programs(file):
+    built = build(load(file, "eval.spaces.encoder=sphere,poincare", "eval.metrics=recall,map@r"))
+    model = random_state(built.learner, built.spec).params["model"]
+    found = []
+    for i, c in enumerate((0.1, 0.01, 5.0)):
+        stopwatch = Stopwatch()
+        model = {**model, "space": first_parameters(c)}
+        found.append(built.evaluator.scores(model, Task(built.splits.test)))
+        assert bool(sum(stopwatch.programs.values())) == (i == 0)
+    assert found[0]["head"] != found[2]["head"]  # What is shown is that of the curvature.
+    assert found[0]["encoder"] == found[2]["encoder"]
+
+
+@pytest.mark.slow
+def test_a_frozen_curvature_stays_and_a_trained_one_keeps_its_bounds(file, tmp_path, capsys):
+    def last(name, *overrides):
+        return train.train_and_evaluate(load(file, *overrides), tmp_path / name)["c"]["final"]
+
+    frozen = last("frozen", "optim.frozen=encoder,space", "objective.c=0.3")
+    assert frozen == pytest.approx(0.3, rel=1e-6)
+    assert "space stays random" not in capsys.readouterr().err
+    bounds = "objective.c_bounds=0.09,0.11", "objective.c_rate=1e4"
+    assert last("bound", *bounds) in (pytest.approx(0.09), pytest.approx(0.11))
+
+
+@pytest.mark.slow
+def test_a_head_that_is_loaded_brings_its_curvature(run, file, tmp_path, capsys):
+    c = results_of(run)["c"]["best"]
+    loaded = [f"model.weights={run}", "model.load_head=True", "model.head_init=orthogonal"]
+    again = train.train_and_evaluate(load(file, *loaded), tmp_path / "learned")
+    assert again["c"]["untrained"] == c
+    train.train_and_evaluate(load(file, *loaded, "objective.learn_c=False"), tmp_path / "fixed")
+    assert "has learned c = " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["objective.space=sphere"], "learn_c is True; .* False if objective.space is sphere"),
+        (["objective.c=0"], r"objective.c is 0.0; it must be within objective.c_bounds \(0.01 to"),
+        (["objective.c_bounds=0.2,1"], "objective.c is 0.1; it must be within objective.c_bounds"),
+        (["objective.c_bounds=0,1"], "c_bounds is .*; it must be two ascending numbers above"),
+        (["objective.name=contrastive", "objective.memory=0.5"], "memory is 0.5; it must be 0 if"),
+    ],
+)
+def test_settings_that_exclude_a_learned_curvature_are_refused(file, overrides, message):
+    with pytest.raises(UserError, match=message):
+        load(file, *overrides)
