@@ -24,6 +24,7 @@ from hypjax.runs.workdir import saved_config
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
 from tests.helpers import commands, small_runs
+from tests.helpers.steps import random_batch, start
 from tests.training.test_interruptions import assert_same_run
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py:hyp")
@@ -134,6 +135,26 @@ def test_evaluations_of_several_curvatures_share_their_programs(file):
         assert bool(sum(stopwatch.programs.values())) == (i == 0)
     assert found[0]["head"] != found[2]["head"]  # What is shown is that of the curvature.
     assert found[0]["encoder"] == found[2]["encoder"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hypmix", "hier+proxy_anchor", "supcon"])
+def test_other_losses_train_it_and_averages_follow(name, load_glyphs):
+    fields = ["objective.hier_neighbors=4", "objective.hier_proxies=8"] * name.startswith("hier")
+    fields += [f"objective.name={name}", "train.ema_decay=0.9", "optim.warmup_steps=0"]
+    config = load_glyphs(*LEARNED, *fields)
+    state, step = start(config, microbatch=12)  # In slices, too, there is one parameter.
+    found = []
+    for i in range(3):
+        state, metrics = step(state, random_batch(i))
+        found.append((float(metrics["c"]), curvature(state.average["space"])))
+    assert step._cache_size() == 1 and np.isfinite(metrics["loss"])
+    trained = [c for c, _ in found[1:]] + [curvature(state.params["model"]["space"])]
+    assert found[0][0] == pytest.approx(0.1, rel=1e-6) and len({0.1, *trained}) == 4
+    # The first average is the model itself; later ones lie between the one before and the model.
+    assert found[0][1] == pytest.approx(trained[0], rel=1e-6)
+    low, high = sorted([found[0][1], trained[1]])
+    assert low < found[1][1] < high
 
 
 @pytest.mark.slow
