@@ -28,11 +28,9 @@ def test_losses_and_gradients_equal_those_of_the_ball(float64):
         points = space.embed(features)
         return pairwise_cross_entropy(points, **given, space=space, temperature=0.2)
 
-    for c, radius in ((0.1, 2.3), (1.0, 1.5), (0.0, None)):
-        ours, theirs = (
-            jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(features, space(c, radius))
-            for space in (Lorentz, PoincareBall)
-        )
+    gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+    for c in (0.0, 0.1, 1.0):
+        ours, theirs = (gradients(features, space(c, 2.3)) for space in (Lorentz, PoincareBall))
         np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-12)
         np.testing.assert_allclose(ours[1][0], theirs[1][0], rtol=1e-8, atol=1e-14)
         np.testing.assert_allclose(ours[1][1].c, theirs[1][1].c, rtol=1e-8)
@@ -51,6 +49,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_steps_of_one_in_the_ball(runs):
     ours, theirs = (small_runs.step_metrics(runs / name) for name in SPACES)
     assert ours.keys() == theirs.keys() and len(ours) >= 6
