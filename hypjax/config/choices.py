@@ -49,7 +49,7 @@ def freezes_encoder(frozen: Collection[str]) -> bool:
     """Whether names in `optim.frozen` hold the whole encoder."""
     encoder, paths = GROUPS["encoder"], map(parameter_path, frozen)
     return any(
-        all(map(fnmatch.fnmatchcase, encoder, path)) and {*path[len(encoder) :]} <= {"*"}
+        all(map(fnmatch.fnmatchcase, encoder, path)) and path[len(encoder) :] in ((), ("*",))
         for path in paths
     )
 

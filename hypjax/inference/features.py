@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config import validate
+from hypjax.config.choices import freezes_encoder
 from hypjax.data.dataset import Dataset, union
 from hypjax.data.feature_dataset import fit_to_features
 from hypjax.data.parts import Splits
@@ -195,7 +196,7 @@ def frozen_encodings(
     config: ConfigDict, model: Embedder, source: EvaluationInput, splits: Splits
 ) -> Encodings | None:
     """What a run keeps of its encoder's embeddings; None if it is trained, or they are given."""
-    if "encoder" not in config.optim.frozen or not model.encoder.takes_pixels:
+    if not freezes_encoder(config.optim.frozen) or not model.encoder.takes_pixels:
         return None
     train, embeds = config.train, any(config.eval.pca.values())
     embeds |= train.cached_features or train.sampling == "tuples"

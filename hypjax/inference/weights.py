@@ -7,7 +7,14 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, redacted
-from hypjax.geometry.learned import SpaceParameters, curvature, first_parameters, projected
+from hypjax.geometry import SPACES
+from hypjax.geometry.learned import (
+    SpaceParameters,
+    curvature,
+    first_parameters,
+    has_curvature,
+    projected,
+)
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
@@ -130,7 +137,8 @@ def _space_of_run(config: ConfigDict, found: SpaceParameters | None) -> dict[str
     if fields.learn_c:
         start = first_parameters(fields.c) if found is None else found
         return {"space": projected(start, fields.c_bounds)}
-    if found is not None and (c := curvature(found)) != fields.c:
+    has_c = has_curvature(SPACES[fields.space])
+    if has_c and found is not None and (c := curvature(found)) != fields.c:
         console.warn(
             f"the run in {config.model.weights} has learned c = {c:g}, but config.objective.c is "
             f"{fields.c:g}"

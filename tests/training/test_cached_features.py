@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hypjax import train
+from hypjax.config.choices import freezes_encoder
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
@@ -93,7 +94,9 @@ def test_activations_can_be_cached_below_the_lowest_trained_layer_alone(squares)
     assert build(small_runs.load(squares, *LOWER, cached)).learner.block == "block_0"
     for whole in ("encoder", "model/encoder", "model/encoder/*"):
         frozen = small_runs.load(squares, *CACHED, f"optim.frozen={whole}")
-        assert build(frozen).learner.block is None
+        built = build(frozen)
+        assert built.learner.block is None and built.evaluator.images.encodings is not None
+    assert not freezes_encoder(("model/encoder/*/*", "head"))  # The class token is trained.
     with pytest.raises(UserError, match="its lowest layers: at least model/encoder/cls_token,"):
         build(small_runs.load(squares, "optim.frozen=model/encoder/block_0", cached))
 
