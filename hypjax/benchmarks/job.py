@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from hypjax.benchmarks import measure
-from hypjax.config import load_config, recipes, variant_error
+from hypjax.config import load_config, recipes, variant_error, variants
 from hypjax.errors import Interrupted, UserError
 from hypjax.monitoring.stopwatch import PARTS, TIMES
 from hypjax.system import console, exits, machine
@@ -51,7 +51,7 @@ def get_config(variant: str = "cub") -> ConfigDict:
     """Returns the configuration of the runs: CUB's recipe, or a tiny one."""
     if variant not in SIZES:
         raise variant_error(variant, SIZES)
-    config = recipes.hyp_vit(recipes.parse_variant("hyp-dino"))
+    config = recipes.hyp_vit(variants.parse_variant("hyp-dino"))
     config.variant = variant
     config.data.name = "folder"
     config.data.resize = 256
