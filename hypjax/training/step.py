@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
@@ -173,41 +173,57 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(probed)
         gradient = optim.merge(gradient, jax.tree.map(jnp.zeros_like, held))
-        objective_state, metrics = aux
-        with jax.named_scope("optimizer"):
-            updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
-            updated = optax.apply_updates(trained, updates)
-            if space is not None:
-                updated = _within(space.bounds, updated)
-            averages = _follow(learner, state, updated.get("model", {}))
-            changed = updated, opt_state, objective_state, averages
-        norms = {
-            "loss": loss,
-            "gradient_norm": optax.tree.norm(gradient),
-            "update_norm": optax.tree.norm(updates),
-        }
-        finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
-        if learner.skip_nonfinite:
-            # Selected on the devices: a branch on the host would have to wait for every step.
-            averages = state.teacher, state.average
-            before = trained, state.opt_state, state.objective_state, averages
-            changed = _chosen(finite, changed, before)
-        trained, opt_state, objective_state, (teacher, average) = changed
-        skipped = state.skipped + jnp.where(finite, 0, 1)
-        params = optim.merge(trained, frozen)
-        metrics |= {
-            **norms,
-            # The optimiser does not count dropped updates, so neither does its schedule.
-            "learning_rate": jnp.asarray(learner.schedule(state.step - state.skipped)),
-            "finite": finite,
-            "skipped": skipped,
-        }
-        if space is not None:
-            metrics["c"] = jnp.exp(state.params["model"]["space"]["log_c"])
-        changed = params, opt_state, objective_state, skipped, teacher
-        return TrainState(state.step + 1, *changed, state.tuples, average), metrics
+        return _updated(learner, state, gradient, loss, aux)
 
     return train_step
+
+
+def _updated(
+    learner: Learner,
+    state: TrainState,
+    gradient: PyTree,
+    loss: Float[Array, ""],
+    aux: tuple[PyTree, Metrics],
+) -> tuple[TrainState, Metrics]:
+    """The state after an update by a gradient, or without one that is dropped, and the metrics.
+
+    `aux` are the objective's state and metrics.
+    """
+    trained, frozen = optim.split_frozen(state.params, learner.frozen)
+    space = learner.space
+    objective_state, metrics = aux
+    with jax.named_scope("optimizer"):
+        updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
+        updated = optax.apply_updates(trained, updates)
+        if space is not None:
+            updated = _within(space.bounds, updated)
+        averages = _follow(learner, state, updated.get("model", {}))
+        changed = updated, opt_state, objective_state, averages
+    norms = {
+        "loss": loss,
+        "gradient_norm": optax.tree.norm(gradient),
+        "update_norm": optax.tree.norm(updates),
+    }
+    finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
+    if learner.skip_nonfinite:
+        # Selected on the devices: a branch on the host would have to wait for every step.
+        averages = state.teacher, state.average
+        before = trained, state.opt_state, state.objective_state, averages
+        changed = _chosen(finite, changed, before)
+    trained, opt_state, objective_state, (teacher, average) = changed
+    skipped = state.skipped + jnp.where(finite, 0, 1)
+    params = optim.merge(trained, frozen)
+    metrics |= {
+        **norms,
+        # The optimiser does not count dropped updates, so neither does its schedule.
+        "learning_rate": jnp.asarray(learner.schedule(state.step - state.skipped)),
+        "finite": finite,
+        "skipped": skipped,
+    }
+    if space is not None:
+        metrics["c"] = jnp.exp(state.params["model"]["space"]["log_c"])
+    changed = params, opt_state, objective_state, skipped, teacher
+    return TrainState(state.step + 1, *changed, state.tuples, average), metrics
 
 
 def _within(bounds: tuple[float, float], trained: PyTree) -> PyTree:
