@@ -118,7 +118,7 @@ RECENT_VARIANTS = tuple(
     for encoder in RECENT
 )
 LAST_VARIANTS = tuple(name + _LAST for name in RECENT_VARIANTS if name.rpartition("-")[2] in LOWER)
-# Trained by the recipe of IRT, see `hypjax.config.irt`; not for every dataset.
+# These follow the recipe of IRT, see `hypjax.config.irt`. Cars and folders have none of them.
 IRT_VARIANTS = tuple(f"irt-{kind}{d}" for kind in "olr" for d in ("", "-distilled"))
 
 

@@ -206,7 +206,7 @@ def _updated(
     }
     finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
     if learner.skip_nonfinite:
-        # Selected on the devices: a branch on the host would have to wait for every step.
+        # The devices select. If the host did, it would have to wait for every step.
         averages = state.teacher, state.average
         before = trained, state.opt_state, state.objective_state, averages
         changed = _chosen(finite, changed, before)
