@@ -16,7 +16,7 @@ from hypjax.data.feature_dataset import fit_to_features
 from hypjax.data.parts import Splits
 from hypjax.data.splits import open_splits
 from hypjax.errors import redacted
-from hypjax.geometry.learned import curvature, first_parameters
+from hypjax.geometry.learned import first_parameters, learned_numbers, values
 from hypjax.inference.evaluator import Evaluator, check_depth, create_evaluator
 from hypjax.inference.features import evaluation_input
 from hypjax.inference.weights import pretrained_encoder, restore_best, restore_models
@@ -72,7 +72,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     frozen = processes.from_first(lambda: freezes_encoder(trained.optim.frozen))
     evaluator = create_evaluator(config, splits=splits if frozen else None)
     results = {name: _scores(evaluator, params, splits) for name, params in states.items()}
-    learned = {name: curvature(own["space"]) for name, own in states.items() if "space" in own}
+    learned = {name: values(own["space"]) for name, own in states.items() if "space" in own}
     with trained.unlocked():
         trained.eval = config.eval  # The scores are those that were asked for now.
     return _report(f"the models in {workdir}", results, splits.notes, trained, learned)
@@ -118,7 +118,7 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     shapes = model_shapes(model, source.view)
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     if "space" in params:
-        params["space"] = first_parameters(config.objective.c)
+        params["space"] = first_parameters(learned_numbers(config.objective))
     if model.encoder.takes_pixels:
         params["encoder"] = processes.arrays_from_first(
             lambda: pretrained_encoder(config, model.encoder), shapes["encoder"]
@@ -139,12 +139,12 @@ def _report(
     results: Mapping[str, Recalls],
     notes: tuple[str, ...],
     config: ConfigDict,
-    curvatures: Mapping[str, float] | None = None,
+    learned: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Prints the table, and returns the results with their notes and learned curvatures."""
+    """Prints the table, and returns the results with their notes and learned numbers."""
     print(f"{title(results)}, by {redacted(models)}:")
     print(format_results(results))
-    noted_results = {**results, **noted(notes), **({"c": curvatures} if curvatures else {})}
+    noted_results = {**results, **noted(notes), **({"learned": learned} if learned else {})}
     print_notes(noted_results)
     published.show(noted_results, config)
     return noted_results

@@ -19,6 +19,7 @@ class Field:
 
     default: Any
     rule: Rule
+    learnable: bool = False  # Whether `objective.learn` may name it: a number above 0.
 
 
 def one_of(*choices: str) -> Rule:

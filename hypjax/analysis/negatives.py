@@ -22,7 +22,8 @@ from hypjax.analysis.run_embeddings import (
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
-from hypjax.objectives import negative_weights, objective_at, softmax_temperature
+from hypjax.objectives import create_objective, negative_weights, softmax_temperature
+from hypjax.objectives.create import config_at
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
 _CARRIED = 0.9  # The share of the weight whose negatives are counted.
@@ -102,14 +103,15 @@ def weigh_run(run: TrainedRun, choice: Choice) -> Weighed:
     Points are those of the loss: in its space, and without the projections of `eval.pca`.
     """
     model, params = restore_trained(run)
-    space = objective_at(run.config, params).space
+    config = config_at(run.config, params)
+    space = create_objective(config).space
     embed = head_points(run.config, model, params, space)
     items = embed(searched(run.splits))
     if run.splits.gallery:
         anchors = embed(run.splits.test.take(choice.anchors))
     else:
         anchors = items[choice.anchors]
-    return weigh(run.name, anchors, items, choice, space, softmax_temperature(run.config))
+    return weigh(run.name, anchors, items, choice, space, softmax_temperature(config))
 
 
 def weigh(

@@ -38,7 +38,7 @@ from hypjax.retrieval import bootstrap_interval, nearest_neighbors
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, is_number, read_results
 from hypjax.runs.published import compare
-from hypjax.runs.tables import format_curvatures
+from hypjax.runs.tables import format_learned
 from hypjax.runs.workdir import read_warnings, saved_config
 from hypjax.system import console
 from hypjax.system.files import write_text
@@ -240,8 +240,8 @@ def _run(log: Log, found: ReportData) -> Run:
     defaults, fields = identity(default_config(log.config.objective.name)), identity(log.config)
     results = log.results or {}
     states = ("best", "final", "untrained")
-    curvatures = results.get("c")
-    learned = {"learned curvature": format_curvatures(curvatures)} if curvatures else {}
+    learned = results.get("learned")
+    learned = {"learned": format_learned(learned)} if learned else {}
     notes = results.get("notes", []) if results else ["the run is not finished"]
     return Run(
         name=found.run.name,

@@ -119,6 +119,9 @@ def _objective(name: str | None) -> ConfigDict:
     objective.learn_c = False
     objective.c_bounds = (0.01, 10.0)
     objective.c_rate = 1.0
+    # If not empty, balls of these curvatures instead of c, whose distances are averaged.
+    objective.curvatures = ()
+    objective.learn = ()  # Further numbers that are learned, such as 'temperature'.
     # Norm to which features are clipped before they enter the ball. None disables clipping.
     objective.clip_radius = _optional(2.3)
     for own, field in OBJECTIVES[name].fields.items() if name else ():

@@ -34,6 +34,7 @@ OPTIONAL = FITTED | {
     *("optim.clip_norm", "optim.clip_value", *(f"eval.pca.{part}" for part in choices.PARTS)),
     *("run.cache_dir", "run.data_dir", "run.wandb_project"),
 }
+_ITEMS = {"objective.curvatures": float}  # Of lists that are empty by default; others hold strings.
 _SCALARS = {
     int: Rule(lambda value: type(value) is int, "a whole number"),
     float: Rule(
@@ -76,7 +77,7 @@ def _type(field: str, default: Any, config: ConfigDict) -> Rule:
             "a list of (parameters, factor of the rate, decay or None, first step)",
         )
     if isinstance(default, tuple):
-        scalar = _SCALARS[type(default[0]) if default else str]
+        scalar = _SCALARS[type(default[0]) if default else _ITEMS.get(field, str)]
         return Rule(
             lambda value: isinstance(value, tuple) and all(map(scalar.holds, value)),
             f"a list whose items are each {scalar.words}",
@@ -148,6 +149,10 @@ _RULES = {
     "objective.clip_radius": _or_none(ABOVE_0),
     "objective.c_bounds": range_within(*_CURVATURES),
     "objective.c_rate": at_least(0),
+    "objective.curvatures": Rule(
+        lambda value: len(value) <= 100 and all(0 <= c <= _CURVATURES[1] for c in value),
+        f"at most 100 numbers, each at least 0 and up to {_CURVATURES[1]:g}",
+    ),
     "optim.learning_rate": at_least(0),
     "optim.name": one_of("adamw", "adam"),
     "optim.schedule": one_of("constant", "cosine", "step", "exponential"),
@@ -249,24 +254,49 @@ def validate(config: ConfigDict) -> None:
         refuse("model.head_init", "pca", "orthogonal unless model.head is dense")
     if config.model.head_init == "pca" and config.model.load_head:
         refuse("model.head_init", "pca", "orthogonal if model.load_head is set")
-    _validate_learned_curvature(config)
+    _validate_curvatures(config)
+    _validate_learned_numbers(config)
     _validate_data(config)
     _validate_caches(config)
     _validate_evaluation(config)
     _validate_training(config)
 
 
+def _validate_curvatures(config: ConfigDict) -> None:
+    fields = config.objective
+    if not fields.curvatures:
+        return
+    if not has_curvature(SPACES[fields.space]):
+        words = f"() if objective.space is {fields.space}, which has no curvature"
+        refuse("objective.curvatures", fields.curvatures, words)
+    if fields.name == "hypmix" or fields.name.startswith("hier+"):
+        words = f"() for {fields.name}, which has one ball"
+        refuse("objective.curvatures", fields.curvatures, words)
+
+
+def _validate_learned_numbers(config: ConfigDict) -> None:
+    fields, own = config.objective, OBJECTIVES[config.objective.name].fields
+    learnable = [name for name, field in own.items() if field.learnable]
+    for name in fields.learn:
+        if name not in learnable or fields.learn.count(name) > 1:
+            known = ", ".join(learnable) or "nothing"
+            refuse("objective.learn", fields.learn, f"of {known}, each once, for {fields.name}")
+        if not fields[name] > 0:
+            refuse(f"objective.{name}", fields[name], "above 0 if objective.learn names it")
+    if fields.learn_c:
+        _validate_learned_curvature(config)
+
+
 def _validate_learned_curvature(config: ConfigDict) -> None:
     fields = config.objective
-    if not fields.learn_c:
-        return
     low, high = fields.c_bounds
     if not has_curvature(SPACES[fields.space]):
         words = f"False if objective.space is {fields.space}, which has no curvature"
         refuse("objective.learn_c", True, words)
-    if not low <= fields.c <= high:
+    name = "curvatures" if fields.curvatures else "c"
+    if not all(low <= c <= high for c in (fields.curvatures or [fields.c])):
         words = f"within objective.c_bounds ({low:g} to {high:g}) if objective.learn_c is set"
-        refuse("objective.c", fields.c, words)
+        refuse(f"objective.{name}", fields[name], words)
     if fields.get("memory"):
         words = "0 if objective.learn_c is set, since a memory holds points of earlier curvatures"
         refuse("objective.memory", fields.memory, words)

@@ -1,15 +1,15 @@
-"""Learned curvature: the parameters of a space, and what the space makes of them.
+"""Numbers of an objective that are learned: curvatures, temperatures, and weights of distances.
 
-A model holds them beside its encoder and its head, as params["space"] = {"log_c": log c}, float32.
-The logarithm keeps c above 0, and a step of the optimiser changes c by a factor wherever it is, as
-in MERU (Desai et al., ICML 2023, Section 3). Losses, scores and searches all get their space from
-`space_at`.
+A model holds their logarithms beside its encoder and its head, as params["space"] = {"log_c": log
+c, ...}, float32, by the names of the fields of `config.objective` that say where they start. The
+logarithm keeps a number above 0, and a step of the optimiser changes it by a factor wherever it is,
+as in MERU (Desai et al., ICML 2023, Section 3). Losses, scores and searches all get their numbers
+from `values`.
 """
 
 import dataclasses
-import math
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,9 @@ from jaxtyping import Array, Float
 
 from hypjax.geometry.spaces import Space
 
-SpaceParameters = Mapping[str, Float[Array, ""]]  # {"log_c": ...}
+Numbers = Mapping[str, float | Sequence[float]]  # By the name of their field.
+LearnedParameters = Mapping[str, Float[Array, "..."]]  # {"log_c": ...}
+CURVATURES = ("c", "curvatures")  # Fields whose bounds and rate are `c_bounds` and `c_rate`.
 _Space = TypeVar("_Space", bound=Space)
 
 
@@ -27,35 +29,57 @@ def has_curvature(space: type[Space]) -> bool:
     return "c" in {field.name for field in dataclasses.fields(space)}
 
 
-def first_parameters(c: float) -> dict[str, Float[Array, ""]]:
-    """The parameters of a space before training, at the curvature c > 0."""
-    return {"log_c": jnp.float32(math.log(c))}
+def learned_numbers(fields: Mapping[str, Any]) -> Numbers:
+    """Numbers above 0 of `config.objective` that are learned, as they are before training."""
+    curvature = "curvatures" if fields["curvatures"] else "c"
+    names = (*((curvature,) if fields["learn_c"] else ()), *fields["learn"])
+    return {name: fields[name] for name in names}
 
 
-def space_at(space: _Space, params: SpaceParameters | None) -> _Space:
-    """A space with the curvature that parameters hold.
+def bounds(fields: Mapping[str, Any]) -> Mapping[str, tuple[float, float]]:
+    """Bounds of the learned numbers: `c_bounds`, or else a tenth and ten times of the first one."""
+    return {
+        name: tuple(fields["c_bounds"]) if name in CURVATURES else (start / 10, start * 10)
+        for name, start in learned_numbers(fields).items()
+    }
 
-    Without parameters, or of a space without c, it is the given space. Traced parameters give a
-    traced c, and others a number, see `curvature`. Either is a leaf of the space, so that a program
-    which takes the space as an argument is compiled once for all its values.
+
+def first_parameters(numbers: Numbers) -> dict[str, Float[Array, "..."]]:
+    """The parameters before training, from numbers above 0; several of one name are a vector."""
+    return {f"log_{name}": jnp.float32(np.log(start)) for name, start in numbers.items()}
+
+
+def values(params: LearnedParameters) -> dict[str, Any]:
+    """The learned numbers by name: floats, and of a vector a tuple of them.
+
+    A float is the shortest decimal number that rounds to the float32 value. Of traced parameters,
+    the values are traced. Either is a leaf of a space, so that a program which takes the space as
+    an argument is compiled once for all its values.
     """
-    if params is None or not has_curvature(type(space)):
+    return {name.removeprefix("log_"): _value(log) for name, log in params.items()}
+
+
+def _value(log: Float[Array, "..."]) -> Any:
+    if isinstance(log, jax.core.Tracer):
+        return jnp.exp(log)
+    found = np.float32(np.exp(np.asarray(log, np.float64)))
+    return tuple(float(str(each)) for each in found) if np.ndim(found) else float(str(found))
+
+
+def space_at(space: _Space, params: LearnedParameters | None) -> _Space:
+    """A space with the c that parameters hold; the given one if one of them has none."""
+    if params is None or not has_curvature(type(space)) or "log_c" not in params:
         return space
-    traced = isinstance(params["log_c"], jax.core.Tracer)
-    c = jnp.exp(params["log_c"]) if traced else curvature(params)
-    return dataclasses.replace(space, c=c)
+    return dataclasses.replace(space, c=_value(params["log_c"]))
 
 
-def curvature(params: SpaceParameters) -> float:
-    """The learned c, as the shortest decimal number that rounds to its float32 value."""
-    return float(str(np.float32(np.exp(np.float64(params["log_c"])))))
-
-
-def projected(params: SpaceParameters, bounds: tuple[float, float]) -> SpaceParameters:
-    """Moves c to the nearer of two bounds if it is outside.
+def projected(
+    params: LearnedParameters, bounds: Mapping[str, tuple[float, float]]
+) -> LearnedParameters:
+    """Moves numbers outside their bounds to the nearer one.
 
     It is applied to the parameters, after an update. A loss that clipped c itself would have no
     gradient outside the bounds, where c would then remain.
     """
-    low, high = map(math.log, bounds)
-    return {**params, "log_c": jnp.clip(params["log_c"], low, high)}
+    within = {f"log_{name}": tuple(np.log(both)) for name, both in bounds.items()}
+    return {name: jnp.clip(log, *within[name]) for name, log in params.items()}

@@ -9,12 +9,11 @@ from ml_collections import ConfigDict
 
 from hypjax.config.choices import PARTS
 from hypjax.geometry import Space
-from hypjax.geometry.learned import space_at
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, resize_images, scaled_side
 from hypjax.models.layers import normalize
 from hypjax.objectives import scored_space
-from hypjax.objectives.create import create_space, space_parameters
+from hypjax.objectives.create import config_at, create_space
 from hypjax.types import Outputs
 
 Spaces = Callable[[PyTree], Mapping[str, Space]]  # By name, from the parameters of a model.
@@ -33,8 +32,8 @@ def scored_spaces(config: ConfigDict, params: PyTree) -> dict[str, Space]:
             if name == "objective":
                 space = scored_space(config, params)
             else:
-                space = create_space(ConfigDict({**config.objective, "space": name}))
-                space = space_at(space, space_parameters(config, params))
+                fields = config_at(config, params).objective
+                space = create_space(ConfigDict({**fields, "space": name}))
             spaces[f"{part}:{name}" if i else part] = space
     return spaces
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from hypjax.config import identity
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.geometry.learned import SpaceParameters
+from hypjax.geometry.learned import LearnedParameters
 from hypjax.models import Embedder
 from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import save_timm, timm_config
@@ -71,16 +71,16 @@ def write_contents(
     config: ConfigDict,
     space: Space,
     circumstances: Mapping[str, Any],
-    learned: SpaceParameters | None = None,
+    learned: LearnedParameters | None = None,
 ) -> None:
     """Writes the configuration, the space of the head, and the hashes of the other files, last.
 
-    `learned` are the parameters of the space, if it has any.
+    `learned` are the parameters of the learned numbers, if there are any.
     """
     fields = identity(config)  # How the run was executed is left out.
     parts = {"identity": fields, "circumstances": circumstances, "all": fields}
     parts[SPACE] = describe_space(space)
     if learned is not None:
-        parts[files.LEARNED] = {name: float(value) for name, value in learned.items()}
+        parts[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in learned.items()}
     hashes = {file: sha256(folder / file) for file in files.hashed_files(folder)}
     write_json(folder / files.PUBLISHED, {**parts, "files": hashes})

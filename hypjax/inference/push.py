@@ -23,7 +23,6 @@ from hypjax.models.own import OwnEncoder
 from hypjax.models.pretrained import pools_as_timm
 from hypjax.models.weight_files import is_hub_name
 from hypjax.objectives import scored_space
-from hypjax.objectives.create import space_parameters
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.published import compare
@@ -161,7 +160,7 @@ def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None
     write_weights(folder, config, model, params)
     space = scored_space(config, params)
     write_text(folder / _README, _model_card(name, config, model, space, results))
-    write_contents(folder, config, space, circumstances, space_parameters(config, params))
+    write_contents(folder, config, space, circumstances, params.get("space"))
 
 
 def without_paths(config: ConfigDict) -> ConfigDict:

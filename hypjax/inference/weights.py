@@ -3,17 +3,20 @@
 import contextlib
 import pathlib
 
+import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import SPACES
 from hypjax.geometry.learned import (
-    SpaceParameters,
-    curvature,
+    LearnedParameters,
+    bounds,
     first_parameters,
     has_curvature,
+    learned_numbers,
     projected,
+    values,
 )
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.models.architectures import published_weights, same_architecture
@@ -31,7 +34,7 @@ from hypjax.runs.files import (
     HEAD,
     WEIGHTS,
     is_published,
-    published_space,
+    published_numbers,
     read_whole,
     require_published,
 )
@@ -69,8 +72,8 @@ def _published_parameters(folder: pathlib.Path, model: Embedder, config: ConfigD
         params = load_model(read_state_dict(str(folder / WEIGHTS)), model, config.data.channels)
         if model.head_kind == "norm_dense":
             params["head"] = check_head(read_state_dict(str(folder / HEAD)), model)
-        if model.learned_c is not None:
-            params["space"] = published_space(folder)
+        if model.learned:
+            params["space"] = published_numbers(folder, first_parameters(dict(model.learned)))
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
     return params
@@ -108,7 +111,7 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
     """Reads the parameters with which training starts: the "encoder" and perhaps the "head".
 
-    With the head comes the "space" if its curvature is learned.
+    With the head come the numbers that are learned, the "space".
     """
     weights = config.model.weights
     if not config.model.load_head:
@@ -128,22 +131,23 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
             )
     params = _parameters_of_run(config, model.encoder)
     parts = {part: params[part] for part in ("encoder", "head") if part in params}
-    return parts | _space_of_run(config, params.get("space"))
+    return parts | _learned_by_run(config, params.get("space", {}))
 
 
-def _space_of_run(config: ConfigDict, found: SpaceParameters | None) -> dict[str, SpaceParameters]:
-    """The curvature at which training starts: that of the run in `model.weights`, if it has one."""
-    fields = config.objective
-    if fields.learn_c:
-        start = first_parameters(fields.c) if found is None else found
-        return {"space": projected(start, fields.c_bounds)}
-    has_c = has_curvature(SPACES[fields.space])
-    if has_c and found is not None and (c := curvature(found)) != fields.c:
+def _learned_by_run(config: ConfigDict, found: LearnedParameters) -> dict[str, LearnedParameters]:
+    """Where learned numbers start: where the run in `model.weights` left them, if it learned them.
+
+    A vector of another length is not that of this run.
+    """
+    fields, first = config.objective, first_parameters(learned_numbers(config.objective))
+    c = values(found).get("c")
+    if not fields.learn_c and has_curvature(SPACES[fields.space]) and c not in (None, fields.c):
         console.warn(
             f"the run in {config.model.weights} has learned c = {c:g}, but config.objective.c is "
             f"{fields.c:g}"
         )
-    return {}
+    known = {k: v for k, v in found.items() if k in first and np.shape(v) == np.shape(first[k])}
+    return {"space": projected({**first, **known}, bounds(fields))} if first else {}
 
 
 def warn_of_known_classes(config: ConfigDict, images: str) -> None:

@@ -29,19 +29,19 @@ class Embedder(nn.Module):
         encoder: Module that maps normalised images to embeddings.
         head_dim: Dimension of the head's output; without a head, that of the encoder's embedding.
         head_kind: 'dense', 'norm_dense', or 'none'.
-        learned_c: Where the curvature of the space is learned, the one before training. The
-            parameter, see `hypjax.geometry.learned`, is the model's, and the modules ignore it.
+        learned: Numbers of the objective that are learned, by name, as they are before training.
+            The parameters, see `hypjax.geometry.learned`, are the model's; its modules ignore them.
     """
 
     encoder: Encoder
     head_dim: int
     head_kind: str = "dense"
-    learned_c: float | None = None
+    learned: tuple[tuple[str, float | tuple[float, ...]], ...] = ()
 
     def setup(self) -> None:
-        """Declares the head, and the parameters of the space if there are any."""
-        if self.learned_c is not None:
-            self.param("space", lambda key: learned.first_parameters(self.learned_c))
+        """Declares the head, and the learned numbers if there are any."""
+        if self.learned:
+            self.param("space", lambda key: learned.first_parameters(dict(self.learned)))
         if self.head_kind == "none":
             return
         if self.head_kind == "norm_dense":
@@ -83,9 +83,9 @@ def create_embedder(
     same. The device is the one that computes, see `compute_dtype`.
     """
     model = config.model
-    learned_c = config.objective.c if config.objective.learn_c else None
+    numbers = tuple(learned.learned_numbers(config.objective).items())
     if model.architecture == FEATURES:
-        return Embedder(FeatureEncoder(model.width), model.head_dim, model.head, learned_c)
+        return Embedder(FeatureEncoder(model.width), model.head_dim, model.head, numbers)
     options = {
         "image_size": config.data.image_size,
         "pooling": model.eval_pooling if evaluating else model.pooling,
@@ -106,7 +106,7 @@ def create_embedder(
         kernel = config.run.attention if cores else "xla"
         encoder = encoder.clone(tensor_cores=cores, attention=kernel)
     dim = encoder.dim if model.head == "none" else model.head_dim
-    return Embedder(encoder=encoder, head_dim=dim, head_kind=model.head, learned_c=learned_c)
+    return Embedder(encoder=encoder, head_dim=dim, head_kind=model.head, learned=numbers)
 
 
 def model_shapes(model: Embedder, view: View) -> PyTree:

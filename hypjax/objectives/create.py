@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import Field
-from hypjax.geometry import SPACES, Space
-from hypjax.geometry.learned import SpaceParameters, space_at
+from hypjax.geometry import SPACES, Fused, Space
+from hypjax.geometry.learned import has_curvature, learned_numbers, space_at, values
 from hypjax.objectives import pair_losses, pairwise, proxy_losses
 from hypjax.objectives.base import Objective
 from hypjax.objectives.hier import HIER_FIELDS, create_hier
@@ -61,44 +61,57 @@ OBJECTIVES = {
 
 
 def create_space(fields: ConfigDict) -> Space:
-    """Builds the space that `config.objective` names, with those of its fields that it has."""
+    """Builds the space that `config.objective` names, with those of its fields that it has.
+
+    Of several curvatures it is the mean of the distances in one such space for each.
+    """
     space = SPACES[fields.space]
     names = [field.name for field in dataclasses.fields(space) if field.name in fields]
-    return space(**{name: fields[name] for name in names})
+    own = {name: fields[name] for name in names}
+    if not has_curvature(space) or not len(fields.curvatures):
+        return space(**own)
+    weight = 1 / len(fields.curvatures)
+    parts = tuple((space(**{**own, "c": c}), weight) for c in fields.curvatures)
+    return Fused(parts, normalized=False)
 
 
 def unused_fields(fields: ConfigDict) -> set[str]:
     """Names of fields of `config.objective` that have no effect.
 
-    They are those that only other spaces have, on the sphere `c`, and, unless c is learned, those
-    that say how.
+    They are those that only other spaces have, on the sphere `c` and `curvatures`, `c` beside
+    several curvatures, and, unless c is learned, those that say how.
     """
     named = {n: {field.name for field in dataclasses.fields(s)} for n, s in SPACES.items()}
     unused = set().union(*named.values()) - named[fields.space]
+    unused |= {"curvatures"} if "c" in unused else {"c"} if fields.curvatures else set()
     return unused if fields.learn_c else unused | {"c_bounds", "c_rate"}
 
 
 def create_objective(config: ConfigDict) -> Objective:
     """Builds the objective that a run's whole configuration, already validated, describes.
 
-    Its spaces are those before training; with a trained model, use `objective_at`.
+    Its learned numbers are those before training; with a trained model, use `objective_at`.
     """
-    return _create(config, None)
-
-
-def objective_at(config: ConfigDict, params: PyTree) -> Objective:
-    """Builds a run's objective in the space that a model's parameters, perhaps traced, make."""
-    return _create(config, space_parameters(config, params))
-
-
-def _create(config: ConfigDict, params: SpaceParameters | None) -> Objective:
-    space = space_at(create_space(config.objective), params)
+    space = create_space(config.objective)
     return OBJECTIVES[config.objective.name].create(config, space)
 
 
-def space_parameters(config: ConfigDict, params: PyTree) -> SpaceParameters | None:
-    """What a model has learned of its space; None if the configuration says all of it."""
-    return params["space"] if config.objective.learn_c else None
+def objective_at(config: ConfigDict, params: PyTree) -> Objective:
+    """Builds a run's objective with the numbers that a model, perhaps traced, has learned."""
+    return create_objective(config_at(config, params))
+
+
+def config_at(config: ConfigDict, params: PyTree) -> ConfigDict:
+    """A configuration with the numbers that a model has learned in place of their first ones.
+
+    `params` are the parameters of the model, perhaps traced.
+    """
+    if not learned_numbers(config.objective):
+        return config
+    found = config.copy_and_resolve_references()
+    with found.unlocked(), found.ignore_type():
+        found.objective.update(values(params["space"]))
+    return found
 
 
 def scored_space(config: ConfigDict, params: PyTree) -> Space:
@@ -109,7 +122,7 @@ def scored_space(config: ConfigDict, params: PyTree) -> Space:
     saved = config.get(SAVED_SPACE)
     if saved is None:
         return objective_at(config, params).score_space
-    return space_at(saved, space_parameters(config, params))
+    return space_at(saved, params["space"] if config.objective.learn_c else None)
 
 
 # By what a loss divides distances in its softmax; HypMix's space holds its temperatures.

@@ -361,8 +361,8 @@ PAIR_LOSSES = {
     "circle": PairLoss(
         circle, {"scale": Field(80.0, ABOVE_0), "margin": Field(0.4, within(-1, 1))}
     ),
-    "scalable_nca": PairLoss(scalable_nca, {"temperature": Field(0.05, ABOVE_0)}),
-    "supcon": PairLoss(supcon, {"temperature": Field(0.1, ABOVE_0)}),
+    "scalable_nca": PairLoss(scalable_nca, {"temperature": Field(0.05, ABOVE_0, learnable=True)}),
+    "supcon": PairLoss(supcon, {"temperature": Field(0.1, ABOVE_0, learnable=True)}),
     "triplet": PairLoss(
         triplet, {"margin": Field(0.2, at_least(0)), "mining": Field("hard", one_of(*MININGS))}
     ),

@@ -136,7 +136,9 @@ def _block_terms(logits: Float[Array, "n n"]) -> tuple[Float[Array, " n"], Float
     return negatives, jnp.sum(logits, axis=-1, where=same_class)
 
 
-FIELDS = {"temperature": Field(0.2, ABOVE_0)}  # Divides the distances in the softmax.
+FIELDS = {
+    "temperature": Field(0.2, ABOVE_0, learnable=True)
+}  # Divides the distances in the softmax.
 
 
 def create(config: ConfigDict, space: Space) -> "PairwiseCrossEntropy":
@@ -207,9 +209,11 @@ def _metrics(
 
 HYPMIX_FIELDS = {
     # Eq. 10 has one temperature, the released code two. These are the code's.
-    "sphere_temperature": Field(0.05, ABOVE_0),  # τ_e: divides the cosine.
-    "ball_temperature": Field(0.2, ABOVE_0),  # τ_h: divides the hyperbolic distance.
-    "ball_weight": Field(3.0, at_least(0)),  # λ: 3 for CUB, 8 for Cars and SOP.
+    "sphere_temperature": Field(0.05, ABOVE_0, learnable=True),  # τ_e: divides the cosine.
+    "ball_temperature": Field(
+        0.2, ABOVE_0, learnable=True
+    ),  # τ_h: divides the hyperbolic distance.
+    "ball_weight": Field(3.0, at_least(0), learnable=True),  # λ: 3 for CUB, 8 for Cars and SOP.
 }
 
 

@@ -294,7 +294,7 @@ PROXY_LOSSES = {
     "arcface": ProxyLoss(
         arcface,
         {
-            "scale": Field(64.0, ABOVE_0),
+            "scale": Field(64.0, ABOVE_0, learnable=True),
             "margin": Field(0.5, within(0, 1.57)),  # In radians: up to a right angle.
             "cosine_margin": Field(0.0, at_least(0)),
         },
@@ -303,18 +303,22 @@ PROXY_LOSSES = {
     ),
     "cosface": ProxyLoss(
         cosface,
-        {"scale": Field(64.0, ABOVE_0), "margin": Field(0.35, at_least(0))},
+        {"scale": Field(64.0, ABOVE_0, learnable=True), "margin": Field(0.35, at_least(0))},
         centres=Field(1, _CENTRES),
     ),
     "proxy_anchor": ProxyLoss(
         proxy_anchor, {"margin": Field(0.1, at_least(0)), "alpha": Field(32.0, ABOVE_0)}
     ),
-    "proxy_nca": ProxyLoss(proxy_nca, {"temperature": Field(1.0, ABOVE_0)}),
-    "normalized_softmax": ProxyLoss(normalized_softmax, {"temperature": Field(0.05, ABOVE_0)}),
+    "proxy_nca": ProxyLoss(proxy_nca, {"temperature": Field(1.0, ABOVE_0, learnable=True)}),
+    "normalized_softmax": ProxyLoss(
+        normalized_softmax, {"temperature": Field(0.05, ABOVE_0, learnable=True)}
+    ),
     "soft_triple": ProxyLoss(
         soft_triple,
         {
-            "scale": Field(20.0, ABOVE_0),  # λ: multiplies the similarities of the classes.
+            "scale": Field(
+                20.0, ABOVE_0, learnable=True
+            ),  # λ: multiplies the similarities of the classes.
             "gamma": Field(0.1, ABOVE_0),  # Temperature among the centres of a class.
             "margin": Field(0.01, at_least(0)),
             "regularization": Field(0.2, at_least(0)),  # Draws the centres of a class together.

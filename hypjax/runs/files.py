@@ -22,8 +22,8 @@ METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
 # A published model, whose config.json is timm's: its own configuration, its weights under timm's
 # names, and a head that timm's model has not.
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"
-LEARNED = "space"  # In that of a published model: the parameters of its space, if it has any.
-_LARGEST_LOG = 30.0  # Of a curvature.
+LEARNED = "space"  # In that of a published model: its learned numbers, if it has any.
+_LARGEST_LOG = 30.0  # Of a learned number.
 MATCHES = "matches.json"  # Distances of matches, by fingerprint of the embeddings.
 PROJECTIONS = "projections/"  # Principal components of the models' embeddings.
 # Files of a published model whose hashes its configuration holds, besides those of projections.
@@ -166,13 +166,19 @@ def require_published(folder: pathlib.Path) -> None:
             )
 
 
-def published_space(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """The parameters of a published model's space, whose curvature was learned."""
-    space = (read_object(folder / PUBLISHED) or {}).get(LEARNED)
-    log_c = space.get("log_c") if isinstance(space, dict) else None
-    if not is_number(log_c) or abs(log_c) > _LARGEST_LOG:
-        raise damaged(folder / PUBLISHED, f"{LEARNED} holds no learned curvature")
-    return {"log_c": np.float32(log_c)}
+def published_numbers(
+    folder: pathlib.Path, expected: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The parameters of a published model's learned numbers, by the names of the expected ones."""
+    found = (read_object(folder / PUBLISHED) or {}).get(LEARNED)
+    found = found if isinstance(found, dict) else {}
+    for name, first in expected.items():
+        logs = found.get(name)
+        listed = logs if isinstance(logs, list) else [logs]
+        numbers = all(is_number(log) and abs(log) <= _LARGEST_LOG for log in listed)
+        if not numbers or np.shape(logs) != np.shape(first):
+            raise damaged(folder / PUBLISHED, f"{LEARNED} holds no valid {name}")
+    return {name: np.float32(found[name]) for name in expected}
 
 
 def read_results(path: pathlib.Path) -> dict[str, Any] | None:
@@ -191,16 +197,24 @@ def _are_results(results: Mapping[str, Any]) -> bool:
     tested = [results.get("untrained"), results.get("final")]
     tested += [results["best"]] if "best" in results else []
     held_out = list(validation.values()) if isinstance(validation, dict) else [None]
-    curvatures = results.get("c", {})
+    learned = results.get("learned", {})
     return (
         all(map(_are_scores, [*tested, *held_out]))
-        and isinstance(curvatures, dict)
-        and all(map(is_number, curvatures.values()))
+        and isinstance(learned, dict)
+        and all(map(_are_numbers, learned.values()))
         and _fill_tables(tested)
         and _fill_tables(held_out)
         and type(results.get("best_step", 0)) is int
         and isinstance(notes, list)
         and all(isinstance(note, str) for note in notes)
+    )
+
+
+def _are_numbers(learned: Any) -> bool:
+    """Whether learned numbers have the form in which results list those of a model."""
+    listed = learned.values() if isinstance(learned, dict) else [None]
+    return all(
+        all(map(is_number, each)) if isinstance(each, list) else is_number(each) for each in listed
     )
 
 

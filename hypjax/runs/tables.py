@@ -12,16 +12,27 @@ def noted(notes: Sequence[str]) -> dict[str, list[str]]:
 
 
 def print_notes(results: Mapping[str, Any]) -> None:
-    """Prints the notes of results, one per line, and the curvatures of models that learn theirs."""
+    """Prints the notes of results, one per line, and the numbers that models have learned."""
     for note in results.get("notes", ()):
         print(f"note: {note}")
-    if curvatures := results.get("c"):
-        print(f"learned curvature: {format_curvatures(curvatures)}")
+    if learned := results.get("learned"):
+        print(f"learned: {format_learned(learned)}")
 
 
-def format_curvatures(curvatures: Mapping[str, float]) -> str:
-    """Returns the curvature of each state of a model: 'c = 0.1 untrained, 0.3125 final'."""
-    return "c = " + ", ".join(f"{c:.4g} {state}" for state, c in curvatures.items())
+def format_learned(learned: Mapping[str, Mapping[str, float | Sequence[float]]]) -> str:
+    """Returns the learned numbers by state of a model: 'c = 0.1 untrained, 0.3125 final'."""
+    names = dict.fromkeys(name for numbers in learned.values() for name in numbers)
+    return "; ".join(
+        f"{name} = "
+        + ", ".join(f"{_rounded(numbers[name])} {state}" for state, numbers in learned.items())
+        for name in names
+    )
+
+
+def _rounded(number: float | Sequence[float]) -> str:
+    if isinstance(number, Sequence):
+        return f"({', '.join(map(_rounded, number))})"
+    return f"{number:.4g}"
 
 
 def format_recalls(recalls: Recalls) -> str:

@@ -36,7 +36,9 @@ from hypjax.system.locks import claimed_or_refused
 _PARTS = ("identity", "circumstances", "all")  # What config.json holds.
 SPACE = "score_space"  # In config.json: that of the head.
 # Fields that all objectives have.
-_COMMON = ("name", "space", "c", "learn_c", "c_bounds", "c_rate", "clip_radius")
+_COMMON = (
+    *("name", "space", "c", "learn_c", "c_bounds", "c_rate", "curvatures", "learn", "clip_radius"),
+)
 _PROVENANCE = "run.json"
 _LONGER = (
     ", where --config.model.weights={} --config.model.load_head=True starts from this run's model"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import optax
 from jax.sharding import Mesh
@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
+from hypjax.geometry.learned import CURVATURES, bounds, learned_numbers
 from hypjax.models import Embedder, create_embedder
 from hypjax.objectives import Group, Objective, create_objective, objective_at
 from hypjax.training.lora import Lora
@@ -18,11 +19,11 @@ from hypjax.types import View
 
 
 @dataclasses.dataclass(frozen=True)
-class LearnedSpace:
-    """A space whose curvature is trained with the model."""
+class Learned:
+    """Numbers of an objective that are trained with the model."""
 
     objective_at: Callable[[PyTree], Objective]  # From the model's parameters.
-    bounds: tuple[float, float]  # Of c.
+    bounds: Mapping[str, tuple[float, float]]  # Of the numbers, by name.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Learner:
     """A model with its objective, its optimiser, and the devices that share the work."""
 
     model: Embedder
-    objective: Objective  # In the space before training.
-    space: LearnedSpace | None  # None if the space does not change.
+    objective: Objective  # With learned numbers as they are before training.
+    learned: Learned | None  # None if there are none.
     optimizer: optax.GradientTransformation  # Of the trained parameters.
     schedule: optax.Schedule
     frozen: tuple[str, ...]
@@ -58,10 +59,13 @@ def build_learner(
     mesh = mesh or parallel.create_mesh(config.run.mesh)
     schedule = learning_rate(config.optim, config.train.total_steps)
     objective, train, fields = create_objective(config), config.train, config.objective
-    space, groups = None, ()
-    if fields.learn_c:
-        space = LearnedSpace(functools.partial(objective_at, config), tuple(fields.c_bounds))
-        groups = (Group((), rate=fields.c_rate, weight_decay=0.0),)
+    numbers, groups = None, ()
+    if learned := learned_numbers(fields):
+        numbers = Learned(functools.partial(objective_at, config), bounds(fields))
+        groups = [
+            Group((f"log_{name}",), fields.c_rate if name in CURVATURES else 1.0, weight_decay=0.0)
+            for name in learned
+        ]
     model = model or create_embedder(config, device=mesh.devices.flat[0])
     rates, decay = None, config.optim.layer_decay
     if decay != 1:
@@ -70,7 +74,7 @@ def build_learner(
     return Learner(
         model=model,
         objective=objective,
-        space=space,
+        learned=numbers,
         optimizer=configured_optimizer(
             *(config.optim, schedule, objective.groups, groups),
             layer_rate=rates,

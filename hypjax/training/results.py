@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from hypjax import parallel
 from hypjax.config.choices import freezes_encoder
 from hypjax.data.parts import Task
-from hypjax.geometry.learned import curvature
+from hypjax.geometry.learned import values
 from hypjax.inference.embedding import scored_spaces
 from hypjax.inference.matches import write_matches
 from hypjax.inference.postprocess import Projections, model_fingerprint, save_projections
@@ -49,9 +49,9 @@ def collect_results(
     fitted = fit(model)
     final = evaluator.test_scores(model, splits, fitted)
     results = {"untrained": measured.untrained["test"], "final": final, **noted(splits.notes)}
-    curvatures = {}  # By the state of the model.
+    learned = {}  # Numbers by the state of the model.
     if "space" in model:
-        curvatures = {"untrained": measured.untrained["c"], "final": curvature(model["space"])}
+        learned = {"untrained": measured.untrained["learned"], "final": values(model["space"])}
     if splits.validation:
         held_out = {"untrained": measured.untrained["validation"], "final": measured.validation}
         checkpoints.wait()
@@ -64,11 +64,11 @@ def collect_results(
             held_out["best"] = evaluator.scores(model, Task(splits.validation), fitted)
         if "best" in results:
             results["best_step"] = checkpoints.best_step
-            if curvatures:
-                curvatures["best"] = curvature(model["space"])
+            if learned:
+                learned["best"] = values(model["space"])
         results["validation"] = held_out
-    if curvatures:
-        results["c"] = curvatures
+    if learned:
+        results["learned"] = learned
     _keep_matches(folder, setup, model, fitted)
     return results
 

@@ -1,7 +1,7 @@
 """The train step: one jitted function from a state and a batch to the next state."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
-from hypjax.geometry import learned
+from hypjax.geometry.learned import LearnedParameters, projected, values
 from hypjax.models import cut
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.vit import drop_path_factors
@@ -128,11 +128,10 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
     frozen block. With the device cache they are `Crops`, and the step takes the store to cut them
     from as a third argument.
 
-    A learned space is made of the parameters before the update, and the loss is differentiated
-    through it.
+    Learned numbers are those before the update, and the loss is differentiated through them.
     """
     embed, objective_loss = _embedding(learner), loss_function(learner.objective)
-    space = learner.space
+    learned = learner.learned
     crop = functools.partial(device_crops.cut, side=learner.view.side)
     crop_all = parallel.map_local_images(crop, learner.mesh)
 
@@ -167,8 +166,8 @@ def make_train_step(learner: Learner, *, probing: bool = False) -> TrainStep:
             outputs = outputs_of(params["model"], *noise)
             with jax.named_scope("loss"):
                 loss = objective_loss
-                if space is not None:
-                    loss = loss_function(space.objective_at(params["model"]))
+                if learned is not None:
+                    loss = loss_function(learned.objective_at(params["model"]))
                 return loss(params["objective"], state.objective_state, outputs, shown, batch, key)
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(probed)
@@ -190,13 +189,13 @@ def _updated(
     `aux` are the objective's state and metrics.
     """
     trained, frozen = optim.split_frozen(state.params, learner.frozen)
-    space = learner.space
+    learned = learner.learned
     objective_state, metrics = aux
     with jax.named_scope("optimizer"):
         updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
         updated = optax.apply_updates(trained, updates)
-        if space is not None:
-            updated = _within(space.bounds, updated)
+        if learned is not None:
+            updated = _within(learned.bounds, updated)
         averages = _follow(learner, state, updated.get("model", {}))
         changed = updated, opt_state, objective_state, averages
     norms = {
@@ -220,18 +219,27 @@ def _updated(
         "finite": finite,
         "skipped": skipped,
     }
-    if space is not None:
-        metrics["c"] = jnp.exp(state.params["model"]["space"]["log_c"])
+    if learned is not None:
+        metrics |= _learned_metrics(state.params["model"]["space"])
     changed = params, opt_state, objective_state, skipped, teacher
     return TrainState(state.step + 1, *changed, state.tuples, average), metrics
 
 
-def _within(bounds: tuple[float, float], trained: PyTree) -> PyTree:
-    """Moves a curvature outside its bounds to the nearer one, unless it is frozen."""
+def _within(bounds: Mapping[str, tuple[float, float]], trained: PyTree) -> PyTree:
+    """Moves learned numbers outside their bounds to the nearer one, unless they are frozen."""
     model = trained.get("model", {})
     if "space" not in model:
         return trained
-    return {**trained, "model": {**model, "space": learned.projected(model["space"], bounds)}}
+    return {**trained, "model": {**model, "space": projected(model["space"], bounds)}}
+
+
+def _learned_metrics(params: LearnedParameters) -> Metrics:
+    """The learned numbers by name; those of a vector are numbered, as in "curvatures_0"."""
+    return {
+        f"{name}_{i}" if jnp.ndim(value) else name: each
+        for name, value in values(params).items()
+        for i, each in enumerate(jnp.atleast_1d(value))
+    }
 
 
 def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:

@@ -41,7 +41,15 @@ def group(name, /, **fields):
 
 
 # Of `config.objective`, on the sphere, too.
-BALL = {"c": 0.1, "learn_c": False, "c_bounds": (0.01, 10.0), "c_rate": 1.0, "clip_radius": 2.3}
+BALL = {
+    "c": 0.1,
+    "learn_c": False,
+    "c_bounds": (0.01, 10.0),
+    "c_rate": 1.0,
+    "curvatures": (),
+    "learn": (),
+    "clip_radius": 2.3,
+}
 COMMON = (
     {"seed": 0}
     | group("data", path=None, channels=3, image_size=224, flip=0.5, validation_classes=0.0)

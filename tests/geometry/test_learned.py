@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hypjax.config import default_config
 from hypjax.geometry import PoincareBall, Sphere, learned
-from hypjax.geometry.learned import curvature, first_parameters, projected, space_at
+from hypjax.geometry.learned import bounds, first_parameters, projected, space_at, values
 
 BALL = PoincareBall(0.1, 2.3)
 
@@ -19,12 +20,12 @@ def parameters(c):
 
 @pytest.mark.parametrize("c", [0.01, 0.1, 1 / 3, 10.0])
 def test_a_space_has_the_curvature_of_its_parameters(c):
-    params = first_parameters(c)
+    params = first_parameters({"c": c})
     assert params == parameters(c) and params["log_c"].dtype == jnp.float32
     found = space_at(BALL, params)
     # The logarithm of a small number is rounded to float32, too.
     assert found.c == pytest.approx(c, rel=3e-7) and found.clip_radius == 2.3
-    assert type(found.c) is float and np.float32(found.c) == np.float32(curvature(params))
+    assert type(found.c) is float and np.float32(found.c) == np.float32(values(params)["c"])
     assert space_at(BALL, None) is BALL and space_at(Sphere(), params) == Sphere()
     assert [*map(learned.has_curvature, (PoincareBall, Sphere))] == [True, False]
 
@@ -40,6 +41,10 @@ def test_a_program_is_compiled_once_for_all_curvatures():
     assert of_space._cache_size() == of_params._cache_size() == 1
 
 
-def test_projection_moves_a_curvature_to_the_nearer_bound():
-    found = {c: curvature(projected(parameters(c), (0.01, 10.0))) for c in (1e-5, 0.1, 99.0)}
-    assert found == {1e-5: pytest.approx(0.01), 0.1: pytest.approx(0.1), 99.0: pytest.approx(10)}
+def test_projection_moves_numbers_to_the_nearer_bound():
+    fields = default_config("hypmix").objective
+    fields.learn_c, fields.curvatures, fields.learn = True, (1e-5, 0.1, 99.0), ("ball_weight",)
+    outside = first_parameters({"curvatures": fields.curvatures, "ball_weight": 50.0})
+    found = values(projected(outside, bounds(fields)))
+    assert found["curvatures"] == pytest.approx((0.01, 0.1, 10.0))
+    assert found["ball_weight"] == pytest.approx(30.0)

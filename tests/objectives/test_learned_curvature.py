@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from hypjax.config import choose_objective, default_config
+from hypjax.geometry.learned import learned_numbers
 from hypjax.objectives import OBJECTIVES, Spec, create_objective, loss_function, objective_at
 from hypjax.types import Batch, Outputs
 
@@ -34,8 +35,10 @@ def configured(name):
     "name",
     [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LOSSES],
 )
-def test_the_gradient_by_the_curvature_is_a_finite_difference(name, float64):
+def test_the_gradient_by_what_is_learned_is_a_finite_difference(name, float64):
     config, rng = configured(name), np.random.default_rng(1)
+    fields = OBJECTIVES[name].fields
+    config.objective.learn = tuple(each for each, field in fields.items() if field.learnable)
     labels = np.repeat(np.arange(CLASSES), SAMPLES)
     size = len(labels)
     # Classes overlap, no feature is at the clip radius, and some are beyond it.
@@ -47,16 +50,20 @@ def test_the_gradient_by_the_curvature_is_a_finite_difference(name, float64):
 
     @jax.jit
     @jax.value_and_grad
-    def loss(log_c):
-        objective = objective_at(config, {"space": {"log_c": log_c}})
+    def loss(learned):
+        objective = objective_at(config, {"space": learned})
         values = params, state, Outputs(features, features), None, batch, jax.random.key(1)
         return loss_function(objective)(*values)[0]
 
     for c in (0.05, 0.8):
-        (below, _), (_, found), (above, _) = map(loss, np.log(c) + STEP * np.array([-1, 0, 1]))
-        expected = (above - below) / (2 * STEP)
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
-        assert abs(found) > 1e-6
+        start = {**learned_numbers(config.objective), "c": c}
+        logs = {f"log_{number}": np.log(value) for number, value in start.items()}
+        _, gradient = loss(logs)
+        for number, log in logs.items():
+            (below, _), (above, _) = (loss({**logs, number: log + s}) for s in (-STEP, STEP))
+            expected = (above - below) / (2 * STEP)
+            np.testing.assert_allclose(gradient[number], expected, rtol=1e-6, atol=1e-8)
+            assert abs(gradient[number]) > 1e-6
 
 
 def test_the_space_before_training_is_that_of_the_configuration():

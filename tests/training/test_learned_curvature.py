@@ -15,7 +15,7 @@ from hypjax.data.parts import Task
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.geometry import PoincareBall
-from hypjax.geometry.learned import curvature, first_parameters
+from hypjax.geometry.learned import first_parameters, values
 from hypjax.inference.weights import restore_models
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import objective_at
@@ -65,18 +65,20 @@ def restored(run):
 
 
 def test_the_curvature_of_each_state_is_reported(run, capsys):
-    results, model = results_of(run)["c"], restored(run)
+    learned, model = results_of(run)["learned"], restored(run)
+    results = {state: numbers["c"] for state, numbers in learned.items()}
     assert results["untrained"] == pytest.approx(0.1, rel=1e-6) and results.keys() >= {"best"}
     assert abs(np.log(results["final"] / 0.1)) > 0.1
     for state, params in model.items():
-        assert curvature(params["space"]) == results[state]
+        assert values(params["space"])["c"] == results[state]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     logged = {line["step"]: line["c"] for line in lines if "c" in line}
     assert list(logged) == [0, 2, 3, 4, 6, 8, 9, 10, 12]
     # That of a step is the one before its update.
     assert logged[0] == pytest.approx(0.1, rel=1e-6) and 0.1 != logged[12] != results["final"]
-    assert evaluate(saved_config(run), run)["c"] == {s: results[s] for s in ("final", "best")}
-    assert f"learned curvature: c = {results['final']:.4g} final" in capsys.readouterr().out
+    found = evaluate(saved_config(run), run)["learned"]
+    assert found == {state: learned[state] for state in ("final", "best")}
+    assert f"learned: c = {results['final']:.4g} final" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -91,7 +93,7 @@ def test_what_is_made_of_a_run_has_its_curvature(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run, features = tmp_path / "run", np.load(file)["features"]
     params = small_runs.save_untrained(load(file), run)["model"]
-    c, head = curvature(params["space"]), params["head"]
+    c, head = values(params["space"])["c"], params["head"]
     assert abs(c - 0.1) > 0.01
     model = hypjax.load(run)
     assert model.space == PoincareBall(c, 2.3) and f"c = {c}" in str(model)
@@ -116,11 +118,11 @@ def test_a_published_model_has_its_curvature(photos_folder, tmp_path, monkeypatc
     params = small_runs.save_untrained(small_runs.load(photos_folder, *LEARNED), tmp_path / "run")
     hypjax.push(tmp_path / "run", "me/model", folder=folder)
     published, model = hypjax.load(folder), hypjax.load(tmp_path / "run")
-    assert published.space.c == model.space.c == curvature(params["model"]["space"])
+    assert published.space.c == model.space.c == values(params["model"]["space"])["c"]
     assert published.fingerprint == model.fingerprint
     text = (folder / "hypjax.json").read_text()
     (folder / "hypjax.json").write_text(re.sub('"log_c": [^}]*', '"log_c": 1e9', text))
-    with pytest.raises(UserError, match="hypjax.json is damaged .space holds no learned"):
+    with pytest.raises(UserError, match="hypjax.json is damaged .space holds no valid log_c"):
         hypjax.load(folder)
 
 
@@ -130,7 +132,7 @@ def test_evaluations_of_several_curvatures_share_their_programs(file):
     found = []
     for i, c in enumerate((0.1, 0.01, 5.0)):
         stopwatch = Stopwatch()
-        model = {**model, "space": first_parameters(c)}
+        model = {**model, "space": first_parameters({"c": c})}
         found.append(built.evaluator.scores(model, Task(built.splits.test)))
         assert bool(sum(stopwatch.programs.values())) == (i == 0)
     assert found[0]["head"] != found[2]["head"]  # What is shown is that of the curvature.
@@ -147,9 +149,9 @@ def test_other_losses_train_it_and_averages_follow(name, load_glyphs):
     found = []
     for i in range(3):
         state, metrics = step(state, random_batch(i))
-        found.append((float(metrics["c"]), curvature(state.average["space"])))
+        found.append((float(metrics["c"]), values(state.average["space"])["c"]))
     assert step._cache_size() == 1 and np.isfinite(metrics["loss"])
-    trained = [c for c, _ in found[1:]] + [curvature(state.params["model"]["space"])]
+    trained = [c for c, _ in found[1:]] + [values(state.params["model"]["space"])["c"]]
     assert found[0][0] == pytest.approx(0.1, rel=1e-6) and len({0.1, *trained}) == 4
     # The first average is the model itself; later ones lie between the one before and the model.
     assert found[0][1] == pytest.approx(trained[0], rel=1e-6)
@@ -160,7 +162,9 @@ def test_other_losses_train_it_and_averages_follow(name, load_glyphs):
 @pytest.mark.slow
 def test_a_frozen_curvature_stays_and_a_trained_one_keeps_its_bounds(file, tmp_path, capsys):
     def last(name, *overrides):
-        return train.train_and_evaluate(load(file, *overrides), tmp_path / name)["c"]["final"]
+        return train.train_and_evaluate(load(file, *overrides), tmp_path / name)["learned"][
+            "final"
+        ]["c"]
 
     frozen = last("frozen", "optim.frozen=encoder,space", "objective.c=0.3")
     assert frozen == pytest.approx(0.3, rel=1e-6)
@@ -171,10 +175,10 @@ def test_a_frozen_curvature_stays_and_a_trained_one_keeps_its_bounds(file, tmp_p
 
 @pytest.mark.slow
 def test_a_head_that_is_loaded_brings_its_curvature(run, file, tmp_path, capsys):
-    c = results_of(run)["c"]["best"]
+    c = results_of(run)["learned"]["best"]["c"]
     loaded = [f"model.weights={run}", "model.load_head=True", "model.head_init=orthogonal"]
     again = train.train_and_evaluate(load(file, *loaded), tmp_path / "learned")
-    assert again["c"]["untrained"] == c
+    assert again["learned"]["untrained"]["c"] == c
     train.train_and_evaluate(load(file, *loaded, "objective.learn_c=False"), tmp_path / "fixed")
     assert "has learned c = " in capsys.readouterr().err
 
